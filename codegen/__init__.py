@@ -1,0 +1,1 @@
+"""Intermediate representation in, cubin or shared object out; needs no GPU."""

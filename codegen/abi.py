@@ -1,0 +1,120 @@
+"""The kernel's one argument: a table of fields, its C struct, and the packer that fills it.
+
+Both back ends take `Params` by that name. Fields are ordered by size, 8 bytes first, so that C's layout
+has no holes and Python's `struct` packs the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warploom.dsl.spec import AttentionSpec
+
+_FORMAT = {"float": "f", "int": "i", "unsigned": "I"}
+
+
+@dataclass(frozen=True)
+class ParamField:
+    """A member of `Params`: C type, name, meaning. Pointers and `long long` take 8 bytes, others 4."""
+
+    c_type: str
+    name: str
+    meaning: str
+
+    @property
+    def is_wide(self) -> bool:
+        return self.c_type.endswith("*") or self.c_type == "long long"
+
+
+_POINTERS = (
+    ("const void*", "q", "queries"),
+    ("const void*", "k", "keys"),
+    ("const void*", "v", "values"),
+    ("void*", "o", "output"),
+    ("float*", "lse", "log-sum-exp of each row, or null"),
+    ("const int*", "header", "PlanHeader"),
+    ("const int*", "cta_indptr", "CTA i runs items cta_indptr[i] .. cta_indptr[i + 1]"),
+    ("const int*", "items", "WorkItem records"),
+    ("const int*", "segments", "Segment records"),
+    ("const int*", "merges", "Merge records"),
+    ("const int*", "indices", "blocks of keys, if the format is indexed"),
+    ("float*", "partial_o", "[slot, row of tile, head_dim_v] partial outputs"),
+    ("float*", "partial_lse", "[slot, row of tile] partial log-sum-exp, base 2"),
+    ("unsigned*", "arrivals", "one counter per merge record; zero between launches"),
+)
+
+# Strides count elements. A row of q is q + batch*q_batch_stride + row*q_row_stride + head*q_head_stride;
+# a key is k + block*k_block_stride + token*k_token_stride + head*k_head_stride.
+_STRIDES = tuple(
+    f"{tensor}_{axis}_stride"
+    for tensor, axes in (
+        ("q", ("batch", "row", "head")),
+        ("k", ("block", "token", "head")),
+        ("v", ("block", "token", "head")),
+        ("o", ("batch", "row", "head")),
+        ("lse", ("batch", "row", "head")),
+    )
+    for axis in axes
+)
+
+_NUMBERS = (
+    ("int", "num_q_heads", "query heads"),
+    ("int", "num_kv_heads", "key/value heads"),
+    ("int", "group_size", "query heads per key/value head"),
+    ("float", "sm_scale", "factor of q.k before logits_transform"),
+    ("float", "lse_scale", "1 for natural log-sum-exp, log2(e) for base 2"),
+)
+
+
+def param_fields(spec: AttentionSpec) -> tuple[ParamField, ...]:
+    """All members of `Params` for this spec, in storage order.
+
+    User inputs are named `x_<field>`; a tensor adds its sizes `x_<field>_n<i>` and its strides in
+    elements `x_<field>_s<i>`.
+    """
+    fields = [ParamField(*row) for row in (*_POINTERS, *_NUMBERS)]
+    fields += [ParamField("long long", name, "elements") for name in _STRIDES]
+    for scalar in spec.variant.scalars:
+        c_type = "float" if scalar.dtype.kind.value == "float32" else "int"
+        fields.append(ParamField(c_type, f"x_{scalar.name}", "scalar input"))
+    for tensor in spec.variant.tensors:
+        fields.append(
+            ParamField(f"const {tensor.dtype.c_name}*", f"x_{tensor.name}", "tensor input")
+        )
+        for axis in range(len(tensor.roles)):
+            fields.append(ParamField("long long", f"x_{tensor.name}_s{axis}", "its stride"))
+            fields.append(ParamField("int", f"x_{tensor.name}_n{axis}", "its size"))
+    return tuple(
+        sorted(fields, key=lambda field: not field.is_wide)
+    )  # stable: order within a size stays
+
+
+def struct_text(fields: tuple[ParamField, ...]) -> str:
+    """C++ text of `struct Params`."""
+    lines = [f"  {field.c_type} {field.name};  // {field.meaning}" for field in fields]
+    return "\n".join(["struct Params {", *lines, "};"])
+
+
+class Packer:
+    """Fills the bytes of `Params` from named values; missing or unknown names are errors."""
+
+    def __init__(self, fields: tuple[ParamField, ...]) -> None:
+        self.fields = fields
+        self.names = tuple(field.name for field in fields)
+        codes = (
+            "Q" if field.c_type.endswith("*") else "q" if field.is_wide else _FORMAT[field.c_type]
+            for field in fields
+        )
+        self._struct = struct.Struct("=" + "".join(codes))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the struct, padded to 8 as C pads it."""
+        return (self._struct.size + 7) // 8 * 8
+
+    def pack(self, values: Mapping[str, int | float]) -> bytes:
+        if values.keys() != set(self.names):
+            raise ValueError(f"parameters differ: {sorted(values.keys() ^ set(self.names))}")
+        return self._struct.pack(*(values[name] for name in self.names)).ljust(self.size, b"\0")

@@ -1,0 +1,1 @@
+"""What users write: attention variants, extra inputs and KV formats."""

@@ -1,0 +1,49 @@
+"""Element types of tensors and scalars, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.dsl.ir import Kind
+
+
+@dataclass(frozen=True)
+class DType:
+    """A storage type.
+
+    Attributes:
+        name: torch's name for it.
+        bytes: size of an element.
+        c_name: the type's name in rendered C++ (a typedef of our headers for the 16-bit floats).
+        kind: the type of a value of it inside a functor.
+    """
+
+    name: str
+    bytes: int
+    c_name: str
+    kind: Kind
+
+
+float32 = DType("float32", 4, "float", Kind.FLOAT)
+float16 = DType("float16", 2, "warploom::half_t", Kind.FLOAT)
+bfloat16 = DType("bfloat16", 2, "warploom::bfloat16_t", Kind.FLOAT)
+int64 = DType("int64", 8, "long long", Kind.INT)
+int32 = DType("int32", 4, "int", Kind.INT)
+int8 = DType("int8", 1, "signed char", Kind.INT)
+uint8 = DType("uint8", 1, "unsigned char", Kind.INT)
+bool_ = DType("bool", 1, "bool", Kind.BOOL)
+
+BY_NAME = {t.name: t for t in (float32, float16, bfloat16, int64, int32, int8, uint8, bool_)}
+ATTENTION_DTYPES = (float16, bfloat16, float32)
+
+
+def dtype(name: str | DType) -> DType:
+    """Look a type up; torch's and NumPy's dtype objects are accepted by their printed name.
+
+    Raises:
+        KeyError: no such type.
+    """
+    if isinstance(name, DType):
+        return name
+    text = str(getattr(name, "name", name)).rpartition(".")[2]
+    return BY_NAME[text]

@@ -1,0 +1,73 @@
+"""How keys and values are stored: what a kernel must know at compile time.
+
+Every format is block-sparse rows underneath (FlashInfer, section 3.1.1): a segment of query rows reads a
+list of blocks of `block_kv` tokens. Dense and ragged storage keep an affine address instead of a list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Layout = Literal["NHD", "HND"]
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """Facts shared by all formats.
+
+    Attributes:
+        layout: NHD is [..., token, head, dim]; HND is [..., head, token, dim].
+    """
+
+    layout: Layout = field(default="NHD", kw_only=True)
+
+    @property
+    def block_kv(self) -> int:
+        """Tokens per indexed block; 0 if storage is affine and there is no index list."""
+        return 0
+
+    @property
+    def column_positions(self) -> bool:
+        """True if kv_pos is the column of the block matrix, False if it is the place in the list."""
+        return False
+
+
+@dataclass(frozen=True)
+class Dense(KVFormat):
+    """[batch, token, head, dim] tensors, one sequence each."""
+
+
+@dataclass(frozen=True)
+class Ragged(KVFormat):
+    """[token, head, dim] tensors; `kv_indptr` gives where each request begins."""
+
+
+@dataclass(frozen=True)
+class Paged(KVFormat):
+    """[page, token in page, head, dim] caches and a page table; any page size, 1 too."""
+
+    page_size: int = 16
+
+    @property
+    def block_kv(self) -> int:
+        return self.page_size
+
+
+@dataclass(frozen=True)
+class BlockSparse(KVFormat):
+    """A block-sparse matrix over a dense key sequence: (Br, Bc) blocks of queries by keys.
+
+    Keys are [token, head, dim]; block row i of a request covers its query rows i*Br .. i*Br + Br - 1
+    and `indices` name blocks of Bc tokens, so that kv_pos is the column.
+    """
+
+    block: tuple[int, int] = (1, 1)
+
+    @property
+    def block_kv(self) -> int:
+        return self.block[1]
+
+    @property
+    def column_positions(self) -> bool:
+        return True

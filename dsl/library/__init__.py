@@ -1,0 +1,1 @@
+"""Variants that ship with warploom."""

@@ -1,0 +1,89 @@
+"""The frozen result of declaring attention: a traced variant, types, sizes and the KV format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warploom.dsl.dtypes import DType
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.ir import Node
+
+VECTOR_SEATS = ("query_transform", "key_transform", "value_transform", "output_transform")
+SCALAR_SEATS = ("logits_transform", "logits_mask")
+SEATS = (*VECTOR_SEATS, *SCALAR_SEATS)
+
+
+@dataclass(frozen=True)
+class ScalarField:
+    """A number given at run time. `default` is None if it must be given."""
+
+    name: str
+    dtype: DType
+    default: bool | int | float | None
+
+
+@dataclass(frozen=True)
+class TensorField:
+    """A tensor given at run time; `roles` names what each dimension is indexed by (None: anything)."""
+
+    name: str
+    dtype: DType
+    roles: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class CustomFunction:
+    """A function whose CUDA text the user gives, with its Python twin for the oracle.
+
+    Attributes:
+        name: C identifier; the text must define `WL_FN float name(float, ...)`.
+        cuda: CUDA C++ text of the definition; inline PTX is allowed.
+        cpp: host C++ text of the same function, or None if the CPU back end must refuse it.
+        arity: number of float arguments.
+    """
+
+    name: str
+    cuda: str
+    cpp: str | None
+    arity: int
+
+
+@dataclass(frozen=True)
+class TracedVariant:
+    """A variant as graphs.
+
+    Attributes:
+        name: class name, for messages and rendered comments.
+        softmax: normalise with softmax, or sum `logits * value` as they are.
+        seats: graph of each seat that is not the identity (`logits_mask`: not always true).
+        scalars: run-time scalars that the graphs read.
+        tensors: run-time tensors that the graphs read.
+        functions: custom functions that the graphs call.
+    """
+
+    name: str
+    softmax: bool
+    seats: Mapping[str, Node]
+    scalars: tuple[ScalarField, ...] = ()
+    tensors: tuple[TensorField, ...] = ()
+    functions: tuple[CustomFunction, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Everything a kernel is compiled for; run-time values and lengths are not part of it.
+
+    Attributes:
+        variant: the traced functors.
+        head_dim_qk: length of query and key vectors, a multiple of 8 up to 256.
+        head_dim_v: length of value and output vectors, likewise.
+        dtype: storage type of query, key, value and output.
+        kv_format: how keys and values are stored.
+    """
+
+    variant: TracedVariant
+    head_dim_qk: int
+    head_dim_v: int
+    dtype: DType
+    kv_format: KVFormat

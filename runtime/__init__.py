@@ -1,0 +1,1 @@
+"""Devices, tensors, launches and the wrappers that users hold."""

@@ -1,0 +1,1 @@
+"""Batch sizes in, plan out; NumPy only."""

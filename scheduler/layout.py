@@ -1,0 +1,95 @@
+"""The one table of plan records: NumPy layouts here, C structs in rendered source.
+
+Every field is an int32. `c_struct` emits the struct text that both back ends compile, so that a field is
+named, and its place decided, only here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kind of plan record: C name and (field, meaning) in storage order."""
+
+    name: str
+    fields: tuple[tuple[str, str], ...]
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        return np.dtype([(field, np.int32) for field, _ in self.fields])
+
+    def c_struct(self) -> str:
+        align = 16 if len(self.fields) % 4 == 0 else 4
+        lines = [f"  int {field};  // {meaning}" for field, meaning in self.fields]
+        return "\n".join([f"struct alignas({align}) {self.name} {{", *lines, "};"])
+
+
+SEGMENT = Record(
+    "Segment",
+    (
+        ("batch", "request"),
+        (
+            "q_row",
+            "first row of the segment in q and o (within the request's batch entry if dense)",
+        ),
+        ("q_idx", "that row's index in the request"),
+        ("num_q", "query rows of the segment"),
+        ("q_len", "query rows of the request"),
+        ("kv_len", "keys of the request; kv_pos is below it"),
+        ("kv_count", "keys in this segment's list"),
+        (
+            "kv_block",
+            "first index into the blocked dimension, if storage is affine (batch if dense)",
+        ),
+        ("kv_row", "first token within that block, if storage is affine"),
+        ("index_begin", "first entry of the segment's block list"),
+        ("kv_pos", "position of the list's first key (0 but for composed formats)"),
+        ("reserved", "0"),
+    ),
+)
+
+WORK_ITEM = Record(
+    "WorkItem",
+    (
+        ("segment", "index of the segment"),
+        ("kv_head", "key/value head"),
+        (
+            "row_begin",
+            "first fused row (query row x group + query head in group) within the segment",
+        ),
+        ("kv_begin", "first key, index into the segment's list; a multiple of the kv tile"),
+        ("kv_end", "one past the last key"),
+        ("slot", "partial slot that takes the result, or -1: write the output"),
+        ("merge", "index of the merge record, or -1"),
+        ("reserved", "0"),
+    ),
+)
+
+MERGE = Record(
+    "Merge",
+    (
+        ("first_slot", "first partial slot of the tile; slots of one tile are consecutive"),
+        ("num_slots", "how many, in ascending order of keys"),
+    ),
+)
+
+HEADER = Record(
+    "PlanHeader",
+    (
+        ("num_items", "work items in all"),
+        ("num_segments", "segments"),
+        ("num_merges", "tiles that were split"),
+        ("num_slots", "partial slots in use"),
+    ),
+)
+
+RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
+
+
+def c_structs() -> str:
+    """Text of all plan structs, for the code generator's context (passed in by the runtime)."""
+    return "\n\n".join(record.c_struct() for record in RECORDS)

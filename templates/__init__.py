@@ -1,0 +1,1 @@
+"""CUDA and C++ text that the code generator renders; data only."""

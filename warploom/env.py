@@ -1,0 +1,85 @@
+"""Every environment variable, read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable: its name, what it does, and what holds without it (for docs and the CLI)."""
+
+    name: str
+    meaning: str
+    default: str
+
+
+SETTINGS = (
+    Setting("WARPLOOM_CACHE_DIR", "folder of the compiled kernels", "the user's cache folder"),
+    Setting("WARPLOOM_CACHE_SIZE", "limit of the cache in MiB; oldest entries go first", "4096"),
+    Setting("WARPLOOM_CACHE_AGE", "days an unused entry is kept", "90"),
+    Setting("WARPLOOM_FORBID_COMPILE", "1 makes any compilation an error", "unset"),
+    Setting("WARPLOOM_BUILD_JOBS", "kernels compiled at the same time", "number of CPUs"),
+    Setting("WARPLOOM_PCH", "0 turns precompiled CUDA headers off", "1"),
+    Setting("WARPLOOM_THREADS", "threads of the CPU back end", "number of CPUs"),
+    Setting("WARPLOOM_PROGRESS", "0 hides progress bars", "shown on a terminal"),
+    Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
+)
+
+
+def _flag(name: str, default: bool) -> bool:
+    value = os.environ.get(name)
+    return default if value is None else value.strip().lower() not in ("", "0", "false", "no")
+
+
+def _int(name: str, default: int) -> int:
+    value = os.environ.get(name, "").strip()
+    return int(value) if value else default
+
+
+def cache_dir() -> Path:
+    given = os.environ.get("WARPLOOM_CACHE_DIR")
+    if given:
+        return Path(given).expanduser()
+    from platformdirs import user_cache_path  # only here: importing warploom stays light
+
+    return user_cache_path("warploom")
+
+
+def cache_size_bytes() -> int:
+    return _int("WARPLOOM_CACHE_SIZE", 4096) << 20
+
+
+def cache_age_seconds() -> float:
+    return _int("WARPLOOM_CACHE_AGE", 90) * 86400.0
+
+
+def forbid_compile() -> bool:
+    return _flag("WARPLOOM_FORBID_COMPILE", False)
+
+
+def build_jobs() -> int:
+    return max(1, _int("WARPLOOM_BUILD_JOBS", _cpus()))
+
+
+def use_pch() -> bool:
+    return _flag("WARPLOOM_PCH", True)
+
+
+def cpu_threads() -> int:
+    return max(1, _int("WARPLOOM_THREADS", _cpus()))
+
+
+def show_progress() -> bool | None:
+    """True or False if the user decided, None if the terminal decides."""
+    return None if "WARPLOOM_PROGRESS" not in os.environ else _flag("WARPLOOM_PROGRESS", True)
+
+
+def cxx() -> str | None:
+    return os.environ.get("CXX") or None
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

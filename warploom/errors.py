@@ -1,0 +1,229 @@
+"""Every error warploom raises, one class per mistake.
+
+A class holds a sentence with blanks; raising it fills them in. The sentence says what is wrong, what was
+expected and what to do. Errors made inside a user's functor also carry the place, and print the line with
+a caret under the column.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from warploom.dsl.ir import Source
+
+
+class WarploomError(Exception):
+    """Base of all; `except warploom.errors.WarploomError` catches every one.
+
+    Attributes:
+        facts: the values that fill the message's blanks.
+        source: place in the user's functor, if there is one.
+    """
+
+    message: ClassVar[str] = "{reason}"
+
+    def __init__(self, *, source: Source | None = None, **facts: object) -> None:
+        self.facts = facts
+        self.source = source
+        super().__init__(self.message.format(**facts) + _place(source))
+
+    def __reduce__(self) -> tuple[object, ...]:  # picklable, so that worker processes can raise it
+        return _rebuild, (type(self), self.source, self.facts)
+
+
+def _rebuild(
+    cls: type[WarploomError], source: Source | None, facts: dict[str, object]
+) -> WarploomError:
+    return cls(source=source, **facts)
+
+
+def _place(source: Source | None) -> str:
+    if source is None:
+        return ""
+    text = source.text.rstrip("\n")
+    stripped = text.lstrip()
+    lines = [
+        f"\n  File {source.file!r}, line {source.line}, in {source.function}",
+        f"    {stripped}",
+    ]
+    if source.column:
+        lines.append("    " + " " * (source.column - 1 - (len(text) - len(stripped))) + "^")
+    return "\n".join(lines)
+
+
+# --- declaring and tracing a variant -------------------------------------------------------------------
+
+
+class VariantError(WarploomError):
+    """Base of mistakes in a variant's declaration or functors."""
+
+
+class BranchOnSymbol(VariantError):
+    message = (
+        "a functor decided a Python `if`, `and`, `or`, `not` or `while` on a value that is known only inside "
+        "the kernel. Use warploom.where(condition, a, b), and &, |, ~ for logic."
+    )
+
+
+class WrongResult(VariantError):
+    message = "{seat} of {variant} returned {got}; expected {expected}."
+
+
+class UnknownSeat(VariantError):
+    message = (
+        "{variant} defines {name!r}, which is no seat of a variant. Did you mean {suggestion!r}?"
+    )
+
+
+class WrongSignature(VariantError):
+    message = "{seat} of {variant} takes {got}; expected {expected}."
+
+
+class FieldMisuse(VariantError):
+    message = "field {name!r} of {variant}: {reason}."
+
+
+class CannotTrace(VariantError):
+    message = "{what} cannot be traced into a kernel. {remedy}"
+
+
+class GlobalMutated(VariantError):
+    message = (
+        "{seat} of {variant} changed {name!r} while it was traced. A functor must be a pure function of its "
+        "arguments and the variant's fields."
+    )
+
+
+class ImpureFunctor(VariantError):
+    message = "{seat} of {variant} gave two different graphs when traced twice. Remove {cause}."
+
+
+class ComposeClash(VariantError):
+    message = "cannot compose {left} with {right}: {reason}."
+
+
+class UnsupportedSpec(WarploomError):
+    message = "{what} is not supported: {reason}. {remedy}"
+
+
+class BadHeadDim(UnsupportedSpec):
+    message = "{name}={value} is not supported: it must be a multiple of 8 from 8 to 256. Pad the tensors."
+
+
+# --- arguments of plan and run -------------------------------------------------------------------------
+
+
+class ArgumentError(WarploomError):
+    """Base of wrong arguments to `plan`, `run` and `attention`."""
+
+    message = "{name}: {reason}."
+
+
+class WrongDType(ArgumentError):
+    message = (
+        "{name} has dtype {got}; expected {expected}. Convert it, or declare the wrapper for {got}."
+    )
+
+
+class WrongDevice(ArgumentError):
+    message = "{name} is on {got}; expected {expected}. Move it with .to({expected!r})."
+
+
+class WrongShape(ArgumentError):
+    message = "{name} has shape {got}; expected {expected}."
+
+
+class WrongStride(ArgumentError):
+    message = "{name} has strides {got}; {expected}. Call .contiguous() on it."
+
+
+class BadIndptr(ArgumentError):
+    message = "{name} {reason} (at index {index}: {values}). It must start at 0, never decrease, and have {expected} entries."
+
+
+class IndexOutOfRange(ArgumentError):
+    message = "{name}[{index}] is {value}; valid are 0 to {last}."
+
+
+class BadLength(ArgumentError):
+    message = "{name}[{index}] is {value}; expected {expected}."
+
+
+class MissingInput(ArgumentError):
+    message = "{variant} reads {name!r}, which was not given. Pass {name}=... ({expected})."
+
+
+class UnknownInput(ArgumentError):
+    message = "{variant} has no input {name!r}. It takes: {known}."
+
+
+class NotPlanned(ArgumentError):
+    message = "run() before plan(). Call plan(...) with the lengths of this batch first."
+
+
+class PlanMismatch(ArgumentError):
+    message = "{name} is {got}, but plan() was called for {expected}. Call plan() again with the new value."
+
+
+class BoundsExceeded(ArgumentError):
+    message = (
+        "{name} is {got}, above the declared bound {bound}. Declare Bounds({name}={got}) or larger."
+    )
+
+
+class WorkspaceTooSmall(ArgumentError):
+    message = "the workspace has {got} bytes; these bounds need {needed}. Allocate workspace_size(bounds) bytes."
+
+
+class PlanInvalid(WarploomError):
+    message = "the plan breaks an invariant: {reason}. This is a bug of warploom; please report it with the lengths."
+
+
+# --- compiling and caching -----------------------------------------------------------------------------
+
+
+class CompileError(WarploomError):
+    message = "{compiler} could not compile {kernel} (source kept at {path}):\n{log}"
+
+
+class CompileForbidden(WarploomError):
+    message = (
+        "{kernel} is not in the cache, and compilation is forbidden ({cause}). Build it before: call "
+        "plan() or warm_up() once outside."
+    )
+
+
+class NoHostCompiler(WarploomError):
+    message = (
+        "no C++ compiler found (tried {tried}). Install one (Debian: apt install g++; macOS: xcode-select "
+        "--install), set CXX, or use backend='reference' for the slow NumPy reading."
+    )
+
+
+class NoCudaCompiler(WarploomError):
+    message = (
+        "{what} was not found. Install the CUDA packages with: pip install 'warploom[{extra}]'."
+    )
+
+
+class NoGpu(WarploomError):
+    message = (
+        "no usable CUDA device: {reason}. Use CPU tensors, or check the driver with nvidia-smi."
+    )
+
+
+class UnknownArchitecture(WarploomError):
+    message = "no architecture {name!r}; known are {known}."
+
+
+class LaunchError(WarploomError):
+    message = "launching {kernel} failed: {reason}."
+
+
+class CacheWarning(UserWarning):
+    """A cache entry was damaged or could not be written; warploom goes on without it."""
+
+
+class StaleVerification(UserWarning):
+    """The recorded GPU test run is older than the templates or the code generator."""
