@@ -1,7 +1,7 @@
 """The kernel's one argument: a table of fields, its C struct, and the packer that fills it.
 
-Both back ends take `Params` by that name. Fields are ordered by size, 8 bytes first, so that C's layout
-has no holes and Python's `struct` packs the same bytes.
+Both back ends take `Params` by that name. Fields are ordered by size, 8 bytes first, so that C's
+layout has no holes and Python's `struct` packs the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FORMAT = {"float": "f", "int": "i", "unsigned": "I"}
 
 @dataclass(frozen=True)
 class ParamField:
-    """A member of `Params`: C type, name, meaning. Pointers and `long long` take 8 bytes, others 4."""
+    """A member of `Params`: C type, name, meaning; pointers, `long long` take 8 bytes, others 4."""
 
     c_type: str
     name: str
@@ -45,8 +45,9 @@ _POINTERS = (
     ("unsigned*", "arrivals", "one counter per merge record; zero between launches"),
 )
 
-# Strides count elements. A row of q is q + batch*q_batch_stride + row*q_row_stride + head*q_head_stride;
-# a key is k + block*k_block_stride + token*k_token_stride + head*k_head_stride.
+# Strides count elements. A row of q is at
+# q + batch*q_batch_stride + row*q_row_stride + head*q_head_stride; a key is at
+# k + block*k_block_stride + token*k_token_stride + head*k_head_stride.
 _STRIDES = tuple(
     f"{tensor}_{axis}_stride"
     for tensor, axes in (

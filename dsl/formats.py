@@ -1,7 +1,8 @@
 """How keys and values are stored: what a kernel must know at compile time.
 
-Every format is block-sparse rows underneath (FlashInfer, section 3.1.1): a segment of query rows reads a
-list of blocks of `block_kv` tokens. Dense and ragged storage keep an affine address instead of a list.
+Every format is block-sparse rows underneath (FlashInfer, section 3.1.1): a segment of query rows
+reads a list of blocks of `block_kv` tokens. Dense and ragged storage keep an affine address instead
+of a list.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class KVFormat:
 
     @property
     def column_positions(self) -> bool:
-        """True if kv_pos is the column of the block matrix, False if it is the place in the list."""
+        """True if kv_pos is the column of the block matrix, False if it is the list's index."""
         return False
 
 
@@ -58,8 +59,8 @@ class Paged(KVFormat):
 class BlockSparse(KVFormat):
     """A block-sparse matrix over a dense key sequence: (Br, Bc) blocks of queries by keys.
 
-    Keys are [token, head, dim]; block row i of a request covers its query rows i*Br .. i*Br + Br - 1
-    and `indices` name blocks of Bc tokens, so that kv_pos is the column.
+    Keys are [token, head, dim]; block row i of a request covers its query rows i*Br ..
+    i*Br + Br - 1 and `indices` name blocks of Bc tokens, so that kv_pos is the column.
     """
 
     block: tuple[int, int] = (1, 1)

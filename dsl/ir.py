@@ -1,7 +1,8 @@
 """The typed expression graph that a traced functor becomes.
 
-Nodes are interned: two nodes with the same operation, arguments and attribute are the same object, so
-`is` is structural equality, common sub-expressions are shared for free, and a node hashes by identity.
+Nodes are interned: two nodes with the same operation, arguments and attribute are the same object,
+so `is` is structural equality, common sub-expressions are shared for free, and a node hashes by
+identity.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ POSITIONS: Mapping[str, Kind] = {
 }
 
 UNARY_MATH = frozenset(
-    "exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos erf floor ceil abs neg".split()
-)
-ARITHMETIC = frozenset("add sub mul div floordiv mod min max pow".split())
-COMPARISONS = frozenset("lt le gt ge eq ne".split())
-LOGIC = frozenset("and or xor not".split())  # on bools
-BITWISE = frozenset("bitand bitor bitxor shl shr".split())  # on ints
-LEAVES = frozenset("const var logits scalar".split())
+    {"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf"}
+) | {"floor", "ceil", "abs", "neg"}
+ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "pow"})
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+LOGIC = frozenset({"and", "or", "xor", "not"})  # on bools
+BITWISE = frozenset({"bitand", "bitor", "bitxor", "shl", "shr"})  # on ints
+LEAVES = frozenset({"const", "var", "logits", "scalar"})
 OPERATIONS = (
     UNARY_MATH
     | ARITHMETIC
@@ -86,8 +87,9 @@ class Node:
         op: one of `OPERATIONS`.
         kind: type of the value.
         args: operand nodes.
-        attr: constant value (`const`), position name (`var`), field name (`scalar`, `load`), function
-            name (`call`), or `("precise",)` on math operations that must not use fast intrinsics.
+        attr: constant value (`const`), position name (`var`), field name (`scalar`, `load`),
+            function name (`call`), or `("precise",)` on math operations that must not use fast
+            intrinsics.
         source: place of the first use, for error messages; not part of identity.
     """
 

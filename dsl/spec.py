@@ -25,7 +25,7 @@ class ScalarField:
 
 @dataclass(frozen=True)
 class TensorField:
-    """A tensor given at run time; `roles` names what each dimension is indexed by (None: anything)."""
+    """A tensor given at run time; `roles` names each dimension's index (None: anything)."""
 
     name: str
     dtype: DType

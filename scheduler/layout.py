@@ -1,7 +1,7 @@
 """The one table of plan records: NumPy layouts here, C structs in rendered source.
 
-Every field is an int32. `c_struct` emits the struct text that both back ends compile, so that a field is
-named, and its place decided, only here.
+Every field is an int32. `c_struct` emits the struct text that both back ends compile, so that a
+field is named, and its place decided, only here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every error warploom raises, one class per mistake.
 
-A class holds a sentence with blanks; raising it fills them in. The sentence says what is wrong, what was
-expected and what to do. Errors made inside a user's functor also carry the place, and print the line with
-a caret under the column.
+A class holds a sentence with blanks; raising it fills them in. The sentence says what is wrong,
+what was expected and what to do. Errors made inside a user's functor also carry the place, and
+print the line with a caret under the column.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _place(source: Source | None) -> str:
     return "\n".join(lines)
 
 
-# --- declaring and tracing a variant -------------------------------------------------------------------
+# --- declaring and tracing a variant ------------------------------------------------------------
 
 
 class VariantError(WarploomError):
@@ -61,8 +61,8 @@ class VariantError(WarploomError):
 
 class BranchOnSymbol(VariantError):
     message = (
-        "a functor decided a Python `if`, `and`, `or`, `not` or `while` on a value that is known only inside "
-        "the kernel. Use warploom.where(condition, a, b), and &, |, ~ for logic."
+        "a functor decided a Python `if`, `and`, `or`, `not` or `while` on a value that is known "
+        "only inside the kernel. Use warploom.where(condition, a, b), and &, |, ~ for logic."
     )
 
 
@@ -90,8 +90,8 @@ class CannotTrace(VariantError):
 
 class GlobalMutated(VariantError):
     message = (
-        "{seat} of {variant} changed {name!r} while it was traced. A functor must be a pure function of its "
-        "arguments and the variant's fields."
+        "{seat} of {variant} changed {name!r} while it was traced. A functor must be a pure "
+        "function of its arguments and the variant's fields."
     )
 
 
@@ -108,10 +108,13 @@ class UnsupportedSpec(WarploomError):
 
 
 class BadHeadDim(UnsupportedSpec):
-    message = "{name}={value} is not supported: it must be a multiple of 8 from 8 to 256. Pad the tensors."
+    message = (
+        "{name}={value} is not supported: it must be a multiple of 8 from 8 to 256. "
+        "Pad the tensors."
+    )
 
 
-# --- arguments of plan and run -------------------------------------------------------------------------
+# --- arguments of plan and run ------------------------------------------------------------------
 
 
 class ArgumentError(WarploomError):
@@ -139,7 +142,10 @@ class WrongStride(ArgumentError):
 
 
 class BadIndptr(ArgumentError):
-    message = "{name} {reason} (at index {index}: {values}). It must start at 0, never decrease, and have {expected} entries."
+    message = (
+        "{name} {reason} (at index {index}: {values}). It must start at 0, never decrease, and "
+        "have {expected} entries."
+    )
 
 
 class IndexOutOfRange(ArgumentError):
@@ -163,7 +169,10 @@ class NotPlanned(ArgumentError):
 
 
 class PlanMismatch(ArgumentError):
-    message = "{name} is {got}, but plan() was called for {expected}. Call plan() again with the new value."
+    message = (
+        "{name} is {got}, but plan() was called for {expected}. Call plan() again with the new "
+        "value."
+    )
 
 
 class BoundsExceeded(ArgumentError):
@@ -173,14 +182,20 @@ class BoundsExceeded(ArgumentError):
 
 
 class WorkspaceTooSmall(ArgumentError):
-    message = "the workspace has {got} bytes; these bounds need {needed}. Allocate workspace_size(bounds) bytes."
+    message = (
+        "the workspace has {got} bytes; these bounds need {needed}. Allocate "
+        "workspace_size(bounds) bytes."
+    )
 
 
 class PlanInvalid(WarploomError):
-    message = "the plan breaks an invariant: {reason}. This is a bug of warploom; please report it with the lengths."
+    message = (
+        "the plan breaks an invariant: {reason}. This is a bug of warploom; please report it with "
+        "the lengths."
+    )
 
 
-# --- compiling and caching -----------------------------------------------------------------------------
+# --- compiling and caching ----------------------------------------------------------------------
 
 
 class CompileError(WarploomError):
@@ -189,15 +204,15 @@ class CompileError(WarploomError):
 
 class CompileForbidden(WarploomError):
     message = (
-        "{kernel} is not in the cache, and compilation is forbidden ({cause}). Build it before: call "
-        "plan() or warm_up() once outside."
+        "{kernel} is not in the cache, and compilation is forbidden ({cause}). Build it before: "
+        "call plan() or warm_up() once outside."
     )
 
 
 class NoHostCompiler(WarploomError):
     message = (
-        "no C++ compiler found (tried {tried}). Install one (Debian: apt install g++; macOS: xcode-select "
-        "--install), set CXX, or use backend='reference' for the slow NumPy reading."
+        "no C++ compiler found (tried {tried}). Install one (Debian: apt install g++; macOS: "
+        "xcode-select --install), set CXX, or use backend='reference' for the slow NumPy reading."
     )
 
 
