@@ -1,0 +1,98 @@
+# Targets set up what they need, once, in an environment of their own: `make demo` and `make test`
+# work in a fresh clone that has Python >= 3.10 and a C++ compiler.
+#
+#   PY=python3.12       interpreter that makes the environment
+#   VENV=path           where the environment lies
+#   RUN=python3         an interpreter that has the packages already: nothing is installed, and the
+#                       checkout is used as it lies (for machines without a package index)
+#   JOBS=2              test processes
+#   ARGS='-k plan -x'   more arguments for pytest or for the benchmarks
+
+PY   ?= python3
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+
+PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q
+FOLDERS := dsl templates codegen scheduler runtime
+LINKS   := build/links/warploom
+
+ifdef RUN
+READY_DEMO := links
+READY_TEST := links
+RUNNER := PYTHONPATH=$(CURDIR)/build/links PYTHONSAFEPATH=1 $(RUN)
+else
+READY_DEMO := $(VENV)/demo.stamp
+READY_TEST := $(VENV)/test.stamp
+RUNNER := $(abspath $(VENV))/bin/python
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-gpu bench golden format lint types wheel-check links clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+	@sed -n '/^#   [A-Z]/,/^$$/s/^# \{3\}/  /p' Makefile
+
+setup: $(VENV)/test.stamp links ## make the environment (.venv): tests, demo, CUDA compiler, linters
+
+demo: $(READY_DEMO) ## show the main path on real input; uses the GPU if there is one
+	$(RUNNER) examples/demo.py $(ARGS)
+
+test: $(READY_TEST) links ## all tests that need no GPU
+	$(RUNNER) -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal $(ARGS)
+
+test-gpu: $(READY_TEST) ## the tests that need a CUDA device
+	$(RUNNER) -m pytest -m gpu $(ARGS)
+
+bench: $(READY_DEMO) ## prefill and decode beside their peers; needs a GPU (ARGS=--quick: a short look)
+	$(RUNNER) benchmarks/prefill.py $(ARGS)
+	$(RUNNER) benchmarks/decode.py $(ARGS)
+	$(RUNNER) benchmarks/plot.py
+
+golden: $(READY_TEST) ## rewrite tests/golden after a deliberate change of templates; read the diff
+	$(RUNNER) -m pytest -m golden --update-golden $(ARGS)
+
+format: $(READY_TEST) ## rewrite the sources in the project's style
+	$(RUNNER) -m ruff check --fix .
+	$(RUNNER) -m ruff format .
+
+lint: $(READY_TEST) links ## style, and who may import whom
+	$(RUNNER) -m ruff check .
+	$(RUNNER) -m ruff format --check .
+	cd build/links && $(RUNNER) -c 'from importlinter.cli import lint_imports_command as main; main()' \
+	  --config ../../pyproject.toml --no-cache
+
+types: $(READY_TEST) links ## mypy (strict), and pyright as a second opinion
+	$(RUNNER) -m mypy
+	$(RUNNER) -m pyright
+
+wheel-check: $(READY_TEST) ## build the wheel, install it away from the tree, test that one
+	rm -rf build/lib build/bdist.* build/wheel *.egg-info
+	$(RUNNER) -m build -q --wheel --outdir build/wheel
+	$(PY) -m venv --clear build/wheel-venv
+	build/wheel-venv/bin/python -m pip install -q -c constraints.txt \
+	  "$$(ls build/wheel/*.whl)[demo]" pytest pytest-xdist hypothesis import-linter ruff
+	build/wheel-venv/bin/pytest -q -n $(JOBS) -m 'not gpu and not nvrtc and not golden' $(ARGS)
+
+links: ## the package as one tree, for type checkers and import-linter
+	@mkdir -p $(LINKS)
+	@for f in $(FOLDERS); do ln -sfn ../../../$$f $(LINKS)/$$f; done
+	@for f in $(notdir $(wildcard warploom/*.py warploom/py.typed)); do ln -sfn ../../../warploom/$$f $(LINKS)/$$f; done
+
+clean: ## remove what was built, and the environment
+	rm -rf build dist *.egg-info $(VENV)
+
+# One stamp for each set of packages: pip runs again only when the lists change.
+$(VENV)/bin/python:
+	$(PY) -m venv $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing warploom[demo] into $(VENV), once; this can take minutes"
+	$(PIP) install -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/test.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing warploom[dev,demo,cu13] into $(VENV), once; this can take minutes"
+	$(PIP) install -c constraints.txt -e '.[dev,demo,cu13]'
+	@touch $(VENV)/demo.stamp $@
