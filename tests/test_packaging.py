@@ -1,0 +1,118 @@
+"""The wheel holds what the tree holds, the face is light, and folders import downwards only."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where pytest brings tomli
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
+import warploom
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
+
+
+def test_every_package_is_listed() -> None:
+    found = {
+        ".".join((name, *init.parent.relative_to(ROOT / folder).parts))
+        for name, folder in FOLDERS.items()
+        for init in (ROOT / folder).rglob("__init__.py")
+    }
+    assert found == set(SETUPTOOLS["packages"])
+
+
+@pytest.mark.parametrize("package", ["warploom", "warploom.templates"])
+def test_every_data_file_is_listed(package: str) -> None:
+    folder = ROOT / FOLDERS[package]
+    patterns = [p.replace("**/", "*") for p in SETUPTOOLS["package-data"][package]]
+    data = [
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
+    assert data, f"{folder} holds no data: the patterns are not tested"
+    assert [name for name in data if not any(fnmatch(name, p) for p in patterns)] == []
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("warploom", {"torch", "numpy", "jinja2", "cuda"}),
+        ("warploom.dsl", {"torch", "jinja2", "cuda"}),
+        ("warploom.codegen", {"torch", "cuda"}),
+        ("warploom.scheduler", {"torch", "jinja2", "cuda"}),
+    ],
+)
+def test_importing_stays_light(module: str, heavy: set[str]) -> None:
+    loaded = run_python(f"import sys, {module}; print(*sys.modules)").split()
+    assert heavy.isdisjoint(loaded)
+
+
+def test_every_public_name_resolves() -> None:
+    for name in warploom._HOME:
+        assert getattr(warploom, name) is not None
+        assert name in dir(warploom)
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    text = (ROOT / FOLDERS["warploom"] / "__init__.py").read_text()
+    declared = dict(
+        (name, home)
+        for home, name in re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.M)
+    )
+    assert declared == dict(warploom._HOME)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'attend'"):
+        _ = warploom.attend  # type: ignore[attr-defined]
+
+
+def test_version_is_the_installed_one() -> None:
+    assert PROJECT["project"]["version"] == warploom.__version__
+
+
+def test_every_tool_has_a_tried_version() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        return {re.split(r"[\[<>=!;~ ]", text, maxsplit=1)[0].lower() for text in requirements}
+
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = names(PROJECT["project"]["dependencies"])
+    wanted |= names([text for extra in ("cu13", "demo", "dev") for text in extras[extra]])
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = names([line for line in lines if line and not line.startswith("#")])
+    assert wanted - pinned == set()
+
+
+def test_folders_import_downwards_only(tmp_path: Path) -> None:
+    """import-linter reads one tree, so the root folders are linked together as they install."""
+    tree = tmp_path / "warploom"
+    tree.mkdir()
+    for name, folder in FOLDERS.items():
+        if name != "warploom":
+            (tree / name.rpartition(".")[2]).symlink_to(ROOT / folder)
+    for path in (ROOT / FOLDERS["warploom"]).glob("*.py"):
+        (tree / path.name).symlink_to(path)
+    config = str(ROOT / "pyproject.toml")
+    code = "from importlinter.cli import lint_imports_command as main; main()"
+    command = [sys.executable, "-c", code, "--config", config, "--no-cache"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
