@@ -1,0 +1,39 @@
+"""Every compiler option of a CUDA kernel, named; nobody else joins flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.codegen.arch import Arch
+
+
+@dataclass(frozen=True)
+class CudaOptions:
+    """Options that change the cubin, and so belong to the cache key.
+
+    `--use_fast_math` is absent on purpose: it would also change division and denormals of user functors.
+    The headers choose fast intrinsics one by one instead.
+
+    Attributes:
+        std: C++ standard; CuTe needs 17.
+        line_info: maps instructions to source lines, for profilers and compute-sanitizer.
+        max_registers: limit of registers per thread, or None for the compiler's choice.
+    """
+
+    std: str = "c++17"
+    line_info: bool = False
+    max_registers: int | None = None
+
+    def flags(self, arch: Arch) -> tuple[str, ...]:
+        """NVRTC flags, in an order that never changes (a precompiled header must see the same one)."""
+        flags = [
+            f"--std={self.std}",
+            "--device-as-default-execution-space",
+            arch.flag,
+            "--ptxas-options=-v",  # reports spills in the log
+        ]
+        if self.line_info:
+            flags.append("--generate-line-info")
+        if self.max_registers is not None:
+            flags.append(f"--maxrregcount={self.max_registers}")
+        return tuple(flags)
