@@ -1,0 +1,103 @@
+"""The one object a kernel template may see.
+
+Keys:
+    title: comment lines naming the spec, the tile and the template.
+    plan_structs: C structs of the plan records.
+    params_struct: `struct Params`.
+    variant_struct: custom functions and `struct Variant`.
+    config_struct: `struct Config`, the sizes as compile-time constants.
+    entry: the kernel's `extern "C"` name.
+    config: the same sizes as values, where a template must choose text: element (C++ type),
+        head_dim_qk, head_dim_v, rows, keys, warps, stages, block_kv (tokens per indexed block; 0 if
+        affine), indexed, column_positions.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from warploom.codegen.abi import param_fields, struct_text
+from warploom.codegen.functors import variant_struct
+from warploom.codegen.source import TileConfig
+from warploom.dsl.spec import AttentionSpec
+
+_SHORT_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def kernel_context(
+    spec: AttentionSpec,
+    tile: TileConfig,
+    plan_structs: str,
+    template: str,
+    language: Literal["cuda", "cpp"],
+) -> dict[str, object]:
+    """Everything that `template` needs to render a kernel."""
+    config = config_values(spec, tile)
+    return {
+        "title": _title(spec, tile, template),
+        "plan_structs": plan_structs,
+        "params_struct": struct_text(param_fields(spec)),
+        "variant_struct": variant_struct(spec.variant, language),
+        "config_struct": config_struct(config),
+        "config": config,
+        "entry": "warploom_kernel",
+    }
+
+
+def kernel_name(spec: AttentionSpec, tile: TileConfig, template: str) -> str:
+    """Readable name such as `portable_SoftCap_Causal_bf16_d128_paged16_r128k64`."""
+    variant = re.sub(r"\W+", "_", spec.variant.name).strip("_")
+    dims = f"d{spec.head_dim_qk}"
+    if spec.head_dim_v != spec.head_dim_qk:
+        dims += f"v{spec.head_dim_v}"
+    storage = type(spec.kv_format).__name__.lower() + (str(spec.kv_format.block_kv or ""))
+    return "_".join(
+        (
+            template.partition(".")[0],
+            variant,
+            _SHORT_DTYPE[spec.dtype.name],
+            dims,
+            storage,
+            f"r{tile.rows}k{tile.keys}",
+        )
+    )
+
+
+def config_values(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int | bool]:
+    block_kv = spec.kv_format.block_kv
+    return {
+        "element": spec.dtype.c_name,
+        "head_dim_qk": spec.head_dim_qk,
+        "head_dim_v": spec.head_dim_v,
+        "rows": tile.rows,
+        "keys": tile.keys,
+        "warps": tile.warps,
+        "stages": tile.stages,
+        "block_kv": block_kv,
+        "indexed": block_kv > 0,
+        "column_positions": spec.kv_format.column_positions,
+    }
+
+
+def config_struct(config: dict[str, str | int | bool]) -> str:
+    """`struct Config`: `Element`, and a constant (`kHeadDimQk`, `kIndexed`, ...) per value."""
+    lines = [f"  using Element = {config['element']};"]
+    for name, value in config.items():
+        if name == "element":
+            continue
+        constant = "k" + "".join(map(str.capitalize, name.split("_")))
+        c_type = "bool" if isinstance(value, bool) else "int"
+        lines.append(f"  static constexpr {c_type} {constant} = {str(value).lower()};")
+    return "\n".join(["struct Config {", *lines, "};"])
+
+
+def _title(spec: AttentionSpec, tile: TileConfig, template: str) -> str:
+    return "\n".join(
+        (
+            f"// {kernel_name(spec, tile, template)}: {spec.variant.name}, "
+            f"{spec.dtype.name}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
+            f"// {spec.kv_format}",
+            f"// rendered by warploom from templates/{template}",
+        )
+    )

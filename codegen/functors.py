@@ -1,0 +1,186 @@
+"""A traced variant as the C++ `struct Variant` that both back ends call.
+
+Only what the user changed is written; the rest is inherited from `IdentityVariant` (see
+`templates/common/warploom/variant_base.hpp`, which documents every member).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from warploom.codegen.lower import C_TYPES, Block, reachable
+from warploom.codegen.split import Level, Split, split
+from warploom.dsl.ir import Kind, Node
+from warploom.dsl.spec import TensorField, TracedVariant
+from warploom.errors import UnsupportedSpec
+
+Language = Literal["cuda", "cpp"]
+
+_ELEMENT_PARAMETERS = (
+    "const Params& p, const TileInfo& tile, const TileState& ts, const RowInfo& row,\n"
+    "      const RowState& rs, int kv_pos, const ColState& cs"
+)
+# seat: short name in C++, flag, and the parameters that say where its vector is
+_VECTOR_SEATS = (
+    ("query_transform", "query", "const RowInfo& row"),
+    ("key_transform", "key", "int kv_pos"),
+    ("value_transform", "value", "int kv_pos"),
+    ("output_transform", "output", "const RowInfo& row, float lse"),
+)
+_TILE_FUNCTIONS = """\
+  WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos, Range kv_pos,
+      Range q_head) {
+    return TileClass::kPartial;
+  }"""
+_STATES = (
+    # level, struct, its function, prefix of members, parameters
+    (Level.TILE, "TileState", "tile_state", "t", "const Params& p, const TileInfo& tile"),
+    (
+        Level.ROW,
+        "RowState",
+        "row_state",
+        "r",
+        "const Params& p, const TileInfo& tile, const TileState& ts, const RowInfo& row",
+    ),
+    (
+        Level.COLUMN,
+        "ColState",
+        "col_state",
+        "c",
+        "const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos",
+    ),
+)
+
+
+def variant_struct(variant: TracedVariant, language: Language) -> str:
+    """C++ text of the variant's custom functions and of `struct Variant`.
+
+    Raises:
+        UnsupportedSpec: a custom function has no text in this language.
+    """
+    tensors = {field.name: field for field in variant.tensors}
+    parts = [_flags(variant)]
+    element_seats = {
+        seat: variant.seats[seat]
+        for seat in ("logits_transform", "logits_mask")
+        if seat in variant.seats
+    }
+    if element_seats:
+        parts += _element_seats(element_seats, tensors)
+    for seat, short, where in _VECTOR_SEATS:
+        if seat in variant.seats:
+            parts.append(_vector_seat(variant.seats[seat], short, where, tensors))
+    body = "\n".join(parts)
+    return (
+        _custom_functions(variant, language)
+        + f"struct Variant : IdentityVariant<Params> {{\n{body}\n}};"
+    )
+
+
+def _custom_functions(variant: TracedVariant, language: Language) -> str:
+    text = ""
+    for function in variant.functions:
+        definition = function.cuda if language == "cuda" else function.cpp
+        if definition is None:
+            raise UnsupportedSpec(
+                what=f"the custom function {function.name!r} on the CPU",
+                reason="it was given without C++ text",
+                remedy="Give cpp=... beside cuda=..., or run on CUDA tensors.",
+            )
+        text += definition.rstrip() + "\n\n"
+    return text
+
+
+def _flags(variant: TracedVariant) -> str:
+    names = [f"kHas{''.join(map(str.capitalize, seat.split('_')))}" for seat in variant.seats]
+    lines = [f"  static constexpr bool {name} = true;" for name in sorted(names)]
+    if not variant.softmax:
+        lines.append("  static constexpr bool kSoftmax = false;")
+    return "\n".join(lines)
+
+
+def _function(signature: str, block: Block) -> str:
+    return "\n".join([f"  WL_FN static {signature} {{", *block.statements, "  }"])
+
+
+def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]) -> list[str]:
+    parts = split(tuple(seats.values()))
+    text = [_state(row, parts, tensors) for row in _STATES if parts.members(row[0])]
+    bound = parts.bound(Level.ELEMENT)
+    if "logits_transform" in seats:
+        block = _returning(seats["logits_transform"], Block(tensors, bound))
+        text.append(_function(f"float logits({_ELEMENT_PARAMETERS}, float logits)", block))
+    if "logits_mask" in seats:
+        block = _returning(seats["logits_mask"], Block(tensors, bound))
+        text.append(_function(f"bool mask({_ELEMENT_PARAMETERS})", block))
+        text.append(_TILE_FUNCTIONS)
+    return text
+
+
+def _returning(root: Node, block: Block) -> Block:
+    (result,) = block.compute([root])
+    block.finish(f"return {result};", root.source)
+    return block
+
+
+def _state(
+    row: tuple[Level, str, str, str, str], parts: Split, tensors: Mapping[str, TensorField]
+) -> str:
+    level, struct, name, prefix, parameters = row
+    members = parts.members(level)
+    fields = " ".join(f"{C_TYPES[node.kind]} {prefix}{i};" for i, node in enumerate(members))
+    block = Block(tensors, parts.bound(level))
+    values = block.compute(members)
+    block.finish(f"return {{{', '.join(values)}}};", members[-1].source)
+    return f"  struct {struct} {{ {fields} }};\n" + _function(
+        f"{struct} {name}({parameters})", block
+    )
+
+
+def _vector_seat(root: Node, short: str, where: str, tensors: Mapping[str, TensorField]) -> str:
+    reductions = [node for node in reachable([root]) if node.op in ("sum_lanes", "max_lanes")]
+    bound = {
+        node: f"r[{i}]" if node.kind is Kind.FLOAT else f"int(r[{i}])"
+        for i, node in enumerate(reductions)
+    }
+    parameters = (
+        f"const Params& p, const TileInfo& tile, {where}, int lane, int head_dim,\n"
+        "      const X& x, const float* r"
+    )
+    text = _reductions(short, parameters, reductions, bound, tensors) if reductions else []
+    block = _returning(root, Block(tensors, bound))
+    text.append("  template <class X>\n" + _function(f"float {short}({parameters})", block))
+    return "\n".join(text)
+
+
+def _reductions(
+    short: str,
+    parameters: str,
+    reductions: list[Node],
+    bound: Mapping[Node, str],
+    tensors: Mapping[str, TensorField],
+) -> list[str]:
+    """Reductions over lanes: the value at one lane, the neutral value, and the operator."""
+    count = f"  static constexpr int k{short.capitalize()}Reductions = {len(reductions)};"
+    lanes = Block(tensors)
+    for i, node in enumerate(reductions):
+        inner = Block(tensors, {done: bound[done] for done in reductions[:i]}, indent=6)
+        lanes.finish(f"if constexpr (I == {i}) {{")
+        lanes.statements += _returning(node.args[0], inner).statements
+        lanes.finish("}")
+    reduce = "  template <int I, class X>\n" + _function(
+        f"float {short}_reduce({parameters})", lanes
+    )
+    is_max = " || ".join(f"I == {i}" for i, n in enumerate(reductions) if n.op == "max_lanes")
+    if not is_max:
+        return [count, reduce]  # the inherited operator is the sum
+    identity, combine = Block({}), Block({})
+    identity.finish(f"return {is_max} ? -kInfinity : 0.0f;")
+    combine.finish(f"return {is_max} ? max(a, b) : a + b;")
+    return [
+        count,
+        reduce,
+        "  template <int I>\n" + _function(f"float {short}_identity()", identity),
+        "  template <int I>\n" + _function(f"float {short}_combine(float a, float b)", combine),
+    ]

@@ -1,0 +1,254 @@
+"""Turns expression graphs into straight-line C++ that CUDA and the host compiler both take.
+
+Every value is typed, shared sub-expressions become named temporaries, and the rest stays one
+expression, so that the compiler sees `a + b * c` and contracts it. Functions (`exp`, `floordiv`,
+`load`, ...) are those of namespace warploom, which `variant.cuh` and `variant.hpp` define alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+import numpy as np
+
+from warploom.codegen.source import PLACE
+from warploom.dsl.ir import LEAVES, Kind, Node, Source
+from warploom.dsl.spec import TensorField
+from warploom.errors import CannotTrace
+
+# C++ text of each position where Variant's functions are called.
+POSITION_TEXT: Mapping[str, str] = {
+    "batch": "tile.batch",
+    "kv_head": "tile.kv_head",
+    "q_len": "tile.q_len",
+    "kv_len": "tile.kv_len",
+    "num_q_heads": "tile.num_q_heads",
+    "num_kv_heads": "tile.num_kv_heads",
+    "q_pos": "row.q_pos",
+    "q_head": "row.q_head",
+    "q_row": "row.q_row",
+    "kv_pos": "kv_pos",
+    "lane": "lane",
+    "head_dim": "head_dim",
+    "lse": "lse",
+}
+
+# A load indexed by one of these at a dimension of that role is inside the tensor: run() checks it.
+SAFE_ROLES = frozenset({"batch", "q_head", "kv_head"})
+
+_ATOM, _UNARY, _MUL, _ADD, _LOW = 4, 3, 2, 1, 0  # how tightly an expression's text binds
+_ARITHMETIC = {"add": ("+", _ADD), "sub": ("-", _ADD), "mul": ("*", _MUL), "div": ("/", _MUL)}
+_COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "xor": "!="}
+_BITS = {
+    "and": "&",  # not &&: branch-free code vectorises
+    "or": "|",
+    "bitand": "&",
+    "bitor": "|",
+    "bitxor": "^",
+    "shl": "<<",
+    "shr": ">>",
+}
+_LONGEST = 88  # characters of an expression before it is given a name
+
+
+class Block:
+    """Statements of one C++ function body, and the names of what they compute.
+
+    Args:
+        tensors: declared tensor fields, by name.
+        bound: nodes that are already computed, and the C++ text that reads them.
+        positions: C++ text of each position variable.
+        wide: compute integers in 64 bits (`wide`), for analysis that must not overflow.
+        indent: spaces before each statement.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, TensorField],
+        bound: Mapping[Node, str] | None = None,
+        *,
+        positions: Mapping[str, str] = POSITION_TEXT,
+        wide: bool = False,
+        indent: int = 4,
+    ) -> None:
+        self.statements: list[str] = []
+        self._tensors = tensors
+        self._positions = positions
+        self._wide = wide
+        self._indent = " " * indent
+        self._text = {node: (text, _ATOM) for node, text in (bound or {}).items()}
+        self._last_place = ""
+        self._names = 0
+
+    def compute(self, roots: Sequence[Node]) -> list[str]:
+        """Append the statements that the roots need; return one C++ expression per root."""
+        order = list(reachable(roots, self._text))
+        uses = Counter(arg for current in order for arg in current.args)
+        for current in order:
+            text = self._lower(current)
+            is_shared = uses[current] > 1 and current.op not in LEAVES
+            if is_shared or len(text[0]) > _LONGEST:
+                text = self._name(current, text[0])
+            self._text[current] = text
+        return [self._text[root][0] for root in roots]
+
+    def finish(self, statement: str, source: Source | None = None) -> None:
+        """Append a last statement, such as a return."""
+        self.statements.append(self._indent + statement + self._place(source))
+
+    def _name(self, current: Node, text: str) -> tuple[str, int]:
+        name = f"v{self._names}"
+        self._names += 1
+        self.finish(f"const {self._c_type(current.kind)} {name} = {text};", current.source)
+        return name, _ATOM
+
+    def _place(self, source: Source | None) -> str:
+        place = place_comment(source)
+        if not place or place == self._last_place:
+            return ""
+        self._last_place = place
+        return "  " + place
+
+    def _c_type(self, kind: Kind) -> str:
+        return "wide" if self._wide and kind is Kind.INT else C_TYPES[kind]
+
+    def _operand(self, arg: Node, kind: Kind, binding: int = _LOW) -> str:
+        """Text of `arg` as a `kind`, in parentheses if it binds less tightly than asked."""
+        text, has = self._text[arg]
+        if arg.kind is not kind:
+            return f"{self._c_type(kind)}({text})"
+        return text if has >= binding else f"({text})"
+
+    def _lower(self, current: Node) -> tuple[str, int]:
+        op, kind, args = current.op, current.kind, current.args
+        if op in LEAVES:
+            return self._leaf(current)
+        if op in _ARITHMETIC:
+            sign, level = _ARITHMETIC[op]
+            left = self._operand(args[0], kind, level)
+            return f"{left} {sign} {self._operand(args[1], kind, level + 1)}", level
+        if op in _COMPARE:
+            common = widest(args)
+            left, right = (self._operand(arg, common, _ADD) for arg in args)
+            return f"{left} {_COMPARE[op]} {right}", _LOW
+        if op in _BITS:
+            left, right = (self._operand(arg, kind, _UNARY) for arg in args)
+            return f"{left} {_BITS[op]} {right}", _LOW
+        if op in ("neg", "not"):
+            sign = "-" if op == "neg" else "!"
+            return sign + self._operand(args[0], kind, _ATOM), _UNARY
+        if op == "select":
+            condition = self._operand(args[0], Kind.BOOL)
+            left, right = (self._operand(arg, kind, _ADD) for arg in args[1:])
+            return f"{condition} ? {left} : {right}", _LOW
+        return self._call(current), _ATOM
+
+    def _leaf(self, current: Node) -> tuple[str, int]:
+        if current.op == "logits":
+            return "logits", _ATOM
+        if current.op == "const":
+            return self._const(current)
+        if current.op == "scalar":
+            text = f"p.x_{current.attr}"
+            if current.kind is Kind.BOOL:
+                return f"{text} != 0", _LOW
+        else:
+            text = self._positions[str(current.attr)]
+        is_wide = self._wide and current.kind is Kind.INT
+        return (f"wide({text})" if is_wide else text), _ATOM
+
+    def _const(self, current: Node) -> tuple[str, int]:
+        text = constant_text(current)
+        if self._wide and current.kind is Kind.INT:
+            return f"wide({text})", _ATOM
+        return text, _UNARY if text.startswith("-") else _ATOM
+
+    def _call(self, current: Node) -> str:
+        op, args = current.op, current.args
+        if op in ("to_int", "to_float"):
+            return f"{self._c_type(current.kind)}({self._text[args[0]][0]})"
+        if op == "element":
+            return f"x({self._clamped(args[0], 'head_dim', args[0].attr == 'lane')})"
+        if op == "load":
+            return self._load(current)
+        if op == "call":
+            return f"{current.attr}({', '.join(self._operand(arg, Kind.FLOAT) for arg in args)})"
+        inner = ", ".join(self._operand(arg, current.kind) for arg in args)
+        space = "precise::" if current.attr == ("precise",) else ""
+        return f"{space}{op}({inner})"
+
+    def _load(self, current: Node) -> str:
+        field = self._tensors[str(current.attr)]
+        terms = []
+        for axis, (arg, role) in enumerate(zip(current.args, field.roles, strict=True)):
+            is_safe = arg.op == "var" and arg.attr == role and role in SAFE_ROLES
+            index = self._clamped(arg, f"p.x_{field.name}_n{axis}", is_safe)
+            terms.append(f"{index} * p.x_{field.name}_s{axis}")
+        text = f"load(p.x_{field.name}, {' + '.join(terms) or '0'})"
+        return f"wide({text})" if self._wide and current.kind is Kind.INT else text
+
+    def _clamped(self, index: Node, size: str, is_safe: bool) -> str:
+        if is_safe:
+            return self._operand(index, Kind.INT, _UNARY)
+        return f"clamp_index({self._operand(index, Kind.INT)}, {size})"
+
+
+C_TYPES: Mapping[Kind, str] = {Kind.BOOL: "bool", Kind.INT: "int", Kind.FLOAT: "float"}
+
+
+def reachable(roots: Sequence[Node], bound: Collection[Node] = ()) -> Iterator[Node]:
+    """Nodes to compute for the roots, operands first; what is bound is not entered."""
+    seen: set[Node] = set(bound)
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        current, expanded = stack.pop()
+        if expanded:
+            yield current
+        elif current not in seen:
+            seen.add(current)
+            stack.append((current, True))
+            stack.extend((arg, False) for arg in reversed(current.args))
+
+
+def widest(args: Sequence[Node]) -> Kind:
+    """The kind two operands of a comparison are compared in."""
+    kinds = {arg.kind for arg in args}
+    for kind in (Kind.FLOAT, Kind.INT):
+        if kind in kinds:
+            return kind
+    return Kind.BOOL
+
+
+def constant_text(current: Node) -> str:
+    """C++ literal with exactly this value (floats: of the nearest float32).
+
+    Raises:
+        CannotTrace: an integer that 32 bits do not hold.
+    """
+    value = current.attr
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        if not -(2**31) < value < 2**31:
+            raise CannotTrace(
+                what=f"the integer {value}",
+                remedy="Integers in a functor have 32 bits; use a float.",
+                source=current.source,
+            )
+        return str(value) if value != -(2**31) else "(-2147483647 - 1)"
+    single = np.float32(value)  # type: ignore[arg-type]
+    if np.isnan(single):
+        return "kNaN"
+    if np.isinf(single):
+        return "kInfinity" if single > 0 else "-kInfinity"
+    return f"{single!s}f"
+
+
+def place_comment(source: Source | None) -> str:
+    """Comment naming the user's line, or nothing."""
+    if source is None:
+        return ""
+    text = source.text.strip().rstrip("\\ ")  # a backslash would continue the comment
+    return f"{PLACE} {PurePath(source.file).name}:{source.line}: {text}"

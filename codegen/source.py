@@ -1,0 +1,55 @@
+"""What the renderer makes and the compilers take: a tile choice and a kernel's source text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+PLACE = "//@"  # begins a comment that names a line of the user's file
+
+_PLACE_COMMENT = re.compile(rf"[ \t]*{PLACE}[^\n]*")
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Sizes a kernel is compiled for.
+
+    Attributes:
+        rows: fused query rows per tile (query row x query head of the group).
+        keys: keys per tile.
+        warps: CUDA warps of a block; 1 on the CPU.
+        stages: tiles of keys in flight (`cp.async` stages).
+        reason: why these sizes were chosen, for `explain()`; not part of the identity.
+    """
+
+    rows: int
+    keys: int
+    warps: int = 4
+    stages: int = 2
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """One translation unit.
+
+    Attributes:
+        name: readable name, for the cache folder and messages.
+        text: full source; begins with a comment that names the spec and the template.
+        language: which compiler takes it.
+        entry: the `extern "C"` symbol to launch.
+    """
+
+    name: str
+    text: str
+    language: Literal["cuda", "cpp"]
+    entry: str = "warploom_kernel"
+
+    @property
+    def code(self) -> str:
+        """The text without comments that name places in users' files.
+
+        Cache keys are made of this, so that moving a functor to another line compiles nothing.
+        """
+        return _PLACE_COMMENT.sub("", self.text)

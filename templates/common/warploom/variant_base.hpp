@@ -1,0 +1,130 @@
+// What a rendered `struct Variant` overrides: the variant that changes nothing.
+// Included by variant.cuh and variant.hpp, which define WL_FN and the math of namespace warploom.
+#pragma once
+
+namespace warploom {
+
+struct Range {  // half open
+  int begin, end;
+};
+
+enum class TileClass : int { kSkip = 0, kPartial = 1, kFull = 2 };
+
+struct TileInfo {  // the same for all of a work item
+  int batch, kv_head, q_len, kv_len, num_q_heads, num_kv_heads;
+};
+
+struct RowInfo {  // one fused query row
+  int q_pos, q_head, q_row;
+};
+
+// Kernels test a kHas flag before they spend work on a seat; without it the function is the identity.
+template <class Params>
+struct IdentityVariant {
+  static constexpr bool kSoftmax = true;  // false: the output is the plain sum of logits * value
+  static constexpr bool kHasLogitsTransform = false;
+  static constexpr bool kHasLogitsMask = false;
+  static constexpr bool kHasQueryTransform = false;
+  static constexpr bool kHasKeyTransform = false;
+  static constexpr bool kHasValueTransform = false;
+  static constexpr bool kHasOutputTransform = false;
+
+  // Parts of logits() and mask() that do not depend on the element, computed once each.
+  struct TileState {};
+  struct RowState {};
+  struct ColState {};
+  WL_FN static TileState tile_state(const Params&, const TileInfo&) { return {}; }
+  template <class TS>
+  WL_FN static RowState row_state(const Params&, const TileInfo&, const TS&, const RowInfo&) {
+    return {};
+  }
+  template <class TS>
+  WL_FN static ColState col_state(const Params&, const TileInfo&, const TS&, int /*kv_pos*/) {
+    return {};
+  }
+
+  // New value of one logit; `logits` is sm_scale * q.k.
+  template <class TS, class RS, class CS>
+  WL_FN static float logits(const Params&, const TileInfo&, const TS&, const RowInfo&, const RS&,
+                            int /*kv_pos*/, const CS&, float logits) {
+    return logits;
+  }
+  // Whether the row sees the key.
+  template <class TS, class RS, class CS>
+  WL_FN static bool mask(const Params&, const TileInfo&, const TS&, const RowInfo&, const RS&,
+                         int /*kv_pos*/, const CS&) {
+    return true;
+  }
+
+  // What mask() can say in a box of positions; never wrong, sometimes only kPartial. Ranges are not empty.
+  WL_FN static TileClass classify(const Params&, const TileInfo&, Range /*q_pos*/, Range /*kv_pos*/,
+                                  Range /*q_head*/) {
+    return TileClass::kFull;
+  }
+  // A range that holds every kv_pos some row of the box can see, inside [0, kv_len).
+  WL_FN static Range kv_bounds(const Params&, const TileInfo& tile, Range /*q_pos*/,
+                               Range /*q_head*/) {
+    return {0, tile.kv_len};
+  }
+
+  // Vector seats. x(lane) is the original vector; the function gives the new value of one lane. A seat
+  // with reductions over lanes needs r[i], for i below its kReductions, before: the caller combines
+  // reduce<i>(lane) over all lanes, in order of i (later reductions may read earlier ones).
+  static constexpr int kQueryReductions = 0;
+  static constexpr int kKeyReductions = 0;
+  static constexpr int kValueReductions = 0;
+  static constexpr int kOutputReductions = 0;
+
+  template <class X>
+  WL_FN static float query(const Params&, const TileInfo&, const RowInfo&, int lane,
+                           int /*head_dim*/, const X& x, const float* /*r*/) {
+    return x(lane);
+  }
+  template <class X>
+  WL_FN static float key(const Params&, const TileInfo&, int /*kv_pos*/, int lane, int /*head_dim*/,
+                         const X& x, const float* /*r*/) {
+    return x(lane);
+  }
+  template <class X>
+  WL_FN static float value(const Params&, const TileInfo&, int /*kv_pos*/, int lane,
+                           int /*head_dim*/, const X& x, const float* /*r*/) {
+    return x(lane);
+  }
+  template <class X>
+  WL_FN static float output(const Params&, const TileInfo&, const RowInfo&, float /*lse*/, int lane,
+                            int /*head_dim*/, const X& x, const float* /*r*/) {
+    return x(lane);
+  }
+
+  template <int I, class X>
+  WL_FN static float query_reduce(const Params&, const TileInfo&, const RowInfo&, int /*lane*/,
+                                  int /*head_dim*/, const X&, const float* /*r*/) {
+    return 0.0f;
+  }
+  template <int I, class X>
+  WL_FN static float key_reduce(const Params&, const TileInfo&, int /*kv_pos*/, int /*lane*/,
+                                int /*head_dim*/, const X&, const float* /*r*/) {
+    return 0.0f;
+  }
+  template <int I, class X>
+  WL_FN static float value_reduce(const Params&, const TileInfo&, int /*kv_pos*/, int /*lane*/,
+                                  int /*head_dim*/, const X&, const float* /*r*/) {
+    return 0.0f;
+  }
+  template <int I, class X>
+  WL_FN static float output_reduce(const Params&, const TileInfo&, const RowInfo&, float /*lse*/,
+                                   int /*lane*/, int /*head_dim*/, const X&, const float* /*r*/) {
+    return 0.0f;
+  }
+
+  template <int I> WL_FN static float query_identity() { return 0.0f; }
+  template <int I> WL_FN static float key_identity() { return 0.0f; }
+  template <int I> WL_FN static float value_identity() { return 0.0f; }
+  template <int I> WL_FN static float output_identity() { return 0.0f; }
+  template <int I> WL_FN static float query_combine(float a, float b) { return a + b; }
+  template <int I> WL_FN static float key_combine(float a, float b) { return a + b; }
+  template <int I> WL_FN static float value_combine(float a, float b) { return a + b; }
+  template <int I> WL_FN static float output_combine(float a, float b) { return a + b; }
+};
+
+}  // namespace warploom

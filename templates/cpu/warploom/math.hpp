@@ -1,0 +1,160 @@
+// Float functions a functor may call, as branch-free code that compilers vectorise.
+// Fast ones have an absolute error of about 2e-7 (or relative, where the value is large); namespace precise
+// holds those of the C library.
+#pragma once
+
+#include <warploom/qualifiers.hpp>
+
+#include <warploom/integer_math.hpp>
+
+namespace warploom {
+
+WL_FN float bits_to_float(int bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+WL_FN int float_to_bits(float value) {
+  int bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+WL_FN float abs(float x) { return __builtin_fabsf(x); }
+WL_FN float min(float a, float b) { return a < b ? a : b; }
+WL_FN float max(float a, float b) { return a < b ? b : a; }
+WL_FN float floor(float x) { return __builtin_floorf(x); }
+WL_FN float ceil(float x) { return __builtin_ceilf(x); }
+WL_FN float floordiv(float a, float b) { return floor(a / b); }
+WL_FN float mod(float a, float b) { return a - floor(a / b) * b; }
+WL_FN float sqrt(float x) { return __builtin_sqrtf(x); }
+WL_FN float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
+
+// 2 * mantissa * 2^(n - 1), so that n = 128 overflows to infinity and n = -126 flushes to zero:
+// denormals are slow, and -infinity needs no special case.
+WL_FN float scale_by_power_of_two(float twice_mantissa, float n) {
+  return twice_mantissa * bits_to_float((int(n) + 126) << 23);
+}
+
+// Polynomials here are least maximum relative error fits (Lawson's iteration) with the stated error.
+WL_FN float exp2(float x) {
+  const float low = x < -126.0f ? -126.0f : x;
+  const float inside = low > 129.0f ? 129.0f : low;
+  const float n = __builtin_rintf(inside);
+  const float f = inside - n;  // -0.5 .. 0.5, error 9.2e-8
+  float y = 0.001326472731307149f;
+  y = y * f + 0.009671512991189957f;
+  y = y * f + 0.05550733581185341f;
+  y = y * f + 0.24022242426872253f;
+  y = y * f + 0.6931470036506653f;
+  y = y * f + 1.0f;
+  return scale_by_power_of_two(y + y, n);
+}
+
+WL_FN float exp(float x) {
+  const float low = x < -87.336544f ? -87.336544f : x;
+  const float inside = low > 89.4f ? 89.4f : low;
+  const float n = __builtin_rintf(inside * kLog2e);
+  const float f = (inside - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+  float y = 0.008290229365229607f;  // |f| <= ln(2) / 2, error 9.2e-8
+  y = y * f + 0.04189838841557503f;
+  y = y * f + 0.16667640209197998f;
+  y = y * f + 0.49999144673347473f;
+  y = y * f + 0.9999997019767761f;
+  y = y * f + 1.0f;
+  return scale_by_power_of_two(y + y, n);
+}
+
+// x = m * 2^e with m in [sqrt(1/2), sqrt(2)); log(m) = 2 atanh((m - 1) / (m + 1)).
+struct SplitLog {
+  float exponent, log_mantissa;
+};
+WL_FN SplitLog split_log(float x) {
+  const int bits = float_to_bits(x);
+  const int e = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
+  const float m = bits_to_float(bits - (e << 23));
+  const float s = (m - 1.0f) / (m + 1.0f);
+  const float s2 = s * s;
+  float y = 2.0f / 9.0f;
+  y = y * s2 + 2.0f / 7.0f;
+  y = y * s2 + 2.0f / 5.0f;
+  y = y * s2 + 2.0f / 3.0f;
+  y = y * s2 + 2.0f;
+  return {float(e), y * s};
+}
+// Zero, denormals (taken as zero), negative numbers, infinity and NaN.
+WL_FN float log_of_special(float x, float log_x) {
+  const float above = x < kInfinity ? log_x : x;
+  const float below = x < 0.0f ? kNaN : -kInfinity;
+  return x < 1.17549435e-38f ? below : above;
+}
+WL_FN float log(float x) {
+  const SplitLog parts = split_log(x);
+  return log_of_special(x, parts.exponent * kLn2 + parts.log_mantissa);
+}
+WL_FN float log2(float x) {
+  const SplitLog parts = split_log(x);
+  return log_of_special(x, parts.exponent + parts.log_mantissa * kLog2e);
+}
+
+WL_FN float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+WL_FN float tanh(float x) {
+  const float t = exp(-2.0f * abs(x));
+  return __builtin_copysignf((1.0f - t) / (1.0f + t), x);
+}
+
+// sin of (angle - n pi) with the sign of n's parity. The reduction is in double, so that angles of
+// 1e6 keep all digits a float has.
+WL_FN float sin_of_double(double angle) {
+  const double n = __builtin_rint(angle * 0.31830988618379067);
+  const float f = float(angle - n * 3.14159265358979312);
+  const float f2 = f * f;
+  float y = 2.605750751172309e-06f;  // sin(f) / f, error 6.1e-9
+  y = y * f2 - 0.0001980959059437737f;
+  y = y * f2 + 0.00833306647837162f;
+  y = y * f2 - 0.16666659712791443f;
+  y = y * f2 + 1.0f;
+  const double half = n * 0.5;
+  const float sign = float(1.0 - 4.0 * (half - __builtin_floor(half)));  // 1 if n is even, else -1
+  return sign * y * f;
+}
+WL_FN float sin(float x) { return sin_of_double(double(x)); }
+WL_FN float cos(float x) { return sin_of_double(double(x) + 1.57079632679489656); }
+
+// Abramowitz and Stegun, formula 7.1.26: absolute error 1.5e-7.
+WL_FN float erf(float x) {
+  const float size = abs(x);
+  const float t = 1.0f / (1.0f + 0.3275911f * size);
+  float y = 1.061405429f;
+  y = y * t - 1.453152027f;
+  y = y * t + 1.421413741f;
+  y = y * t - 0.284496736f;
+  y = y * t + 0.254829592f;
+  return __builtin_copysignf(1.0f - y * t * exp(-size * size), x);
+}
+
+WL_FN float pow(float x, float y) { return __builtin_powf(x, y); }
+
+namespace precise {
+WL_FN float exp(float x) { return __builtin_expf(x); }
+WL_FN float exp2(float x) { return __builtin_exp2f(x); }
+WL_FN float log(float x) { return __builtin_logf(x); }
+WL_FN float log2(float x) { return __builtin_log2f(x); }
+WL_FN float tanh(float x) { return __builtin_tanhf(x); }
+WL_FN float sigmoid(float x) { return 1.0f / (1.0f + __builtin_expf(-x)); }
+WL_FN float sin(float x) { return __builtin_sinf(x); }
+WL_FN float cos(float x) { return __builtin_cosf(x); }
+WL_FN float erf(float x) { return __builtin_erff(x); }
+using warploom::abs;
+using warploom::ceil;
+using warploom::floor;
+using warploom::floordiv;
+using warploom::max;
+using warploom::min;
+using warploom::mod;
+using warploom::pow;
+using warploom::rsqrt;
+using warploom::sqrt;
+}  // namespace precise
+
+}  // namespace warploom

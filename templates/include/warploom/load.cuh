@@ -1,0 +1,60 @@
+// Storage types of 16-bit floats, and loads that give the types a functor computes with.
+// The types are bits only, so that this header needs no other; CuTe's have the same layout.
+#pragma once
+
+#include <warploom/math.cuh>
+
+namespace warploom {
+
+struct half_t {
+  unsigned short bits;
+};
+struct bfloat16_t {
+  unsigned short bits;
+};
+
+WL_FN float to_float(float value) { return value; }
+WL_FN float to_float(bfloat16_t value) { return __uint_as_float(unsigned(value.bits) << 16); }
+WL_FN float to_float(half_t value) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+  return result;
+}
+
+// Rounds to nearest, ties to even.
+template <class T>
+WL_FN T from_float(float value);
+template <>
+WL_FN float from_float<float>(float value) {
+  return value;
+}
+template <>
+WL_FN bfloat16_t from_float<bfloat16_t>(float value) {
+  bfloat16_t result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+}
+template <>
+WL_FN half_t from_float<half_t>(float value) {
+  half_t result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+}
+
+// A kernel never writes what its functors read, so the read-only path is right.
+WL_FN float load(const float* p, long long offset) { return __ldg(p + offset); }
+WL_FN float load(const half_t* p, long long offset) {
+  return to_float(half_t{__ldg(&p[offset].bits)});
+}
+WL_FN float load(const bfloat16_t* p, long long offset) {
+  return to_float(bfloat16_t{__ldg(&p[offset].bits)});
+}
+WL_FN int load(const long long* p, long long offset) { return int(__ldg(p + offset)); }
+WL_FN int load(const int* p, long long offset) { return __ldg(p + offset); }
+WL_FN int load(const signed char* p, long long offset) { return __ldg(p + offset); }
+WL_FN int load(const unsigned char* p, long long offset) { return __ldg(p + offset); }
+WL_FN bool load(const bool* p, long long offset) {
+  return __ldg(reinterpret_cast<const unsigned char*>(p) + offset) != 0;
+}
+
+}  // namespace warploom
