@@ -1,0 +1,330 @@
+"""Time implementations of one computation fairly, check them in the same run, keep every figure.
+
+How a figure is made: the inputs are copied until they outgrow the L2 cache four times, one CUDA
+graph calls the implementation on each copy in turn, and the median of the replays counts, so that
+neither a warm cache nor launch gaps flatter anybody. Before it is timed, an implementation's output
+is compared with float64 on sampled rows. What cannot run is written down with the reason instead of
+a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).resolve().parent / "results"
+MAX_COPIES = 16
+MIN_GRAPH_MS = 2.0  # shorter graphs are lengthened: an event is only good to a few microseconds
+MAX_GRAPH_PASSES = 32
+
+Thunk = Callable[[], torch.Tensor]
+
+
+class NotAvailable(Exception):
+    """An implementation cannot run here; the text says why and lands in the table."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: the median is over at least `replays` and `seconds` of replays."""
+
+    replays: int = 20
+    seconds: float = 0.4
+    max_replays: int = 300
+
+
+QUICK = Effort(replays=5, seconds=0.05, max_replays=50)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table: what is computed, and how much work that is.
+
+    Attributes:
+        name: short label of the row.
+        work: operations or bytes of one call, in units of 1e12 or 1e9 (see `unit`).
+        unit: "TFLOP/s" or "GB/s".
+        input_bytes: size of one set of inputs; decides how many copies are rotated.
+        params: shapes and types, kept with the figure.
+    """
+
+    name: str
+    work: float
+    unit: str
+    input_bytes: int
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure, or the reason why there is none."""
+
+    benchmark: str
+    case: str
+    impl: str
+    value: float | None
+    unit: str
+    ms: float | None = None
+    ms_low: float | None = None  # 10th percentile
+    ms_high: float | None = None  # 90th percentile
+    samples: int = 0
+    copies: int = 0
+    error: float | None = None  # relative error against float64, on sampled rows
+    note: str = ""
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Compares an output with the truth: `relative_error(output)` must stay below `tolerance`."""
+
+    relative_error: Callable[[torch.Tensor], float]
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A contestant: `prepare(inputs)` makes one call for each copy of the inputs, or raises."""
+
+    name: str
+    prepare: Callable[[Sequence[Any]], Sequence[Thunk]]
+
+
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """What a reader needs to judge the figures."""
+    facts: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _commit(),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "device": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    else:
+        facts |= {"device": platform.processor() or "CPU", "threads": torch.get_num_threads()}
+    return facts
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parent)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def copies_needed(case: Case, device: torch.device) -> int:
+    """How many sets of inputs outgrow the last-level cache four times."""
+    if device.type != "cuda":
+        return 1
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(1, min(MAX_COPIES, -(-4 * cache // case.input_bytes)))
+
+
+def replay_times(thunks: Sequence[Thunk], device: torch.device, effort: Effort) -> list[float]:
+    """Milliseconds of one call, once for each replay of all the calls."""
+
+    def one_pass() -> None:
+        for thunk in thunks:
+            thunk()
+
+    for _ in range(2):  # what is compiled or allocated on first use stays out of the figures
+        one_pass()
+    if device.type != "cuda":
+        return _until(effort, lambda: _seconds(one_pass) * 1e3 / len(thunks))
+    pass_ms = _event_ms(one_pass)
+    passes = max(1, min(MAX_GRAPH_PASSES, round(MIN_GRAPH_MS / pass_ms)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(passes):
+            one_pass()
+    graph.replay()
+    calls = passes * len(thunks)
+    return _until(effort, lambda: _event_ms(graph.replay) / calls)
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _event_ms(run: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def _until(effort: Effort, once: Callable[[], float]) -> list[float]:
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < effort.max_replays and (
+        len(times) < effort.replays or time.perf_counter() - begin < effort.seconds
+    ):
+        times.append(once())
+    return times
+
+
+def time_one(
+    benchmark: str,
+    case: Case,
+    implementation: Implementation,
+    inputs: Sequence[Any],
+    check: Check,
+    effort: Effort,
+    device: torch.device,
+) -> Row:
+    """Check and time one implementation; any failure becomes a note, never a lost run."""
+    blank = Row(benchmark, case.name, implementation.name, None, case.unit, params=case.params)
+    try:
+        thunks = implementation.prepare(inputs)
+        error = check.relative_error(thunks[0]())
+        if not error <= check.tolerance:  # NaN must not pass
+            note = f"wrong: relative error {error:.2e} > {check.tolerance:.0e}"
+            return Row(**{**asdict(blank), "note": note, "error": error})
+        times = sorted(replay_times(thunks, device, effort))
+    except NotAvailable as reason:
+        return Row(**{**asdict(blank), "note": f"n/a: {reason}"})
+    except Exception as failure:  # a peer's failure must not end the run: it is the figure
+        first = (str(failure).strip().splitlines() or [""])[0]
+        return Row(**{**asdict(blank), "note": f"failed: {type(failure).__name__}: {first}"[:300]})
+    median = statistics.median(times)
+    return Row(
+        benchmark,
+        case.name,
+        implementation.name,
+        round(case.work / (median * 1e-3), 2),
+        case.unit,
+        ms=round(median, 5),
+        ms_low=round(times[len(times) // 10], 5),
+        ms_high=round(times[-1 - len(times) // 10], 5),
+        samples=len(times),
+        copies=len(thunks),
+        error=float(f"{error:.3g}"),
+        params=case.params,
+    )
+
+
+def matmul_ceiling(benchmark: str, dtype: torch.dtype, device: torch.device, effort: Effort) -> Row:
+    """What a large matrix product reaches here: the ceiling of compute-bound attention."""
+    n = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    times = replay_times([lambda: a @ b], device, effort)
+    return _ceiling(benchmark, f"matmul {n}^3", 2 * n**3 / 1e12, "TFLOP/s", times)
+
+
+def copy_ceiling(benchmark: str, device: torch.device, effort: Effort) -> Row:
+    """What a large copy reaches here, bytes read plus bytes written: the ceiling of decode."""
+    size = (2 << 30) if device.type == "cuda" else (32 << 20)
+    source = torch.randint(-128, 127, (size,), dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    times = replay_times([lambda: target.copy_(source)], device, effort)
+    return _ceiling(benchmark, f"copy of {size >> 20} MiB", 2 * size / 1e9, "GB/s", times)
+
+
+def _ceiling(benchmark: str, what: str, work: float, unit: str, times: list[float]) -> Row:
+    median = statistics.median(times)
+    value = round(work / (median * 1e-3), 1)
+    return Row(benchmark, "ceiling", what, value, unit, ms=round(median, 5), samples=len(times))
+
+
+class Report:
+    """Collects rows, shows them as they come, and writes them as JSON lines."""
+
+    def __init__(self, benchmark: str, device: torch.device, folder: Path) -> None:
+        self.benchmark = benchmark
+        self.path = folder / f"{benchmark}.jsonl"
+        self.facts = machine_facts(device)
+        self.rows: list[Row] = []
+        self.console = Console()
+        self.console.print(f"{benchmark} on {self.facts['device']}, torch {torch.__version__}")
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        shown = row.note if row.value is None else f"{row.value:8.1f} {row.unit}  {row.ms:9.4f} ms"
+        line = f"  {row.case:24} {row.impl:16} {shown}"
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.write()  # after every row: a run that is cut short keeps what it has
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [{"benchmark": self.benchmark, "machine": self.facts}, *map(asdict, self.rows)]
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def finish(self) -> None:
+        self.console.print(rich_table(self.benchmark, self.rows))
+        self.console.print(f"rows: {self.path}")
+
+
+def pivot(rows: Sequence[Row]) -> tuple[list[str], list[str], dict[tuple[str, str], Row]]:
+    """Cases, implementations (both in order of appearance) and the row of each pair."""
+    measured = [row for row in rows if row.case != "ceiling"]
+    cases = list(dict.fromkeys(row.case for row in measured))
+    impls = list(dict.fromkeys(row.impl for row in measured))
+    return cases, impls, {(row.case, row.impl): row for row in measured}
+
+
+def cell(row: Row | None) -> str:
+    """What a table shows for one figure."""
+    if row is None:
+        return ""
+    return f"{row.value:.0f}" if row.value is not None else row.note.partition(":")[0]
+
+
+def rich_table(benchmark: str, rows: Sequence[Row]) -> Table:
+    cases, impls, at = pivot(rows)
+    ceiling = next((row for row in rows if row.case == "ceiling"), None)
+    unit = next((row.unit for row in rows), "")
+    limit = f"; ceiling {ceiling.value:.0f} ({ceiling.impl})" if ceiling and ceiling.value else ""
+    table = Table("case", *impls, title=f"{benchmark}, {unit}{limit}")
+    for case in cases:
+        table.add_row(case, *(cell(at.get((case, impl))) for impl in impls))
+    return table
+
+
+def load_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Machine facts and rows of a results file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return lines[0]["machine"], [Row(**line) for line in lines[1:]]
+
+
+def arguments(description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line that every benchmark shares."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
+    parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N or cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
+    parser.add_argument("--only", default="", help="comma-separated implementations, e.g. warploom")
+    options = parser.parse_args(argv)
+    options.device = torch.device(options.device)
+    if options.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA device: benchmarks compare GPU kernels (--device cpu tries the code)")
+    return options
+
+
+def chosen(implementations: Sequence[Implementation], only: str) -> Iterator[Implementation]:
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    return (one for one in implementations if not wanted or one.name in wanted)

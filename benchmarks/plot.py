@@ -1,0 +1,162 @@
+"""Recorded figures as pictures and as the README's table: nothing here is measured or typed in.
+
+    python benchmarks/plot.py [FOLDER]     reads FOLDER/*.jsonl (default benchmarks/results)
+
+Writes a PNG next to each file that has a drawing, and replaces the README's text between
+`<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS, Row, cell, load_rows, pivot
+
+README = RESULTS.parents[1] / "README.md"
+BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
+OURS = "#c2410c"
+PEERS = ("#1d4ed8", "#0f766e", "#7c3aed", "#64748b", "#a16207")
+
+TITLES = {
+    "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
+    "decode": "Paged decode, 32 query and 8 key/value heads of 128, bf16, pages of 16",
+}
+
+
+def ceiling_of(rows: Sequence[Row]) -> Row | None:
+    return next((row for row in rows if row.case == "ceiling"), None)
+
+
+def color_of(impl: str, impls: Sequence[str]) -> str:
+    others = [name for name in impls if name != "warploom"]
+    return OURS if impl == "warploom" else PEERS[others.index(impl) % len(PEERS)]
+
+
+def draw_lines(axes: Any, rows: Sequence[Row]) -> None:
+    """One line for each implementation over the cases, which lie in growing order."""
+    cases, impls, at = pivot(rows)
+    for impl in impls:
+        points = [
+            (x, row.value)
+            for x, case in enumerate(cases)
+            if (row := at.get((case, impl))) and row.value is not None
+        ]
+        if points:
+            width = 2.6 if impl == "warploom" else 1.4
+            axes.plot(
+                *zip(*points, strict=True),
+                marker="o",
+                linewidth=width,
+                color=color_of(impl, impls),
+                label=impl,
+            )
+    axes.set_xticks(range(len(cases)), cases)
+
+
+def draw_bars(axes: Any, rows: Sequence[Row]) -> None:
+    """A group of bars for each case."""
+    cases, impls, at = pivot(rows)
+    shown = [i for i in impls if any((r := at.get((c, i))) and r.value for c in cases)]
+    width = 0.8 / max(1, len(shown))
+    for place, impl in enumerate(shown):
+        found = [at.get((case, impl)) for case in cases]
+        values = [row.value if row and row.value is not None else 0.0 for row in found]
+        left = [x + (place - (len(shown) - 1) / 2) * width for x in range(len(cases))]
+        axes.bar(left, values, width * 0.92, color=color_of(impl, impls), label=impl)
+    axes.set_xticks(range(len(cases)), cases)
+
+
+DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
+    "prefill": draw_lines,
+    "decode": draw_bars,
+}
+
+
+def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    DRAWINGS[benchmark](axes, rows)
+    ceiling = ceiling_of(rows)
+    if ceiling and ceiling.value:
+        axes.axhline(ceiling.value, color="black", linestyle="--", linewidth=1)
+        axes.annotate(
+            f"ceiling: {ceiling.impl}",
+            (0.01, ceiling.value),
+            xycoords=("axes fraction", "data"),
+            va="bottom",
+            fontsize=8,
+        )
+        axes.set_ylim(0, ceiling.value * 1.1)
+    axes.set_ylabel(rows[0].unit)
+    axes.set_title(
+        f"{TITLES[benchmark]}\n{machine['device']}, torch {machine['torch']}", fontsize=10
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> str:
+    """Title, table, and one line for each figure that is missing."""
+    cases, impls, at = pivot(rows)
+    ceiling = ceiling_of(rows)
+    limit = f" Ceiling: {ceiling.value:.0f} ({ceiling.impl})." if ceiling and ceiling.value else ""
+    lines = [
+        f"**{TITLES.get(benchmark, benchmark)}**: {rows[0].unit}, higher is better.{limit}",
+        "",
+        "| | " + " | ".join(impls) + " |",
+        "| --- |" + " ---: |" * len(impls),
+    ]
+    lines += [
+        f"| {case} | " + " | ".join(cell(at.get((case, impl))) for impl in impls) + " |"
+        for case in cases
+    ]
+    notes = {(row.impl, row.note): None for row in rows if row.note}
+    lines += ["", *(f"- {impl}: {note.replace('|', '/')}" for impl, note in notes)] * bool(notes)
+    facts = ", ".join(f"{key} {machine[key]}" for key in ("device", "torch", "date", "commit"))
+    return "\n".join([*lines, "", f"<sub>{facts}</sub>", ""])
+
+
+def readme_section(parts: Sequence[str]) -> str:
+    body = "\n".join(parts) or "No figures are recorded yet; `make bench` on a GPU records them.\n"
+    return f"{BEGIN}\n\n{body}\n{END}"
+
+
+def replace_section(text: str, section: str) -> str:
+    """Put the section between the markers; a README without markers is an error."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{README.name} has no {BEGIN} ... {END}")
+    return before + section + after
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = list(sys.argv[1:] if argv is None else argv)
+    folder = Path(given[0]) if given else RESULTS
+    parts = []
+    for path in sorted(folder.glob("*.jsonl"), key=lambda p: (p.stem != "prefill", p.stem)):
+        machine, rows = load_rows(path)
+        if path.stem in DRAWINGS:
+            try:
+                draw(path.stem, machine, rows, path.with_suffix(".png"))
+                print(path.with_suffix(".png"))
+            except ModuleNotFoundError as missing:
+                print(f"no picture of {path.stem}: {missing}; install matplotlib")
+        parts.append(markdown(path.stem, machine, rows))
+    if folder == RESULTS and README.exists():
+        README.write_text(replace_section(README.read_text(), readme_section(parts)))
+    else:
+        print("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

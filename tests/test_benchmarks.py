@@ -1,0 +1,117 @@
+"""The benchmark harness never loses a run, times no wrong result, and invents no figure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import harness
+
+    return harness
+
+
+@pytest.fixture
+def plot(harness: ModuleType) -> ModuleType:
+    import plot
+
+    return plot
+
+
+def measure(harness: ModuleType, name: str, prepare: object) -> object:
+    case = harness.Case("add", work=1e-6, unit="GB/s", input_bytes=32, params={"n": 4})
+    check = harness.Check(lambda out: float((out - 2.0).abs().max()), tolerance=1e-6)
+    implementation = harness.Implementation(name, prepare)
+    inputs = [torch.ones(4)]
+    return harness.time_one("toy", case, implementation, inputs, check, harness.QUICK, CPU)
+
+
+def test_a_right_result_gets_a_figure(harness: ModuleType) -> None:
+    row = measure(harness, "add", lambda inputs: [lambda: inputs[0] + 1.0])
+    assert row.value > 0 and row.error == 0.0 and row.note == ""
+    assert row.ms_low <= row.ms <= row.ms_high
+    assert row.samples >= harness.QUICK.replays
+
+
+@pytest.mark.parametrize("wrong", [3.0, float("nan")])
+def test_a_wrong_result_is_not_timed(harness: ModuleType, wrong: float) -> None:
+    row = measure(harness, "add", lambda inputs: [lambda: inputs[0] * wrong])
+    assert row.value is None and row.note.startswith("wrong: relative error")
+
+
+def test_a_refusal_or_failure_becomes_a_note(harness: ModuleType) -> None:
+    def refuse(inputs: object) -> None:
+        raise harness.NotAvailable("not installed")
+
+    def fail(inputs: object) -> None:
+        raise ValueError("no such head_dim\nlong trace")
+
+    assert measure(harness, "peer", refuse).note == "n/a: not installed"
+    assert measure(harness, "peer", fail).note == "failed: ValueError: no such head_dim"
+
+
+def test_rows_survive_the_file(harness: ModuleType, plot: ModuleType, tmp_path: Path) -> None:
+    report = harness.Report("toy", CPU, tmp_path)
+    report.add(measure(harness, "warploom", lambda inputs: [lambda: inputs[0] + 1.0]))
+    report.add(measure(harness, "peer", lambda inputs: [lambda: inputs[0] * 5.0]))
+    machine, rows = harness.load_rows(tmp_path / "toy.jsonl")
+    assert rows == report.rows and machine == report.facts
+    table = plot.markdown("toy", machine, rows)
+    assert "| | warploom | peer |" in table
+    assert "| wrong |" in table and "- peer: wrong: relative error" in table
+
+
+def test_copies_outgrow_the_cache(harness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        L2_cache_size = 60 << 20
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    cuda = torch.device("cuda")
+    for size, copies in ((64 << 20, 4), (1 << 30, 1), (1 << 20, harness.MAX_COPIES)):
+        case = harness.Case("c", 1.0, "GB/s", size)
+        assert harness.copies_needed(case, cuda) == copies
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_pictures_show_every_measured_implementation(
+    plot: ModuleType, harness: ModuleType, name: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [harness.Row(name, "ceiling", "matmul", 700.0, "TFLOP/s")]
+    rows += [harness.Row(name, "a", impl, 400.0, "TFLOP/s") for impl in ("warploom", "peer")]
+    rows += [harness.Row(name, "a", "absent", None, "TFLOP/s", note="n/a: not installed")]
+    plot.draw(name, {"device": "test", "torch": "2"}, rows, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5_000
+
+
+def test_only_the_marked_section_of_the_readme_changes(plot: ModuleType) -> None:
+    text = f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter\n"
+    replaced = plot.replace_section(text, plot.readme_section(["new"]))
+    assert replaced.startswith("before\n") and replaced.endswith("after\n")
+    assert "new" in replaced and "old" not in replaced
+    with pytest.raises(ValueError, match="benchmarks:begin"):
+        plot.replace_section("no markers", "section")
+
+
+def test_no_results_say_so(plot: ModuleType) -> None:
+    assert "No figures are recorded yet" in plot.readme_section([])
+
+
+def test_the_command_refuses_a_machine_without_gpu(
+    harness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["prefill.py"])
+    with pytest.raises(SystemExit):
+        harness.arguments("prefill", [])
+    assert "no CUDA device" in capsys.readouterr().err
