@@ -1,4 +1,4 @@
-"""What a kernel needs of the machine, read from the cubin itself (an ELF file), without any CUDA tool."""
+"""What a kernel needs of the machine, read from the cubin (an ELF file) without any CUDA tool."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 _NOT_A_CUBIN = "not a cubin of one 64-bit little-endian ELF image"
 
-# Attributes in the `.nv.info` sections. A record is (format, attribute, 16-bit value), and a record of
-# format _SIZED has that many bytes of payload behind it.
+# Attributes in the `.nv.info` sections. A record is (format, attribute, 16-bit value), and a record
+# of format _SIZED has that many bytes of payload behind it.
 _SIZED = 4
 _REGISTER_COUNT = 0x2F  # payload: symbol, registers
 _FRAME_SIZE = 0x11  # payload: symbol, bytes of local memory per thread
@@ -25,7 +25,7 @@ class Resources:
         local_bytes: local memory per thread: spilled registers, and arrays not held in registers.
         shared_bytes: static shared memory per CTA; from sm_90 on it includes the system's 1024.
         max_threads: limit of threads per CTA (`__launch_bounds__`), 0 if none was declared.
-        spill_bytes: bytes of spill stores and loads as the compiler's log tells them; None if unknown.
+        spill_bytes: bytes of spill stores and loads, from the compiler's log; None if unknown.
     """
 
     registers: int
@@ -99,7 +99,7 @@ def _symbol_names(sections: dict[str, _Section]) -> list[str]:
 
 
 def _attributes(info: bytes) -> list[tuple[int, tuple[int, ...]]]:
-    """(attribute, payload as 32-bit words) of each sized record; the others hold nothing we need."""
+    """(attribute, payload as 32-bit words) of each sized record; the others do not matter."""
     found = []
     at = 0
     while at < len(info):

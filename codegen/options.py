@@ -11,8 +11,8 @@ from warploom.codegen.arch import Arch
 class CudaOptions:
     """Options that change the cubin, and so belong to the cache key.
 
-    `--use_fast_math` is absent on purpose: it would also change division and denormals of user functors.
-    The headers choose fast intrinsics one by one instead.
+    `--use_fast_math` is absent on purpose: it would also change division and denormals of user
+    functors. The headers choose fast intrinsics one by one instead.
 
     Attributes:
         std: C++ standard; CuTe needs 17.
@@ -25,7 +25,7 @@ class CudaOptions:
     max_registers: int | None = None
 
     def flags(self, arch: Arch) -> tuple[str, ...]:
-        """NVRTC flags, in an order that never changes (a precompiled header must see the same one)."""
+        """NVRTC flags, always in the same order, as precompiled headers want it."""
         flags = [
             f"--std={self.std}",
             "--device-as-default-execution-space",
