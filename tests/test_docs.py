@@ -1,0 +1,91 @@
+"""What the documents say is so: code runs, names exist, links lead somewhere, tables are full."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import warploom
+from warploom.env import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+# A block is run unless the line above is an HTML comment that begins with "not run" and says why.
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<skip>not run[^>]*)-->\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S
+)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)|!\[[^\]]*\]\((?P<image>[^)\s]+)\)")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> Iterator[tuple[int, str]]:
+    text = page.read_text()
+    for match in BLOCK.finditer(text):
+        if not match["skip"]:
+            yield text.count("\n", 0, match.start("code")), match["code"]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p))], ids=name_of)
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page run in order, as one reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    # a functor's errors name file and line, so the code is compiled from a file that has them
+    lines: list[str] = []
+    for start, code in blocks(page):
+        lines += [""] * (start - len(lines)) + code.splitlines()
+    script = tmp_path / (page.stem + ".py")
+    script.write_text("\n".join(lines) + "\n")
+    exec(compile(script.read_text(), str(script), "exec"), {"__name__": "__doc__"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for match in LINK.finditer(re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
+        target = match["target"] or match["image"]
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Heading names as web views of repositories make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_public_names_exist(page: Path) -> None:
+    used = set(re.findall(r"\bwl\.([A-Za-z_]\w*)", page.read_text()))
+    assert {name for name in used if not hasattr(warploom, name)} == set()
+
+
+def test_environment_variables_are_all_documented() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    assert [setting.name for setting in SETTINGS if f"`{setting.name}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_unknown_environment_variable_is_named(page: Path) -> None:
+    named = set(re.findall(r"\bWARPLOOM_[A-Z_]+\b", page.read_text()))
+    assert named - {setting.name for setting in SETTINGS} == set()
+
+
+def test_make_targets_in_documents_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    for page in PAGES:
+        for line in re.findall(r"`make ([a-z -]+)`|^make ([a-z -]+)", page.read_text(), re.M):
+            assert set("".join(line).split()) <= targets, f"{name_of(page)}: make {line}"
