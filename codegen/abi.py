@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from warploom.dsl.spec import AttentionSpec
 
@@ -104,11 +105,18 @@ class Packer:
     def __init__(self, fields: tuple[ParamField, ...]) -> None:
         self.fields = fields
         self.names = tuple(field.name for field in fields)
-        codes = (
+        codes = [
             "Q" if field.c_type.endswith("*") else "q" if field.is_wide else _FORMAT[field.c_type]
             for field in fields
-        )
-        self._struct = struct.Struct("=" + "".join(codes))
+        ]
+        self.codes = "".join(codes)
+        self._struct = struct.Struct("=" + self.codes)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Byte at which each member begins, for callers that rewrite single members."""
+        sizes = (struct.calcsize("=" + code) for code in self.codes)
+        return dict(zip(self.names, (0, *accumulate(sizes)), strict=False))
 
     @property
     def size(self) -> int:

@@ -188,6 +188,10 @@ class WorkspaceTooSmall(ArgumentError):
     )
 
 
+class ForbiddenUnderCapture(ArgumentError):
+    message = "{what} while a CUDA graph is being captured. {remedy}"
+
+
 class PlanInvalid(WarploomError):
     message = (
         "the plan breaks an invariant: {reason}. This is a bug of warploom; please report it with "

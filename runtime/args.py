@@ -1,0 +1,211 @@
+"""Checks of q, k, v, out and lse against the declaration and the plan, and their strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
+from warploom.errors import (
+    ArgumentError,
+    IndexOutOfRange,
+    WrongDevice,
+    WrongDType,
+    WrongShape,
+    WrongStride,
+)
+from warploom.runtime.formats import Batch
+from warploom.runtime.tensors import as_torch
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What every tensor of a wrapper must agree with.
+
+    Attributes:
+        kv_format: how keys and values are stored.
+        num_q_heads, num_kv_heads: heads; the first is a multiple of the second.
+        head_dim_qk, head_dim_v: lengths of query/key and of value/output vectors.
+        dtype: type of q, k, v and out.
+        device: where all tensors must be.
+    """
+
+    kv_format: KVFormat
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_v: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def is_dense(self) -> bool:
+        return isinstance(self.kv_format, Dense)
+
+    @property
+    def q_axes(self) -> tuple[str, ...]:
+        """Names of the axes of q and out; those of lse are the same without `dim`."""
+        if not self.is_dense:
+            return ("row", "head", "dim")
+        order = ("row", "head") if self.kv_format.layout == "NHD" else ("head", "row")
+        return ("batch", *order, "dim")
+
+    @property
+    def kv_axes(self) -> tuple[str, ...]:
+        """Names of the axes of k and v."""
+        order = ("token", "head") if self.kv_format.layout == "NHD" else ("head", "token")
+        return (*(("block",) if isinstance(self.kv_format, (Dense, Paged)) else ()), *order, "dim")
+
+    def q_shape(self, batch: Batch, dim: int) -> tuple[int, ...]:
+        sizes = {"batch": batch.num_requests, "row": batch.q_rows}
+        return tuple(
+            (sizes | {"head": self.num_q_heads, "dim": dim})[axis] for axis in self.q_axes
+        )
+
+    def lse_shape(self, batch: Batch) -> tuple[int, ...]:
+        return self.q_shape(batch, 0)[:-1]
+
+
+def split_kv(kv: Any, kv_format: KVFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values from a pair, or from one paged cache [pages, 2, ...].
+
+    Raises:
+        ArgumentError, WrongShape: neither of the two.
+    """
+    if isinstance(kv, (tuple, list)):
+        if len(kv) != 2:
+            raise ArgumentError(name="kv", reason=f"has {len(kv)} tensors; expected (k, v)")
+        return as_torch(kv[0], "k"), as_torch(kv[1], "v")
+    cache = as_torch(kv, "kv")
+    if not isinstance(kv_format, Paged):
+        raise ArgumentError(name="kv", reason="expected the pair (k, v)")
+    if cache.dim() != 5 or cache.shape[1] != 2:
+        raise WrongShape(
+            name="kv", got=tuple(cache.shape), expected="[pages, 2, ...], or the pair (k, v)"
+        )
+    return cache[:, 0], cache[:, 1]
+
+
+def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
+    """Check q; returns its (batch, row, head) strides."""
+    _check_type(q, "q", geometry)
+    expected = geometry.q_shape(batch, geometry.head_dim_qk)
+    if tuple(q.shape) != expected:
+        raise WrongShape(
+            name="q", got=tuple(q.shape), expected=_described(expected, geometry.q_axes)
+        )
+    _check_strides(q, "q")
+    return _strides(q, geometry.q_axes, ("batch", "row", "head"))
+
+
+def check_key_value(
+    tensor: torch.Tensor, name: str, geometry: Geometry, batch: Batch
+) -> tuple[int, ...]:
+    """Check k or v; returns its (block, token, head) strides."""
+    _check_type(tensor, name, geometry)
+    dim = geometry.head_dim_qk if name == "k" else geometry.head_dim_v
+    exact = {"head": geometry.num_kv_heads, "dim": dim}
+    least = {"token": batch.kv_extent, "block": batch.num_requests}
+    if isinstance(geometry.kv_format, Paged):
+        exact["token"] = geometry.kv_format.page_size
+        least = {"block": 0}
+    axes = geometry.kv_axes
+    sizes = dict(zip(axes, tensor.shape, strict=False))
+    wrong = tensor.dim() != len(axes) or any(sizes[a] != n for a, n in exact.items() if a in axes)
+    if wrong or any(sizes[axis] < size for axis, size in least.items() if axis in axes):
+        wanted = [
+            f"{axis}={exact[axis]}" if axis in exact else f"{axis}>={least[axis]}" for axis in axes
+        ]
+        raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{', '.join(wanted)}]")
+    if isinstance(geometry.kv_format, Paged) and sizes["block"] < batch.kv_extent:
+        at = int(batch.indices.argmax())
+        raise IndexOutOfRange(
+            name="kv_indices", index=at, value=int(batch.indices[at]), last=sizes["block"] - 1
+        )
+    _check_strides(tensor, name)
+    block, token, head = _strides(tensor, axes, ("block", "token", "head"))
+    if isinstance(geometry.kv_format, BlockSparse):
+        block = geometry.kv_format.block_kv * token
+    return block, token, head
+
+
+def check_out(
+    out: torch.Tensor, geometry: Geometry, batch: Batch, inputs: Sequence[torch.Tensor]
+) -> tuple[int, ...]:
+    """Check the caller's output tensor; returns its (batch, row, head) strides."""
+    _check_type(out, "out", geometry)
+    expected = geometry.q_shape(batch, geometry.head_dim_v)
+    if tuple(out.shape) != expected:
+        raise WrongShape(
+            name="out", got=tuple(out.shape), expected=_described(expected, geometry.q_axes)
+        )
+    _check_strides(out, "out")
+    _refuse_overlap(out, "out", inputs)
+    return _strides(out, geometry.q_axes, ("batch", "row", "head"))
+
+
+def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
+    """Check the caller's log-sum-exp tensor; returns its (batch, row, head) strides."""
+    if lse.device != geometry.device:
+        raise WrongDevice(name="lse", got=str(lse.device), expected=str(geometry.device))
+    if lse.dtype != torch.float32:
+        raise WrongDType(name="lse", got=str(lse.dtype), expected="torch.float32")
+    expected = geometry.lse_shape(batch)
+    axes = geometry.q_axes[:-1]
+    if tuple(lse.shape) != expected:
+        raise WrongShape(name="lse", got=tuple(lse.shape), expected=_described(expected, axes))
+    _refuse_overlap(lse, "lse", ())
+    return _strides(lse, axes, ("batch", "row", "head"))
+
+
+def _check_type(tensor: torch.Tensor, name: str, geometry: Geometry) -> None:
+    if tensor.device != geometry.device:
+        raise WrongDevice(name=name, got=str(tensor.device), expected=str(geometry.device))
+    if tensor.dtype != geometry.dtype:
+        raise WrongDType(name=name, got=str(tensor.dtype), expected=str(geometry.dtype))
+
+
+def _check_strides(tensor: torch.Tensor, name: str) -> None:
+    """The head dimension must be contiguous; on CUDA, vectors must begin at 16-byte borders."""
+    strides = tensor.stride()
+    if tensor.numel() == 0:
+        return
+    if strides[-1] != 1:
+        raise WrongStride(
+            name=name, got=strides, expected="the last must be 1, the head dimension contiguous"
+        )
+    if tensor.device.type != "cuda":
+        return
+    step = 16 // tensor.element_size()
+    sized = zip(strides[:-1], tensor.shape[:-1], strict=True)
+    if tensor.data_ptr() % 16 or any(s % step for s, size in sized if size > 1):
+        raise WrongStride(
+            name=name,
+            got=strides,
+            expected=f"each must be a multiple of {step} elements and the address of 16 bytes",
+        )
+
+
+def _refuse_overlap(tensor: torch.Tensor, name: str, inputs: Sequence[torch.Tensor]) -> None:
+    """Writing must not reach a place twice, nor a place that is read."""
+    sized = zip(tensor.stride(), tensor.shape, strict=True)
+    if any(stride == 0 and size > 1 for stride, size in sized):
+        raise WrongStride(
+            name=name, got=tensor.stride(), expected="an expanded tensor cannot be written"
+        )
+    if any(tensor.numel() and tensor.data_ptr() == other.data_ptr() for other in inputs):
+        raise ArgumentError(name=name, reason="is the memory of q, k or v; give another tensor")
+
+
+def _strides(
+    tensor: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...]
+) -> tuple[int, ...]:
+    by_name = dict(zip(axes, tensor.stride(), strict=True))
+    return tuple(by_name.get(axis, 0) for axis in wanted)
+
+
+def _described(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:
+    return f"{shape}, which is [{', '.join(axes)}]"

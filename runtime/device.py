@@ -1,0 +1,80 @@
+"""Which back end serves a device, and the facts of a device, looked up once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from warploom.codegen.arch import Arch, arch_for_capability
+from warploom.errors import ArgumentError, NoGpu, UnsupportedSpec
+
+Backend = Literal["cuda", "cpu", "reference"]
+
+
+@dataclass(frozen=True)
+class CudaFacts:
+    """What the runtime must know of a CUDA device.
+
+    Attributes:
+        name: the driver's name of it.
+        arch: architecture to compile for.
+        num_sms: streaming multiprocessors.
+    """
+
+    name: str
+    arch: Arch
+    num_sms: int
+
+
+@lru_cache(maxsize=None)
+def cuda_facts(index: int) -> CudaFacts:
+    properties = torch.cuda.get_device_properties(index)
+    arch = arch_for_capability(properties.major, properties.minor)
+    return CudaFacts(properties.name, arch, properties.multi_processor_count)
+
+
+def resolve_device(device: torch.device | str | int | None) -> torch.device:
+    """The device with its index; without one, the current CUDA device or else the CPU.
+
+    Raises:
+        NoGpu: a CUDA device was asked for and there is none.
+        UnsupportedSpec: another kind of device.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = torch.device(device)
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise UnsupportedSpec(
+            what=f"device {found.type!r}", reason="back ends are cuda and cpu", remedy="Use one."
+        )
+    if not torch.cuda.is_available():
+        raise NoGpu(reason="torch sees none")
+    index = torch.cuda.current_device() if found.index is None else found.index
+    if index >= torch.cuda.device_count():
+        raise NoGpu(reason=f"there is no device {index}")
+    return torch.device("cuda", index)
+
+
+def resolve_backend(backend: str | None, device: torch.device) -> Backend:
+    """The back end for a device: its own, or the NumPy reading if asked for by name.
+
+    Raises:
+        ArgumentError: no such back end, or one that does not serve this device.
+    """
+    if backend is None:
+        return "cuda" if device.type == "cuda" else "cpu"
+    if backend == "reference":
+        return "reference"
+    if backend == "cuda" and device.type == "cuda":
+        return "cuda"
+    if backend == "cpu" and device.type == "cpu":
+        return "cpu"
+    known = "cuda, cpu and reference"
+    raise ArgumentError(
+        name="backend", reason=f"{backend!r} does not serve {device}; there are {known}"
+    )

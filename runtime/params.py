@@ -1,0 +1,65 @@
+"""The bytes of a kernel's argument, kept between launches so that a launch rewrites only what changed."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from warploom.codegen.abi import Packer, param_fields
+from warploom.dsl.spec import AttentionSpec
+
+TENSORS = ("q", "k", "v", "o", "lse")
+STRIDES = tuple(
+    f"{tensor}_{axis}_stride"
+    for tensor in TENSORS
+    for axis in (("block", "token", "head") if tensor in "kv" else ("batch", "row", "head"))
+)
+
+
+class ParamBlock:
+    """`Params` of one wrapper, at an address that never changes.
+
+    Attributes:
+        address: where the bytes lie; both back ends read them at launch.
+    """
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        packer = Packer(param_fields(spec))
+        offsets = packer.offsets
+        self._bytes = bytearray(packer.size)
+        self._view = (ctypes.c_char * packer.size).from_buffer(self._bytes)
+        self.address = ctypes.addressof(self._view)
+        self._at = {
+            name: (struct.Struct("=" + code), offsets[name])
+            for name, code in zip(packer.names, packer.codes, strict=True)
+        }
+        self._pointers = _run("Q", TENSORS, offsets)
+        self._strides = _run("q", STRIDES, offsets)
+
+    def set(self, name: str, value: int | float) -> None:
+        """Write one member."""
+        form, offset = self._at[name]
+        form.pack_into(self._bytes, offset, value)
+
+    def get(self, name: str) -> int | float:
+        """Read one member back, for tests and `explain()`."""
+        form, offset = self._at[name]
+        value: int | float = form.unpack_from(self._bytes, offset)[0]
+        return value
+
+    def set_pointers(self, q: int, k: int, v: int, o: int, lse: int) -> None:
+        form, offset = self._pointers
+        form.pack_into(self._bytes, offset, q, k, v, o, lse)
+
+    def set_strides(self, strides: tuple[int, ...]) -> None:
+        """Write all strides, in the order of `STRIDES`."""
+        form, offset = self._strides
+        form.pack_into(self._bytes, offset, *strides)
+
+
+def _run(code: str, names: tuple[str, ...], offsets: dict[str, int]) -> tuple[struct.Struct, int]:
+    """A struct over members that lie side by side, and where it begins."""
+    first = offsets[names[0]]
+    if [offsets[name] for name in names] != [first + 8 * i for i in range(len(names))]:
+        raise RuntimeError(f"{names} do not lie side by side in Params")
+    return struct.Struct(f"={len(names)}{code}"), first

@@ -1,0 +1,76 @@
+"""Any framework's array as a torch tensor, without a copy; host arrays of indices as NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.errors import ArgumentError, WrongDType, WrongShape
+
+_INT32 = np.iinfo(np.int32)
+
+
+def as_torch(value: Any, name: str) -> torch.Tensor:
+    """View `value` as a torch tensor that shares its memory.
+
+    Args:
+        value: a torch tensor, or any object with `__dlpack__` (CuPy, JAX, NumPy, ...). The producer
+            orders its work before torch's current stream, as the DLPack protocol asks.
+        name: the argument's name, for messages.
+
+    Raises:
+        ArgumentError: the object exports no tensor, or one that torch cannot view.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # DLPack has no read-only tensors before version 1
+    if not hasattr(value, "__dlpack__"):
+        raise ArgumentError(
+            name=name, reason=f"a {type(value).__name__} is neither a torch tensor nor has __dlpack__"
+        )
+    try:
+        return torch.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(name=name, reason=f"its DLPack export failed ({error})") from error
+
+
+def host_array(value: Any, name: str) -> np.ndarray:
+    """Bring an array to the host as NumPy; a device array is copied, which waits for its stream."""
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach()
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.float()
+        return tensor.cpu().numpy()
+    if isinstance(value, (np.ndarray, list, tuple, int, float, np.generic)):
+        return np.asarray(value)
+    return host_array(as_torch(value, name), name)
+
+
+def host_int32(value: Any, name: str) -> np.ndarray:
+    """Bring a one-dimensional array of indices to the host as contiguous int32.
+
+    Args:
+        value: list, NumPy array, torch tensor or DLPack producer with an integer type; int64 is accepted
+            if every value fits.
+        name: the argument's name, for messages.
+
+    Raises:
+        WrongDType: not an integer type.
+        WrongShape: not one-dimensional.
+        ArgumentError: a value does not fit into int32.
+    """
+    array = host_array(value, name)
+    if array.size == 0 and not isinstance(value, (np.ndarray, torch.Tensor)):
+        array = array.astype(np.int32)  # an empty list has no integer type of its own
+    if array.dtype.kind not in "iu":
+        raise WrongDType(name=name, got=str(array.dtype), expected="int32")
+    if array.ndim != 1:
+        raise WrongShape(name=name, got=tuple(array.shape), expected="one dimension")
+    if array.dtype != np.int32:
+        if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
+            raise ArgumentError(name=name, reason="a value does not fit into int32")
+        array = array.astype(np.int32)
+    return np.ascontiguousarray(array)
