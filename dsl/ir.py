@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from threading import RLock
 from weakref import WeakValueDictionary
 
 
@@ -112,6 +113,7 @@ class Node:
 
 
 _interned: WeakValueDictionary[tuple[object, ...], Node] = WeakValueDictionary()
+_interning = RLock()  # two threads must not make two nodes with the same parts
 
 
 def node(
@@ -124,12 +126,13 @@ def node(
     """Return the one node with these parts."""
     if op not in OPERATIONS:
         raise ValueError(f"no operation {op!r}")
-    # 1, 1.0 and True are equal keys in a dict, and must not be the same constant
-    key = (op, kind, type(attr), attr, *map(id, args))
-    found = _interned.get(key)
-    if found is None:
-        found = Node(op, kind, args, attr, source)
-        _interned[key] = found
+    # 1, 1.0 and True are equal keys in a dict, as are 0.0 and -0.0, but no equal constants
+    key = (op, kind, type(attr), repr(attr), *map(id, args))
+    with _interning:
+        found = _interned.get(key)
+        if found is None:
+            found = Node(op, kind, args, attr, source)
+            _interned[key] = found
     return found
 
 

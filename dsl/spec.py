@@ -69,6 +69,10 @@ class TracedVariant:
     tensors: tuple[TensorField, ...] = ()
     functions: tuple[CustomFunction, ...] = ()
 
+    def __hash__(self) -> int:  # nodes are interned, so equal variants have the same nodes
+        seats = frozenset(self.seats.items())
+        return hash((self.name, self.softmax, seats, self.scalars, self.tensors, self.functions))
+
 
 @dataclass(frozen=True)
 class AttentionSpec:

@@ -6,10 +6,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from warploom.dsl.custom import custom_function as custom_function
+    from warploom.dsl.fields import Scalar as Scalar
+    from warploom.dsl.fields import Tensor as Tensor
     from warploom.dsl.formats import BlockSparse as BlockSparse
     from warploom.dsl.formats import Dense as Dense
     from warploom.dsl.formats import Paged as Paged
     from warploom.dsl.formats import Ragged as Ragged
+    from warploom.dsl.functions import abs as abs
+    from warploom.dsl.functions import ceil as ceil
+    from warploom.dsl.functions import clamp as clamp
+    from warploom.dsl.functions import cos as cos
+    from warploom.dsl.functions import erf as erf
+    from warploom.dsl.functions import exp as exp
+    from warploom.dsl.functions import exp2 as exp2
+    from warploom.dsl.functions import floor as floor
+    from warploom.dsl.functions import log as log
+    from warploom.dsl.functions import log2 as log2
+    from warploom.dsl.functions import max as max
+    from warploom.dsl.functions import maximum as maximum
+    from warploom.dsl.functions import mean as mean
+    from warploom.dsl.functions import minimum as minimum
+    from warploom.dsl.functions import rotate_half as rotate_half
+    from warploom.dsl.functions import rotate_pairs as rotate_pairs
+    from warploom.dsl.functions import rsqrt as rsqrt
+    from warploom.dsl.functions import sigmoid as sigmoid
+    from warploom.dsl.functions import sin as sin
+    from warploom.dsl.functions import sqrt as sqrt
+    from warploom.dsl.functions import sum as sum
+    from warploom.dsl.functions import tanh as tanh
+    from warploom.dsl.functions import to_bool as to_bool
+    from warploom.dsl.functions import to_float as to_float
+    from warploom.dsl.functions import to_int as to_int
+    from warploom.dsl.functions import where as where
+    from warploom.dsl.library.causal import Causal as Causal
+    from warploom.dsl.library.sliding_window import SlidingWindow as SlidingWindow
+    from warploom.dsl.library.soft_cap import SoftCap as SoftCap
+    from warploom.dsl.position import Position as Position
+    from warploom.dsl.variant import Variant as Variant
 
 __version__ = "0.1.0"
 
@@ -18,6 +52,40 @@ _HOME = {
     "Dense": "warploom.dsl.formats",
     "Paged": "warploom.dsl.formats",
     "Ragged": "warploom.dsl.formats",
+    "custom_function": "warploom.dsl.custom",
+    "Scalar": "warploom.dsl.fields",
+    "Tensor": "warploom.dsl.fields",
+    "abs": "warploom.dsl.functions",
+    "ceil": "warploom.dsl.functions",
+    "clamp": "warploom.dsl.functions",
+    "cos": "warploom.dsl.functions",
+    "erf": "warploom.dsl.functions",
+    "exp": "warploom.dsl.functions",
+    "exp2": "warploom.dsl.functions",
+    "floor": "warploom.dsl.functions",
+    "log": "warploom.dsl.functions",
+    "log2": "warploom.dsl.functions",
+    "max": "warploom.dsl.functions",
+    "maximum": "warploom.dsl.functions",
+    "mean": "warploom.dsl.functions",
+    "minimum": "warploom.dsl.functions",
+    "rotate_half": "warploom.dsl.functions",
+    "rotate_pairs": "warploom.dsl.functions",
+    "rsqrt": "warploom.dsl.functions",
+    "sigmoid": "warploom.dsl.functions",
+    "sin": "warploom.dsl.functions",
+    "sqrt": "warploom.dsl.functions",
+    "sum": "warploom.dsl.functions",
+    "tanh": "warploom.dsl.functions",
+    "to_bool": "warploom.dsl.functions",
+    "to_float": "warploom.dsl.functions",
+    "to_int": "warploom.dsl.functions",
+    "where": "warploom.dsl.functions",
+    "Causal": "warploom.dsl.library.causal",
+    "SlidingWindow": "warploom.dsl.library.sliding_window",
+    "SoftCap": "warploom.dsl.library.soft_cap",
+    "Position": "warploom.dsl.position",
+    "Variant": "warploom.dsl.variant",
 }
 
 

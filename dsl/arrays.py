@@ -1,0 +1,95 @@
+"""NumPy arrays as functors see them: torch's function names too, and nothing changes in place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from warploom.dsl import build
+from warploom.dsl.ir import Kind
+from warploom.dsl.symbols import NAMED
+
+_NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
+
+
+def to_numpy(value: Any, kind: Kind | None = None) -> np.ndarray[Any, Any]:
+    """A torch tensor, array or number as bool, int64 or float64 (`kind`; None: the value's own)."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        floating = value.is_floating_point()  # bfloat16 has no NumPy twin
+        value = (value.double() if floating else value).numpy()
+    array = np.asarray(value)
+    if kind is None:
+        kind = {"b": Kind.BOOL, "i": Kind.INT, "u": Kind.INT}.get(array.dtype.kind, Kind.FLOAT)
+    return array.astype(_NUMPY[kind])
+
+
+class Array(np.ndarray[Any, np.dtype[Any]]):
+    """Float64, int64 or bool values of the NumPy reading."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        plain = [np.asarray(value) if isinstance(value, Array) else value for value in args]
+        return self._keep(getattr(ufunc, method)(*plain, **kwargs))
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return self._keep(super().__array_function__(func, types, args, kwargs))
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = func.__name__
+        plain = [to_numpy(value).view(cls) if hasattr(value, "detach") else value for value in args]
+        if name == "__getitem__":
+            return clamped(plain[0], plain[1])
+        if name not in NAMED:
+            raise build.refuse(f"torch.{name}", "See warploom's functions for what may be used.")
+        return cls._keep(NAMED[name](*plain, **(kwargs or {})))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in NAMED:
+            return functools.partial(NAMED[name], self)
+        raise AttributeError(name)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise build.refuse("assigning to elements", "Use where(condition, a, b).")
+
+    @classmethod
+    def _keep(cls, value: Any) -> Any:
+        if isinstance(value, (np.ndarray, np.generic)):
+            return np.asarray(value).view(cls)
+        return value
+
+
+class Array32(Array):
+    """The same in single precision: every float result is rounded to float32, also of ints."""
+
+    @classmethod
+    def _keep(cls, value: Any) -> Any:
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.float64:
+            value = np.asarray(value).astype(np.float32)
+        return super()._keep(value)
+
+
+# `x += y` makes a new value, as it does for symbols; the caller's array stays what it was.
+for _name in (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+    *("and", "or", "xor", "lshift", "rshift"),
+):
+    setattr(Array, f"__i{_name}__", getattr(np.ndarray, f"__{_name}__"))
+
+
+def clamped(array: Any, index: Any) -> Any:
+    """`array[index]` with every index held inside its dimension, as kernels load."""
+    indices = index if isinstance(index, tuple) else (index,)
+    held = (
+        np.clip(np.asarray(i), 0, size - 1) for i, size in zip(indices, array.shape, strict=False)
+    )
+    return array[tuple(held)]

@@ -1,0 +1,194 @@
+"""Extra inputs of a variant, declared as class attributes: `Scalar` and `Tensor`.
+
+What reading a field gives is decided by the reading that the variant is under: symbols while it is
+traced, NumPy values for the oracle, and the bound value otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+from warploom.dsl import location
+from warploom.dsl.dtypes import BY_NAME, DType, dtype
+from warploom.dsl.ir import Kind
+from warploom.dsl.spec import SEATS, ScalarField, TensorField
+from warploom.dsl.symbols import Value
+from warploom.errors import FieldMisuse, GlobalMutated
+
+ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "lane")
+# Dimensions that exactly cover one position. Only that position may index them, so that loads need
+# no clamp.
+EXACT_ROLES = ("batch", "q_head", "kv_head", "lane")
+_RESERVED = (*SEATS, "softmax", "name", "fields", "inputs")
+
+
+class Reading(Protocol):
+    """What fields mean at the moment."""
+
+    seat: str
+
+    def scalar(self, field: ScalarField) -> Value: ...
+
+    def tensor(self, field: TensorField) -> Value: ...
+
+
+class Scalar:
+    """A number given at run time; a new value never recompiles.
+
+    Args:
+        dtype: "float32", "int32", ... or a torch or NumPy dtype.
+        default: value if none is given; without one, `run` asks for it.
+
+    Raises:
+        FieldMisuse: unknown dtype, or a default of another kind.
+    """
+
+    def __init__(self, dtype: str | DType | Any, default: float | None = None) -> None:
+        self.dtype = _dtype(dtype)
+        self.default = None if default is None else as_scalar(self.dtype, default)
+        self.name = ""
+        self.owner = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.owner = check_name(owner.__name__, name), owner.__name__
+
+    def spec(self) -> ScalarField:
+        return ScalarField(self.name, self.dtype, self.default)
+
+    def accept(self, value: object) -> object:
+        """The value as it is bound; raises FieldMisuse if it does not fit."""
+        return as_scalar(self.dtype, value, self.name, self.owner)
+
+    def read(self, reading: Reading) -> Value:
+        return reading.scalar(self.spec())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Value:
+        return self if instance is None else _get(self, instance, self.default)
+
+    def __set__(self, instance: Any, value: object) -> None:
+        _set(self, instance, value)
+
+
+class Tensor:
+    """A tensor given at run time, read as `self.name[index, ...]` with one index per dimension.
+
+    Indices outside a dimension are clamped into it, so that no functor reads out of bounds.
+
+    Args:
+        dtype: "float32", "int32", ... or a torch or NumPy dtype.
+        roles: what each dimension ranges over: "batch", "q_head", "kv_head" and "lane" are indexed
+            by that position only; "q_pos", "kv_pos" (positions in the key sequence) and "q_row" by
+            any int; None is a dimension of any size, indexed by any int.
+
+    Raises:
+        FieldMisuse: unknown dtype or role.
+    """
+
+    def __init__(self, dtype: str | DType | Any, roles: tuple[str | None, ...]) -> None:
+        self.dtype = _dtype(dtype)
+        self.roles = _roles(roles)
+        self.name = ""
+        self.owner = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.owner = check_name(owner.__name__, name), owner.__name__
+
+    def spec(self) -> TensorField:
+        return TensorField(self.name, self.dtype, self.roles)
+
+    def accept(self, value: object) -> object:
+        """The value as it is bound; raises FieldMisuse if it has another rank."""
+        shape = getattr(value, "shape", None)
+        if shape is None:
+            raise misuse(self.owner, self.name, f"got {type(value).__name__}; expected an array")
+        if len(shape) != len(self.roles):
+            expected = f"{len(self.roles)} dimensions {self.roles}"
+            raise misuse(self.owner, self.name, f"got shape {tuple(shape)}; expected {expected}")
+        return value
+
+    def read(self, reading: Reading) -> Value:
+        return reading.tensor(self.spec())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Value:
+        return self if instance is None else _get(self, instance, None)
+
+    def __set__(self, instance: Any, value: object) -> None:
+        _set(self, instance, value)
+
+
+Field: TypeAlias = Scalar | Tensor
+
+
+def misuse(variant: str, name: str, reason: str) -> FieldMisuse:
+    """The error for a wrong declaration or use of a field, placed at the user's line."""
+    place = location.source(location.here())
+    return FieldMisuse(variant=variant, name=name, reason=reason, source=place)
+
+
+def as_scalar(
+    kind: DType, value: object, name: str = "default", owner: str = "Scalar"
+) -> bool | int | float:
+    """The value as a Python number of the field's kind.
+
+    Raises:
+        FieldMisuse: not a number, or a float for an int field.
+    """
+    item = getattr(value, "item", None)
+    number = item() if item is not None and getattr(value, "ndim", 0) == 0 else value
+    if not isinstance(number, (bool, int, float)):
+        raise misuse(owner, name, f"got {type(value).__name__}; expected a number")
+    if kind.kind is Kind.FLOAT:
+        return float(number)
+    if number != int(number):
+        raise misuse(owner, name, f"got {number}; expected {kind.name}")
+    return bool(number) if kind.kind is Kind.BOOL else int(number)
+
+
+def check_name(owner: str, name: str) -> str:
+    """Refuse names that a variant uses itself."""
+    if name in _RESERVED or name.startswith("_"):
+        raise misuse(owner, name, "the name is reserved; choose another")
+    return name
+
+
+def _dtype(given: Any) -> DType:
+    try:
+        return dtype(given)
+    except KeyError:
+        raise misuse("a variant", "dtype", f"{given!r} is none of {', '.join(BY_NAME)}") from None
+
+
+def _roles(roles: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    if isinstance(roles, str):
+        raise misuse("a variant", "roles", f"{roles!r} is no tuple; write ({roles!r},)")
+    for role in roles:
+        if role is not None and role not in ROLES:
+            raise misuse("a variant", "roles", f"{role!r} is none of {', '.join(ROLES)}, None")
+    return tuple(roles)
+
+
+def _get(field: Field, instance: Any, default: object) -> Value:
+    reading: Reading | None = instance.__dict__.get("_reading")
+    if reading is not None:
+        return field.read(reading)
+    value = instance.__dict__.get("_values", {}).get(field.name, default)
+    if value is None:
+        raise misuse(type(instance).__name__, field.name, "it has no value outside a kernel yet")
+    return value
+
+
+def _set(field: Field, instance: Any, value: object) -> None:
+    refuse_under_reading(instance, field.name)
+    instance.__dict__.setdefault("_values", {})[field.name] = field.accept(value)
+
+
+def refuse_under_reading(instance: Any, name: str) -> None:
+    """Raise GlobalMutated if a functor of the instance is running."""
+    reading: Reading | None = instance.__dict__.get("_reading")
+    if reading is not None:
+        raise GlobalMutated(
+            seat=reading.seat,
+            variant=type(instance).__name__,
+            name=f"self.{name}",
+            source=location.source(location.here()),
+        )

@@ -1,0 +1,136 @@
+"""What a variant's fields mean: symbols while tracing, NumPy values for the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl import build
+from warploom.dsl.arrays import Array, clamped, to_numpy
+from warploom.dsl.fields import EXACT_ROLES, misuse
+from warploom.dsl.ir import Kind, Node, var
+from warploom.dsl.spec import CustomFunction, ScalarField, TensorField
+from warploom.dsl.symbols import Symbol, Value, as_node, wrap
+from warploom.errors import MissingInput
+
+
+class SymbolicTensor:
+    """A tensor field while traced: indexing it gives a load."""
+
+    def __init__(self, variant: str, field: TensorField) -> None:
+        self._variant = variant
+        self._field = field
+
+    def __getitem__(self, index: Value) -> Symbol:
+        indices = _indices(self._variant, self._field, index)
+        nodes = tuple(map(self._node, indices, self._field.roles))
+        return wrap(build.make("load", self._field.dtype.kind, *nodes, attr=self._field.name))
+
+    def _node(self, index: Value, role: str | None) -> Node:
+        found = as_node(index)
+        if found.kind is not Kind.INT:
+            raise self._misuse(f"an index is {found.kind.value}, not an int; use to_int(x)")
+        if role in EXACT_ROLES and found is not var(role):
+            raise self._misuse(
+                f"a dimension of role {role!r} is indexed by at.{role}; declare None"
+            )
+        return found
+
+    def _misuse(self, reason: str) -> Exception:
+        return misuse(self._variant, self._field.name, reason)
+
+    def __getattr__(self, name: str) -> Value:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise build.refuse(
+            f"the attribute .{name} of tensor field {self._field.name!r}",
+            "Index it; sizes are known only at run time, pass them as Scalar fields.",
+        )
+
+
+class TraceReading:
+    """Fields as symbols; remembers which were read."""
+
+    def __init__(self, variant: str) -> None:
+        self.variant = variant
+        self.seat = "a functor"
+        self.scalars: dict[str, ScalarField] = {}
+        self.tensors: dict[str, TensorField] = {}
+        self.functions: dict[str, CustomFunction] = {}
+
+    def scalar(self, field: ScalarField) -> Symbol:
+        self.scalars[field.name] = field
+        return wrap(build.make("scalar", field.dtype.kind, attr=field.name))
+
+    def tensor(self, field: TensorField) -> SymbolicTensor:
+        self.tensors[field.name] = field
+        return SymbolicTensor(self.variant, field)
+
+
+class ArrayTensor:
+    """A tensor field in the NumPy reading; indices are clamped, as in the kernel."""
+
+    def __init__(self, variant: str, field: TensorField, values: Array) -> None:
+        self._variant = variant
+        self._field = field
+        self._values = values
+
+    def __getitem__(self, index: Value) -> Value:
+        return clamped(self._values, _indices(self._variant, self._field, index))
+
+
+class NumpyReading:
+    """Fields as numbers and arrays of one class.
+
+    Args:
+        variant: its name, for messages.
+        values: input name -> number, NumPy array or torch tensor.
+        array_class: `Array`, or `Array32` for single precision.
+    """
+
+    def __init__(
+        self, variant: str, values: Mapping[str, Any], array_class: type[Array] = Array
+    ) -> None:
+        self.variant = variant
+        self.seat = "a functor"
+        self._values = values
+        self._array_class = array_class
+        self._tensors: dict[str, ArrayTensor] = {}
+
+    def scalar(self, field: ScalarField) -> Value:
+        value = self._values.get(field.name, field.default)
+        if value is None:
+            raise self._missing(field.name, f"a {field.dtype.name} number")
+        return self.array(to_numpy(value, field.dtype.kind).reshape(()))
+
+    def tensor(self, field: TensorField) -> ArrayTensor:
+        if field.name not in self._tensors:
+            value = self._values.get(field.name)
+            if value is None:
+                raise self._missing(field.name, f"{field.dtype.name} tensor {field.roles}")
+            values = self.array(to_numpy(value, field.dtype.kind))
+            self._tensors[field.name] = ArrayTensor(self.variant, field, values)
+        return self._tensors[field.name]
+
+    def array(self, value: np.ndarray[Any, Any]) -> Array:
+        """A value of this reading's precision."""
+        return self._array_class._keep(value)  # type: ignore[no-any-return]
+
+    def _missing(self, name: str, expected: str) -> MissingInput:
+        return MissingInput(variant=self.variant, name=name, expected=expected)
+
+
+def _indices(variant: str, field: TensorField, index: Value) -> tuple[Value, ...]:
+    indices = index if isinstance(index, tuple) else (index,)
+    if len(indices) != len(field.roles):
+        expected = ", ".join(role or "any" for role in field.roles)
+        reason = f"got {len(indices)} indices; it has {len(field.roles)} dimensions ({expected})"
+        raise misuse(variant, field.name, reason)
+    for each in indices:
+        if isinstance(each, slice) or each is None or each is Ellipsis:
+            raise misuse(variant, field.name, "it is indexed by ints, not by slices")
+        if isinstance(each, int) and each < 0:
+            raise misuse(variant, field.name, f"index {each} is negative")
+    return indices

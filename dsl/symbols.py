@@ -1,0 +1,217 @@
+"""Symbols: what a functor computes with while it is traced.
+
+A symbol wraps one IR node and answers Python's operators, NumPy's and torch's functions. Whatever
+would need its value (a branch, an index into a plain list, printing a number) raises an error at
+the user's line.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from warploom.dsl import build, location
+from warploom.dsl.ir import Kind, Node, Source
+from warploom.errors import BranchOnSymbol
+
+Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the reading
+
+# Functions and methods that torch, NumPy and `symbol.name` may ask for; `functions` fills it.
+NAMED: dict[str, Callable[..., Any]] = {}
+
+_OUTSIDE = "Declare it as a field of the variant: Tensor(dtype, roles) or Scalar(dtype)."
+_CONCRETE = (
+    "A value inside a functor is known only in the kernel. Use warploom's functions "
+    "(where, exp, floor, minimum, ...), and declare tables as Tensor fields."
+)
+
+
+class Symbol:
+    """A value known only inside the kernel.
+
+    Attributes:
+        node: the expression.
+        place: where in the user's code this symbol was made, or None.
+    """
+
+    __slots__ = ("node", "place")
+
+    def __init__(self, node: Node, place: location.Place | None = None) -> None:
+        self.node = node
+        self.place = place
+
+    @property
+    def kind(self) -> Kind:
+        return self.node.kind
+
+    @property
+    def source(self) -> Source | None:
+        return location.source(self.place)
+
+    def __repr__(self) -> str:
+        return f"<symbol {self.node!r}>"
+
+    # --- arithmetic, comparison and logic: see the loop below the class for the binary ones
+
+    def __neg__(self) -> Symbol:
+        return wrap(build.negate(self.node))
+
+    def __pos__(self) -> Symbol:
+        return self
+
+    def __abs__(self) -> Symbol:
+        return wrap(build.absolute(self.node))
+
+    def __invert__(self) -> Symbol:
+        return wrap(build.invert(self.node))
+
+    def __floor__(self) -> Symbol:
+        return wrap(build.math_function("floor", self.node))
+
+    def __ceil__(self) -> Symbol:
+        return wrap(build.math_function("ceil", self.node))
+
+    # --- what would need the value
+
+    def __bool__(self) -> NoReturn:
+        raise BranchOnSymbol(source=location.source(location.here()))
+
+    def __hash__(self) -> int:
+        raise build.refuse("hashing a value of the kernel (a dict key or set member)", _CONCRETE)
+
+    def _concrete(self, *args: object, **kwargs: object) -> NoReturn:
+        raise build.refuse("turning a value of the kernel into a Python number", _CONCRETE)
+
+    __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = _concrete
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise build.refuse(
+            "a NumPy array indexed by, or built from, a value of the kernel", _OUTSIDE
+        )
+
+    def _no_container(self, *args: object) -> NoReturn:
+        raise build.refuse(
+            "indexing, iterating or unpacking a value of the kernel",
+            "Functors see one element or one vector at a time; use rotate_half, sum and the like.",
+        )
+
+    __iter__ = __len__ = __getitem__ = __setitem__ = __contains__ = _no_container
+
+    # --- NumPy and torch
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        return call_named("np." + name, name, args, kwargs)
+
+    def __array_function__(
+        self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        return call_named("np." + func.__name__, func.__name__, args, kwargs)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func.__name__ == "__getitem__":
+            return index_torch(*args)
+        return call_named("torch." + func.__name__, func.__name__, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "item":  # what numbers of other libraries are told by
+            raise AttributeError(name)
+        if name in NAMED:
+            return functools.partial(NAMED[name], self)
+        raise build.refuse(f"the attribute .{name} of a value of the kernel", _known())
+
+
+def wrap(node: Node) -> Symbol:
+    """A symbol for `node`, made at the user's current line."""
+    return Symbol(node, location.here())
+
+
+def as_node(value: Value) -> Node:
+    """The node of a symbol, or of a Python, NumPy or torch number.
+
+    Raises:
+        CannotTrace: anything else, named by its type.
+    """
+    if isinstance(value, Symbol):
+        return value.node
+    if isinstance(value, (bool, int, float)):
+        return build.constant(value)
+    item = getattr(value, "item", None)
+    if item is not None and getattr(value, "ndim", None) == 0:
+        return as_node(item())
+    if item is not None:
+        raise build.refuse(
+            f"a plain {type(value).__module__}.{type(value).__name__} of shape "
+            f"{tuple(value.shape)}",
+            _OUTSIDE,
+        )
+    raise build.refuse(f"a value of type {type(value).__name__}", _known())
+
+
+def call_named(shown: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run the function that a foreign library's name stands for."""
+    function = NAMED.get(name)
+    if function is None:
+        raise build.refuse(shown, _known())
+    # foreign numbers would hand the call straight back to us
+    args = [_native(value) for value in args]
+    try:
+        return function(*args, **{key: _native(value) for key, value in kwargs.items()})
+    except TypeError as error:
+        raise build.refuse(f"{shown} with these arguments ({error})", _known()) from error
+
+
+def index_torch(tensor: Any, index: Any) -> Any:
+    """`tensor[index]` where torch saw a symbol; a capture (see `flex`) may know what to do."""
+    raise build.refuse(f"indexing a plain torch tensor of shape {tuple(tensor.shape)}", _OUTSIDE)
+
+
+def _native(value: Any) -> Any:
+    return wrap(as_node(value)) if hasattr(value, "item") else value
+
+
+def _known() -> str:
+    return f"Functors may use: {', '.join(sorted(name for name in NAMED if name[0] != '_'))}."
+
+
+def _binary(rule: Callable[[Node, Node], Node], swap: bool) -> Callable[[Symbol, Value], Symbol]:
+    def method(self: Symbol, other: Value) -> Symbol:
+        left, right = self.node, as_node(other)
+        return wrap(rule(right, left) if swap else rule(left, right))
+
+    return method
+
+
+def _rule(function: Callable[[str, Node, Node], Node], op: str) -> Callable[[Node, Node], Node]:
+    return functools.partial(function, op)
+
+
+_ARITHMETIC = {
+    "add": _rule(build.arithmetic, "add"),
+    "sub": _rule(build.arithmetic, "sub"),
+    "mul": _rule(build.arithmetic, "mul"),
+    "truediv": build.true_divide,
+    "floordiv": _rule(build.arithmetic, "floordiv"),
+    "mod": _rule(build.arithmetic, "mod"),
+    "pow": build.power,
+    "and": _rule(build.logic, "and"),
+    "or": _rule(build.logic, "or"),
+    "xor": _rule(build.logic, "xor"),
+    "lshift": _rule(build.shift, "shl"),
+    "rshift": _rule(build.shift, "shr"),
+}
+for _name, _function in _ARITHMETIC.items():
+    setattr(Symbol, f"__{_name}__", _binary(_function, swap=False))
+    setattr(Symbol, f"__r{_name}__", _binary(_function, swap=True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Symbol, f"__{_name}__", _binary(_rule(build.compare, _name), swap=False))

@@ -1,0 +1,78 @@
+"""Tracing: run a variant's functors on symbols and keep the graphs.
+
+A variant is traced anew each time it is asked for, so that an edited helper or closure is never
+stale; nodes are interned, so equal variants give equal results and later stages may cache by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from warploom.dsl import check, location, purity
+from warploom.dsl.custom import recording
+from warploom.dsl.ir import Kind, Node, const, node, var
+from warploom.dsl.position import symbolic
+from warploom.dsl.readings import TraceReading
+from warploom.dsl.spec import SEATS, VECTOR_SEATS, TracedVariant
+from warploom.dsl.symbols import Symbol, Value
+from warploom.dsl.variant import Variant
+from warploom.errors import ImpureFunctor
+
+_LOGITS = node("logits", Kind.FLOAT)
+_ELEMENT = node("element", Kind.FLOAT, (var("lane"),))
+
+
+def trace(variant: Variant) -> TracedVariant:
+    """Turn a variant's functors into graphs.
+
+    Args:
+        variant: an instance; values bound to its fields do not influence the result.
+
+    Returns:
+        Graphs of the seats that are not the identity, and the fields that they read.
+
+    Raises:
+        VariantError: a subclass names the mistake and the user's line.
+    """
+    check.declaration(variant)
+    before = purity.snapshot(variant)
+    seats, reading = _run(variant)
+    purity.compare(variant, before)
+    again, _ = _run(variant)
+    for seat, root in seats.items():
+        if again[seat] is not root:
+            raise ImpureFunctor(
+                seat=seat,
+                variant=variant.name,
+                cause="what differs between calls: random numbers, clocks, counters, caches",
+                source=location.of_function(getattr(variant, seat)),
+            )
+    order = list(variant.fields())
+    return TracedVariant(
+        name=variant.name,
+        softmax=variant.softmax,
+        seats={seat: root for seat, root in seats.items() if root is not _identity(seat)},
+        scalars=tuple(reading.scalars[name] for name in order if name in reading.scalars),
+        tensors=tuple(reading.tensors[name] for name in order if name in reading.tensors),
+        functions=tuple(reading.functions[name] for name in sorted(reading.functions)),
+    )
+
+
+def _run(variant: Variant) -> tuple[dict[str, Node], TraceReading]:
+    reading = TraceReading(variant.name)
+    shadow = variant.under(reading)
+    seats: dict[str, Node] = {}
+    with recording(reading.functions):
+        for seat in SEATS:
+            reading.seat = seat
+            functor: Callable[..., Value] = getattr(shadow, seat)
+            at = symbolic(seat)
+            given = () if seat == "logits_mask" else (Symbol(_identity(seat)),)
+            seats[seat] = check.result(shadow, seat, functor(*given, at))
+    return seats, reading
+
+
+def _identity(seat: str) -> Node:
+    if seat in VECTOR_SEATS:
+        return _ELEMENT
+    return _LOGITS if seat == "logits_transform" else const(True)

@@ -1,0 +1,130 @@
+"""`Variant`: the base class of what users write."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from warploom.dsl import fields as fields_module
+from warploom.dsl.fields import Field, Reading, Scalar, Tensor
+from warploom.dsl.position import Position
+from warploom.dsl.spec import SEATS
+from warploom.dsl.symbols import Value
+from warploom.errors import UnknownInput
+
+if TYPE_CHECKING:
+    from warploom.dsl.compose import Composed
+
+_Self = TypeVar("_Self", bound="Variant")
+
+
+class Variant:
+    """An attention variant: functors for the seats of the kernel, and the extra inputs they read.
+
+    Subclasses override the seats they need; the others are the identity. A functor is a pure
+    function of its arguments and of `self`'s fields. It runs on symbols to become a kernel and on
+    NumPy float64 arrays to be its own oracle. `a & b` composes two variants.
+
+    Attributes:
+        softmax: True normalises with softmax; False sums `logits * value` over the visible keys.
+    """
+
+    softmax: bool = True
+
+    def __init__(self, **values: object) -> None:
+        """Bind values to fields.
+
+        Raises:
+            UnknownInput: a name that is no field.
+            FieldMisuse: a value that does not fit its field.
+        """
+        known = self.fields()
+        for name, value in values.items():
+            if name not in known:
+                raise UnknownInput(
+                    variant=self.name, name=name, known=", ".join(known) or "nothing"
+                )
+            setattr(self, name, value)
+
+    # --- seats
+
+    def query_transform(self, q: Value, at: Position) -> Value:
+        """The query vector that is multiplied with keys."""
+        return q
+
+    def key_transform(self, k: Value, at: Position) -> Value:
+        """The key vector that is multiplied with queries."""
+        return k
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        """The value vector that is summed."""
+        return v
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        """The logit of a query and a key; it comes in scaled by sm_scale."""
+        return logits
+
+    def logits_mask(self, at: Position) -> Value:
+        """True where the query sees the key."""
+        return True
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        """The output vector, after normalisation and merging."""
+        return o
+
+    # --- what the engine asks
+
+    @property
+    def name(self) -> str:
+        """Name in messages and in rendered source."""
+        return type(self).__name__
+
+    def fields(self) -> dict[str, Field]:
+        """Declared extra inputs by name, base classes first."""
+        found: dict[str, Field] = {}
+        for cls in reversed(type(self).__mro__):
+            found.update(
+                (name, value)
+                for name, value in vars(cls).items()
+                if isinstance(value, (Scalar, Tensor))
+            )
+        return found
+
+    def inputs(self) -> dict[str, Any]:
+        """Values bound at construction, by field name."""
+        return dict(self.__dict__.get("_values", {}))
+
+    def functors(self) -> list[tuple[str, object]]:
+        """(seat, function) of all that a trace runs."""
+        return [(seat, getattr(self, seat)) for seat in SEATS]
+
+    def decides_softmax(self) -> bool:
+        """True if this variant sets `softmax` itself, so that a composition must respect it."""
+        return "softmax" in vars(self) or any(
+            "softmax" in vars(cls) for cls in type(self).__mro__ if cls not in (Variant, object)
+        )
+
+    def under(self: _Self, reading: Reading) -> _Self:
+        """A copy whose fields are read through `reading`, and which cannot be changed."""
+        made = copy.copy(self)
+        made.__dict__["_reading"] = reading
+        return made
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in self.fields():  # a field says so itself
+            fields_module.refuse_under_reading(self, name)
+        super().__setattr__(name, value)
+
+    def __and__(self, other: Variant) -> Composed:
+        from warploom.dsl.compose import compose  # it subclasses Variant
+
+        return compose(self, other)
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={_short(value)}" for name, value in self.inputs().items())
+        return f"{self.name}({', '.join(shown)})"
+
+
+def _short(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"<{type(value).__name__} {tuple(shape)}>" if shape is not None else repr(value)
