@@ -23,6 +23,7 @@ SETTINGS = (
     Setting("WARPLOOM_FORBID_COMPILE", "1 makes any compilation an error", "unset"),
     Setting("WARPLOOM_BUILD_JOBS", "kernels compiled at the same time", "number of CPUs"),
     Setting("WARPLOOM_PCH", "0 turns precompiled CUDA headers off", "1"),
+    Setting("WARPLOOM_LINE_INFO", "1 compiles CUDA kernels with source lines, for profilers", "0"),
     Setting("WARPLOOM_THREADS", "threads of the CPU back end", "number of CPUs"),
     Setting("WARPLOOM_PROGRESS", "0 hides progress bars", "shown on a terminal"),
     Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
@@ -66,6 +67,10 @@ def build_jobs() -> int:
 
 def use_pch() -> bool:
     return _flag("WARPLOOM_PCH", True)
+
+
+def line_info() -> bool:
+    return _flag("WARPLOOM_LINE_INFO", False)
 
 
 def cpu_threads() -> int:

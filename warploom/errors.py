@@ -206,6 +206,10 @@ class CompileError(WarploomError):
     message = "{compiler} could not compile {kernel} (source kept at {path}):\n{log}"
 
 
+class BuildFailed(WarploomError):
+    message = "{count} of {total} kernels could not be built:\n{log}"
+
+
 class CompileForbidden(WarploomError):
     message = (
         "{kernel} is not in the cache, and compilation is forbidden ({cause}). Build it before: "

@@ -1,0 +1,243 @@
+"""Kernel source in, compiled kernel out: memory, then disk, then the compiler."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import warploom
+from warploom import env
+from warploom.codegen import upkeep
+from warploom.codegen.arch import Arch
+from warploom.codegen.cubin import Resources
+from warploom.codegen.key import CacheKey, make_key
+from warploom.codegen.options import CudaOptions
+from warploom.codegen.source import KernelSource
+from warploom.codegen.store import Draft, Entry, Store, spare_store
+from warploom.errors import BuildFailed, CacheWarning, CompileError, CompileForbidden
+
+if TYPE_CHECKING:
+    from warploom.codegen.hostcc import HostTarget
+
+Job = tuple[KernelSource, "Arch | HostTarget"]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled kernel on disk.
+
+    Attributes:
+        path: the `.cubin` or `.so`.
+        source_path: the source it was made of.
+        entry: symbol to launch.
+        resources: registers and memory of a CUDA kernel; None on a host.
+        compile_seconds: what compiling took when it was compiled.
+        compiled: whether that was now, and not a load from the cache.
+    """
+
+    path: Path
+    source_path: Path
+    entry: str
+    resources: Resources | None
+    compile_seconds: float
+    compiled: bool
+
+
+_forbidden: ContextVar[str | None] = ContextVar("warploom_forbid_compilation", default=None)
+_artifacts: dict[tuple[Path, str], Future[Artifact]] = {}
+_artifacts_lock = threading.Lock()
+
+
+@contextmanager
+def forbid_compilation(cause: str = "forbid_compilation() is active") -> Iterator[None]:
+    """Inside, a kernel that is in no cache raises CompileForbidden; for capture and for serving.
+
+    It holds for this thread and for builds started from it, not for other threads.
+    """
+    token = _forbidden.set(cause)
+    try:
+        yield
+    finally:
+        _forbidden.reset(token)
+
+
+def build(source: KernelSource, target: Arch | HostTarget) -> Artifact:
+    """The compiled kernel, from this process, from disk or from the compiler.
+
+    Threads that ask for the same kernel at the same time wait for one compile.
+
+    Raises:
+        CompileForbidden: it is not cached, and compiling is forbidden.
+        CompileError: it does not compile.
+        NoCudaCompiler, NoHostCompiler: the compiler is missing.
+    """
+    key = make_key(source, target, _tools(target))
+    return _shared(key, lambda: _load(key, source) or _compile(key, source, target))
+
+
+def build_all(jobs: Sequence[Job], progress: bool | None = None) -> list[Artifact]:
+    """Builds several kernels in parallel; artifacts in the order of the jobs.
+
+    Args:
+        jobs: (source, target) pairs.
+        progress: whether to show a progress bar; None asks the settings, then the terminal.
+
+    Raises:
+        BuildFailed: some did not compile; all others are built and cached nevertheless. If only
+            one failed, its own error is raised.
+    """
+    total = len(jobs)
+    with _progress(total, progress) as advance, ThreadPoolExecutor(env.build_jobs()) as pool:
+        futures = []
+        for source, target in jobs:
+            context = contextvars.copy_context()  # forbid_compilation() holds in the pool too
+            future = pool.submit(context.run, build, source, target)
+            future.add_done_callback(lambda _, name=source.name: advance(name))
+            futures.append(future)
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise BuildFailed(
+            count=len(errors), total=total, log="\n\n".join(str(error) for error in errors)
+        ) from errors[0]
+    return [future.result() for future in futures]
+
+
+def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:
+    """`make()`, once per process; a failure is not remembered."""
+    place = (env.cache_dir(), key.digest)
+    with _artifacts_lock:
+        future = _artifacts.get(place)
+        mine = future is None or (future.done() and not future.result().path.exists())
+        if future is None or mine:
+            future = _artifacts[place] = Future()
+    if not mine:
+        return future.result()
+    try:
+        artifact = make()
+    except BaseException as error:
+        with _artifacts_lock:
+            del _artifacts[place]
+        future.set_exception(error)
+        raise
+    future.set_result(artifact)
+    return artifact
+
+
+def _tools(target: Arch | HostTarget) -> dict[str, str]:
+    """Compiler, headers and flags of a CUDA target; a host target names its own."""
+    if not isinstance(target, Arch):
+        return {}
+    from warploom.codegen.headers import find_toolchain
+
+    return {**find_toolchain().key_parts(), "flags": " ".join(_cuda_options().flags(target))}
+
+
+def _cuda_options() -> CudaOptions:
+    return CudaOptions(line_info=env.line_info())
+
+
+def _load(key: CacheKey, source: KernelSource) -> Artifact | None:
+    entry = Store(env.cache_dir()).load(key)
+    return None if entry is None else _artifact(entry, source.entry, compiled=False)
+
+
+def _compile(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> Artifact:
+    cause = "WARPLOOM_FORBID_COMPILE is set" if env.forbid_compile() else _forbidden.get()
+    if cause:
+        raise CompileForbidden(kernel=source.name, cause=cause)
+    store = Store(env.cache_dir())
+    name = "kernel.cu" if isinstance(target, Arch) else "kernel.cpp"
+    text = source.text.encode()
+    try:
+        binary, facts = _run_compiler(source, target, store.failed / key.folder / name)
+    except CompileError as error:
+        kept = _write(lambda place: place.keep_failed(key, name, text))
+        raise CompileError(**{**error.facts, "path": kept}) from None
+    draft = Draft((name, text), binary, {**facts, "warploom": warploom.__version__})
+    entry = _write(lambda place: place.save(key, draft))
+    upkeep.sweep_daily(store)
+    return _artifact(entry, source.entry, compiled=True)
+
+
+def _run_compiler(
+    source: KernelSource, target: Arch | HostTarget, kept: Path
+) -> tuple[tuple[str, bytes], dict[str, Any]]:
+    """(name and bytes of the binary, facts for key.json)."""
+    if isinstance(target, Arch):
+        from warploom.codegen.cubin import read_resources
+        from warploom.codegen.nvrtc import run_nvrtc
+
+        done = run_nvrtc(source.text, target, source.name, options=_cuda_options(), kept=kept)
+        resources = asdict(read_resources(done.cubin, source.entry))
+        resources["spill_bytes"] = done.spill_bytes
+        facts = {"compile_seconds": done.seconds, "pch": done.pch, "resources": resources}
+        return ("kernel.cubin", done.cubin), facts
+    from warploom.codegen.hostcc import compile_cpp
+
+    begin = time.perf_counter()
+    library = compile_cpp(source, target, kept=kept)
+    return ("kernel.so", library), {"compile_seconds": time.perf_counter() - begin}
+
+
+def _write(write: Callable[[Store], Any]) -> Any:
+    """Writes to the cache, or, if that fails, to a folder of this process."""
+    try:
+        return write(Store(env.cache_dir()))
+    except OSError as error:
+        _warn_unwritable(env.cache_dir(), str(error))
+        return write(spare_store())
+
+
+@lru_cache
+def _warn_unwritable(root: Path, reason: str) -> None:  # cached: once per folder and reason
+    warnings.warn(
+        f"the cache in {root} cannot be written ({reason}); what this process compiles is lost "
+        "when it ends. Set WARPLOOM_CACHE_DIR to a writable folder.",
+        CacheWarning,
+        stacklevel=2,
+    )
+
+
+def _artifact(entry: Entry, symbol: str, compiled: bool) -> Artifact:
+    resources = entry.facts.get("resources")
+    return Artifact(
+        path=entry.binary,
+        source_path=entry.source,
+        entry=symbol,
+        resources=Resources(**resources) if resources else None,
+        compile_seconds=entry.facts["compile_seconds"],
+        compiled=compiled,
+    )
+
+
+@contextmanager
+def _progress(total: int, wanted: bool | None) -> Iterator[Callable[[str], None]]:
+    """A progress bar on stderr, or nothing; yields the function that advances it."""
+    if wanted is None:
+        wanted = env.show_progress()
+    if wanted is None:
+        wanted = total > 1 and sys.stderr.isatty()
+    if not wanted:
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("{task.description}"))  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
