@@ -36,8 +36,9 @@ def _unary(op: str, numpy_function: Callable[[Any], Any], meaning: str) -> Calla
         return numpy_function(x)
 
     function.__name__ = function.__qualname__ = op
-    function.__doc__ = f"{meaning}\n\n    `precise=True` forbids the fast, less exact hardware
-    instruction on GPUs." return function
+    exact = "`precise=True` forbids the fast, less exact instruction of GPUs."
+    function.__doc__ = f"{meaning}\n\n    {exact}"
+    return function
 
 
 def _numpy_sigmoid(x: Any) -> Any:

@@ -117,7 +117,7 @@ def reference_attention(
 def naive_attention(
     variant: Variant, q: Any, k: Any, v: Any, *, round_to: str = "bfloat16", **request: Any
 ) -> tuple[Floats, Floats]:
-    """`reference_attention` in float32; operands, probabilities and output rounded to `round_to`."""
+    """`reference_attention` in float32, storing operands, probabilities and output in `round_to`."""
     round_ = rounder(round_to)
     o, lse = reference_attention(variant, q, k, v, precision=Precision(Array32, round_), **request)
     return round_(o), lse

@@ -61,7 +61,7 @@ def tolerance(exact: Floats, naive: Floats, dtype: str, atol: float | None = Non
 def assert_close(
     got: Any, exact: Floats, naive: Floats, dtype: str, atol: float | None = None
 ) -> None:
-    """Raise AssertionError unless `got` is within `tolerance` of the oracle; infinities must agree."""
+    """Raise AssertionError unless `got` is within `tolerance` of the oracle, infinities equal."""
     got, exact = np.asarray(got, np.float64), np.asarray(exact, np.float64)
     if got.shape != exact.shape:
         raise AssertionError(f"shape {got.shape}, expected {exact.shape}")
