@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import warploom.templates
+from warploom import env
 from warploom.errors import NoCudaCompiler
 
 _DEFINE = r"^#\s*define\s+{name}\s+(\d+)"
@@ -143,11 +143,9 @@ def _by_pathfinder(name: str) -> Iterator[Path]:
 
 
 def _toolkit_folders(kind: str) -> Iterator[Path]:
-    roots = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX")]
-    for root in (*roots, "/usr/local/cuda"):
-        if root:
-            yield Path(root) / kind
-            yield from sorted(Path(root).glob(f"targets/*-linux/{kind}"))
+    for root in env.cuda_roots():
+        yield root / kind
+        yield from sorted(root.glob(f"targets/*-linux/{kind}"))
 
 
 def _places(spec: object) -> list[str]:

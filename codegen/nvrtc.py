@@ -54,6 +54,7 @@ def run_nvrtc(
     *,
     options: CudaOptions | None = None,
     kept: Path | None = None,
+    use_pch: bool = True,
 ) -> Compiled:
     """Compiles one source.
 
@@ -63,6 +64,7 @@ def run_nvrtc(
         name: kernel name for messages.
         options: compiler options; default `CudaOptions()`.
         kept: where the source is or will be kept, to be named in errors.
+        use_pch: whether precompiled headers may be read and made, if the settings allow them.
 
     Raises:
         CompileError: the source does not compile, or the compiler broke down.
@@ -71,7 +73,7 @@ def run_nvrtc(
     tools = find_toolchain()
     flags = (*(options or CudaOptions()).flags(arch), *tools.include_flags())
     image = pch.choose(
-        env.cache_dir() / "pch" if env.use_pch() and tools.nvrtc_version >= (12, 8) else None,
+        env.cache_dir() / "pch" if use_pch and _pch_works(tools) else None,
         text,
         (*flags, *(f"{label}={value}" for label, value in tools.key_parts().items())),
     )
@@ -111,6 +113,10 @@ def first_errors(log: str, file_name: str, shown: str) -> str:
     cut = lines[first : first + _LOG_LINES]
     rest = len(lines) - first - len(cut)
     return "\n".join([*cut, f"... ({rest} more lines)"] if rest > 0 else cut)
+
+
+def _pch_works(tools: CudaToolchain) -> bool:
+    return env.use_pch() and tools.nvrtc_version >= (12, 8)
 
 
 def _uncached(tools: CudaToolchain) -> tuple[str, ...]:

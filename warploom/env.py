@@ -27,6 +27,8 @@ SETTINGS = (
     Setting("WARPLOOM_THREADS", "threads of the CPU back end", "number of CPUs"),
     Setting("WARPLOOM_PROGRESS", "0 hides progress bars", "shown on a terminal"),
     Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
+    Setting("CUDA_HOME", "CUDA toolkit to use when there are no CUDA packages", "/usr/local/cuda"),
+    Setting("CUDA_PATH", "the same, under its other usual name", "/usr/local/cuda"),
 )
 
 
@@ -38,6 +40,11 @@ def _flag(name: str, default: bool) -> bool:
 def _int(name: str, default: int) -> int:
     value = os.environ.get(name, "").strip()
     return int(value) if value else default
+
+
+def given(name: str) -> str | None:
+    """The value that the user gave, for the command line; nothing else should need it."""
+    return os.environ.get(name)
 
 
 def cache_dir() -> Path:
@@ -84,6 +91,12 @@ def show_progress() -> bool | None:
 
 def cxx() -> str | None:
     return os.environ.get("CXX") or None
+
+
+def cuda_roots() -> list[Path]:
+    """Folders in which a CUDA toolkit may lie, best first."""
+    named = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX")]
+    return [Path(root) for root in (*named, "/usr/local/cuda") if root]
 
 
 def _cpus() -> int:

@@ -1,0 +1,161 @@
+"""The command `warploom`: look after the cache, show the settings, say what works on this machine."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from warploom import __version__, env
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from warploom.codegen.store import Store
+
+
+@click.group()
+@click.version_option(__version__, prog_name="warploom")
+def main() -> None:
+    """Attention variants in Python, compiled for the GPU and the CPU."""
+
+
+@main.group()
+def cache() -> None:
+    """The compiled kernels on disk."""
+
+
+@cache.command("path")
+def cache_path() -> None:
+    """Print the cache's folder."""
+    click.echo(env.cache_dir())
+
+
+@cache.command("list")
+def cache_list() -> None:
+    """List the compiled kernels, last used first."""
+    from warploom.codegen import upkeep
+
+    store = _store()
+    table = _table("kernel", "target", "registers", "local", "shared", "size", "compiled", "used")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    kernels = upkeep.kernels(store)
+    for kernel in kernels:
+        if kernel.problem:
+            table.add_row(kernel.item.path.name, "[red]damaged[/]")
+            continue
+        resources = kernel.facts.get("resources") or {}
+        used_memory = (resources.get(name) for name in ("local_bytes", "shared_bytes"))
+        table.add_row(
+            kernel.facts["name"],
+            kernel.facts["parts"]["target"],
+            str(resources.get("registers", "")),
+            *("" if size is None else _bytes(size) for size in used_memory),
+            _bytes(kernel.item.size),
+            f"{kernel.facts['compile_seconds']:.1f} s",
+            _ago(kernel.item.used),
+        )
+    total = sum(item.size for item in upkeep.items(store))
+    images = len([item for item in upkeep.items(store) if item.path.suffix == ".pch"])
+    _console().print(table)
+    click.echo(
+        f"{len(kernels)} kernels and {images} precompiled headers in {store.root}: "
+        f"{_bytes(total)} of {_bytes(env.cache_size_bytes())}"
+    )
+
+
+@cache.command("verify")
+def cache_verify() -> None:
+    """Check every kernel against its checksum; exit with 1 if one is damaged."""
+    from warploom.codegen import upkeep
+
+    kernels = upkeep.kernels(_store())
+    damaged = [kernel for kernel in kernels if kernel.problem]
+    for kernel in damaged:
+        click.echo(kernel.problem)
+    click.echo(f"{len(kernels) - len(damaged)} of {len(kernels)} kernels are intact")
+    if damaged:
+        click.echo("damaged kernels are built again when they are next needed")
+        raise SystemExit(1)
+
+
+@cache.command("clear")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def cache_clear(yes: bool) -> None:
+    """Remove every kernel and precompiled header."""
+    from warploom.codegen import upkeep
+
+    store = _store()
+    if not yes:
+        click.confirm(f"Remove all compiled kernels in {store.root}?", abort=True)
+    count, size = upkeep.clear(store)
+    click.echo(f"removed {count} items, {_bytes(size)}")
+
+
+@main.command("env")
+def show_env() -> None:
+    """Show every environment variable that warploom reads."""
+    table = _table("variable", "value", "without it", "meaning")
+    for setting in env.SETTINGS:
+        value = env.given(setting.name)
+        shown = "[dim]not set[/]" if value is None else f"[green]{value}[/]"
+        table.add_row(setting.name, shown, setting.default, setting.meaning)
+    _console().print(table)
+
+
+@main.command()
+def doctor() -> None:
+    """Say what works on this machine, by trying it; exit with 1 if no back end does."""
+    from warploom.doctor import examine, working_back_ends
+
+    table = _table("part", "state", "what was found, or what to do")
+    findings = examine()
+    for finding in findings:
+        state = "[green]works[/]" if finding.works else "[yellow]missing[/]"
+        table.add_row(finding.part, state, finding.detail)
+    _console().print(table)
+    working = working_back_ends(findings)
+    click.echo(f"back ends that work here: {', '.join([*working, 'reference (NumPy, slow)'])}")
+    if not working:
+        raise SystemExit(1)
+
+
+def _store() -> Store:
+    from warploom.codegen.store import Store
+
+    return Store(env.cache_dir())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=False)
+
+
+def _table(*columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _ago(moment: float) -> str:
+    seconds = max(0.0, time.time() - moment)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now"
