@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from warploom.codegen.interval_cpp import tile_functions
 from warploom.codegen.lower import C_TYPES, Block, reachable
 from warploom.codegen.split import Level, Split, split
 from warploom.dsl.ir import Kind, Node
@@ -28,11 +29,6 @@ _VECTOR_SEATS = (
     ("value_transform", "value", "int kv_pos"),
     ("output_transform", "output", "const RowInfo& row, float lse"),
 )
-_TILE_FUNCTIONS = """\
-  WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos, Range kv_pos,
-      Range q_head) {
-    return TileClass::kPartial;
-  }"""
 _STATES = (
     # level, struct, its function, prefix of members, parameters
     (Level.TILE, "TileState", "tile_state", "t", "const Params& p, const TileInfo& tile"),
@@ -114,7 +110,7 @@ def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]
     if "logits_mask" in seats:
         block = _returning(seats["logits_mask"], Block(tensors, bound))
         text.append(_function(f"bool mask({_ELEMENT_PARAMETERS})", block))
-        text.append(_TILE_FUNCTIONS)
+        text.append(tile_functions(seats["logits_mask"], tensors))
     return text
 
 

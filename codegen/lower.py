@@ -86,11 +86,16 @@ class Block:
         """Append the statements that the roots need; return one C++ expression per root."""
         order = list(reachable(roots, self._text))
         uses = Counter(arg for current in order for arg in current.args)
+        uses.update(roots)
         for current in order:
             text = self._lower(current)
-            is_shared = uses[current] > 1 and current.op not in LEAVES
-            if is_shared or len(text[0]) > _LONGEST:
-                text = self._name(current, text[0])
+            if current.op in LEAVES:
+                if self._wide and current.op in ("var", "scalar") and current.kind is Kind.INT:
+                    name = str(current.attr) if current.op == "var" else f"x_{current.attr}"
+                    text = self._name(current, text[0], name)
+            elif uses[current] > 1 or len(text[0]) > _LONGEST:
+                text = self._name(current, text[0], f"v{self._names}")
+                self._names += 1
             self._text[current] = text
         return [self._text[root][0] for root in roots]
 
@@ -98,9 +103,7 @@ class Block:
         """Append a last statement, such as a return."""
         self.statements.append(self._indent + statement + self._place(source))
 
-    def _name(self, current: Node, text: str) -> tuple[str, int]:
-        name = f"v{self._names}"
-        self._names += 1
+    def _name(self, current: Node, text: str, name: str) -> tuple[str, int]:
         self.finish(f"const {self._c_type(current.kind)} {name} = {text};", current.source)
         return name, _ATOM
 
@@ -156,13 +159,13 @@ class Block:
                 return f"{text} != 0", _LOW
         else:
             text = self._positions[str(current.attr)]
-        is_wide = self._wide and current.kind is Kind.INT
-        return (f"wide({text})" if is_wide else text), _ATOM
+        return text, _ATOM
 
     def _const(self, current: Node) -> tuple[str, int]:
-        text = constant_text(current)
         if self._wide and current.kind is Kind.INT:
-            return f"wide({text})", _ATOM
+            text = f"{current.attr}LL"  # of type `wide`
+        else:
+            text = constant_text(current)
         return text, _UNARY if text.startswith("-") else _ATOM
 
     def _call(self, current: Node) -> str:

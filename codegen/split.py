@@ -1,9 +1,9 @@
 """The dependence split: which part of a functor belongs to a tile, a row, a column or an element.
 
-A sub-expression that reads only lengths, kv_head and scalars is the same for a whole tile; one that
-also reads the query is the same along a row, one that also reads kv_pos along a column. Each
-largest such part is computed once and kept in a state struct. Only what mixes rows and columns, or
-reads the logits, is left to the inner loop.
+A sub-expression that reads only lengths, kv_head and scalars is the same for a whole tile; one
+that also reads the query is the same along a row, one that also reads kv_pos along a column. Each
+largest such part is computed once and kept in a state struct. Only what mixes rows and columns,
+or reads the logits, is left to the inner loop.
 """
 
 from __future__ import annotations

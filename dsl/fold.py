@@ -1,8 +1,8 @@
 """Constructors that fold as they build, for graphs made by analysis rather than by a user.
 
-Constants and equal operands disappear, so that rules can be written without cases and the code that
-comes out is short. Integers fold exactly; floats are left alone, because they are computed in two
-precisions.
+Constants and equal operands disappear, so that rules can be written without cases and the code
+that comes out is short. Integers fold exactly; floats are left alone, because they are computed
+in two precisions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def arithmetic(op: str, a: Node, b: Node) -> Node:
 
 def negate(a: Node) -> Node:
     value = int_value(a)
-    return const(-value) if value is not None else node("neg", a.kind, (a,))
+    if value is not None:
+        return const(-value)
+    return a.args[0] if a.op == "neg" else node("neg", a.kind, (a,))
 
 
 def compare(op: str, a: Node, b: Node) -> Node:

@@ -1,7 +1,8 @@
 """Integer expressions as sums of multiples: what lets `q_pos - kv_pos` keep its exact range.
 
 An expression is taken apart at +, -, negation and multiplication by constants; everything else is
-an atom. Terms that cancel are gone, so `q_pos + kv_len >= kv_pos + kv_len` is seen for what it is.
+an atom. Terms that cancel are gone, so `q_pos + kv_len >= kv_pos + kv_len` is seen for what it
+is.
 """
 
 from __future__ import annotations

@@ -10,6 +10,11 @@ struct Range {  // half open
 
 enum class TileClass : int { kSkip = 0, kPartial = 1, kFull = 2 };
 
+WL_FN TileClass tile_class(bool may_see, bool may_hide) {
+  if (!may_see) return TileClass::kSkip;
+  return may_hide ? TileClass::kPartial : TileClass::kFull;
+}
+
 struct TileInfo {  // the same for all of a work item
   int batch, kv_head, q_len, kv_len, num_q_heads, num_kv_heads;
 };

@@ -1,0 +1,39 @@
+"""Tile analysis as C++: the graphs of `dsl.intervals`, lowered in 64-bit integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warploom.codegen.lower import POSITION_TEXT, Block
+from warploom.dsl.intervals import FIXED, RANGED, tile_graphs
+from warploom.dsl.ir import Node
+from warploom.dsl.spec import TensorField
+
+_POSITIONS: Mapping[str, str] = {
+    **{name: POSITION_TEXT[name] for name in FIXED},
+    **{f"{name}_first": f"{name}.begin" for name in RANGED},
+    **{f"{name}_last": f"{name}.end - 1" for name in RANGED},
+}
+
+
+def tile_functions(mask: Node, tensors: Mapping[str, TensorField]) -> str:
+    """C++ text of `classify` and `kv_bounds` for a mask."""
+    graphs = tile_graphs(mask, frozenset(tensors))
+    tile_class = Block(tensors, positions=_POSITIONS, wide=True)
+    see, hide = tile_class.compute([graphs.may_see, graphs.may_hide])
+    tile_class.finish(f"return tile_class({see}, {hide});")
+    bounds = Block(tensors, positions=_POSITIONS, wide=True)
+    begin, end = bounds.compute([graphs.kv_begin, graphs.kv_end])
+    bounds.finish(f"return {{int({begin}), int({end})}};")
+    return "\n".join(
+        (
+            "  WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,",
+            "      Range kv_pos, Range q_head) {",
+            *tile_class.statements,
+            "  }",
+            "  WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,",
+            "      Range q_head) {",
+            *bounds.statements,
+            "  }",
+        )
+    )

@@ -1,0 +1,226 @@
+"""Interval arithmetic as a transformation of graphs.
+
+Over a box of positions every expression gets graphs for its least and its greatest value, and
+every condition gets graphs for whether it may hold and may fail. They are ordinary IR over the
+corners of the box, so that lowering turns them into C++ and the NumPy evaluator runs them:
+neither knows a rule of intervals.
+
+A range is never too small. Integers are exact. Floats are widened after every operation by more
+than the error of fp32, of the fast functions and of contraction, so that a bound holds for the
+fp32 kernel and for the float64 oracle; a NaN among the bounds makes the whole answer "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from warploom.dsl import fold
+from warploom.dsl.interval_rules import (
+    FLOAT_RULES,
+    INT_RULES,
+    LOGIC_RULES,
+    MONOTONE,
+    UNKNOWN,
+    Range,
+    Truth,
+    hull,
+    monotone,
+)
+from warploom.dsl.ir import BITWISE, COMPARISONS, Kind, Node, const, node
+from warploom.dsl.linear import Linear, linear
+
+_LITERAL_ERROR = 1e-7  # relative; a float64 literal, scalar or integer as fp32
+_OPERATION_ERROR = 1e-6  # relative; about 8 units in the last place of fp32
+_FLUSHED = 1.2e-38  # absolute; smaller results may become zero
+_EXACT_LITERAL = 2.0**24  # whole numbers below are exact in fp32
+_LARGEST_INT = 1e18
+_CERTAIN = BITWISE | {"pow", "floordiv", "mod", "min", "max", "abs"}
+
+
+class Box:
+    """Ranges of expressions while positions run over a box.
+
+    Args:
+        positions: range of each position variable; others are unknown.
+        tensors: names of tensors whose values may be read.
+    """
+
+    def __init__(self, positions: Mapping[str, Range], tensors: Collection[str]) -> None:
+        self._positions = positions
+        self._tensors = tensors
+        self._ranges: dict[Node, Range] = {}
+        self._truths: dict[Node, Truth] = {}
+        self._float_bounds: dict[Node, None] = {}  # an ordered set
+
+    def has_nan(self) -> Node:
+        """Whether some rule met so far does not hold for the values at hand."""
+        found = fold.FALSE
+        for bound in self._float_bounds:
+            found = fold.either(found, fold.compare("ne", bound, bound))
+        return found
+
+    def range(self, root: Node) -> Range:
+        """Range of an INT or FLOAT expression."""
+        found = self._ranges.get(root)
+        if found is None:
+            rule = self._int_range if root.kind is Kind.INT else self._float_range
+            found = self._ranges[root] = rule(root)
+        return found
+
+    def truth(self, root: Node) -> Truth:
+        """What a BOOL expression can be."""
+        found = self._truths.get(root)
+        if found is None:
+            found = self._truths[root] = self._truth(root)
+        return found
+
+    def sum_range(self, form: Linear) -> tuple[Linear | None, Linear | None]:
+        """Least and greatest value of a sum, as sums of corners."""
+        ends: list[Linear | None] = [Linear({}, form.constant)] * 2
+        for atom, factor in form.terms.items():
+            bounds = self.range(atom)
+            corners = (bounds.least, bounds.greatest)
+            for i, corner in enumerate(corners if factor > 0 else reversed(corners)):
+                before = ends[i]
+                if before is not None:
+                    ends[i] = None if corner is None else before + linear(corner) * factor
+        return ends[0], ends[1]
+
+    # --- integers
+
+    def _int_range(self, root: Node) -> Range:
+        form = linear(root)
+        if form.terms != {root: 1}:
+            return Range(*(None if end is None else end.node() for end in self.sum_range(form)))
+        if root.op == "var":
+            return self._positions.get(str(root.attr), UNKNOWN)
+        if root.op == "scalar":
+            return Range(root, root)
+        if root.op == "load":
+            return self._load(root)
+        if root.op == "select":
+            return hull(self.truth(root.args[0]), *map(self.range, root.args[1:]))
+        if root.op == "to_int":
+            return self._to_int(root.args[0])
+        operands = [self.range(arg) for arg in root.args]
+        points = tuple(r.point for r in operands if r.point is not None)
+        if root.op in _CERTAIN and len(points) == len(operands):
+            value = node(root.op, Kind.INT, points)
+            return Range(value, value)
+        rule = INT_RULES.get(root.op)
+        return rule(*operands) if rule else UNKNOWN
+
+    def _to_int(self, arg: Node) -> Range:
+        if arg.kind is Kind.BOOL:
+            one, zero = Range(const(1), const(1)), Range(const(0), const(0))
+            return hull(self.truth(arg), one, zero)
+
+        def truncate(bound: Node) -> Node:  # never decreases; a huge float must not wrap
+            low = node("max", Kind.FLOAT, (bound, const(-_LARGEST_INT)))
+            return node("to_int", Kind.INT, (node("min", Kind.FLOAT, (low, const(_LARGEST_INT))),))
+
+        return self.range(arg).apply(truncate)
+
+    def _load(self, root: Node) -> Range:
+        points = tuple(p for p in (self.range(arg).point for arg in root.args) if p is not None)
+        if root.attr not in self._tensors or len(points) < len(root.args):
+            return UNKNOWN
+        value = node("load", root.kind, points, root.attr)
+        return self._checked(Range(value, value))
+
+    # --- floats
+
+    def _float_range(self, root: Node) -> Range:
+        if root.op in ("const", "scalar"):
+            return self._widened(Range(root, root), _LITERAL_ERROR)
+        if root.op == "load":
+            return self._load(root)
+        operands = [self.range(arg) for arg in root.args if arg.kind is not Kind.BOOL]
+        if not operands or any(r.ends is None for r in operands):
+            return UNKNOWN  # perhaps NaN, which no operation makes better
+        if root.op == "select":
+            return hull(self.truth(root.args[0]), *operands)
+        if root.op == "to_float":
+            raised = operands[0].apply(lambda bound: node("to_float", Kind.FLOAT, (bound,)))
+            return self._widened(raised, _LITERAL_ERROR)
+        if root.op in MONOTONE:
+            relative, absolute, smallest = MONOTONE[root.op]
+            return self._widened(monotone(root.op, operands[0], smallest), relative, absolute)
+        rule = FLOAT_RULES.get(root.op)
+        return self._widened(rule(*operands), _OPERATION_ERROR, _FLUSHED) if rule else UNKNOWN
+
+    def _widened(self, bounds: Range, relative: float, absolute: float = 0.0) -> Range:
+        if bounds.ends is None or relative == absolute == 0.0 or _is_exact(bounds.point):
+            return self._checked(bounds)
+
+        def outward(op: str, bound: Node) -> Node:
+            size = node("abs", Kind.FLOAT, (bound,))
+            slack = node("mul", Kind.FLOAT, (size, const(relative)))
+            if absolute:
+                slack = node("add", Kind.FLOAT, (slack, const(absolute)))
+            return node(op, Kind.FLOAT, (bound, slack))
+
+        least, greatest = bounds.ends
+        return self._checked(Range(outward("sub", least), outward("add", greatest)))
+
+    def _checked(self, bounds: Range) -> Range:
+        for bound in (bounds.least, bounds.greatest):
+            if bound is not None and bound.kind is Kind.FLOAT and not _is_exact(bound):
+                self._float_bounds[bound] = None
+        return bounds
+
+    # --- conditions
+
+    def _truth(self, root: Node) -> Truth:
+        if root.op in ("const", "scalar"):
+            return Truth(root, fold.invert(root))
+        if root.op == "load":
+            point = self._load(root).point
+            return Truth() if point is None else Truth(point, fold.invert(point))
+        if root.op in COMPARISONS:
+            if root.args[0].kind is Kind.INT:
+                return self._compare_ints(root.op, *root.args)
+            if root.args[0].kind is Kind.FLOAT:
+                return self._compare_floats(root.op, *root.args)
+        rule = LOGIC_RULES.get(root.op)
+        return rule(*map(self.truth, root.args)) if rule else Truth()
+
+    def _compare_ints(self, op: str, a: Node, b: Node) -> Truth:
+        if op in ("gt", "ge", "ne"):
+            opposite = self._compare_ints(fold.OPPOSITE[op], a, b)
+            return Truth(opposite.may_fail, opposite.may_hold)
+        least, greatest = self.sum_range(linear(a) - linear(b))
+        if op in ("lt", "le"):
+            return Truth(
+                fold.TRUE if least is None else least.compare(op),
+                fold.TRUE if greatest is None else fold.invert(greatest.compare(op)),
+            )
+        if least is not None and least == greatest:
+            return Truth(least.compare("eq"), least.compare("ne"))
+        reaches_down = fold.TRUE if least is None else least.compare("le")
+        reaches_up = fold.TRUE if greatest is None else greatest.compare("ge")
+        is_off = fold.TRUE
+        if least is not None and greatest is not None:
+            is_off = fold.either(least.compare("ne"), greatest.compare("ne"))
+        return Truth(fold.both(reaches_down, reaches_up), is_off)
+
+    def _compare_floats(self, op: str, a: Node, b: Node) -> Truth:
+        if op in ("gt", "ge"):
+            return self._compare_floats({"gt": "lt", "ge": "le"}[op], b, a)
+        left, right = self.range(a).ends, self.range(b).ends
+        if op in ("eq", "ne") or left is None or right is None:
+            return Truth()
+        # Written as "not surely so", that a NaN may decide nothing.
+        return Truth(
+            fold.invert(fold.compare(fold.OPPOSITE[op], left[0], right[1])),
+            fold.invert(fold.compare(op, left[1], right[0])),
+        )
+
+
+def _is_exact(bound: Node | None) -> bool:
+    """True for constants that fp32 and float64 hold alike."""
+    if bound is None or bound.op != "const":
+        return False
+    value = float(bound.attr)  # type: ignore[arg-type]
+    is_whole = value.is_integer() and abs(value) < _EXACT_LITERAL
+    return is_whole or value in (float("inf"), float("-inf"))
