@@ -5,8 +5,8 @@
 
 namespace warploom {
 
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000);
+constexpr float kInfinity = __builtin_inff();
+constexpr float kNaN = __builtin_nanf("");
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kLn2 = 0.69314718055994531f;
 

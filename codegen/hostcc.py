@@ -1,0 +1,169 @@
+"""C++ text to a shared library, through the machine's own compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import warploom.templates
+from warploom import env
+from warploom.codegen.headers import header_digest
+from warploom.codegen.source import KernelSource
+from warploom.errors import CompileError, NoHostCompiler
+
+_TEMPLATES = Path(warploom.templates.__file__).parent
+_LOG_LINES = 12
+_COMPILERS = ("c++", "g++", "clang++")
+_NATIVE = ("-march=native", "-mcpu=native", "")  # x86 and most others, Arm with clang, any
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "-fno-math-errno",  # errno and traps would forbid vectors; infinities and NaN keep their meaning
+    "-fno-trapping-math",
+)
+# What the headers ask of a machine; shown to the user, and part of the target's name.
+_FEATURES = (
+    "__AVX512BF16__",
+    "__AVX512F__",
+    "__AVX2__",
+    "__AVX__",
+    "__F16C__",
+    "__FMA__",
+    "__ARM_NEON",
+    "__SSE2__",
+)
+
+
+@dataclass(frozen=True)
+class HostTarget:
+    """A host compiler and the machine it compiles for.
+
+    Attributes:
+        command: the compiler, with arguments if CXX has some.
+        version: first line of what it says about itself.
+        flags: options, those of the machine first.
+        features: macros of the instruction sets our headers look for.
+        macros: digest of everything the compiler predefines with these flags: its version, its
+            target and each instruction set.
+    """
+
+    command: tuple[str, ...]
+    version: str
+    flags: tuple[str, ...]
+    features: tuple[str, ...]
+    macros: str
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+    @property
+    def vector_bytes(self) -> int:
+        """Width of the vectors that kernels use."""
+        return 64 if "__AVX512F__" in self.features else 32 if "__AVX__" in self.features else 16
+
+    def key_parts(self) -> dict[str, str]:
+        """What of the target a cache key must hold."""
+        return {
+            "compiler": self.version,
+            "flags": " ".join(self.flags),
+            "headers": header_digest("cpu", "common"),
+            "macros": self.macros,
+        }
+
+
+def host_target() -> HostTarget:
+    """The compiler named by CXX, or the first that is found, probed once.
+
+    Raises:
+        NoHostCompiler: there is none that works.
+    """
+    return _probe(env.cxx())
+
+
+def probe(command: tuple[str, ...], machine: str) -> HostTarget | None:
+    """The target of one compiler with one machine flag; None if it cannot compile C++17 for it."""
+    flags = (*([machine] if machine else ()), *_FLAGS)
+    macros = _run((*command, *flags, "-dM", "-E", "-x", "c++", "-"), "")
+    version = _run((*command, "--version"), "")
+    if macros is None or version is None:
+        return None
+    defined = set(re.findall(r"^#define (\w+)", macros, re.MULTILINE))
+    features = tuple(name for name in _FEATURES if name in defined)
+    if "__AVX512F__" in features:  # compilers default to half the width
+        flags = (flags[0], "-mprefer-vector-width=512", *flags[1:])
+    digest = hashlib.sha256(macros.encode()).hexdigest()
+    return HostTarget(command, version.partition("\n")[0], flags, features, digest)
+
+
+def compile_cpp(source: KernelSource, target: HostTarget, *, kept: Path | None = None) -> bytes:
+    """Compiles one kernel.
+
+    Args:
+        source: rendered source.
+        target: compiler and machine.
+        kept: where the source is or will be kept, to be named in errors.
+
+    Returns:
+        The shared library.
+
+    Raises:
+        CompileError: the source does not compile.
+        NoHostCompiler: the compiler is gone.
+    """
+    includes = [f"-I{_TEMPLATES / folder}" for folder in ("cpu", "common")]
+    with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
+        text, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+        text.write_text(source.text, encoding="utf-8")
+        command = [*target.command, *target.flags, *includes, str(text), "-o", str(library)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        except OSError as error:
+            raise NoHostCompiler(tried=target.command[0]) from error
+        if done.returncode == 0:
+            return library.read_bytes()
+        log = done.stderr.replace(str(text), str(kept or f"{source.name}.cpp"))
+    raise CompileError(
+        compiler=target.version, kernel=source.name, path=kept or "nowhere", log=_first_errors(log)
+    )
+
+
+@lru_cache(maxsize=4)
+def _probe(chosen: str | None) -> HostTarget:
+    commands = [tuple(shlex.split(chosen))] if chosen else [(name,) for name in _COMPILERS]
+    for command in commands:
+        if shutil.which(command[0]) is None:
+            continue
+        for machine in _NATIVE:
+            target = probe(command, machine)
+            if target is not None:
+                return target
+    raise NoHostCompiler(tried=", ".join(" ".join(command) for command in commands))
+
+
+def _run(command: tuple[str, ...], text: str) -> str | None:
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _first_errors(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    cut = lines[first : first + _LOG_LINES]
+    rest = len(lines) - first - len(cut)
+    return "\n".join([*cut, f"... ({rest} more lines)"] if rest > 0 else cut)

@@ -1,0 +1,43 @@
+// The same arithmetic with AVX-512's bfloat16 dot product: a word is a pair of numbers, neighbours in
+// the summed dimension; products are exact and sums are float32.
+#pragma once
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define WL_HAS_DOT_BF16 1
+#include <immintrin.h>
+
+#include <warploom/storage.hpp>
+
+namespace warploom {
+
+struct DotBf16 {
+  using Word = std::int32_t;
+  using Words = IntVec;
+  static constexpr int kPerWord = 2;
+
+  static WL_INLINE Vec step(Vec sum, Words a, Words b) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+
+  static WL_INLINE Words load_along(const bfloat16_t* row, int count) {
+    return count == kLanes ? load_as<Words>(row) : load_part<Words>(row, 4 * count);
+  }
+
+  static WL_INLINE Words load_across(const bfloat16_t* const* rows, int column, int count) {
+    UintVec low = widen_bits(bits(rows[0] + column, count));
+    UintVec high = widen_bits(bits(rows[1] + column, count));
+    return (Words)(low | high << 16);
+  }
+
+  static WL_INLINE void store_pair(Word* out, Vec first, Vec second) {
+    store_as(out, (Words)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+  }
+
+ private:
+  static WL_INLINE HalfBits bits(const bfloat16_t* p, int count) {
+    return count == kLanes ? load_as<HalfBits>(p) : load_part<HalfBits>(p, 2 * count);
+  }
+};
+
+}  // namespace warploom
+#endif

@@ -1,0 +1,79 @@
+// Where the keys of a tile lie: a pointer per key, from an affine address or through the block list, and
+// the position of each. Everything after it is the same for all KV formats.
+#pragma once
+
+#include <warploom/item.hpp>
+
+namespace warploom {
+
+// Rows past the end of a list point here: loads stay in bounds, and 0 x NaN cannot happen.
+template <class Element>
+inline constexpr Element kZeroRow[256] = {};
+
+template <class K>
+struct KeyTile {
+  using Config = typename K::Config;
+  using Element = typename Config::Element;
+
+  int count;       // keys of the list in this tile
+  int first_pos;   // kv_pos of key 0, if positions run on
+  Range kv_pos;    // bounds of all positions; empty if no key exists
+  bool has_holes;  // some of the `count` keys do not exist (columns past kv_len)
+  alignas(64) const Element* key[Config::kKeys];
+  alignas(64) const Element* value[Config::kKeys];
+  alignas(64) int column[Config::kKeys];  // kv_pos of each, if positions are columns
+  typename K::Variant::ColState state[Config::kKeys];
+
+  int position(int j) const { return Config::kColumnPositions ? column[j] : first_pos + j; }
+
+  // Points at list entries [begin, begin + n) and, up to the whole tile, at zeros.
+  void gather(const Item<K>& item, int begin, int n) {
+    count = n;
+    first_pos = item.segment.kv_pos + begin;
+    kv_pos = {first_pos, first_pos + n};
+    has_holes = false;
+    for (int j = 0; j < n; ++j) locate(item, begin + j, j);
+    for (int j = n; j < Config::kKeys; ++j) key[j] = value[j] = kZeroRow<Element>;
+    if constexpr (Config::kColumnPositions) find_columns(item, begin);
+  }
+
+  void hoist(const Item<K>& item) {
+    for (int j = 0; j < count; ++j) {
+      state[j] = K::Variant::col_state(item.p, item.tile, item.state, position(j));
+    }
+  }
+
+ private:
+  void locate(const Item<K>& item, int i, int j) {
+    const auto& p = item.p;
+    const auto& s = item.segment;
+    long long block = s.kv_block, token = s.kv_row + static_cast<long long>(i);
+    if constexpr (Config::kBlockKv > 0) {
+      block = p.indices[s.index_begin + i / Config::kBlockKv];
+      token = i % Config::kBlockKv;
+    }
+    const long long head = item.work.kv_head;
+    key[j] = static_cast<const Element*>(p.k) + block * p.k_block_stride +
+             token * p.k_token_stride + head * p.k_head_stride;
+    value[j] = static_cast<const Element*>(p.v) + block * p.v_block_stride +
+               token * p.v_token_stride + head * p.v_head_stride;
+  }
+
+  void find_columns(const Item<K>& item, int begin) {
+    kv_pos = {item.tile.kv_len, 0};
+    for (int j = 0; j < count; ++j) {
+      const int i = begin + j;
+      const int block = item.p.indices[item.segment.index_begin + i / Config::kBlockKv];
+      column[j] = block * Config::kBlockKv + i % Config::kBlockKv;
+      if (column[j] < item.tile.kv_len) {
+        kv_pos = {min_int(kv_pos.begin, column[j]), max_int(kv_pos.end, column[j] + 1)};
+      } else {
+        key[j] = value[j] = kZeroRow<Element>;
+        has_holes = true;
+      }
+    }
+    for (int j = count; j < Config::kKeys; ++j) column[j] = item.tile.kv_len;
+  }
+};
+
+}  // namespace warploom

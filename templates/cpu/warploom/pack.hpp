@@ -1,0 +1,46 @@
+// Right operands of the two products, packed in panels from rows that may lie anywhere.
+#pragma once
+
+#include <warploom/matmul.hpp>
+#include <warploom/transpose.hpp>
+
+namespace warploom {
+
+// K^T: columns are keys, the summed dimension is the head. Rows [0, count) are read, count being a
+// multiple of kLanes; panels lie ceil(dim / kPerWord) * kPanel words apart.
+template <class Dot, int kDim, class Element>
+void pack_transposed(const Element* const* rows, int count, typename Dot::Word* out) {
+  constexpr int kSteps = kDim / Dot::kPerWord;
+  constexpr int kWhole = kSteps / kLanes * kLanes;
+  auto block = [&](int key, int step, int steps) WL_LAMBDA_INLINE {
+    typename Dot::Words words[kLanes];
+    WL_UNROLL for (int i = 0; i < kLanes; ++i) {
+      words[i] = Dot::load_along(rows[key + i] + step * Dot::kPerWord, steps);
+    }
+    transpose(words);
+    auto* panel = out + key / kPanel * kSteps * kPanel + step * kPanel + key % kPanel;
+    WL_UNROLL for (int i = 0; i < steps; ++i) store_as(panel + i * kPanel, words[i]);
+  };
+  for (int key = 0; key < count; key += kLanes) {
+    for (int step = 0; step < kWhole; step += kLanes) block(key, step, kLanes);
+    if constexpr (kWhole < kSteps) block(key, kWhole, kSteps - kWhole);
+  }
+}
+
+// V: columns are the head, the summed dimension is keys. Rows [0, count) are read, count being a
+// multiple of kPerWord; panels lie `panel_stride` words apart.
+template <class Dot, int kDim, class Element>
+void pack_rows(const Element* const* rows, int count, typename Dot::Word* out, int panel_stride) {
+  constexpr int kWhole = kDim / kLanes * kLanes;
+  auto block = [&](const Element* const* pair, int column, int columns, int step) WL_LAMBDA_INLINE {
+    auto* panel = out + column / kPanel * panel_stride + step * kPanel + column % kPanel;
+    store_as(panel, Dot::load_across(pair, column, columns));
+  };
+  for (int key = 0; key < count; key += Dot::kPerWord) {
+    const int step = key / Dot::kPerWord;
+    for (int column = 0; column < kWhole; column += kLanes) block(rows + key, column, kLanes, step);
+    if constexpr (kWhole < kDim) block(rows + key, kWhole, kDim - kWhole, step);
+  }
+}
+
+}  // namespace warploom
