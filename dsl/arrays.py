@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.dsl import build
 from warploom.dsl.ir import Kind
-from warploom.dsl.symbols import NAMED
+from warploom.dsl.symbols import FOUND_TENSOR, NAMED
 
 _NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
 
@@ -46,6 +46,9 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = func.__name__
+        found = FOUND_TENSOR.get()
+        if name == "__getitem__" and found is not None:
+            return found(args[0])[args[1]]
         plain = [to_numpy(value).view(cls) if hasattr(value, "detach") else value for value in args]
         if name == "__getitem__":
             return clamped(plain[0], plain[1])
@@ -60,6 +63,9 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise build.refuse("assigning to elements", "Use where(condition, a, b).")
+
+    def __len__(self) -> NoReturn:  # also keeps torch from taking an index for a list of indices
+        raise build.refuse("the length of a value", "Functors see one element or vector at a time.")
 
     @classmethod
     def _keep(cls, value: Any) -> Any:

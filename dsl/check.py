@@ -29,8 +29,7 @@ def declaration(variant: Variant) -> None:
         FieldMisuse: two fields whose names clash in the kernel.
     """
     for cls in type(variant).__mro__:
-        if not cls.__module__.startswith("warploom.dsl.") or "library" in cls.__module__:
-            _names(variant.name, cls)
+        _names(variant.name, cls)
     for seat in SEATS:
         _signature(variant, seat)
     _field_names(variant)
@@ -107,15 +106,16 @@ def result(variant: Variant, seat: str, value: Value) -> Node:
         variant=variant.name,
         got=shown,
         expected=expected,
-        source=place or location.of_function(getattr(variant, seat)),
+        source=place or location.of_function(variant.functor(seat)),
     )
 
 
 def checked(variant: Variant, seat: str, value: Value) -> Value:
     """A part's result, refused where it was made and not where it is combined."""
-    if isinstance(value, Symbol) or not hasattr(value, "dtype"):
-        return Symbol(result(variant, seat, value)) if isinstance(value, Symbol) else value
-    return array_result(variant, seat, value)
+    if not isinstance(value, Symbol) and hasattr(value, "dtype"):
+        return array_result(variant, seat, value)
+    result(variant, seat, value)
+    return value
 
 
 def array_result(variant: Variant, seat: str, value: Value) -> Value:
@@ -128,7 +128,7 @@ def array_result(variant: Variant, seat: str, value: Value) -> Value:
             variant=variant.name,
             got=f"values of {dtype}",
             expected="bools" if kinds == "b" else "numbers",
-            source=location.of_function(getattr(variant, seat)),
+            source=location.of_function(variant.functor(seat)),
         )
     return value
 

@@ -59,13 +59,13 @@ class Composed(Variant):
     def inputs(self) -> dict[str, Any]:
         return {name: value for part in self.parts for name, value in part.inputs().items()}
 
-    def functors(self) -> list[tuple[str, object]]:
+    def functors(self) -> list[tuple[str, Any]]:
         return [found for part in self.parts for found in part.functors()]
 
     def under(self, reading: Reading) -> Composed:
         made = copy.copy(self)
         made.__dict__["parts"] = tuple(part.under(reading) for part in self.parts)
-        made.__dict__["_reading"] = reading
+        made.__dict__["_field_reading"] = reading
         return made
 
     def __repr__(self) -> str:

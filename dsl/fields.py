@@ -19,7 +19,7 @@ ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "lane")
 # Dimensions that exactly cover one position. Only that position may index them, so that loads need
 # no clamp.
 EXACT_ROLES = ("batch", "q_head", "kv_head", "lane")
-_RESERVED = (*SEATS, "softmax", "name", "fields", "inputs")
+RESERVED = (*SEATS, "softmax", "name", "fields", "inputs")
 
 
 class Reading(Protocol):
@@ -146,7 +146,7 @@ def as_scalar(
 
 def check_name(owner: str, name: str) -> str:
     """Refuse names that a variant uses itself."""
-    if name in _RESERVED or name.startswith("_"):
+    if name in RESERVED or name.startswith("_"):
         raise misuse(owner, name, "the name is reserved; choose another")
     return name
 
@@ -168,10 +168,10 @@ def _roles(roles: tuple[str | None, ...]) -> tuple[str | None, ...]:
 
 
 def _get(field: Field, instance: Any, default: object) -> Value:
-    reading: Reading | None = instance.__dict__.get("_reading")
+    reading: Reading | None = instance.__dict__.get("_field_reading")
     if reading is not None:
         return field.read(reading)
-    value = instance.__dict__.get("_values", {}).get(field.name, default)
+    value = instance.__dict__.get("_field_values", {}).get(field.name, default)
     if value is None:
         raise misuse(type(instance).__name__, field.name, "it has no value outside a kernel yet")
     return value
@@ -179,12 +179,12 @@ def _get(field: Field, instance: Any, default: object) -> Value:
 
 def _set(field: Field, instance: Any, value: object) -> None:
     refuse_under_reading(instance, field.name)
-    instance.__dict__.setdefault("_values", {})[field.name] = field.accept(value)
+    instance.__dict__.setdefault("_field_values", {})[field.name] = field.accept(value)
 
 
 def refuse_under_reading(instance: Any, name: str) -> None:
     """Raise GlobalMutated if a functor of the instance is running."""
-    reading: Reading | None = instance.__dict__.get("_reading")
+    reading: Reading | None = instance.__dict__.get("_field_reading")
     if reading is not None:
         raise GlobalMutated(
             seat=reading.seat,

@@ -221,6 +221,17 @@ def _relu(x: Value) -> Value:
     return maximum(x, 0.0)
 
 
+def _full(value: bool) -> Callable[..., Value]:
+    """`x.new_ones(())` and `x.new_zeros(())`, which torch's mask helpers begin with."""
+
+    def new(x: Value, size: tuple[int, ...], dtype: object = None) -> Value:
+        if tuple(size):
+            raise build.refuse(f"a new tensor of shape {tuple(size)}", "Use numbers.")
+        return value if "bool" in str(dtype) else float(value)
+
+    return new
+
+
 _FOREIGN: dict[Callable[..., Any], str] = {
     operator.add: "add",
     operator.sub: "sub subtract",
@@ -252,6 +263,8 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     _square: "square",
     _reciprocal: "reciprocal",
     _relu: "relu",
+    _full(True): "new_ones",
+    _full(False): "new_zeros",
 }
 _SAME_NAME = (
     *(exp, exp2, log, log2, sqrt, rsqrt, tanh, sin, cos, erf, floor, ceil, minimum, maximum),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dis
+import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from warploom.dsl import location
+from warploom.dsl.capture import names
 from warploom.dsl.ir import Source
 from warploom.dsl.variant import Variant
 from warploom.errors import GlobalMutated
@@ -71,7 +73,7 @@ def _functions(variant: Variant) -> dict[FunctionType, str]:
         for name, value in _reachable(function):
             visit(value, seat)
             visit(getattr(type(variant), name, None), seat)
-        for name in _names(function.__code__):
+        for name in names(function.__code__):
             visit(getattr(type(variant), name, None), seat)
 
     for seat, functor in variant.functors():
@@ -80,7 +82,7 @@ def _functions(variant: Variant) -> dict[FunctionType, str]:
 
 
 def _reachable(function: FunctionType) -> Iterator[tuple[str, object]]:
-    for name in _names(function.__code__):
+    for name in names(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -88,13 +90,6 @@ def _reachable(function: FunctionType) -> Iterator[tuple[str, object]]:
             yield name, cell.cell_contents
         except ValueError:  # an empty cell: the name is not bound yet
             continue
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
 
 
 def _state(value: Any) -> Hashable:
@@ -118,13 +113,19 @@ def _state(value: Any) -> Hashable:
     return id(value)
 
 
+def _line(step: dis.Instruction) -> int | None:
+    if sys.version_info >= (3, 13):  # there `starts_line` is a bool
+        return step.line_number
+    return step.starts_line
+
+
 def _line_of(functions: dict[FunctionType, str], name: str) -> Source | None:
     """The line that stores `name`, or else the first that mentions it."""
     mentioned: Source | None = None
     for function in functions:
         line = function.__code__.co_firstlineno
         for step in dis.get_instructions(function.__code__):
-            line = step.starts_line or line if isinstance(step.starts_line, int) else line
+            line = _line(step) or line
             if step.argval != name:
                 continue
             found = location.at_line(function.__code__, line)

@@ -117,7 +117,7 @@ def reference_attention(
 def naive_attention(
     variant: Variant, q: Any, k: Any, v: Any, *, round_to: str = "bfloat16", **request: Any
 ) -> tuple[Floats, Floats]:
-    """`reference_attention` in float32, storing operands, probabilities and output in `round_to`."""
+    """`reference_attention` in float32, with operands and probabilities stored in `round_to`."""
     round_ = rounder(round_to)
     o, lse = reference_attention(variant, q, k, v, precision=Precision(Array32, round_), **request)
     return round_(o), lse
@@ -211,7 +211,7 @@ def _attend(
     q = store(request.vector("query_transform", q, place))
     k = store(request.vector("key_transform", k, per_key))
     v = store(request.vector("value_transform", v, per_key))
-    shape = (len(q), len(k))
+    shape = (q.shape[0], k.shape[0])
     per_pair = {**place, "kv_pos": kv_pos[None]}
     logits = request.run("logits_transform", shape, per_pair, request.sm_scale * (q @ k.T))
     mask = request.run("logits_mask", shape, per_pair)
@@ -219,7 +219,7 @@ def _attend(
     if request.variant.softmax:
         o, lse = _softmax(np.where(mask, logits, -np.inf), v, store)
     else:
-        o, lse = store(np.where(mask, logits, 0.0)) @ v, np.zeros((len(q), 1))
+        o, lse = store(np.where(mask, logits, 0.0)) @ v, np.zeros((q.shape[0], 1))
     return request.vector("output_transform", o, {**place, "lse": lse}), lse
 
 

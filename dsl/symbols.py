@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn, TypeAlias
 
 from warploom.dsl import build, location
@@ -19,6 +20,9 @@ Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the rea
 
 # Functions and methods that torch, NumPy and `symbol.name` may ask for; `functions` fills it.
 NAMED: dict[str, Callable[..., Any]] = {}
+
+# What to do with a torch tensor that is indexed by a symbol or used as a number; `capture` sets it.
+FOUND_TENSOR: ContextVar[Callable[[Any], Any] | None] = ContextVar("found_tensor", default=None)
 
 _OUTSIDE = "Declare it as a field of the variant: Tensor(dtype, roles) or Scalar(dtype)."
 _CONCRETE = (
@@ -146,6 +150,9 @@ def as_node(value: Value) -> Node:
         return value.node
     if isinstance(value, (bool, int, float)):
         return build.constant(value)
+    found = FOUND_TENSOR.get()
+    if found is not None and hasattr(value, "detach") and value.ndim == 0:
+        return as_node(found(value))
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:
         return as_node(item())
@@ -172,7 +179,10 @@ def call_named(shown: str, name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def index_torch(tensor: Any, index: Any) -> Any:
-    """`tensor[index]` where torch saw a symbol; a capture (see `flex`) may know what to do."""
+    """`tensor[index]` where torch saw a symbol."""
+    found = FOUND_TENSOR.get()
+    if found is not None and not isinstance(tensor, Symbol):
+        return found(tensor)[index]
     raise build.refuse(f"indexing a plain torch tensor of shape {tuple(tensor.shape)}", _OUTSIDE)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from warploom.dsl import check, location, purity
 from warploom.dsl.custom import recording
-from warploom.dsl.ir import Kind, Node, const, node, var
+from warploom.dsl.ir import Kind, Node, const, node, var, walk
 from warploom.dsl.position import symbolic
 from warploom.dsl.readings import TraceReading
 from warploom.dsl.spec import SEATS, VECTOR_SEATS, TracedVariant
@@ -45,16 +45,20 @@ def trace(variant: Variant) -> TracedVariant:
                 seat=seat,
                 variant=variant.name,
                 cause="what differs between calls: random numbers, clocks, counters, caches",
-                source=location.of_function(getattr(variant, seat)),
+                source=location.of_function(variant.functor(seat)),
             )
-    order = list(variant.fields())
+    kept = {seat: root for seat, root in seats.items() if root is not _identity(seat)}
+    used = {found.attr for found in walk(*kept.values()) if found.op in ("scalar", "load", "call")}
+    order = [name for name in variant.fields() if name in used]
     return TracedVariant(
         name=variant.name,
         softmax=variant.softmax,
-        seats={seat: root for seat, root in seats.items() if root is not _identity(seat)},
+        seats=kept,
         scalars=tuple(reading.scalars[name] for name in order if name in reading.scalars),
         tensors=tuple(reading.tensors[name] for name in order if name in reading.tensors),
-        functions=tuple(reading.functions[name] for name in sorted(reading.functions)),
+        functions=tuple(
+            reading.functions[name] for name in sorted(reading.functions.keys() & used)
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import warploom.dsl.functions  # noqa: F401  (torch and NumPy find them by name)
 from warploom.dsl import fields as fields_module
 from warploom.dsl.fields import Field, Reading, Scalar, Tensor
 from warploom.dsl.position import Position
@@ -92,11 +93,15 @@ class Variant:
 
     def inputs(self) -> dict[str, Any]:
         """Values bound at construction, by field name."""
-        return dict(self.__dict__.get("_values", {}))
+        return dict(self.__dict__.get("_field_values", {}))
 
-    def functors(self) -> list[tuple[str, object]]:
+    def functor(self, seat: str) -> Any:
+        """The function that the user wrote for a seat."""
+        return getattr(self, seat)
+
+    def functors(self) -> list[tuple[str, Any]]:
         """(seat, function) of all that a trace runs."""
-        return [(seat, getattr(self, seat)) for seat in SEATS]
+        return [(seat, self.functor(seat)) for seat in SEATS]
 
     def decides_softmax(self) -> bool:
         """True if this variant sets `softmax` itself, so that a composition must respect it."""
@@ -107,7 +112,7 @@ class Variant:
     def under(self: _Self, reading: Reading) -> _Self:
         """A copy whose fields are read through `reading`, and which cannot be changed."""
         made = copy.copy(self)
-        made.__dict__["_reading"] = reading
+        made.__dict__["_field_reading"] = reading
         return made
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from warploom.dsl.custom import custom_function as custom_function
     from warploom.dsl.fields import Scalar as Scalar
     from warploom.dsl.fields import Tensor as Tensor
+    from warploom.dsl.flex import flex as flex
     from warploom.dsl.formats import BlockSparse as BlockSparse
     from warploom.dsl.formats import Dense as Dense
     from warploom.dsl.formats import Paged as Paged
@@ -39,11 +40,25 @@ if TYPE_CHECKING:
     from warploom.dsl.functions import to_float as to_float
     from warploom.dsl.functions import to_int as to_int
     from warploom.dsl.functions import where as where
+    from warploom.dsl.library.alibi import Alibi as Alibi
+    from warploom.dsl.library.attention_sink import AttentionSink as AttentionSink
     from warploom.dsl.library.causal import Causal as Causal
+    from warploom.dsl.library.document_mask import DocumentMask as DocumentMask
+    from warploom.dsl.library.flash_sigmoid import FlashSigmoid as FlashSigmoid
+    from warploom.dsl.library.packed_mask import PackedMask as PackedMask
+    from warploom.dsl.library.packed_mask import TreeMask as TreeMask
+    from warploom.dsl.library.packed_mask import pack_masks as pack_masks
+    from warploom.dsl.library.prefix_lm import PrefixLM as PrefixLM
+    from warploom.dsl.library.qk_norm import QKNorm as QKNorm
+    from warploom.dsl.library.rope import Rope as Rope
+    from warploom.dsl.library.rope_scaling import LinearScaling as LinearScaling
+    from warploom.dsl.library.rope_scaling import Llama3Scaling as Llama3Scaling
+    from warploom.dsl.library.rope_scaling import YarnScaling as YarnScaling
     from warploom.dsl.library.sliding_window import SlidingWindow as SlidingWindow
     from warploom.dsl.library.soft_cap import SoftCap as SoftCap
     from warploom.dsl.position import Position as Position
     from warploom.dsl.variant import Variant as Variant
+    from warploom.runtime.draw import draw_mask as draw_mask
 
 __version__ = "0.1.0"
 
@@ -81,11 +96,26 @@ _HOME = {
     "to_float": "warploom.dsl.functions",
     "to_int": "warploom.dsl.functions",
     "where": "warploom.dsl.functions",
+    "flex": "warploom.dsl.flex",
+    "Alibi": "warploom.dsl.library.alibi",
+    "AttentionSink": "warploom.dsl.library.attention_sink",
+    "DocumentMask": "warploom.dsl.library.document_mask",
+    "FlashSigmoid": "warploom.dsl.library.flash_sigmoid",
+    "PackedMask": "warploom.dsl.library.packed_mask",
+    "TreeMask": "warploom.dsl.library.packed_mask",
+    "pack_masks": "warploom.dsl.library.packed_mask",
+    "PrefixLM": "warploom.dsl.library.prefix_lm",
+    "QKNorm": "warploom.dsl.library.qk_norm",
+    "Rope": "warploom.dsl.library.rope",
+    "LinearScaling": "warploom.dsl.library.rope_scaling",
+    "Llama3Scaling": "warploom.dsl.library.rope_scaling",
+    "YarnScaling": "warploom.dsl.library.rope_scaling",
     "Causal": "warploom.dsl.library.causal",
     "SlidingWindow": "warploom.dsl.library.sliding_window",
     "SoftCap": "warploom.dsl.library.soft_cap",
     "Position": "warploom.dsl.position",
     "Variant": "warploom.dsl.variant",
+    "draw_mask": "warploom.runtime.draw",
 }
 
 

@@ -1,0 +1,250 @@
+"""Tensors that a plain function captures, found and replaced by proxies that load from a field.
+
+A function is rebuilt with proxies in its closure, globals and defaults. Tensors it reaches in
+another way (as an attribute of a module, say) are caught when torch asks a symbol how to index
+them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl import build, symbols
+from warploom.dsl.dtypes import BY_NAME, DType, dtype
+from warploom.dsl.fields import RESERVED, Field, Reading, Scalar, Tensor
+from warploom.dsl.ir import Kind
+from warploom.dsl.symbols import Symbol, Value
+
+Replace = Callable[[str, Any], Any]
+
+
+class Captures:
+    """The tensors captured by a pair of functions, as fields with values."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.fields: dict[str, Field] = {}
+        self.values: dict[str, Any] = {}
+        self._names: dict[object, str] = {}
+
+    def name_of(self, tensor: Any, wish: str) -> str:
+        """The field of a tensor; a new one is declared for a tensor not seen before."""
+        key = _identity(tensor)
+        if key not in self._names:
+            name = self._free_name(wish)
+            stored = _stored_type(tensor)
+            roles = (None,) * tensor.ndim
+            field: Field = Tensor(stored, roles) if roles else Scalar(stored)
+            field.name, field.owner = name, self.owner
+            self.fields[name] = field
+            self.values[name] = field.accept(_converted(tensor, stored))
+            self._names[key] = name
+        return self._names[key]
+
+    def read(self, tensor: Any, wish: str, reading: Reading) -> Value:
+        """What stands for a captured tensor under a reading."""
+        field = self.fields[self.name_of(tensor, wish)]
+        if isinstance(field, Scalar):
+            return field.read(reading)
+        return CapturedTensor(field.name, tuple(tensor.shape), field.read(reading))
+
+    def _free_name(self, wish: str) -> str:
+        base = re.sub(r"\W", "", wish).strip("_") or "captured"
+        base = f"{base}_tensor" if base in RESERVED else base
+        names = (base, *(f"{base}{i}" for i in range(2, len(self.fields) + 3)))
+        return next(name for name in names if name not in self.fields)
+
+
+class CapturedTensor:
+    """A captured tensor inside its function; it is indexed, all at once or step by step."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], load: Any, given: tuple[Value, ...] = ()
+    ) -> None:
+        self._name = name
+        self._whole = shape
+        self._load = load
+        self._given = given
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._whole[len(self._given) :]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def size(self, axis: int | None = None) -> int | tuple[int, ...]:
+        return self.shape if axis is None else self.shape[axis]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Value) -> Value:
+        more = index if isinstance(index, tuple) else (index,)
+        if len(more) > self.ndim:
+            raise self._refused(f"indexing it with {len(more)} of {self.ndim} indices")
+        given = self._given + tuple(map(self._from_start, more, self.shape))
+        if len(given) == len(self._whole):
+            return self._load[given]
+        return CapturedTensor(self._name, self._whole, self._load, given)
+
+    def _from_start(self, index: Value, size: int) -> Value:
+        if isinstance(index, slice) or index is None or index is Ellipsis:
+            raise self._refused("slicing it")
+        return index + size if isinstance(index, int) and index < 0 else index
+
+    def _refused(self, what: str, *_: object) -> Exception:
+        return build.refuse(
+            f"captured tensor {self._name!r}: {what}",
+            "Index it with one int per dimension; do other arithmetic on it before, outside.",
+        )
+
+    def __getattr__(self, name: str) -> Value:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self._refused(f"its attribute .{name}")
+
+    def _no_arithmetic(self, *_: object) -> Value:
+        raise self._refused("arithmetic on the whole of it")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_arithmetic
+    __truediv__ = __rtruediv__ = __neg__ = __lt__ = __gt__ = __le__ = __ge__ = _no_arithmetic
+    __and__ = __or__ = __invert__ = __bool__ = __iter__ = _no_arithmetic
+
+    def __torch_function__(self, func: Any, *_: object) -> Value:
+        raise self._refused(f"torch.{func.__name__} of the whole of it")
+
+    def __array_ufunc__(self, func: Any, *_: object) -> Value:
+        raise self._refused(f"np.{func.__name__} of the whole of it")
+
+
+def is_tensor(value: object) -> bool:
+    """True for torch tensors and NumPy arrays, also of no dimensions."""
+    if isinstance(value, (type, Symbol, np.generic, CapturedTensor)):
+        return False
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
+
+
+@contextmanager
+def indexing(captures: Captures, reading: Reading) -> Iterator[None]:
+    """Let torch tensors that are indexed by a symbol (or used as a number) become captures."""
+    token = symbols.FOUND_TENSOR.set(lambda found: captures.read(found, "captured", reading))
+    try:
+        yield
+    finally:
+        symbols.FOUND_TENSOR.reset(token)
+
+
+def rebuild(function: Callable[..., Any], replace: Replace) -> Callable[..., Any]:
+    """A copy of `function` whose captured values went through `replace(name, value)`.
+
+    Helpers that it calls, functions in captured tuples and lists, methods' objects and partials are
+    followed. A function with nothing to replace is returned as it is.
+    """
+    rebuilt: Callable[..., Any] = _Rebuilder(replace).value("", function)
+    return rebuilt
+
+
+class _Rebuilder:
+    def __init__(self, replace: Replace) -> None:
+        self._replace = replace
+        self._done: dict[FunctionType, FunctionType] = {}
+
+    def value(self, name: str, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, MethodType):
+            return MethodType(self.value(name, value.__func__), value.__self__)
+        if isinstance(value, functools.partial):
+            args = [self.value(name, arg) for arg in value.args]
+            kwargs = {key: self.value(key, arg) for key, arg in value.keywords.items()}
+            return functools.partial(self.value(name, value.func), *args, **kwargs)
+        if type(value) in (tuple, list):
+            items = [self.value(name, item) for item in value]
+            same = all(new is old for new, old in zip(items, value, strict=True))
+            return value if same else type(value)(items)
+        return self._replace(name, value) if is_tensor(value) else value
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        if function in self._done:
+            return self._done[function]
+        code = function.__code__
+        self._done[function] = function  # while its own name is looked up in its globals
+        found = {
+            name: function.__globals__[name] for name in names(code) if _global(function, name)
+        }
+        globals_ = {name: self.value(name, value) for name, value in found.items()}
+        free = tuple(code.co_freevars)
+        cells = tuple(map(self._cell, free, function.__closure__ or ()))
+        defaults = self.value("default", function.__defaults__)
+        changed = (
+            any(globals_[name] is not found[name] for name in found)
+            or any(
+                new is not old for new, old in zip(cells, function.__closure__ or (), strict=True)
+            )
+            or defaults is not function.__defaults__
+        )
+        if not changed:
+            return function
+        made = FunctionType(
+            code, {**function.__globals__, **globals_}, function.__name__, defaults, cells
+        )
+        made.__kwdefaults__ = function.__kwdefaults__
+        self._done[function] = made
+        return made
+
+    def _cell(self, name: str, cell: CellType) -> CellType:
+        try:
+            held = cell.cell_contents
+        except ValueError:  # not bound yet
+            return cell
+        value = self.value(name, held)
+        return cell if value is held else CellType(value)
+
+
+def names(code: CodeType) -> Iterator[str]:
+    """Global and attribute names in a function's code and in the functions inside it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from names(inner)
+
+
+def _global(function: FunctionType, name: str) -> bool:
+    value = function.__globals__.get(name)
+    if isinstance(value, FunctionType):
+        return not value.__module__.startswith(("warploom.", "torch.", "numpy."))
+    return value is not None
+
+
+def _identity(tensor: Any) -> object:
+    """Equal for two views of the same memory, which torch makes anew at each indexing."""
+    if hasattr(tensor, "data_ptr"):
+        return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+    return id(tensor)
+
+
+def _stored_type(tensor: Any) -> DType:
+    try:
+        return dtype(tensor.dtype)
+    except KeyError:  # float64 and odd ints; their values are converted
+        integer = "int" in str(tensor.dtype)
+        return BY_NAME["int32" if integer else "float32"]
+
+
+def _converted(tensor: Any, stored: DType) -> Any:
+    try:
+        dtype(tensor.dtype)
+        return tensor
+    except KeyError:
+        if hasattr(tensor, "detach"):
+            return tensor.float() if stored.kind is Kind.FLOAT else tensor.int()
+        return tensor.astype(stored.name)

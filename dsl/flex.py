@@ -1,0 +1,113 @@
+"""FlexAttention's callables as a variant: `score_mod` and `mask_mod` with their own signatures."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from warploom.dsl import location
+from warploom.dsl.capture import Captures, indexing, rebuild
+from warploom.dsl.fields import Field, Reading
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
+from warploom.errors import WrongSignature
+
+_SIGNATURES = {
+    "score_mod": "(score, b, h, q_idx, kv_idx)",
+    "mask_mod": "(b, h, q_idx, kv_idx)",
+}
+
+
+class Flex(Variant):
+    """A variant made of two plain functions; make it with `flex`."""
+
+    def __init__(
+        self, score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
+    ) -> None:
+        self._functions = {"logits_transform": score_mod, "logits_mask": mask_mod}
+        given = (function for function in (score_mod, mask_mod) if function is not None)
+        shown = (str(getattr(function, "__name__", "function")) for function in given)
+        self._name = "_".join(("flex", *(re.sub(r"\W", "", name) for name in shown)))
+        self._captures = Captures(self._name)
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return self._call("logits_transform", at, logits)
+
+    def logits_mask(self, at: Position) -> Value:
+        return self._call("logits_mask", at)
+
+    def _call(self, seat: str, at: Position, *value: Value) -> Value:
+        function = self._functions[seat]
+        if function is None:
+            return value[0] if value else True
+        reading: Reading = self.__dict__["_field_reading"]
+        with indexing(self._captures, reading):
+            bound = rebuild(
+                function, lambda name, tensor: self._captures.read(tensor, name, reading)
+            )
+            return bound(*value, at.batch, at.q_head, at.q_idx, at.kv_pos)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def functor(self, seat: str) -> Any:
+        return self._functions.get(seat) or super().functor(seat)
+
+    def fields(self) -> dict[str, Field]:
+        # __setattr__ asks before `_captures` is there
+        captures = self.__dict__.get("_captures")
+        return {} if captures is None else dict(captures.fields)
+
+    def inputs(self) -> dict[str, Any]:
+        return dict(self._captures.values)
+
+
+def flex(
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None
+) -> Variant:
+    """Take FlexAttention's callables as they are.
+
+    They are traced at once, to find the tensors they capture. Captured tensors (torch or NumPy;
+    closure, globals, defaults, attributes of captured modules) become inputs of the kernel and are
+    read at each run; captured Python numbers are constants. `q_idx` counts a request's query rows
+    from 0, as in
+    FlexAttention: causal is `q_idx >= kv_idx` aligned to the beginning.
+
+    Args:
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`; the score comes scaled.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`; True where the query sees the key.
+
+    Returns:
+        A variant; it composes with others.
+
+    Raises:
+        WrongSignature: a callable that takes other arguments.
+        VariantError: a callable that cannot be traced.
+    """
+    from warploom.dsl.trace import trace  # it checks variants, so it imports them
+
+    for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is not None:
+            _check(kind, function)
+    made = Flex(score_mod, mask_mod)
+    trace(made)
+    return made
+
+
+def _check(kind: str, function: Callable[..., Any]) -> None:
+    count = 5 if kind == "score_mod" else 4
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        raise WrongSignature(
+            seat=kind,
+            variant="flex",
+            got=f"({', '.join(signature.parameters)})",
+            expected=_SIGNATURES[kind],
+            source=location.of_function(function),
+        ) from None

@@ -1,0 +1,33 @@
+"""A learned logit in the softmax's denominator that no value belongs to (gpt-oss)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.dsl.fields import Tensor
+from warploom.dsl.functions import sigmoid
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
+
+
+class AttentionSink(Variant):
+    """Adds exp(sink[q_head]) to each row's denominator.
+
+    The denominator was exp(lse), so the output shrinks by exp(lse) / (exp(lse) + exp(sink)), which
+    is sigmoid(lse - sink), also for a row that sees nothing. The log-sum-exp given out is that of
+    the keys alone.
+
+    Args:
+        sink: [num_q_heads] float32; None leaves it to be given at run time.
+    """
+
+    softmax = True
+    sink = Tensor("float32", ("q_head",))
+
+    def __init__(self, sink: Any = None) -> None:
+        if sink is not None:
+            self.sink = sink
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * sigmoid(at.lse - self.sink[at.q_head])

@@ -1,0 +1,74 @@
+"""Any mask at all, one bit for each pair of query and key (FlashInfer's packed custom mask)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl.fields import Tensor
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
+
+
+class _Packed(Variant):
+    """Bits of all requests, row by row and little-endian, and where each request's bytes begin."""
+
+    packed_mask = Tensor("uint8", (None,))
+    mask_indptr = Tensor("int32", (None,))
+
+    def __init__(self, packed_mask: Any = None, mask_indptr: Any = None) -> None:
+        if packed_mask is not None:
+            self.packed_mask = packed_mask
+        if mask_indptr is not None:
+            self.mask_indptr = mask_indptr
+
+    def _bit(self, at: Position, index: Value) -> Value:
+        byte = self.packed_mask[self.mask_indptr[at.batch] + (index >> 3)]
+        return ((byte >> (index & 7)) & 1) == 1
+
+
+class PackedMask(_Packed):
+    """Visible where bit q_idx * kv_len + kv_pos of the request is set; make the bits with
+    `pack_masks`.
+
+    A request may have up to 2^31 pairs, and all requests 2^31 bytes.
+
+    Args:
+        packed_mask: [bytes] uint8; None leaves it to be given at run time.
+        mask_indptr: [batch + 1] int32, first byte of each request.
+    """
+
+    def logits_mask(self, at: Position) -> Value:
+        return self._bit(at, at.q_idx * at.kv_len + at.kv_pos)
+
+
+class TreeMask(_Packed):
+    """Speculative decoding: the queries are the last q_len tokens, a tree; what is before is
+    visible.
+
+    Bit q_idx * q_len + j says that a query sees the j-th token of the tree, so bits need no memory
+    for the context.
+
+    Args:
+        packed_mask: [bytes] uint8, from `pack_masks` of [q_len, q_len] masks; None: given at run
+            time.
+        mask_indptr: [batch + 1] int32, first byte of each request.
+    """
+
+    def logits_mask(self, at: Position) -> Value:
+        node = at.kv_pos - (at.kv_len - at.q_len)
+        return (node < 0) | self._bit(at, at.q_idx * at.q_len + node)
+
+
+def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Pack one boolean mask [rows, columns] for each request.
+
+    Returns:
+        Bits as uint8 [bytes], each request padded to whole bytes, and int32 [requests + 1] offsets.
+    """
+    packed = [np.packbits(np.asarray(mask, bool).ravel(), bitorder="little") for mask in masks]
+    offsets = np.cumsum([0, *(len(part) for part in packed)]).astype(np.int32)
+    return np.concatenate([np.zeros(0, np.uint8), *packed]), offsets

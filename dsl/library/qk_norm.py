@@ -1,0 +1,43 @@
+"""Queries and keys normalised before they meet, as in Qwen 3 and OLMo 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.dsl.fields import Scalar, Tensor
+from warploom.dsl.functions import mean, rsqrt
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
+
+
+class QKNorm(Variant):
+    """x -> x / sqrt(mean(x^2) + eps) * weight, over the head dimension, for query and key vectors.
+
+    Compose it before `Rope()`: `QKNorm(...) & Rope()`.
+
+    Args:
+        q_weight: [head_dim] float32 for queries; None leaves it to be given at run time.
+        k_weight: [head_dim] float32 for keys, likewise.
+        eps: added to the mean square.
+    """
+
+    q_weight = Tensor("float32", ("lane",))
+    k_weight = Tensor("float32", ("lane",))
+    norm_eps = Scalar("float32")
+
+    def __init__(self, q_weight: Any = None, k_weight: Any = None, eps: float = 1e-6) -> None:
+        self.norm_eps = eps
+        if q_weight is not None:
+            self.q_weight = q_weight
+        if k_weight is not None:
+            self.k_weight = k_weight
+
+    def query_transform(self, q: Value, at: Position) -> Value:
+        return self._norm(q) * self.q_weight[at.lane]
+
+    def key_transform(self, k: Value, at: Position) -> Value:
+        return self._norm(k) * self.k_weight[at.lane]
+
+    def _norm(self, x: Value) -> Value:
+        return x * rsqrt(mean(x * x) + self.norm_eps, precise=True)
