@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from warploom.dsl.library.sliding_window import SlidingWindow as SlidingWindow
     from warploom.dsl.library.soft_cap import SoftCap as SoftCap
     from warploom.dsl.position import Position as Position
+    from warploom.dsl.reference import reference_attention as reference_attention
+    from warploom.dsl.reference import reference_batch as reference_batch
     from warploom.dsl.variant import Variant as Variant
     from warploom.runtime.draw import draw_mask as draw_mask
 
@@ -114,6 +116,8 @@ _HOME = {
     "SlidingWindow": "warploom.dsl.library.sliding_window",
     "SoftCap": "warploom.dsl.library.soft_cap",
     "Position": "warploom.dsl.position",
+    "reference_attention": "warploom.dsl.reference",
+    "reference_batch": "warploom.dsl.reference",
     "Variant": "warploom.dsl.variant",
     "draw_mask": "warploom.runtime.draw",
 }

@@ -1,0 +1,129 @@
+"""A picture of a mask: every element, and over it the classes that let the kernel skip work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl.arrays import to_numpy
+from warploom.dsl.intervals import TileAnalysis
+from warploom.dsl.reference import visible
+from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
+
+CLASSES = ("skip: never read", "partial: mask evaluated", "full: no mask code")
+_COLORS = ("#e5e7eb", "#f59e0b", "#16a34a")
+
+
+def tile_classes(
+    variant: Variant,
+    *,
+    q_len: int,
+    kv_len: int,
+    tile: tuple[int, int] = (64, 64),
+    inputs: Mapping[str, Any] | None = None,
+    q_head: int = 0,
+    num_q_heads: int = 1,
+) -> np.ndarray[Any, Any]:
+    """The class of every tile of one request and query head, as the planner and kernel see it.
+
+    Args:
+        variant: its `logits_mask` is analysed.
+        q_len: query rows; they are aligned to the end of the keys.
+        kv_len: keys.
+        tile: (query rows, keys) of a tile.
+        inputs: run-time values of the variant's fields.
+        q_head: query head.
+        num_q_heads: query heads in all; key/value heads are as many.
+
+    Returns:
+        int8 [tiles of rows, tiles of keys]: 0 skip, 1 partial, 2 full.
+    """
+    values = {
+        name: to_numpy(value) for name, value in {**variant.inputs(), **(inputs or {})}.items()
+    }
+    traced = trace(variant)
+    scalars = {f.name: values.get(f.name, f.default) for f in traced.scalars}
+    tensors = {f.name: values[f.name] for f in traced.tensors if f.name in values}
+    analysis = TileAnalysis(traced, {k: np.asarray(v).item() for k, v in scalars.items()}, tensors)
+    rows, keys = tile
+    first_row, first_key = np.meshgrid(
+        np.arange(0, q_len, rows), np.arange(0, kv_len, keys), indexing="ij"
+    )
+    q_pos = first_row + kv_len - q_len
+    same = {"batch": 0, "kv_head": q_head, "q_len": q_len, "kv_len": kv_len}
+    same |= {"num_q_heads": num_q_heads, "num_kv_heads": num_q_heads}
+    return analysis.classify(
+        **{name: np.full(first_row.shape, value) for name, value in same.items()},
+        q_head=(np.full(first_row.shape, q_head), np.full(first_row.shape, q_head + 1)),
+        q_pos=(q_pos, np.minimum(q_pos + rows, kv_len)),
+        kv_pos=(first_key, np.minimum(first_key + keys, kv_len)),
+    )
+
+
+def draw_mask(
+    variant: Variant,
+    path: str | Path,
+    *,
+    q_len: int,
+    kv_len: int | None = None,
+    tile: tuple[int, int] = (64, 64),
+    inputs: Mapping[str, Any] | None = None,
+    q_head: int = 0,
+    num_q_heads: int = 1,
+) -> Path:
+    """Save a picture of a variant's mask with its tile classes; needs matplotlib.
+
+    Dark elements are visible (by the plain Python functor), the colour of a tile is its class (by
+    interval arithmetic): a wrong class would show as dark elements in a grey tile.
+
+    Args:
+        variant: its mask is drawn.
+        path: file to write; the ending decides the format. Folders are made.
+        q_len, kv_len, tile, inputs, q_head, num_q_heads: as in `tile_classes`; kv_len is q_len by
+            default.
+
+    Returns:
+        The path.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    kv_len = q_len if kv_len is None else kv_len
+    heads = {"q_head": q_head, "num_q_heads": num_q_heads}
+    sizes = {"q_len": q_len, "kv_len": kv_len}
+    classes = tile_classes(variant, **sizes, tile=tile, inputs=inputs, **heads)
+    mask = visible(
+        variant, **sizes, inputs=inputs, kv_head=q_head, num_kv_heads=num_q_heads, **heads
+    )
+    figure = Figure(figsize=(1.5 + 6 * min(2.0, kv_len / q_len), 6.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    colors = np.kron(classes, np.ones(tile, np.int8))[:q_len, :kv_len]
+    axes.imshow(colors, cmap=ListedColormap(_COLORS), vmin=0, vmax=2, interpolation="nearest")
+    shade = np.zeros((q_len, kv_len, 4))
+    shade[..., 3] = 0.35 * mask
+    axes.imshow(shade, interpolation="nearest")
+    axes.set_xticks(np.arange(0, kv_len, tile[1]) - 0.5, minor=True)
+    axes.set_yticks(np.arange(0, q_len, tile[0]) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    axes.set_xlabel("key position")
+    axes.set_ylabel("query row")
+    axes.set_title(f"{variant!r}, tiles of {tile[0]} x {tile[1]}", fontsize=9)
+    counts = np.bincount(classes.ravel(), minlength=3)
+    handles = [
+        Patch(color=color, label=f"{name} ({count})")
+        for color, name, count in zip(_COLORS, CLASSES, counts, strict=True)
+    ]
+    handles.append(Patch(color=(0, 0, 0, 0.35), label="visible element"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=130)
+    return target

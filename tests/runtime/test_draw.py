@@ -1,0 +1,53 @@
+"""The picture's classes are those of the analysis, and never contradict the elements under them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from warploom.dsl.fields import Tensor
+from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.position import Position
+from warploom.dsl.reference import visible
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
+from warploom.runtime.draw import draw_mask, tile_classes
+
+
+class RequestWindow(Variant):
+    """Every request looks back its own number of keys."""
+
+    reach = Tensor("int32", ("batch",))
+
+    def logits_mask(self, at: Position) -> Value:
+        return (at.kv_pos <= at.q_pos) & (at.kv_pos >= at.q_pos - self.reach[at.batch])
+
+
+@pytest.mark.parametrize(("q_len", "kv_len", "tile"), [(96, 200, (16, 32)), (50, 33, (8, 8))])
+def test_classes_agree_with_the_elements(q_len: int, kv_len: int, tile: tuple[int, int]) -> None:
+    variant = Causal() & SlidingWindow(40, sink_tokens=5)
+    classes = tile_classes(variant, q_len=q_len, kv_len=kv_len, tile=tile)
+    mask = visible(variant, q_len=q_len, kv_len=kv_len)
+    assert classes.shape == (-(-q_len // tile[0]), -(-kv_len // tile[1]))
+    for (row, column), found in np.ndenumerate(classes):
+        part = mask[row * tile[0] : (row + 1) * tile[0], column * tile[1] : (column + 1) * tile[1]]
+        assert not (found == 0 and part.any())
+        assert not (found == 2 and not part.all())
+
+
+def test_tensor_inputs_are_read() -> None:
+    sizes = {"q_len": 64, "kv_len": 64, "tile": (16, 16)}
+    for reach, read in ((0, 4), (63, 10)):  # the diagonal; it and all below
+        inputs = {"reach": torch.tensor([reach], dtype=torch.int32)}
+        assert (tile_classes(RequestWindow(), inputs=inputs, **sizes) > 0).sum() == read
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg"])
+def test_the_picture_is_written(tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = draw_mask(Causal(), tmp_path / "new folder" / f"mask{ending}", q_len=40, kv_len=64)
+    assert path.stat().st_size > 5_000
