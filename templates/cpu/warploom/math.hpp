@@ -1,6 +1,6 @@
 // Float functions a functor may call, as branch-free code that compilers vectorise.
-// Fast ones have an absolute error of about 2e-7 (or relative, where the value is large); namespace precise
-// holds those of the C library.
+// The fast ones have an error below 5e-7, absolute, and relative where the value is above 1; namespace
+// precise holds those of the C library.
 #pragma once
 
 #include <warploom/qualifiers.hpp>
