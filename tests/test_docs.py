@@ -67,6 +67,13 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_named_files_exist(page: Path) -> None:
+    folders = "warploom|dsl|codegen|templates|scheduler|runtime|examples|tests|benchmarks|docs"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()))
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_public_names_exist(page: Path) -> None:
     used = set(re.findall(r"\bwl\.([A-Za-z_]\w*)", page.read_text()))
     assert {name for name in used if not hasattr(warploom, name)} == set()
