@@ -1,0 +1,177 @@
+"""Precompiled headers: shared by processes, invisible in the result, never in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from warploom.codegen import pch
+from warploom.codegen.arch import ARCHS
+from warploom.codegen.nvrtc import Compiled, run_nvrtc
+from warploom.codegen.pch import choose, leading_directives
+from warploom.errors import CompileError
+
+PREFIX = "// kernel {name}\n#include <cute/numeric/integral_constant.hpp>\n#include <cuda_bf16.h>\n"
+BODY = """
+namespace warploom {{ constexpr int kFactor = {factor}; }}
+extern "C" __global__ void warploom_kernel(__nv_bfloat16* x) {{
+  x[threadIdx.x] = __float2bfloat16(float(cute::Int<warploom::kFactor>::value));
+}}
+"""
+SM_90 = ARCHS["sm_90a"]
+
+
+def kernel(factor: int, prefix: str = PREFIX) -> str:
+    return prefix.format(name=factor) + BODY.format(factor=factor)
+
+
+def compiled(factor: int, prefix: str = PREFIX, **options: bool) -> Compiled:
+    return run_nvrtc(kernel(factor, prefix), SM_90, "pch", **options)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+class TestImages:
+    def test_the_second_kernel_uses_the_image_of_the_first(self, cache: Path) -> None:
+        first, second = compiled(1), compiled(2)
+        assert (first.pch, second.pch) == ("created", "used")
+        assert len(list((cache / "pch").iterdir())) == 1
+        assert second.cubin == compiled(2, use_pch=False).cubin
+        assert first.cubin == compiled(1, use_pch=False).cubin
+
+    def test_another_process_uses_it_too(self, cache: Path) -> None:
+        compiled(1)
+        code = f"""
+from warploom.codegen.arch import ARCHS
+from warploom.codegen.nvrtc import run_nvrtc
+print(run_nvrtc({kernel(3)!r}, ARCHS["sm_90a"], "pch").pch)
+"""
+        runs = [
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+            for _ in range(2)
+        ]
+        assert [run.stdout.strip() for run in runs] == ["used", "used"], runs
+
+    def test_processes_that_start_together_make_one_image(self, cache: Path) -> None:
+        code = f"""
+from warploom.codegen.arch import ARCHS
+from warploom.codegen.nvrtc import run_nvrtc
+print(run_nvrtc({kernel(4)!r}, ARCHS["sm_90a"], "pch").pch)
+"""
+        command = [sys.executable, "-c", code]
+        runs = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/") for _ in range(3)
+        ]
+        results = sorted(run.communicate(timeout=120)[0].strip() for run in runs)
+        assert results.count("created") == 1
+        assert set(results) <= {"created", "used", "off"}
+        assert [path.suffix for path in (cache / "pch").iterdir()] == [".pch"]
+
+    def test_other_includes_get_another_image(self, cache: Path) -> None:
+        compiled(1)
+        assert compiled(1, PREFIX + "#include <cuda_fp16.h>\n").pch == "created"
+        assert len(list((cache / "pch").glob("*.pch"))) == 2
+
+    @pytest.mark.parametrize("content", [b"damaged", b"\0" * 4096])
+    def test_a_damaged_image_costs_nothing_but_time(self, cache: Path, content: bytes) -> None:
+        compiled(1)
+        (image,) = (cache / "pch").iterdir()
+        image.write_bytes(content)
+        assert compiled(2).cubin == compiled(2, use_pch=False).cubin
+        assert compiled(3).pch in ("created", "used")
+
+    def test_a_truncated_image_costs_nothing_but_time(self, cache: Path) -> None:
+        compiled(1)
+        (image,) = (cache / "pch").iterdir()
+        os.truncate(image, image.stat().st_size // 2)
+        assert compiled(2).cubin == compiled(2, use_pch=False).cubin
+
+    def test_an_error_in_the_source_is_reported_and_leaves_no_litter(self, cache: Path) -> None:
+        with pytest.raises(CompileError, match="oops"):
+            run_nvrtc(kernel(1) + "int a = oops;", SM_90, "pch")
+        assert [path.suffix for path in (cache / "pch").iterdir()] in ([], [".pch"])
+        assert compiled(1).pch in ("created", "used")
+
+    def test_the_setting_turns_them_off(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WARPLOOM_PCH", "0")
+        assert compiled(1).pch == "off"
+        assert not (cache / "pch").exists()
+
+
+def test_leading_directives_end_at_the_first_code() -> None:
+    text = """// made by warploom
+/* two
+   lines */
+#include   <a.cuh>  // why
+  #  define X 1
+
+namespace warploom { }
+#include <b.cuh>
+"""
+    assert leading_directives(text) == ["#include <a.cuh>", "# define X 1"]
+    assert leading_directives("#include <a>\n#pragma nv_hdrstop\n#include <b>\n") == [
+        "#include <a>"
+    ]
+
+
+def test_the_choice_depends_on_prefix_and_parts_only(tmp_path: Path) -> None:
+    def place(text: str, *parts: str) -> Path:
+        chosen = choose(tmp_path, text, parts)
+        chosen.finish("off")
+        return chosen.final
+
+    plain = place("#include <a>\nint x;", "sm_80")
+    assert plain == place("// other\n#include <a>\nint y;", "sm_80")
+    assert plain != place("#include <a>\n#include <b>\nint x;", "sm_80")
+    assert plain != place("#include <a>\nint x;", "sm_89")
+
+
+def test_only_one_of_two_makes_the_image(tmp_path: Path) -> None:
+    maker = choose(tmp_path, "#include <a>\n", ())
+    assert maker.mode == "create"
+    assert choose(tmp_path, "#include <a>\n", ()).mode == "off"
+    maker.path.write_bytes(b"image")
+    maker.finish("created")
+    user = choose(tmp_path, "#include <a>\n", ())
+    assert (user.mode, user.path.read_bytes()) == ("use", b"image")
+    user.finish("rejected")
+    assert choose(tmp_path, "#include <a>\n", ()).mode == "create"
+
+
+def test_a_claim_of_a_dead_process_expires(tmp_path: Path) -> None:
+    choose(tmp_path, "#include <a>\n", ())  # dies here
+    (claim,) = tmp_path.glob("*.claim")
+    long_ago = time.time() - 3600
+    os.utime(claim, (long_ago, long_ago))
+    choose(tmp_path, "#include <a>\n", ())  # removes it
+    assert choose(tmp_path, "#include <a>\n", ()).mode == "create"
+
+
+def test_where_images_do_not_work_none_is_tried_again(tmp_path: Path) -> None:
+    choose(tmp_path, "#include <a>\n", ()).finish("failed")
+    assert choose(tmp_path, "#include <a>\n", ()).mode == "off"
+    assert list(tmp_path.glob("*.claim")) == []
+
+
+def test_a_small_or_unwritable_cache_has_no_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    assert choose(tmp_path / "file" / "pch", "#include <a>\n", ()).mode == "off"
+    monkeypatch.setenv("WARPLOOM_CACHE_SIZE", "100")
+    assert choose(tmp_path, "#include <a>\n", ()).mode == "off"
+
+
+def test_old_images_make_room(tmp_path: Path) -> None:
+    for i in range(pch._KEPT + 3):
+        image = choose(tmp_path, f"#include <a{i}>\n", ())
+        image.path.write_bytes(b"image")
+        os.utime(image.path, (i + 1.0, i + 1.0))
+        image.finish("created")
+    left = sorted(path.stat().st_mtime for path in tmp_path.glob("*.pch"))
+    assert left == [float(i) for i in range(4, pch._KEPT + 4)]

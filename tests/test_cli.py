@@ -1,0 +1,135 @@
+"""The command line, and that neither it nor the import touches what is heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import warploom
+from warploom import cli, doctor, env
+from warploom.codegen.key import CacheKey
+from warploom.codegen.store import Draft, Store
+from warploom.doctor import Finding, examine, working_back_ends
+
+HEAVY = {"torch", "jinja2", "cuda", "cutlass_library", "rich"}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return Store(tmp_path / "cache")
+
+
+def run(*arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(cli.main, arguments, input=answer, catch_exceptions=False)
+
+
+def add(store: Store, name: str) -> Path:
+    facts = {
+        "compile_seconds": 3.25,
+        "resources": {"registers": 168, "local_bytes": 0, "shared_bytes": 1024},
+    }
+    key = CacheKey(name, (("source", name), ("target", "sm_90a")))
+    return store.save(key, Draft(("kernel.cu", b"x"), ("kernel.cubin", bytes(5000)), facts)).folder
+
+
+def test_path(cache: Store) -> None:
+    assert run("cache", "path").output.strip() == str(cache.root)
+
+
+def test_list(cache: Store) -> None:
+    assert "0 kernels" in run("cache", "list").output
+    add(cache, "portable_Causal")
+    (add(cache, "portable_Broken") / "key.json").unlink()
+    result = run("cache", "list")
+    assert result.exit_code == 0
+    (line,) = (line for line in result.output.splitlines() if "portable_Causal" in line)
+    assert all(fact in line for fact in ("sm_90a", "168", "1 KiB", "5 KiB", "3.2 s", "just now"))
+    (line,) = (line for line in result.output.splitlines() if "portable_Broken" in line)
+    assert "damaged" in line
+    assert "2 kernels and 0 precompiled headers" in result.output and "of 4.0 GiB" in result.output
+
+
+def test_verify(cache: Store) -> None:
+    folder = add(cache, "good")
+    assert run("cache", "verify").output == "1 of 1 kernels are intact\n"
+    (folder / "kernel.cubin").write_bytes(b"changed")
+    result = run("cache", "verify")
+    assert result.exit_code == 1
+    assert str(folder / "kernel.cubin") in result.output and "0 of 1" in result.output
+
+
+def test_clear_asks_first(cache: Store) -> None:
+    folder = add(cache, "k")
+    assert run("cache", "clear", answer="n\n").exit_code == 1 and folder.exists()
+    result = run("cache", "clear", answer="y\n")
+    assert "removed 1 items" in result.output and not folder.exists()
+    assert "removed 0 items, 0 B" in run("cache", "clear", "--yes").output
+
+
+def test_env_shows_every_setting_and_its_value(
+    cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARPLOOM_PCH", "0")
+    monkeypatch.delenv("WARPLOOM_THREADS", raising=False)
+    output = run("env").output
+    lines = {line.split()[0]: line for line in output.splitlines() if line.split()}
+    assert {setting.name for setting in env.SETTINGS} <= set(lines)
+    assert lines["WARPLOOM_PCH"].split()[1] == "0"
+    assert "not set" in lines["WARPLOOM_THREADS"]
+
+
+def test_version() -> None:
+    assert warploom.__version__ in run("--version").output
+
+
+def test_doctor_tries_everything(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = {finding.part: finding for finding in examine()}
+    assert set(findings) == {
+        "warploom", "cache folder", "host compiler", "CUDA headers", "NVRTC", "GPU"
+    }  # fmt: skip
+    assert findings["cache folder"].works and str(cache.root) in findings["cache folder"].detail
+    assert all(finding.detail for finding in findings.values())
+    monkeypatch.setattr(doctor, "examine", lambda: list(findings.values()))  # slow: once is enough
+    result = run("doctor")
+    working = working_back_ends(list(findings.values()))
+    assert result.exit_code == (0 if working else 1)
+    assert "reference (NumPy, slow)" in result.output
+
+
+def test_a_back_end_works_only_with_all_its_parts() -> None:
+    def finding(part: str, works: bool, needed_by: str) -> Finding:
+        return Finding(part, works, "", needed_by)
+
+    compiler, gpu = finding("c++", True, "cpu"), finding("GPU", True, "cuda")
+    assert working_back_ends([compiler, gpu, finding("NVRTC", False, "cuda")]) == ["cpu"]
+    assert working_back_ends([compiler, gpu]) == ["cpu", "cuda"]
+    assert working_back_ends([finding("cache", False, ""), gpu]) == ["cuda"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import warploom", "from warploom import Causal", "import warploom.cli"],
+)
+def test_importing_loads_nothing_heavy(statement: str) -> None:
+    code = f"{statement}\nimport sys\nprint(*sorted({HEAVY!r} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("query", [["cache", "list"], ["cache", "verify"], ["env"], ["--help"]])
+def test_queries_touch_no_compiler_and_no_driver(cache: Store, query: list[str]) -> None:
+    code = f"""
+import sys
+from warploom.cli import main
+main({query!r}, standalone_mode=False)
+assert not {{"torch", "cuda", "jinja2", "warploom.codegen.nvrtc"}} & set(sys.modules)
+assert not any("libcuda" in line or "libnvrtc" in line for line in open("/proc/self/maps"))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd="/")
