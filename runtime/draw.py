@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,8 +14,14 @@ from warploom.dsl.reference import visible
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 CLASSES = ("skip: never read", "partial: mask evaluated", "full: no mask code")
 _COLORS = ("#e5e7eb", "#f59e0b", "#16a34a")
+_SHADE = 0.35  # darkness of visible elements
+
+Grid: TypeAlias = np.ndarray[Any, Any]
 
 
 def tile_classes(
@@ -27,7 +33,7 @@ def tile_classes(
     inputs: Mapping[str, Any] | None = None,
     q_head: int = 0,
     num_q_heads: int = 1,
-) -> np.ndarray[Any, Any]:
+) -> Grid:
     """The class of every tile of one request and query head, as the planner and kernel see it.
 
     Args:
@@ -89,11 +95,6 @@ def draw_mask(
     Returns:
         The path.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
     kv_len = q_len if kv_len is None else kv_len
     heads = {"q_head": q_head, "num_q_heads": num_q_heads}
     sizes = {"q_len": q_len, "kv_len": kv_len}
@@ -101,29 +102,37 @@ def draw_mask(
     mask = visible(
         variant, **sizes, inputs=inputs, kv_head=q_head, num_kv_heads=num_q_heads, **heads
     )
-    figure = Figure(figsize=(1.5 + 6 * min(2.0, kv_len / q_len), 6.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{variant!r}, tiles of {tile[0]} x {tile[1]}"
+    _paint(mask, classes, tile, title).savefig(target, dpi=130)
+    return target
+
+
+def _paint(mask: Grid, classes: Grid, tile: tuple[int, int], title: str) -> Figure:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+    from matplotlib.patches import Patch
+
+    rows, keys = mask.shape
+    figure = Figure(figsize=(1.5 + 6 * min(2.0, keys / rows), 6.6), layout="constrained")
     axes = figure.subplots()
-    colors = np.kron(classes, np.ones(tile, np.int8))[:q_len, :kv_len]
+    colors = np.kron(classes, np.ones(tile, np.int8))[:rows, :keys]
     axes.imshow(colors, cmap=ListedColormap(_COLORS), vmin=0, vmax=2, interpolation="nearest")
-    shade = np.zeros((q_len, kv_len, 4))
-    shade[..., 3] = 0.35 * mask
+    shade = np.zeros((rows, keys, 4))
+    shade[..., 3] = _SHADE * mask
     axes.imshow(shade, interpolation="nearest")
-    axes.set_xticks(np.arange(0, kv_len, tile[1]) - 0.5, minor=True)
-    axes.set_yticks(np.arange(0, q_len, tile[0]) - 0.5, minor=True)
+    axes.set_yticks(np.arange(0, rows, tile[0]) - 0.5, minor=True)
+    axes.set_xticks(np.arange(0, keys, tile[1]) - 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=0.5)
     axes.tick_params(which="minor", length=0)
-    axes.set_xlabel("key position")
-    axes.set_ylabel("query row")
-    axes.set_title(f"{variant!r}, tiles of {tile[0]} x {tile[1]}", fontsize=9)
+    axes.set(xlabel="key position", ylabel="query row")
+    axes.set_title(title, fontsize=9)
     counts = np.bincount(classes.ravel(), minlength=3)
-    handles = [
+    legend = [
         Patch(color=color, label=f"{name} ({count})")
         for color, name, count in zip(_COLORS, CLASSES, counts, strict=True)
     ]
-    handles.append(Patch(color=(0, 0, 0, 0.35), label="visible element"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=130)
-    return target
+    legend.append(Patch(color=(0, 0, 0, _SHADE), label="visible element"))
+    figure.legend(handles=legend, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure

@@ -29,6 +29,11 @@ def long_files() -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size > MAX_FILE}
 
 
+def docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """A long description makes no function harder to read."""
+    return len((ast.get_docstring(function) or "").splitlines())
+
+
 def long_functions() -> dict[str, int]:
     found = {}
     for path in sources():
@@ -36,7 +41,7 @@ def long_functions() -> dict[str, int]:
             continue
         for item in ast.walk(ast.parse(path.read_text())):
             if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                size = (item.end_lineno or item.lineno) - item.lineno + 1
+                size = (item.end_lineno or item.lineno) - item.lineno + 1 - docstring_lines(item)
                 if size > MAX_FUNCTION:
                     found[f"{path.relative_to(ROOT)}::{item.name}"] = size
     return found
