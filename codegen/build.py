@@ -8,11 +8,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,12 +99,13 @@ def build_all(jobs: Sequence[Job], progress: bool | None = None) -> list[Artifac
     """
     total = len(jobs)
     with _progress(total, progress) as advance, ThreadPoolExecutor(env.build_jobs()) as pool:
-        futures = []
-        for source, target in jobs:
-            context = contextvars.copy_context()  # forbid_compilation() holds in the pool too
-            future = pool.submit(context.run, build, source, target)
-            future.add_done_callback(lambda _, name=source.name: advance(name))
-            futures.append(future)
+        futures = [  # each in a copy of the context: forbid_compilation() holds in the pool too
+            pool.submit(contextvars.copy_context().run, partial(build, source, target))
+            for source, target in jobs
+        ]
+        names = {future: source.name for future, (source, _) in zip(futures, jobs, strict=True)}
+        for future in as_completed(futures):
+            advance(names[future])
     errors = [error for future in futures if (error := future.exception()) is not None]
     if len(errors) == 1:
         raise errors[0]
