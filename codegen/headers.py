@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import warploom.templates
@@ -46,8 +47,8 @@ class CudaToolchain:
 def find_toolchain() -> CudaToolchain:
     """Finds NVRTC, CUTLASS, CCCL and the CUDA runtime headers; loads none of them.
 
-    Wheels come first, then a toolkit named by CUDA_HOME, CUDA_PATH or CONDA_PREFIX, then
-    `/usr/local/cuda`.
+    Wheels come first, then what cuda-pathfinder finds, then a toolkit named by CUDA_HOME,
+    CUDA_PATH or CONDA_PREFIX, then `/usr/local/cuda`.
 
     Raises:
         NoCudaCompiler: a part is missing; says which one and what to install.
@@ -91,7 +92,8 @@ def header_digest(*folders: str) -> str:
 
 def _find_cuda_headers() -> Path:
     # crt/ comes in a wheel of its own, and without it nothing compiles.
-    for folder in (*_by_pathfinder("cudart"), *_toolkit_folders("include")):
+    wheels = (*_wheel_folders("cu13/include"), *_wheel_folders("cuda_runtime/include"))
+    for folder in _first(wheels, _by_pathfinder("cudart"), _toolkit_folders("include")):
         if (folder / "cuda_runtime_api.h").is_file() and (folder / "crt").is_dir():
             return folder
     raise NoCudaCompiler(what="the CUDA runtime's headers (with crt/)", extra="cu13")
@@ -99,7 +101,8 @@ def _find_cuda_headers() -> Path:
 
 def _find_cccl(cuda: Path, major: int) -> Path:
     # In a toolkit, CCCL lies beside the runtime headers (CUDA 12) or in their folder `cccl` (13).
-    for folder in (cuda / "cccl", *_by_pathfinder("cccl"), cuda):
+    wheels = _wheel_folders("cuda_cccl/include")
+    for folder in _first((cuda / "cccl",), wheels, (cuda,), _by_pathfinder("cccl")):
         if (folder / "cuda/std/__cccl/version.h").is_file():
             return folder
     raise NoCudaCompiler(what="CCCL (headers cuda/std)", extra=f"cu{major}")
@@ -109,7 +112,7 @@ def _find_cutlass(major: int) -> Path:
     # find_spec, not import: the module's own code is large and of no use here.
     spec = find_spec("cutlass_library")
     candidates = [Path(place) / "source/include" for place in _places(spec)]
-    for folder in (*candidates, *_by_pathfinder("cutlass")):
+    for folder in _first(candidates, _by_pathfinder("cutlass")):
         if (folder / "cute/tensor.hpp").is_file():
             return folder
     raise NoCudaCompiler(what="CUTLASS (package nvidia-cutlass)", extra=f"cu{major}")
@@ -117,18 +120,24 @@ def _find_cutlass(major: int) -> Path:
 
 def _find_nvrtc(cuda: Path, major: int) -> tuple[Path, Path]:
     """NVRTC's builtins (whose name ends in the minor version) and NVRTC, for these headers."""
-    wheels = [
-        Path(place) / part / "lib"
-        for place in _places(find_spec("nvidia"))
-        for part in (f"cu{major}", "cuda_nvrtc")
-    ]
-    folders = (cuda.parent / "lib", cuda.parent / "lib64", *wheels)
-    for folder in (*folders, *_toolkit_folders("lib64"), *_toolkit_folders("lib")):
+    beside = (cuda.parent / "lib", cuda.parent / "lib64")
+    wheels = (*_wheel_folders(f"cu{major}/lib"), *_wheel_folders("cuda_nvrtc/lib"))
+    toolkits = (*_toolkit_folders("lib64"), *_toolkit_folders("lib"))
+    for folder in (*beside, *wheels, *toolkits):
         library = folder / f"libnvrtc.so.{major}"
         for builtins in folder.glob(f"libnvrtc-builtins.so.{major}.*"):
             if library.is_file() and builtins.suffix[1:].isdigit():
                 return builtins, library
     raise NoCudaCompiler(what=f"NVRTC {major} (for the headers in {cuda})", extra=f"cu{major}")
+
+
+def _first(*sources: Iterable[Path]) -> Iterator[Path]:
+    return chain.from_iterable(sources)  # lazy: a later source is asked only when it is needed
+
+
+def _wheel_folders(part: str) -> list[Path]:
+    """A folder of NVIDIA's wheels. They are looked at first: importing pathfinder takes 20 ms."""
+    return [Path(place) / part for place in _places(find_spec("nvidia"))]
 
 
 def _by_pathfinder(name: str) -> Iterator[Path]:
