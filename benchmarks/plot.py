@@ -23,6 +23,7 @@ PEERS = ("#1d4ed8", "#0f766e", "#7c3aed", "#64748b", "#a16207")
 TITLES = {
     "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
     "decode": "Paged decode, 32 query and 8 key/value heads of 128, bf16, pages of 16",
+    "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 
 
@@ -109,8 +110,9 @@ def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> st
     cases, impls, at = pivot(rows)
     ceiling = ceiling_of(rows)
     limit = f" Ceiling: {ceiling.value:.0f} ({ceiling.impl})." if ceiling and ceiling.value else ""
+    better = "lower" if rows[0].unit == "ms" else "higher"
     lines = [
-        f"**{TITLES.get(benchmark, benchmark)}**: {rows[0].unit}, higher is better.{limit}",
+        f"**{TITLES.get(benchmark, benchmark)}**: {rows[0].unit}, {better} is better.{limit}",
         "",
         "| | " + " | ".join(impls) + " |",
         "| --- |" + " ---: |" * len(impls),
