@@ -14,12 +14,12 @@ from pathlib import Path
 
 import warploom.templates
 from warploom import env
+from warploom.codegen.compiler_log import first_errors
 from warploom.codegen.headers import header_digest
 from warploom.codegen.source import KernelSource
 from warploom.errors import CompileError, NoHostCompiler
 
 _TEMPLATES = Path(warploom.templates.__file__).parent
-_LOG_LINES = 12
 _COMPILERS = ("c++", "g++", "clang++")
 _NATIVE = ("-march=native", "-mcpu=native", "")  # x86 and most others, Arm with clang, any
 _FLAGS = (
@@ -136,7 +136,7 @@ def compile_cpp(source: KernelSource, target: HostTarget, *, kept: Path | None =
             return library.read_bytes()
         log = done.stderr.replace(str(text), str(kept or f"{source.name}.cpp"))
     raise CompileError(
-        compiler=target.version, kernel=source.name, path=kept or "nowhere", log=_first_errors(log)
+        compiler=target.version, kernel=source.name, path=kept or "nowhere", log=first_errors(log)
     )
 
 
@@ -159,11 +159,3 @@ def _run(command: tuple[str, ...], text: str) -> str | None:
     except OSError:
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def _first_errors(log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
-    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
-    cut = lines[first : first + _LOG_LINES]
-    rest = len(lines) - first - len(cut)
-    return "\n".join([*cut, f"... ({rest} more lines)"] if rest > 0 else cut)

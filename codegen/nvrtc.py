@@ -14,6 +14,7 @@ from pathlib import Path
 from warploom import env
 from warploom.codegen import pch
 from warploom.codegen.arch import Arch
+from warploom.codegen.compiler_log import first_errors
 from warploom.codegen.headers import CudaToolchain, find_toolchain
 from warploom.codegen.nvrtc_worker import PchResult, Reply, Request, compile_program
 from warploom.codegen.options import CudaOptions
@@ -23,7 +24,6 @@ _WORKER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from warploom.codegen.nvrtc_worker import main; main()"
 )
-_LOG_LINES = 12
 _SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
 
 
@@ -100,19 +100,14 @@ def run_nvrtc(
             compiler="NVRTC {}.{}".format(*tools.nvrtc_version),
             kernel=name,
             path=kept or "nowhere",
-            log=first_errors(reply.log, f"{name}.cu", str(kept or f"{name}.cu")),
+            log=first_errors(with_places(reply.log, f"{name}.cu", str(kept or f"{name}.cu"))),
         )
     return Compiled(reply.cubin, reply.log, time.perf_counter() - begin, reply.pch)
 
 
-def first_errors(log: str, file_name: str, shown: str) -> str:
-    """The first lines of a log from its first error on, with `file(line)` as `shown:line`."""
-    lines = [re.sub(rf"^{re.escape(file_name)}\((\d+)\)", rf"{shown}:\1", line)
-             for line in log.splitlines() if line.strip()]  # fmt: skip
-    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
-    cut = lines[first : first + _LOG_LINES]
-    rest = len(lines) - first - len(cut)
-    return "\n".join([*cut, f"... ({rest} more lines)"] if rest > 0 else cut)
+def with_places(log: str, file_name: str, shown: str) -> str:
+    """NVRTC's `file(line)` as `shown:line`, which terminals and editors can follow."""
+    return re.sub(rf"^{re.escape(file_name)}\((\d+)\)", rf"{shown}:\1", log, flags=re.M)
 
 
 def _pch_works(tools: CudaToolchain) -> bool:

@@ -12,9 +12,10 @@ import pytest
 
 from warploom.codegen import nvrtc, nvrtc_worker
 from warploom.codegen.arch import ARCHS, Arch
+from warploom.codegen.compiler_log import first_errors
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.headers import CudaToolchain
-from warploom.codegen.nvrtc import compile_cuda, first_errors, run_nvrtc
+from warploom.codegen.nvrtc import compile_cuda, run_nvrtc, with_places
 from warploom.codegen.nvrtc_worker import Reply, Request
 from warploom.codegen.options import CudaOptions
 from warploom.codegen.source import KernelSource
@@ -62,10 +63,12 @@ def test_a_compile_error_tells_name_place_and_reason(tmp_path: Path) -> None:
 def test_only_the_first_errors_are_shown() -> None:
     noise = ["k.cu(1): warning #1: x", ""]
     errors = [f"k.cu({i}): error: number {i}" for i in range(40)]
-    shown = first_errors("\n".join([*noise, *errors]), "k.cu", "/kept/kernel.cu").splitlines()
+    shown = first_errors(
+        with_places("\n".join([*noise, *errors]), "k.cu", "/kept/kernel.cu")
+    ).splitlines()
     assert shown[0] == "/kept/kernel.cu:0: error: number 0"
     assert len(shown) == 13 and shown[-1] == "... (28 more lines)"
-    assert first_errors("strange failure", "k.cu", "k") == "strange failure"
+    assert first_errors("strange failure") == "strange failure"
 
 
 def test_the_same_source_gives_the_same_cubin(
