@@ -41,10 +41,12 @@ struct Shape {
   static constexpr int kValuePanelSize = kOutputSteps * kPanel;
   static constexpr int kValueTail = kValueVectors - (kValuePanels - 1) * kMicroVectors;
   static constexpr int kLogitStride = kKeyPanels * kPanel;
-  static constexpr int kOutStride = kValueVectors * kLanes;
-  static constexpr int kStaged = Variant::kHasKeyTransform || Variant::kHasValueTransform ? kKeys : 1;
-  static constexpr int kStagedDim = max_int(Config::kHeadDimQk, Config::kHeadDimV);
-  static_assert(kKeys % kChunk == 0, "tiles of keys are whole chunks");
+  static constexpr bool kStagesInputs =
+      Variant::kHasQueryTransform || Variant::kHasKeyTransform || Variant::kHasValueTransform;
+  static constexpr int kStageDim =
+      kStagesInputs ? max_int(Config::kHeadDimQk, Config::kHeadDimV) : 1;
+  static constexpr int kNewValues = Variant::kHasValueTransform ? kKeys * Config::kHeadDimV : 1;
+  static_assert(kKeys % kPanel == 0, "tiles of keys are whole panels");
 };
 
 // Memory of one thread, kept over its items.
@@ -56,10 +58,11 @@ struct alignas(64) Scratch {
   alignas(64) typename S::Outputs::Word values[S::kValuePanels * S::kValuePanelSize];
   alignas(64) float logits[S::kBlock * S::kLogitStride];
   alignas(64) typename S::Outputs::Word weights[S::kBlock * S::kOutputSteps];
-  alignas(64) float out[S::kRows * S::kOutStride];
-  alignas(64) float staged[S::kStaged * S::kStagedDim];
+  alignas(64) float new_values[S::kNewValues];
   Running running[S::kRows];
   KeyTile<K> tile;
+  States<K> states;
+  Stage<S::kStageDim> stage;
 };
 
 template <class K>
@@ -76,7 +79,7 @@ class Attention {
 
   void run() {
     load_queries();
-    std::memset(m_.out, 0, sizeof(float) * item_.rows * S::kOutStride);
+    std::memset(m_.states.o, 0, sizeof(float) * item_.rows * States<K>::kStride);
     for (int r = 0; r < item_.rows; ++r) m_.running[r] = Running();
     for (int key = item_.work.kv_begin; key < item_.work.kv_end; key += Config::kKeys) {
       tile_.gather(item_, key, min_int(Config::kKeys, item_.work.kv_end - key));
@@ -87,36 +90,39 @@ class Attention {
 
  private:
   void load_queries() {
-    const Element* q = static_cast<const Element*>(item_.p.q);
-    for (int r = 0; r < item_.rows; ++r) {
-      const Element* row = q + item_.q_offset(r);
-      auto* out = m_.query + r * S::kScoreSteps;
-      if constexpr (Variant::kHasQueryTransform) {
-        alignas(64) float x[S::kStagedDim + kLanes];
-        widen_row<Config::kHeadDimQk>(row, x);
-        transform<QuerySeat<Variant>, Config::kHeadDimQk>(item_.p, item_.tile, x, out,
-                                                          item_.row[r]);
-      } else if constexpr (Scores::kPerWord == 2) {
-        std::memcpy(out, row, Config::kHeadDimQk * sizeof(Element));
-      } else {
-        widen_row<Config::kHeadDimQk>(row, out);
+    const Element* rows[Item<K>::kPadded];
+    for (int r = 0; r < Item<K>::kPadded; ++r) {
+      rows[r] = r < item_.rows ? static_cast<const Element*>(item_.p.q) + item_.q_offset(r)
+                               : kZeroRow<Element>;
+    }
+    if constexpr (Variant::kHasQueryTransform) {
+      transform_queries(rows);
+    } else {
+      for (int r = 0; r < item_.rows; ++r) {
+        for (int step = 0; step < S::kScoreSteps; step += kLanes) {
+          const int count = min_int(kLanes, S::kScoreSteps - step);
+          const auto words = Scores::load_along(rows[r] + step * Scores::kPerWord, count);
+          std::memcpy(m_.query + r * S::kScoreSteps + step, &words, 4 * count);
+        }
       }
     }
   }
 
-  template <int kDim>
-  static void widen_row(const Element* row, float* out) {
-    for (int lane = 0; lane < kDim; lane += kLanes) {
-      const int count = min_int(kLanes, kDim - lane);
-      const Vec v = load_floats(row + lane, count);
-      std::memcpy(out + lane, &v, sizeof(float) * count);
+  void transform_queries(const Element* const* rows) {
+    constexpr int kDim = Config::kHeadDimQk;
+    for (int first = 0; first < item_.rows; first += kPanel) {
+      const RowPlace place{item_.q_pos + first, item_.q_head + first, item_.q_row + first};
+      transform_rows<QuerySeat<Variant>, kDim>(item_.p, item_.tile, place, rows + first,
+                                               m_.stage.before, m_.stage.after);
+      unpack_panel<kDim>(m_.stage.after, min_int(kPanel, item_.rows - first),
+                         m_.query + first * kDim, kDim);
     }
   }
 
   TileClass classify(int begin, int end) const {
     if (tile_.kv_pos.begin >= tile_.kv_pos.end) return TileClass::kSkip;
-    const TileClass c = Variant::classify(item_.p, item_.tile, item_.q_pos(begin, end),
-                                          tile_.kv_pos, item_.q_head(begin, end));
+    const TileClass c = Variant::classify(item_.p, item_.tile, item_.q_positions(begin, end),
+                                          tile_.kv_pos, item_.q_heads(begin, end));
     return c == TileClass::kFull && tile_.has_holes ? TileClass::kPartial : c;
   }
 
@@ -133,9 +139,11 @@ class Attention {
   void pack_keys(int padded) {
     constexpr int kDim = Config::kHeadDimQk;
     if constexpr (Variant::kHasKeyTransform) {
-      const float* rows[Config::kKeys];
-      stage<KeySeat<Variant>, kDim>(tile_.key, rows);
-      pack_transposed<Scores, kDim>(rows, padded, m_.keys);
+      for (int first = 0; first < padded; first += kPanel) {  // a panel is the operand's own layout
+        transform_rows<KeySeat<Variant>, kDim>(
+            item_.p, item_.tile, KeyPlace{tile_.column + first}, tile_.key + first, m_.stage.before,
+            m_.keys + first / kPanel * S::kKeyPanelSize);
+      }
     } else {
       pack_transposed<Scores, kDim>(tile_.key, padded, m_.keys);
     }
@@ -145,23 +153,19 @@ class Attention {
     constexpr int kDim = Config::kHeadDimV;
     if constexpr (Variant::kHasValueTransform) {
       const float* rows[Config::kKeys];
-      stage<ValueSeat<Variant>, kDim>(tile_.value, rows);
+      for (int first = 0; first < padded; first += kPanel) {
+        float* out = m_.new_values + first * kDim;
+        transform_rows<ValueSeat<Variant>, kDim>(
+            item_.p, item_.tile, KeyPlace{tile_.column + first}, tile_.value + first,
+            m_.stage.before, m_.stage.after);
+        unpack_panel<kDim>(m_.stage.after, kPanel, out, kDim);
+        for (int j = 0; j < kPanel; ++j) {  // a seat may make anything of a row that does not exist
+          rows[first + j] = tile_.exists(first + j) ? out + j * kDim : kZeroRow<float>;
+        }
+      }
       pack_rows<Outputs, kDim>(rows, padded, m_.values, S::kValuePanelSize);
     } else {
       pack_rows<Outputs, kDim>(tile_.value, padded, m_.values, S::kValuePanelSize);
-    }
-  }
-
-  // Transformed rows of keys or values; rows that do not exist stay zero.
-  template <class Seat, int kDim>
-  void stage(const Element* const* stored, const float** rows) {
-    for (int j = 0; j < Config::kKeys; ++j) {
-      rows[j] = kZeroRow<float>;
-      if (stored[j] == kZeroRow<Element>) continue;
-      alignas(64) float x[S::kStagedDim + kLanes];
-      widen_row<kDim>(stored[j], x);
-      transform<Seat, kDim>(item_.p, item_.tile, x, m_.staged + j * kDim, tile_.position(j));
-      rows[j] = m_.staged + j * kDim;
     }
   }
 
@@ -187,8 +191,8 @@ class Attention {
   // Keys of the tile that rows of a block may see, in whole chunks.
   Range visible(int first, int rows, int padded) const {
     if constexpr (Config::kColumnPositions) return {0, padded};
-    const Range b = Variant::kv_bounds(item_.p, item_.tile, item_.q_pos(first, first + rows),
-                                       item_.q_head(first, first + rows));
+    const Range b = Variant::kv_bounds(item_.p, item_.tile, item_.q_positions(first, first + rows),
+                                       item_.q_heads(first, first + rows));
     const int begin = max_int(0, b.begin - tile_.first_pos);
     const int end = min_int(padded, b.end - tile_.first_pos);
     return {begin / S::kChunk * S::kChunk, round_up(end, S::kChunk)};
@@ -215,35 +219,36 @@ class Attention {
 
   void add_values(int first, int rows, Range keys, const float* rescale) {
     constexpr int kPerWord = Outputs::kPerWord;
-    float* out = m_.out + first * S::kOutStride;
+    float* out = m_.states.row(first);
     const int skipped = keys.begin / kPerWord;
     const Panels<Outputs, S::kValueTail> v{m_.values + skipped * kPanel, S::kValuePanelSize, 0,
                                            S::kValuePanels, S::kValuePanels - 1};
     matmul({m_.weights + skipped, S::kOutputSteps, rows}, v, (keys.end - keys.begin) / kPerWord,
            [&](int row, int column, Vec sum) WL_LAMBDA_INLINE {
-             float* at = out + row * S::kOutStride + column;
+             float* at = out + row * States<K>::kStride + column;
              store_vec(at, sum + rescale[row] * load_vec(at));
            });
   }
 
   void finish() {
-    RowResult<K> result;
+    States<K>& states = m_.states;
     for (int r = 0; r < item_.rows; ++r) {
-      const float max = m_.running[r].max[0];
-      const float sum = sum_lanes(m_.running[r].sum)[0];
-      float inverse = 1.0f;
-      if constexpr (Variant::kSoftmax) inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
-      for (int lane = 0; lane < S::kOutStride; lane += kLanes) {
-        store_vec(result.o + lane, load_vec(m_.out + r * S::kOutStride + lane) * inverse);
-      }
-      result.lse = Variant::kSoftmax ? max + __builtin_log2f(sum) : 0.0f;
-      if (item_.work.slot < 0) {
-        write_output(item_, r, result);
-      } else {
-        write_partial(item_, r, result);
+      states.lse[r] = 0.0f;
+      if constexpr (Variant::kSoftmax) {
+        const float sum = sum_lanes(m_.running[r].sum)[0];
+        states.lse[r] = m_.running[r].max[0] + __builtin_log2f(sum);
+        const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+        for (int lane = 0; lane < States<K>::kStride; lane += kLanes) {
+          store_vec(states.row(r) + lane, load_vec(states.row(r) + lane) * inverse);
+        }
       }
     }
-    if (item_.work.merge >= 0) arrive(item_);
+    if (item_.work.slot < 0) {
+      write_outputs(item_, states);
+    } else {
+      write_partials(item_, states);
+    }
+    if (item_.work.merge >= 0) arrive(item_, states);
   }
 
   const Item<K>& item_;

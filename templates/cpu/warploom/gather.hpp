@@ -21,7 +21,7 @@ struct KeyTile {
   bool has_holes;  // some of the `count` keys do not exist (columns past kv_len)
   alignas(64) const Element* key[Config::kKeys];
   alignas(64) const Element* value[Config::kKeys];
-  alignas(64) int column[Config::kKeys];  // kv_pos of each, if positions are columns
+  alignas(64) int column[Config::kKeys];  // kv_pos of each
   typename K::Variant::ColState state[Config::kKeys];
 
   int position(int j) const { return Config::kColumnPositions ? column[j] : first_pos + j; }
@@ -34,7 +34,12 @@ struct KeyTile {
     has_holes = false;
     for (int j = 0; j < n; ++j) locate(item, begin + j, j);
     for (int j = n; j < Config::kKeys; ++j) key[j] = value[j] = kZeroRow<Element>;
+    for (int j = 0; j < Config::kKeys; ++j) column[j] = first_pos + j;
     if constexpr (Config::kColumnPositions) find_columns(item, begin);
+  }
+
+  bool exists(int j) const {
+    return j < count && (!Config::kColumnPositions || key[j] != kZeroRow<Element>);
   }
 
   void hoist(const Item<K>& item) {
@@ -47,10 +52,12 @@ struct KeyTile {
   void locate(const Item<K>& item, int i, int j) {
     const auto& p = item.p;
     const auto& s = item.segment;
-    long long block = s.kv_block, token = s.kv_row + static_cast<long long>(i);
+    long long block = s.kv_block, token = s.kv_row;  // where the request begins, if keys are ragged
     if constexpr (Config::kBlockKv > 0) {
       block = p.indices[s.index_begin + i / Config::kBlockKv];
-      token = i % Config::kBlockKv;
+      token += i % Config::kBlockKv;
+    } else {
+      token += i;
     }
     const long long head = item.work.kv_head;
     key[j] = static_cast<const Element*>(p.k) + block * p.k_block_stride +

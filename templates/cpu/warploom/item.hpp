@@ -25,7 +25,10 @@ struct Item {
   TileInfo tile;
   typename Variant::TileState state;
   int rows;  // rows that exist; at most kRows
-  RowInfo row[Config::kRows];
+  // Positions of each row. Rows up to a whole panel repeat the last one, so that what functors load for
+  // them exists.
+  static constexpr int kPadded = round_up(Config::kRows, kPanel);
+  int q_pos[kPadded], q_head[kPadded], q_row[kPadded];
   typename Variant::RowState row_state[Config::kRows];
 
   Item(const typename K::Params& params, int index)
@@ -36,39 +39,38 @@ struct Item {
              segment.kv_len, params.num_q_heads, params.num_kv_heads},
         state(Variant::tile_state(params, tile)),
         rows(min_int(Config::kRows, segment.num_q * params.group_size - work.row_begin)) {
-    for (int r = 0; r < rows; ++r) {
-      row[r] = {first_q_pos() + query_of(r), head_of(r), segment.q_row + query_of(r)};
-      row_state[r] = Variant::row_state(p, tile, state, row[r]);
+    const int first_q_pos = segment.q_idx + segment.kv_len - segment.q_len;
+    for (int r = 0; r < round_up(rows, kPanel); ++r) {
+      const int fused = work.row_begin + min_int(r, rows - 1);
+      q_pos[r] = first_q_pos + fused / p.group_size;
+      q_head[r] = work.kv_head * p.group_size + fused % p.group_size;
+      q_row[r] = segment.q_row + fused / p.group_size;
     }
+    for (int r = 0; r < rows; ++r) row_state[r] = Variant::row_state(p, tile, state, row(r));
   }
 
+  RowInfo row(int r) const { return {q_pos[r], q_head[r], q_row[r]}; }
+
   // Position ranges of rows [begin, end), for the tile classes.
-  Range q_pos(int begin, int end) const { return {row[begin].q_pos, row[end - 1].q_pos + 1}; }
-  Range q_head(int begin, int end) const {
-    if (row[begin].q_pos == row[end - 1].q_pos) return {row[begin].q_head, row[end - 1].q_head + 1};
+  Range q_positions(int begin, int end) const { return {q_pos[begin], q_pos[end - 1] + 1}; }
+  Range q_heads(int begin, int end) const {
+    if (q_pos[begin] == q_pos[end - 1]) return {q_head[begin], q_head[end - 1] + 1};
     return {work.kv_head * p.group_size, (work.kv_head + 1) * p.group_size};
   }
 
   // Element offsets of a row; all 64-bit.
   long long q_offset(int r) const {
-    return segment.batch * p.q_batch_stride + row[r].q_row * p.q_row_stride +
-           row[r].q_head * p.q_head_stride;
+    return segment.batch * p.q_batch_stride + q_row[r] * p.q_row_stride +
+           q_head[r] * p.q_head_stride;
   }
   long long o_offset(int r) const {
-    return segment.batch * p.o_batch_stride + row[r].q_row * p.o_row_stride +
-           row[r].q_head * p.o_head_stride;
+    return segment.batch * p.o_batch_stride + q_row[r] * p.o_row_stride +
+           q_head[r] * p.o_head_stride;
   }
   long long lse_offset(int r) const {
-    return segment.batch * p.lse_batch_stride + row[r].q_row * p.lse_row_stride +
-           row[r].q_head * p.lse_head_stride;
+    return segment.batch * p.lse_batch_stride + q_row[r] * p.lse_row_stride +
+           q_head[r] * p.lse_head_stride;
   }
-
- private:
-  int query_of(int r) const { return (work.row_begin + r) / p.group_size; }
-  int head_of(int r) const {
-    return work.kv_head * p.group_size + (work.row_begin + r) % p.group_size;
-  }
-  int first_q_pos() const { return segment.q_idx + segment.kv_len - segment.q_len; }
 };
 
 }  // namespace warploom

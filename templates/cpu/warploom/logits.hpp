@@ -24,7 +24,7 @@ __attribute__((noinline)) void apply_logits(const Item<K>& item, const KeyTile<K
   using Config = typename K::Config;
   const typename K::Params& p = item.p;
   const TileInfo tile = item.tile;
-  const RowInfo row = item.row[r];
+  const RowInfo row = item.row(r);
   const auto state = item.state;
   const auto row_state = item.row_state[r];
   for (int j = begin; j < end; ++j) {

@@ -43,4 +43,21 @@ void pack_rows(const Element* const* rows, int count, typename Dot::Word* out, i
   }
 }
 
+// Rows back from one panel of kDim words each: out is [count][stride].
+template <int kDim>
+void unpack_panel(const float* panel, int count, float* out, int stride) {
+  for (int row = 0; row < count; row += kLanes) {
+    for (int lane = 0; lane < kDim; lane += kLanes) {
+      const int lanes = min_int(kLanes, kDim - lane);
+      Vec words[kLanes] = {};
+      for (int i = 0; i < lanes; ++i) words[i] = load_vec(panel + (lane + i) * kPanel + row);
+      transpose(words);
+      const int rows = min_int(kLanes, count - row);
+      for (int i = 0; i < rows; ++i) {
+        std::memcpy(out + (row + i) * stride + lane, &words[i], sizeof(float) * lanes);
+      }
+    }
+  }
+}
+
 }  // namespace warploom

@@ -1,7 +1,8 @@
-// The vector seats: a query, key, value or output row through the variant, a lane at a time.
+// The vector seats: query, key, value and output vectors through the variant, a panel at a time.
 #pragma once
 
-#include <warploom/simd.hpp>
+#include <warploom/dot_fp32.hpp>
+#include <warploom/pack.hpp>
 #include <warploom/variant.hpp>
 
 namespace warploom {
@@ -37,37 +38,92 @@ WL_SEAT(ValueSeat, value, Value)
 WL_SEAT(OutputSeat, output, Output)
 #undef WL_SEAT
 
+// The position of vector j, handed to f as the arguments of a seat.
+struct KeyPlace {
+  const int* kv_pos;
+  template <class F>
+  WL_INLINE float at(int j, F f) const {
+    return f(kv_pos[j]);
+  }
+};
+
+struct RowPlace {
+  const int *q_pos, *q_head, *q_row;
+  template <class F>
+  WL_INLINE float at(int j, F f) const {
+    return f(RowInfo{q_pos[j], q_head[j], q_row[j]});
+  }
+};
+
+struct OutputPlace {
+  RowPlace row;
+  const float* lse;
+  template <class F>
+  WL_INLINE float at(int j, F f) const {
+    return f(RowInfo{row.q_pos[j], row.q_head[j], row.q_row[j]}, lse[j]);
+  }
+};
+
+template <int kCount>
+struct Results {
+  float of[max_int(1, kCount)][kPanel];  // of each reduction, for each vector
+};
+
 // Reductions over the head in their order; a later one may read the earlier ones.
-template <class Seat, int kDim, int kIndex, class Params, class X, class... Where>
-WL_INLINE void reduce_lanes(const Params& p, const TileInfo& tile, const X& x, float* results,
-                            const Where&... where) {
+template <class Seat, int kDim, int kIndex, class Params, class Place>
+WL_INLINE void reduce_panel(const Params& p, const TileInfo& tile, const Place& place,
+                            const float* __restrict x, Results<Seat::kReductions>& results) {
   if constexpr (kIndex < Seat::kReductions) {
-    constexpr int kParts = 8;  // divides every head_dim
-    float part[kParts];
-    for (float& value : part) value = Seat::template identity<kIndex>();
-    for (int lane = 0; lane < kDim; lane += kParts) {
-      for (int i = 0; i < kParts; ++i) {
-        const float value =
-            Seat::template reduce<kIndex>(p, tile, where..., lane + i, kDim, x, results);
-        part[i] = Seat::template combine<kIndex>(part[i], value);
+    float* total = results.of[kIndex];
+    for (int j = 0; j < kPanel; ++j) total[j] = Seat::template identity<kIndex>();
+    for (int lane = 0; lane < kDim; ++lane) {
+      for (int j = 0; j < kPanel; ++j) {
+        const auto element = [=](int l) WL_LAMBDA_INLINE { return x[l * kPanel + j]; };
+        float earlier[kIndex + 1];
+        for (int i = 0; i < kIndex; ++i) earlier[i] = results.of[i][j];
+        const float value = place.at(j, [&](const auto&... where) WL_LAMBDA_INLINE {
+          return Seat::template reduce<kIndex>(p, tile, where..., lane, kDim, element, earlier);
+        });
+        total[j] = Seat::template combine<kIndex>(total[j], value);
       }
     }
-    for (int i = 1; i < kParts; ++i) part[0] = Seat::template combine<kIndex>(part[0], part[i]);
-    results[kIndex] = part[0];
-    reduce_lanes<Seat, kDim, kIndex + 1>(p, tile, x, results, where...);
+    reduce_panel<Seat, kDim, kIndex + 1>(p, tile, place, x, results);
   }
 }
 
-// y = seat(x); both have kDim numbers and do not overlap.
-template <class Seat, int kDim, class Params, class... Where>
-void transform(const Params& p, const TileInfo& tile, const float* __restrict x,
-               float* __restrict y, const Where&... where) {
-  const auto element = [x](int lane) WL_LAMBDA_INLINE { return x[lane]; };
-  float results[max_int(1, Seat::kReductions)];
-  reduce_lanes<Seat, kDim, 0>(p, tile, element, results, where...);
+// y = seat(x) for kPanel vectors side by side: x and y are [kDim][kPanel]. So the loop over vectors is
+// the one that becomes vectors, and what depends on the lane alone (a frequency) is computed once.
+template <class Seat, int kDim, class Params, class Place>
+__attribute__((noinline)) void transform_panel(const Params& p, const TileInfo& tile,
+                                               const Place place, const float* __restrict x,
+                                               float* __restrict y) {
+  Results<Seat::kReductions> results;
+  reduce_panel<Seat, kDim, 0>(p, tile, place, x, results);
   for (int lane = 0; lane < kDim; ++lane) {
-    y[lane] = Seat::value(p, tile, where..., lane, kDim, element, results);
+    for (int j = 0; j < kPanel; ++j) {
+      const auto element = [=](int l) WL_LAMBDA_INLINE { return x[l * kPanel + j]; };
+      float mine[max_int(1, Seat::kReductions)];
+      for (int i = 0; i < Seat::kReductions; ++i) mine[i] = results.of[i][j];
+      y[lane * kPanel + j] = place.at(j, [&](const auto&... where) WL_LAMBDA_INLINE {
+        return Seat::value(p, tile, where..., lane, kDim, element, mine);
+      });
+    }
   }
+}
+
+// Room for kPanel vectors before and after a transform.
+template <int kDim>
+struct Stage {
+  alignas(64) float before[kDim * kPanel];
+  alignas(64) float after[kDim * kPanel];
+};
+
+// Transforms kPanel rows from anywhere; `after` is [kDim][kPanel].
+template <class Seat, int kDim, class Params, class Place, class Element>
+void transform_rows(const Params& p, const TileInfo& tile, const Place& place,
+                    const Element* const* rows, float* before, float* after) {
+  pack_transposed<DotFp32, kDim>(rows, kPanel, before);
+  transform_panel<Seat, kDim>(p, tile, place, before, after);
 }
 
 }  // namespace warploom

@@ -1,0 +1,33 @@
+"""Tile sizes of the CPU back end: a pure function of the spec and of how many rows requests have."""
+
+from __future__ import annotations
+
+from warploom.codegen.source import TileConfig
+from warploom.dsl.spec import AttentionSpec
+
+# Rows: multiples of the micro-kernel's 6. More rows share the packing of a tile of keys; fewer leave
+# smaller partial results and more tiles to deal out.
+_ROWS = (12, 48, 192)
+_KEYS = (256, 128, 64)
+_PACKED_BYTES = (
+    256 * 1024
+)  # packed keys and values, beside queries and outputs in a second-level cache
+
+
+def cpu_tile(spec: AttentionSpec, mean_fused_rows: float) -> TileConfig:
+    """Chooses rows and keys per tile.
+
+    Args:
+        spec: what to compute.
+        mean_fused_rows: query rows x query heads per key/value head, averaged over requests.
+    """
+    rows = next((rows for rows in _ROWS[:-1] if mean_fused_rows <= rows), _ROWS[-1])
+    key_bytes = (spec.head_dim_qk + spec.head_dim_v) * spec.dtype.bytes
+    if spec.dtype.name == "float16":
+        key_bytes *= 2  # computed in float32
+    keys = next((keys for keys in _KEYS if keys * key_bytes <= _PACKED_BYTES), _KEYS[-1])
+    reason = (
+        f"{mean_fused_rows:.4g} fused rows per request: tiles of {rows}; packed keys and values of "
+        f"{keys * key_bytes // 1024} KiB fit the second-level cache"
+    )
+    return TileConfig(rows, keys, warps=1, stages=1, reason=reason)

@@ -1,0 +1,61 @@
+"""A compiled host kernel: loaded with ctypes, run on the caller's and further threads."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Final
+
+from warploom import env
+from warploom.codegen.build import Artifact
+from warploom.errors import LaunchError
+from warploom.runtime.params import ParamBlock
+
+# Work units per thread. Threads take CTAs as they become free, so some more than threads make up for
+# cores that are slow or busy; each can cost two partial results, so not many more.
+CTAS_PER_THREAD = 4
+_REASONS: Final = {1: "there is no memory for the threads' tiles"}
+
+
+def default_num_ctas() -> int:
+    """Size of the grid to plan for on this machine."""
+    return CTAS_PER_THREAD * env.cpu_threads()
+
+
+class CpuKernel:
+    """One kernel, loaded into this process.
+
+    Attributes:
+        name: for messages.
+    """
+
+    def __init__(self, name: str, artifact: Artifact) -> None:
+        """Load the shared library.
+
+        Raises:
+            LaunchError: the system refuses to load it, or it lacks the entry.
+        """
+        self.name = name
+        try:
+            library = ctypes.CDLL(str(Path(artifact.path).resolve()))
+            self._function = library[artifact.entry]
+        except (OSError, AttributeError) as error:
+            raise LaunchError(kernel=name, reason=str(error)) from error
+        self._function.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+        self._function.restype = ctypes.c_int
+
+    def launch(self, params: ParamBlock, num_ctas: int, num_threads: int | None = None) -> None:
+        """Run all CTAs of the plan and return when they are done; the GIL is released meanwhile.
+
+        Args:
+            params: the filled parameters.
+            num_ctas: CTAs of the plan.
+            num_threads: threads, the caller's included; default `env.cpu_threads()`.
+
+        Raises:
+            LaunchError: out of memory.
+        """
+        threads = env.cpu_threads() if num_threads is None else num_threads
+        status = self._function(params.address, num_ctas, threads)
+        if status != 0:
+            raise LaunchError(kernel=self.name, reason=_REASONS.get(status, f"status {status}"))
