@@ -32,6 +32,8 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         plain = [np.asarray(value) if isinstance(value, Array) else value for value in args]
+        if "out" in kwargs:  # NumPy's own functions, such as mean, write into their temporaries
+            kwargs["out"] = tuple(np.asarray(value) for value in kwargs["out"])
         return self._keep(getattr(ufunc, method)(*plain, **kwargs))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -72,6 +74,10 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         if isinstance(value, (np.ndarray, np.generic)):
             return np.asarray(value).view(cls)
         return value
+
+
+def _plain(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, Array) else value
 
 
 class Array32(Array):
