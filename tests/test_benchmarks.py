@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -16,19 +17,19 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(FOLDER))
-    import harness
+    import harness  # pyright: ignore[reportMissingImports]
 
     return harness
 
 
 @pytest.fixture
 def plot(harness: ModuleType) -> ModuleType:
-    import plot
+    import plot  # pyright: ignore[reportMissingImports]
 
     return plot
 
 
-def measure(harness: ModuleType, name: str, prepare: object) -> object:
+def measure(harness: ModuleType, name: str, prepare: object) -> Any:
     case = harness.Case("add", work=1e-6, unit="GB/s", input_bytes=32, params={"n": 4})
     check = harness.Check(lambda out: float((out - 2.0).abs().max()), tolerance=1e-6)
     implementation = harness.Implementation(name, prepare)
