@@ -42,9 +42,9 @@ def int_value(value: Node) -> int | None:
 
 
 def arithmetic(op: str, a: Node, b: Node) -> Node:
-    """`add`, `sub`, `mul`, `min`, `max`, `floordiv` or `mod` of two nodes of one kind."""
+    """An operation of two nodes of one kind."""
     left, right = int_value(a), int_value(b)
-    if left is not None and right is not None:
+    if left is not None and right is not None and op in _INT_OPS:
         return const(_INT_OPS[op](left, right))
     if op in ("min", "max") and a is b:
         return a

@@ -7,10 +7,15 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import warploom.templates
+from warploom.dsl.position import Position
+from warploom.dsl.readings import NumpyReading
+from warploom.dsl.variant import Variant
 
 GOLDEN = Path(__file__).parent / "golden"
 TEMPLATES = Path(warploom.templates.__file__).parent
@@ -54,3 +59,32 @@ def compile_cpp(tmp_path: Path) -> Callable[..., ctypes.CDLL]:
         return ctypes.CDLL(str(library))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def mask_elements() -> Callable[..., Any]:
+    """The oracle of tile analysis: a mask's functor, called for every element of a tile."""
+
+    def elements(
+        variant: Variant, inputs: dict[str, Any], tiles: dict[str, Any], i: int
+    ) -> np.ndarray[Any, Any]:
+        """Visible elements [q_pos, q_head, all keys of the sequence] of tile i."""
+        reading = NumpyReading(variant.name, {**variant.inputs(), **inputs})
+        fixed = {name: v[i] for name, v in tiles.items() if not isinstance(v, tuple)}
+        rows, heads = (
+            np.arange(tiles[name][0][i], tiles[name][1][i]) for name in ("q_pos", "q_head")
+        )
+        keys = np.arange(fixed["kv_len"])
+        values = {
+            **{name: np.full((1, 1, 1), value) for name, value in fixed.items()},
+            "q_pos": rows[:, None, None],
+            "q_head": heads[None, :, None],
+            "kv_pos": keys[None, None],
+            "q_row": np.zeros((1, 1, 1), int),
+        }
+        at = Position("logits_mask", {name: reading.array(x) for name, x in values.items()})
+        with np.errstate(all="ignore"):  # both sides of a where are computed
+            seen = np.asarray(variant.under(reading).logits_mask(at))
+        return np.broadcast_to(seen, (len(rows), len(heads), len(keys)))
+
+    return elements
