@@ -47,6 +47,8 @@ def to_kind(value: Node, kind: Kind) -> Node:
         return value
     if value.op == "const":
         literal = value.attr
+        if kind is Kind.INT and isinstance(literal, float) and not math.isfinite(literal):
+            raise refuse(f"{literal} as an int", "Use a finite number.")
         as_python = {Kind.BOOL: bool, Kind.INT: int, Kind.FLOAT: float}[kind]
         return constant(as_python(literal))
     if kind is Kind.BOOL:

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import dis
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -16,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl import build, symbols
+from warploom.dsl import build, location, symbols
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.fields import RESERVED, Field, Reading, Scalar, Tensor
 from warploom.dsl.ir import Kind
 from warploom.dsl.symbols import Symbol, Value
+from warploom.errors import GlobalMutated
+
+_ONLY_INDEXED = "Index it with one int per dimension; do other arithmetic on it before, outside."
 
 Replace = Callable[[str, Any], Any]
 
@@ -104,7 +108,7 @@ class CapturedTensor:
     def _refused(self, what: str, *_: object) -> Exception:
         return build.refuse(
             f"captured tensor {self._name!r}: {what}",
-            "Index it with one int per dimension; do other arithmetic on it before, outside.",
+            _ONLY_INDEXED,
         )
 
     def __getattr__(self, name: str) -> Value:
@@ -119,8 +123,9 @@ class CapturedTensor:
     __truediv__ = __rtruediv__ = __neg__ = __lt__ = __gt__ = __le__ = __ge__ = _no_arithmetic
     __and__ = __or__ = __invert__ = __bool__ = __iter__ = _no_arithmetic
 
-    def __torch_function__(self, func: Any, *_: object) -> Value:
-        raise self._refused(f"torch.{func.__name__} of the whole of it")
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: object) -> Value:
+        raise build.refuse(f"torch.{func.__name__} of a whole captured tensor", _ONLY_INDEXED)
 
     def __array_ufunc__(self, func: Any, *_: object) -> Value:
         raise self._refused(f"np.{func.__name__} of the whole of it")
@@ -194,6 +199,7 @@ class _Rebuilder:
         )
         if not changed:
             return function
+        _refuse_stores(function)  # they would go to the copy, unseen
         made = FunctionType(
             code, {**function.__globals__, **globals_}, function.__name__, defaults, cells
         )
@@ -208,6 +214,23 @@ class _Rebuilder:
             return cell
         value = self.value(name, held)
         return cell if value is held else CellType(value)
+
+
+def _refuse_stores(function: FunctionType) -> None:
+    code = function.__code__
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = location.line_of(step) or line
+        outer = step.opname == "STORE_GLOBAL" or (
+            step.opname == "STORE_DEREF" and step.argval in code.co_freevars
+        )
+        if outer:
+            raise GlobalMutated(
+                seat="a statement",
+                variant=function.__name__,
+                name=step.argval,
+                source=location.at_line(code, line),
+            )
 
 
 def names(code: CodeType) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import sys
 from itertools import islice
@@ -58,6 +59,13 @@ def of_function(function: object) -> Source | None:
 def at_line(code: CodeType, line: int) -> Source:
     """A line of a function, without a column."""
     return _source(code, line, 0)
+
+
+def line_of(step: dis.Instruction) -> int | None:
+    """The line that begins at an instruction, if one does."""
+    if sys.version_info >= (3, 13):  # there `starts_line` is a bool
+        return step.line_number
+    return step.starts_line
 
 
 def _is_machinery(module: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
@@ -32,6 +31,10 @@ class Snapshot:
     values: dict[tuple[FunctionType, str], Hashable]
     alive: list[object]
 
+    def record(self, function: FunctionType, name: str, value: object) -> None:
+        self.values[function, name] = _state(value)
+        self.alive.append(value)
+
 
 def snapshot(variant: Variant) -> Snapshot:
     """Record what the functors of a variant can reach."""
@@ -39,9 +42,11 @@ def snapshot(variant: Variant) -> Snapshot:
     taken = Snapshot(functions, {}, [])
     for function in functions:
         for name, value in _reachable(function):
-            taken.values[function, name] = _state(value)
-            taken.alive.append(value)
-        taken.values[function, "self"] = _state(variant)
+            taken.record(function, name, value)
+    for _, functor in variant.functors():
+        owner = getattr(functor, "__self__", None)
+        for name, value in getattr(owner, "__dict__", {}).items():
+            taken.record(functor.__func__, f"self.{name}", value)
     return taken
 
 
@@ -113,19 +118,14 @@ def _state(value: Any) -> Hashable:
     return id(value)
 
 
-def _line(step: dis.Instruction) -> int | None:
-    if sys.version_info >= (3, 13):  # there `starts_line` is a bool
-        return step.line_number
-    return step.starts_line
-
-
 def _line_of(functions: dict[FunctionType, str], name: str) -> Source | None:
     """The line that stores `name`, or else the first that mentions it."""
     mentioned: Source | None = None
+    name = name.removeprefix("self.")
     for function in functions:
         line = function.__code__.co_firstlineno
         for step in dis.get_instructions(function.__code__):
-            line = _line(step) or line
+            line = location.line_of(step) or line
             if step.argval != name:
                 continue
             found = location.at_line(function.__code__, line)

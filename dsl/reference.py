@@ -19,7 +19,7 @@ from warploom.dsl.position import Position
 from warploom.dsl.readings import NumpyReading
 from warploom.dsl.rounding import rounder
 from warploom.dsl.variant import Variant
-from warploom.errors import UnknownInput
+from warploom.errors import UnknownInput, WrongShape
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 
@@ -73,10 +73,19 @@ def reference_attention(
         Output [rows, num_q_heads, head_dim_v] and natural log-sum-exp [rows, num_q_heads], float64.
         A row that sees nothing has output 0 and log-sum-exp -inf. Without softmax, log-sum-exp is
         0.
+
+    Raises:
+        MissingInput: a field that is read has no value.
+        UnknownInput: `inputs` names no field.
+        WrongResult: a functor returned bools for numbers, or numbers for bools.
+        WrongShape: heads of q are no multiple of those of k and v.
     """
     q, k, v = (precision.store(to_numpy(x)) for x in (q, k, v))
     rows, num_q_heads, head_dim = q.shape
     keys, num_kv_heads, _ = v.shape
+    if num_q_heads % num_kv_heads:
+        expected = f"a multiple of {num_kv_heads} heads"
+        raise WrongShape(name="q", got=q.shape, expected=expected)
     q_idx = first_q_idx + np.arange(rows)
     q_len = first_q_idx + rows if q_len is None else q_len
     kv_len = keys if kv_len is None else kv_len
@@ -109,7 +118,7 @@ def reference_attention(
         }
         fused = q[:, heads].reshape(rows * group, head_dim)
         o_head, lse_head = _attend(request, fused, k[:, kv_head], v[:, kv_head], kv_pos, place)
-        o[:, heads] = o_head.reshape(rows, group, -1)
+        o[:, heads] = o_head.reshape(rows, group, v.shape[2])
         lse[:, heads] = lse_head.reshape(rows, group)
     return o, lse
 

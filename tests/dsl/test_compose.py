@@ -1,0 +1,105 @@
+"""`a & b`: masks and-ed, transforms in order, fields merged, clashes refused; in both readings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import warploom as wl
+from warploom.dsl.reference import reference_attention, visible
+from warploom.dsl.trace import trace
+from warploom.errors import ComposeClash, WrongResult
+
+
+class Shift(wl.Variant):
+    shift = wl.Scalar("float32", default=1.0)
+
+    def logits_transform(self, logits, at):
+        return logits + self.shift
+
+
+class Double(wl.Variant):
+    def logits_transform(self, logits, at):
+        return logits * 2.0
+
+    def query_transform(self, q, at):
+        return wl.rotate_half(q) + at.lane
+
+
+class Even(wl.Variant):
+    def logits_mask(self, at):
+        return at.kv_pos % 2 == 0
+
+
+def test_masks_are_anded() -> None:
+    both = visible(Even() & wl.Causal(), q_len=5, kv_len=7)
+    assert np.array_equal(
+        both, visible(Even(), q_len=5, kv_len=7) & visible(wl.Causal(), q_len=5, kv_len=7)
+    )
+    assert list(trace(wl.Causal() & Shift()).seats) == ["logits_transform", "logits_mask"]
+
+
+def test_transforms_chain_from_left_to_right(graph) -> None:
+    for order, expected in ((Shift() & Double(), 8.0), (Double() & Shift(), 7.0)):
+        root = trace(order).seats["logits_transform"]
+        assert graph(root, {}, value=3.0, fields={"shift": 1.0}) == expected
+
+
+def test_any_number_of_parts_flattened() -> None:
+    left = ((wl.Causal() & Shift()) & Double()) & Even()
+    right = wl.Causal() & (Shift() & (Double() & Even()))
+    assert trace(left) == trace(right)
+    assert left.name == "Causal_Shift_Double_Even"
+    assert repr(wl.Causal() & wl.SoftCap(3.0)) == "Causal() & SoftCap(cap=3.0)"
+
+
+def test_fields_and_values_merge() -> None:
+    both = wl.SoftCap(50.0) & wl.SlidingWindow(8) & Shift()
+    assert both.inputs() == {"cap": 50.0, "left": 8, "right": -1, "sink_tokens": 0}
+    assert list(both.fields()) == ["cap", "left", "right", "sink_tokens", "shift"]
+    traced = trace(both)
+    assert [field.name for field in traced.scalars] == list(both.fields())
+
+
+def test_the_oracle_reads_a_composition_as_its_parts_in_turn() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, 2, 8)), rng.normal(size=(5, 2, 8)), rng.normal(size=(5, 2, 8))
+    composed, _ = reference_attention(Double() & Shift() & wl.Causal(), q, k, v)
+
+    class ByHand(wl.Variant):
+        def query_transform(self, q, at):
+            return wl.rotate_half(q) + at.lane
+
+        def logits_transform(self, logits, at):
+            return logits * 2.0 + 1.0
+
+        def logits_mask(self, at):
+            return at.kv_pos <= at.q_pos
+
+    np.testing.assert_allclose(composed, reference_attention(ByHand(), q, k, v)[0])
+
+
+def test_a_field_clash_is_refused() -> None:
+    with pytest.raises(ComposeClash, match="SoftCap with SoftCap: both have a field 'cap'"):
+        wl.SoftCap(1.0) & wl.Causal() & wl.SoftCap(2.0)
+
+
+def test_softmax_must_agree_among_those_that_care() -> None:
+    assert not trace(wl.Causal() & wl.FlashSigmoid() & Shift()).softmax
+    assert trace(wl.Causal() & Shift()).softmax
+    assert trace(wl.AttentionSink() & wl.Causal()).softmax
+    with pytest.raises(ComposeClash, match="normalises with softmax"):
+        wl.FlashSigmoid() & wl.AttentionSink()
+
+
+def test_a_wrong_part_is_named(placed) -> None:
+    class Wrong(wl.Variant):
+        def logits_mask(self, at):
+            return at.kv_pos - at.q_pos
+
+    composed = wl.Causal() & Wrong()
+    with pytest.raises(WrongResult, match="logits_mask of Wrong returned") as caught:
+        trace(composed)
+    assert placed(caught.value, "at.kv_pos - at.q_pos")
+    with pytest.raises(WrongResult, match="logits_mask of Wrong returned values of int64"):
+        visible(composed, q_len=2, kv_len=2)

@@ -1,0 +1,166 @@
+"""Scalar and Tensor fields: declaration, binding, indexing, and their mistakes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import warploom as wl
+from warploom.dsl.reference import visible
+from warploom.dsl.trace import trace
+from warploom.errors import CannotTrace, FieldMisuse, MissingInput, UnknownInput
+
+
+class Biased(wl.Variant):
+    cap = wl.Scalar("float32", default=50.0)
+    window = wl.Scalar("int32")
+    bias = wl.Tensor("float32", ("q_head", None))
+    ids = wl.Tensor("int32", ("batch", "kv_pos"))
+
+    def logits_transform(self, logits, at):
+        return logits + self.bias[at.q_head, at.kv_pos % 3] * self.cap
+
+    def logits_mask(self, at):
+        same = self.ids[at.batch, at.q_pos] == self.ids[at.batch, at.kv_pos]
+        return same & (at.q_pos - at.kv_pos < self.window)
+
+
+def test_fields_are_listed_in_order_and_traced_as_declared() -> None:
+    assert list(Biased().fields()) == ["cap", "window", "bias", "ids"]
+    traced = trace(Biased())
+    assert [(f.name, f.dtype.name, f.default) for f in traced.scalars] == [
+        ("cap", "float32", 50.0),
+        ("window", "int32", None),
+    ]
+    assert [(f.name, f.dtype.name, f.roles) for f in traced.tensors] == [
+        ("bias", "float32", ("q_head", None)),
+        ("ids", "int32", ("batch", "kv_pos")),
+    ]
+
+
+def test_values_are_bound_at_construction_and_never_traced() -> None:
+    bias = np.ones((2, 3), np.float32)
+    bound = Biased(window=4, bias=bias)
+    assert bound.inputs() == {"window": 4, "bias": bias}
+    assert bound.window == 4 and bound.cap == 50.0
+    assert trace(bound) == trace(Biased())
+    assert repr(bound) == "Biased(window=4, bias=<ndarray (2, 3)>)"
+
+
+def test_a_constructor_of_ones_own_needs_no_super() -> None:
+    class Mine(wl.Variant):
+        cap = wl.Scalar("float32")
+
+        def __init__(self, cap):
+            self.cap = cap
+            self.other = "anything"
+
+    assert Mine(3).inputs() == {"cap": 3.0}
+    assert Mine(torch.tensor(2.5)).inputs() == {"cap": 2.5}
+
+
+def test_fields_are_inherited_and_may_be_overridden() -> None:
+    class More(Biased):
+        extra = wl.Scalar("bool", default=False)
+        cap = wl.Scalar("float32", default=1.0)
+
+    assert list(More().fields()) == ["cap", "window", "bias", "ids", "extra"]
+    assert More().cap == 1.0
+
+
+def test_dtypes_of_torch_and_numpy_are_accepted() -> None:
+    assert wl.Scalar(torch.float32).dtype.name == "float32"
+    assert wl.Tensor(torch.bfloat16, ("lane",)).dtype.name == "bfloat16"
+    assert wl.Tensor(np.dtype("int32"), (None,)).dtype.name == "int32"
+
+
+@pytest.mark.parametrize(
+    ("declare", "reason"),
+    [
+        (lambda: wl.Scalar("float99"), "float99"),
+        (lambda: wl.Scalar("int32", default=0.5), "got 0.5; expected int32"),
+        (lambda: wl.Scalar("float32", default="x"), "got str; expected a number"),
+        (lambda: wl.Tensor("float32", ("head",)), "'head' is none of batch, q_head"),
+        (lambda: wl.Tensor("float32", "batch"), "write ('batch',)"),
+        (lambda: Biased(window=0.5), "got 0.5; expected int32"),
+        (lambda: Biased(window=np.zeros(2)), "expected a number"),
+        (lambda: Biased(bias=np.zeros(3)), "got shape (3,); expected 2 dimensions"),
+        (lambda: Biased(bias=3.0), "got float; expected an array"),
+        (lambda: Biased().window, "no value outside a kernel"),
+    ],
+)
+def test_wrong_declarations_and_values(declare, reason) -> None:
+    with pytest.raises(FieldMisuse) as caught:
+        declare()
+    assert reason in str(caught.value)
+    assert caught.value.source.file == __file__ and "lambda" in caught.value.source.text
+
+
+def test_reserved_names() -> None:
+    for name in ("softmax", "logits_mask", "inputs", "_hidden"):
+        # Python before 3.12 wraps errors of __set_name__
+        with pytest.raises((FieldMisuse, RuntimeError)):
+            type("Reserved", (wl.Variant,), {name: wl.Scalar("float32")})
+
+    class Sizes(wl.Variant):
+        t = wl.Tensor("float32", (None,))
+        t_n0 = wl.Scalar("int32")
+
+    with pytest.raises(FieldMisuse, match="taken by tensor 't'"):
+        trace(Sizes())
+
+
+def test_unknown_and_missing_inputs() -> None:
+    with pytest.raises(UnknownInput, match=r"no input 'cpa'\. It takes: cap, window, bias, ids"):
+        Biased(cpa=3)
+    with pytest.raises(UnknownInput, match="no input 'windo'"):
+        visible(Biased(), q_len=1, kv_len=1, inputs={"windo": 3})
+    with pytest.raises(MissingInput, match=r"Biased reads 'ids'.*int32 tensor"):
+        visible(Biased(window=3), q_len=1, kv_len=1)
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        (lambda at, t: t[at.q_head], "got 1 indices; it has 2 dimensions (q_head, any)"),
+        (lambda at, t: t[at.kv_head, at.kv_pos], "role 'q_head' is indexed by at.q_head"),
+        (lambda at, t: t[at.q_head + 0, at.kv_pos], "role 'q_head' is indexed by at.q_head"),
+        (lambda at, t: t[at.q_head, at.kv_pos / 2], "an index is float32, not an int"),
+        (lambda at, t: t[at.q_head, :], "not by slices"),
+        (lambda at, t: t[at.q_head, -1], "index -1 is negative"),
+    ],
+)
+def test_wrong_indices(index, reason, placed) -> None:
+    class Wrong(wl.Variant):
+        t = wl.Tensor("float32", ("q_head", None))
+
+        def logits_transform(self, logits, at):
+            return logits + index(at, self.t)
+
+    with pytest.raises(FieldMisuse) as caught:
+        trace(Wrong())
+    assert reason in str(caught.value) and "'t' of Wrong" in str(caught.value)
+    assert placed(caught.value, "t[")
+
+
+def test_a_tensor_field_is_only_indexed() -> None:
+    class Shape(wl.Variant):
+        t = wl.Tensor("float32", ("q_head",))
+
+        def logits_transform(self, logits, at):
+            return logits + self.t.shape[0]
+
+    with pytest.raises(CannotTrace, match=r"\.shape of tensor field|attribute \.shape"):
+        trace(Shape())
+
+
+def test_indices_outside_are_clamped_as_in_the_kernel() -> None:
+    class Reads(wl.Variant):
+        t = wl.Tensor("int32", (None,))
+
+        def logits_mask(self, at):
+            return self.t[at.kv_pos - 2] == 1
+
+    mask = visible(Reads(t=np.array([1, 0, 1])), q_len=1, kv_len=8)
+    assert mask.tolist() == [[True, True, True, False, True, True, True, True]]

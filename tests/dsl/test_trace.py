@@ -1,0 +1,393 @@
+"""Tracing: what is kept, when two traces are equal, and each mistake with its place."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import warploom as wl
+from warploom.dsl.ir import walk
+from warploom.dsl.position import AVAILABLE
+from warploom.dsl.spec import SEATS
+from warploom.dsl.trace import trace
+from warploom.errors import (
+    BranchOnSymbol,
+    CannotTrace,
+    GlobalMutated,
+    ImpureFunctor,
+    UnknownSeat,
+    WrongResult,
+    WrongSignature,
+)
+
+
+class Everything(wl.Variant):
+    slopes = wl.Tensor("float32", ("q_head",))
+    unread = wl.Tensor("float32", ("q_head",))
+    cap = wl.Scalar("float32", default=3.0)
+    dead = wl.Scalar("float32", default=0.0)
+
+    def query_transform(self, q, at):
+        return wl.rotate_half(q) * at.lane
+
+    def key_transform(self, k, at):
+        return k * at.kv_pos
+
+    def value_transform(self, v, at):
+        return v
+
+    def logits_transform(self, logits, at):
+        self.dead * 2.0
+        return wl.tanh(logits / self.cap) + self.slopes[at.q_head]
+
+    def logits_mask(self, at):
+        return at.kv_pos <= at.q_pos
+
+    def output_transform(self, o, at):
+        return o * wl.sigmoid(at.lse)
+
+
+def test_only_what_is_not_the_identity_is_kept() -> None:
+    traced = trace(Everything())
+    assert list(traced.seats) == [seat for seat in SEATS if seat != "value_transform"]
+    assert [field.name for field in traced.scalars] == ["cap"]
+    assert [field.name for field in traced.tensors] == ["slopes"]
+    assert traced.name == "Everything" and traced.softmax
+    assert trace(wl.Variant()).seats == {}
+
+
+def test_equal_variants_give_equal_traces_whatever_their_values() -> None:
+    one, two = trace(wl.SoftCap(50.0)), trace(wl.SoftCap(30.0))
+    assert one == two and hash(one) == hash(two)
+    assert one.seats["logits_transform"] is two.seats["logits_transform"]
+    assert trace(wl.Causal()) != one
+
+
+def test_an_edited_helper_or_closure_is_never_stale() -> None:
+    factor = [2.0]
+
+    class Scaled(wl.Variant):
+        def logits_transform(self, logits, at):
+            return logits * factor[0]
+
+    first = trace(Scaled())
+    factor[0] = 3.0
+    assert trace(Scaled()) != first
+    factor[0] = 2.0
+    assert trace(Scaled()) == first
+
+
+def test_configuration_may_branch_but_symbols_may_not(placed) -> None:
+    class Either(wl.Variant):
+        def __init__(self, bias):
+            self.bias = bias
+
+        def logits_transform(self, logits, at):
+            return logits + 1.0 if self.bias else logits
+
+    assert "logits_transform" in trace(Either(True)).seats
+    assert trace(Either(False)).seats == {}
+
+    class Branching(wl.Variant):
+        def logits_transform(self, logits, at):
+            if logits > 0:
+                return logits
+            return 0.0
+
+    with pytest.raises(BranchOnSymbol) as caught:
+        trace(Branching())
+    assert placed(caught.value, "logits > 0")
+
+
+@pytest.mark.parametrize("seat", SEATS)
+def test_positions_of_another_seat_are_refused(seat, placed) -> None:
+    names = {name for seats in AVAILABLE.values() for name in seats}
+    for name in sorted(names):
+        functor = {
+            "logits_mask": lambda self, at, name=name: getattr(at, name) > 0,
+        }.get(seat, lambda self, x, at, name=name: x + getattr(at, name))
+        variant = type("Reads", (wl.Variant,), {seat: functor})()
+        if name in AVAILABLE[seat]:
+            assert seat in trace(variant).seats
+            continue
+        with pytest.raises(CannotTrace) as caught:
+            trace(variant)
+        assert f"at.{name} in {seat}" in str(caught.value)
+        assert placed(caught.value, "getattr(at, name)")
+
+
+def test_a_misspelt_position_is_explained(placed) -> None:
+    class Typo(wl.Variant):
+        def logits_mask(self, at):
+            return at.kvpos <= at.q_pos
+
+    with pytest.raises(CannotTrace, match=r"Did you mean at\.kv_pos") as caught:
+        trace(Typo())
+    assert placed(caught.value, "at.kvpos")
+
+    class Writes(wl.Variant):
+        def logits_mask(self, at):
+            at.q_pos = 3
+            return True
+
+    with pytest.raises(CannotTrace, match="read-only"):
+        trace(Writes())
+
+
+def test_q_idx_counts_the_requests_rows(graph) -> None:
+    class Row(wl.Variant):
+        def logits_mask(self, at):
+            return at.q_idx == 0
+
+    root = trace(Row()).seats["logits_mask"]
+    assert graph(root, {"q_pos": [6, 7], "kv_len": 10, "q_len": 4}).tolist() == [True, False]
+
+
+# --- results
+
+
+@pytest.mark.parametrize(
+    ("seat", "result", "got"),
+    [
+        ("logits_mask", lambda at: at.kv_pos - at.q_pos, "a int32"),
+        ("logits_mask", lambda at: 1, "a int32"),
+        ("logits_mask", lambda at: None, "None"),
+        ("logits_transform", lambda at: at.kv_pos < 3, "a bool"),
+        ("logits_transform", lambda at: (at.kv_pos, 1), "a tuple"),
+        ("query_transform", lambda at: at.q_pos < 3, "a bool"),
+        ("output_transform", lambda at: None, "None"),
+        ("value_transform", lambda at: "v", "a str"),
+    ],
+)
+def test_wrong_results(seat, result, got) -> None:
+    if seat == "logits_mask":
+
+        def functor(self, at):
+            return result(at)
+    else:
+
+        def functor(self, x, at):
+            return result(at)
+
+    with pytest.raises(WrongResult) as caught:
+        trace(type("Wrong", (wl.Variant,), {seat: functor})())
+    assert f"{seat} of Wrong returned {got}" in str(caught.value)
+    assert caught.value.source.file == __file__
+
+
+def test_a_wrong_result_points_where_it_was_made(placed) -> None:
+    class Wrong(wl.Variant):
+        def logits_mask(self, at):
+            distance = at.q_pos - at.kv_pos
+            return distance
+
+    with pytest.raises(WrongResult) as caught:
+        trace(Wrong())
+    assert placed(caught.value, "at.q_pos - at.kv_pos")
+
+    class Forgotten(wl.Variant):
+        def logits_transform(self, logits, at):
+            logits * 2.0
+
+    with pytest.raises(WrongResult, match="is a return missing") as caught:
+        trace(Forgotten())
+    assert placed(caught.value, "def logits_transform")
+
+
+def test_whole_number_results_become_floats() -> None:
+    class Distance(wl.Variant):
+        def logits_transform(self, logits, at):
+            return at.kv_pos
+
+        def value_transform(self, v, at):
+            return 0
+
+    seats = trace(Distance()).seats
+    assert {root.kind.value for root in seats.values()} == {"float32"}
+
+
+# --- declarations
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("logit_transform", "logits_transform"),
+        ("logits_masks", "logits_mask"),
+        ("querry_transform", "query_transform"),
+        ("score_mod", "logits_transform"),
+        ("mask_mod", "logits_mask"),
+    ],
+)
+def test_misspelt_seats(name, suggestion, placed) -> None:
+    def functor(self, x, at):
+        return x
+
+    with pytest.raises(UnknownSeat, match=f"{name!r}.*{suggestion!r}") as caught:
+        trace(type("Typo", (wl.Variant,), {name: functor})())
+    assert placed(caught.value, "def functor")
+
+
+def test_misspelt_softmax_and_allowed_helpers() -> None:
+    class Flag(wl.Variant):
+        soft_max = False
+
+    with pytest.raises(UnknownSeat, match="'softmax'"):
+        trace(Flag())
+
+    class Helpers(wl.Variant):
+        def distance(self, at):
+            return at.q_pos - at.kv_pos
+
+        def _query_transform(self, q):
+            return q
+
+        def logits_mask(self, at):
+            return self.distance(at) < 8
+
+    assert list(trace(Helpers()).seats) == ["logits_mask"]
+
+
+def test_wrong_signatures(placed) -> None:
+    class NoPosition(wl.Variant):
+        def logits_transform(self, logits):
+            return logits
+
+    with pytest.raises(
+        WrongSignature, match=r"\(self, logits\); expected \(self, logits, at\)"
+    ) as e:
+        trace(NoPosition())
+    assert placed(e.value, "def logits_transform")
+
+    class TooMany(wl.Variant):
+        def logits_mask(self, logits, at):
+            return True
+
+    with pytest.raises(WrongSignature, match=r"expected \(self, at\)"):
+        trace(TooMany())
+
+    class NoMethod(wl.Variant):
+        key_transform = 3
+
+    with pytest.raises(WrongSignature, match="it is no method"):
+        trace(NoMethod())
+
+
+# --- purity
+
+CALLS = 0
+SEEN: list[object] = []
+TABLE = {"calls": 0}
+
+
+def test_a_changed_global_is_found(placed) -> None:
+    class Counts(wl.Variant):
+        def logits_transform(self, logits, at):
+            global CALLS
+            CALLS += 1
+            return logits
+
+    with pytest.raises(GlobalMutated, match="logits_transform of Counts changed 'CALLS'") as caught:
+        trace(Counts())
+    assert "CALLS += 1" in caught.value.source.text
+
+
+def _remember(value):
+    SEEN.append(value)
+    return value
+
+
+def test_a_global_changed_by_a_helper_is_found() -> None:
+    class Remembers(wl.Variant):
+        def logits_mask(self, at):
+            return _remember(at.kv_pos <= at.q_pos)
+
+    with pytest.raises(GlobalMutated, match="logits_mask of Remembers changed 'SEEN'") as caught:
+        trace(Remembers())
+    assert "SEEN.append(value)" in caught.value.source.text
+
+
+def test_a_changed_dict_or_closure_is_found() -> None:
+    class Counts(wl.Variant):
+        def logits_mask(self, at):
+            TABLE["calls"] += 1
+            return True
+
+    with pytest.raises(GlobalMutated, match="'TABLE'"):
+        trace(Counts())
+
+    count = 0
+
+    class Closure(wl.Variant):
+        def logits_mask(self, at):
+            nonlocal count
+            count += 1
+            return True
+
+    with pytest.raises(GlobalMutated, match="'count'") as caught:
+        trace(Closure())
+    assert "count += 1" in caught.value.source.text
+
+
+def test_changing_self_is_refused_at_the_line(placed) -> None:
+    class Keeps(wl.Variant):
+        cap = wl.Scalar("float32", default=1.0)
+
+        def query_transform(self, q, at):
+            self.last = q
+            return q
+
+    with pytest.raises(
+        GlobalMutated, match=r"query_transform of Keeps changed 'self\.last'"
+    ) as caught:
+        trace(Keeps())
+    assert placed(caught.value, "self.last")
+
+    class Sets(Keeps):
+        def query_transform(self, q, at):
+            self.cap = 3.0
+            return q
+
+    with pytest.raises(GlobalMutated, match=r"self\.cap"):
+        trace(Sets())
+
+    class Appends(wl.Variant):
+        def __init__(self):
+            self.log = []
+
+        def logits_mask(self, at):
+            self.log.append(1)
+            return True
+
+    with pytest.raises(GlobalMutated, match=r"'self\.log'"):
+        trace(Appends())
+
+
+def test_an_impure_functor_is_found(placed) -> None:
+    class Random(wl.Variant):
+        def logits_transform(self, logits, at):
+            return logits + random.random()
+
+    with pytest.raises(ImpureFunctor, match="logits_transform of Random") as caught:
+        trace(Random())
+    assert placed(caught.value, "def logits_transform")
+
+
+def test_errors_of_the_functor_itself_pass_through() -> None:
+    class Broken(wl.Variant):
+        def logits_mask(self, at):
+            return at.kv_pos < no_such_name  # noqa: F821
+
+    with pytest.raises(NameError):
+        trace(Broken())
+
+
+def test_every_made_node_has_a_place() -> None:
+    class Placed(wl.Variant):
+        def logits_transform(self, logits, at):
+            return wl.where(at.kv_pos * 13 > at.q_pos, logits * 0.123, -4.567)
+
+    for found in walk(trace(Placed()).seats["logits_transform"]):
+        if found.args:
+            assert found.source is not None and found.source.file.endswith(".py")
