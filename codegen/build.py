@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from warploom.codegen.hostcc import HostTarget
 
 Job = tuple[KernelSource, "Arch | HostTarget"]
+
+_PATIENCE_SECONDS = 0.3  # loads from the cache take less, and then nothing is shown
 
 
 @dataclass(frozen=True)
@@ -97,21 +99,22 @@ def build_all(jobs: Sequence[Job], progress: bool | None = None) -> list[Artifac
         BuildFailed: some did not compile; all others are built and cached nevertheless. If only
             one failed, its own error is raised.
     """
-    total = len(jobs)
-    with _progress(total, progress) as advance, ThreadPoolExecutor(env.build_jobs()) as pool:
+    with ThreadPoolExecutor(env.build_jobs()) as pool:
         futures = [  # each in a copy of the context: forbid_compilation() holds in the pool too
             pool.submit(contextvars.copy_context().run, partial(build, source, target))
             for source, target in jobs
         ]
-        names = {future: source.name for future, (source, _) in zip(futures, jobs, strict=True)}
-        for future in as_completed(futures):
-            advance(names[future])
+        try:
+            _wait([source.name for source, _ in jobs], futures, progress)
+        except BaseException:  # the user's Ctrl-C ends what is queued too
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     errors = [error for future in futures if (error := future.exception()) is not None]
     if len(errors) == 1:
         raise errors[0]
     if errors:
         raise BuildFailed(
-            count=len(errors), total=total, log="\n\n".join(str(error) for error in errors)
+            count=len(errors), total=len(jobs), log="\n\n".join(str(error) for error in errors)
         ) from errors[0]
     return [future.result() for future in futures]
 
@@ -224,15 +227,14 @@ def _artifact(entry: Entry, symbol: str, compiled: bool) -> Artifact:
     )
 
 
-@contextmanager
-def _progress(total: int, wanted: bool | None) -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr, or nothing; yields the function that advances it."""
-    if wanted is None:
-        wanted = env.show_progress()
-    if wanted is None:
-        wanted = total > 1 and sys.stderr.isatty()
-    if not wanted:
-        yield lambda name: None
+def _wait(names: Sequence[str], futures: Sequence[Future[Artifact]], wanted: bool | None) -> None:
+    """Waits for all, with a progress bar on stderr if it takes long enough for a person to ask."""
+    wanted = env.show_progress() if wanted is None else wanted
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        wait(futures)
+        return
+    done, pending = wait(futures, timeout=_PATIENCE_SECONDS)
+    if not pending:
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -240,6 +242,8 @@ def _progress(total: int, wanted: bool | None) -> Iterator[Callable[[str], None]
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("{task.description}"))  # fmt: skip
     console = Console(stderr=True)
+    name_of = dict(zip(futures, names, strict=True))
     with Progress(*columns, console=console, transient=console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
+        task = bar.add_task("", total=len(futures), completed=len(done))
+        for future in as_completed(pending):
+            bar.update(task, advance=1, description=name_of[future])

@@ -296,20 +296,61 @@ def test_failures_are_gathered_and_the_rest_is_built(
     assert isinstance(copy, WarploomError) and str(copy) == str(caught.value)
 
 
-@pytest.mark.parametrize(("setting", "shown"), [("1", True), ("0", False), (None, False)])
-def test_the_progress_bar_obeys_setting_and_terminal(
+@pytest.mark.parametrize(
+    ("setting", "argument", "shown"),
+    [("1", None, True), ("0", None, False), (None, None, False), ("0", True, True)],
+)
+def test_the_progress_bar_obeys_argument_setting_and_terminal(
     cpp_source: Make,
     host: object,
     compiles: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     setting: str | None,
+    argument: bool | None,
     shown: bool,
 ) -> None:
+    monkeypatch.setattr(build_module, "_PATIENCE_SECONDS", 0.0)
+    quick = build_module._run_compiler
+
+    def slow(*arguments: object, **named: object) -> object:
+        time.sleep(0.1)
+        return quick(*arguments, **named)
+
+    monkeypatch.setattr(build_module, "_run_compiler", slow)
     monkeypatch.delenv("WARPLOOM_PROGRESS", raising=False)
     if setting is not None:
         monkeypatch.setenv("WARPLOOM_PROGRESS", setting)
-    build_all([(cpp_source(str(i)), host) for i in range(3)])
+    build_all([(cpp_source(str(i)), host) for i in range(3)], progress=argument)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert ("3/3" in captured.err) == shown
+
+
+def test_hits_show_no_progress_bar(
+    cpp_source: Make, host: object, compiles: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_all([(cpp_source(str(i)), host) for i in range(3)], progress=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_ends_what_is_queued(
+    cpp_source: Make, host: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def slow(source: KernelSource, target: object, kept: Path) -> tuple[tuple[str, bytes], dict]:
+        started.append(source.name)
+        time.sleep(0.2)
+        return ("kernel.so", b"library"), {"compile_seconds": 0.2}
+
+    def interrupt(*_: object) -> None:
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_module, "_run_compiler", slow)
+    monkeypatch.setattr(build_module, "_wait", interrupt)
+    monkeypatch.setenv("WARPLOOM_BUILD_JOBS", "1")
+    with pytest.raises(KeyboardInterrupt):
+        build_all([(cpp_source(str(i)), host) for i in range(9)])
+    assert len(started) <= 2
