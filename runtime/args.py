@@ -61,9 +61,7 @@ class Geometry:
 
     def q_shape(self, batch: Batch, dim: int) -> tuple[int, ...]:
         sizes = {"batch": batch.num_requests, "row": batch.q_rows}
-        return tuple(
-            (sizes | {"head": self.num_q_heads, "dim": dim})[axis] for axis in self.q_axes
-        )
+        return tuple((sizes | {"head": self.num_q_heads, "dim": dim})[axis] for axis in self.q_axes)
 
     def lse_shape(self, batch: Batch) -> tuple[int, ...]:
         return self.q_shape(batch, 0)[:-1]

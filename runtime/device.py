@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 import torch
@@ -29,7 +29,7 @@ class CudaFacts:
     num_sms: int
 
 
-@lru_cache(maxsize=None)
+@cache
 def cuda_facts(index: int) -> CudaFacts:
     properties = torch.cuda.get_device_properties(index)
     arch = arch_for_capability(properties.major, properties.minor)

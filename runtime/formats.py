@@ -25,8 +25,8 @@ class Batch:
         q_lens: int32 [requests], query rows of each request.
         kv_lens: int32 [requests], keys of each request.
         q_rows: rows that a ragged q must have; for dense storage, rows of each batch entry.
-        kv_extent: tokens (ragged, block-sparse), tokens of each batch entry (dense) or pages (paged)
-            that k and v must at least have.
+        kv_extent: what k and v must at least have: tokens (ragged, block-sparse), tokens of each
+            batch entry (dense), or pages (paged).
     """
 
     segments: np.ndarray
@@ -58,8 +58,8 @@ def make_batch(
     Args:
         kv_format: the format that the wrapper was declared for.
         qo_indptr: int32 [requests + 1], where each request's query rows begin.
-        kv_indptr: int32; dense and ragged: [requests + 1] in tokens; paged: [requests + 1] in pages;
-            block-sparse: [block rows of all requests + 1] in blocks.
+        kv_indptr: int32; dense and ragged: [requests + 1] in tokens; paged: [requests + 1] in
+            pages; block-sparse: [block rows of all requests + 1] in blocks.
         kv_indices: int32, pages or column blocks; indexed formats only.
         last_page_len: int32 [requests], tokens in each request's last page; paged only.
         kv_lens: int32 [requests], keys of each request; block-sparse only.
@@ -176,7 +176,9 @@ def _paged(
     last = host_int32(last_page_len, "last_page_len")
     if len(last) != len(pages):
         raise WrongShape(
-            name="last_page_len", got=tuple(last.shape), expected=f"({len(pages)},), one per request"
+            name="last_page_len",
+            got=tuple(last.shape),
+            expected=f"({len(pages)},), one per request",
         )
     wrong = np.flatnonzero((pages > 0) & ((last < 1) | (last > page_size)))
     if wrong.size:
@@ -220,14 +222,25 @@ def _block_sparse(
     segments["num_q"] = np.minimum(rows, q_lens[request] - row_in_request)
     segments["q_len"] = q_lens[request]
     segments["kv_len"] = lengths[request]
-    segments["kv_count"] = np.diff(kv) * columns
+    segments["kv_count"] = _keys_listed(indices, kv, lengths[request], columns)
     segments["kv_row"] = (np.cumsum(lengths) - lengths)[request]
     segments["index_begin"] = kv[:-1]
     return Batch(segments, indices, q_lens, lengths, int(qo[-1]), int(lengths.sum()))
 
 
+def _keys_listed(
+    indices: np.ndarray, kv: np.ndarray, kv_len: np.ndarray, columns: int
+) -> np.ndarray:
+    """Keys in each block row's list; only its last block can reach past the end of the request."""
+    blocks = np.diff(kv)
+    last = np.zeros_like(blocks)
+    last[blocks > 0] = indices[kv[1:][blocks > 0] - 1]
+    over = np.where(blocks > 0, np.maximum((last + 1) * columns - kv_len, 0), 0)
+    return blocks * columns - over
+
+
 def _sorted_columns(indices: np.ndarray, kv: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Columns of each block row in ascending order; each must exist, and none may be named twice."""
+    """Columns of each block row, ascending; each must exist, and none may be named twice."""
     row = np.repeat(np.arange(len(kv) - 1), np.diff(kv))
     outside = np.flatnonzero((indices < 0) | (indices >= blocks[row]))
     if outside.size:

@@ -1,4 +1,4 @@
-"""The bytes of a kernel's argument, kept between launches so that a launch rewrites only what changed."""
+"""The bytes of a kernel's argument, kept so that a launch rewrites only what changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class ParamBlock:
     """`Params` of one wrapper, at an address that never changes.
 
     Attributes:
-        address: where the bytes lie; both back ends read them at launch.
+        address: where the bytes lie.
+        arguments: address of the array of one pointer to them, as cuLaunchKernel takes it.
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
@@ -29,6 +30,8 @@ class ParamBlock:
         self._bytes = bytearray(packer.size)
         self._view = (ctypes.c_char * packer.size).from_buffer(self._bytes)
         self.address = ctypes.addressof(self._view)
+        self._arguments = ctypes.c_void_p(self.address)
+        self.arguments = ctypes.addressof(self._arguments)
         self._at = {
             name: (struct.Struct("=" + code), offsets[name])
             for name, code in zip(packer.names, packer.codes, strict=True)

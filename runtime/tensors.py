@@ -29,7 +29,8 @@ def as_torch(value: Any, name: str) -> torch.Tensor:
         value = value.copy()  # DLPack has no read-only tensors before version 1
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(
-            name=name, reason=f"a {type(value).__name__} is neither a torch tensor nor has __dlpack__"
+            name=name,
+            reason=f"a {type(value).__name__} is neither a torch tensor nor has __dlpack__",
         )
     try:
         return torch.from_dlpack(value)
@@ -53,8 +54,8 @@ def host_int32(value: Any, name: str) -> np.ndarray:
     """Bring a one-dimensional array of indices to the host as contiguous int32.
 
     Args:
-        value: list, NumPy array, torch tensor or DLPack producer with an integer type; int64 is accepted
-            if every value fits.
+        value: list, NumPy array, torch tensor or DLPack producer with an integer type; int64 is
+            accepted if every value fits.
         name: the argument's name, for messages.
 
     Raises:

@@ -1,0 +1,269 @@
+"""`attention(q, k, v)`: dense attention in one call, over a cache of planned wrappers."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.formats import Dense, Layout
+from warploom.dsl.spec import TracedVariant
+from warploom.dsl.variant import Variant
+from warploom.errors import (
+    ArgumentError,
+    BadLength,
+    ForbiddenUnderCapture,
+    UnknownInput,
+    WrongShape,
+)
+from warploom.runtime import custom_op
+from warploom.runtime.declare import as_variant
+from warploom.runtime.graph import is_capturing
+from warploom.runtime.inputs import as_input
+from warploom.runtime.structure import traced_once
+from warploom.runtime.tensors import as_torch, host_int32
+from warploom.runtime.wrapper import AttentionWrapper
+
+_LIMIT = 64
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    variant: Variant | type[Variant] | None = None,
+    sm_scale: float | None = None,
+    return_lse: bool = False,
+    layout: Layout = "NHD",
+    kv_lens: Any = None,
+    lse_base: str = "e",
+    backend: str | None = None,
+    **inputs: Any,
+) -> Any:
+    """Attention over dense tensors.
+
+    Kernels and plans are cached: a call with the lengths of the one before only launches. Functors
+    are traced once for each class and structure; values of fields may change at every call.
+
+    Args:
+        q: [batch, rows, q_heads, head_dim], or [batch, q_heads, rows, head_dim] in layout HND.
+        k: [batch, keys, kv_heads, head_dim], or with tokens and heads swapped.
+        v: [batch, keys, kv_heads, head_dim_v], likewise.
+        variant: the functors; None is plain attention over all keys.
+        sm_scale: factor of q.k; 1/sqrt(head_dim) by default.
+        return_lse: return the log-sum-exp too.
+        layout: "NHD" or "HND", of all tensors.
+        kv_lens: int32 [batch], keys of each entry that count; all by default. On a device it is
+            copied to the host, which waits for that device.
+        lse_base: "e" or "2", base of the log-sum-exp.
+        backend: "reference" reads the variant with NumPy; None is the device's own.
+        **inputs: values of the variant's fields; they override those bound at construction.
+
+    Returns:
+        The output, shaped like q with v's head dimension; with `return_lse` also the log-sum-exp,
+        float32, shaped like q without one. Rows that see nothing have output 0 and -inf.
+
+    Raises:
+        WrongShape, WrongDType, WrongDevice, WrongStride, BadLength: a wrong tensor.
+        UnknownInput, MissingInput: a wrong input.
+        UnsupportedSpec, BadHeadDim: no kernel serves these types or sizes.
+        ForbiddenUnderCapture: a CUDA graph is being captured, and the lengths are new.
+    """
+    if torch.compiler.is_compiling():
+        lens = None if kv_lens is None else torch.as_tensor(kv_lens)
+        return custom_op.compiled_attention(
+            q, k, v, variant, sm_scale, return_lse, layout, lse_base, backend, lens, inputs
+        )
+    q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
+    given = as_variant(variant)
+    structure, traced = traced_once(given)
+    sizes = Sizes.of(q, k, v, layout)
+    values = _values(given, traced, inputs, q.device)
+    options = {"sm_scale": sm_scale, "lse_base": lse_base, "backend": backend}
+
+    def make() -> AttentionWrapper:
+        heads = {"num_q_heads": sizes.q_heads, "num_kv_heads": sizes.kv_heads}
+        dims = {"head_dim": sizes.dim_qk, "head_dim_v": sizes.dim_v}
+        storage = {"kv_format": Dense(layout=layout), "dtype": q.dtype, "device": q.device}
+        return _Unbound(given, **heads, **dims, **storage, **options)
+
+    lens = None if kv_lens is None else _checked_lens(kv_lens, sizes)
+    kind = (structure, layout, sizes.of_kernel, q.dtype, q.device, tuple(options.values()))
+    wrapper = _planned(_Call(kind, q.device, sizes, lens, values), make)
+    at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
+    return wrapper.run(q, (k, v), return_lse=return_lse, **at_run)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the tensors of one call."""
+
+    batch: int
+    rows: int
+    keys: int
+    q_heads: int
+    kv_heads: int
+    dim_qk: int
+    dim_v: int
+
+    @classmethod
+    def of(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Sizes:
+        """Read sizes off tensors, and refuse what the wrapper's own checks could not.
+
+        Raises:
+            WrongShape: not four dimensions, or k and v disagree with q or with each other.
+            ArgumentError: no such layout.
+        """
+        if layout not in ("NHD", "HND"):
+            raise ArgumentError(name="layout", reason=f"{layout!r} is neither 'NHD' nor 'HND'")
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dim() != 4:
+                raise WrongShape(name=name, got=tuple(x.shape), expected=f"4 dimensions, {layout}")
+        if k.shape[0] != q.shape[0]:
+            raise WrongShape(name="k", got=tuple(k.shape), expected=f"batch {q.shape[0]}, as q")
+        if v.shape[:3] != k.shape[:3]:
+            expected = f"{tuple(k.shape[:3])} before the head dimension, as k"
+            raise WrongShape(name="v", got=tuple(v.shape), expected=expected)
+        token, head = (1, 2) if layout == "NHD" else (2, 1)
+        return cls(
+            batch=q.shape[0],
+            rows=q.shape[token],
+            keys=k.shape[token],
+            q_heads=q.shape[head],
+            kv_heads=k.shape[head],
+            dim_qk=q.shape[3],
+            dim_v=v.shape[3],
+        )
+
+    @property
+    def of_kernel(self) -> tuple[int, ...]:
+        """Those that a wrapper is declared for."""
+        return self.q_heads, self.kv_heads, self.dim_qk, self.dim_v
+
+
+class _Unbound(AttentionWrapper):
+    """A wrapper that serves all variants of one structure; each call gives all inputs."""
+
+    def _bound_inputs(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What decides the wrapper and the plan of one call."""
+
+    kind: Hashable
+    device: torch.device
+    sizes: Sizes
+    lens: np.ndarray[Any, Any] | None
+    values: dict[str, Any]
+
+    def plan_key(self, wrapper: AttentionWrapper) -> Hashable:
+        scalars = tuple((name, self.values.get(name)) for name in sorted(wrapper.mask_scalars))
+        lens = None if self.lens is None else self.lens.tobytes()
+        return self.sizes, lens, scalars
+
+    def plan(self, wrapper: AttentionWrapper) -> None:
+        sizes = self.sizes
+        lens = np.full(sizes.batch, sizes.keys) if self.lens is None else self.lens
+        scalars = {name: x for name, x in self.values.items() if name in wrapper.mask_scalars}
+        wrapper.plan(
+            np.arange(sizes.batch + 1) * sizes.rows,
+            np.concatenate(([0], np.cumsum(lens))),
+            **scalars,
+        )
+
+
+@dataclass
+class _Entry:
+    """A wrapper and what its plan was made for."""
+
+    wrapper: AttentionWrapper
+    planned: Hashable = None
+
+
+_entries: OrderedDict[tuple[Hashable, Hashable], _Entry] = OrderedDict()
+# CUDA graphs read the plans of these at every replay, so they are never planned again.
+_captured: list[tuple[Hashable, _Entry]] = []
+_lock = threading.Lock()
+
+
+def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrapper:
+    """The cached wrapper of this kind, planned for these lengths; one per thread and stream."""
+    if is_capturing(call.device):
+        return _pinned(call)
+    on_cuda = call.device.type == "cuda"
+    stream = torch.cuda.current_stream(call.device).cuda_stream if on_cuda else 0
+    key = (call.kind, (threading.get_ident(), stream))
+    with _lock:
+        entry = _entries.get(key)
+    if entry is None:
+        entry = _Entry(make())
+        with _lock:
+            _entries[key] = entry
+            while len(_entries) > _LIMIT:
+                _entries.popitem(last=False)
+    plan_key = call.plan_key(entry.wrapper)
+    if entry.planned != plan_key:
+        entry.planned = None
+        call.plan(entry.wrapper)
+        entry.planned = plan_key
+    with _lock:
+        if key in _entries:
+            _entries.move_to_end(key)
+    return entry.wrapper
+
+
+def _pinned(call: _Call) -> AttentionWrapper:
+    """A wrapper with this very plan, set aside for the graph that is being captured."""
+    for kind, entry in _captured:
+        if kind == call.kind and entry.planned == call.plan_key(entry.wrapper):
+            return entry.wrapper
+    with _lock:
+        for key, entry in _entries.items():
+            if key[0] == call.kind and entry.planned == call.plan_key(entry.wrapper):
+                _captured.append((call.kind, _entries.pop(key)))
+                return entry.wrapper
+    raise ForbiddenUnderCapture(
+        what="attention() met lengths that it has no plan for",
+        remedy="Call it once with these tensors before the capture.",
+    )
+
+
+def _values(
+    given: Variant, traced: TracedVariant, inputs: dict[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Values of the fields that the kernel reads: bound at construction, then given here."""
+    known = given.fields()
+    for name in inputs:
+        if name not in known:
+            raise UnknownInput(variant=given.name, name=name, known=", ".join(known) or "nothing")
+    bound = given.inputs()
+    values = {**bound, **inputs}
+    found = {field.name: values[field.name] for field in traced.scalars if field.name in values}
+    for field in traced.tensors:
+        if field.name in inputs:
+            found[field.name] = inputs[field.name]
+        elif field.name in bound:
+            tensor = as_input(field, bound[field.name])
+            found[field.name] = tensor if tensor.device.type != "cpu" else tensor.to(device)
+    return found
+
+
+def _checked_lens(kv_lens: Any, sizes: Sizes) -> np.ndarray[Any, Any]:
+    lens = host_int32(kv_lens, "kv_lens")
+    if len(lens) != sizes.batch:
+        raise WrongShape(name="kv_lens", got=tuple(lens.shape), expected=f"({sizes.batch},)")
+    wrong = np.flatnonzero((lens < 0) | (lens > sizes.keys))
+    if wrong.size:
+        at = int(wrong[0])
+        raise BadLength(
+            name="kv_lens", index=at, value=int(lens[at]), expected=f"0 to {sizes.keys}"
+        )
+    return lens

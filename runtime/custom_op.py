@@ -1,0 +1,196 @@
+"""torch's view of warploom: two custom operators with fake kernels, for torch.compile.
+
+An operator's schema knows tensors and numbers only. Wrappers and variants go in as handles: ints
+under which the running process finds them. Extra inputs go in as lists, with their names in one
+string.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from warploom.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from warploom.dsl.variant import Variant
+    from warploom.runtime.wrapper import AttentionWrapper
+
+_handles = itertools.count()
+_wrappers: WeakValueDictionary[int, AttentionWrapper] = WeakValueDictionary()
+_variants: dict[int, Variant | None] = {}  # a compiled graph holds only the int, so these live on
+
+
+def register_wrapper(wrapper: AttentionWrapper) -> int:
+    """Give a wrapper the handle under which the operator finds it."""
+    handle = next(_handles)
+    _wrappers[handle] = wrapper
+    return handle
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _register_variant(variant: Variant | None) -> int:
+    """A handle for a variant, made while torch.compile traces."""
+    for handle, known in _variants.items():
+        if known is variant:
+            return handle
+    handle = next(_handles)
+    _variants[handle] = variant
+    return handle
+
+
+def compiled_run(
+    wrapper: AttentionWrapper,
+    q: torch.Tensor,
+    kv: Any,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    return_lse: bool,
+    inputs: Mapping[str, Any],
+) -> Any:
+    """`AttentionWrapper.run` through its operator."""
+    k, v = kv if isinstance(kv, (tuple, list)) else (kv[:, 0], kv[:, 1])
+    packed = _pack(inputs)
+    o, sums = run_op(q, k, v, *packed, wrapper.handle, return_lse or lse is not None)
+    return _results(o, sums, out, lse, return_lse)
+
+
+def compiled_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    variant: Variant | None,
+    sm_scale: float | None,
+    return_lse: bool,
+    layout: str,
+    lse_base: str,
+    backend: str | None,
+    kv_lens: torch.Tensor | None,
+    inputs: Mapping[str, Any],
+) -> Any:
+    """`attention` through its operator."""
+    packed = _pack(inputs)
+    handle = _register_variant(variant)
+    o, sums = attention_op(
+        q, k, v, kv_lens, *packed, handle, sm_scale, return_lse, layout, lse_base, backend
+    )
+    return _results(o, sums, None, None, return_lse)
+
+
+def _results(
+    o: torch.Tensor,
+    sums: torch.Tensor,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    return_lse: bool,
+) -> Any:
+    o = o if out is None else out.copy_(o)
+    sums = sums if lse is None else lse.copy_(sums)
+    return (o, sums) if return_lse else o
+
+
+def _pack(inputs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[int], list[float], str]:
+    """Inputs by type, and their names in that order."""
+    tensors = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+    ints = {name: x for name, x in inputs.items() if isinstance(x, int)}
+    floats = {name: x for name, x in inputs.items() if isinstance(x, float)}
+    for name, value in inputs.items():
+        if name not in tensors and name not in ints and name not in floats:
+            raise ArgumentError(
+                name=name, reason=f"a {type(value).__name__} cannot be given under torch.compile"
+            )
+    names = ",".join((*tensors, *ints, *floats))
+    return list(tensors.values()), list(ints.values()), list(floats.values()), names
+
+
+def _unpack(
+    tensors: list[torch.Tensor], ints: list[int], floats: list[float], names: str
+) -> dict[str, Any]:
+    return dict(zip(names.split(",") if names else (), (*tensors, *ints, *floats), strict=True))
+
+
+@torch.library.custom_op("warploom::run", mutates_args=())
+def run_op(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensors: list[torch.Tensor],
+    ints: list[int],
+    floats: list[float],
+    names: str,
+    handle: int,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`run` of the wrapper with this handle; without `return_lse` the second result is empty."""
+    inputs = _unpack(tensors, ints, floats, names)
+    with torch.no_grad():
+        result = _wrappers[handle].run(q, (k, v), return_lse=return_lse, **inputs)
+    return _pair(result, return_lse)
+
+
+@torch.library.custom_op("warploom::attention", mutates_args=())
+def attention_op(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_lens: torch.Tensor | None,
+    tensors: list[torch.Tensor],
+    ints: list[int],
+    floats: list[float],
+    names: str,
+    handle: int,
+    sm_scale: float | None,
+    return_lse: bool,
+    layout: str,
+    lse_base: str,
+    backend: str | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attention` with the variant of this handle; results as those of `run_op`."""
+    from warploom.runtime.attention import attention  # it dispatches to here
+
+    with torch.no_grad():
+        result = attention(
+            q,
+            k,
+            v,
+            variant=_variants[handle],
+            sm_scale=sm_scale,
+            return_lse=return_lse,
+            layout=layout,  # type: ignore[arg-type]
+            lse_base=lse_base,
+            backend=backend,
+            kv_lens=kv_lens,
+            **_unpack(tensors, ints, floats, names),
+        )
+    return _pair(result, return_lse)
+
+
+def _pair(result: Any, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    if return_lse:
+        return result[0], result[1]
+    return result, result.new_empty(0, dtype=torch.float32)
+
+
+def _fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, return_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes of the results: out is q with v's head dimension, log-sum-exp q without one."""
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return out, q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=torch.float32)
+
+
+@run_op.register_fake
+def _(q, k, v, tensors, ints, floats, names, handle, return_lse):  # type: ignore[no-untyped-def]
+    return _fake(q, k, v, return_lse)
+
+
+@attention_op.register_fake
+def _(  # type: ignore[no-untyped-def]
+    q, k, v, kv_lens, tensors, ints, floats, names, handle, sm_scale, return_lse, layout, lse_base,
+    backend,
+):  # fmt: skip
+    return _fake(q, k, v, return_lse)

@@ -1,0 +1,89 @@
+"""From what a user declares to a checked `AttentionSpec`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from warploom.dsl.dtypes import ATTENTION_DTYPES, DType, dtype
+from warploom.dsl.formats import BlockSparse, KVFormat, Paged
+from warploom.dsl.spec import AttentionSpec, TracedVariant
+from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError, BadHeadDim, UnsupportedSpec
+
+
+def as_variant(variant: Any) -> Variant:
+    """An instance of `Variant`, from one, from its class, or from None for plain attention.
+
+    Raises:
+        ArgumentError: something else; callables are pointed at `warploom.flex`.
+    """
+    if variant is None:
+        return Variant()
+    if isinstance(variant, Variant):
+        return variant
+    if isinstance(variant, type) and issubclass(variant, Variant):
+        return variant()
+    hint = "; wrap FlexAttention's callables in warploom.flex(...)" if callable(variant) else ""
+    raise ArgumentError(name="variant", reason=f"{variant!r} is no Variant{hint}")
+
+
+def make_spec(
+    traced: TracedVariant,
+    head_dim: int,
+    head_dim_v: int | None,
+    element: str | DType | torch.dtype,
+    kv_format: KVFormat,
+    device: torch.device,
+) -> AttentionSpec:
+    """Check the declaration.
+
+    Raises:
+        BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256.
+        UnsupportedSpec: a dtype that attention, or this device's back end, does not compute in.
+        ArgumentError: a page or block size below 1.
+    """
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if value % 8 or not 8 <= value <= 256:
+            raise BadHeadDim(name=name, value=value)
+    sizes = kv_format.block if isinstance(kv_format, BlockSparse) else (
+        (kv_format.page_size,) if isinstance(kv_format, Paged) else ()
+    )  # fmt: skip
+    if any(size < 1 for size in sizes):
+        raise ArgumentError(name="kv_format", reason=f"{kv_format} has a size below 1")
+    return AttentionSpec(traced, head_dim, head_dim_v, _element(element, device), kv_format)
+
+
+def group_size(num_q_heads: int, num_kv_heads: int) -> int:
+    """Query heads per key/value head.
+
+    Raises:
+        ArgumentError: no heads, or not a multiple.
+    """
+    if num_kv_heads < 1 or num_q_heads < 1 or num_q_heads % num_kv_heads:
+        raise ArgumentError(
+            name="num_q_heads",
+            reason=f"{num_q_heads} is no positive multiple of num_kv_heads={num_kv_heads}",
+        )
+    return num_q_heads // num_kv_heads
+
+
+def _element(given: str | DType | torch.dtype, device: torch.device) -> DType:
+    names = ", ".join(t.name for t in ATTENTION_DTYPES)
+    try:
+        found = dtype(given)  # type: ignore[arg-type]
+    except KeyError:
+        found = None
+    if found not in ATTENTION_DTYPES:
+        raise UnsupportedSpec(
+            what=f"dtype {given}", reason=f"attention computes in {names}", remedy="Convert to one."
+        )
+    if device.type == "cuda" and found.name == "float32":
+        raise UnsupportedSpec(
+            what="float32 on CUDA",
+            reason="the tensor cores take float16 and bfloat16",
+            remedy="Convert q, k and v to bfloat16, or use CPU tensors.",
+        )
+    return found

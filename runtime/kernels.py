@@ -1,0 +1,120 @@
+"""A spec's kernels on one device: tile choice, rendering, building and loading, each done once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from warploom.codegen.arch import Arch
+from warploom.codegen.build import Artifact, build, build_all
+from warploom.codegen.hostcc import HostTarget, host_target
+from warploom.codegen.render import render_cpu, render_cuda
+from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.tiles import cuda_launch
+from warploom.codegen.tiles_cpu import cpu_tile
+from warploom.dsl.spec import AttentionSpec
+from warploom.errors import CompileForbidden
+from warploom.runtime.cpu import CpuKernel, default_num_ctas
+from warploom.runtime.cuda import CudaKernel
+from warploom.runtime.device import cuda_facts
+from warploom.runtime.graph import is_capturing
+from warploom.runtime.params import ParamBlock
+from warploom.scheduler.layout import c_structs
+
+# Mean fused rows per request that stand for all choices of a tile: decode to long prefill.
+_SAMPLES = (1, 8, 16, 24, 48, 64, 96, 128, 192, 1024)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A loaded kernel.
+
+    Attributes:
+        tile: its sizes, with the reason for them.
+        source: rendered text.
+        artifact: what was built of it.
+        num_ctas: size of its grid.
+        launch: runs it on all CTAs: (parameters, stream handle).
+    """
+
+    tile: TileConfig
+    source: KernelSource
+    artifact: Artifact
+    num_ctas: int
+    launch: Callable[[ParamBlock, int], None]
+
+
+_loaded: dict[tuple[str, str], Kernel] = {}
+
+
+class Kernels:
+    """Kernels of one spec on one device, made when first asked for.
+
+    Attributes:
+        target: what they are compiled for.
+    """
+
+    def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
+        """Find the compiler's target.
+
+        Raises:
+            NoHostCompiler: the device is the CPU and there is no compiler.
+        """
+        self._spec = spec
+        self._device = device
+        self.target: Arch | HostTarget = (
+            cuda_facts(device.index).arch if device.type == "cuda" else host_target()
+        )
+        self._sources: dict[TileConfig, KernelSource] = {}
+
+    def choose(self, mean_fused_rows: float) -> TileConfig:
+        """The tile for requests with this many query rows x query heads per key/value head."""
+        if isinstance(self.target, Arch):
+            from warploom.codegen.tiles import choose_tile
+
+            return choose_tile(self._spec, self.target, mean_fused_rows)
+        return cpu_tile(self._spec, mean_fused_rows)
+
+    def candidates(self) -> list[TileConfig]:
+        """Every tile that `choose` can give."""
+        return list(dict.fromkeys(self.choose(rows) for rows in _SAMPLES))
+
+    def source(self, tile: TileConfig) -> KernelSource:
+        if tile not in self._sources:
+            render = render_cuda if isinstance(self.target, Arch) else render_cpu
+            self._sources[tile] = render(self._spec, tile, c_structs())
+        return self._sources[tile]
+
+    def get(self, tile: TileConfig) -> Kernel:
+        """The kernel for a tile, from this process, from the cache or from the compiler.
+
+        Raises:
+            CompileForbidden: it is not loaded and a CUDA graph is being captured, or compiling is
+                forbidden and it is not cached.
+            CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: it could not be made.
+        """
+        source = self.source(tile)
+        key = (source.text, str(self._device))
+        found = _loaded.get(key)
+        if found is None:
+            if is_capturing(self._device):
+                raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
+            found = _loaded[key] = self._load(tile, source, build(source, self.target))
+        return found
+
+    def warm_up(self, tiles: Sequence[TileConfig], progress: bool | None = None) -> None:
+        """Build kernels for several tiles in parallel, and load them."""
+        jobs = [(self.source(tile), self.target) for tile in tiles]
+        build_all(jobs, progress=progress)
+        for tile in tiles:
+            self.get(tile)
+
+    def _load(self, tile: TileConfig, source: KernelSource, artifact: Artifact) -> Kernel:
+        if not isinstance(self.target, Arch):
+            host, grid = CpuKernel(source.name, artifact), default_num_ctas()
+            return Kernel(tile, source, artifact, grid, lambda params, _: host.launch(params, grid))
+        shape = cuda_launch(self._spec, tile, self.target)
+        cuda = CudaKernel(source.name, artifact, shape, self._device.index)
+        return Kernel(tile, source, artifact, cuda.num_ctas, cuda.launch)

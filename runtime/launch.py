@@ -1,0 +1,141 @@
+"""One run: check tensors if they changed, write their addresses, launch on the caller's stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from warploom.runtime.args import Geometry, check_key_value, check_lse, check_out, check_query
+from warploom.runtime.formats import Batch
+from warploom.runtime.graph import is_capturing
+from warploom.runtime.inputs import Inputs
+from warploom.runtime.kernels import Kernel
+from warploom.runtime.params import ParamBlock
+
+
+class Launcher:
+    """Runs of one wrapper.
+
+    Shapes, strides and types are checked when they differ from those of the run before; a run with
+    the same ones costs a comparison. Addresses are written each time.
+    """
+
+    def __init__(self, geometry: Geometry, params: ParamBlock, inputs: Inputs) -> None:
+        self._geometry = geometry
+        self._params = params
+        self._inputs = inputs
+        self._device = geometry.device
+        self._is_cuda = geometry.device.type == "cuda"
+        self._seen: tuple[object, ...] | None = None
+        self._streams = Streams(geometry.device)
+
+    def planned(self, batch: Batch, kernel: Kernel) -> None:
+        """Take a new plan, which has just been enqueued on the current stream."""
+        self._batch = batch
+        self._launch = kernel.launch
+        self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
+        self._lse_shape = self._geometry.lse_shape(batch)
+        self._seen = None
+        self._needs_inputs = self._inputs.incomplete
+        self._inputs.write_planned(self._params)
+        self._streams.planned()
+
+    def before_plan(self) -> None:
+        """Let the current stream wait for runs that still read the old plan."""
+        self._streams.before_plan()
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        given: Mapping[str, Any],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        kept: tuple[torch.Tensor, ...] = ()
+        if given or self._needs_inputs or self._inputs.overridden:
+            kept = self._inputs.write_given(given, self._params)
+        if out is None:
+            out = torch.empty(self._out_shape, dtype=q.dtype, device=self._device)
+        if lse is None and return_lse:
+            lse = torch.empty(self._lse_shape, dtype=torch.float32, device=self._device)
+        seen = (
+            (q.shape, q.stride(), q.dtype, q.device),
+            (k.shape, k.stride(), k.dtype, k.device),
+            (v.shape, v.stride(), v.dtype, v.device),
+            (out.shape, out.stride(), out.dtype, out.device),
+            lse is None or (lse.shape, lse.stride(), lse.dtype, lse.device),
+        )
+        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
+        if seen != self._seen or (
+            self._is_cuda and (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & 15
+        ):
+            self._check(q, k, v, out, lse)
+            self._seen = seen
+        if addresses[3] in addresses[:3]:
+            check_out(out, self._geometry, self._batch, (q, k, v))
+        self._params.set_pointers(*addresses, 0 if lse is None else lse.data_ptr())
+        self._launch(self._params, self._streams.current() if self._is_cuda else 0)
+        del kept  # given tensors live until here
+        return out, lse
+
+    def _check(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        """Full checks; on success the strides are written."""
+        geometry, batch = self._geometry, self._batch
+        self._seen = None
+        strides = (
+            *check_query(q, geometry, batch),
+            *check_key_value(k, "k", geometry, batch),
+            *check_key_value(v, "v", geometry, batch),
+            *check_out(out, geometry, batch, (q, k, v)),
+            *((0, 0, 0) if lse is None else check_lse(lse, geometry, batch)),
+        )
+        self._params.set_strides(strides)
+
+
+class Streams:
+    """Order between the stream that carried the plan and the streams that run it.
+
+    On one stream everything is ordered by itself, and this costs a comparison.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._handle = 0
+        self._event: torch.cuda.Event | None = None
+        self._others: dict[int, torch.cuda.Stream] = {}
+
+    def before_plan(self) -> None:
+        if self._is_cuda:
+            here = torch.cuda.current_stream(self._device)
+            for other in self._others.values():
+                here.wait_stream(other)
+            self._others.clear()
+
+    def planned(self) -> None:
+        if self._is_cuda:
+            stream = torch.cuda.current_stream(self._device)
+            self._handle = stream.cuda_stream
+            self._event = stream.record_event()
+
+    def current(self) -> int:
+        """Handle of the caller's stream, after making it wait for the plan if it is another one."""
+        stream = torch.cuda.current_stream(self._device)
+        handle: int = stream.cuda_stream
+        if handle != self._handle and not is_capturing(self._device):
+            if handle not in self._others and self._event is not None:
+                stream.wait_event(self._event)
+            self._others[handle] = stream
+        return handle

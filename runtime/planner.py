@@ -1,0 +1,200 @@
+"""From a batch to a plan on the device: tile, kernel, sizes, visibility, work list, upload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from warploom.codegen.source import TileConfig
+from warploom.dsl.formats import BlockSparse
+from warploom.dsl.intervals import TileAnalysis
+from warploom.dsl.spec import AttentionSpec
+from warploom.errors import WorkspaceTooSmall
+from warploom.runtime.formats import Batch
+from warploom.runtime.inputs import Inputs
+from warploom.runtime.kernels import Kernel, Kernels
+from warploom.runtime.params import ParamBlock
+from warploom.runtime.visibility import Heads, make_visibility
+from warploom.runtime.workspace import Upload, Workspace
+from warploom.scheduler.bounds import INT32_MAX, Bounds
+from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
+from warploom.scheduler.plan import Plan, make_plan
+from warploom.scheduler.visibility import Visibility
+
+INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
+INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of a wrapper that hold for all its plans.
+
+    Attributes:
+        bounds: the largest batch, if declared.
+        fixed_tile: the tile must not depend on the batch.
+        batch_invariant: neither may the split.
+        sm_limit: CTAs that may get work, or None for all.
+        tile: the caller's choice of a tile.
+    """
+
+    bounds: Bounds | None
+    fixed_tile: bool
+    batch_invariant: bool
+    sm_limit: int | None
+    tile: TileConfig | None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One plan that lies on the device."""
+
+    batch: Batch
+    plan: Plan
+    kernel: Kernel
+    visibility: Visibility
+    size: WorkspaceSize
+
+
+class Planner:
+    """Plans of one wrapper."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        heads: Heads,
+        kernels: Kernels,
+        workspace: Workspace,
+        params: ParamBlock,
+        options: Options,
+        device: torch.device,
+    ) -> None:
+        self._spec = spec
+        self._heads = heads
+        self._kernels = kernels
+        self._workspace = workspace
+        self._params = params
+        self._options = options
+        self._upload = Upload(device)
+
+    def fixed_tile(self) -> TileConfig | None:
+        """The tile of all plans, or None if each batch chooses."""
+        options, bounds = self._options, self._options.bounds
+        if options.tile is not None:
+            return options.tile
+        if not (options.fixed_tile or options.batch_invariant):
+            return None
+        rows = INVARIANT_ROWS
+        if bounds is not None:
+            rows = bounds.max_q_rows * self._heads.group_size / max(1, bounds.segments)
+        tile = self._kernels.choose(rows)
+        return replace(tile, reason=f"fixed for all batches: {tile.reason}")
+
+    def tile_for(self, batch: Batch) -> TileConfig:
+        """The tile for a batch: fixed, or by the mean number of fused rows per segment."""
+        fixed = self.fixed_tile()
+        if fixed is not None:
+            return fixed
+        rows = batch.segments["num_q"]
+        mean = float(rows[rows > 0].mean()) if (rows > 0).any() else 1.0
+        return self._kernels.choose(mean * self._heads.group_size)
+
+    def sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
+        """Exact sizes of everything that batches within the bounds need."""
+        common = {
+            "rows": kernel.tile.rows,
+            "keys": kernel.tile.keys,
+            "num_kv_heads": self._heads.num_kv,
+            "group_size": self._heads.group_size,
+            "num_ctas": kernel.num_ctas,
+            "split_size": self._split_size(kernel.tile),
+        }
+        dim = self._spec.head_dim_v
+        return capacity(bounds, **common), workspace_size(bounds, head_dim_v=dim, **common)
+
+    def largest_size(self, bounds: Bounds) -> WorkspaceSize:
+        """The largest of the sizes that the tiles to choose from need."""
+        fixed = self.fixed_tile()
+        tiles = [fixed] if fixed else self._kernels.candidates()
+        sizes = [self.sizes(bounds, self._kernels.get(tile))[1] for tile in tiles]
+        return max(sizes, key=lambda size: size.total)
+
+    def reserve(self) -> None:
+        """Build the kernel and lay the workspace out, if the bounds fix both."""
+        tile = self.fixed_tile()
+        if tile is not None:
+            kernel = self._kernels.get(tile)
+            if self._options.bounds is not None:
+                self._workspace.fit(self.sizes(self._options.bounds, kernel)[1])
+
+    def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
+        """Plan a batch and enqueue its upload on the current stream.
+
+        Raises:
+            BoundsExceeded, WorkspaceTooSmall, ArgumentError: the batch does not fit; the plan
+                before stays as it was.
+            CompileError and others of `Kernels.get`.
+        """
+        kernel = self._kernels.get(self.tile_for(batch))
+        room, size = self._fit(batch, kernel)
+        block = self._spec.kv_format.block_kv
+        columns = block if isinstance(self._spec.kv_format, BlockSparse) else 0
+        traced = self._spec.variant
+        analysis = TileAnalysis(traced, inputs.scalars, inputs.known)
+        visibility = make_visibility(traced, analysis, batch, self._heads, columns)
+        plan = make_plan(
+            batch.segments,
+            num_kv_heads=self._heads.num_kv,
+            group_size=self._heads.group_size,
+            rows=kernel.tile.rows,
+            keys=kernel.tile.keys,
+            num_ctas=kernel.num_ctas,
+            visibility=visibility,
+            capacity=room,
+            sm_limit=self._options.sm_limit,
+            split_size=self._split_size(kernel.tile),
+            indices=batch.indices,
+        )
+        self._workspace.fit(size)
+        self._send(plan, room)
+        return Planned(batch, plan, kernel, visibility, size)
+
+    def _fit(self, batch: Batch, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
+        """Sizes for the declared bounds, or else for this batch and some larger ones."""
+        bounds = self._options.bounds
+        if bounds is not None:
+            return self.sizes(bounds, kernel)
+        exact = Bounds.of(batch.segments, len(batch.indices))
+        try:
+            room, size = self.sizes(_roomy(exact), kernel)
+            self._workspace.check(size)
+        except WorkspaceTooSmall:  # the caller's memory; it may still hold this very batch
+            room, size = self.sizes(exact, kernel)
+            self._workspace.check(size)
+        return room, size
+
+    def _split_size(self, tile: TileConfig) -> int | None:
+        if not self._options.batch_invariant:
+            return None
+        return -(-INVARIANT_SPLIT // tile.keys) * tile.keys
+
+    def _send(self, plan: Plan, room: Capacity) -> None:
+        def pack(out: object) -> int:
+            plan.pack(room, out)  # type: ignore[arg-type]
+            return room.offsets["indices"] + len(plan.indices)
+
+        self._upload(self._workspace.plan_ints(), pack)
+        begin = self._workspace.address("plan")
+        for section, offset in room.offsets.items():
+            self._params.set(section, begin + 4 * offset)
+        for part in ("partial_o", "partial_lse", "arrivals"):
+            self._params.set(part, self._workspace.address(part))
+
+
+def _roomy(bounds: Bounds) -> Bounds:
+    """Bounds rounded up to powers of two, so that growing batches rarely move the workspace."""
+    grown = {
+        field.name: min(INT32_MAX, 1 << max(0, int(getattr(bounds, field.name)) - 1).bit_length())
+        for field in fields(bounds)
+    }
+    return Bounds(**grown)

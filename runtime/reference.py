@@ -1,0 +1,97 @@
+"""`backend="reference"`: the NumPy reading of a variant behind the wrapper's interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.reference import reference_attention
+from warploom.dsl.variant import Variant
+from warploom.runtime.args import Geometry
+from warploom.runtime.formats import Batch
+
+_Rows = np.ndarray[Any, Any]
+
+
+def run_reference(
+    variant: Variant,
+    batch: Batch,
+    geometry: Geometry,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    inputs: Mapping[str, Any],
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a batch, segment by segment, in float64.
+
+    Args:
+        variant: its functors are called on NumPy arrays.
+        batch: lengths and block lists.
+        geometry: how tensors are stored.
+        tensors: q, k and v, already checked.
+        inputs: values of the variant's fields.
+        sm_scale: factor of q.k.
+
+    Returns:
+        Output in q's dtype and natural log-sum-exp in float32, laid out as a kernel writes them.
+    """
+    q = _named(tensors[0], geometry.q_axes, ("batch", "row", "head", "dim"))
+    k, v = (_named(x, geometry.kv_axes, ("block", "token", "head", "dim")) for x in tensors[1:])
+    o = np.zeros((*q.shape[:-1], geometry.head_dim_v))
+    lse = np.full(q.shape[:-1], -math.inf)
+    for segment in batch.segments:
+        entry = int(segment["batch"]) if geometry.is_dense else 0
+        rows = slice(int(segment["q_row"]), int(segment["q_row"]) + int(segment["num_q"]))
+        positions, keys = _keys(segment, batch, geometry)
+        o[entry, rows], lse[entry, rows] = reference_attention(
+            variant,
+            q[entry, rows],
+            k[keys],
+            v[keys],
+            batch=int(segment["batch"]),
+            sm_scale=sm_scale,
+            inputs=inputs,
+            kv_positions=positions,
+            first_q_idx=int(segment["q_idx"]),
+            first_q_row=rows.start,
+            q_len=int(segment["q_len"]),
+            kv_len=int(segment["kv_len"]),
+        )
+    wanted = geometry.q_axes
+    out = _unnamed(o, ("batch", "row", "head", "dim"), wanted).to(geometry.dtype)
+    sums = _unnamed(lse, ("batch", "row", "head"), wanted[:-1]).to(torch.float32)
+    return out.to(geometry.device), sums.to(geometry.device)
+
+
+def _keys(segment: Any, batch: Batch, geometry: Geometry) -> tuple[_Rows, tuple[_Rows, _Rows]]:
+    """kv_pos of each key of a segment's list, and its (block, token) in k and v."""
+    place = np.arange(int(segment["kv_count"]))
+    size = geometry.kv_format.block_kv
+    if not size:
+        block, token = np.full_like(place, segment["kv_block"]), place + int(segment["kv_row"])
+        return place, (block, token)
+    block = batch.indices[int(segment["index_begin"]) + place // size].astype(np.int64)
+    if not geometry.kv_format.column_positions:
+        return place, (block, place % size)
+    column = block * size + place % size
+    return column, (np.zeros_like(column), column + int(segment["kv_row"]))
+
+
+def _named(tensor: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...]) -> _Rows:
+    """float64 NumPy array with the wanted axes in order; one that the tensor lacks has size 1."""
+    missing = [axis for axis in wanted if axis not in axes]
+    array = tensor.detach().double().cpu().numpy()
+    array = array.reshape(*[1] * len(missing), *array.shape)
+    order = [*missing, *axes]
+    return array.transpose([order.index(axis) for axis in wanted])
+
+
+def _unnamed(array: _Rows, axes: tuple[str, ...], wanted: tuple[str, ...]) -> torch.Tensor:
+    """Back from named axes to the tensor's own."""
+    dropped = tuple(i for i, axis in enumerate(axes) if axis not in wanted)
+    kept = [axis for axis in axes if axis in wanted]
+    moved = array.squeeze(dropped).transpose([kept.index(axis) for axis in wanted])
+    return torch.from_numpy(np.ascontiguousarray(moved))

@@ -1,0 +1,139 @@
+"""Device memory of a wrapper: the plan, partial results and counters, at addresses that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.errors import WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
+from warploom.runtime.graph import refuse_under_capture
+from warploom.scheduler.capacity import WorkspaceSize
+
+_RING = 4  # plans that may be on their way to the device at the same time
+
+
+class Workspace:
+    """One block of bytes, laid out by `WorkspaceSize`.
+
+    The counters are zero whenever no kernel runs: set so when the layout is new, and left so by
+    every launch.
+    """
+
+    def __init__(self, device: torch.device, memory: torch.Tensor | None = None) -> None:
+        """Use the caller's memory, or allocate when sizes are known.
+
+        Args:
+            device: where kernels run.
+            memory: contiguous uint8 tensor there; the workspace never grows then.
+
+        Raises:
+            WrongDevice, WrongDType, WrongStride: `memory` is not such a tensor.
+        """
+        self._device = device
+        self._given = memory is not None
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self._size: WorkspaceSize | None = None
+        if memory is not None:
+            self._memory = _checked(memory, device)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held."""
+        return self._memory.numel()
+
+    def check(self, size: WorkspaceSize) -> None:
+        """Raise unless `fit` will succeed.
+
+        Raises:
+            WorkspaceTooSmall: the caller's memory is smaller than `size.total`.
+            ForbiddenUnderCapture: it must grow while a CUDA graph is being captured.
+        """
+        if size.total <= self.bytes:
+            return
+        if self._given:
+            raise WorkspaceTooSmall(got=self.bytes, needed=size.total)
+        refuse_under_capture(
+            self._device, "the workspace cannot grow", "Declare bounds, or call plan() before."
+        )
+
+    def fit(self, size: WorkspaceSize) -> None:
+        """Lay the memory out for these sizes, growing it if it is too small; raises as `check`."""
+        if size == self._size:
+            return
+        self.check(size)
+        if size.total > self.bytes:
+            self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
+        self._size = size
+        self._part("arrivals", size.arrivals_bytes).zero_()
+
+    def address(self, part: str) -> int:
+        """Address of a part: plan, partial_o, partial_lse or arrivals."""
+        return self._memory.data_ptr() + self._layout.offsets[part]
+
+    def plan_ints(self) -> torch.Tensor:
+        """The plan's part as int32."""
+        return self._part("plan", self._layout.plan_bytes).view(torch.int32)
+
+    @property
+    def _layout(self) -> WorkspaceSize:
+        if self._size is None:
+            raise RuntimeError("fit() before use")
+        return self._size
+
+    def _part(self, name: str, size: int) -> torch.Tensor:
+        begin = self._layout.offsets[name]
+        return self._memory[begin : begin + size]
+
+
+def _checked(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if memory.device != device:
+        raise WrongDevice(name="workspace", got=str(memory.device), expected=str(device))
+    if memory.dtype != torch.uint8:
+        raise WrongDType(name="workspace", got=str(memory.dtype), expected="torch.uint8")
+    if not memory.is_contiguous() or memory.data_ptr() % 16:
+        raise WrongStride(
+            name="workspace",
+            got=memory.stride(),
+            expected="it must be contiguous and begin at a multiple of 16 bytes",
+        )
+    return memory.view(-1)
+
+
+class Upload:
+    """Copies plans from the host into a fixed device buffer, on the caller's stream.
+
+    A plan is packed in pinned memory, which must not change before its copy is done. A ring of
+    buffers lets `plan` run ahead of the device; an event per buffer says when it is free again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _RING
+        self._events: list[torch.cuda.Event | None] = [None] * _RING
+        self._turn = 0
+
+    def __call__(self, target: torch.Tensor, pack: Callable[[np.ndarray[Any, Any]], int]) -> None:
+        """Fill `target` with what `pack` writes.
+
+        Args:
+            target: int32 device tensor.
+            pack: writes into an int32 array of the same length; returns how many entries matter.
+        """
+        if self._device.type == "cpu":
+            pack(target.numpy())
+            return
+        turn = self._turn = (self._turn + 1) % _RING
+        event = self._events[turn]
+        if event is not None:
+            event.synchronize()
+        if self._buffers[turn].numel() < target.numel():
+            self._buffers[turn] = torch.empty(target.numel(), dtype=torch.int32, pin_memory=True)
+        staged = self._buffers[turn][: target.numel()]
+        used = pack(staged.numpy())
+        with torch.cuda.device(self._device):
+            target[:used].copy_(staged[:used], non_blocking=True)
+            event = self._events[turn] = torch.cuda.Event()
+            event.record()

@@ -1,0 +1,340 @@
+"""`AttentionWrapper`: plan once for the lengths of a batch, then run any number of times.
+
+After listing 1 of the FlashInfer paper: `plan` works on the host; `run` rewrites what changed in
+the kernel's parameters and launches, so that a CUDA graph can capture it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from warploom.codegen.source import TileConfig
+from warploom.dsl.dtypes import DType
+from warploom.dsl.formats import KVFormat, Ragged
+from warploom.dsl.spec import TracedVariant
+from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError, NotPlanned
+from warploom.runtime import custom_op
+from warploom.runtime.args import Geometry, check_key_value, check_query, split_kv
+from warploom.runtime.declare import as_variant, group_size, make_spec
+from warploom.runtime.device import resolve_backend, resolve_device
+from warploom.runtime.formats import Batch, make_batch
+from warploom.runtime.graph import refuse_under_capture
+from warploom.runtime.inputs import Inputs
+from warploom.runtime.kernels import Kernels
+from warploom.runtime.launch import Launcher
+from warploom.runtime.params import ParamBlock
+from warploom.runtime.planner import Options, Planned, Planner
+from warploom.runtime.reference import run_reference
+from warploom.runtime.tensors import as_torch
+from warploom.runtime.visibility import Heads
+from warploom.runtime.workspace import Workspace
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import WorkspaceSize
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_LSE_SCALE = {"e": 1.0, "2": math.log2(math.e)}
+
+
+class AttentionWrapper:
+    """Attention of one variant over one KV format, for batches of any lengths.
+
+    A wrapper serves one stream at a time, and one thread.
+
+    Attributes:
+        spec: the declaration, traced and checked.
+        device: where tensors must be.
+        backend: "cuda", "cpu" or "reference".
+        handle: number under which the custom operator finds this wrapper.
+    """
+
+    def __init__(
+        self,
+        variant: Variant | type[Variant] | None = None,
+        *,
+        kv_format: KVFormat | None = None,
+        num_q_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int,
+        head_dim_v: int | None = None,
+        dtype: str | DType | torch.dtype = "float16",
+        device: torch.device | str | int | None = None,
+        backend: str | None = None,
+        sm_scale: float | None = None,
+        lse_base: str = "e",
+        bounds: Bounds | None = None,
+        workspace: Any = None,
+        cuda_graph: bool = False,
+        sm_limit: int | None = None,
+        batch_invariant: bool = False,
+        tile: TileConfig | None = None,
+    ) -> None:
+        """Declare; kernels whose tile is known from the declaration are built here.
+
+        Args:
+            variant: the functors; None is plain attention over all keys.
+            kv_format: storage of keys and values; `Ragged()` by default.
+            num_q_heads, num_kv_heads: heads; the second defaults to the first and must divide it.
+            head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
+            dtype: of q, k, v and the output: float16, bfloat16 or (CPU) float32.
+            device: the current CUDA device by default, or the CPU.
+            backend: "reference" reads the variant with NumPy; None is the device's own.
+            sm_scale: factor of q.k; 1/sqrt(head_dim) by default.
+            lse_base: "e" or "2", base of the log-sum-exp that `run` returns.
+            bounds: the largest batch; fixes all buffers, and `plan` refuses larger batches.
+            workspace: contiguous uint8 tensor to use instead of own memory; see `workspace_size`.
+            cuda_graph: nothing may move between plans: tile, grid and addresses follow from
+                `bounds`.
+            sm_limit: CTAs, one on an SM, that may get work; None is all.
+            batch_invariant: fix the tile and the split size, so that the bits of a request do not
+                depend on its neighbours.
+            tile: use this tile instead of choosing one.
+
+        Raises:
+            VariantError: the variant cannot be traced.
+            UnsupportedSpec, BadHeadDim, ArgumentError: a declaration that no kernel serves.
+            NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
+        """
+        self._variant = as_variant(variant)
+        self._setup(trace(self._variant), kv_format or Ragged(), num_q_heads, num_kv_heads,
+                    head_dim, head_dim_v, dtype, resolve_device(device), backend)  # fmt: skip
+        if lse_base not in _LSE_SCALE:
+            raise ArgumentError(name="lse_base", reason=f"{lse_base!r} is neither 'e' nor '2'")
+        if cuda_graph and bounds is None:
+            raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
+        self.sm_scale = head_dim**-0.5 if sm_scale is None else float(sm_scale)
+        self._lse_scale = _LSE_SCALE[lse_base]
+        self._bounds = bounds
+        self._inputs = Inputs(
+            self.spec.variant, self._geometry, 0 if bounds is None else bounds.max_requests
+        )
+        self._inputs.bind(self._bound_inputs())
+        self._planned: Planned | None = None
+        self._batch: Batch | None = None
+        if self.backend != "reference":
+            options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
+            memory = None if workspace is None else as_torch(workspace, "workspace")
+            self._connect(options, Workspace(self.device, memory))
+        self.handle = custom_op.register_wrapper(self)
+
+    def _setup(
+        self,
+        traced: TracedVariant,
+        kv_format: KVFormat,
+        num_q_heads: int,
+        num_kv_heads: int | None,
+        head_dim: int,
+        head_dim_v: int | None,
+        dtype: str | DType | torch.dtype,
+        device: torch.device,
+        backend: str | None,
+    ) -> None:
+        self.device = device
+        self.backend = resolve_backend(backend, device)
+        num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
+        group_size(num_q_heads, num_kv_heads)
+        self.spec = make_spec(traced, head_dim, head_dim_v, dtype, kv_format, device)
+        self._heads = Heads(num_q_heads, num_kv_heads)
+        self._geometry = Geometry(
+            kv_format=kv_format,
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim_qk=self.spec.head_dim_qk,
+            head_dim_v=self.spec.head_dim_v,
+            dtype=getattr(torch, self.spec.dtype.name),
+            device=device,
+        )
+
+    def _connect(self, options: Options, workspace: Workspace) -> None:
+        """Join the parts that only a compiled back end has."""
+        self._workspace = workspace
+        self._kernels = Kernels(self.spec, self.device)
+        self._params = ParamBlock(self.spec)
+        for name, value in (
+            ("num_q_heads", self._heads.num_q),
+            ("num_kv_heads", self._heads.num_kv),
+            ("group_size", self._heads.group_size),
+            ("sm_scale", self.sm_scale),
+            ("lse_scale", self._lse_scale),
+        ):
+            self._params.set(name, value)
+        self._planner = Planner(
+            self.spec, self._heads, self._kernels, workspace, self._params, options, self.device
+        )
+        self._launcher = Launcher(self._geometry, self._params, self._inputs)
+        self._planner.reserve()
+
+    @property
+    def mask_scalars(self) -> frozenset[str]:
+        """Scalars that the mask reads: `plan` fixes them, and `run` refuses other values."""
+        return self._inputs.mask_scalars
+
+    def _bound_inputs(self) -> dict[str, Any]:
+        """Values bound at construction that the traced functors read."""
+        fields = (*self.spec.variant.scalars, *self.spec.variant.tensors)
+        bound = self._variant.inputs()
+        return {field.name: bound[field.name] for field in fields if field.name in bound}
+
+    def plan(
+        self,
+        qo_indptr: Any,
+        kv_indptr: Any,
+        kv_indices: Any = None,
+        last_page_len: Any = None,
+        *,
+        kv_lens: Any = None,
+        **inputs: Any,
+    ) -> None:
+        """Distribute the work of a batch; on the host, then copied on the current stream.
+
+        Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer; those on a device
+        are copied to the host first, which waits for that device.
+
+        Args:
+            qo_indptr: int32 [requests + 1], where each request's query rows begin.
+            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; paged: [requests + 1] in
+                pages; block-sparse: [block rows of all requests + 1] in blocks.
+            kv_indices: int32, pages or column blocks; indexed formats only.
+            last_page_len: int32 [requests], tokens in each last page; paged only.
+            kv_lens: int32 [requests], keys of each request; block-sparse only.
+            **inputs: values of the variant's fields. Scalars of the mask are fixed here. A tensor
+                of the mask given on the host is copied, and its values sharpen the plan.
+
+        Raises:
+            BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
+            UnknownInput, MissingInput, WrongDevice: a wrong input.
+            BoundsExceeded, WorkspaceTooSmall: the batch does not fit; the plan before stays.
+            ForbiddenUnderCapture: the current stream is being captured.
+        """
+        refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
+        batch = make_batch(
+            self.spec.kv_format, qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens
+        )
+        self._plan(batch, inputs)
+
+    def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
+        if self._bounds is not None:
+            self._bounds.admit(batch.segments, len(batch.indices))
+        self._inputs.bind(inputs)
+        self._inputs.check_batch(batch)
+        if self.backend != "reference":
+            self._launcher.before_plan()
+            self._planned = self._planner(batch, self._inputs)
+            self._launcher.planned(batch, self._planned.kernel)
+        self._batch = batch
+
+    def run(
+        self,
+        q: Any,
+        kv: Any,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        return_lse: bool = False,
+        **inputs: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the planned batch, on the caller's current stream.
+
+        Args:
+            q: [rows, num_q_heads, head_dim]; for dense storage [batch, rows, num_q_heads,
+                head_dim], or [batch, num_q_heads, rows, head_dim] in layout HND.
+            kv: (k, v), or a paged cache [pages, 2, ...]. Shapes by format, NHD: dense [batch,
+                tokens, heads, dim], ragged and block-sparse [tokens, heads, dim], paged [pages,
+                page_size, heads, dim]; HND swaps tokens and heads.
+            out: tensor for the output, shaped like q with head_dim_v.
+            lse: float32 tensor for the log-sum-exp, shaped like q without head_dim.
+            return_lse: return the log-sum-exp too.
+            **inputs: values of the variant's fields for this run. Captured in a CUDA graph, scalars
+                are frozen and tensors are read by address.
+
+        Returns:
+            The output, and with `return_lse` the log-sum-exp: -inf (and output 0) for rows that see
+            nothing.
+
+        Raises:
+            NotPlanned: there is no plan yet.
+            WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
+            UnknownInput, MissingInput, PlanMismatch: a wrong input.
+        """
+        if torch.compiler.is_compiling():
+            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
+        if self._batch is None:
+            raise NotPlanned
+        if type(kv) is tuple and type(q) is type(kv[0]) is type(kv[1]) is torch.Tensor:
+            k, v = kv
+        else:
+            q, (k, v) = as_torch(q, "q"), split_kv(kv, self.spec.kv_format)
+        needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
+        if (
+            needs_grad and torch.is_grad_enabled()
+        ):  # through the operator, which says what is missing
+            return custom_op.compiled_run(self, q, (k, v), out, lse, return_lse, inputs)
+        out = out if out is None else as_torch(out, "out")
+        lse = lse if lse is None else as_torch(lse, "lse")
+        if self.backend == "reference":
+            out, lse = self._run_reference(q, k, v, out, lse, inputs)
+        else:
+            out, lse = self._launcher(q, k, v, out, lse, return_lse, inputs)
+        return (out, lse) if return_lse else out
+
+    def _run_reference(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        inputs: dict[str, Any],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = self._batch
+        assert batch is not None
+        check_query(q, self._geometry, batch)
+        check_key_value(k, "k", self._geometry, batch)
+        check_key_value(v, "v", self._geometry, batch)
+        values = {**self._inputs.scalars, **self._inputs.tensors}
+        values |= self._inputs.check_given(inputs)
+        o, sums = run_reference(
+            self._variant, batch, self._geometry, (q, k, v), values, self.sm_scale
+        )
+        sums *= self._lse_scale
+        return (o if out is None else out.copy_(o)), (sums if lse is None else lse.copy_(sums))
+
+    def warm_up(self, progress: bool | None = None) -> None:
+        """Build and load the kernels of every tile that a plan can choose, in parallel.
+
+        Args:
+            progress: show a progress bar; None lets the settings and the terminal decide.
+
+        Raises:
+            BuildFailed, CompileError and others of `codegen.build.build_all`.
+        """
+        if self.backend == "reference":
+            return
+        fixed = self._planner.fixed_tile()
+        self._kernels.warm_up([fixed] if fixed else self._kernels.candidates(), progress)
+
+    def workspace_size(self, bounds: Bounds | None = None) -> WorkspaceSize:
+        """Exact bytes that any batch within the bounds needs (FlashInfer, appendix D).
+
+        Args:
+            bounds: the declared ones by default.
+
+        Raises:
+            ArgumentError: there are no bounds, or the back end needs no workspace.
+        """
+        bounds = bounds or self._bounds
+        if bounds is None or self.backend == "reference":
+            raise ArgumentError(name="bounds", reason="give the largest batch")
+        return self._planner.largest_size(bounds)
+
+    def explain(self) -> Table:
+        """What was chosen and why, as a table; print it, or see `explain.facts` for the data."""
+        from warploom.runtime.explain import table  # rich is slow to import
+
+        return table(self)
