@@ -100,7 +100,7 @@ class MaskVisibility:
         while len(owner):
             last = np.minimum(high * keys, kv_end[owner])
             rows = (segment[owner], row_begin[owner], row_end[owner])
-            found = self._classify(*rows, low * keys, last)
+            found = self.classify(*rows, low * keys, last)
             single = high - low == 1
             settled = single | (found != PARTIAL)
             np.add.at(count, owner[settled], np.where(found != SKIP, high - low, 0)[settled])
@@ -110,10 +110,10 @@ class MaskVisibility:
             low, high = np.concatenate((low, middle)), np.concatenate((middle, high))
         return count[back]
 
-    def _classify(
+    def classify(
         self, segment: Ints, row_begin: Ints, row_end: Ints, kv_begin: Ints, kv_end: Ints
     ) -> npt.NDArray[np.int8]:
-        """Class of ranges of the list."""
+        """Class of each range of the list, for all heads together."""
         shift = self._fields["kv_pos"][segment]
         return self._class_of(segment, row_begin, row_end, (kv_begin + shift, kv_end + shift))
 
@@ -198,7 +198,7 @@ class ColumnVisibility(MaskVisibility):
         block = self._fields["index_begin"][segment] + place // self._columns
         return self._indices[block] * self._columns + place % self._columns
 
-    def _classify(
+    def classify(
         self, segment: Ints, row_begin: Ints, row_end: Ints, kv_begin: Ints, kv_end: Ints
     ) -> npt.NDArray[np.int8]:
         kv_pos = (self._column(segment, kv_begin), self._column(segment, kv_end - 1) + 1)

@@ -37,7 +37,9 @@ from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import WorkspaceSize
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from warploom.codegen.arch import Arch
+    from warploom.codegen.hostcc import HostTarget
+    from warploom.runtime.explain import Explanation
 
 _LSE_SCALE = {"e": 1.0, "2": math.log2(math.e)}
 
@@ -51,6 +53,8 @@ class AttentionWrapper:
         spec: the declaration, traced and checked.
         device: where tensors must be.
         backend: "cuda", "cpu" or "reference".
+        heads: head counts.
+        planned: the plan on the device, or None.
         handle: number under which the custom operator finds this wrapper.
     """
 
@@ -115,7 +119,7 @@ class AttentionWrapper:
             self.spec.variant, self._geometry, 0 if bounds is None else bounds.max_requests
         )
         self._inputs.bind(self._bound_inputs())
-        self._planned: Planned | None = None
+        self.planned: Planned | None = None
         self._batch: Batch | None = None
         if self.backend != "reference":
             options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
@@ -140,7 +144,7 @@ class AttentionWrapper:
         num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
         group_size(num_q_heads, num_kv_heads)
         self.spec = make_spec(traced, head_dim, head_dim_v, dtype, kv_format, device)
-        self._heads = Heads(num_q_heads, num_kv_heads)
+        self.heads = Heads(num_q_heads, num_kv_heads)
         self._geometry = Geometry(
             kv_format=kv_format,
             num_q_heads=num_q_heads,
@@ -157,18 +161,23 @@ class AttentionWrapper:
         self._kernels = Kernels(self.spec, self.device)
         self._params = ParamBlock(self.spec)
         for name, value in (
-            ("num_q_heads", self._heads.num_q),
-            ("num_kv_heads", self._heads.num_kv),
-            ("group_size", self._heads.group_size),
+            ("num_q_heads", self.heads.num_q),
+            ("num_kv_heads", self.heads.num_kv),
+            ("group_size", self.heads.group_size),
             ("sm_scale", self.sm_scale),
             ("lse_scale", self._lse_scale),
         ):
             self._params.set(name, value)
         self._planner = Planner(
-            self.spec, self._heads, self._kernels, workspace, self._params, options, self.device
+            self.spec, self.heads, self._kernels, workspace, self._params, options, self.device
         )
         self._launcher = Launcher(self._geometry, self._params, self._inputs)
         self._planner.reserve()
+
+    @property
+    def target(self) -> Arch | HostTarget:
+        """What kernels are compiled for; not for the reference back end."""
+        return self._kernels.target
 
     @property
     def mask_scalars(self) -> frozenset[str]:
@@ -193,8 +202,8 @@ class AttentionWrapper:
     ) -> None:
         """Distribute the work of a batch; on the host, then copied on the current stream.
 
-        Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer; those on a device
-        are copied to the host first, which waits for that device.
+        Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer; those on a
+        device are copied to the host first, which waits for that device.
 
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
@@ -225,8 +234,8 @@ class AttentionWrapper:
         self._inputs.check_batch(batch)
         if self.backend != "reference":
             self._launcher.before_plan()
-            self._planned = self._planner(batch, self._inputs)
-            self._launcher.planned(batch, self._planned.kernel)
+            self.planned = self._planner(batch, self._inputs)
+            self._launcher.planned(batch, self.planned.kernel)
         self._batch = batch
 
     def run(
@@ -333,8 +342,8 @@ class AttentionWrapper:
             raise ArgumentError(name="bounds", reason="give the largest batch")
         return self._planner.largest_size(bounds)
 
-    def explain(self) -> Table:
-        """What was chosen and why, as a table; print it, or see `explain.facts` for the data."""
-        from warploom.runtime.explain import table  # rich is slow to import
+    def explain(self) -> Explanation:
+        """What was chosen and why; print it for a table, or read its `facts`."""
+        from warploom.runtime.explain import explain  # rich is slow to import
 
-        return table(self)
+        return explain(self)

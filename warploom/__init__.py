@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from warploom.codegen.build import forbid_compilation as forbid_compilation
+    from warploom.codegen.source import TileConfig as TileConfig
     from warploom.dsl.custom import custom_function as custom_function
     from warploom.dsl.fields import Scalar as Scalar
     from warploom.dsl.fields import Tensor as Tensor
@@ -60,7 +62,12 @@ if TYPE_CHECKING:
     from warploom.dsl.reference import reference_attention as reference_attention
     from warploom.dsl.reference import reference_batch as reference_batch
     from warploom.dsl.variant import Variant as Variant
+    from warploom.runtime.attention import attention as attention
+    from warploom.runtime.blocks import block_rows as block_rows
     from warploom.runtime.draw import draw_mask as draw_mask
+    from warploom.runtime.huggingface import register_huggingface as register_huggingface
+    from warploom.runtime.wrapper import AttentionWrapper as AttentionWrapper
+    from warploom.scheduler.bounds import Bounds as Bounds
 
 __version__ = "0.1.0"
 
@@ -119,6 +126,13 @@ _HOME = {
     "reference_attention": "warploom.dsl.reference",
     "reference_batch": "warploom.dsl.reference",
     "Variant": "warploom.dsl.variant",
+    "register_huggingface": "warploom.runtime.huggingface",
+    "block_rows": "warploom.runtime.blocks",
+    "forbid_compilation": "warploom.codegen.build",
+    "TileConfig": "warploom.codegen.source",
+    "Bounds": "warploom.scheduler.bounds",
+    "attention": "warploom.runtime.attention",
+    "AttentionWrapper": "warploom.runtime.wrapper",
     "draw_mask": "warploom.runtime.draw",
 }
 

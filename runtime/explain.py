@@ -1,0 +1,140 @@
+"""What a wrapper chose and why: facts for programs, a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from warploom.codegen.arch import Arch
+from warploom.runtime.planner import Planned
+from warploom.runtime.visibility import MaskVisibility
+
+if TYPE_CHECKING:
+    from warploom.runtime.wrapper import AttentionWrapper
+
+_MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds
+
+
+class Explanation:
+    """Facts in order; printing it shows them as a table.
+
+    Attributes:
+        facts: name -> value.
+    """
+
+    def __init__(self, title: str, facts: Mapping[str, object]) -> None:
+        self.title = title
+        self.facts = dict(facts)
+
+    def __rich__(self) -> Table:
+        table = Table(title=self.title, title_justify="left", show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in self.facts.items():
+            table.add_row(name, str(value))
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=100)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip("\n")
+
+    __repr__ = __str__
+
+
+def explain(wrapper: AttentionWrapper) -> Explanation:
+    """Facts of a wrapper: the declaration, and, once it has a plan, kernel, work and memory."""
+    spec, heads = wrapper.spec, wrapper.heads
+    facts: dict[str, object] = {
+        "back end": f"{wrapper.backend} on {wrapper.device}{_because(wrapper)}",
+        "KV format": spec.kv_format,
+        "types": f"{spec.dtype.name}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
+        "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
+        "with a query row",
+        "seats": ", ".join(spec.variant.seats) or "none: plain attention",
+    }
+    if wrapper.planned is None:
+        facts["plan"] = "none yet; call plan()"
+    else:
+        facts |= _kernel(wrapper.planned) | _work(wrapper.planned) | _memory(wrapper.planned)
+    return Explanation(f"warploom: {spec.variant.name}", facts)
+
+
+def _because(wrapper: AttentionWrapper) -> str:
+    if wrapper.backend == "reference":
+        return ": NumPy, asked for by name"
+    target = wrapper.target
+    if isinstance(target, Arch):
+        return f": {target.template} template for {target.name}"
+    return f": {target.command[0]}, vectors of {target.vector_bytes} bytes"
+
+
+def _kernel(planned: Planned) -> dict[str, object]:
+    kernel = planned.kernel
+    tile, artifact, used = kernel.tile, kernel.artifact, kernel.artifact.resources
+    facts: dict[str, object] = {
+        "kernel": kernel.source.name,
+        "tile": f"{tile.rows} rows x {tile.keys} keys, {tile.warps} warps, {tile.stages} stages",
+        "why this tile": tile.reason or "given by the caller",
+        "built": f"{'compiled' if artifact.compiled else 'found in the cache'}"
+        f" ({artifact.compile_seconds:.2f} s when compiled)",
+        "source": artifact.source_path,
+    }
+    if used is not None:
+        spills = "unknown" if used.spill_bytes is None else f"{used.spill_bytes} B"
+        facts["resources"] = (
+            f"{used.registers} registers, spills {spills}, local {used.local_bytes} B"
+        )
+    return facts
+
+
+def _work(planned: Planned) -> dict[str, object]:
+    plan, batch = planned.plan, planned.batch
+    loads = plan.loads[: plan.active_ctas]
+    mean = float(loads.mean()) if len(loads) else 0.0
+    busy = int((np.diff(plan.cta_indptr) > 0).sum())
+    return {
+        "batch": f"{batch.num_requests} requests, {int(batch.q_lens.sum())} query rows, "
+        f"{int(batch.kv_lens.sum())} keys, longest {batch.max_kv_len}",
+        "grid": f"{plan.num_ctas} CTAs, {busy} with work, limit {plan.active_ctas}",
+        "work items": f"{len(plan.items)}, of which {plan.num_slots} partial "
+        f"in {len(plan.merges)} split tiles",
+        "balance": f"longest CTA {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
+        "mask": _classes(planned),
+    }
+
+
+def _classes(planned: Planned) -> str:
+    """How many pairs of a query tile and a key tile are of each class, by the planner's analysis."""
+    plan, visibility = planned.plan, planned.visibility
+    fused = plan.segments["num_q"].astype(np.int64) * plan.group_size
+    keys = plan.segments["kv_count"].astype(np.int64)
+    down, across = -(-fused // plan.rows), -(-keys // plan.keys)
+    every = int((down * across).sum())
+    if not isinstance(visibility, MaskVisibility) or every == 0:
+        return f"none: {every} tiles, all full"
+    if every > _MAX_TILES:
+        return f"{every} tiles, too many to classify here"
+    segment = np.repeat(np.arange(len(fused)), down * across)
+    place = np.arange(every) - np.repeat(np.cumsum(down * across) - down * across, down * across)
+    row = place // across[segment] * plan.rows
+    key = place % across[segment] * plan.keys
+    row_end = np.minimum(row + plan.rows, fused[segment])
+    key_end = np.minimum(key + plan.keys, keys[segment])
+    found = visibility.classify(segment, row, row_end, key, key_end)
+    skip, partial, full = np.bincount(found, minlength=3).tolist()
+    return f"{every} tiles: {skip} skipped, {partial} partial, {full} full (no mask code)"
+
+
+def _memory(planned: Planned) -> dict[str, object]:
+    size = planned.size
+    return {
+        "workspace": f"{size.total:,} B: plan {size.plan_bytes:,}, partial output "
+        f"{size.partial_o_bytes:,}, log-sum-exp {size.partial_lse_bytes:,}, "
+        f"counters {size.arrivals_bytes:,}"
+    }
