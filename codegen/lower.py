@@ -234,14 +234,15 @@ def constant_text(current: Node) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        if not -(2**31) < value < 2**31:
+        if not -(2**31) <= value < 2**31:
             raise CannotTrace(
                 what=f"the integer {value}",
                 remedy="Integers in a functor have 32 bits; use a float.",
                 source=current.source,
             )
         return str(value) if value != -(2**31) else "(-2147483647 - 1)"
-    single = np.float32(value)  # type: ignore[arg-type]
+    with np.errstate(over="ignore"):  # beyond fp32 is infinity, as in any fp32 computation
+        single = np.float32(value)  # type: ignore[arg-type]
     if np.isnan(single):
         return "kNaN"
     if np.isinf(single):
