@@ -142,11 +142,21 @@ class Block:
         if op in ("neg", "not"):
             sign = "-" if op == "neg" else "!"
             return sign + self._operand(args[0], kind, _ATOM), _UNARY
+        if op in ("floordiv", "mod") and _is_power_of_two(args[1]):
+            return self._shift_or_mask(op, *args)
         if op == "select":
             condition = self._operand(args[0], Kind.BOOL)
             left, right = (self._operand(arg, kind, _ADD) for arg in args[1:])
             return f"{condition} ? {left} : {right}", _LOW
         return self._call(current), _ATOM
+
+    def _shift_or_mask(self, op: str, value: Node, divisor: Node) -> tuple[str, int]:
+        """Division by 2^n that rounds down, as Python's does, is an arithmetic shift."""
+        assert isinstance(divisor.attr, int)
+        text = self._operand(value, Kind.INT, _UNARY)
+        if op == "mod":
+            return f"{text} & {divisor.attr - 1}", _LOW
+        return f"{text} >> {divisor.attr.bit_length() - 1}", _LOW
 
     def _leaf(self, current: Node) -> tuple[str, int]:
         if current.op == "logits":
@@ -213,6 +223,13 @@ def reachable(roots: Sequence[Node], bound: Collection[Node] = ()) -> Iterator[N
             seen.add(current)
             stack.append((current, True))
             stack.extend((arg, False) for arg in reversed(current.args))
+
+
+def _is_power_of_two(value: Node) -> bool:
+    number = value.attr
+    if value.op != "const" or value.kind is not Kind.INT or not isinstance(number, int):
+        return False
+    return number > 0 and number & (number - 1) == 0
 
 
 def widest(args: Sequence[Node]) -> Kind:

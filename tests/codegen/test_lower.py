@@ -64,6 +64,13 @@ def test_logic_is_branch_free() -> None:
     )
 
 
+def test_division_by_powers_of_two_is_a_shift() -> None:
+    assert text(binary("floordiv", INT, q, const(8))) == "row.q_pos >> 3"
+    assert text(binary("mod", INT, q, const(8))) == "row.q_pos & 7"
+    assert text(binary("mod", INT, q, const(-8))) == "mod(row.q_pos, -8)"
+    assert text(binary("floordiv", INT, q, const(6))) == "floordiv(row.q_pos, 6)"
+
+
 def test_kinds_are_converted_where_they_differ() -> None:
     assert text(binary("mul", FLOAT, x, q)) == "logits * float(row.q_pos)"
     assert text(binary("lt", BOOL, x, q)) == "logits < float(row.q_pos)"

@@ -1,0 +1,226 @@
+"""`struct Variant`: what is hoisted where, and the vector seats run in C++ against NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.codegen.abi import Packer, param_fields, struct_text
+from warploom.codegen.functors import variant_struct
+from warploom.codegen.split import split
+from warploom.dsl.custom import custom_function
+from warploom.dsl.dtypes import float32
+from warploom.dsl.fields import Scalar, Tensor
+from warploom.dsl.formats import Dense
+from warploom.dsl.functions import cos, exp, max, mean, rotate_half, rotate_pairs, rsqrt, sin
+from warploom.dsl.functions import sum as sum_lanes
+from warploom.dsl.position import Position
+from warploom.dsl.readings import NumpyReading
+from warploom.dsl.spec import AttentionSpec, TracedVariant
+from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
+from warploom.errors import UnsupportedSpec
+
+
+class Everything(Variant):
+    """Parts of every level: tile, row, column and element."""
+
+    slopes = Tensor("float32", ("q_head",))
+    weight = Tensor("float32", ("kv_pos",))
+    window = Scalar("int32")
+
+    def logits_transform(self, logits: Any, at: Position) -> Any:
+        bias = self.slopes[at.q_head] * (at.kv_pos - at.q_pos)
+        return logits * self.weight[at.kv_pos] + bias + at.kv_len * 0.5
+
+    def logits_mask(self, at: Position) -> Any:
+        return at.kv_pos > at.q_pos - 2 * self.window
+
+
+def test_each_part_is_computed_where_it_belongs() -> None:
+    seats = trace(Everything()).seats
+    parts = split((seats["logits_transform"], seats["logits_mask"]))
+    assert [node.op for node in parts.tile] == ["mul", "mul"]  # kv_len * 0.5, 2 * window
+    assert [node.op for node in parts.row] == ["load", "sub"]  # slope, first visible key
+    assert [node.op for node in parts.column] == ["load"]
+    text = variant_struct(trace(Everything()), "cpp")
+    assert "struct TileState { float t0; int t1; };" in text
+    assert "struct RowState { float r0; int r1; };" in text
+    assert "struct ColState { float c0; };" in text
+    assert "return kv_pos > rs.r1;" in text
+    assert "row.q_pos - ts.t1" in text
+
+
+def test_only_changes_are_written() -> None:
+    class Causal(Variant):
+        def logits_mask(self, at: Position) -> Any:
+            return at.kv_pos <= at.q_pos
+
+    text = variant_struct(trace(Causal()), "cpp")
+    assert "struct Variant : IdentityVariant<Params> {" in text
+    for absent in ("State {", "float logits(", "query", "kSoftmax", "kHasLogitsTransform"):
+        assert absent not in text
+    assert variant_struct(trace(Variant()), "cpp").count("\n") <= 2
+
+    class Linear(Variant):
+        softmax = False
+
+    assert "kSoftmax = false" in variant_struct(trace(Linear()), "cpp")
+
+
+def test_custom_functions_come_first_and_need_text_of_the_language() -> None:
+    twice = custom_function(
+        "twice", cuda="WL_FN float twice(float x) { return x + x; }", python=lambda x: x + x
+    )
+
+    class Custom(Variant):
+        def logits_transform(self, logits: Any, at: Position) -> Any:
+            return twice(logits)
+
+    text = variant_struct(trace(Custom()), "cuda")
+    assert text.startswith("WL_FN float twice(float x)")
+    assert "return twice(logits);" in text
+    with pytest.raises(UnsupportedSpec, match="twice"):
+        variant_struct(trace(Custom()), "cpp")
+
+
+# --- vector seats
+
+HEAD_DIM, ROWS = 16, 5
+HARNESS = """
+#include <warploom/variant.hpp>
+namespace warploom {
+$PARAMS
+$VARIANT
+template <int kCount, int I = 0, class F> void each(const F& f) {  // f<0>(), f<1>(), ...
+  if constexpr (I < kCount) { f.template run<I>(); each<kCount, I + 1>(f); }
+}
+struct Call { const Params& p; TileInfo tile; int head_dim; const float* in; float* r; };
+#define SEAT(seat, Seat, Place, ...)                                                         \\
+  struct Seat##Reduce {                                                                      \\
+    const Call& c; Place at;                                                                 \\
+    template <int I> void run() const {                                                      \\
+      const auto x = [this](int lane) { return c.in[lane]; };                                \\
+      float total = Variant::seat##_identity<I>();                                           \\
+      for (int lane = 0; lane < c.head_dim; ++lane)                                          \\
+        total = Variant::seat##_combine<I>(total, Variant::seat##_reduce<I>(                 \\
+            c.p, c.tile, __VA_ARGS__, lane, c.head_dim, x, c.r));                            \\
+      c.r[I] = total;                                                                        \\
+    }                                                                                        \\
+  };                                                                                         \\
+  extern "C" void run_##seat(const Params* p, const TileInfo* tile, int rows, int head_dim,  \\
+                             const Place* places, const float* in, float* out) {             \\
+    for (int i = 0; i < rows; ++i) {                                                         \\
+      const Place at = places[i];                                                            \\
+      float r[8];                                                                            \\
+      const Call c{*p, *tile, head_dim, in + i * head_dim, r};                               \\
+      each<Variant::k##Seat##Reductions>(Seat##Reduce{c, at});                               \\
+      const auto x = [&](int lane) { return c.in[lane]; };                                   \\
+      for (int lane = 0; lane < head_dim; ++lane)                                            \\
+        out[i * head_dim + lane] =                                                           \\
+            Variant::seat(*p, *tile, __VA_ARGS__, lane, head_dim, x, r);                     \\
+    }                                                                                        \\
+  }
+struct Output { RowInfo row; float lse; };
+SEAT(query, Query, RowInfo, at)
+SEAT(key, Key, int, at)
+SEAT(value, Value, int, at)
+SEAT(output, Output, Output, at.row, at.lse)
+}
+"""
+
+
+class Vectors(Variant):
+    """Rotations, loads by lane, and reductions that read earlier reductions."""
+
+    gain = Tensor("float32", ("lane",))
+    scale = Tensor("float32", ("kv_head", "kv_pos"))
+    theta = Scalar("float32", default=100.0)
+
+    def query_transform(self, q: Any, at: Position) -> Any:
+        angle = at.q_pos * self.theta ** (-2.0 * (at.lane % (at.head_dim // 2)) / at.head_dim)
+        return q * cos(angle) + rotate_half(q) * sin(angle)
+
+    def key_transform(self, k: Any, at: Position) -> Any:
+        normed = k * rsqrt(mean(k * k) + 1e-3) * self.gain[at.lane]
+        angle = at.kv_pos * (1.0 / (1 + at.lane // 2))
+        return normed * cos(angle) + rotate_pairs(normed, 8) * sin(angle)
+
+    def value_transform(self, v: Any, at: Position) -> Any:
+        shifted = v - max(v)
+        return exp(shifted) / sum_lanes(exp(shifted)) * self.scale[at.kv_head, at.kv_pos]
+
+    def output_transform(self, o: Any, at: Position) -> Any:
+        return o * (1.0 / (1.0 + exp(-at.lse))) + at.q_head
+
+
+INPUTS: dict[str, Any] = {
+    "gain": np.linspace(0.5, 1.5, HEAD_DIM, dtype=np.float32),
+    "scale": np.random.default_rng(2).normal(size=(2, 7)).astype(np.float32),
+}
+PLACES = {
+    "query_transform": (("q_pos", int), ("q_head", int), ("q_row", int)),
+    "key_transform": (("kv_pos", int),),
+    "value_transform": (("kv_pos", int),),
+    "output_transform": (("q_pos", int), ("q_head", int), ("q_row", int), ("lse", float)),
+}
+
+
+def pack(traced: TracedVariant) -> tuple[str, bytes]:
+    fields = param_fields(AttentionSpec(traced, HEAD_DIM, HEAD_DIM, float32, Dense()))
+    values: dict[str, int | float] = {field.name: 0 for field in fields} | {"x_theta": 100.0}
+    for name, array in INPUTS.items():
+        values[f"x_{name}"] = array.ctypes.data
+        for axis, (size, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
+            values |= {f"x_{name}_n{axis}": size, f"x_{name}_s{axis}": stride // array.itemsize}
+    return struct_text(fields), Packer(fields).pack(values)
+
+
+def test_vector_seats_compute_what_the_functor_says(
+    compile_cpp: Callable[..., ctypes.CDLL],
+) -> None:
+    variant = Vectors()
+    traced = trace(variant)
+    params_text, params = pack(traced)
+    text = HARNESS.replace("$PARAMS", params_text)
+    text = text.replace("$VARIANT", variant_struct(traced, "cpp"))
+    library = compile_cpp(text, "-O1")
+    rng = np.random.default_rng(0)
+    tile = {
+        "batch": 0, "kv_head": 1, "q_len": 9, "kv_len": 9, "num_q_heads": 4, "num_kv_heads": 2
+    }  # fmt: skip
+    tile_bytes = np.array(list(tile.values()), np.int32)
+    for seat, names in PLACES.items():
+        place = {name: rng.integers(0, 40, ROWS) for name, _ in names}
+        if "q_head" in place:
+            place["q_head"] %= 4
+        if "lse" in place:
+            place["lse"] = rng.normal(size=ROWS).astype(np.float32)
+        types = [(name, np.float32 if kind is float else np.int32) for name, kind in names]
+        places = np.zeros(ROWS, np.dtype(types))
+        for name in place:
+            places[name] = place[name]
+        x = rng.normal(size=(ROWS, HEAD_DIM)).astype(np.float32)
+        out = np.empty_like(x)
+        pointers = (a.ctypes.data_as(ctypes.c_void_p) for a in (places, x, out))
+        run = getattr(library, "run_" + seat.split("_")[0])
+        run(params, tile_bytes.ctypes.data_as(ctypes.c_void_p), ROWS, HEAD_DIM, *pointers)
+
+        reading = NumpyReading("Vectors", INPUTS)
+        values = {name: np.full((1, 1), v) for name, v in tile.items()}
+        values |= {name: v[:, None] for name, v in place.items()}
+        values |= {"lane": np.arange(HEAD_DIM)[None], "head_dim": np.full((1, 1), HEAD_DIM)}
+        at = Position(seat, {name: reading.array(v) for name, v in values.items()})
+        wanted = getattr(variant.under(reading), seat)(reading.array(x.astype(np.float64)), at)
+        np.testing.assert_allclose(out, np.asarray(wanted), rtol=1e-4, atol=2e-5, err_msg=seat)
+
+
+def test_reductions_are_numbered_in_order_of_need() -> None:
+    text = variant_struct(trace(Vectors()), "cpp")
+    assert "kValueReductions = 2" in text and "kKeyReductions = 1" in text
+    assert "kQueryReductions" not in text
+    assert "return I == 0 ? -kInfinity : 0.0f;" in text  # the maximum comes before the sum
