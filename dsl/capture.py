@@ -244,7 +244,7 @@ def names(code: CodeType) -> Iterator[str]:
 def _global(function: FunctionType, name: str) -> bool:
     value = function.__globals__.get(name)
     if isinstance(value, FunctionType):
-        return not value.__module__.startswith(("warploom.", "torch.", "numpy."))
+        return not (value.__module__ or "").startswith(("warploom.", "torch.", "numpy."))
     return value is not None
 
 

@@ -6,6 +6,7 @@ import inspect
 import re
 from difflib import get_close_matches
 from types import FunctionType
+from typing import Any
 
 import numpy as np
 
@@ -58,19 +59,29 @@ def _signature(variant: Variant, seat: str) -> None:
         raise WrongSignature(
             seat=seat, variant=variant.name, got="nothing: it is no method", expected="a method"
         )
-    expected = "(self, at)" if seat == "logits_mask" else f"(self, {_argument(seat)}, at)"
-    try:
-        signature = inspect.signature(functor)
-        signature.bind(*[None] * (1 if seat == "logits_mask" else 2))
-    except TypeError:
-        got = "(" + ", ".join(["self", *signature.parameters]) + ")"
+    count = 1 if seat == "logits_mask" else 2
+    got = signature_problem(functor, count, ("self",))
+    if got is not None:
         raise WrongSignature(
             seat=seat,
             variant=variant.name,
             got=got,
-            expected=expected,
+            expected="(self, at)" if count == 1 else f"(self, {_argument(seat)}, at)",
             source=location.of_function(functor),
-        ) from None
+        )
+
+
+def signature_problem(function: Any, count: int, before: tuple[str, ...] = ()) -> str | None:
+    """The parameters of a function that cannot take `count` values, or None if it can."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-ins do not tell
+        return "unknown parameters"
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return f"({', '.join((*before, *signature.parameters))})"
+    return None
 
 
 def _argument(seat: str) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
 from warploom.dsl import location
 from warploom.dsl.capture import Captures, indexing, rebuild
+from warploom.dsl.check import signature_problem
 from warploom.dsl.fields import Field, Reading
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
+from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 from warploom.errors import WrongSignature
 
@@ -88,8 +89,6 @@ def flex(
         WrongSignature: a callable that takes other arguments.
         VariantError: a callable that cannot be traced.
     """
-    from warploom.dsl.trace import trace  # it checks variants, so it imports them
-
     for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:
             _check(kind, function)
@@ -99,15 +98,12 @@ def flex(
 
 
 def _check(kind: str, function: Callable[..., Any]) -> None:
-    count = 5 if kind == "score_mod" else 4
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
+    got = signature_problem(function, 5 if kind == "score_mod" else 4)
+    if got is not None:
         raise WrongSignature(
             seat=kind,
             variant="flex",
-            got=f"({', '.join(signature.parameters)})",
+            got=got,
             expected=_SIGNATURES[kind],
             source=location.of_function(function),
-        ) from None
+        )

@@ -14,6 +14,7 @@ from warploom.dsl.ir import Source
 from warploom.dsl.variant import Variant
 from warploom.errors import GlobalMutated
 
+_LIBRARIES = ("numpy", "torch", "warploom")  # taken to be pure
 _MAX_BYTES = 1 << 16  # larger arrays are compared by identity only
 
 
@@ -44,9 +45,9 @@ def snapshot(variant: Variant) -> Snapshot:
         for name, value in _reachable(function):
             taken.record(function, name, value)
     for _, functor in variant.functors():
-        owner = getattr(functor, "__self__", None)
-        for name, value in getattr(owner, "__dict__", {}).items():
-            taken.record(functor.__func__, f"self.{name}", value)
+        if getattr(functor, "__func__", None) in functions:
+            for name, value in getattr(functor.__self__, "__dict__", {}).items():
+                taken.record(functor.__func__, f"self.{name}", value)
     return taken
 
 
@@ -68,28 +69,35 @@ def _functions(variant: Variant) -> dict[FunctionType, str]:
     """The seats' functions and, through the names in their code, the helpers they call."""
     found: dict[FunctionType, str] = {}
 
-    def visit(candidate: object, seat: str) -> None:
+    def visit(candidate: object, seat: str, owner: type) -> None:
         function = getattr(candidate, "__func__", candidate)
         if not isinstance(function, FunctionType) or function in found:
             return
-        if function.__module__ and function.__module__.partition(".")[0] in ("numpy", "torch"):
+        if _is_library(function.__module__ or ""):
             return
         found[function] = seat
-        for name, value in _reachable(function):
-            visit(value, seat)
-            visit(getattr(type(variant), name, None), seat)
+        for _, value in _reachable(function):
+            visit(value, seat, owner)
         for name in names(function.__code__):
-            visit(getattr(type(variant), name, None), seat)
+            visit(getattr(owner, name, None), seat, owner)
 
     for seat, functor in variant.functors():
-        visit(functor, seat)
+        visit(functor, seat, type(getattr(functor, "__self__", None)))
     return found
 
 
+def _is_library(module: str) -> bool:
+    return module.partition(".")[0] in _LIBRARIES
+
+
 def _reachable(function: FunctionType) -> Iterator[tuple[str, object]]:
-    for name in names(function.__code__):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
+    used = list(names(function.__code__))
+    for name in used:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType) and not _is_library(value.__name__):
+            yield from ((inner, vars(value)[inner]) for inner in used if inner in vars(value))
+        elif name in function.__globals__:
+            yield name, value
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -107,8 +115,8 @@ def _state(value: Any) -> Hashable:
         return id(value), tuple(map(id, value))
     if isinstance(value, (ModuleType, FunctionType, type)):
         return id(value)
-    version = getattr(value, "_version", None)  # torch counts writes
-    if isinstance(version, int):
+    version = _writes(value)
+    if version is not None:
         return id(value), version
     if getattr(value, "nbytes", _MAX_BYTES) < _MAX_BYTES and hasattr(value, "tobytes"):
         return id(value), value.tobytes()
@@ -116,6 +124,15 @@ def _state(value: Any) -> Hashable:
     if isinstance(inner, dict):
         return id(value), tuple((name, id(item)) for name, item in inner.items())
     return id(value)
+
+
+def _writes(value: Any) -> int | None:
+    """How often torch has written to a tensor; None for other objects."""
+    try:
+        count = value._version
+    except (AttributeError, RuntimeError):  # tensors of inference mode do not count
+        return None
+    return count if isinstance(count, int) else None
 
 
 def _line_of(functions: dict[FunctionType, str], name: str) -> Source | None:

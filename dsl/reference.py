@@ -17,7 +17,9 @@ from warploom.dsl import check
 from warploom.dsl.arrays import Array, Array32, to_numpy
 from warploom.dsl.position import Position
 from warploom.dsl.readings import NumpyReading
+from warploom.dsl.rounding import assert_close as assert_close
 from warploom.dsl.rounding import rounder
+from warploom.dsl.rounding import tolerance as tolerance
 from warploom.dsl.variant import Variant
 from warploom.errors import UnknownInput, WrongShape
 

@@ -56,7 +56,97 @@ class Symbol:
     def __repr__(self) -> str:
         return f"<symbol {self.node!r}>"
 
-    # --- arithmetic, comparison and logic: see the loop below the class for the binary ones
+    # --- arithmetic, logic and comparison
+
+    def __add__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("add", self.node, as_node(other)))
+
+    def __radd__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("add", as_node(other), self.node))
+
+    def __sub__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("sub", self.node, as_node(other)))
+
+    def __rsub__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("sub", as_node(other), self.node))
+
+    def __mul__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("mul", self.node, as_node(other)))
+
+    def __rmul__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("mul", as_node(other), self.node))
+
+    def __truediv__(self, other: Value) -> Symbol:
+        return wrap(build.true_divide(self.node, as_node(other)))
+
+    def __rtruediv__(self, other: Value) -> Symbol:
+        return wrap(build.true_divide(as_node(other), self.node))
+
+    def __floordiv__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("floordiv", self.node, as_node(other)))
+
+    def __rfloordiv__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("floordiv", as_node(other), self.node))
+
+    def __mod__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("mod", self.node, as_node(other)))
+
+    def __rmod__(self, other: Value) -> Symbol:
+        return wrap(build.arithmetic("mod", as_node(other), self.node))
+
+    def __pow__(self, other: Value) -> Symbol:
+        return wrap(build.power(self.node, as_node(other)))
+
+    def __rpow__(self, other: Value) -> Symbol:
+        return wrap(build.power(as_node(other), self.node))
+
+    def __and__(self, other: Value) -> Symbol:
+        return wrap(build.logic("and", self.node, as_node(other)))
+
+    def __rand__(self, other: Value) -> Symbol:
+        return wrap(build.logic("and", as_node(other), self.node))
+
+    def __or__(self, other: Value) -> Symbol:
+        return wrap(build.logic("or", self.node, as_node(other)))
+
+    def __ror__(self, other: Value) -> Symbol:
+        return wrap(build.logic("or", as_node(other), self.node))
+
+    def __xor__(self, other: Value) -> Symbol:
+        return wrap(build.logic("xor", self.node, as_node(other)))
+
+    def __rxor__(self, other: Value) -> Symbol:
+        return wrap(build.logic("xor", as_node(other), self.node))
+
+    def __lshift__(self, other: Value) -> Symbol:
+        return wrap(build.shift("shl", self.node, as_node(other)))
+
+    def __rlshift__(self, other: Value) -> Symbol:
+        return wrap(build.shift("shl", as_node(other), self.node))
+
+    def __rshift__(self, other: Value) -> Symbol:
+        return wrap(build.shift("shr", self.node, as_node(other)))
+
+    def __rrshift__(self, other: Value) -> Symbol:
+        return wrap(build.shift("shr", as_node(other), self.node))
+
+    def __lt__(self, other: Value) -> Symbol:
+        return wrap(build.compare("lt", self.node, as_node(other)))
+
+    def __le__(self, other: Value) -> Symbol:
+        return wrap(build.compare("le", self.node, as_node(other)))
+
+    def __gt__(self, other: Value) -> Symbol:
+        return wrap(build.compare("gt", self.node, as_node(other)))
+
+    def __ge__(self, other: Value) -> Symbol:
+        return wrap(build.compare("ge", self.node, as_node(other)))
+
+    def __eq__(self, other: Value) -> Symbol:  # type: ignore[override]
+        return wrap(build.compare("eq", self.node, as_node(other)))
+
+    def __ne__(self, other: Value) -> Symbol:  # type: ignore[override]
+        return wrap(build.compare("ne", self.node, as_node(other)))
 
     def __neg__(self) -> Symbol:
         return wrap(build.negate(self.node))
@@ -192,36 +282,3 @@ def _native(value: Any) -> Any:
 
 def _known() -> str:
     return f"Functors may use: {', '.join(sorted(name for name in NAMED if name[0] != '_'))}."
-
-
-def _binary(rule: Callable[[Node, Node], Node], swap: bool) -> Callable[[Symbol, Value], Symbol]:
-    def method(self: Symbol, other: Value) -> Symbol:
-        left, right = self.node, as_node(other)
-        return wrap(rule(right, left) if swap else rule(left, right))
-
-    return method
-
-
-def _rule(function: Callable[[str, Node, Node], Node], op: str) -> Callable[[Node, Node], Node]:
-    return functools.partial(function, op)
-
-
-_ARITHMETIC = {
-    "add": _rule(build.arithmetic, "add"),
-    "sub": _rule(build.arithmetic, "sub"),
-    "mul": _rule(build.arithmetic, "mul"),
-    "truediv": build.true_divide,
-    "floordiv": _rule(build.arithmetic, "floordiv"),
-    "mod": _rule(build.arithmetic, "mod"),
-    "pow": build.power,
-    "and": _rule(build.logic, "and"),
-    "or": _rule(build.logic, "or"),
-    "xor": _rule(build.logic, "xor"),
-    "lshift": _rule(build.shift, "shl"),
-    "rshift": _rule(build.shift, "shr"),
-}
-for _name, _function in _ARITHMETIC.items():
-    setattr(Symbol, f"__{_name}__", _binary(_function, swap=False))
-    setattr(Symbol, f"__r{_name}__", _binary(_function, swap=True))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Symbol, f"__{_name}__", _binary(_rule(build.compare, _name), swap=False))

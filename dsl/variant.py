@@ -123,7 +123,7 @@ class Variant:
     def __and__(self, other: Variant) -> Composed:
         from warploom.dsl.compose import compose  # it subclasses Variant
 
-        return compose(self, other)
+        return compose(self, other)  # pyright: ignore[reportArgumentType]  (sees two copies)
 
     def __repr__(self) -> str:
         shown = (f"{name}={_short(value)}" for name, value in self.inputs().items())

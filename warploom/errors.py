@@ -61,8 +61,9 @@ class VariantError(WarploomError):
 
 class BranchOnSymbol(VariantError):
     message = (
-        "a functor decided a Python `if`, `and`, `or`, `not` or `while` on a value that is known "
-        "only inside the kernel. Use warploom.where(condition, a, b), and &, |, ~ for logic."
+        "a functor decided a Python `if`, `and`, `or`, `not`, `while`, `min`, `max` or a chained "
+        "comparison on a value that is known only inside the kernel. Use warploom.where(condition, "
+        "a, b), minimum and maximum, and &, |, ~ for logic."
     )
 
 
@@ -178,6 +179,13 @@ class PlanMismatch(ArgumentError):
 class BoundsExceeded(ArgumentError):
     message = (
         "{name} is {got}, above the declared bound {bound}. Declare Bounds({name}={got}) or larger."
+    )
+
+
+class CapacityExceeded(BoundsExceeded):
+    message = (
+        "the plan has {got} {name}; the capacity holds {bound}. Compute capacity() with the same tile sizes, "
+        "heads, CTAs and split size, from bounds that admit this batch."
     )
 
 

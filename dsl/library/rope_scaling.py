@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from warploom.dsl.functions import ceil, clamp, floor, log, maximum, minimum, where
 from warploom.dsl.symbols import Value
-
-if TYPE_CHECKING:
-    from warploom.dsl.library.rope import Rope
 
 
 class RopeScaling(Protocol):
@@ -20,8 +17,11 @@ class RopeScaling(Protocol):
         """Values of Rope's fields, by name."""
         ...
 
-    def frequency(self, base: Value, index: Value, width: Value, rope: Rope) -> Value:
-        """The scaled frequency of pair `index` of `width / 2`; `base` is the unscaled one."""
+    def frequency(self, base: Value, index: Value, width: Value, rope: Value) -> Value:
+        """The scaled frequency of pair `index` of `width / 2`; `base` is the unscaled one.
+
+        Numbers are read from `rope`, the `Rope` that the rule belongs to.
+        """
         ...
 
 
@@ -34,7 +34,7 @@ class LinearScaling:
     def values(self) -> dict[str, float]:
         return {"rope_factor": self.factor}
 
-    def frequency(self, base: Value, index: Value, width: Value, rope: Rope) -> Value:
+    def frequency(self, base: Value, index: Value, width: Value, rope: Value) -> Value:
         return base / rope.rope_factor
 
 
@@ -63,7 +63,7 @@ class Llama3Scaling:
             "rope_original_length": self.original_length,
         }
 
-    def frequency(self, base: Value, index: Value, width: Value, rope: Rope) -> Value:
+    def frequency(self, base: Value, index: Value, width: Value, rope: Value) -> Value:
         turns = rope.rope_original_length * base / (2 * math.pi)  # in the original context
         keep = clamp((turns - rope.rope_low) / (rope.rope_high - rope.rope_low), 0.0, 1.0)
         return base * ((1.0 - keep) / rope.rope_factor + keep)
@@ -97,7 +97,7 @@ class YarnScaling:
             "rope_magnitude": by_paper if self.magnitude is None else self.magnitude,
         }
 
-    def frequency(self, base: Value, index: Value, width: Value, rope: Rope) -> Value:
+    def frequency(self, base: Value, index: Value, width: Value, rope: Value) -> Value:
         first = maximum(floor(_pair_of(rope.rope_high, width, rope)), 0.0)
         last = minimum(ceil(_pair_of(rope.rope_low, width, rope)), width - 1)
         span = where(first == last, 0.001, last - first)
@@ -105,7 +105,7 @@ class YarnScaling:
         return base * (divided / rope.rope_factor + (1.0 - divided))
 
 
-def _pair_of(turns: Value, width: Value, rope: Rope) -> Value:
+def _pair_of(turns: Value, width: Value, rope: Value) -> Value:
     """The (fractional) pair that turns that often in the original context."""
     length = rope.rope_original_length / (turns * (2 * math.pi))
     return width * log(length, precise=True) / (2.0 * log(rope.rope_theta, precise=True))

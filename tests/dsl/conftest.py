@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.dsl.ir import Kind, Node, walk
+from warploom.dsl.ir import Kind, Node, Source, walk
 from warploom.errors import WarploomError
 
 _BINARY: dict[str, Callable[..., Any]] = {
@@ -77,7 +77,7 @@ def run_graph(
         elif node.op == "to_float":
             found = args[0]
         else:
-            found = _BINARY.get(node.op, getattr(np, node.op, None))(*args)
+            found = (_BINARY.get(node.op) or getattr(np, node.op))(*args)
         done[node] = np.asarray(found).astype(_TYPES[node.kind])
     return done[root]
 
@@ -95,6 +95,17 @@ def points_at(error: WarploomError, text: str) -> bool:
 @pytest.fixture(scope="session")
 def graph() -> Callable[..., Any]:
     return run_graph
+
+
+def source_of(error: WarploomError) -> Source:
+    """Where the error points; it must point somewhere."""
+    assert error.source is not None
+    return error.source
+
+
+@pytest.fixture(scope="session")
+def source() -> Callable[[WarploomError], Source]:
+    return source_of
 
 
 @pytest.fixture(scope="session")

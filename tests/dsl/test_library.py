@@ -195,7 +195,7 @@ def test_rope_at_real_positions() -> None:
     k = rotated(K, real[0], plain_frequencies(1e4), False)
     check(wl.Rope(positions="sequence"), by_hand(q=q, k=k), inputs={"rope_positions": real})
     with pytest.raises(ValueError, match="positions="):
-        wl.Rope(positions="absolute")
+        wl.Rope(positions="absolute")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -32,8 +32,9 @@ def tensors(rows, keys, q_heads=4, kv_heads=2, dim=8, dim_v=16):
 @pytest.mark.parametrize("causal", [False, True])
 def test_against_torch(causal) -> None:
     q, k, v = tensors(6, 6)
+    tq, tk, tv = (torch.tensor(x).transpose(0, 1) for x in (q, k, v))
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(torch.tensor(x).transpose(0, 1) for x in (q, k, v)), is_causal=causal, enable_gqa=True
+        tq, tk, tv, is_causal=causal, enable_gqa=True
     )
     out, lse = reference_attention(wl.Causal() if causal else wl.Variant(), q, k, v)
     np.testing.assert_allclose(out, expected.transpose(0, 1).numpy(), atol=1e-12)
