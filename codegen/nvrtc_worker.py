@@ -11,6 +11,7 @@ import ctypes
 import pickle
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, BinaryIO, Literal
 
 PchMode = Literal["off", "use", "create"]
@@ -56,7 +57,7 @@ def compile_program(request: Request, own_process: bool) -> Reply:
     try:
         for library in request.libraries:  # the bindings take what is already loaded
             ctypes.CDLL(library)
-        from cuda.bindings import nvrtc
+        nvrtc: Any = import_module("cuda.bindings.nvrtc")  # optional, and without types
     except (ImportError, OSError) as error:
         return Reply(None, str(error), missing="cuda-bindings (or the library of NVRTC)")
     mode = request.pch_mode if own_process else "off"

@@ -95,7 +95,7 @@ def leading_directives(text: str) -> list[str]:
     directives = []
     for line in _COMMENT.sub("", text).splitlines():
         directive = " ".join(line.split())
-        if directive == "#pragma nv_hdrstop" or directive and not directive.startswith("#"):
+        if directive == "#pragma nv_hdrstop" or (directive and not directive.startswith("#")):
             break
         if directive:
             directives.append(directive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warploom.codegen.arch import ARCHS, arch_for_capability, arch_named
+from warploom.codegen.arch import ARCHS, Arch, arch_for_capability, arch_named
 from warploom.codegen.options import CudaOptions
 from warploom.errors import UnknownArchitecture
 
@@ -37,7 +37,7 @@ def test_names_lead_to_the_table() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
-def test_one_cta_never_gets_more_than_the_sm_has(arch: object) -> None:
+def test_one_cta_never_gets_more_than_the_sm_has(arch: Arch) -> None:
     assert arch.shared_per_cta + 1024 == arch.shared_per_sm  # the system keeps 1 KiB per CTA
 
 

@@ -11,16 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from warploom.codegen import build as build_module
 from warploom.codegen import store as store_module
-from warploom.codegen.arch import ARCHS
+from warploom.codegen.arch import ARCHS, Arch
 from warploom.codegen.build import build, build_all, forbid_compilation
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.hostcc import HostTarget, host_target
+from warploom.codegen.key import Target
 from warploom.codegen.source import KernelSource
 from warploom.errors import (
     BuildFailed,
@@ -47,7 +48,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces the host compiler by one that is instant; the names it was called for."""
     called: list[str] = []
 
-    def run(source: KernelSource, target: object, kept: Path) -> tuple[tuple[str, bytes], dict]:
+    def run(source: KernelSource, target: Target, kept: Path) -> tuple[tuple[str, bytes], dict]:
         called.append(source.name)
         if "broken" in source.name:
             raise CompileError(compiler="c++", kernel=source.name, path=kept, log="1 error")
@@ -58,7 +59,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def host() -> object:
+def host() -> HostTarget:
     try:
         return host_target()
     except NoHostCompiler as error:
@@ -69,7 +70,7 @@ def call(path: Path) -> int:
     return ctypes.CDLL(str(path)).warploom_kernel()
 
 
-def test_a_host_kernel_is_built_once_and_runs(cpp_source: Make, host: object) -> None:
+def test_a_host_kernel_is_built_once_and_runs(cpp_source: Make, host: HostTarget) -> None:
     first = build(cpp_source("41 + 1"), host)
     assert first.compiled and call(first.path) == 42
     assert first.source_path.name == "kernel.cpp" and first.resources is None
@@ -88,6 +89,7 @@ def test_a_cuda_kernel_brings_its_resources(cuda_source: Make) -> None:
     again = build(cuda_source(), ARCHS["sm_90a"])
     assert again.path.suffix == ".cubin" and not again.compiled
     assert again.resources == first.resources
+    assert first.resources is not None
     assert first.resources.registers > 0 and first.resources.spill_bytes == 0
     other = build(cuda_source(), ARCHS["sm_80"])
     assert other.compiled and other.path != first.path
@@ -122,12 +124,12 @@ def test_a_warm_load_takes_at_most_50_ms(cpp_source: Make, compiles: list[str]) 
 
 
 def test_threads_share_one_compile(
-    cpp_source: Make, host: object, monkeypatch: pytest.MonkeyPatch
+    cpp_source: Make, host: HostTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
     started = threading.Barrier(4)
 
-    def slow(source: KernelSource, target: object, kept: Path) -> tuple[tuple[str, bytes], dict]:
+    def slow(source: KernelSource, target: Target, kept: Path) -> tuple[tuple[str, bytes], dict]:
         calls.append(source.name)
         time.sleep(0.2)
         return ("kernel.so", b"library"), {"compile_seconds": 0.2}
@@ -147,11 +149,11 @@ def test_threads_share_one_compile(
     assert len(calls) == 1 and len({artifact.path for artifact in artifacts}) == 1
 
 
-def test_processes_race_for_one_kernel(cpp_source: Make, host: object, cache: Path) -> None:
+def test_processes_race_for_one_kernel(cpp_source: Make, host: HostTarget, cache: Path) -> None:
     code = f"""
 import ctypes
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
 for i in range(2):
     text = {cpp_source("VALUE").text!r}.replace("VALUE", str(i))
@@ -166,7 +168,7 @@ for i in range(2):
 
 
 def test_a_failure_names_the_kept_source_and_is_not_remembered(
-    cpp_source: Make, host: object, cache: Path
+    cpp_source: Make, host: HostTarget, cache: Path
 ) -> None:
     with pytest.raises(CompileError) as caught:
         build(cpp_source("oops", name="cpu_Oops"), host)
@@ -178,7 +180,7 @@ def test_a_failure_names_the_kept_source_and_is_not_remembered(
         build(cpp_source("oops", name="cpu_Oops"), host)
 
 
-def test_a_damaged_library_is_built_again(cpp_source: Make, host: object) -> None:
+def test_a_damaged_library_is_built_again(cpp_source: Make, host: HostTarget) -> None:
     path = build(cpp_source("7"), host).path
     path.write_bytes(path.read_bytes()[:100])
     build_module._artifacts.clear()
@@ -188,7 +190,7 @@ def test_a_damaged_library_is_built_again(cpp_source: Make, host: object) -> Non
 
 
 def test_a_kernel_cleared_away_is_built_again(
-    cpp_source: Make, host: object, compiles: list[str]
+    cpp_source: Make, host: HostTarget, compiles: list[str]
 ) -> None:
     build(cpp_source(), host).path.unlink()
     with pytest.warns(CacheWarning, match="kernel.so"):
@@ -199,7 +201,7 @@ def test_a_kernel_cleared_away_is_built_again(
 def refuse_writing(monkeypatch: pytest.MonkeyPatch, cache: Path, error: OSError) -> None:
     real = store_module._publish
 
-    def publish(folder: Path, files: object) -> None:
+    def publish(folder: Path, files: Mapping[str, bytes]) -> None:
         if folder.is_relative_to(cache):
             raise error
         real(folder, files)
@@ -219,7 +221,7 @@ def refuse_writing(monkeypatch: pytest.MonkeyPatch, cache: Path, error: OSError)
 )
 def test_an_unwritable_cache_is_survived_with_one_warning(
     cpp_source: Make,
-    host: object,
+    host: HostTarget,
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     compiles: list[str],
@@ -228,14 +230,14 @@ def test_an_unwritable_cache_is_survived_with_one_warning(
     refuse_writing(monkeypatch, cache, error)
     with pytest.warns(CacheWarning, match="cannot be written") as caught:
         artifacts = [build(cpp_source(str(i)), host) for i in range(3)]
-    assert len(caught) == 1 and error.strerror in str(caught[0].message)
+    assert len(caught) == 1 and str(error.strerror) in str(caught[0].message)
     assert all(artifact.path.exists() for artifact in artifacts)
     assert not any(artifact.path.is_relative_to(cache) for artifact in artifacts)
     assert build(cpp_source("0"), host) is artifacts[0]
 
 
 def test_a_cache_folder_that_cannot_exist_is_survived(
-    cpp_source: Make, host: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpp_source: Make, host: HostTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path / "file" / "cache"))
@@ -248,7 +250,7 @@ def test_the_spare_folder_is_private(cpp_source: Make) -> None:
 
 
 def test_forbidding_allows_hits_and_refuses_the_rest(
-    cpp_source: Make, host: object, compiles: list[str], monkeypatch: pytest.MonkeyPatch
+    cpp_source: Make, host: HostTarget, compiles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(cpp_source("1"), host)
     build_module._artifacts.clear()
@@ -270,7 +272,7 @@ def test_forbidding_allows_hits_and_refuses_the_rest(
 
 
 def test_many_are_built_in_order_and_once_each(
-    cpp_source: Make, host: object, compiles: list[str]
+    cpp_source: Make, host: HostTarget, compiles: list[str]
 ) -> None:
     jobs = [(cpp_source(str(i % 3), name=f"k{i % 3}"), host) for i in range(9)]
     artifacts = build_all(jobs)
@@ -280,7 +282,7 @@ def test_many_are_built_in_order_and_once_each(
 
 
 def test_failures_are_gathered_and_the_rest_is_built(
-    cpp_source: Make, host: object, compiles: list[str]
+    cpp_source: Make, host: HostTarget, compiles: list[str]
 ) -> None:
     names = ["good", "broken_one", "fine", "broken_two"]
     jobs = [(cpp_source(str(i), name=name), host) for i, name in enumerate(names)]
@@ -302,7 +304,7 @@ def test_failures_are_gathered_and_the_rest_is_built(
 )
 def test_the_progress_bar_obeys_argument_setting_and_terminal(
     cpp_source: Make,
-    host: object,
+    host: HostTarget,
     compiles: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -313,9 +315,11 @@ def test_the_progress_bar_obeys_argument_setting_and_terminal(
     monkeypatch.setattr(build_module, "_PATIENCE_SECONDS", 0.0)
     quick = build_module._run_compiler
 
-    def slow(*arguments: object, **named: object) -> object:
+    def slow(
+        source: KernelSource, target: Arch | HostTarget, kept: Path
+    ) -> tuple[tuple[str, bytes], dict]:
         time.sleep(0.1)
-        return quick(*arguments, **named)
+        return quick(source, target, kept)
 
     monkeypatch.setattr(build_module, "_run_compiler", slow)
     monkeypatch.delenv("WARPLOOM_PROGRESS", raising=False)
@@ -328,18 +332,18 @@ def test_the_progress_bar_obeys_argument_setting_and_terminal(
 
 
 def test_hits_show_no_progress_bar(
-    cpp_source: Make, host: object, compiles: list[str], capsys: pytest.CaptureFixture[str]
+    cpp_source: Make, host: HostTarget, compiles: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_all([(cpp_source(str(i)), host) for i in range(3)], progress=True)
     assert capsys.readouterr().err == ""
 
 
 def test_an_interrupt_ends_what_is_queued(
-    cpp_source: Make, host: object, monkeypatch: pytest.MonkeyPatch
+    cpp_source: Make, host: HostTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
 
-    def slow(source: KernelSource, target: object, kept: Path) -> tuple[tuple[str, bytes], dict]:
+    def slow(source: KernelSource, target: Target, kept: Path) -> tuple[tuple[str, bytes], dict]:
         started.append(source.name)
         time.sleep(0.2)
         return ("kernel.so", b"library"), {"compile_seconds": 0.2}

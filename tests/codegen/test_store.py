@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,9 @@ def rename_key(path: Path) -> None:
         ("key.json", rename_key),
     ],
 )
-def test_a_damaged_entry_is_named_and_built_again(store: Store, file: str, harm: object) -> None:
+def test_a_damaged_entry_is_named_and_built_again(
+    store: Store, file: str, harm: Callable[[Path], object]
+) -> None:
     folder = store.save(KEY, DRAFT_FILES).folder
     harm(folder / file)
     with pytest.warns(CacheWarning, match=file.replace(".", r"\.")):
