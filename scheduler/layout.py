@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]  # the planner computes in int64 and stores int32
+Records = npt.NDArray[np.void]  # an array of one of the records below
 
 
 @dataclass(frozen=True)

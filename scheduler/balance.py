@@ -1,0 +1,142 @@
+"""Dealing items to CTAs: the longest first, each to the least-loaded CTA; then levelling the last
+ones.
+
+The queue of Algorithm 1 is one sorted array of codes `load * num_ctas + cta`, so that equal loads
+are served by the lowest CTA, as in a priority queue of (load, cta).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.scheduler.cost import CostModel
+from warploom.scheduler.layout import Ints
+from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING
+
+SHORT_ROUND = 24  # a round that deals fewer items costs more than a heap does
+HEAP_BLOCK = 512  # items dealt by the heap before rounds are tried again
+
+
+def deal(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:
+    """Gives every item, in order, to the CTA with the least load (FlashInfer, Algorithm 1 lines
+    6-13).
+
+    Works in rounds: the next items go to the CTAs in queue order for as long as no CTA already
+    served in this round would come first again. This is what popping and pushing one by one does.
+
+    Args:
+        cost: (n,) costs, dealt from the first to the last.
+        num_ctas: CTAs that take work.
+
+    Returns:
+        (n,) CTA of each item, and the queue: (num_ctas,) codes `load * num_ctas + cta`, ascending.
+    """
+    queue = np.arange(num_ctas, dtype=np.int64)
+    step = cost * num_ctas
+    code = np.empty_like(step)
+    done = 0
+    while done < len(step):
+        after = queue[: len(step) - done] + step[done : done + num_ctas]
+        take = len(after)
+        overtaken = queue[1:take] > np.minimum.accumulate(after[:-1])
+        if overtaken.any():
+            take = int(overtaken.argmax()) + 1
+            if take < SHORT_ROUND:
+                block = slice(done, done + HEAP_BLOCK)
+                code[block], queue = _deal_one_by_one(step[block], queue)
+                done += HEAP_BLOCK
+                continue
+        code[done : done + take] = queue[:take]
+        queue[:take] = after[:take]
+        queue.sort()
+        done += take
+    return code % num_ctas, queue
+
+
+def _deal_one_by_one(step: Ints, queue: Ints) -> tuple[list[int], Ints]:
+    heap = queue.tolist()  # sorted, hence a heap
+    codes = []
+    for cost in step.tolist():
+        codes.append(heap[0])
+        heapq.heapreplace(heap, heap[0] + cost)
+    return codes, np.sort(np.array(heap, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Pieces cut from the ends of owners' items, in key order, owner after owner.
+
+    Attributes:
+        owner: (pieces,) CTA whose last item the piece is cut from.
+        cta: (pieces,) CTA that takes the piece.
+        begin, end: (pieces,) visible key tiles of the owner's item, half open. The last piece of an
+            item ends with the item, and what comes before its first piece stays.
+    """
+
+    owner: Ints
+    cta: Ints
+    begin: Ints
+    end: Ints
+
+    @property
+    def opens(self) -> npt.NDArray[np.bool_]:
+        """(pieces,) true for the first piece of an owner."""
+        return np.append(True, self.owner[1:] != self.owner[:-1])
+
+
+def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | None:
+    """Cuts what lies above the mean load off the last items and deals it to CTAs below.
+
+    Algorithm 1 cuts a tile only if it is longer than the mean load, before dealing; 192 equal tiles
+    on 132 CTAs then keep 60 CTAs busy twice as long as the others. Here the mean load is the limit
+    of a CTA instead. The last item of a CTA was given to it while it was the least loaded, with at
+    most the mean load, so only that item can cross the limit.
+
+    With E CTAs that give and R that take, E + R <= num_ctas and R >= 1: all parts laid end to end
+    over all rooms make at most E + R - 1 pieces. Each owner keeps one part. So there are at most
+    2E + R - 1 <= 2 * num_ctas - 2 partial results: the bound of FlashInfer, appendix D.3. Sizes are
+    whole grains on both sides, so rounding adds no piece.
+
+    Args:
+        queue: codes that `deal` returned.
+        visible: (num_ctas,) visible key tiles of each CTA's last item, 0 without items.
+        mean: mean load.
+        model: costs.
+
+    Returns:
+        The pieces, or None if cutting is not worth it.
+    """
+    loads, ctas = queue // len(queue), queue % len(queue)
+    if loads[-1] <= mean + mean // WORTH_CUTTING:
+        return None
+    limit = mean + mean // TOLERANCE
+    grain = model.per_tile * model.grain
+    # Neither an owner's rest nor a piece is shorter than a grain.
+    most = np.maximum(visible[ctas] // model.grain - 1, 0)
+    # At `mean + fixed + grain` the rooms hold all that is cut: each rounding costs below a grain.
+    limits = np.arange(limit, max(limit, mean + model.fixed + grain) + 1)[:, None]
+    given = np.clip(-((limits - loads) // grain), 0, most)
+    room = np.maximum((limits - model.fixed - loads) // grain, 0)
+    best = int((given.sum(axis=1) <= room.sum(axis=1)).argmax())
+    return _lay_out(given[best], room[best], visible[ctas], ctas, model.grain)
+
+
+def _lay_out(given: Ints, room: Ints, visible: Ints, ctas: Ints, grain: int) -> Moves | None:
+    """Lays the owners' grains end to end over the rooms, emptiest CTA first; cuts at each end."""
+    owners, rooms = np.flatnonzero(given), np.flatnonzero(room)
+    if len(owners) == 0:
+        return None
+    owner_end, room_end = np.cumsum(given[owners]), np.cumsum(room[rooms])
+    total = owner_end[-1]
+    end = np.sort(np.concatenate((owner_end, room_end[room_end < total])))
+    end = end[np.append(True, end[1:] > end[:-1])]
+    begin = np.append(0, end[:-1])
+    owner = np.searchsorted(owner_end, begin, side="right")
+    taker = rooms[np.searchsorted(room_end, begin, side="right")]
+    # An item's last grain ends with the item: places are counted back from there.
+    shift = visible[owners[owner]] - owner_end[owner] * grain
+    return Moves(ctas[owners[owner]], ctas[taker], begin * grain + shift, end * grain + shift)

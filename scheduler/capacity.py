@@ -1,0 +1,199 @@
+"""From bounds to sizes: how long each section of a plan can become, and where it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+
+from warploom.errors import ArgumentError
+from warploom.scheduler.bounds import INT32_MAX, Bounds
+from warploom.scheduler.cost import CostModel
+from warploom.scheduler.layout import HEADER, MERGE, SEGMENT, WORK_ITEM
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Lengths of all sections for the largest batch; the layout of the plan buffer follows from
+    them.
+
+    Attributes:
+        bounds: the batches that fit.
+        num_ctas: CTAs of the grid.
+        max_items, max_segments, max_merges: records.
+        max_slots: partial results.
+        max_indices: entries of the block list.
+    """
+
+    bounds: Bounds
+    num_ctas: int
+    max_items: int
+    max_segments: int
+    max_merges: int
+    max_slots: int
+    max_indices: int
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Section name -> length in int32."""
+        return {
+            "header": len(HEADER.fields),
+            "cta_indptr": self.num_ctas + 1,
+            "segments": self.max_segments * len(SEGMENT.fields),
+            "merges": self.max_merges * len(MERGE.fields),
+            "items": self.max_items * len(WORK_ITEM.fields),
+            "indices": self.max_indices,
+        }
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Section name -> its first int32; a multiple of 4, so that records load as 16 bytes."""
+        offsets, end = {}, 0
+        for name, size in self.sizes.items():
+            offsets[name] = end
+            end += -(-size // 4) * 4
+        return offsets
+
+    @cached_property
+    def total_ints(self) -> int:
+        """Length of the plan buffer in int32."""
+        return sum(-(-size // 4) * 4 for size in self.sizes.values())
+
+
+@dataclass(frozen=True)
+class WorkspaceSize:
+    """Bytes of the parts of a workspace. Each part begins at a multiple of 256 bytes.
+
+    Attributes:
+        plan_bytes: the packed plan.
+        partial_o_bytes: float32 [max_slots, rows, head_dim_v].
+        partial_lse_bytes: float32 [max_slots, rows].
+        arrivals_bytes: uint32 [max_merges], zero between launches.
+    """
+
+    plan_bytes: int
+    partial_o_bytes: int
+    partial_lse_bytes: int
+    arrivals_bytes: int
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Part name (plan, partial_o, partial_lse, arrivals) -> first byte; total -> the end."""
+        offsets, end = {}, 0
+        for name in ("plan", "partial_o", "partial_lse", "arrivals"):
+            offsets[name] = end
+            end += -(-getattr(self, f"{name}_bytes") // 256) * 256
+        return offsets | {"total": end}
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole workspace."""
+        return self.offsets["total"]
+
+
+def max_query_tiles(q_rows: int, segments: int, rows: int, group_size: int) -> int:
+    """Most query tiles that `segments` segments with `q_rows` query rows in all can have, exactly.
+
+    A segment of n rows has ceil(n * group_size / rows) tiles. These points (n, tiles) are all
+    lattice points below a line, and a sum of k lattice points of a convex polygon can be any
+    lattice point of the k-fold polygon. So the most is k times the polygon's upper edge at q_rows /
+    k, rounded down.
+    """
+    if q_rows == 0 or segments == 0:
+        return 0
+    common = gcd(rows, group_size)
+    period = rows // common
+    # The fewest rows that waste as much of the last tile as possible: the edge is straight from
+    # there.
+    worst = pow(group_size // common, -1, period) if period > 1 else 1
+    if q_rows >= segments * worst:
+        return (group_size * q_rows + segments * (rows - common)) // rows
+    points = [(n, -(-n * group_size // rows)) for n in range(worst + 1)]
+    best = 0
+    for left, low in points:
+        for right, high in points[left + 1 :]:
+            if left * segments <= q_rows <= right * segments:
+                weighted = low * (right * segments - q_rows) + high * (q_rows - left * segments)
+                best = max(best, weighted // (right - left))
+    return best
+
+
+def capacity(
+    bounds: Bounds,
+    *,
+    rows: int,
+    keys: int,
+    num_kv_heads: int,
+    group_size: int,
+    num_ctas: int,
+    split_size: int | None = None,
+) -> Capacity:
+    """Section lengths that no batch within the bounds exceeds, under any mask and any SM limit.
+
+    They are attained: items, segments and indices by some batch and mask for every bound; merges
+    and slots where a tile can be long enough (and, without `split_size`, for one key/value head and
+    up to 64 CTAs; else they may be a few slots above what can occur). See `balance.level` for the
+    proof of 2 * num_ctas - 2 slots.
+
+    Args:
+        bounds: the largest batch.
+        rows, keys: tile sizes.
+        num_kv_heads, group_size: key/value heads, and query heads of each.
+        num_ctas: CTAs of the grid.
+        split_size: keys at whose multiples tiles are cut; None: cut to balance the load.
+
+    Raises:
+        ArgumentError: the bounds need more records than int32 can count.
+    """
+    tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
+    if split_size is None:
+        grains = -(-bounds.max_kv_len // keys) // CostModel.of(rows, keys).grain
+        pieces = min(num_ctas - 1, tiles * max(grains - 1, 0))
+        merges = min(tiles, pieces)
+        items, slots = tiles + pieces, merges + pieces
+    else:
+        chunks = max(1, -(-bounds.max_kv_len // split_size))
+        merges = tiles if chunks > 1 else 0
+        items, slots = tiles * chunks, merges * chunks
+    result = Capacity(bounds, num_ctas, items, bounds.segments, merges, slots, bounds.max_blocks)
+    if max(result.total_ints, slots * rows) > INT32_MAX:
+        reason = f"need {items} work items and {slots} partial slots, beyond what int32 counts"
+        raise ArgumentError(name="bounds", reason=reason + "; declare smaller ones")
+    return result
+
+
+def workspace_size(
+    bounds: Bounds,
+    *,
+    rows: int,
+    keys: int,
+    head_dim_v: int,
+    num_kv_heads: int,
+    group_size: int,
+    num_ctas: int,
+    split_size: int | None = None,
+) -> WorkspaceSize:
+    """Bytes that every plan within the bounds runs in; known before the first plan.
+
+    Args:
+        head_dim_v: length of a value vector; others as in `capacity`.
+
+    Raises:
+        ArgumentError: the bounds need more records than int32 can count.
+    """
+    room = capacity(
+        bounds,
+        rows=rows,
+        keys=keys,
+        num_kv_heads=num_kv_heads,
+        group_size=group_size,
+        num_ctas=num_ctas,
+        split_size=split_size,
+    )
+    partial_rows = room.max_slots * rows
+    return WorkspaceSize(
+        plan_bytes=4 * room.total_ints,
+        partial_o_bytes=4 * partial_rows * head_dim_v,
+        partial_lse_bytes=4 * partial_rows,
+        arrivals_bytes=4 * room.max_merges,
+    )

@@ -1,0 +1,68 @@
+"""Splits that do not depend on the batch: every tile is cut at multiples of one size.
+
+A request's partial results, and the order in which they are merged, are then the same alone and
+among any neighbours, on any number of CTAs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from warploom.scheduler.layout import MERGE, Ints, Records
+from warploom.scheduler.problem import Problem
+from warploom.scheduler.tiles import Tiles, span
+
+
+def fixed_chunks(tiles: Tiles, problem: Problem, size: int) -> tuple[Tiles, Ints]:
+    """Cuts every tile at the multiples of `size`, whatever else is in the batch.
+
+    Chunks in which nothing is visible are left out, unless the tile has no other.
+
+    Returns:
+        The chunks in order, and the index of each one's tile.
+    """
+    first = tiles.kv_begin // size
+    count = np.maximum(-(-tiles.kv_end // size) - first, 1)
+    tile = np.repeat(np.arange(len(count)), count)
+    place = (first - np.cumsum(count) + count)[tile] + np.arange(len(tile))
+    chunks = tiles.take(tile)
+    begin = np.maximum(place * size, chunks.kv_begin)
+    end = np.minimum((place + 1) * size, chunks.kv_end)
+    holes = chunks.visible < span(chunks, problem.keys)
+    visible = -((begin - end) // problem.keys)
+    empty = chunks.visible == 0
+    chunks = Tiles(chunks.segment, chunks.row_begin, chunks.row_end, begin, end, visible)
+    if holes.any():
+        cut = chunks.take(np.flatnonzero(holes))
+        visible[holes] = problem.visibility.visible_tiles(
+            cut.segment, cut.row_begin, cut.row_end, cut.kv_begin, cut.kv_end, problem.keys
+        )
+    keep = np.flatnonzero((visible > 0) | empty)
+    return chunks.take(keep), tile[keep]
+
+
+def number_slots(items: Records, tile: Ints, chunk: Ints, head: Ints, num_heads: int) -> Records:
+    """Gives slots and merges to the items of tiles with several chunks, tile after tile.
+
+    Args:
+        items: (n,) records, changed in place.
+        tile: tile of each chunk, ascending.
+        chunk, head: (n,) chunk and head of each item.
+    """
+    parts = np.bincount(tile)
+    parts = np.where(parts > 1, parts, 0)
+    if not parts.any():
+        return np.zeros(0, MERGE.dtype)
+    first_chunk = np.searchsorted(tile, np.arange(len(parts)))
+    part = np.arange(len(tile)) - first_chunk[tile]
+    base = (np.cumsum(parts) - parts) * num_heads
+    rank = (np.cumsum(parts > 0) - 1) * num_heads
+    split = np.flatnonzero(parts[tile[chunk]])
+    owner, at = tile[chunk[split]], head[split]
+    items["slot"][split] = base[owner] + at * parts[owner] + part[chunk[split]]
+    items["merge"][split] = rank[owner] + at
+    whole = np.flatnonzero(parts)
+    merges = np.zeros((len(whole), num_heads), MERGE.dtype)
+    merges["num_slots"] = parts[whole][:, None]
+    merges["first_slot"] = base[whole][:, None] + parts[whole][:, None] * np.arange(num_heads)
+    return merges.reshape(-1)

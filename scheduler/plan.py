@@ -1,0 +1,228 @@
+"""Plans: the work of every CTA for one batch, as arrays and as one buffer of fixed layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.errors import ArgumentError, CapacityExceeded, WorkspaceTooSmall, WrongDType
+from warploom.scheduler import worklist
+from warploom.scheduler.bounds import Bounds, check_segments
+from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
+from warploom.scheduler.layout import HEADER, SEGMENT, Ints, Records
+from warploom.scheduler.problem import Problem, WorkList
+from warploom.scheduler.visibility import AllVisible, Visibility
+
+__all__ = [
+    "AllVisible",
+    "Bounds",
+    "Capacity",
+    "Plan",
+    "Visibility",
+    "WorkspaceSize",
+    "capacity",
+    "make_plan",
+    "workspace_size",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Work of every CTA for one batch (FlashInfer, section 3.3.1).
+
+    Attributes:
+        header: HEADER record, shape (1,).
+        cta_indptr: int32 (num_ctas + 1,); CTA i runs items cta_indptr[i] .. cta_indptr[i + 1] - 1.
+        items: WORK_ITEM records. A CTA's partial items come first, so that merging hides behind the
+            rest; both kinds are in the order in which they were dealt.
+        segments: SEGMENT records.
+        merges: MERGE records, one for each tile that was split.
+        indices: int32, the block list of indexed formats; empty for others.
+        loads: int64 (num_ctas,) modelled cost of each CTA, in the units of `cost.CostModel`.
+        rows, keys: tile sizes.
+        num_ctas: CTAs of the grid; `active_ctas` of them may have work.
+        split_size: keys at whose multiples tiles were cut; None: cut to balance the load.
+    """
+
+    header: Records
+    cta_indptr: npt.NDArray[np.int32]
+    items: Records
+    segments: Records
+    merges: Records
+    indices: npt.NDArray[np.int32]
+    loads: Ints
+    num_kv_heads: int
+    group_size: int
+    rows: int
+    keys: int
+    num_ctas: int
+    active_ctas: int
+    split_size: int | None
+
+    @classmethod
+    def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
+        """Joins what was asked and what a planner found."""
+        counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots
+        return cls(
+            header=np.array([counts], HEADER.dtype),
+            cta_indptr=work.cta_indptr,
+            items=work.items,
+            segments=problem.segments,
+            merges=work.merges,
+            indices=indices,
+            loads=work.loads,
+            num_kv_heads=problem.num_kv_heads,
+            group_size=problem.group_size,
+            rows=problem.rows,
+            keys=problem.keys,
+            num_ctas=problem.num_ctas,
+            active_ctas=problem.active_ctas,
+            split_size=problem.split_size,
+        )
+
+    @property
+    def num_slots(self) -> int:
+        """Partial slots in use."""
+        return int(self.header["num_slots"][0])
+
+    def sections(self) -> dict[str, npt.NDArray[np.int32]]:
+        """Section name -> its int32 contents, in the order of the buffer."""
+        return {
+            "header": self.header.view(np.int32),
+            "cta_indptr": self.cta_indptr,
+            "segments": self.segments.view(np.int32),
+            "merges": self.merges.view(np.int32),
+            "items": self.items.view(np.int32),
+            "indices": self.indices,
+        }
+
+    def pack(
+        self, capacity: Capacity, out: npt.NDArray[np.int32] | None = None
+    ) -> npt.NDArray[np.int32]:
+        """Writes the plan into one buffer, each section at its fixed offset.
+
+        What lies behind a section's used part is left as it is; a kernel never reads it, because
+        the header and `cta_indptr` are always written whole.
+
+        Args:
+            capacity: the layout.
+            out: int32, at least `capacity.total_ints` long; None allocates zeros.
+
+        Returns:
+            int32 (capacity.total_ints,), a view of `out`.
+
+        Raises:
+            CapacityExceeded: a section does not fit. Nothing was written.
+            WorkspaceTooSmall: `out` is too short. Nothing was written.
+        """
+        self.check_fits(capacity)
+        if out is None:
+            out = np.zeros(capacity.total_ints, np.int32)
+        if out.dtype != np.int32:
+            raise WrongDType(name="out", got=out.dtype, expected="int32")
+        if len(out) < capacity.total_ints:
+            raise WorkspaceTooSmall(got=4 * len(out), needed=4 * capacity.total_ints)
+        for name, content in self.sections().items():
+            start = capacity.offsets[name]
+            out[start : start + len(content)] = content
+        return out[: capacity.total_ints]
+
+    def check_fits(self, capacity: Capacity) -> None:
+        """Raises CapacityExceeded, naming the section, unless the plan fits the capacity."""
+        pairs = (
+            ("work items", len(self.items), capacity.max_items),
+            ("segments", len(self.segments), capacity.max_segments),
+            ("merges", len(self.merges), capacity.max_merges),
+            ("partial slots", self.num_slots, capacity.max_slots),
+            ("block indices", len(self.indices), capacity.max_indices),
+        )
+        for name, got, bound in pairs:
+            if got > bound:
+                raise CapacityExceeded(name=name, got=got, bound=bound)
+        if self.num_ctas != capacity.num_ctas:
+            raise CapacityExceeded(name="CTAs", got=self.num_ctas, bound=capacity.num_ctas)
+
+
+def make_plan(
+    segments: Records,
+    *,
+    num_kv_heads: int,
+    group_size: int,
+    rows: int,
+    keys: int,
+    num_ctas: int,
+    visibility: Visibility,
+    capacity: Capacity | None = None,
+    sm_limit: int | None = None,
+    split_size: int | None = None,
+    indices: npt.NDArray[np.int32] | None = None,
+) -> Plan:
+    """Plans one batch: who computes what, and where partial results are merged.
+
+    Deterministic: the same arguments give the same bits. Host only; nothing is written outside the
+    returned arrays.
+
+    Args:
+        segments: SEGMENT records, shape (n,); n may be 0.
+        num_kv_heads, group_size: key/value heads, and query heads of each.
+        rows, keys: tile sizes.
+        num_ctas: CTAs of the grid.
+        visibility: the mask's answers for these segments.
+        capacity: what the plan must fit; None: no limit.
+        sm_limit: CTAs that may get work, the first ones (FlashInfer, appendix E); None: all.
+        split_size: cut every tile's keys at multiples of this, a multiple of `keys`. The bits of a
+            request then never depend on the batch, `num_ctas` or `sm_limit`. None: cut to balance.
+        indices: int32 block list, for indexed formats.
+
+    Raises:
+        BoundsExceeded: the batch passes a declared bound (both numbers are named).
+        CapacityExceeded: the capacity was computed for other sizes, heads or CTAs.
+        BadLength: a segment's field is negative or too large for int32 positions.
+        ArgumentError: a number is out of its range.
+    """
+    active = _check_numbers(num_kv_heads, group_size, rows, keys, num_ctas, sm_limit, split_size)
+    if segments.dtype != SEGMENT.dtype:
+        raise WrongDType(name="segments", got=segments.dtype, expected="layout.SEGMENT.dtype")
+    segments = np.ascontiguousarray(segments)
+    indices = np.zeros(0, np.int32) if indices is None else indices
+    if indices.dtype != np.int32:
+        raise WrongDType(name="indices", got=indices.dtype, expected="int32")
+    check_segments(segments, group_size, keys)
+    if capacity is not None:
+        capacity.bounds.admit(segments, len(indices))
+    problem = Problem(
+        segments, num_kv_heads, group_size, rows, keys, num_ctas, active, visibility, split_size
+    )
+    plan = Plan.of(problem, worklist.build(problem), indices)
+    if capacity is not None:
+        plan.check_fits(capacity)
+    return plan
+
+
+def _check_numbers(
+    num_kv_heads: int,
+    group_size: int,
+    rows: int,
+    keys: int,
+    num_ctas: int,
+    sm_limit: int | None,
+    split_size: int | None,
+) -> int:
+    """Refuses numbers that make no sense; returns how many CTAs may get work."""
+    numbers = {
+        "num_kv_heads": num_kv_heads,
+        "group_size": group_size,
+        "rows": rows,
+        "keys": keys,
+        "num_ctas": num_ctas,
+        "sm_limit": 1 if sm_limit is None else sm_limit,
+    }
+    for name, value in numbers.items():
+        if value < 1:
+            raise ArgumentError(name=name, reason=f"is {value}; expected at least 1")
+    if split_size is not None and (split_size < keys or split_size % keys):
+        reason = f"is {split_size}; expected a positive multiple of the key tile, {keys}"
+        raise ArgumentError(name="split_size", reason=reason)
+    return num_ctas if sm_limit is None else min(sm_limit, num_ctas)

@@ -1,0 +1,96 @@
+"""Query tiles of a batch: fused rows cut in tiles, each with the keys that it may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from warploom.scheduler.layout import Ints
+from warploom.scheduler.problem import Problem
+from warploom.scheduler.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of all segments, shape (n,) each; every key/value head has the same ones.
+
+    Ordered by segment, then from the last rows to the first: under a causal mask the long tiles of
+    a segment come first.
+
+    Attributes:
+        kv_begin: first key, a multiple of the key tile.
+        kv_end: one past the last key; equal to kv_begin if nothing is visible.
+        visible: key tiles that are not skipped.
+    """
+
+    segment: Ints
+    row_begin: Ints
+    row_end: Ints
+    kv_begin: Ints
+    kv_end: Ints
+    visible: Ints
+
+    def take(self, index: Ints) -> Tiles:
+        return Tiles(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+
+def query_tiles(problem: Problem) -> Tiles:
+    """Cuts each segment's fused rows (FlashInfer, appendix A) and asks the mask about each tile."""
+    segments, rows, keys = problem.segments, problem.rows, problem.keys
+    fused = segments["num_q"].astype(np.int64) * problem.group_size
+    count = -(-fused // rows)
+    last = np.cumsum(count)
+    segment = np.repeat(np.arange(len(segments)), count)
+    row_begin = (last[segment] - 1 - np.arange(len(segment))) * rows
+    row_end = np.minimum(row_begin + rows, fused[segment])
+    begin, end = problem.visibility.kv_bounds(segment, row_begin, row_end)
+    begin = np.maximum(begin, 0)
+    end = np.minimum(end, segments["kv_count"][segment])
+    begin = np.where(end > begin, begin - begin % keys, 0)
+    end = np.maximum(end, begin)
+    visible = problem.visibility.visible_tiles(segment, row_begin, row_end, begin, end, keys)
+    seen = visible > 0
+    return Tiles(segment, row_begin, row_end, begin * seen, end * seen, visible)
+
+
+def span(tiles: Tiles, keys: int) -> Ints:
+    """Key tiles between the bounds, skipped ones included."""
+    return -((tiles.kv_begin - tiles.kv_end) // keys)
+
+
+def key_after(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) -> Ints:
+    """The key before which a tile has seen that many visible key tiles.
+
+    Args:
+        tiles: (n,) tiles.
+        visible: (n,) counts, from 0 to the tile's own.
+
+    Returns:
+        (n,) places in the list: kv_begin for 0, kv_end for all, else a multiple of `keys`.
+    """
+    place = np.minimum(tiles.kv_begin + visible * keys, tiles.kv_end)
+    holes = np.flatnonzero((tiles.visible < span(tiles, keys)) & (visible > 0))
+    if len(holes):
+        place[holes] = _bisect(tiles.take(holes), visible[holes], keys, visibility)
+    return np.where(visible == tiles.visible, tiles.kv_end, place)
+
+
+def _bisect(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) -> Ints:
+    """Smallest place with `visible` tiles before it; each step asks about the half in doubt."""
+    low, high = tiles.kv_begin, tiles.kv_begin + span(tiles, keys) * keys
+    before_low = np.zeros_like(visible)  # visible tiles before low: fewer than wanted
+    while np.any(high - low > keys):
+        middle = low + (high - low) // (2 * keys) * keys
+        count = before_low + visibility.visible_tiles(
+            tiles.segment,
+            tiles.row_begin,
+            tiles.row_end,
+            low,
+            np.minimum(middle, tiles.kv_end),
+            keys,
+        )
+        enough = count >= visible
+        high = np.where(enough, middle, high)
+        low, before_low = np.where(enough, low, middle), np.where(enough, before_low, count)
+    return high

@@ -1,0 +1,199 @@
+"""What every plan must satisfy, checked from the plan and the mask alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.errors import PlanInvalid
+from warploom.scheduler.layout import Ints
+from warploom.scheduler.plan import Plan
+from warploom.scheduler.visibility import Visibility
+
+Flags = npt.NDArray[np.bool_]
+
+
+def verify(plan: Plan, visibility: Visibility) -> None:
+    """Checks that each fused row meets each visible key once, and that results find their place.
+
+    Args:
+        plan: the plan.
+        visibility: the mask's answers for the plan's segments.
+
+    Raises:
+        PlanInvalid: with the first invariant that does not hold.
+    """
+    work = _Work.of(plan)
+    for holds, reason in _invariants(plan, work, visibility):
+        if not np.all(holds):
+            where = f" (item {int(np.argmin(holds))} of {np.size(holds)})" if np.ndim(holds) else ""
+            raise PlanInvalid(reason=reason + where)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The plan's items sorted by tile, then keys; shape (n,) each, but for `tiles`.
+
+    Built before anything is known to be right, so it must not fail on nonsense.
+    """
+
+    tile: Ints
+    segment: Ints
+    row_begin: Ints
+    kv_begin: Ints
+    kv_end: Ints
+    slot: Ints
+    merge: Ints
+    tiles: Ints  # tiles of each segment and head
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Work:
+        field = {name: plan.items[name].astype(np.int64) for name in plan.items.dtype.names or ()}
+        fused = plan.segments["num_q"].astype(np.int64) * plan.group_size
+        tiles = -(-fused // plan.rows)
+        known = np.clip(field["segment"], 0, max(len(tiles) - 1, 0))
+        first = np.append(0, np.cumsum(tiles))[known] * plan.num_kv_heads
+        own = tiles[known] if len(tiles) else known
+        tile = first + field["kv_head"] * own + field["row_begin"] // plan.rows
+        order = np.lexsort((field["kv_end"], field["kv_begin"], tile))
+        return cls(
+            tile[order],
+            field["segment"][order],
+            field["row_begin"][order],
+            field["kv_begin"][order],
+            field["kv_end"][order],
+            field["slot"][order],
+            field["merge"][order],
+            tiles,
+        )
+
+    @property
+    def opens(self) -> Flags:
+        """True for the first item of a tile."""
+        return np.append(True, np.diff(self.tile) != 0)[: len(self.tile)]
+
+    @property
+    def closes(self) -> Flags:
+        """True for the last item of a tile."""
+        return np.append(self.opens[1:], True)[: len(self.tile)]
+
+    @property
+    def before(self) -> Ints:
+        """Where the item before ends."""
+        return np.append(0, self.kv_end[:-1])[: len(self.tile)]
+
+    @property
+    def empty(self) -> Flags:
+        """True for an item without keys."""
+        return np.equal(self.kv_begin, self.kv_end)
+
+
+_Checks = Iterator[tuple[Flags | bool | np.bool_, str]]
+
+
+def _invariants(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
+    yield from _counts(plan)
+    yield from _ranges(plan, work)
+    yield from _disjoint(plan, work)
+    yield from _complete(plan, work, visibility)
+    yield from _partials(plan, work)
+
+
+def _counts(plan: Plan) -> _Checks:
+    header, indptr = plan.header[0], plan.cta_indptr
+    yield len(plan.header) == 1, "there is not exactly one header"
+    yield header["num_items"] == len(plan.items), "the header miscounts the items"
+    yield header["num_segments"] == len(plan.segments), "the header miscounts the segments"
+    yield header["num_merges"] == len(plan.merges), "the header miscounts the merges"
+    used = plan.merges["num_slots"].sum(dtype=np.int64)
+    yield header["num_slots"] == used, "the header miscounts the slots"
+    yield len(indptr) == plan.num_ctas + 1, "cta_indptr has not num_ctas + 1 entries"
+    yield indptr[0] == 0, "cta_indptr does not begin at 0"
+    yield np.diff(indptr) >= 0, "cta_indptr decreases"
+    yield indptr[-1] == len(plan.items), "cta_indptr does not end at the item count"
+    yield indptr[plan.active_ctas] == len(plan.items), "a CTA above the SM limit has work"
+    yield len(plan.loads) == plan.num_ctas, "loads do not count the CTAs"
+
+
+def _ranges(plan: Plan, work: _Work) -> _Checks:
+    items, segments = plan.items, plan.segments
+    yield items["reserved"] == 0, "an item's reserved field is not 0"
+    yield (items["segment"] >= 0) & (items["segment"] < len(segments)), "an item has no segment"
+    yield (items["kv_head"] >= 0) & (items["kv_head"] < plan.num_kv_heads), "an item has no head"
+    yield items["row_begin"] % plan.rows == 0, "an item's rows do not begin at a tile"
+    last = segments["num_q"][items["segment"]].astype(np.int64) * plan.group_size
+    yield (items["row_begin"] >= 0) & (items["row_begin"] < last), "an item has no rows"
+    count = segments["kv_count"][items["segment"]]
+    inside = (items["kv_begin"] >= 0) & (items["kv_end"] <= count)
+    yield inside, "an item's keys lie outside its segment's list"
+    yield items["kv_begin"] <= items["kv_end"], "an item's keys end before they begin"
+    yield items["kv_begin"] % plan.keys == 0, "an item's keys do not begin at a tile"
+    if plan.split_size is not None:
+        size = plan.split_size
+        whole = (items["kv_end"] - 1) // size == items["kv_begin"] // size
+        yield whole | (items["kv_begin"] == items["kv_end"]), "an item crosses a fixed split"
+
+
+def _disjoint(plan: Plan, work: _Work) -> _Checks:
+    tiles = int(work.tiles.sum()) * plan.num_kv_heads
+    present = np.bincount(work.tile, minlength=tiles)
+    yield present > 0, "a query tile has no item: its rows are never written"
+    yield work.opens | (work.kv_begin >= work.before), "two items of a tile share keys"
+    aligned = work.closes | (work.kv_end % plan.keys == 0)
+    yield aligned, "an item that is not its tile's last ends within a key tile"
+    alone = work.opens & work.closes
+    yield ~work.empty | alone, "an item without keys is not its tile's only one"
+
+
+def _complete(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
+    last_row = plan.segments["num_q"][work.segment].astype(np.int64) * plan.group_size
+    row_end = np.minimum(work.row_begin + plan.rows, last_row)
+    low, high = visibility.kv_bounds(work.segment, work.row_begin, row_end)
+    low = np.maximum(low // plan.keys * plan.keys, 0)
+    high = np.maximum(low, np.minimum(high, plan.segments["kv_count"][work.segment]))
+
+    def unseen(begin: Ints, end: Ints) -> Flags:
+        begin, end = np.clip(begin, low, high), np.clip(end, low, high)
+        rows = work.segment, work.row_begin, row_end
+        count = visibility.visible_tiles(*rows, begin, np.maximum(begin, end), plan.keys)
+        return np.equal(count, 0)
+
+    yield ~work.empty | unseen(low, high), "an item without keys stands for visible ones"
+    # What lies between one item and the next, the first item and the lower bound, the last and the
+    # upper.
+    gap_begin = np.where(work.opens, low, work.before)
+    gap_end = np.where(work.empty, low, work.kv_begin)
+    yield unseen(gap_begin, gap_end), "visible keys before an item belong to no item"
+    gap_begin = np.where(work.closes & ~work.empty, work.kv_end, high)
+    yield unseen(gap_begin, high), "visible keys after a tile's last item belong to no item"
+
+
+def _partials(plan: Plan, work: _Work) -> _Checks:
+    opens = work.opens
+    run = np.cumsum(opens) - 1
+    parts = np.bincount(run, minlength=1)[run]
+    alone = parts == 1
+    yield ~alone | ((work.slot == -1) & (work.merge == -1)), "a whole tile has a slot or merge"
+    known = (work.merge >= 0) & (work.merge < len(plan.merges))
+    yield alone | known, "a part of a tile has no merge"
+    merge = work.merge[~alone]
+    place = (np.arange(len(run)) - np.flatnonzero(opens)[run])[~alone]
+    yield plan.merges["num_slots"][merge] == parts[~alone], "a merge miscounts its parts"
+    wanted = plan.merges["first_slot"][merge].astype(np.int64) + place
+    yield work.slot[~alone] == wanted, "slots of a tile do not ascend with its keys"
+    yield (work.slot[~alone] >= 0) & (work.slot[~alone] < plan.num_slots), "a slot is out of range"
+    yield len(np.unique(work.slot[~alone])) == len(merge), "two items share a slot"
+    heads = run[opens & ~alone]
+    owners = np.bincount(work.merge[opens & ~alone], minlength=len(plan.merges))
+    yield len(heads) == len(plan.merges), "a merge has no tile"
+    yield owners == 1, "two tiles share a merge"
+    if plan.split_size is None:
+        bound = 2 * plan.active_ctas
+        yield plan.num_slots <= bound, "more than two partial slots per CTA"
+    partial = plan.items["slot"] >= 0
+    cta = np.searchsorted(plan.cta_indptr, np.arange(len(partial)), side="right")
+    late = partial[1:] & ~partial[:-1] & (cta[1:] == cta[:-1])
+    yield ~late, "a partial item comes after a whole one"

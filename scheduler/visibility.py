@@ -1,0 +1,57 @@
+"""What the planner asks a mask: which keys a tile of query rows may see."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from warploom.scheduler.layout import Ints, Records
+
+
+class Visibility(Protocol):
+    """Answers about all tiles of a batch at once; every array has shape (n,).
+
+    Rows are fused rows of the segment (query row x group + query head in group), half open. Keys
+    are places in the segment's list, half open. Answers hold for all key/value heads. They may be
+    larger than the truth, never smaller.
+    """
+
+    def kv_bounds(self, segment: Ints, row_begin: Ints, row_end: Ints) -> tuple[Ints, Ints]:
+        """Keys [begin, end) outside of which no row sees any; begin >= end if there is none."""
+        ...
+
+    def visible_tiles(
+        self,
+        segment: Ints,
+        row_begin: Ints,
+        row_end: Ints,
+        kv_begin: Ints,
+        kv_end: Ints,
+        keys: int,
+    ) -> Ints:
+        """Tiles of `keys` keys, counted from kv_begin, that the kernel will not skip.
+
+        Splitting [kv_begin, kv_end) at a multiple of `keys` must not change the sum, and an empty
+        range has none.
+        """
+        ...
+
+
+class AllVisible:
+    """No mask: each row sees all keys of its segment."""
+
+    def __init__(self, segments: Records) -> None:
+        self._kv_count = segments["kv_count"].astype("int64")
+
+    def kv_bounds(self, segment: Ints, row_begin: Ints, row_end: Ints) -> tuple[Ints, Ints]:
+        return segment * 0, self._kv_count[segment]
+
+    def visible_tiles(
+        self,
+        segment: Ints,
+        row_begin: Ints,
+        row_end: Ints,
+        kv_begin: Ints,
+        kv_end: Ints,
+        keys: int,
+    ) -> Ints:
+        return -((kv_begin - kv_end) // keys)

@@ -1,0 +1,130 @@
+"""The fast planner: Algorithm 1 and the levelling of loads without a Python loop over items."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from warploom.scheduler.balance import Moves, deal, level
+from warploom.scheduler.fixed import fixed_chunks, number_slots
+from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints, Records
+from warploom.scheduler.problem import TOLERANCE, Problem, WorkList
+from warploom.scheduler.tiles import Tiles, key_after, query_tiles
+
+
+def build(problem: Problem) -> WorkList:
+    """Plans one batch. `reference.build` is the same algorithm as text, and gives the same bits."""
+    tiles = query_tiles(problem)
+    if problem.split_size is None:
+        chunks, tile = tiles, np.arange(len(tiles.segment))
+    else:
+        chunks, tile = fixed_chunks(tiles, problem, problem.split_size)
+    cost = problem.cost_model.of_chunks(chunks.visible)
+    mean = -(-int(cost.sum()) * problem.num_kv_heads // problem.active_ctas)
+    chunk, head = longest_first(cost, chunks.segment, mean, problem.num_kv_heads)
+    cost = cost[chunk]
+    cta, queue = deal(cost, problem.active_ctas)
+    items = _records(chunks).take(chunk)
+    items["kv_head"] = head
+    if problem.split_size is not None:
+        merges = number_slots(items, tile, chunk, head, problem.num_kv_heads)
+        return _by_cta(items, merges, cta, cost, problem)
+    merges = np.zeros(0, MERGE.dtype)
+    if len(items):
+        last = np.zeros(problem.active_ctas, np.int64)
+        last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
+        moves = level(queue, chunks.visible[chunk[last]], mean, problem.cost_model)
+        if moves is not None:
+            owner = last[moves.owner]
+            pieces, merges = _cut(items, owner, chunks.take(chunk[owner]), moves, problem)
+            model = problem.cost_model
+            cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
+            cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
+            items, cta = np.concatenate((items, pieces)), np.concatenate((cta, moves.cta))
+    return _by_cta(items, merges, cta, cost, problem)
+
+
+def longest_first(cost: Ints, segment: Ints, mean: int, num_heads: int) -> tuple[Ints, Ints]:
+    """Repeats chunks for every head and sorts the items by descending cost, up to the tolerance.
+
+    Items of like cost stay in the order (segment, head, rows, keys), so that items dealt at the
+    same time mostly share the keys of one head.
+
+    Args:
+        cost: (n,) cost of each chunk, ordered by segment, rows, keys.
+        segment: (n,) their segments.
+        mean: mean load of a CTA.
+        num_heads: key/value heads.
+
+    Returns:
+        (n * num_heads,) chunk and head of each item.
+    """
+    if len(cost) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    grade = cost // max(1, mean // TOLERANCE)
+    falling = grade.max() - grade
+    if falling.max() < 2**16:
+        falling = falling.astype(np.uint16)  # NumPy sorts these by radix
+    order = np.argsort(falling, kind="stable")
+    # In a run of one grade and segment, heads are the outer loop.
+    falling, segment = falling[order], segment[order]
+    opens = np.ones(len(order), bool)
+    opens[1:] = (falling[1:] != falling[:-1]) | (segment[1:] != segment[:-1])
+    start = np.flatnonzero(opens)
+    length = np.diff(start, append=len(order))
+    run = np.cumsum(opens) - 1
+    place = (np.arange(len(order)) + (num_heads - 1) * start[run])[:, None]
+    place = place + np.arange(num_heads) * length[run][:, None]
+    chunk = np.empty(place.size, np.int64)
+    head = np.empty(place.size, np.int64)
+    chunk[place] = order[:, None]
+    head[place] = np.arange(num_heads)
+    return chunk, head
+
+
+def _records(chunks: Tiles) -> Records:
+    items = np.zeros(len(chunks.segment), WORK_ITEM.dtype)
+    for field in ("segment", "row_begin", "kv_begin", "kv_end"):
+        items[field] = getattr(chunks, field)
+    items["slot"] = items["merge"] = -1
+    return items
+
+
+def _cut(
+    items: Records, owner: Ints, tiles: Tiles, moves: Moves, problem: Problem
+) -> tuple[Records, Records]:
+    """Makes the pieces' items, shortens their owners and numbers the slots of both.
+
+    Args:
+        items: records; the owners are changed in place.
+        owner: (pieces,) index of the item that each piece is cut from.
+        tiles: (pieces,) tile of each piece.
+
+    Returns:
+        (pieces,) items and the merges.
+    """
+    opens = moves.opens
+    begin = key_after(tiles, moves.begin, problem.keys, problem.visibility)
+    end = np.where(moves.end == tiles.visible, tiles.kv_end, np.roll(begin, -1))
+    merge = np.cumsum(opens) - 1
+    slot = np.arange(len(owner)) + merge + 1  # one before the first piece is the owner's
+    pieces = items.take(owner)
+    pieces["kv_begin"], pieces["kv_end"] = begin, end
+    pieces["merge"], pieces["slot"] = merge, slot
+    kept = owner[opens]
+    items["kv_end"][kept] = begin[opens]
+    items["merge"][kept], items["slot"][kept] = merge[opens], slot[opens] - 1
+    merges = np.zeros(len(kept), MERGE.dtype)
+    merges["first_slot"] = slot[opens] - 1
+    merges["num_slots"] = np.bincount(merge) + 1
+    return pieces, merges
+
+
+def _by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, problem: Problem) -> WorkList:
+    """Sorts items by CTA. Partial ones come first, so that merges hide behind later work."""
+    key = 2 * cta + (items["slot"] < 0)
+    if problem.num_ctas < 2**15:
+        key = key.astype(np.uint16)
+    indptr = np.zeros(problem.num_ctas + 1, np.int32)
+    np.cumsum(np.bincount(cta, minlength=problem.num_ctas), out=indptr[1:])
+    loads = np.bincount(cta, weights=cost, minlength=problem.num_ctas).astype(np.int64)
+    return WorkList(indptr, items.take(np.argsort(key, kind="stable")), merges, loads)

@@ -1,0 +1,122 @@
+"""Properties of every plan, over random batches, masks, tiles and grids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom.scheduler.cost import CostModel
+from warploom.scheduler.problem import WORTH_CUTTING
+from warploom.scheduler.verify import verify
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_fast_planner_equals_the_reference(kit: Any, data: st.DataObject) -> None:
+    fast, slow = kit.draw_case(data, items=400).both()
+    assert np.array_equal(fast.cta_indptr, slow.cta_indptr)
+    assert np.array_equal(fast.items, slow.items)
+    assert np.array_equal(fast.merges, slow.merges)
+    assert np.array_equal(fast.loads, slow.loads)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_every_plan_verifies(kit: Any, data: st.DataObject) -> None:
+    case = kit.draw_case(data)
+    plan = case.plan()
+    verify(plan, case.visibility)
+    assert plan.split_size or plan.num_slots <= max(0, 2 * plan.active_ctas - 2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
+    """The mean of the uncut tiles, plus what is not worth or not possible to cut."""
+    case = kit.draw_case(data, fixed=False)
+    plan, model = case.plan(), CostModel.of(case.rows, case.keys)
+    partial = plan.items["slot"] >= 0
+    added = int(partial.sum() - len(plan.merges)) * model.fixed
+    mean = -(-(int(plan.loads.sum()) - added) // plan.active_ctas)
+    pieces = np.diff(np.append(0, np.cumsum(partial))[plan.cta_indptr])
+    uncut = max(mean // WORTH_CUTTING, model.fixed + 2 * model.per_tile * model.grain)
+    assert np.all(plan.loads <= mean + uncut + model.fixed * np.maximum(pieces - 1, 0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_plans_are_deterministic(kit: Any, data: st.DataObject) -> None:
+    case = kit.draw_case(data)
+    first, second = case.plan().sections(), case.plan().sections()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_sm_limit_leaves_the_other_ctas_idle(kit: Any, data: st.DataObject) -> None:
+    case = kit.draw_case(data)
+    limit = data.draw(st.integers(1, case.num_ctas))
+    limited = case.plan(sm_limit=limit)
+    alone = case.plan(num_ctas=limit, sm_limit=None)
+    assert np.array_equal(limited.items, alone.items)
+    assert np.array_equal(limited.cta_indptr[: limit + 1], alone.cta_indptr)
+    assert np.all(limited.cta_indptr[limit:] == len(alone.items))
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_fixed_splits_do_not_depend_on_the_batch(kit: Any, data: st.DataObject) -> None:
+    case = kit.draw_case(data, fixed=True)
+    if len(case.segments) == 0:
+        return
+    mask = kit.window(case.segments, case.group_size, 3000, 0, 70)
+    plan = case.plan(visibility=mask)
+    one = data.draw(st.integers(0, len(case.segments) - 1), label="request")
+    own = case.segments[one : one + 1].copy()
+    own["batch"] = own["q_row"] = 0
+    alone = kit.case(own, kit.window(own, case.group_size, 3000, 0, 70), **case.numbers)
+    lonely = alone.plan(num_ctas=data.draw(st.integers(1, 264)))
+    assert chunks(plan, one) == chunks(lonely, 0)
+
+
+def chunks(plan: Any, segment: int) -> list[tuple[int, ...]]:
+    """Pieces of one segment with their place in the merge."""
+    items = plan.items[plan.items["segment"] == segment]
+    place = items["slot"] - np.where(items["merge"] < 0, -1, 0)
+    split = items["merge"] >= 0
+    place[split] -= plan.merges["first_slot"][items["merge"][split]]
+    fields = (items[name] for name in ("kv_head", "row_begin", "kv_begin", "kv_end"))
+    return sorted(zip(*(field.tolist() for field in fields), place.tolist(), strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_element_is_computed_once(kit: Any, data: st.DataObject) -> None:
+    """By counting elements, so that verify() itself is checked."""
+    q_lens = data.draw(st.lists(st.integers(0, 40), max_size=4))
+    kv_lens = [data.draw(st.integers(0, 900)) for _ in q_lens]
+    segments = kit.make_segments(q_lens, kv_lens)
+    group, left = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([50, 2**40]))
+    sinks = data.draw(st.sampled_from([0, 40]))
+    mask = kit.window(segments, group, left, 0, sinks)
+    split = data.draw(st.sampled_from([None, 64, 256]))
+    case = kit.case(segments, mask, 2, group, 16, 32, data.draw(st.integers(1, 40)), None, split)
+    plan = case.plan()
+    verify(plan, mask)
+    for index, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        count = np.zeros((2, q_len * group, kv_len), int)
+        written = np.zeros((2, q_len * group), int)
+        for item in plan.items[plan.items["segment"] == index]:
+            rows = slice(item["row_begin"], item["row_begin"] + 16)
+            count[item["kv_head"], rows, item["kv_begin"] : item["kv_end"]] += 1
+            first = item["slot"] < 0 or plan.merges["first_slot"][item["merge"]] == item["slot"]
+            written[item["kv_head"], rows] += first
+        q_pos = (np.arange(q_len * group) // group + kv_len - q_len)[:, None]
+        kv_pos = np.arange(kv_len)
+        seen = (kv_pos <= q_pos) & ((kv_pos >= q_pos - left) | (kv_pos < sinks))
+        assert np.all(written == 1)
+        assert count.max(initial=0) <= 1
+        assert np.all(count[:, seen] == 1)
