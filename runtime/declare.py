@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +54,9 @@ def make_spec(
     )  # fmt: skip
     if any(size < 1 for size in sizes):
         raise ArgumentError(name="kv_format", reason=f"{kv_format} has a size below 1")
-    return AttentionSpec(traced, head_dim, head_dim_v, _element(element, device), kv_format)
+    # strides come with the tensors: both layouts are one kernel
+    storage = replace(kv_format, layout="NHD")
+    return AttentionSpec(traced, head_dim, head_dim_v, _element(element, device), storage)
 
 
 def group_size(num_q_heads: int, num_kv_heads: int) -> int:

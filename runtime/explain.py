@@ -52,7 +52,7 @@ def explain(wrapper: AttentionWrapper) -> Explanation:
     spec, heads = wrapper.spec, wrapper.heads
     facts: dict[str, object] = {
         "back end": f"{wrapper.backend} on {wrapper.device}{_because(wrapper)}",
-        "KV format": spec.kv_format,
+        "KV format": wrapper.kv_format,
         "types": f"{spec.dtype.name}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
         "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
         "with a query row",
@@ -110,7 +110,7 @@ def _work(planned: Planned) -> dict[str, object]:
 
 
 def _classes(planned: Planned) -> str:
-    """How many pairs of a query tile and a key tile are of each class, by the planner's analysis."""
+    """How many pairs of a query tile and a key tile are of each class, by the planner."""
     plan, visibility = planned.plan, planned.visibility
     fused = plan.segments["num_q"].astype(np.int64) * plan.group_size
     keys = plan.segments["kv_count"].astype(np.int64)

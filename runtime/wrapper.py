@@ -51,6 +51,7 @@ class AttentionWrapper:
 
     Attributes:
         spec: the declaration, traced and checked.
+        kv_format: storage of keys and values, with its layout.
         device: where tensors must be.
         backend: "cuda", "cpu" or "reference".
         heads: head counts.
@@ -143,6 +144,7 @@ class AttentionWrapper:
         self.backend = resolve_backend(backend, device)
         num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
         group_size(num_q_heads, num_kv_heads)
+        self.kv_format = kv_format
         self.spec = make_spec(traced, head_dim, head_dim_v, dtype, kv_format, device)
         self.heads = Heads(num_q_heads, num_kv_heads)
         self._geometry = Geometry(
@@ -222,9 +224,7 @@ class AttentionWrapper:
             ForbiddenUnderCapture: the current stream is being captured.
         """
         refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
-        batch = make_batch(
-            self.spec.kv_format, qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens
-        )
+        batch = make_batch(self.kv_format, qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens)
         self._plan(batch, inputs)
 
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
@@ -278,7 +278,7 @@ class AttentionWrapper:
         if type(kv) is tuple and type(q) is type(kv[0]) is type(kv[1]) is torch.Tensor:
             k, v = kv
         else:
-            q, (k, v) = as_torch(q, "q"), split_kv(kv, self.spec.kv_format)
+            q, (k, v) = as_torch(q, "q"), split_kv(kv, self.kv_format)
         needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
         if (
             needs_grad and torch.is_grad_enabled()

@@ -238,6 +238,10 @@ class NoCudaCompiler(WarploomError):
     )
 
 
+class MissingPackage(WarploomError):
+    message = "{what} needs the package {package}. Install it with: pip install '{requirement}'."
+
+
 class NoGpu(WarploomError):
     message = (
         "no usable CUDA device: {reason}. Use CPU tensors, or check the driver with nvidia-smi."
