@@ -64,9 +64,15 @@ def gemma_like() -> AttentionSpec:
 @contextmanager
 def empty_cache() -> Iterator[Path]:
     """A cache folder of its own for this process and those it starts."""
+    before = os.environ.get("WARPLOOM_CACHE_DIR")
     with tempfile.TemporaryDirectory(prefix="warploom-bench-") as folder:
         os.environ["WARPLOOM_CACHE_DIR"] = folder
-        yield Path(folder)
+        try:
+            yield Path(folder)
+        finally:
+            os.environ.pop("WARPLOOM_CACHE_DIR")
+            if before is not None:
+                os.environ["WARPLOOM_CACHE_DIR"] = before
 
 
 def median_row(case: str, impl: str, seconds: list[float]) -> Row:

@@ -72,9 +72,10 @@ def choose(folder: Path | None, text: str, parts: tuple[str, ...]) -> Pch:
         text: the source to compile.
         parts: flags, include folders, versions: everything else the image depends on.
     """
-    if folder is None:
+    directives = leading_directives(text)
+    if folder is None or not any("include" in directive for directive in directives):
         return _OFF
-    key = "\0".join((*parts, *leading_directives(text)))
+    key = "\0".join((*parts, *directives))
     final = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.pch"
     try:
         if final.exists():

@@ -129,6 +129,11 @@ def test_the_choice_depends_on_prefix_and_parts_only(tmp_path: Path) -> None:
     assert plain != place("#include <a>\nint x;", "sm_89")
 
 
+def test_a_source_that_includes_nothing_needs_no_image(tmp_path: Path) -> None:
+    assert choose(tmp_path / "pch", "#define X 1\nint x;", ()).mode == "off"
+    assert not (tmp_path / "pch").exists()
+
+
 def test_only_one_of_two_makes_the_image(tmp_path: Path) -> None:
     maker = choose(tmp_path, "#include <a>\n", ())
     assert maker.mode == "create"
