@@ -80,10 +80,12 @@ class Store:
     def load(self, key: CacheKey) -> Entry | None:
         """The entry of this key, or None. A damaged one is removed with a CacheWarning."""
         folder = self.kernels / key.folder
+        if not folder.is_dir():  # asked first: an entry may come into place at any moment
+            return None
         try:
             entry = read_entry(folder, key.digest)
         except DamagedEntry as problem:
-            if not folder.is_dir():  # never there, or removed by another process just now
+            if not folder.is_dir():  # removed by another process just now
                 return None
             warnings.warn(f"{problem}; the kernel is built again", CacheWarning, stacklevel=2)
             shutil.rmtree(folder, ignore_errors=True)
