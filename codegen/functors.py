@@ -19,8 +19,8 @@ from warploom.errors import UnsupportedSpec
 Language = Literal["cuda", "cpp"]
 
 _ELEMENT_PARAMETERS = (
-    "const Params& p, const TileInfo& tile, const TileState& ts, const RowInfo& row,\n"
-    "      const RowState& rs, int kv_pos, const ColState& cs"
+    "const Params& p, const TileInfo& tile, const TileState& ts,\n"
+    "      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs"
 )
 # seat: short name in C++, flag, and the parameters that say where its vector is
 _VECTOR_SEATS = (
@@ -37,7 +37,7 @@ _STATES = (
         "RowState",
         "row_state",
         "r",
-        "const Params& p, const TileInfo& tile, const TileState& ts, const RowInfo& row",
+        "const Params& p, const TileInfo& tile, const TileState& ts,\n      const RowInfo& row",
     ),
     (
         Level.COLUMN,
@@ -128,7 +128,9 @@ def _state(
     fields = " ".join(f"{C_TYPES[node.kind]} {prefix}{i};" for i, node in enumerate(members))
     block = Block(tensors, parts.bound(level))
     values = block.compute(members)
-    block.finish(f"return {{{', '.join(values)}}};", members[-1].source)
+    for i, (node, value) in enumerate(zip(members, values, strict=True)):
+        opening, closing = "return {" * (i == 0), "};" if node is members[-1] else ","
+        block.finish(f"{opening or ' ' * 8}{value}{closing}", node.source)
     return f"  struct {struct} {{ {fields} }};\n" + _function(
         f"{struct} {name}({parameters})", block
     )
@@ -141,8 +143,8 @@ def _vector_seat(root: Node, short: str, where: str, tensors: Mapping[str, Tenso
         for i, node in enumerate(reductions)
     }
     parameters = (
-        f"const Params& p, const TileInfo& tile, {where}, int lane, int head_dim,\n"
-        "      const X& x, const float* r"
+        f"const Params& p, const TileInfo& tile, {where},\n"
+        "      int lane, int head_dim, const X& x, const float* r"
     )
     text = _reductions(short, parameters, reductions, bound, tensors) if reductions else []
     block = _returning(root, Block(tensors, bound))

@@ -50,7 +50,7 @@ _BITS = {
     "shl": "<<",
     "shr": ">>",
 }
-_LONGEST = 88  # characters of an expression before it is given a name
+_LONGEST = 80  # characters of an expression before an operand is given a name
 
 
 class Block:
@@ -89,13 +89,14 @@ class Block:
         uses.update(roots)
         for current in order:
             text = self._lower(current)
+            if len(text[0]) > _LONGEST and self._name_longest(current):
+                text = self._lower(current)
             if current.op in LEAVES:
                 if self._wide and current.op in ("var", "scalar") and current.kind is Kind.INT:
                     name = str(current.attr) if current.op == "var" else f"x_{current.attr}"
                     text = self._name(current, text[0], name)
-            elif uses[current] > 1 or len(text[0]) > _LONGEST:
-                text = self._name(current, text[0], f"v{self._names}")
-                self._names += 1
+            elif uses[current] > 1:
+                text = self._temporary(current, text[0])
             self._text[current] = text
         return [self._text[root][0] for root in roots]
 
@@ -103,12 +104,25 @@ class Block:
         """Append a last statement, such as a return."""
         self.statements.append(self._indent + statement + self._place(source))
 
+    def _name_longest(self, current: Node) -> bool:
+        """Give the operand with the longest text a name, so that lines stay readable."""
+        longest = max(current.args, key=lambda arg: len(self._text[arg][0]), default=current)
+        text, binding = self._text.get(longest, ("", _ATOM))
+        if binding is _ATOM and "(" not in text:  # a name or a constant
+            return False
+        self._text[longest] = self._temporary(longest, text)
+        return True
+
+    def _temporary(self, current: Node, text: str) -> tuple[str, int]:
+        self._names += 1
+        return self._name(current, text, f"v{self._names - 1}")
+
     def _name(self, current: Node, text: str, name: str) -> tuple[str, int]:
         self.finish(f"const {self._c_type(current.kind)} {name} = {text};", current.source)
         return name, _ATOM
 
     def _place(self, source: Source | None) -> str:
-        place = place_comment(source)
+        place = "" if self._wide else place_comment(source)  # analysis is not the user's code
         if not place or place == self._last_place:
             return ""
         self._last_place = place
@@ -187,7 +201,8 @@ class Block:
         if op == "load":
             return self._load(current)
         if op == "call":
-            return f"{current.attr}({', '.join(self._operand(arg, Kind.FLOAT) for arg in args)})"
+            arguments = ", ".join(self._operand(arg, Kind.FLOAT) for arg in args)
+            return f"warploom::{current.attr}({arguments})"  # a member may have the same name
         inner = ", ".join(self._operand(arg, current.kind) for arg in args)
         space = "precise::" if current.attr == ("precise",) else ""
         return f"{space}{op}({inner})"

@@ -15,7 +15,8 @@ from warploom.dsl.ir import COMPARISONS, Kind, Node, const, var, walk
 from warploom.dsl.linear import Linear, linear
 
 _KV_POS = var("kv_pos")
-_LAST = fold.arithmetic("sub", var("kv_len"), const(1))
+_KV_LEN = var("kv_len")
+_LAST = fold.arithmetic("sub", _KV_LEN, const(1))
 # least and greatest a - b for which `a op b` holds
 _SOLUTIONS: dict[str, tuple[int | None, int | None]] = {
     "lt": (None, -1),
@@ -28,10 +29,15 @@ _SOLUTIONS: dict[str, tuple[int | None, int | None]] = {
 
 @dataclass(frozen=True)
 class Region:
-    """First and last visible kv_pos; None is the sequence's own end. Empty if first > last."""
+    """First and last visible kv_pos; None is the sequence's own end. Empty if first > last.
+
+    Attributes:
+        is_normal: inside the sequence, and if empty then (kv_len, -1), which hulls may ignore.
+    """
 
     first: Node | None = None
     last: Node | None = None
+    is_normal: bool = False
 
     def intersect(self, other: Region) -> Region:
         return Region(_join("max", self.first, other.first), _join("min", self.last, other.last))
@@ -39,20 +45,25 @@ class Region:
     def hull(self, other: Region) -> Region:
         if WHOLE in (self, other):
             return WHOLE
-        (a, b), (c, d) = self.ends(), other.ends()
-        is_empty, other_is_empty = fold.compare("gt", a, b), fold.compare("gt", c, d)
+        (a, b), (c, d) = self._normal(), other._normal()
+        return Region(fold.arithmetic("min", a, c), fold.arithmetic("max", b, d), True)
 
-        def join(op: str, mine: Node, yours: Node) -> Node:
-            some = fold.select(other_is_empty, mine, fold.arithmetic(op, mine, yours))
-            return fold.select(is_empty, yours, some)
-
-        return Region(join("min", a, c), join("max", b, d))
-
-    def ends(self) -> tuple[Node, Node]:
-        """First and last position, clipped to the sequence."""
-        first = const(0) if self.first is None else fold.arithmetic("max", self.first, const(0))
-        last = _LAST if self.last is None else fold.arithmetic("min", self.last, _LAST)
-        return first, last
+    def _normal(self) -> tuple[Node, Node]:
+        nothing, zero = const(-1), const(0)
+        first, last = self.first, self.last
+        if first is not None and last is not None:
+            if self.is_normal:
+                return first, last
+            is_empty = fold.compare("gt", first, last)
+            first = fold.arithmetic("max", first, zero)
+            last = fold.arithmetic("min", last, _LAST)
+            return fold.select(is_empty, _KV_LEN, first), fold.select(is_empty, nothing, last)
+        if first is not None:
+            is_empty = fold.compare("ge", first, _KV_LEN)
+            return fold.arithmetic("max", first, zero), fold.select(is_empty, nothing, _LAST)
+        assert last is not None  # or it were WHOLE
+        is_empty = fold.compare("lt", last, zero)
+        return fold.select(is_empty, _KV_LEN, zero), fold.arithmetic("min", last, _LAST)
 
 
 WHOLE = Region()
@@ -68,13 +79,16 @@ def visible_range(mask: Node, box: Box) -> tuple[Node, Node]:
     Returns:
         Graphs of a half-open range inside [0, kv_len), begin <= end.
     """
-    first, last = _Solver(box).region(mask, True).ends()
-    kv_len = var("kv_len")
-    begin = fold.arithmetic("min", first, kv_len)
-    end = (linear(last) + Linear({}, 1)).node()
-    end = fold.arithmetic("max", end, begin)
+    region = _Solver(box).region(mask, True)
+    begin, end = const(0), _KV_LEN
+    if region.first is not None:
+        begin = fold.arithmetic("max", region.first, begin)
+        begin = fold.arithmetic("min", begin, _KV_LEN)
+    if region.last is not None:
+        after = (linear(region.last) + Linear({}, 1)).node()
+        end = fold.arithmetic("max", fold.arithmetic("min", after, end), begin)
     unknown = box.has_nan()
-    return fold.select(unknown, const(0), begin), fold.select(unknown, kv_len, end)
+    return fold.select(unknown, const(0), begin), fold.select(unknown, _KV_LEN, end)
 
 
 class _Solver:
@@ -101,9 +115,8 @@ class _Solver:
         possible = truth.may_hold if wanted else truth.may_fail
         if possible is fold.TRUE:
             return WHOLE
-        return Region(  # everything, or nothing
-            fold.select(possible, const(0), var("kv_len")), fold.select(possible, _LAST, const(-1))
-        )
+        first = fold.select(possible, const(0), _KV_LEN)  # everything, or nothing
+        return Region(first, fold.select(possible, _LAST, const(-1)), True)
 
     def _chosen(self, root: Node, wanted: bool) -> Region:
         condition, if_true, if_false = root.args

@@ -83,7 +83,7 @@ def test_custom_functions_come_first_and_need_text_of_the_language() -> None:
 
     text = variant_struct(trace(Custom()), "cuda")
     assert text.startswith("WL_FN float twice(float x)")
-    assert "return twice(logits);" in text
+    assert "return warploom::twice(logits);" in text
     with pytest.raises(UnsupportedSpec, match="twice"):
         variant_struct(trace(Custom()), "cpp")
 

@@ -94,7 +94,7 @@ def test_loads_are_clamped_unless_their_role_is_safe() -> None:
     load = node("load", FLOAT, (var("q_head"), binary("sub", INT, q, k)), "bias")
     assert (
         "load(p.x_bias, row.q_head * p.x_bias_s0 + "
-        "clamp_index(row.q_pos - kv_pos, p.x_bias_n1) * p.x_bias_s1)"
+        "clamp_index(v0, p.x_bias_n1) * p.x_bias_s1)"
     ) in text(load, bias=field)
     shifted = node("load", FLOAT, (binary("add", INT, var("q_head"), const(1)), q), "bias")
     assert "clamp_index(row.q_head + 1, p.x_bias_n0)" in text(shifted, bias=field)

@@ -1,0 +1,103 @@
+"""Rendered kernels, byte by byte, and that each of them compiles.
+
+A diff in tests/golden is how a change of templates, lowering or analysis is reviewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.arch import ARCHS
+from warploom.codegen.hostcc import compile_cpp, host_target
+from warploom.codegen.nvrtc import compile_cuda
+from warploom.codegen.render import render_cpu, render_cuda
+from warploom.codegen.source import KernelSource, TileConfig
+from warploom.dsl.dtypes import dtype
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
+from warploom.errors import NoCudaCompiler, NoHostCompiler
+from warploom.scheduler.layout import c_structs
+
+CPU_TILE = TileConfig(32, 64, warps=1, stages=1)
+GPU_TILE = TileConfig(128, 64)
+
+# name: variant, head dimension, dtype, KV format
+SPECS: dict[str, tuple[Variant, int, str, KVFormat]] = {
+    "causal_bf16_dense": (wl.Causal(), 128, "bfloat16", wl.Dense()),
+    "softcap_window_bf16_paged": (
+        wl.SoftCap(50.0) & wl.SlidingWindow(4096, right=0),
+        128,
+        "bfloat16",
+        wl.Paged(16),
+    ),
+    "qknorm_rope_alibi_f16_ragged": (
+        wl.QKNorm() & wl.Rope() & wl.Alibi() & wl.Causal(),
+        64,
+        "float16",
+        wl.Ragged(),
+    ),
+    "sigmoid_prefix_f32_blocks": (
+        wl.FlashSigmoid() & wl.PrefixLM(),
+        64,
+        "float32",
+        wl.BlockSparse((16, 8)),
+    ),
+}
+FILES = (
+    "causal_bf16_dense_cpu.cpp",
+    "sigmoid_prefix_f32_blocks_cpu.cpp",
+    "qknorm_rope_alibi_f16_ragged_cuda.cu",
+    "softcap_window_bf16_paged_cuda.cu",
+)
+
+
+def render(file: str) -> KernelSource:
+    name, _, target = file.partition(".")[0].rpartition("_")
+    variant, head_dim, element, kv_format = SPECS[name]
+    spec = AttentionSpec(trace(variant), head_dim, head_dim, dtype(element), kv_format)
+    if target == "cpu":
+        return render_cpu(spec, CPU_TILE, c_structs())
+    return render_cuda(spec, GPU_TILE, c_structs())
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("file", FILES)
+def test_rendered_source(file: str, golden: Callable[[str, str], None]) -> None:
+    golden(file, render(file).code)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_rendered_source_is_short_and_names_itself(file: str) -> None:
+    source = render(file)
+    assert source.text.startswith(f"// {source.name}")
+    without_structs = source.code.replace(c_structs(), "")
+    assert without_structs.count("\n") <= 200
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_rendering_is_the_same_in_any_order(file: str) -> None:
+    others = [render(other).code for other in reversed(FILES)]
+    assert render(file).code == others[len(FILES) - 1 - FILES.index(file)]
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.endswith(".cpp")])
+def test_host_source_compiles(file: str) -> None:
+    try:
+        host = host_target()
+    except NoHostCompiler as error:
+        pytest.skip(str(error))
+    assert compile_cpp(render(file), host)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("file", [file for file in FILES if file.endswith(".cu")])
+def test_cuda_source_compiles(file: str) -> None:
+    try:
+        assert compile_cuda(render(file).text, ARCHS["sm_80"], file)
+    except NoCudaCompiler as error:
+        pytest.skip(str(error))

@@ -1,0 +1,206 @@
+// portable_QKNorm_Rope_Alibi_Causal_f16_d64_ragged_r128k64: QKNorm_Rope_Alibi_Causal, float16, head_dim 64/64
+// Ragged(layout='NHD')
+// rendered by warploom from templates/portable.cu.j2
+
+#include <warploom/portable.cuh>
+
+namespace warploom {
+
+struct alignas(16) PlanHeader {
+  int num_items;  // work items in all
+  int num_segments;  // segments
+  int num_merges;  // tiles that were split
+  int num_slots;  // partial slots in use
+};
+
+struct alignas(16) Segment {
+  int batch;  // request
+  int q_row;  // first row of the segment in q and o (within the request's batch entry if dense)
+  int q_idx;  // that row's index in the request
+  int num_q;  // query rows of the segment
+  int q_len;  // query rows of the request
+  int kv_len;  // keys of the request; kv_pos is below it
+  int kv_count;  // keys in this segment's list
+  int kv_block;  // first index into the blocked dimension, if storage is affine (batch if dense)
+  int kv_row;  // first token within that block, if storage is affine
+  int index_begin;  // first entry of the segment's block list
+  int kv_pos;  // position of the list's first key (0 but for composed formats)
+  int reserved;  // 0
+};
+
+struct alignas(16) WorkItem {
+  int segment;  // index of the segment
+  int kv_head;  // key/value head
+  int row_begin;  // first fused row (query row x group + query head in group) within the segment
+  int kv_begin;  // first key, index into the segment's list; a multiple of the kv tile
+  int kv_end;  // one past the last key
+  int slot;  // partial slot that takes the result, or -1: write the output
+  int merge;  // index of the merge record, or -1
+  int reserved;  // 0
+};
+
+struct alignas(4) Merge {
+  int first_slot;  // first partial slot of the tile; slots of one tile are consecutive
+  int num_slots;  // how many, in ascending order of keys
+};
+
+struct Params {
+  const void* q;  // queries
+  const void* k;  // keys
+  const void* v;  // values
+  void* o;  // output
+  float* lse;  // log-sum-exp of each row, or null
+  const int* header;  // PlanHeader
+  const int* cta_indptr;  // CTA i runs items cta_indptr[i] .. cta_indptr[i + 1]
+  const int* items;  // WorkItem records
+  const int* segments;  // Segment records
+  const int* merges;  // Merge records
+  const int* indices;  // blocks of keys, if the format is indexed
+  float* partial_o;  // [slot, row of tile, head_dim_v] partial outputs
+  float* partial_lse;  // [slot, row of tile] partial log-sum-exp, base 2
+  unsigned* arrivals;  // one counter per merge record; zero between launches
+  long long q_batch_stride;  // elements
+  long long q_row_stride;  // elements
+  long long q_head_stride;  // elements
+  long long k_block_stride;  // elements
+  long long k_token_stride;  // elements
+  long long k_head_stride;  // elements
+  long long v_block_stride;  // elements
+  long long v_token_stride;  // elements
+  long long v_head_stride;  // elements
+  long long o_batch_stride;  // elements
+  long long o_row_stride;  // elements
+  long long o_head_stride;  // elements
+  long long lse_batch_stride;  // elements
+  long long lse_row_stride;  // elements
+  long long lse_head_stride;  // elements
+  const float* x_q_weight;  // tensor input
+  long long x_q_weight_s0;  // its stride
+  const float* x_k_weight;  // tensor input
+  long long x_k_weight_s0;  // its stride
+  int num_q_heads;  // query heads
+  int num_kv_heads;  // key/value heads
+  int group_size;  // query heads per key/value head
+  float sm_scale;  // factor of q.k before logits_transform
+  float lse_scale;  // 1 for natural log-sum-exp, log2(e) for base 2
+  float x_norm_eps;  // scalar input
+  float x_rope_theta;  // scalar input
+  int x_q_weight_n0;  // its size
+  int x_k_weight_n0;  // its size
+};
+
+struct Variant : IdentityVariant<Params> {
+  static constexpr bool kHasKeyTransform = true;
+  static constexpr bool kHasLogitsMask = true;
+  static constexpr bool kHasLogitsTransform = true;
+  static constexpr bool kHasQueryTransform = true;
+  struct TileState { float t0; };
+  WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
+    return {precise::exp2(floor(log2(float(tile.num_q_heads) + 0.5f)))};
+  }
+  struct RowState { float r0; };
+  WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row) {
+    const float v0 = float(row.q_head);
+    const float v1 = -4.0f * (2.0f * (v0 - ts.t0) + 1.0f);
+    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) / ts.t0)};
+  }
+  WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
+    return logits + rs.r0 * float(kv_pos - row.q_pos);
+  }
+  WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
+    return kv_pos <= row.q_pos;
+  }
+  WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
+      Range kv_pos, Range q_head) {
+    const wide kv_pos_first = kv_pos.begin;
+    const wide q_pos_last = q_pos.end - 1;
+    const wide kv_pos_last = kv_pos.end - 1;
+    const wide q_pos_first = q_pos.begin;
+    return tile_class(kv_pos_first <= q_pos_last, kv_pos_last > q_pos_first);
+  }
+  WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
+      Range q_head) {
+    const wide q_pos_last = q_pos.end - 1;
+    const wide kv_len = tile.kv_len;
+    return {int(0LL), int(max(min(q_pos_last + 1LL, kv_len), 0LL))};
+  }
+  static constexpr int kQueryReductions = 1;
+  template <int I, class X>
+  WL_FN static float query_reduce(const Params& p, const TileInfo& tile, const RowInfo& row,
+      int lane, int head_dim, const X& x, const float* r) {
+    if constexpr (I == 0) {
+      const float v0 = x(lane);
+      return v0 * v0;
+    }
+  }
+  template <class X>
+  WL_FN static float query(const Params& p, const TileInfo& tile, const RowInfo& row,
+      int lane, int head_dim, const X& x, const float* r) {
+    const float v0 = float(head_dim);
+    const float v1 = precise::rsqrt(r[0] / v0 + p.x_norm_eps);
+    const float v2 = load(p.x_q_weight, clamp_index(lane, p.x_q_weight_n0) * p.x_q_weight_s0);
+    const int v3 = head_dim >> 1;
+    const float v4 = float(mod(lane, v3)) * (-2.0f / v0) * precise::log2(p.x_rope_theta);
+    const float v5 = float(row.q_pos) * precise::exp2(v4);
+    const bool v6 = lane < v3;
+    const int v7 = v6 ? lane + v3 : lane - v3;
+    const float v8 = load(p.x_q_weight, clamp_index(v7, p.x_q_weight_n0) * p.x_q_weight_s0);
+    const float v9 = x(clamp_index(v7, head_dim)) * v1 * v8;
+    return x(lane) * v1 * v2 * cos(v5) + (v6 ? -v9 : v9) * sin(v5);
+  }
+  static constexpr int kKeyReductions = 1;
+  template <int I, class X>
+  WL_FN static float key_reduce(const Params& p, const TileInfo& tile, int kv_pos,
+      int lane, int head_dim, const X& x, const float* r) {
+    if constexpr (I == 0) {
+      const float v0 = x(lane);
+      return v0 * v0;
+    }
+  }
+  template <class X>
+  WL_FN static float key(const Params& p, const TileInfo& tile, int kv_pos,
+      int lane, int head_dim, const X& x, const float* r) {
+    const float v0 = float(head_dim);
+    const float v1 = precise::rsqrt(r[0] / v0 + p.x_norm_eps);
+    const float v2 = load(p.x_k_weight, clamp_index(lane, p.x_k_weight_n0) * p.x_k_weight_s0);
+    const int v3 = head_dim >> 1;
+    const float v4 = float(mod(lane, v3)) * (-2.0f / v0) * precise::log2(p.x_rope_theta);
+    const float v5 = float(kv_pos) * precise::exp2(v4);
+    const bool v6 = lane < v3;
+    const int v7 = v6 ? lane + v3 : lane - v3;
+    const float v8 = load(p.x_k_weight, clamp_index(v7, p.x_k_weight_n0) * p.x_k_weight_s0);
+    const float v9 = x(clamp_index(v7, head_dim)) * v1 * v8;
+    return x(lane) * v1 * v2 * cos(v5) + (v6 ? -v9 : v9) * sin(v5);
+  }
+};
+
+struct Config {
+  using Element = warploom::half_t;
+  static constexpr int kHeadDimQk = 64;
+  static constexpr int kHeadDimV = 64;
+  static constexpr int kRows = 128;
+  static constexpr int kKeys = 64;
+  static constexpr int kWarps = 4;
+  static constexpr int kStages = 2;
+  static constexpr int kBlockKv = 0;
+  static constexpr bool kIndexed = false;
+  static constexpr bool kColumnPositions = false;
+};
+
+struct Kernel {
+  using Config = warploom::Config;
+  using Params = warploom::Params;
+  using Segment = warploom::Segment;
+  using Variant = warploom::Variant;
+  using WorkItem = warploom::WorkItem;
+};
+
+}  // namespace warploom
+
+extern "C" __global__ void __launch_bounds__(128)
+warploom_kernel(const __grid_constant__ warploom::Params p) {
+  warploom::run_portable_kernel<warploom::Kernel>(p);
+}

@@ -1,0 +1,176 @@
+// portable_SoftCap_SlidingWindow_bf16_d128_paged16_r128k64: SoftCap_SlidingWindow, bfloat16, head_dim 128/128
+// Paged(layout='NHD', page_size=16)
+// rendered by warploom from templates/portable.cu.j2
+
+#include <warploom/portable.cuh>
+
+namespace warploom {
+
+struct alignas(16) PlanHeader {
+  int num_items;  // work items in all
+  int num_segments;  // segments
+  int num_merges;  // tiles that were split
+  int num_slots;  // partial slots in use
+};
+
+struct alignas(16) Segment {
+  int batch;  // request
+  int q_row;  // first row of the segment in q and o (within the request's batch entry if dense)
+  int q_idx;  // that row's index in the request
+  int num_q;  // query rows of the segment
+  int q_len;  // query rows of the request
+  int kv_len;  // keys of the request; kv_pos is below it
+  int kv_count;  // keys in this segment's list
+  int kv_block;  // first index into the blocked dimension, if storage is affine (batch if dense)
+  int kv_row;  // first token within that block, if storage is affine
+  int index_begin;  // first entry of the segment's block list
+  int kv_pos;  // position of the list's first key (0 but for composed formats)
+  int reserved;  // 0
+};
+
+struct alignas(16) WorkItem {
+  int segment;  // index of the segment
+  int kv_head;  // key/value head
+  int row_begin;  // first fused row (query row x group + query head in group) within the segment
+  int kv_begin;  // first key, index into the segment's list; a multiple of the kv tile
+  int kv_end;  // one past the last key
+  int slot;  // partial slot that takes the result, or -1: write the output
+  int merge;  // index of the merge record, or -1
+  int reserved;  // 0
+};
+
+struct alignas(4) Merge {
+  int first_slot;  // first partial slot of the tile; slots of one tile are consecutive
+  int num_slots;  // how many, in ascending order of keys
+};
+
+struct Params {
+  const void* q;  // queries
+  const void* k;  // keys
+  const void* v;  // values
+  void* o;  // output
+  float* lse;  // log-sum-exp of each row, or null
+  const int* header;  // PlanHeader
+  const int* cta_indptr;  // CTA i runs items cta_indptr[i] .. cta_indptr[i + 1]
+  const int* items;  // WorkItem records
+  const int* segments;  // Segment records
+  const int* merges;  // Merge records
+  const int* indices;  // blocks of keys, if the format is indexed
+  float* partial_o;  // [slot, row of tile, head_dim_v] partial outputs
+  float* partial_lse;  // [slot, row of tile] partial log-sum-exp, base 2
+  unsigned* arrivals;  // one counter per merge record; zero between launches
+  long long q_batch_stride;  // elements
+  long long q_row_stride;  // elements
+  long long q_head_stride;  // elements
+  long long k_block_stride;  // elements
+  long long k_token_stride;  // elements
+  long long k_head_stride;  // elements
+  long long v_block_stride;  // elements
+  long long v_token_stride;  // elements
+  long long v_head_stride;  // elements
+  long long o_batch_stride;  // elements
+  long long o_row_stride;  // elements
+  long long o_head_stride;  // elements
+  long long lse_batch_stride;  // elements
+  long long lse_row_stride;  // elements
+  long long lse_head_stride;  // elements
+  int num_q_heads;  // query heads
+  int num_kv_heads;  // key/value heads
+  int group_size;  // query heads per key/value head
+  float sm_scale;  // factor of q.k before logits_transform
+  float lse_scale;  // 1 for natural log-sum-exp, log2(e) for base 2
+  float x_cap;  // scalar input
+  int x_left;  // scalar input
+  int x_right;  // scalar input
+  int x_sink_tokens;  // scalar input
+};
+
+struct Variant : IdentityVariant<Params> {
+  static constexpr bool kHasLogitsMask = true;
+  static constexpr bool kHasLogitsTransform = true;
+  struct TileState { bool t0; bool t1; };
+  WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
+    return {p.x_left < 0,
+            p.x_right < 0};
+  }
+  struct RowState { int r0; int r1; };
+  WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row) {
+    return {row.q_pos - p.x_left,
+            row.q_pos + p.x_right};
+  }
+  struct ColState { bool c0; };
+  WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
+    return {kv_pos < p.x_sink_tokens};
+  }
+  WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
+    return p.x_cap * tanh(logits / p.x_cap);
+  }
+  WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
+    return ((ts.t0 | (kv_pos >= rs.r0)) | cs.c0) & (ts.t1 | (kv_pos <= rs.r1));
+  }
+  WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
+      Range kv_pos, Range q_head) {
+    const wide x_left = p.x_left;
+    const wide kv_pos_last = kv_pos.end - 1;
+    const wide q_pos_first = q_pos.begin;
+    const wide kv_pos_first = kv_pos.begin;
+    const wide x_sink_tokens = p.x_sink_tokens;
+    const bool v0 = (x_left < 0LL) | (kv_pos_last + x_left >= q_pos_first);
+    const wide x_right = p.x_right;
+    const wide q_pos_last = q_pos.end - 1;
+    const bool v1 = (x_right < 0LL) | (kv_pos_first <= q_pos_last + x_right);
+    const bool v2 = (x_left >= 0LL) & (kv_pos_first + x_left < q_pos_last);
+    const bool v3 = (x_right >= 0LL) & (kv_pos_last > q_pos_first + x_right);
+    return tile_class((v0 | (kv_pos_first < x_sink_tokens)) & v1, (v2 & (kv_pos_last >= x_sink_tokens)) | v3);
+  }
+  WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
+      Range q_head) {
+    const wide x_left = p.x_left;
+    const bool v0 = x_left < 0LL;
+    const wide kv_len = tile.kv_len;
+    const wide q_pos_first = q_pos.begin;
+    const wide v1 = q_pos_first - x_left;
+    const wide x_sink_tokens = p.x_sink_tokens;
+    const wide v2 = x_sink_tokens - 1LL;
+    const wide x_right = p.x_right;
+    const bool v3 = x_right < 0LL;
+    const wide q_pos_last = q_pos.end - 1;
+    const wide v4 = q_pos_last + x_right;
+    const wide v5 = min(min(v0 ? 0LL : kv_len, max(v1, 0LL)), v2 < 0LL ? kv_len : 0LL);
+    const wide v6 = min(max(max(v5, min(v3 ? 0LL : kv_len, v4 < 0LL ? kv_len : 0LL)), 0LL), kv_len);
+    const wide v7 = kv_len - 1LL;
+    const wide v8 = max(max(v0 ? v7 : -1LL, v1 >= kv_len ? -1LL : v7), min(v2, v7));
+    return {int(v6), int(max(min(min(v8, max(v3 ? v7 : -1LL, min(v4, v7))) + 1LL, kv_len), v6))};
+  }
+};
+
+struct Config {
+  using Element = warploom::bfloat16_t;
+  static constexpr int kHeadDimQk = 128;
+  static constexpr int kHeadDimV = 128;
+  static constexpr int kRows = 128;
+  static constexpr int kKeys = 64;
+  static constexpr int kWarps = 4;
+  static constexpr int kStages = 2;
+  static constexpr int kBlockKv = 16;
+  static constexpr bool kIndexed = true;
+  static constexpr bool kColumnPositions = false;
+};
+
+struct Kernel {
+  using Config = warploom::Config;
+  using Params = warploom::Params;
+  using Segment = warploom::Segment;
+  using Variant = warploom::Variant;
+  using WorkItem = warploom::WorkItem;
+};
+
+}  // namespace warploom
+
+extern "C" __global__ void __launch_bounds__(128)
+warploom_kernel(const __grid_constant__ warploom::Params p) {
+  warploom::run_portable_kernel<warploom::Kernel>(p);
+}
