@@ -90,16 +90,16 @@ def test_precise_functions() -> None:
 
 
 def test_loads_are_clamped_unless_their_role_is_safe() -> None:
-    field = TensorField("bias", float32, ("q_head", None))
-    load = node("load", FLOAT, (var("q_head"), binary("sub", INT, q, k)), "bias")
-    assert (
-        "load(p.x_bias, row.q_head * p.x_bias_s0 + "
-        "clamp_index(v0, p.x_bias_n1) * p.x_bias_s1)"
-    ) in text(load, bias=field)
-    shifted = node("load", FLOAT, (binary("add", INT, var("q_head"), const(1)), q), "bias")
-    assert "clamp_index(row.q_head + 1, p.x_bias_n0)" in text(shifted, bias=field)
-    swapped = node("load", FLOAT, (var("batch"), q), "bias")  # safe elsewhere, not here
-    assert "clamp_index(tile.batch, p.x_bias_n0)" in text(swapped, bias=field)
+    field = TensorField("w", float32, ("q_head", None))
+    load = node("load", FLOAT, (var("q_head"), binary("sub", INT, q, k)), "w")
+    assert text(load, w=field) == (
+        "const int v0 = row.q_pos - kv_pos;\n"
+        "load(p.x_w, row.q_head * p.x_w_s0 + clamp_index(v0, p.x_w_n1) * p.x_w_s1)"
+    )
+    shifted = node("load", FLOAT, (binary("add", INT, var("q_head"), const(1)), q), "w")
+    assert "clamp_index(v0, p.x_w_n0)" in text(shifted, w=field)
+    swapped = node("load", FLOAT, (var("batch"), q), "w")  # safe elsewhere, not here
+    assert "clamp_index(tile.batch, p.x_w_n0)" in text(swapped, w=field)
     assert text(node("load", INT, (), "n"), n=TensorField("n", int32, ())) == "load(p.x_n, 0)"
 
 
