@@ -91,12 +91,11 @@ def header_digest(*folders: str) -> str:
 
 
 def _find_cuda_headers() -> Path:
-    # crt/ comes in a wheel of its own, and without it nothing compiles.
     wheels = (*_wheel_folders("cu13/include"), *_wheel_folders("cuda_runtime/include"))
     for folder in _first(wheels, _by_pathfinder("cudart"), _toolkit_folders("include")):
-        if (folder / "cuda_runtime_api.h").is_file() and (folder / "crt").is_dir():
+        if (folder / "cuda_runtime_api.h").is_file():
             return folder
-    raise NoCudaCompiler(what="the CUDA runtime's headers (with crt/)", extra="cu13")
+    raise NoCudaCompiler(what="the CUDA runtime's headers", extra="cu13")
 
 
 def _find_cccl(cuda: Path, major: int) -> Path:

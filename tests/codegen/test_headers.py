@@ -25,7 +25,6 @@ def fake_toolkit(root: Path, *, version: int = 12080, minor: int = 8) -> Path:
     """A toolkit with every file that is looked at."""
     files = {
         "include/cuda_runtime_api.h": f"#define CUDART_VERSION  {version}\n",
-        "include/crt/host_defines.h": "",
         "include/cccl/cuda/std/__cccl/version.h": "#define CCCL_VERSION 2008000\n",
         f"lib64/libnvrtc.so.{version // 1000}": "library",
         f"lib64/libnvrtc-builtins.so.{version // 1000}.{minor}": "builtins",
@@ -88,7 +87,6 @@ def test_a_toolkit_serves_without_wheels(only_toolkit: Path) -> None:
     ("missing", "named"),
     [
         ("include/cuda_runtime_api.h", "runtime's headers"),
-        ("include/crt", "crt/"),
         ("include/cccl", "CCCL"),
         ("lib64/libnvrtc.so.12", "NVRTC 12"),
         ("lib64/libnvrtc-builtins.so.12.8", "NVRTC 12"),
