@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from warploom.dsl import check
-from warploom.dsl.fields import Field, Reading
+from warploom.dsl.fields import READING, Field, Reading
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
@@ -65,7 +65,7 @@ class Composed(Variant):
     def under(self, reading: Reading) -> Composed:
         made = copy.copy(self)
         made.__dict__["parts"] = tuple(part.under(reading) for part in self.parts)
-        made.__dict__["_field_reading"] = reading
+        made.__dict__[READING] = reading
         return made
 
     def __repr__(self) -> str:

@@ -19,6 +19,9 @@ ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "lane")
 # Dimensions that exactly cover one position. Only that position may index them, so that loads need
 # no clamp.
 EXACT_ROLES = ("batch", "q_head", "kv_head", "lane")
+# Where an instance keeps the values bound to its fields, and the reading it is under.
+VALUES = "_field_values"
+READING = "_field_reading"
 RESERVED = (*SEATS, "softmax", "name", "fields", "inputs")
 
 
@@ -168,10 +171,10 @@ def _roles(roles: tuple[str | None, ...]) -> tuple[str | None, ...]:
 
 
 def _get(field: Field, instance: Any, default: object) -> Value:
-    reading: Reading | None = instance.__dict__.get("_field_reading")
+    reading: Reading | None = instance.__dict__.get(READING)
     if reading is not None:
         return field.read(reading)
-    value = instance.__dict__.get("_field_values", {}).get(field.name, default)
+    value = instance.__dict__.get(VALUES, {}).get(field.name, default)
     if value is None:
         raise misuse(type(instance).__name__, field.name, "it has no value outside a kernel yet")
     return value
@@ -179,12 +182,12 @@ def _get(field: Field, instance: Any, default: object) -> Value:
 
 def _set(field: Field, instance: Any, value: object) -> None:
     refuse_under_reading(instance, field.name)
-    instance.__dict__.setdefault("_field_values", {})[field.name] = field.accept(value)
+    instance.__dict__.setdefault(VALUES, {})[field.name] = field.accept(value)
 
 
 def refuse_under_reading(instance: Any, name: str) -> None:
     """Raise GlobalMutated if a functor of the instance is running."""
-    reading: Reading | None = instance.__dict__.get("_field_reading")
+    reading: Reading | None = instance.__dict__.get(READING)
     if reading is not None:
         raise GlobalMutated(
             seat=reading.seat,

@@ -9,7 +9,7 @@ from typing import Any
 from warploom.dsl import location
 from warploom.dsl.capture import Captures, indexing, rebuild
 from warploom.dsl.check import signature_problem
-from warploom.dsl.fields import Field, Reading
+from warploom.dsl.fields import READING, Field, Reading
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
@@ -44,7 +44,7 @@ class Flex(Variant):
         function = self._functions[seat]
         if function is None:
             return value[0] if value else True
-        reading: Reading = self.__dict__["_field_reading"]
+        reading: Reading = self.__dict__[READING]
         with indexing(self._captures, reading):
             bound = rebuild(
                 function, lambda name, tensor: self._captures.read(tensor, name, reading)

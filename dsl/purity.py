@@ -51,6 +51,17 @@ def snapshot(variant: Variant) -> Snapshot:
     return taken
 
 
+def surroundings(variant: Variant) -> tuple[Hashable, list[object]]:
+    """The globals and closures that a variant's functors read, as a key for caches of traces.
+
+    Returns:
+        The key, and the objects that whoever keeps the key must keep too, since it holds their ids.
+    """
+    taken = snapshot(variant)
+    outer = [item for item in taken.values.items() if not item[0][1].startswith("self.")]
+    return tuple(outer), taken.alive
+
+
 def compare(variant: Variant, before: Snapshot) -> None:
     """Raise GlobalMutated if anything recorded has changed since."""
     after = snapshot(variant)

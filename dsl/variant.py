@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import warploom.dsl.functions  # noqa: F401  (torch and NumPy find them by name)
 from warploom.dsl import fields as fields_module
-from warploom.dsl.fields import Field, Reading, Scalar, Tensor
+from warploom.dsl.fields import READING, VALUES, Field, Reading, Scalar, Tensor
 from warploom.dsl.position import Position
 from warploom.dsl.spec import SEATS
 from warploom.dsl.symbols import Value
@@ -93,7 +93,7 @@ class Variant:
 
     def inputs(self) -> dict[str, Any]:
         """Values bound at construction, by field name."""
-        return dict(self.__dict__.get("_field_values", {}))
+        return dict(self.__dict__.get(VALUES, {}))
 
     def functor(self, seat: str) -> Any:
         """The function that the user wrote for a seat."""
@@ -112,7 +112,7 @@ class Variant:
     def under(self: _Self, reading: Reading) -> _Self:
         """A copy whose fields are read through `reading`, and which cannot be changed."""
         made = copy.copy(self)
-        made.__dict__["_field_reading"] = reading
+        made.__dict__[READING] = reading
         return made
 
     def __setattr__(self, name: str, value: object) -> None:

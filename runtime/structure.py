@@ -1,7 +1,7 @@
 """What of a variant decides its kernel, as a key: so that equal variants are traced once.
 
-Values of fields are not part of it. A functor's code is, and the plain attributes it may read; a
-global helper is not, as in any cache by function.
+Values of fields are not part of it. A functor's code is, and so are the plain attributes, globals and
+closures it may read, and its helpers.
 """
 
 from __future__ import annotations
@@ -10,29 +10,32 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from warploom.dsl.fields import VALUES
+from warploom.dsl.purity import surroundings
 from warploom.dsl.spec import SEATS, TracedVariant
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 
 _LIMIT = 256
-_traced: OrderedDict[Hashable, tuple[TracedVariant, Variant]] = OrderedDict()
+_traced: OrderedDict[Hashable, tuple[TracedVariant, object]] = OrderedDict()
 
 
 def structure_key(variant: Variant) -> Hashable:
     """Class, code of the seats, and attributes that are no field values."""
     cls = type(variant)
     code = tuple(getattr(getattr(cls, seat), "__code__", None) for seat in SEATS)
-    state = [(name, _key(value)) for name, value in vars(variant).items() if name != "_values"]
+    state = [(name, _key(value)) for name, value in vars(variant).items() if name != VALUES]
     return cls, code, variant.softmax, tuple(sorted(state, key=lambda item: item[0]))
 
 
 def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
     """The variant's structure and its graphs, from the cache if it is known."""
-    key = structure_key(variant)
+    outside, alive = surroundings(variant)
+    key = structure_key(variant), outside
     found = _traced.get(key)
     if found is None:
-        # the variant is kept, since the key may hold identities of what it refers to
-        found = _traced[key] = (trace(variant), variant)
+        # the variant and its surroundings are kept, since the key holds identities of theirs
+        found = _traced[key] = (trace(variant), (variant, alive))
         while len(_traced) > _LIMIT:
             _traced.popitem(last=False)
     _traced.move_to_end(key)

@@ -9,6 +9,7 @@ import pytest
 import warploom as wl
 from warploom.dsl.ir import walk
 from warploom.dsl.position import AVAILABLE
+from warploom.dsl.purity import surroundings
 from warploom.dsl.spec import SEATS
 from warploom.dsl.trace import trace
 from warploom.errors import (
@@ -385,3 +386,22 @@ def test_every_made_node_has_a_place() -> None:
     for found in walk(trace(Placed()).seats["logits_transform"]):
         if found.args:
             assert found.source is not None and found.source.file.endswith(".py")
+
+
+def test_surroundings_are_a_key_of_what_functors_read() -> None:
+    factor = [2.0]
+
+    def helper(x):
+        return x * factor[0]
+
+    class Helped(wl.Variant):
+        cap = wl.Scalar("float32", default=1.0)
+
+        def logits_transform(self, logits, at):
+            return helper(logits) * self.cap
+
+    first, alive = surroundings(Helped())
+    assert surroundings(Helped(cap=3.0))[0] == first and hash(first) is not None
+    assert any(kept is factor for kept in alive)
+    factor[0] = 3.0
+    assert surroundings(Helped())[0] != first
