@@ -1,7 +1,7 @@
 """What of a variant decides its kernel, as a key: so that equal variants are traced once.
 
-Values of fields are not part of it. A functor's code is, and so are the plain attributes, globals and
-closures it may read, and its helpers.
+Values of fields are not part of it. A functor's code is, and so are the plain attributes, globals
+and closures it may read, and its helpers.
 """
 
 from __future__ import annotations
