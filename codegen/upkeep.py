@@ -73,8 +73,8 @@ def clear(store: Store) -> tuple[int, int]:
     found = items(store)
     for item in found:
         item.remove()
-    for draft in _glob(store.kernels, f"{DRAFT}*"):
-        shutil.rmtree(draft, ignore_errors=True)
+    for draft in _drafts(store):
+        draft.remove()
     return len(found), sum(item.size for item in found)
 
 
@@ -90,9 +90,9 @@ def sweep(store: Store, *, max_bytes: int, max_age: float) -> list[Item]:
         What was removed.
     """
     now = time.time()
-    for draft in _glob(store.kernels, f"{DRAFT}*"):
-        if now - _modified(draft) > _DRAFT_SECONDS:
-            shutil.rmtree(draft, ignore_errors=True)
+    for draft in _drafts(store):
+        if now - draft.used > _DRAFT_SECONDS:
+            draft.remove()
     removed = []
     room = max_bytes
     for item in sorted(items(store), key=lambda item: -item.used):
@@ -116,6 +116,13 @@ def _sweep_once(root: Path) -> None:
         if time.time() - _modified(stamp) > _DAY:
             stamp.touch()
             sweep(Store(root), max_bytes=env.cache_size_bytes(), max_age=env.cache_age_seconds())
+
+
+def _drafts(store: Store) -> list[Item]:
+    """What builds are writing, or have left behind when they died."""
+    paths = _glob(store.kernels, f"{DRAFT}*")
+    paths += _glob(store.root / "pch", "*.tmp") + _glob(store.root / "pch", "*.claim")
+    return [_measure(path, path) for path in paths]
 
 
 def _folders(parent: Path) -> Iterator[Item]:

@@ -75,13 +75,18 @@ def test_one_large_old_item_does_not_evict_small_newer_ones(store: Store) -> Non
 
 def test_drafts_of_dead_processes_go_and_those_at_work_stay(store: Store) -> None:
     add(store, "k")
-    dead, working = store.kernels / f"{DRAFT}dead", store.kernels / f"{DRAFT}working"
-    for draft in (dead, working):
-        draft.mkdir()
+    images = store.root / "pch"
+    images.mkdir()
+    dead = [store.kernels / f"{DRAFT}dead", images / "0.12.tmp", images / "0.claim"]
+    working = [store.kernels / f"{DRAFT}working", images / "1.34.tmp", images / "1.claim"]
     long_ago = time.time() - 5 * HOUR
-    os.utime(dead, (long_ago, long_ago))
+    for path in (*dead, *working):
+        path.mkdir() if DRAFT in path.name else path.touch()
+    for path in dead:
+        os.utime(path, (long_ago, long_ago))
     upkeep.sweep(store, max_bytes=1 << 30, max_age=100 * HOUR)
-    assert (dead.exists(), working.exists()) == (False, True)
+    assert not any(path.exists() for path in dead)
+    assert all(path.exists() for path in working)
 
 
 def test_a_sweep_happens_once_a_day(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
