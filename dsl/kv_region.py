@@ -143,7 +143,8 @@ class _Solver:
 
     def _solve_atom(self, unknown: Node, low: Linear | None, high: Linear | None) -> Region | None:
         if unknown is _KV_POS:
-            return Region(*(None if end is None else end.node() for end in (low, high)))
+            first, last = (None if end is None else end.node() for end in (low, high))
+            return Region(first, last)
         divisor = fold.int_value(unknown.args[1]) if unknown.op == "floordiv" else None
         if divisor is None or divisor <= 0:
             return None

@@ -195,7 +195,7 @@ def test_vector_seats_compute_what_the_functor_says(
     }  # fmt: skip
     tile_bytes = np.array(list(tile.values()), np.int32)
     for seat, names in PLACES.items():
-        place = {name: rng.integers(0, 40, ROWS) for name, _ in names}
+        place: dict[str, Any] = {name: rng.integers(0, 40, ROWS) for name, _ in names}
         if "q_head" in place:
             place["q_head"] %= 4
         if "lse" in place:

@@ -253,6 +253,8 @@ class Functor(Variant):
         return self.ids[values[0]] if op == "ids" else OPERATIONS[op](*values)
 
 
+# one example is one compilation of many cases
+HEAVY = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large)
 ROWS, KEYS, HEADS = 6, 11, 2
 INPUTS: dict[str, Any] = {
     "slopes": np.random.default_rng(0).normal(size=(HEADS, 5)).astype(np.float32),
@@ -314,7 +316,7 @@ def expected(variant: Variant, tile: list[int], rows: Any, logits: Any) -> tuple
     max_examples=2,
     deadline=None,
     phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=HEAVY,
 )
 @given(
     trees=st.lists(st.tuples(floats, conditions), min_size=30, max_size=30),
