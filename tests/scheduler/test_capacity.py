@@ -15,7 +15,6 @@ from warploom.scheduler.capacity import capacity, max_query_tiles, workspace_siz
 from warploom.scheduler.layout import HEADER, MERGE, SEGMENT, WORK_ITEM
 from warploom.scheduler.plan import AllVisible, Bounds, Plan
 
-
 NUMBERS: dict[str, Any] = {
     "rows": 16,
     "keys": 64,

@@ -105,6 +105,29 @@ def count_a_merge_twice(plan: Plan) -> None:
     plan.merges["num_slots"][1] -= 1
 
 
+def set_keys(pick: Callable[[Plan], int], begin: int, end: int) -> Callable[[Plan], None]:
+    def apply(plan: Plan) -> None:
+        at = pick(plan)
+        plan.items["kv_begin"][at], plan.items["kv_end"][at] = begin, end
+
+    return apply
+
+
+def empty_part(plan: Plan) -> None:
+    at = partial(plan)
+    plan.items["kv_end"][at] = plan.items["kv_begin"][at]
+
+
+def shift_last_merge(step: int) -> Callable[[Plan], None]:
+    """Moves a merge and its parts together to other slots."""
+
+    def apply(plan: Plan) -> None:
+        plan.merges["first_slot"][-1] += step
+        plan.items["slot"][plan.items["merge"] == len(plan.merges) - 1] += step
+
+    return apply
+
+
 DAMAGE: dict[str, tuple[Callable[[Plan], None], str]] = {
     "keys lost at the end": (change("kv_end", whole, -64), "visible keys after"),
     "keys lost at the start": (change("kv_begin", first_part, 64), "visible keys before"),
@@ -142,6 +165,11 @@ DAMAGE: dict[str, tuple[Callable[[Plan], None], str]] = {
     "work above the limit": (indptr(20, 0), "decreases|above the SM limit"),
     "merge slots": (merge("num_slots", 1), "miscounts"),
     "merge first slot": (merge("first_slot", -1), "do not ascend"),
+    "keys backwards": (set_keys(whole, 128, 64), "end before they begin"),
+    "visible tile without keys": (set_keys(whole, 0, 0), "stands for visible ones"),
+    "part without keys": (empty_part, "not its tile's only one"),
+    "slots past the end": (shift_last_merge(1), "slot is out of range"),
+    "slots shared": (shift_last_merge(-1), "share a slot"),
     "merges disagree": (count_a_merge_twice, "miscounts its parts"),
 }
 
@@ -163,12 +191,32 @@ def test_an_idle_cta_must_stay_idle(case: Any) -> None:
         verify(plan, case.visibility)
 
 
-def test_a_missing_item_is_found(case: Any) -> None:
+LENGTHS: dict[str, tuple[Callable[[Plan], dict[str, Any]], str]] = {
+    "two headers": (lambda p: {"header": np.tile(p.header, 2)}, "exactly one header"),
+    "short indptr": (lambda p: {"cta_indptr": p.cta_indptr[:-1]}, "num_ctas . 1 entries"),
+    "early end": (
+        lambda p: {"cta_indptr": np.minimum(p.cta_indptr, len(p.items) - 1)},
+        "does not end at the item count",
+    ),
+    "short loads": (lambda p: {"loads": p.loads[1:]}, "loads do not count"),
+    "fewer items": (lambda p: {"items": p.items[:-1]}, "miscounts the items"),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_wrong_lengths_are_found(case: Any, name: str) -> None:
+    changes, reason = LENGTHS[name]
+    plan = case.plan()
+    with pytest.raises(PlanInvalid, match=reason):
+        verify(replace(plan, **changes(plan)), case.visibility)
+
+
+def test_a_merge_without_a_tile_is_found(case: Any) -> None:
     plan = damaged(case.plan())
-    plan.cta_indptr[20:] -= 1
-    plan.header["num_items"] -= 1
-    with pytest.raises(PlanInvalid):
-        verify(replace(plan, items=plan.items[:-1]), case.visibility)
+    plan.header["num_merges"] += 1
+    merges = np.append(plan.merges, np.zeros(1, plan.merges.dtype))
+    with pytest.raises(PlanInvalid, match="a merge has no tile"):
+        verify(replace(plan, merges=merges), case.visibility)
 
 
 def test_a_plan_for_another_mask_is_refused(case: Any) -> None:
