@@ -240,10 +240,10 @@ def _values(
     given: Variant, traced: TracedVariant, inputs: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
     """Values of the fields that the kernel reads: bound at construction, then given here."""
-    known = given.fields()
+    read = [field.name for field in (*traced.scalars, *traced.tensors)]
     for name in inputs:
-        if name not in known:
-            raise UnknownInput(variant=given.name, name=name, known=", ".join(known) or "nothing")
+        if name not in read:
+            raise UnknownInput(variant=given.name, name=name, known=", ".join(read) or "nothing")
     bound = given.inputs()
     values = {**bound, **inputs}
     found = {field.name: values[field.name] for field in traced.scalars if field.name in values}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.build import Artifact, build, build_all
+from warploom.codegen.build import Artifact, build
 from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
@@ -103,13 +103,6 @@ class Kernels:
                 raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
             found = _loaded[key] = self._load(tile, source, build(source, self.target))
         return found
-
-    def warm_up(self, tiles: Sequence[TileConfig], progress: bool | None = None) -> None:
-        """Build kernels for several tiles in parallel, and load them."""
-        jobs = [(self.source(tile), self.target) for tile in tiles]
-        build_all(jobs, progress=progress)
-        for tile in tiles:
-            self.get(tile)
 
     def _load(self, tile: TileConfig, source: KernelSource, artifact: Artifact) -> Kernel:
         if not isinstance(self.target, Arch):

@@ -7,10 +7,12 @@ the kernel's parameters and launches, so that a CUDA graph can capture it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from warploom.codegen.build import Job, build_all
 from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat, Ragged
@@ -315,7 +317,7 @@ class AttentionWrapper:
         return (o if out is None else out.copy_(o)), (sums if lse is None else lse.copy_(sums))
 
     def warm_up(self, progress: bool | None = None) -> None:
-        """Build and load the kernels of every tile that a plan can choose, in parallel.
+        """Build the kernels of every tile that a plan can choose, in parallel.
 
         Args:
             progress: show a progress bar; None lets the settings and the terminal decide.
@@ -323,10 +325,23 @@ class AttentionWrapper:
         Raises:
             BuildFailed, CompileError and others of `codegen.build.build_all`.
         """
+        build_all(self.build_jobs(), progress=progress)
+
+    def build_jobs(self, tiles: Sequence[TileConfig] | None = None) -> list[Job]:
+        """What `codegen.build.build_all` needs to build this wrapper's kernels with others'.
+
+        Args:
+            tiles: tiles to build for; `tiles()` by default.
+        """
+        tiles = self.tiles() if tiles is None else tiles
+        return [(self._kernels.source(tile), self._kernels.target) for tile in tiles]
+
+    def tiles(self) -> list[TileConfig]:
+        """Tiles that a plan can choose; none for the reference back end."""
         if self.backend == "reference":
-            return
+            return []
         fixed = self._planner.fixed_tile()
-        self._kernels.warm_up([fixed] if fixed else self._kernels.candidates(), progress)
+        return [fixed] if fixed else self._kernels.candidates()
 
     def workspace_size(self, bounds: Bounds | None = None) -> WorkspaceSize:
         """Exact bytes that any batch within the bounds needs (FlashInfer, appendix D).

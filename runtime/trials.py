@@ -1,0 +1,341 @@
+"""One random batch, computed by a wrapper and by the oracle: the body of property tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.codegen.source import TileConfig
+from warploom.dsl.dtypes import DType
+from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
+from warploom.dsl.ir import Kind
+from warploom.dsl.reference import naive_attention, reference_attention
+from warploom.dsl.rounding import rounder, tolerance
+from warploom.dsl.spec import TensorField
+from warploom.dsl.variant import Variant
+from warploom.errors import MissingInput
+from warploom.runtime.structure import traced_once
+from warploom.runtime.wrapper import AttentionWrapper
+
+_Floats = np.ndarray[Any, Any]
+MakeInputs = Callable[["Case", np.random.Generator], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a kernel is compiled for.
+
+    Attributes:
+        kv_format: storage of keys and values.
+        dtype: of q, k, v and the output.
+        head_dim, head_dim_v: lengths of vectors.
+        device: "cpu" or "cuda".
+        tile: tile to use; None leaves the choice to warploom.
+    """
+
+    kv_format: KVFormat
+    dtype: str = "float32"
+    head_dim: int = 64
+    head_dim_v: int = 64
+    device: str = "cpu"
+    tile: TileConfig | None = None
+
+    def __str__(self) -> str:
+        dims = f"{self.head_dim}/{self.head_dim_v}"
+        return f"{self.kv_format}, {self.dtype}, head_dim {dims}, {self.device}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch.
+
+    Attributes:
+        setup: what the kernel is compiled for.
+        q_lens, kv_lens: lengths of each request.
+        num_kv_heads: key/value heads.
+        group_size: query heads of each.
+        scale: standard deviation of q; large ones make the softmax sharp.
+        seed: of all values, and of page tables.
+    """
+
+    setup: Setup
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    num_kv_heads: int = 1
+    group_size: int = 1
+    scale: float = 1.0
+    seed: int = 0
+
+    @property
+    def num_q_heads(self) -> int:
+        return self.num_kv_heads * self.group_size
+
+    def __str__(self) -> str:
+        heads = f"{self.num_q_heads} query heads, {self.num_kv_heads} key/value heads"
+        lengths = f"q_lens {list(self.q_lens)}, kv_lens {list(self.kv_lens)}"
+        return f"{self.setup}\n  {lengths}\n  {heads}, scale of q {self.scale}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The oracle's result for one request, and that of its low-precision twin."""
+
+    o: _Floats
+    lse: _Floats
+    naive_o: _Floats
+    naive_lse: _Floats
+
+
+class Trial:
+    """The tensors of a case. What no request owns is NaN, so that a stray read shows."""
+
+    def __init__(self, variant: Variant, case: Case, make_inputs: MakeInputs | None = None) -> None:
+        self.variant, self.case = variant, case
+        self.rng = np.random.default_rng(case.seed)
+        self.dtype: torch.dtype = getattr(torch, case.setup.dtype)
+        self._round = rounder(case.setup.dtype)
+        setup = case.setup
+        self.q = [
+            self._random(n, case.num_q_heads, setup.head_dim, scale=case.scale) for n in case.q_lens
+        ]
+        self.k = [self._random(n, case.num_kv_heads, setup.head_dim) for n in case.kv_lens]
+        self.v = [self._random(n, case.num_kv_heads, setup.head_dim_v) for n in case.kv_lens]
+        given = {} if make_inputs is None else dict(make_inputs(case, self.rng))
+        self.inputs = {**random_inputs(variant, case, self.rng, set(given)), **given}
+        self.qo_indptr = _indptr(case.q_lens)
+        self.plan: dict[str, Any] = {"qo_indptr": self.qo_indptr}
+        self.block_lists: list[_Floats] = []
+        self.stored = self._store()
+
+    def run(self) -> tuple[list[_Floats], list[_Floats]]:
+        """Output and log-sum-exp of each request, by the device's back end."""
+        case, setup = self.case, self.case.setup
+        wrapper = AttentionWrapper(
+            self.variant,
+            kv_format=setup.kv_format,
+            num_q_heads=case.num_q_heads,
+            num_kv_heads=case.num_kv_heads,
+            head_dim=setup.head_dim,
+            head_dim_v=setup.head_dim_v,
+            dtype=setup.dtype,
+            device=setup.device,
+            tile=setup.tile,
+        )
+        inputs = {
+            name: x.to(wrapper.device) if isinstance(x, torch.Tensor) else x
+            for name, x in self.inputs.items()
+        }
+        wrapper.plan(**self.plan, **inputs)
+        q = self._queries().to(wrapper.device)
+        k, v = (x.to(wrapper.device) for x in self.stored)
+        out, lse = wrapper.run(q, (k, v), return_lse=True)
+        return self._split(out), self._split(lse)
+
+    def expected(self) -> list[Expected]:
+        """What the user's functors say, request by request."""
+        return [self._expected(i) for i in range(len(self.q))]
+
+    def _expected(self, i: int) -> Expected:
+        dense = isinstance(self.case.setup.kv_format, Dense)
+        results = []
+        for rows, keys in self._parts(i):
+            request = {
+                "batch": i,
+                "inputs": self.inputs,
+                "first_q_idx": rows.start,
+                "first_q_row": rows.start + (0 if dense else int(self.qo_indptr[i])),
+                "q_len": self.case.q_lens[i],
+                "kv_len": self.case.kv_lens[i],
+                "kv_positions": keys,
+            }
+            tensors = (self.q[i][rows], self.k[i][keys], self.v[i][keys])
+            exact = reference_attention(self.variant, *tensors, **request)
+            naive = naive_attention(
+                self.variant, *tensors, round_to=self.case.setup.dtype, **request
+            )
+            results.append((*exact, *naive))
+        return Expected(*(np.concatenate(arrays) for arrays in zip(*results, strict=True)))
+
+    def _parts(self, i: int) -> list[tuple[slice, _Floats]]:
+        """Rows of a request that share a list of keys, and the keys' positions."""
+        fmt, rows, keys = self.case.setup.kv_format, len(self.q[i]), np.arange(len(self.k[i]))
+        if not isinstance(fmt, BlockSparse):
+            return [(slice(0, rows), keys)]
+        first = sum(-(-n // fmt.block[0]) for n in self.case.q_lens[:i])
+        parts = []
+        for block_row, start in enumerate(range(0, rows, fmt.block[0])):
+            seen = np.isin(keys // fmt.block[1], self.block_lists[first + block_row])
+            parts.append((slice(start, min(start + fmt.block[0], rows)), keys[seen]))
+        return parts or [(slice(0, 0), keys[:0])]
+
+    def _random(self, *shape: int, scale: float = 1.0) -> _Floats:
+        """float32 numbers that the storage type holds exactly."""
+        return self._round(scale * self.rng.standard_normal(shape, dtype=np.float32))
+
+    def _to_torch(self, array: _Floats) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.dtype)
+
+    def _queries(self) -> torch.Tensor:
+        fmt = self.case.setup.kv_format
+        if not isinstance(fmt, Dense):
+            return self._to_torch(np.concatenate(self.q))
+        q = np.stack(self.q)
+        return self._to_torch(q if fmt.layout == "NHD" else q.swapaxes(1, 2))
+
+    def _split(self, result: torch.Tensor) -> list[_Floats]:
+        """A result's requests, as float64 [rows, heads, ...]."""
+        array = result.double().cpu().numpy()
+        fmt = self.case.setup.kv_format
+        if isinstance(fmt, Dense):
+            return list(array if fmt.layout == "NHD" else array.swapaxes(1, 2))
+        return np.split(array, self.qo_indptr[1:-1])
+
+    def _store(self) -> list[torch.Tensor]:
+        """Keys and values as the format wants them; fills in the arguments of `plan`."""
+        fmt = self.case.setup.kv_format
+        if isinstance(fmt, Paged):
+            stored = self._store_pages(fmt)
+        else:
+            self.plan["kv_indptr"] = _indptr(self.case.kv_lens)
+            join = _stack if isinstance(fmt, Dense) else np.concatenate
+            stored = [join(self.k), join(self.v)]
+            if isinstance(fmt, BlockSparse):
+                self._choose_blocks(fmt)
+        if fmt.layout == "HND":
+            stored = [x.swapaxes(-3, -2) for x in stored]
+        return [self._to_torch(x) for x in stored]
+
+    def _store_pages(self, fmt: Paged) -> list[_Floats]:
+        size = fmt.page_size
+        counts = [-(-n // size) for n in self.case.kv_lens]
+        total = sum(counts)
+        pages = self.rng.permutation(total + 2)[:total].astype(np.int32)
+        stored = []
+        for requests in (self.k, self.v):
+            cache = np.full((total + 2, size, *requests[0].shape[1:]), np.nan, np.float32)
+            for tokens, own in zip(requests, np.split(pages, np.cumsum(counts)[:-1]), strict=True):
+                place = np.arange(len(tokens))
+                cache[own[place // size], place % size] = tokens
+            stored.append(cache)
+        last = [(n - 1) % size + 1 if n else 0 for n in self.case.kv_lens]
+        self.plan |= {
+            "kv_indptr": _indptr(counts),
+            "kv_indices": pages,
+            "last_page_len": np.array(last, np.int32),
+        }
+        return stored
+
+    def _choose_blocks(self, fmt: BlockSparse) -> None:
+        for q_len, kv_len in zip(self.case.q_lens, self.case.kv_lens, strict=True):
+            for _ in range(-(-q_len // fmt.block[0])):
+                seen = self.rng.random(-(-kv_len // fmt.block[1])) < 0.6
+                self.block_lists.append(np.flatnonzero(seen))
+        self.plan |= {
+            "kv_indptr": _indptr([len(row) for row in self.block_lists]),
+            "kv_indices": np.concatenate([np.zeros(0), *self.block_lists]).astype(np.int32),
+            "kv_lens": np.array(self.case.kv_lens, np.int32),
+        }
+
+
+def mismatch(variant: Variant, case: Case, make_inputs: MakeInputs | None = None) -> str | None:
+    """Run one case; None if the back end agrees with the oracle, else what differs most."""
+    trial = Trial(variant, case, make_inputs)
+    outputs, sums = trial.run()
+    for i, (o, lse, exact) in enumerate(zip(outputs, sums, trial.expected(), strict=True)):
+        dtype = case.setup.dtype
+        found = _compare(f"output of request {i}", o, exact.o, exact.naive_o, dtype)
+        if found is None and variant.softmax:
+            what = f"log-sum-exp of request {i}"
+            found = _compare(what, lse, exact.lse, exact.naive_lse, dtype)
+        if found is not None:
+            return found
+    return None
+
+
+def _compare(what: str, got: _Floats, exact: _Floats, naive: _Floats, dtype: str) -> str | None:
+    if got.size == 0:
+        return None
+    allowed = tolerance(exact, naive, dtype)
+    with np.errstate(invalid="ignore"):
+        error = np.where(got == exact, 0.0, np.abs(got - exact))
+    error = np.where(np.isnan(error), np.inf, error)
+    if error.max() <= allowed:
+        return None
+    worst = tuple(map(int, np.unravel_index(int(error.argmax()), error.shape)))
+    where = ", ".join(
+        f"{name} {i}" for name, i in zip(("row", "head", "lane"), worst, strict=False)
+    )
+    return (
+        f"{what}, {where}: got {got[worst]:.7g}, the functors say {exact[worst]:.7g}; "
+        f"the error {error[worst]:.3g} exceeds {allowed:.3g}, at {int((error > allowed).sum())} of "
+        f"{error.size} places"
+    )
+
+
+def random_inputs(
+    variant: Variant, case: Case, rng: np.random.Generator, given: set[str]
+) -> dict[str, Any]:
+    """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
+
+    Bound scalars keep their value, and so do bound tensors with a dimension of no role.
+
+    Raises:
+        MissingInput: an unbound tensor has a dimension of no role, so that its size is unknown.
+    """
+    _, traced = traced_once(variant)
+    bound = variant.inputs()
+    values: dict[str, Any] = {}
+    for tensor in traced.tensors:
+        if tensor.name not in given and None not in tensor.roles:
+            values[tensor.name] = _random_tensor(tensor, case, rng)
+        elif tensor.name not in given and tensor.name not in bound:
+            expected = "inputs=lambda case, rng: {...}"
+            raise MissingInput(variant=variant.name, name=tensor.name, expected=expected)
+    for scalar in traced.scalars:
+        if scalar.name not in (*given, *bound) and scalar.default is None:
+            values[scalar.name] = _draw(scalar.dtype, (), case, rng).item()
+    return values
+
+
+def _random_tensor(field: TensorField, case: Case, rng: np.random.Generator) -> torch.Tensor:
+    longest = max((*case.kv_lens, 1))
+    setup = case.setup
+    sizes = {
+        "batch": len(case.q_lens),
+        "q_head": case.num_q_heads,
+        "kv_head": case.num_kv_heads,
+        "kv_pos": longest,
+        "q_pos": longest,
+        "q_row": max(sum(case.q_lens), 1),
+        "lane": max(setup.head_dim, setup.head_dim_v),
+    }
+    shape = tuple(sizes[role] for role in field.roles if role)
+    return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(
+        getattr(torch, field.dtype.name)
+    )
+
+
+def _draw(
+    dtype: DType, shape: tuple[int, ...], case: Case, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    if dtype.kind is Kind.FLOAT:
+        return rng.standard_normal(shape, dtype=np.float32)
+    high = {Kind.BOOL: 2, Kind.INT: min(max((*case.kv_lens, 1)) + 1, 1 << (8 * dtype.bytes - 1))}
+    return rng.integers(0, high[dtype.kind], shape)
+
+
+def _indptr(lengths: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def _stack(requests: list[_Floats]) -> _Floats:
+    """[batch, longest, heads, dim], NaN behind the end of each request."""
+    longest = max(len(x) for x in requests)
+    whole = np.full((len(requests), longest, *requests[0].shape[1:]), np.nan, np.float32)
+    for row, tokens in zip(whole, requests, strict=True):
+        row[: len(tokens)] = tokens
+    return whole

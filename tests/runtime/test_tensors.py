@@ -1,0 +1,59 @@
+"""Tensors of any framework, seen as torch's without a copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from warploom.errors import ArgumentError
+from warploom.runtime.tensors import as_torch, host_int32
+
+
+class Producer:
+    """An array of another framework: it offers DLPack and nothing else."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__(**options)  # type: ignore[arg-type]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._array.__dlpack_device__()
+        return device
+
+
+def test_torch_tensors_are_themselves() -> None:
+    tensor = torch.zeros(3)
+    assert as_torch(tensor, "q") is tensor
+
+
+@pytest.mark.parametrize("wrap", [np.asarray, Producer])
+def test_producers_share_their_memory(wrap: type[Producer]) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2]
+    tensor = as_torch(wrap(array), "q")
+    array[1, 1] = 7.0
+    assert tensor.tolist() == array.tolist()
+    assert tensor.stride() == (3, 2)
+
+
+def test_read_only_arrays_are_copied() -> None:
+    array = np.arange(3, dtype=np.float32)
+    array.flags.writeable = False
+    assert as_torch(array, "q").tolist() == [0, 1, 2]
+
+
+def test_what_exports_no_tensor_is_refused_by_name() -> None:
+    with pytest.raises(ArgumentError, match="kv: a dict is neither"):
+        as_torch({}, "kv")
+    with pytest.raises(ArgumentError, match="q: its DLPack export failed"):
+        as_torch(np.array(["a"]), "q")
+
+
+def test_indices_come_to_the_host_as_int32() -> None:
+    for value in ([0, 3], np.array([0, 3], np.uint8), Producer(np.array([0, 3]))):
+        found = host_int32(value, "kv_indptr")
+        assert found.dtype == np.int32
+        assert found.tolist() == [0, 3]
+    assert host_int32([], "kv_indices").dtype == np.int32

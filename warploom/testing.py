@@ -1,0 +1,215 @@
+"""Property tests of a user's variant: random batches on every back end, against its functors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from warploom.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from warploom.dsl.formats import KVFormat
+    from warploom.dsl.variant import Variant
+    from warploom.runtime.trials import Case, MakeInputs, Setup
+
+__all__ = ["CheckFailed", "cases", "check", "setups"]
+
+_KEYS = (0, 1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 127, 129, 200, 300)
+_ROWS = (0, 1, 1, 2, 3, 5, 16, 17, 33, 65)
+
+
+class CheckFailed(AssertionError):
+    """A back end disagrees with a variant's functors.
+
+    Attributes:
+        case: the smallest failing batch that was found; `mismatch(variant, case)` runs it again.
+    """
+
+    def __init__(self, text: str, case: Case) -> None:
+        super().__init__(text)
+        self.case = case
+
+
+def check(
+    variant: Variant,
+    *,
+    formats: Sequence[KVFormat] | None = None,
+    dtypes: Sequence[str] = ("float32", "bfloat16", "float16"),
+    head_dims: Sequence[int] = (64,),
+    devices: Sequence[str] | None = None,
+    inputs: MakeInputs | None = None,
+    max_examples: int = 60,
+    seed: int = 0,
+) -> None:
+    """Compare every back end of this machine with the variant's functors, run by NumPy in float64.
+
+    Batches are small and nasty: requests with no query or no key, one key, lengths around tile
+    borders, more queries than keys, grouped heads, shuffled pages. A failure is shrunk to the
+    smallest batch. The allowed error is twice that of a careless computation in the same dtype.
+
+    Args:
+        variant: the variant; fields that have no value get random ones of the right shape.
+        formats: KV formats to draw from; one of each kind by default.
+        dtypes: of q, k and v; float32 runs on the CPU only.
+        head_dims: head dimensions to draw from.
+        devices: "cpu", "cuda"; all that this machine has by default.
+        inputs: `inputs(case, rng)` gives values of fields, where random ones would make no sense.
+        max_examples: batches to try.
+        seed: of the drawing; the same one draws the same batches.
+
+    Raises:
+        CheckFailed: with a report of the smallest failing batch.
+        MissingPackage: hypothesis is not installed.
+    """
+    chosen = setups(formats=formats, dtypes=dtypes, head_dims=head_dims, devices=devices)
+    subjects = warm_up([(variant, setup) for setup in chosen])
+    run_property(subjects, inputs, max_examples, seed)
+
+
+def setups(
+    formats: Sequence[KVFormat] | None = None,
+    dtypes: Sequence[str] = ("float32", "bfloat16", "float16"),
+    head_dims: Sequence[int] = (64,),
+    devices: Sequence[str] | None = None,
+) -> list[Setup]:
+    """Few kernels that together meet each format, dtype, head dimension, device and tile.
+
+    Formats, dtypes, dimensions and tiles are walked through in step, not multiplied, since each
+    combination is one more kernel to compile.
+    """
+    import torch
+
+    from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged
+    from warploom.runtime.trials import Setup
+
+    if formats is None:
+        formats = (Ragged(), Paged(16), Dense(layout="HND"), BlockSparse(block=(32, 16)))
+    if devices is None:
+        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    found = []
+    for device in devices:
+        usable = [dtype for dtype in dtypes if device == "cpu" or dtype != "float32"]
+        for i in range(max(len(formats), len(usable), len(head_dims)) if usable else 0):
+            dim = head_dims[i % len(head_dims)]
+            found.append(
+                Setup(formats[i % len(formats)], usable[i % len(usable)], dim, dim, device)
+            )
+    return found
+
+
+def cases(setup: Setup) -> SearchStrategy[Case]:
+    """Batches for one kernel."""
+    from warploom.dsl.formats import Dense
+    from warploom.runtime.trials import Case
+
+    st = _hypothesis().strategies
+    kv_len = st.one_of(st.sampled_from(_KEYS), st.integers(0, 80))
+    q_len = st.one_of(st.sampled_from(_ROWS), st.integers(0, 40))
+    if isinstance(setup.kv_format, Dense):
+        lengths = st.builds(
+            lambda q, kv: ((q,) * len(kv), tuple(kv)),
+            q_len,
+            st.lists(kv_len, min_size=1, max_size=3),
+        )
+    else:
+        lengths = st.lists(st.tuples(q_len, kv_len), min_size=1, max_size=4).map(
+            lambda pairs: (tuple(q for q, _ in pairs), tuple(kv for _, kv in pairs))
+        )
+    return st.builds(
+        lambda lens, heads, group, scale, seed: Case(
+            setup, lens[0], lens[1], heads, group, scale, seed
+        ),
+        lengths,
+        st.integers(1, 3),
+        st.sampled_from((1, 2, 3, 4, 8)),
+        st.sampled_from((1.0, 0.1, 4.0)),
+        st.integers(0, 1000),
+    )
+
+
+def run_property(
+    subjects: Sequence[tuple[Variant, Setup]],
+    inputs: MakeInputs | None,
+    max_examples: int,
+    seed: int = 0,
+) -> None:
+    """Draw a kernel and a batch, run, compare; raise CheckFailed with the smallest failure."""
+    hypothesis = _hypothesis()
+    from warploom.runtime.trials import mismatch
+
+    drawn = hypothesis.strategies.integers(0, len(subjects) - 1).flatmap(
+        lambda i: hypothesis.strategies.tuples(
+            hypothesis.strategies.just(subjects[i][0]), cases(subjects[i][1])
+        )
+    )
+
+    @hypothesis.settings(
+        max_examples=max_examples,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        verbosity=hypothesis.Verbosity.quiet,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.seed(seed)
+    @hypothesis.given(drawn)
+    def one(subject: tuple[Variant, Case]) -> None:
+        variant, case = subject
+        try:
+            found = mismatch(variant, case, inputs)
+        except Exception as error:
+            raise CheckFailed(
+                _report(variant, case, f"{type(error).__name__}: {error}"), case
+            ) from error
+        if found is not None:
+            raise CheckFailed(_report(variant, case, found), case)
+
+    try:
+        one()
+    except CheckFailed as failure:
+        raise CheckFailed(str(failure), failure.case) from failure.__cause__
+
+
+def warm_up(
+    subjects: Sequence[tuple[Variant, Setup]], progress: bool | None = None
+) -> list[tuple[Variant, Setup]]:
+    """Compile all kernels in parallel; returns the subjects, each with a tile of its own."""
+    from warploom.codegen.build import build_all
+    from warploom.runtime.wrapper import AttentionWrapper
+
+    found, jobs = [], []
+    for i, (variant, setup) in enumerate(subjects):
+        wrapper = AttentionWrapper(
+            variant,
+            kv_format=setup.kv_format,
+            num_q_heads=1,
+            head_dim=setup.head_dim,
+            head_dim_v=setup.head_dim_v,
+            dtype=setup.dtype,
+            device=setup.device,
+        )
+        tiles = wrapper.tiles()
+        tile = setup.tile or tiles[i % len(tiles)]
+        jobs += wrapper.build_jobs([tile])
+        found.append((variant, replace(setup, tile=tile)))
+    build_all(jobs, progress=progress)
+    return found
+
+
+def _report(variant: Variant, case: Case, found: str) -> str:
+    return f"{variant!r} fails on\n  {case}\n  {found}"
+
+
+def _hypothesis() -> Any:
+    try:
+        import hypothesis
+        import hypothesis.strategies
+    except ImportError as error:
+        raise MissingPackage(
+            what="warploom.testing", package="hypothesis", requirement="hypothesis>=6.100"
+        ) from error
+    return hypothesis
