@@ -11,7 +11,7 @@ from typing import Literal
 
 from warploom.codegen.interval_cpp import tile_functions
 from warploom.codegen.lower import C_TYPES, Block, reachable
-from warploom.codegen.split import Level, Split, split
+from warploom.codegen.split import Level, Split, split, with_reciprocals
 from warploom.dsl.ir import Kind, Node
 from warploom.dsl.spec import TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
@@ -101,6 +101,7 @@ def _function(signature: str, block: Block) -> str:
 
 
 def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]) -> list[str]:
+    seats = dict(zip(seats, with_reciprocals(tuple(seats.values())), strict=True))
     parts = split(tuple(seats.values()))
     text = [_state(row, parts, tensors) for row in _STATES if parts.members(row[0])]
     bound = parts.bound(Level.ELEMENT)

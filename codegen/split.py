@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from warploom.codegen.lower import reachable
-from warploom.dsl.ir import LEAVES, Node
+from warploom.dsl.ir import LEAVES, Kind, Node, const, node
 
 
 class Level(Enum):
@@ -50,10 +50,12 @@ class Split:
 
     def bound(self, upto: Level) -> dict[Node, str]:
         """C++ text that reads each member inside code of this level."""
-        text = {node: f"ts.t{i}" for i, node in enumerate(self.tile)} if upto != Level.TILE else {}
+        text: dict[Node, str] = {}
+        if upto is not Level.TILE:
+            text |= {member: f"ts.t{i}" for i, member in enumerate(self.tile)}
         if upto is Level.ELEMENT:
-            text |= {node: f"rs.r{i}" for i, node in enumerate(self.row)}
-            text |= {node: f"cs.c{i}" for i, node in enumerate(self.column)}
+            text |= {member: f"rs.r{i}" for i, member in enumerate(self.row)}
+            text |= {member: f"cs.c{i}" for i, member in enumerate(self.column)}
         return text
 
 
@@ -71,10 +73,34 @@ def split(roots: Sequence[Node]) -> Split:
             members[root] = None
     return Split(
         *(
-            tuple(node for node in levels if node in members and levels[node] is level)
+            tuple(found for found in levels if found in members and levels[found] is level)
             for level in (Level.TILE, Level.ROW, Level.COLUMN)
         )
     )
+
+
+def with_reciprocals(roots: Sequence[Node]) -> tuple[Node, ...]:
+    """Turn x / y into x * (1 / y) where y is known earlier than x, so that a product is left.
+
+    A division costs a GPU ten instructions, and an element has few to spare (see soft-cap).
+    """
+    levels: dict[Node, Level] = {}
+    made: dict[Node, Node] = {}
+    for current in reachable(roots):
+        levels[current] = _level(current, levels)
+        args = tuple(made[arg] for arg in current.args)
+        made[current] = node(current.op, current.kind, args, current.attr, current.source)
+        if current.op == "div" and levels[current.args[1]] is not levels[current]:
+            inverse = _inverse(args[1])
+            made[current] = node("mul", Kind.FLOAT, (args[0], inverse), source=current.source)
+    return tuple(made[root] for root in roots)
+
+
+def _inverse(divisor: Node) -> Node:
+    value = divisor.attr if divisor.op == "const" else 0.0
+    if isinstance(value, float) and value:
+        return const(1.0 / value)
+    return node("div", Kind.FLOAT, (const(1.0), divisor), source=divisor.source)
 
 
 def _level(current: Node, levels: Mapping[Node, Level]) -> Level:

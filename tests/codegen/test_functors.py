@@ -55,6 +55,21 @@ def test_each_part_is_computed_where_it_belongs() -> None:
     assert "row.q_pos - ts.t1" in text
 
 
+def test_divisors_known_earlier_become_hoisted_reciprocals() -> None:
+    class Divided(Variant):
+        cap = Scalar("float32")
+
+        def logits_transform(self, logits: Any, at: Position) -> Any:
+            scaled = logits / self.cap + logits / 4.0 + logits / at.q_head
+            return scaled / (1.0 + logits * logits)
+
+    text = variant_struct(trace(Divided()), "cpp")
+    assert "return {1.0f / p.x_cap};" in text
+    assert "return {1.0f / float(row.q_head)};" in text
+    assert "logits * ts.t0 + logits * 0.25f + logits * rs.r0" in text
+    assert " / (1.0f + logits * logits);" in text  # its divisor is the element's own
+
+
 def test_only_changes_are_written() -> None:
     class Causal(Variant):
         def logits_mask(self, at: Position) -> Any:

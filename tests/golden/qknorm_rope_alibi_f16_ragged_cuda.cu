@@ -94,16 +94,18 @@ struct Variant : IdentityVariant<Params> {
   static constexpr bool kHasLogitsMask = true;
   static constexpr bool kHasLogitsTransform = true;
   static constexpr bool kHasQueryTransform = true;
-  struct TileState { float t0; };
+  struct TileState { float t0; float t1; };
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
-    return {precise::exp2(floor(log2(float(tile.num_q_heads) + 0.5f)))};
+    const float v0 = precise::exp2(floor(log2(float(tile.num_q_heads) + 0.5f)));
+    return {v0,
+            1.0f / v0};
   }
   struct RowState { float r0; };
   WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row) {
     const float v0 = float(row.q_head);
     const float v1 = -4.0f * (2.0f * (v0 - ts.t0) + 1.0f);
-    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) / ts.t0)};
+    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) * ts.t1)};
   }
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {

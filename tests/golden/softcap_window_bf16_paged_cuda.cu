@@ -88,9 +88,10 @@ struct Params {
 struct Variant : IdentityVariant<Params> {
   static constexpr bool kHasLogitsMask = true;
   static constexpr bool kHasLogitsTransform = true;
-  struct TileState { bool t0; bool t1; };
+  struct TileState { float t0; bool t1; bool t2; };
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
-    return {p.x_left < 0,
+    return {1.0f / p.x_cap,
+            p.x_left < 0,
             p.x_right < 0};
   }
   struct RowState { int r0; int r1; };
@@ -105,11 +106,11 @@ struct Variant : IdentityVariant<Params> {
   }
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
-    return p.x_cap * tanh(logits / p.x_cap);
+    return p.x_cap * tanh(logits * ts.t0);
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
-    return ((ts.t0 | (kv_pos >= rs.r0)) | cs.c0) & (ts.t1 | (kv_pos <= rs.r1));
+    return ((ts.t1 | (kv_pos >= rs.r0)) | cs.c0) & (ts.t2 | (kv_pos <= rs.r1));
   }
   WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
       Range kv_pos, Range q_head) {
