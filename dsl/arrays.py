@@ -47,12 +47,12 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        name = func.__name__
+        name = func.__name__.strip("_")
         found = FOUND_TENSOR.get()
-        if name == "__getitem__" and found is not None:
+        if name == "getitem" and found is not None:
             return found(args[0])[args[1]]
         plain = [to_numpy(value).view(cls) if hasattr(value, "detach") else value for value in args]
-        if name == "__getitem__":
+        if name == "getitem":
             return clamped(plain[0], plain[1])
         if name not in NAMED:
             raise build.refuse(f"torch.{name}", "See warploom's functions for what may be used.")

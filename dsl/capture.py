@@ -37,6 +37,7 @@ class Captures:
         self.fields: dict[str, Field] = {}
         self.values: dict[str, Any] = {}
         self._names: dict[object, str] = {}
+        self._alive: list[Any] = []  # the keys of `_names` are addresses
 
     def name_of(self, tensor: Any, wish: str) -> str:
         """The field of a tensor; a new one is declared for a tensor not seen before."""
@@ -50,6 +51,7 @@ class Captures:
             self.fields[name] = field
             self.values[name] = field.accept(_converted(tensor, stored))
             self._names[key] = name
+            self._alive.append(tensor)
         return self._names[key]
 
     def read(self, tensor: Any, wish: str, reading: Reading) -> Value:
@@ -140,7 +142,7 @@ def is_tensor(value: object) -> bool:
 
 @contextmanager
 def indexing(captures: Captures, reading: Reading) -> Iterator[None]:
-    """Let torch tensors that are indexed by a symbol (or used as a number) become captures."""
+    """Let torch tensors that are indexed by a symbol become captures."""
     token = symbols.FOUND_TENSOR.set(lambda found: captures.read(found, "captured", reading))
     try:
         yield

@@ -72,17 +72,17 @@ class Composed(Variant):
         return " & ".join(map(repr, self.parts))
 
 
-def compose(*variants: Variant) -> Composed:
+def compose(*variants: Any) -> Composed:
     """Join variants; what `&` calls.
 
+    Args:
+        *variants: instances, or classes whose constructor needs no arguments.
+
     Raises:
-        ComposeClash: two parts with the same field name, or with different `softmax`.
+        ComposeClash: two parts with the same field name, or with different `softmax`; or something
+            that is no variant.
     """
-    parts = tuple(
-        part
-        for variant in variants
-        for part in (variant.parts if isinstance(variant, Composed) else (variant,))
-    )
+    parts = tuple(part for variant in variants for part in _parts(variants[0], variant))
     softmax: bool | None = None
     owner: dict[str, Variant] = {}
     for part in parts:
@@ -95,6 +95,16 @@ def compose(*variants: Variant) -> Composed:
                 raise _clash(parts[0], part, "one normalises with softmax, the other does not")
             softmax = part.softmax
     return Composed(parts, softmax)
+
+
+def _parts(first: Any, variant: Any) -> tuple[Variant, ...]:
+    if isinstance(variant, type) and issubclass(variant, Variant):
+        variant = variant()
+    if not isinstance(variant, Variant):
+        reason = "that is no variant; wrap plain functions with warploom.flex"
+        left = first.name if isinstance(first, Variant) else type(first).__name__
+        raise ComposeClash(left=left, right=type(variant).__name__, reason=reason)
+    return variant.parts if isinstance(variant, Composed) else (variant,)
 
 
 def _clash(left: Variant, right: Variant, reason: str) -> ComposeClash:

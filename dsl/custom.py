@@ -70,7 +70,7 @@ def custom_function(
             raise build.refuse(
                 f"custom function {name!r}", f"Its {language} text defines no {name}(...)."
             )
-    arity = len(inspect.signature(python).parameters)
+    arity = getattr(python, "nin", None) or len(inspect.signature(python).parameters)
     return Custom(CustomFunction(name, cuda, cpp, arity), python)
 
 

@@ -67,9 +67,7 @@ class Flex(Variant):
         return dict(self._captures.values)
 
 
-def flex(
-    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None
-) -> Variant:
+def flex(score_mod: Callable[..., Any] | None = None, mask_mod: Any = None) -> Variant:
     """Take FlexAttention's callables as they are.
 
     They are traced at once, to find the tensors they capture. Captured tensors (torch or NumPy;
@@ -80,7 +78,8 @@ def flex(
 
     Args:
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)`; the score comes scaled.
-        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`; True where the query sees the key.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`; True where the query sees the key. A torch
+            `BlockMask` stands for its mask_mod.
 
     Returns:
         A variant; it composes with others.
@@ -89,6 +88,7 @@ def flex(
         WrongSignature: a callable that takes other arguments.
         VariantError: a callable that cannot be traced.
     """
+    mask_mod = getattr(mask_mod, "mask_mod", mask_mod)
     for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:
             _check(kind, function)

@@ -240,11 +240,11 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     operator.floordiv: "floor_divide",
     operator.mod: "remainder",
     operator.pow: "pow power",
-    operator.and_: "bitwise_and",
-    operator.or_: "bitwise_or",
-    operator.xor: "bitwise_xor",
-    operator.lshift: "left_shift bitwise_left_shift",
-    operator.rshift: "right_shift bitwise_right_shift",
+    operator.and_: "and bitwise_and",
+    operator.or_: "or bitwise_or",
+    operator.xor: "xor bitwise_xor",
+    operator.lshift: "lshift left_shift bitwise_left_shift",
+    operator.rshift: "rshift right_shift bitwise_right_shift",
     operator.lt: "lt less",
     operator.le: "le less_equal",
     operator.gt: "gt greater",
@@ -273,3 +273,8 @@ _SAME_NAME = (
 for _function, _names in _FOREIGN.items():
     symbols.NAMED.update(dict.fromkeys(_names.split(), _function))
 symbols.NAMED.update({_function.__name__: _function for _function in _SAME_NAME})
+for _function in (
+    *(where, *_SAME_NAME[:12], sigmoid, abs, minimum, maximum, clamp, to_int, to_float, to_bool),
+    *(rotate_half, rotate_pairs, sum, mean, max),
+):
+    symbols.PUBLIC.append(_function.__name__)

@@ -20,8 +20,10 @@ Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the rea
 
 # Functions and methods that torch, NumPy and `symbol.name` may ask for; `functions` fills it.
 NAMED: dict[str, Callable[..., Any]] = {}
+# Names for messages: what a functor may call.
+PUBLIC: list[str] = []
 
-# What to do with a torch tensor that is indexed by a symbol or used as a number; `capture` sets it.
+# What to do with a torch tensor that is indexed by a symbol; `capture` sets it.
 FOUND_TENSOR: ContextVar[Callable[[Any], Any] | None] = ContextVar("found_tensor", default=None)
 
 _OUTSIDE = "Declare it as a field of the variant: Tensor(dtype, roles) or Scalar(dtype)."
@@ -240,9 +242,6 @@ def as_node(value: Value) -> Node:
         return value.node
     if isinstance(value, (bool, int, float)):
         return build.constant(value)
-    found = FOUND_TENSOR.get()
-    if found is not None and hasattr(value, "detach") and value.ndim == 0:
-        return as_node(found(value))
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:
         return as_node(item())
@@ -257,7 +256,7 @@ def as_node(value: Value) -> Node:
 
 def call_named(shown: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the function that a foreign library's name stands for."""
-    function = NAMED.get(name)
+    function = NAMED.get(name.strip("_"))  # operators come as __and__
     if function is None:
         raise build.refuse(shown, _known())
     # foreign numbers would hand the call straight back to us
@@ -281,4 +280,4 @@ def _native(value: Any) -> Any:
 
 
 def _known() -> str:
-    return f"Functors may use: {', '.join(sorted(name for name in NAMED if name[0] != '_'))}."
+    return f"Functors may use operators, {', '.join(PUBLIC)}."

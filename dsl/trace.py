@@ -44,7 +44,7 @@ def trace(variant: Variant) -> TracedVariant:
             raise ImpureFunctor(
                 seat=seat,
                 variant=variant.name,
-                cause="what differs between calls: random numbers, clocks, counters, caches",
+                cause="what differs between calls: random numbers, clocks, tensors made inside",
                 source=location.of_function(variant.functor(seat)),
             )
     kept = {seat: root for seat, root in seats.items() if root is not _identity(seat)}

@@ -120,10 +120,15 @@ class Variant:
             fields_module.refuse_under_reading(self, name)
         super().__setattr__(name, value)
 
-    def __and__(self, other: Variant) -> Composed:
+    def __and__(self, other: Any) -> Composed:
         from warploom.dsl.compose import compose  # it subclasses Variant
 
-        return compose(self, other)  # pyright: ignore[reportArgumentType]  (sees two copies)
+        return compose(self, other)
+
+    def __rand__(self, other: Any) -> Composed:
+        from warploom.dsl.compose import compose  # `other` is no instance: a class, or a mistake
+
+        return compose(other, self)
 
     def __repr__(self) -> str:
         shown = (f"{name}={_short(value)}" for name, value in self.inputs().items())

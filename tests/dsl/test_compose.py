@@ -81,7 +81,7 @@ def test_the_oracle_reads_a_composition_as_its_parts_in_turn() -> None:
 
 def test_a_field_clash_is_refused() -> None:
     with pytest.raises(ComposeClash, match="SoftCap with SoftCap: both have a field 'cap'"):
-        wl.SoftCap(1.0) & wl.Causal() & wl.SoftCap(2.0)
+        _ = wl.SoftCap(1.0) & wl.Causal() & wl.SoftCap(2.0)
 
 
 def test_softmax_must_agree_among_those_that_care() -> None:
@@ -89,7 +89,7 @@ def test_softmax_must_agree_among_those_that_care() -> None:
     assert trace(wl.Causal() & Shift()).softmax
     assert trace(wl.AttentionSink() & wl.Causal()).softmax
     with pytest.raises(ComposeClash, match="normalises with softmax"):
-        wl.FlashSigmoid() & wl.AttentionSink()
+        _ = wl.FlashSigmoid() & wl.AttentionSink()
 
 
 def test_a_wrong_part_is_named(placed) -> None:
@@ -103,3 +103,9 @@ def test_a_wrong_part_is_named(placed) -> None:
     assert placed(caught.value, "at.kv_pos - at.q_pos")
     with pytest.raises(WrongResult, match="logits_mask of Wrong returned values of int64"):
         visible(composed, q_len=2, kv_len=2)
+
+
+def test_classes_compose_and_other_things_do_not() -> None:
+    assert trace(wl.Causal() & Shift) == trace(wl.Causal & Shift())
+    with pytest.raises(ComposeClash, match="Causal with function: that is no variant"):
+        _ = wl.Causal() & (lambda b, h, q, k: q >= k)

@@ -13,7 +13,14 @@ from torch.nn.attention import flex_attention as torch_flex
 import warploom as wl
 from warploom.dsl.reference import reference_attention, visible
 from warploom.dsl.trace import trace
-from warploom.errors import BranchOnSymbol, CannotTrace, GlobalMutated, WrongResult, WrongSignature
+from warploom.errors import (
+    BranchOnSymbol,
+    CannotTrace,
+    GlobalMutated,
+    ImpureFunctor,
+    WrongResult,
+    WrongSignature,
+)
 
 HEADS, TOKENS, DIM = 4, 12, 8
 GLOBAL_SLOPES = torch.linspace(0.1, 1.0, HEADS)
@@ -192,6 +199,18 @@ def test_sizes_of_captured_tensors_are_known_and_negative_indices_count_from_the
         return (table[-1] == 5) & (kv_idx < size)
 
     assert visible(wl.flex(None, last), q_len=1, kv_len=20)[0].sum() == 19
+
+
+def test_numbers_out_of_tensors_made_inside_are_constants_but_tables_are_refused() -> None:
+    variant = wl.flex(lambda s, b, h, q, k: torch.where(q >= k, s, torch.tensor(-1.0)))
+    assert variant.inputs() == {}
+    with pytest.raises(ImpureFunctor, match="tensors made inside"):
+        wl.flex(lambda s, b, h, q, k: s + torch.tensor([1.0, 2.0])[h])
+
+
+def test_a_block_mask_stands_for_its_function() -> None:
+    block_mask = torch_flex.create_block_mask(causal, None, None, 128, 128, device="cpu")
+    assert trace(wl.flex(None, block_mask)) == trace(wl.flex(None, causal))
 
 
 def test_flex_composes() -> None:

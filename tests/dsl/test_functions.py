@@ -112,6 +112,8 @@ def test_torch_functions_that_cannot_be_traced(use, names, source) -> None:
 def test_torch_numbers_are_constants() -> None:
     assert (torch.tensor(2.0) * X).node is (2.0 * X).node
     assert (X + torch.tensor(1)).node is (X + 1).node
+    assert (torch.tensor(7) & KV).node is (7 & KV).node
+    assert (torch.tensor(2) - KV).node is (2 - KV).node
 
 
 # --- vectors

@@ -39,7 +39,7 @@ class Everything(wl.Variant):
         return v
 
     def logits_transform(self, logits, at):
-        self.dead * 2.0
+        _ = self.dead * 2.0
         return wl.tanh(logits / self.cap) + self.slopes[at.q_head]
 
     def logits_mask(self, at):
@@ -183,7 +183,7 @@ def test_a_wrong_result_points_where_it_was_made(placed) -> None:
 
     class Forgotten(wl.Variant):
         def logits_transform(self, logits, at):
-            logits * 2.0
+            _ = logits * 2.0
 
     with pytest.raises(WrongResult, match="is a return missing") as caught:
         trace(Forgotten())
