@@ -264,7 +264,9 @@ class Report:
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
-        shown = row.note if row.value is None else f"{row.value:8.1f} {row.unit}  {row.ms:9.4f} ms"
+        shown = row.note if row.value is None else f"{cell(row):>8} {row.unit}"
+        if row.ms is not None and row.value is not None:
+            shown += f"  {row.ms:9.4f} ms"
         line = f"  {row.case:24} {row.impl:16} {shown}"
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
         self.write()  # after every row: a run that is cut short keeps what it has
@@ -291,7 +293,9 @@ def cell(row: Row | None) -> str:
     """What a table shows for one figure."""
     if row is None:
         return ""
-    return f"{row.value:.0f}" if row.value is not None else row.note.partition(":")[0]
+    if row.value is None:
+        return row.note.partition(":")[0]
+    return f"{row.value:.0f}" if abs(row.value) >= 100 else f"{row.value:.3g}"
 
 
 def rich_table(benchmark: str, rows: Sequence[Row]) -> Table:
