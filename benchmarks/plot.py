@@ -110,7 +110,7 @@ def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> st
     cases, impls, at = pivot(rows)
     ceiling = ceiling_of(rows)
     limit = f" Ceiling: {ceiling.value:.0f} ({ceiling.impl})." if ceiling and ceiling.value else ""
-    better = "lower" if rows[0].unit == "ms" else "higher"
+    better = "higher" if rows[0].unit.endswith("/s") else "lower"
     lines = [
         f"**{TITLES.get(benchmark, benchmark)}**: {rows[0].unit}, {better} is better.{limit}",
         "",
@@ -141,13 +141,20 @@ def replace_section(text: str, section: str) -> str:
     return before + section + after
 
 
+def order(path: Path) -> tuple[int, str]:
+    """Benchmarks with a drawing first, as listed there; then the others by name."""
+    drawn = list(DRAWINGS)
+    return (drawn.index(path.stem) if path.stem in drawn else len(drawn), path.stem)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     folder = Path(given[0]) if given else RESULTS
     parts = []
-    for path in sorted(folder.glob("*.jsonl"), key=lambda p: (p.stem != "prefill", p.stem)):
+    for path in sorted(folder.glob("*.jsonl"), key=order):
         machine, rows = load_rows(path)
         if path.stem in DRAWINGS:
+            parts.append(f"![{TITLES[path.stem]}](benchmarks/results/{path.stem}.png)\n")
             try:
                 draw(path.stem, machine, rows, path.with_suffix(".png"))
                 print(path.with_suffix(".png"))
