@@ -49,7 +49,6 @@ def long_functions() -> dict[str, int]:
 
 @pytest.mark.parametrize("measure", [long_files, long_functions])
 def test_nothing_outgrows_its_idea(measure: Callable[[], dict[str, int]]) -> None:
-
     found = measure()
     assert {name: size for name, size in found.items() if name not in ALLOWED} == {}
 
