@@ -20,6 +20,7 @@ from warploom.dsl.interval_rules import (
     INT_RULES,
     LOGIC_RULES,
     MONOTONE,
+    NAN,
     UNKNOWN,
     Range,
     Truth,
@@ -34,6 +35,8 @@ _OPERATION_ERROR = 1e-6  # relative; about 8 units in the last place of fp32
 _FLUSHED = 1.2e-38  # absolute; smaller results may become zero
 _EXACT_LITERAL = 2.0**24  # whole numbers below are exact in fp32
 _LARGEST_INT = 1e18
+_INT32 = (const(-(2**31)), const(2**31 - 1))
+_MOST_HEADS = 8  # query heads of a tile that are looked at one by one
 _CERTAIN = BITWISE | {"pow", "floordiv", "mod", "min", "max", "abs"}
 
 
@@ -51,6 +54,7 @@ class Box:
         self._ranges: dict[Node, Range] = {}
         self._truths: dict[Node, Truth] = {}
         self._float_bounds: dict[Node, None] = {}  # an ordered set
+        self._heads: list[Box] = []
 
     def has_nan(self) -> Node:
         """Whether some rule met so far does not hold for the values at hand."""
@@ -122,11 +126,48 @@ class Box:
         return self.range(arg).apply(truncate)
 
     def _load(self, root: Node) -> Range:
+        value = self._loaded(root)
+        if value is not None:
+            return self._checked(Range(value, value))
+        heads = self._loaded_by_head(root)
+        if not heads:
+            return UNKNOWN
+        least = greatest = heads[0]
+        for head in heads[1:]:
+            least = fold.arithmetic("min", least, head)
+            greatest = fold.arithmetic("max", greatest, head)
+        low, high = (NAN, NAN) if root.kind is Kind.FLOAT else _INT32
+        few = self._has_few_heads()
+        return self._checked(Range(fold.select(few, least, low), fold.select(few, greatest, high)))
+
+    def _loaded(self, root: Node) -> Node | None:
+        """A tensor's element, if it is one and the same in the whole box, and known."""
         points = tuple(p for p in (self.range(arg).point for arg in root.args) if p is not None)
         if root.attr not in self._tensors or len(points) < len(root.args):
-            return UNKNOWN
-        value = node("load", root.kind, points, root.attr)
-        return self._checked(Range(value, value))
+            return None
+        return node("load", root.kind, points, root.attr)
+
+    # --- tensors by query head: a tile holds few heads, so they are looked at one by one
+
+    def _loaded_by_head(self, root: Node) -> list[Node]:
+        """The element of each query head (some twice); empty if heads do not decide it."""
+        found = [box._loaded(root) for box in self._boxes_of_heads()]
+        return [value for value in found if value is not None]
+
+    def _boxes_of_heads(self) -> list[Box]:
+        ends = self._positions.get("q_head", UNKNOWN).ends
+        if ends is None or ends[0] is ends[1]:
+            return []
+        if not self._heads:
+            for i in range(_MOST_HEADS):
+                head = fold.arithmetic("min", fold.arithmetic("add", ends[0], const(i)), ends[1])
+                positions = {**self._positions, "q_head": Range(head, head)}
+                self._heads.append(Box(positions, self._tensors))
+        return self._heads
+
+    def _has_few_heads(self) -> Node:
+        first, last = self._positions["q_head"].ends or (const(0), const(0))
+        return fold.compare("lt", fold.arithmetic("sub", last, first), const(_MOST_HEADS))
 
     # --- floats
 
@@ -175,8 +216,7 @@ class Box:
         if root.op in ("const", "scalar"):
             return Truth(root, fold.invert(root))
         if root.op == "load":
-            point = self._load(root).point
-            return Truth() if point is None else Truth(point, fold.invert(point))
+            return self._truth_of_load(root)
         if root.op in COMPARISONS:
             if root.args[0].kind is Kind.INT:
                 return self._compare_ints(root.op, *root.args)
@@ -184,6 +224,18 @@ class Box:
                 return self._compare_floats(root.op, *root.args)
         rule = LOGIC_RULES.get(root.op)
         return rule(*map(self.truth, root.args)) if rule else Truth()
+
+    def _truth_of_load(self, root: Node) -> Truth:
+        value = self._loaded(root)
+        if value is not None:
+            return Truth(value, fold.invert(value))
+        heads = self._loaded_by_head(root)
+        if not heads:
+            return Truth()
+        holds = fails = fold.invert(self._has_few_heads())
+        for head in heads:
+            holds, fails = fold.either(holds, head), fold.either(fails, fold.invert(head))
+        return Truth(holds, fails)
 
     def _compare_ints(self, op: str, a: Node, b: Node) -> Truth:
         if op in ("gt", "ge", "ne"):

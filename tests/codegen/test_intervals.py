@@ -43,6 +43,7 @@ leaves = st.one_of(
     st.sampled_from(("a", "b")).map(lambda name: ("field", name)),
     st.just(("per_batch",)),
     st.just(("per_head",)),
+    st.just(("per_query_head",)),
 )
 
 
@@ -61,7 +62,7 @@ numbers = st.recursive(leaves, grow_numbers, max_leaves=5)
 comparisons = st.one_of(
     st.tuples(st.sampled_from(("<", "<=", ">", ">=", "==", "!=")), numbers, numbers),
     st.tuples(st.sampled_from(("f<", "f>=")), numbers, numbers),
-    st.just(("flag",)),
+    st.sampled_from((("flag",), ("query_flag",))),
 )
 
 
@@ -108,7 +109,9 @@ class Grammar(Variant):
     f = Scalar("float32", default=0.25)
     per_batch = Tensor("int32", ("batch",))
     per_head = Tensor("int32", ("kv_head",))
+    per_query_head = Tensor("int32", ("q_head",))
     flags = Tensor("bool", ("batch",))
+    query_flags = Tensor("bool", ("q_head",))
     table = Tensor("int32", (None,))
 
     def __init__(self, tree: Any) -> None:
@@ -133,8 +136,12 @@ class Grammar(Variant):
             return self.per_batch[at.batch]
         if op == "per_head":
             return self.per_head[at.kv_head]
+        if op == "per_query_head":
+            return self.per_query_head[at.q_head]
         if op == "flag":
             return self.flags[at.batch]
+        if op == "query_flag":
+            return self.query_flags[at.q_head]
         values = [self._read(arg, at) for arg in args]
         if op == "table":
             return self.table[maximum(values[0], 0)]
@@ -152,7 +159,9 @@ def random_inputs(rng: np.random.Generator) -> dict[str, Any]:
         "f": float(np.float32(rng.normal())),
         "per_batch": rng.integers(-4, LONGEST, BATCHES, dtype=np.int32),
         "per_head": rng.integers(0, 10, KV_HEADS, dtype=np.int32),
+        "per_query_head": rng.integers(-9, 10, GROUP * KV_HEADS, dtype=np.int32),
         "flags": rng.integers(0, 2, BATCHES).astype(bool),
+        "query_flags": rng.integers(0, 2, GROUP * KV_HEADS).astype(bool),
         "table": rng.integers(-5, 20, TABLE, dtype=np.int32),
     }
 

@@ -26,6 +26,8 @@ class Rule(Variant):
     limit = Scalar("float32", default=12.5)
     prefix = Tensor("int32", ("batch",))
     window_of = Tensor("int32", ("kv_head",))
+    window_of_query = Tensor("int32", ("q_head",))
+    streams = Tensor("bool", ("q_head",))
 
     def __init__(self, rule: Callable[[Rule, Position], Any]) -> None:
         super().__init__()
@@ -51,6 +53,12 @@ RULES: dict[str, tuple[Callable[[Any, Position], Any], bool, bool]] = {
         True,
     ),
     "window of head": (lambda v, at: at.q_pos - at.kv_pos <= v.window_of[at.kv_head], True, True),
+    "window of query head": (
+        lambda v, at: (at.q_pos - at.kv_pos <= v.window_of_query[at.q_head]) & (at.q_pos < 90),
+        True,
+        True,
+    ),
+    "some query heads": (lambda v, at: v.streams[at.q_head] | (at.kv_pos == 90), True, True),
     "chunks": (lambda v, at: at.kv_pos // 8 == at.q_pos // 8, True, True),
     "earlier chunks": (lambda v, at: (at.kv_pos + 3) // 4 < at.q_pos // 4, True, True),
     "half": (lambda v, at: 2 * at.kv_pos <= at.q_pos, True, True),
@@ -74,20 +82,26 @@ def boxes(rng: np.random.Generator, count: int) -> dict[str, Any]:
     last_q = first_q + (rng.random(count) ** 2 * (kv_len - first_q)).astype(int)
     first_k = (rng.random(count) * kv_len).astype(int)
     last_k = first_k + (rng.random(count) ** 2 * (kv_len - first_k)).astype(int)
+    kv_head = rng.integers(0, 2, count)
     return {
         "batch": rng.integers(0, 3, count),
-        "kv_head": rng.integers(0, 2, count),
+        "kv_head": kv_head,
         "q_len": q_len,
         "kv_len": kv_len,
         "num_q_heads": np.full(count, 4),
         "num_kv_heads": np.full(count, 2),
         "q_pos": (first_q, last_q + 1),
         "kv_pos": (first_k, last_k + 1),
-        "q_head": (np.zeros(count, int), np.full(count, 2)),
+        "q_head": (2 * kv_head, 2 * kv_head + 2),
     }
 
 
-TENSORS = {"prefix": np.array([0, 7, 30]), "window_of": np.array([4, 11])}
+TENSORS = {
+    "prefix": np.array([0, 7, 30]),
+    "window_of": np.array([4, 11]),
+    "window_of_query": np.array([9, 2, 5, 5]),
+    "streams": np.array([False, False, True, False]),
+}
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -117,6 +131,17 @@ def test_unknown_tensors_leave_tiles_partial() -> None:
     assert TileAnalysis(traced, {}, TENSORS).classify(**tile | {"batch": [0]}) == [SKIP]
     assert TileAnalysis(traced, {}, TENSORS).classify(**tile | {"batch": [2]}) == [FULL]
     assert TileAnalysis(traced, {}).classify(**tile) == [PARTIAL]
+
+
+def test_a_tile_of_very_many_heads_is_partial() -> None:
+    tile = {
+        key: value[:1] for key, value in boxes(np.random.default_rng(0), 1).items() if key != "x"
+    }
+    tile |= {"kv_len": [20], "q_len": [20], "q_pos": ([10], [12]), "kv_pos": ([0], [4])}
+    windows = {"window_of_query": np.full(12, 3)}
+    analysis = TileAnalysis(trace(Rule(RULES["window of query head"][0])), {}, windows)
+    assert analysis.classify(**tile | {"q_head": ([0], [8])}) == [SKIP]
+    assert analysis.classify(**tile | {"q_head": ([0], [12])}) == [PARTIAL]
 
 
 def test_scalars_of_the_mask_are_named_and_asked_for() -> None:
