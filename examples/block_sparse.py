@@ -16,11 +16,10 @@ def main() -> None:
     generator = np.random.default_rng(0)
     wanted = generator.random((LENGTH // BLOCK[0], LENGTH // BLOCK[1])) < 0.2
     wanted[:, 0] = True  # everybody sees the first block
-    indptr = np.concatenate([[0], wanted.sum(1).cumsum()]).astype(np.int32)
-    indices = np.nonzero(wanted)[1].astype(np.int32)
+    visible = np.kron(wanted, np.ones(BLOCK, bool))
 
     attention = wl.AttentionWrapper(
-        wl.Causal(),
+        wl.Causal(),  # a variant's mask holds inside the visited blocks
         kv_format=wl.BlockSparse(block=BLOCK),
         num_q_heads=HEADS,
         num_kv_heads=HEADS,
@@ -28,13 +27,12 @@ def main() -> None:
         dtype=DTYPE,
         device=DEVICE,
     )
-    lengths = np.array([0, LENGTH], np.int32)
-    attention.plan(lengths, indptr, indices, kv_lens=np.array([LENGTH], np.int32))
+    attention.plan(**wl.block_rows(visible, BLOCK))  # or kv_indptr, kv_indices by hand
     torch.manual_seed(0)
     q, k, v = torch.randn(3, LENGTH, HEADS, DIM, device=DEVICE, dtype=DTYPE)
     out = attention.run(q, (k, v))
 
-    mask = torch.from_numpy(np.kron(wanted, np.ones(BLOCK, bool))).to(DEVICE).tril()
+    mask = torch.from_numpy(visible).to(DEVICE).tril()
     q, k, v = (x.float() for x in (q, k, v))
     logits = torch.einsum("qhd,khd->hqk", q, k) * DIM**-0.5
     weights = logits.masked_fill(~mask, -torch.inf).softmax(-1)
