@@ -99,10 +99,12 @@ def load_seconds(source: KernelSource, target: str, samples: int) -> list[float]
         text.flush()
         arguments = [source.name, target, source.language, source.entry, text.name]
         command = [sys.executable, "-c", LOAD, *arguments]
-        return [
-            float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        # cwd: `-c` looks there first, and in a checkout's root finds a warploom without subpackages
+        runs = (
+            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd="/")
             for _ in range(samples)
-        ]
+        )
+        return [float(run.stdout) for run in runs]
 
 
 def cuda_rows(report: Report, arch: Arch, tile: TileConfig, samples: int) -> None:
