@@ -1,0 +1,132 @@
+"""Random variants, formats, lengths, heads, types and layouts on the CPU, against the oracle.
+
+Kernels come from a fixed pool, compiled once and in parallel; everything else is drawn freely.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from warploom.codegen.source import TileConfig
+from warploom.dsl.fields import Scalar, Tensor
+from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged
+from warploom.dsl.functions import sigmoid, to_float, where
+from warploom.dsl.library.alibi import Alibi
+from warploom.dsl.library.attention_sink import AttentionSink
+from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.document_mask import DocumentMask
+from warploom.dsl.library.flash_sigmoid import FlashSigmoid
+from warploom.dsl.library.prefix_lm import PrefixLM
+from warploom.dsl.library.qk_norm import QKNorm
+from warploom.dsl.library.rope import Rope
+from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
+from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.testing import CheckFailed, check, run_property, warm_up
+
+# Small tiles, so that small batches have several, and split them.
+SMALL, WIDE = TileConfig(12, 64, 1, 1), TileConfig(48, 128, 1, 1)
+
+
+class EverySeat(Variant):
+    """Each seat does something, with each kind of input."""
+
+    strength = Scalar("float32", default=0.5)
+    offset = Scalar("int32")
+    per_key = Tensor("float32", ("batch", "kv_pos"))
+    per_head = Tensor("float32", ("q_head",))
+    hidden = Tensor("bool", ("kv_head", "kv_pos"))
+
+    def query_transform(self, q: Value, at: Position) -> Value:
+        return q * (1.0 + self.strength * to_float(at.lane) / to_float(at.head_dim))
+
+    def key_transform(self, k: Value, at: Position) -> Value:
+        return where(at.kv_pos % 3 == 0, -k, k)
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * self.per_key[at.batch, at.kv_pos]
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.per_head[at.q_head] * to_float(at.q_pos - at.kv_pos) / 64.0
+
+    def logits_mask(self, at: Position) -> Value:
+        near = at.kv_pos <= at.q_pos + self.offset
+        return near & ~self.hidden[at.kv_head, at.kv_pos]
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * sigmoid(at.lse)
+
+
+POOL = [
+    (Variant(), Setup(Dense(), "float32", 64, 64, tile=SMALL)),
+    (Causal() & SoftCap(5.0), Setup(Dense(layout="HND"), "float16", 80, 80, tile=WIDE)),
+    (SlidingWindow(9, 2, 3), Setup(Paged(1), "bfloat16", 64, 64, tile=SMALL)),
+    (Causal() & Rope(), Setup(Paged(16, layout="HND"), "bfloat16", 128, 128, tile=SMALL)),
+    (Alibi(), Setup(Ragged(layout="HND"), "float16", 96, 96, tile=WIDE)),
+    (FlashSigmoid(bias=-2.0), Setup(Ragged(), "float32", 40, 40, tile=SMALL)),
+    (PrefixLM(), Setup(Paged(5), "bfloat16", 64, 32, tile=SMALL)),
+    (Causal() & DocumentMask(), Setup(Ragged(), "float32", 8, 64, tile=SMALL)),
+    (Variant(), Setup(BlockSparse(block=(32, 16)), "bfloat16", 64, 64, tile=SMALL)),
+    (Causal() & SlidingWindow(30), Setup(BlockSparse(block=(1, 1)), "float32", 32, 32, tile=SMALL)),
+    (Causal() & AttentionSink(), Setup(Paged(16), "float16", 256, 256, tile=SMALL)),
+    (QKNorm(), Setup(Paged(7, layout="HND"), "bfloat16", 72, 72, tile=WIDE)),
+    (EverySeat(), Setup(BlockSparse(block=(5, 3)), "float32", 64, 64, tile=SMALL)),
+    (EverySeat(), Setup(Paged(4), "float32", 64, 64, tile=WIDE)),
+]
+
+
+def test_every_kernel_agrees_with_the_oracle_on_random_batches() -> None:
+    run_property(warm_up(POOL), None, max_examples=300)
+
+
+@pytest.mark.parametrize("subject", POOL, ids=lambda subject: f"{subject[0].name}-{subject[1]}")
+def test_long_requests_are_split_and_merged(subject: tuple[Variant, Setup]) -> None:
+    variant, setup = subject
+    lengths = {"q_lens": (3, 3), "kv_lens": (1500, 700)}
+    found = mismatch(variant, Case(setup, **lengths, num_kv_heads=1, group_size=2, seed=1))
+    assert found is None, found
+
+
+class Inconsistent(Variant):
+    """Tells symbols from arrays, so that its kernel is not its oracle."""
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return where(at.kv_pos == 3, logits + 1.0, logits) if hasattr(logits, "node") else logits
+
+
+def test_check_reports_the_smallest_failing_batch() -> None:
+    with pytest.raises(CheckFailed) as caught:
+        check(Inconsistent(), formats=[Paged(3)], dtypes=["float32"], devices=["cpu"])
+    case = caught.value.case
+    assert sum(case.q_lens) == 1  # one row shows it
+    assert 4 <= max(case.kv_lens) <= 15
+    assert (case.num_kv_heads, case.group_size) == (1, 1)
+    for part in (
+        "Inconsistent() fails on",
+        "Paged",
+        "q_lens [1]",
+        "row 0, head 0",
+        "got",
+        "exceeds",
+    ):
+        assert part in str(caught.value)
+    assert mismatch(Inconsistent(), case) is not None
+
+
+class Raises(Variant):
+    """Cannot run: its input's size is unknown to the test."""
+
+    table = Tensor("float32", (None,))
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.table[at.kv_pos]
+
+
+def test_check_reports_errors_with_their_batch_and_takes_inputs() -> None:
+    setup = {"formats": [Ragged()], "dtypes": ["float32"], "devices": ["cpu"], "max_examples": 10}
+    with pytest.raises(CheckFailed, match="MissingInput: Raises reads 'table'"):
+        check(Raises(), **setup)  # type: ignore[arg-type]
+    check(Raises(), inputs=lambda case, rng: {"table": rng.random(9)}, **setup)  # type: ignore[arg-type]
