@@ -30,8 +30,8 @@ _FLAGS = (
     "-pthread",
     "-fvisibility=hidden",
     "-ffp-contract=fast",
-    "-fno-math-errno",  # errno and traps would forbid vectors; infinities and NaN keep their meaning
-    "-fno-trapping-math",
+    "-fno-math-errno",  # errno and traps would forbid vectors
+    "-fno-trapping-math",  # infinities and NaN keep their meaning
 )
 # What the headers ask of a machine; shown to the user, and part of the target's name.
 _FEATURES = (

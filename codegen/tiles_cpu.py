@@ -1,11 +1,11 @@
-"""Tile sizes of the CPU back end: a pure function of the spec and of how many rows requests have."""
+"""Tile sizes of the CPU back end: a pure function of the spec and of the rows of requests."""
 
 from __future__ import annotations
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.spec import AttentionSpec
 
-# Rows: multiples of the micro-kernel's 6. More rows share the packing of a tile of keys; fewer leave
+# Multiples of the micro-kernel's 6. More rows share the packing of a tile of keys; fewer leave
 # smaller partial results and more tiles to deal out.
 _ROWS = (12, 48, 192)
 _KEYS = (256, 128, 64)

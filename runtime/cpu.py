@@ -11,8 +11,8 @@ from warploom.codegen.build import Artifact
 from warploom.errors import LaunchError
 from warploom.runtime.params import ParamBlock
 
-# Work units per thread. Threads take CTAs as they become free, so some more than threads make up for
-# cores that are slow or busy; each can cost two partial results, so not many more.
+# Threads take CTAs as they become free, so some more than threads make up for cores that are slow
+# or busy; each can cost two partial results, so not many more.
 CTAS_PER_THREAD = 4
 _REASONS: Final = {1: "there is no memory for the threads' tiles"}
 

@@ -65,7 +65,7 @@ class Outcome:
 
 
 class CpuRun:
-    """The tensors, the plan and the parameters of a case; `launch` may be called again and again."""
+    """The tensors, the plan and the parameters of a case; `launch` may be called repeatedly."""
 
     def __init__(self, case: Case, target: HostTarget) -> None:
         self.case = case
@@ -143,9 +143,7 @@ class CpuRun:
                     cache[page, : len(part)] = part
         if fmt.layout == "HND":  # another order in memory, the same order of axes
             self.stored = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in self.stored]
-        last_page = [
-            n - (count - 1) * size if count else 0 for n, count in zip(case.kv_lens, counts)
-        ]
+        last_page = [(n - 1) % size + 1 if n else 0 for n in case.kv_lens]
         return make_batch(fmt, qo, indptr, pages, np.array(last_page, np.int32))
 
     def _make_blocks(self, qo: np.ndarray[Any, Any], fmt: BlockSparse) -> Batch:

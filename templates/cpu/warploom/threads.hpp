@@ -19,6 +19,26 @@ void run_cta(const typename K::Params& p, int cta, Scratch<K>& scratch) {
 
 enum Status : int { kDone = 0, kOutOfMemory = 1 };
 
+inline constexpr int kMaxThreads = 256;
+// Multiply-adds that are worth a thread: starting one costs about 20 microseconds.
+inline constexpr long long kThreadWork = 8 << 20;
+
+// How many threads the plan's work is worth; rows are counted with what a key costs by itself.
+template <class K>
+int useful_threads(const typename K::Params& p, int num_ctas, int num_threads) {
+  const int most = min_int(min_int(num_threads, num_ctas), kMaxThreads);
+  const int num_items = num_ctas > 0 ? p.cta_indptr[num_ctas] : 0;
+  constexpr int kDims = K::Config::kHeadDimQk + K::Config::kHeadDimV;
+  long long work = 0;
+  for (int i = 0; i < num_items && work < most * kThreadWork; ++i) {
+    const auto item = load_record<typename K::WorkItem>(p.items, i);
+    const auto segment = load_record<typename K::Segment>(p.segments, item.segment);
+    const int rows = min_int(K::Config::kRows, segment.num_q * p.group_size - item.row_begin);
+    work += static_cast<long long>(item.kv_end - item.kv_begin) * (rows + 16) * kDims;
+  }
+  return max_int(1, min_int(most, static_cast<int>(work / kThreadWork)));
+}
+
 // Runs all CTAs on up to `num_threads` threads, the caller being one of them.
 template <class K>
 int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexcept {
@@ -32,8 +52,8 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
     }
     delete scratch;
   };
-  const int helpers = min_int(min_int(num_threads, num_ctas) - 1, 255);
-  std::thread threads[255];
+  const int helpers = useful_threads<K>(p, num_ctas, num_threads) - 1;
+  std::thread threads[kMaxThreads];
   int started = 0;
   try {
     while (started < helpers) {
@@ -44,7 +64,7 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
   }
   work();
   for (int i = 0; i < started; ++i) threads[i].join();
-  return working.load() > 0 || num_ctas == 0 ? kDone : kOutOfMemory;
+  return working.load() > 0 ? kDone : kOutOfMemory;
 }
 
 }  // namespace warploom
