@@ -160,7 +160,7 @@ def _flashinfer(device: torch.device) -> Any:
     if device.type != "cuda":
         raise NotAvailable("FlashInfer has no CPU kernels")
     try:
-        import flashinfer
+        import flashinfer  # pyright: ignore[reportMissingImports]
     except Exception as missing:  # a partial install fails in many ways; each is the reason
         raise NotAvailable(f"{type(missing).__name__}: {missing}") from missing
     return flashinfer

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -30,6 +30,57 @@ from warploom.runtime.tensors import as_torch, host_int32
 from warploom.runtime.wrapper import AttentionWrapper
 
 _LIMIT = 64
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    variant: Variant | type[Variant] | None = ...,
+    sm_scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+    layout: Layout = ...,
+    kv_lens: Any = ...,
+    lse_base: str = ...,
+    backend: str | None = ...,
+    **inputs: Any,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    variant: Variant | type[Variant] | None = ...,
+    sm_scale: float | None = ...,
+    return_lse: Literal[True],
+    layout: Layout = ...,
+    kv_lens: Any = ...,
+    lse_base: str = ...,
+    backend: str | None = ...,
+    **inputs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    variant: Variant | type[Variant] | None = ...,
+    sm_scale: float | None = ...,
+    return_lse: bool,
+    layout: Layout = ...,
+    kv_lens: Any = ...,
+    lse_base: str = ...,
+    backend: str | None = ...,
+    **inputs: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def attention(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -239,6 +239,23 @@ class AttentionWrapper:
             self.planned = self._planner(batch, self._inputs)
             self._launcher.planned(batch, self.planned.kernel)
         self._batch = batch
+
+    @overload
+    def run(
+        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., return_lse: Literal[False] = ...,
+        **inputs: Any,
+    ) -> torch.Tensor: ...  # fmt: skip
+
+    @overload
+    def run(
+        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., return_lse: Literal[True],
+        **inputs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+
+    @overload
+    def run(
+        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., return_lse: bool, **inputs: Any
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
     def run(
         self,
