@@ -39,6 +39,9 @@ setup: $(VENV)/test.stamp links ## make the environment (.venv): tests, demo, CU
 demo: $(READY_DEMO) ## show the main path on real input; uses the GPU if there is one
 	$(RUNNER) examples/demo.py $(ARGS)
 
+# what tests compile is kept in the checkout, not in the user's cache
+test test-gpu golden: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
+
 test: $(READY_TEST) links ## all tests that need no GPU
 	$(RUNNER) -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal $(ARGS)
 

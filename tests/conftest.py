@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import warploom.templates
 from warploom.dsl.position import Position
@@ -19,6 +21,12 @@ from warploom.dsl.variant import Variant
 
 GOLDEN = Path(__file__).parent / "golden"
 TEMPLATES = Path(warploom.templates.__file__).parent
+
+# Where CI is set, properties are tried on the same examples each time, so that a change is judged by
+# what it changes; elsewhere every run draws new ones.
+settings.register_profile("random", deadline=None)
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.load_profile("same" if os.environ.get("CI") else "random")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
