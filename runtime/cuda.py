@@ -33,7 +33,7 @@ class CudaKernel:
             LaunchError: the driver refuses the cubin.
         """
         self.name = name
-        self._driver = _driver()
+        self._driver = load_driver()
         self._device = device
         self._threads, self._shared = shape.threads, shape.shared_bytes
         with torch.cuda.device(device):
@@ -102,7 +102,7 @@ class CudaKernel:
         return f"{code.name} ({text.decode() if isinstance(text, bytes) else text})"
 
 
-def _driver() -> Any:
+def load_driver() -> Any:
     try:
         from cuda.bindings import driver  # only where there is a GPU
     except ImportError as error:

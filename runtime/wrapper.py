@@ -294,10 +294,9 @@ class AttentionWrapper:
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
         if self._batch is None:
             raise NotPlanned
-        if type(kv) is tuple and type(q) is type(kv[0]) is type(kv[1]) is torch.Tensor:
-            k, v = kv
-        else:
-            q, (k, v) = as_torch(q, "q"), split_kv(kv, self.kv_format)
+        k, v = kv if type(kv) is tuple and len(kv) == 2 else split_kv(kv, self.kv_format)
+        if not (type(q) is type(k) is type(v) is torch.Tensor):
+            q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
         needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
         if (
             needs_grad and torch.is_grad_enabled()
