@@ -22,8 +22,8 @@ from warploom.dsl.variant import Variant
 GOLDEN = Path(__file__).parent / "golden"
 TEMPLATES = Path(warploom.templates.__file__).parent
 
-# Where CI is set, properties are tried on the same examples each time, so that a change is judged by
-# what it changes; elsewhere every run draws new ones.
+# Where CI is set, properties are tried on the same examples each time, so that a change is judged
+# by what it changes; elsewhere every run draws new ones.
 settings.register_profile("random", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile("same" if os.environ.get("CI") else "random")
