@@ -1,0 +1,116 @@
+"""Which tile a CUDA kernel is compiled for, and what it then needs at launch: pure functions, no device.
+
+Sizes follow FlashAttention-2 and FlashInfer (section 3.2.2): the row tile is the smallest of 16, 64 and
+128 that holds the mean number of fused rows of a request, and the rest is what fits the architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from warploom.codegen.arch import Arch
+from warploom.codegen.source import TileConfig
+from warploom.dsl.spec import AttentionSpec
+from warploom.errors import UnsupportedSpec
+
+_WARP = 32
+_KEPT_BYTES = 112  # Arena::Kept
+_RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """What a launch of a CUDA kernel needs.
+
+    Attributes:
+        threads: threads of a CTA.
+        shared_bytes: dynamic shared memory of a CTA.
+        ctas_per_sm: CTAs that an SM holds if every thread takes all the registers it may.
+    """
+
+    threads: int
+    shared_bytes: int
+    ctas_per_sm: int
+
+
+def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
+    """Launch shape of the portable kernel."""
+    threads = tile.warps * _WARP
+    shared = _shared_bytes(spec, tile)
+    ctas = min(
+        arch.shared_per_sm // (shared + _RESERVED_BYTES),
+        arch.registers_per_sm // (256 * threads),
+        arch.threads_per_sm // threads,
+    )
+    return LaunchShape(threads, shared, ctas)
+
+
+def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> TileConfig:
+    """The tile for a batch.
+
+    Args:
+        spec: what to compute.
+        arch: where.
+        mean_fused_rows: query rows x query heads per key/value head, mean over the requests.
+
+    Returns:
+        A tile that fits the architecture, with the reason in words.
+
+    Raises:
+        UnsupportedSpec: no tile fits.
+    """
+    for wanted_ctas in (2, 1):  # two CTAs hide each other's latencies
+        for tile in _candidates(spec, mean_fused_rows):
+            shape = cuda_launch(spec, tile, arch)
+            if shape.shared_bytes <= arch.shared_per_cta and shape.ctas_per_sm >= wanted_ctas:
+                return replace(tile, reason=_reason(tile, shape, arch, mean_fused_rows))
+    raise UnsupportedSpec(
+        what=f"head_dim {spec.head_dim_qk}/{spec.head_dim_v} on {arch.name}",
+        reason="no tile fits its shared memory",
+        remedy="Use a smaller head_dim.",
+    )
+
+
+def _candidates(spec: AttentionSpec, mean_fused_rows: float) -> Iterator[TileConfig]:
+    """Tiles to try, best first."""
+    if mean_fused_rows <= 16:
+        # All warps share the rows and stream keys; bytes in flight count, so stages do.
+        yield from (TileConfig(16, 64, 4, stages) for stages in (3, 2, 1))
+        return
+    is_wide = max(spec.head_dim_qk, spec.head_dim_v) > 128
+    if mean_fused_rows > 64:
+        # 32 rows per warp halve the reads of keys from shared memory, but their output must fit the
+        # registers. Wide heads leave room for 16 rows, and need twice the warps.
+        yield from (TileConfig(128, 64, 8 if is_wide else 4, stages) for stages in (2, 1))
+    for keys in (64, 32):
+        yield from (TileConfig(64, keys, 4, stages) for stages in (2, 1))
+
+
+def _reason(tile: TileConfig, shape: LaunchShape, arch: Arch, mean_fused_rows: float) -> str:
+    share = "all warps share the rows and split the keys" if tile.rows == 16 else (
+        f"each of {tile.warps} warps has {tile.rows // tile.warps} rows"
+    )  # fmt: skip
+    return (
+        f"{mean_fused_rows:.4g} fused query rows per request on average: {tile.rows} rows, {share}; "
+        f"{tile.keys} keys in {tile.stages} stages take {shape.shared_bytes / 1024:.4g} KiB of shared "
+        f"memory, of {arch.shared_per_cta // 1024} on {arch.name}: {shape.ctas_per_sm} CTAs per SM"
+    )
+
+
+def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
+    """Size of `Arena` in templates/include/warploom/arena.cuh; a test compares the two."""
+    dim_qk, dim_v = _round_up(spec.head_dim_qk, 32), _round_up(spec.head_dim_v, 32)
+    staged = 2 * (tile.rows * dim_qk + tile.stages * tile.keys * (dim_qk + dim_v))
+    if spec.kv_format.column_positions:
+        staged += 4 * (tile.stages + 1) * tile.keys
+    if tile.rows == 32 * tile.warps:
+        staged += 32 * _WARP * tile.warps  # softmax state at rest
+    slab_rows = 16 * tile.warps
+    output = 4 * slab_rows * (dim_v + 8) + 8 * slab_rows
+    end = _round_up(max(staged, output), 16) + _round_up(12 * tile.rows, 16)
+    return end + _KEPT_BYTES
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

@@ -1,0 +1,151 @@
+// Rows from anywhere in global memory to a staged tile, 16 bytes per thread and copy.
+//
+// The threads that share a row (128 or 64 contiguous bytes at a time) need one address. Where addresses
+// come from a list, each lane of a warp looks up one row of those the warp copies, and shuffles hand the
+// offset to the threads of the row: one look-up per row, in flight long before it is needed.
+#pragma once
+
+#include <cute/arch/copy_sm80.hpp>
+
+#include <warploom/item.cuh>
+
+namespace warploom {
+
+// cp.async of 16 bytes past L1, or of zeros: the source is then not read. CuTe's ZFILL atom says so by a
+// size of 0 bytes, for which ptxas emits pointer arithmetic with every copy; a predicate costs nothing.
+template <class Element>
+WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred ignore;\n"
+      "  setp.eq.s32 ignore, %2, 0;\n"
+      "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n"
+      "}\n" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+      "l"(from), "r"(int(exists)));
+}
+
+// Copies kRows rows with kThreads threads. Where the tile's width is that of kHeadDim padded, the padding
+// becomes zeros.
+template <int kRows, int kHeadDim, int kDim, int kBlock, int kThreads>
+struct RowCopy {
+  using Tile = SmemTile<kRows, kDim, kBlock>;
+
+  static constexpr int kRowThreads = kBlock / kVector;
+  static constexpr int kWarpRows = kWarpSize / kRowThreads;  // rows a warp copies in one pass
+  static constexpr int kPassRows = kThreads / kRowThreads;
+  static constexpr int kPasses = (kRows + kPassRows - 1) / kPassRows;
+  static_assert(kPasses * kWarpRows <= kWarpSize, "one lane looks up each row that a warp copies");
+  static_assert((kPassRows & (kPassRows - 1)) == 0, "passes must differ in bits of the row alone");
+
+  WL_FN static int first_row(unsigned thread) { return thread / kRowThreads; }
+  WL_FN static int column(unsigned thread) { return thread % kRowThreads * kVector; }
+
+  // The row that this thread looks up for its warp; may be past the tile.
+  WL_FN static int looked_up_row(unsigned thread) {
+    const unsigned lane = thread % kWarpSize;
+    return lane / kWarpRows * kPassRows + thread / kWarpSize * kWarpRows + lane % kWarpRows;
+  }
+  WL_FN static int looking_lane(unsigned thread, int pass) {
+    return pass * kWarpRows + thread % kWarpSize / kRowThreads;
+  }
+
+  // rows.offset(pass) is where this thread's row of the pass begins, relative to `from`, which points to
+  // this thread's column; rows.exists(pass, offset) says whether it is copied or becomes zeros.
+  template <class Element, class Rows>
+  WL_FN static void copy(const Element* from, const Rows& rows, Element* to, unsigned thread) {
+    const int place = Tile::offset(first_row(thread), column(thread));
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const long long offset = rows.offset(pass);
+      const bool row_exists = rows.exists(pass, offset);
+      if (kPasses * kPassRows > kRows && pass * kPassRows + first_row(thread) >= kRows) continue;
+      // A swizzled offset is linear over exclusive or, and rows of different passes share no bits; rows
+      // 8 apart are permuted alike, and then adding is the same.
+      const int step = Tile::offset(pass * kPassRows, 0);
+      Element* row_to = kPassRows % 8 == 0 ? to + place + step : to + (place ^ step);
+#pragma unroll
+      for (int panel = 0; panel < kDim / kBlock; ++panel) {
+        const int lane = panel * kBlock;
+        const bool exists = row_exists && (kHeadDim == kDim || lane + column(thread) < kHeadDim);
+        copy_vector(from + offset + lane, row_to + panel * (kRows * kBlock), exists);
+      }
+    }
+  }
+};
+
+// Rows a fixed distance apart, of which the first `count` exist.
+template <class Copy>
+struct AffineRows {
+  long long stride;
+  int count, first_row;  // first_row: this thread's in pass 0
+  WL_FN long long offset(int pass) const { return pass * (Copy::kPassRows * stride); }
+  WL_FN bool exists(int pass, long long /*offset*/) const {
+    return first_row + pass * Copy::kPassRows < count;
+  }
+};
+
+// Rows anywhere: `mine` is the offset this thread looked up, kAbsent if there is no row.
+template <class Copy>
+struct ListedRows {
+  static constexpr long long kAbsent = -kVector;  // keeps pointers aligned
+  long long mine;
+  unsigned thread;
+  WL_FN long long offset(int pass) const {
+    return __shfl_sync(kAllLanes, mine, Copy::looking_lane(thread, pass));
+  }
+  WL_FN bool exists(int /*pass*/, long long offset) const { return offset >= 0; }
+};
+
+template <class K>
+using QueryCopy = RowCopy<K::Config::kRows, K::Config::kHeadDimQk, Sizes<K>::kDimQk,
+                          Sizes<K>::kBlock, Sizes<K>::kThreads>;
+template <class K>
+using KeyCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimQk, Sizes<K>::kDimQk,
+                        Sizes<K>::kBlock, Sizes<K>::kGroupThreads>;
+template <class K>
+using ValueCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimV, Sizes<K>::kDimV,
+                          Sizes<K>::kBlock, Sizes<K>::kGroupThreads>;
+
+template <class K>
+WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to) {
+  using Copy = QueryCopy<K>;
+  const unsigned thread = threadIdx.x;
+  const int row = Copy::looked_up_row(thread);
+  const ListedRows<Copy> rows{
+      row < item.rows ? item.q_offset(item.locate(row)) : ListedRows<Copy>::kAbsent, thread};
+  const auto from = static_cast<const typename K::Config::Element*>(item.p.q);
+  Copy::copy(from + Copy::column(thread), rows, to, thread);
+}
+
+// The block that holds a place of the segment's list, or -1 if no visible key is there.
+template <class K>
+WL_FN int block_of(const Item<K>& item, int place, int end) {
+  using C = typename K::Config;
+  if (place >= end) return -1;
+  const int block = __ldg(item.p.indices + item.segment.index_begin + place / C::kBlockKv);
+  if constexpr (C::kColumnPositions) {
+    if (block * C::kBlockKv + place % C::kBlockKv >= item.segment.kv_len) return -1;
+  }
+  return block;
+}
+
+// Copies places [begin, end) of the segment's list; `first` is token 0 (see Arena::Kept), `block` this
+// thread's look-up.
+template <class K, class Copy, class Element>
+WL_FN void copy_tokens(const Element* first, long long block_stride, long long token_stride,
+                       int begin, int end, int block, Element* to, unsigned thread) {
+  using C = typename K::Config;
+  const Element* from = first + Copy::column(thread);
+  if constexpr (C::kIndexed) {
+    const int token = (begin + Copy::looked_up_row(thread)) % C::kBlockKv;
+    const long long offset = block * block_stride + token * token_stride;
+    const ListedRows<Copy> rows{block < 0 ? ListedRows<Copy>::kAbsent : offset, thread};
+    Copy::copy(from, rows, to, thread);
+  } else {
+    const int row = Copy::first_row(thread);
+    const AffineRows<Copy> rows{token_stride, end - begin, row};
+    Copy::copy(from + (begin + row) * token_stride, rows, to, thread);
+  }
+}
+
+}  // namespace warploom

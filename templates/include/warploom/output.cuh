@@ -1,0 +1,176 @@
+// From accumulators to memory: rows go through fp32 slabs in shared memory, so that the warps of split
+// keys can be joined, the output transform sees whole rows, and stores are 16 bytes wide.
+#pragma once
+
+#include <warploom/softmax.cuh>
+#include <warploom/vector_seats.cuh>
+
+namespace warploom {
+
+// The threads of a row of the output, and what they do together. A warp must call these as a whole;
+// `exists` says whether this thread's row does.
+template <class K>
+struct RowStore {
+  using S = Sizes<K>;
+  using C = typename K::Config;
+  using Element = typename C::Element;
+
+  static constexpr int kRowThreads = S::kRowThreads;
+  static constexpr int kPassRows = S::kThreads / kRowThreads;
+  WL_FN static int first_lane() { return threadIdx.x % kRowThreads * kVector; }
+
+  // Writes a row of final values; `values` are its C::kHeadDimV floats in shared memory.
+  WL_FN static void write_final(const Item<K>& item, int row, bool exists, const float* values,
+                                float lse2) {
+    const OutputPlace at{item.row(row), lse2 * kLn2};
+    const auto x = [values](int lane) { return values[lane]; };
+    float r[OutputSeat<K>::kReductions + 1];
+    if constexpr (K::Variant::kHasOutputTransform) {
+      reduce_lanes<OutputSeat<K>>(item, at, x, threadIdx.x % kRowThreads, r);
+    }
+    if (!exists) return;
+    Element* to = static_cast<Element*>(item.p.o) + item.o_offset(at.row);
+#pragma unroll
+    for (int lane = first_lane(); lane < C::kHeadDimV; lane += S::kBlock) {
+      alignas(16) Element rounded[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        float value = x(lane + i);
+        if constexpr (K::Variant::kHasOutputTransform) {
+          value = OutputSeat<K>::value(item, at, lane + i, x, r);
+        }
+        rounded[i] = from_float<Element>(value);
+      }
+      *reinterpret_cast<uint4*>(to + lane) = *reinterpret_cast<const uint4*>(rounded);
+    }
+    if (item.p.lse != nullptr && first_lane() == 0) {
+      item.p.lse[item.lse_offset(at.row)] = at.lse * item.p.lse_scale;
+    }
+  }
+
+  // Writes a row of a partial result to the item's slot.
+  WL_FN static void write_partial(const Item<K>& item, int row, bool exists, const float* values,
+                                  float lse2) {
+    if (!exists) return;
+    const long long slot_row = static_cast<long long>(item.work.slot) * C::kRows + row;
+    float* to = item.p.partial_o + slot_row * C::kHeadDimV;
+#pragma unroll
+    for (int lane = first_lane(); lane < C::kHeadDimV; lane += S::kBlock) {
+#pragma unroll
+      for (int i = 0; i < kVector; i += 4) {
+        *reinterpret_cast<float4*>(to + lane + i) =
+            *reinterpret_cast<const float4*>(values + lane + i);
+      }
+    }
+    if (first_lane() == 0) item.p.partial_lse[slot_row] = lse2;
+  }
+
+  WL_FN static void write(const Item<K>& item, int row, bool exists, const float* values,
+                          float lse2) {
+    if (item.work.slot < 0) {
+      write_final(item, row, exists, values, lse2);
+    } else {
+      write_partial(item, row, exists, values, lse2);
+    }
+  }
+};
+
+// Puts one 16-row block of a warp's accumulators into slab rows first, first + 1, ...
+template <class K>
+WL_FN void store_block(const Item<K>& item, int first, const float (&block)[WarpMma<K>::kLaneBlocks][4],
+                       float low_scale, float high_scale) {
+  const unsigned lane = WarpMma<K>::lane();
+  float* low = item.arena.slab_row(first + lane / 4) + lane % 4 * 2;
+  float* high = low + 8 * Arena<K>::kSlabStride;
+#pragma unroll
+  for (int l = 0; l < WarpMma<K>::kLaneBlocks; ++l) {
+    *reinterpret_cast<float2*>(low + 8 * l) =
+        make_float2(block[l][0] * low_scale, block[l][1] * low_scale);
+    *reinterpret_cast<float2*>(high + 8 * l) =
+        make_float2(block[l][2] * high_scale, block[l][3] * high_scale);
+  }
+}
+
+// Every warp has its own rows: each writes them, block by block, through its own slab.
+template <class K>
+WL_FN void write_rows(const Item<K>& item, const Softmax<K>& softmax,
+                      const typename WarpMma<K>::Output& output) {
+  constexpr bool kSoftmax = K::Variant::kSoftmax;
+  const unsigned lane = WarpMma<K>::lane();
+  const unsigned slab = 16 * (threadIdx.x / kWarpSize);
+#pragma unroll
+  for (int m = 0; m < Sizes<K>::kRowBlocks; ++m) {
+    const float* sum = softmax.sum + 2 * m;
+    store_block<K>(item, slab, output[m], kSoftmax ? row_scale(sum[0]) : 1.0f,
+                   kSoftmax ? row_scale(sum[1]) : 1.0f);
+    if (lane % 4 == 0) {
+      const float* largest = softmax.largest + 2 * m;
+      item.arena.statistics(slab + lane / 4).x = row_lse(largest[0], sum[0], softmax.factor);
+      item.arena.statistics(slab + lane / 4 + 8).x = row_lse(largest[1], sum[1], softmax.factor);
+    }
+    __syncwarp();
+    constexpr int kRowThreads = Sizes<K>::kRowThreads;
+    for (int r = lane / kRowThreads; r < 16; r += kWarpSize / kRowThreads) {
+      const int row = WarpMma<K>::block_row(m) + r;
+      RowStore<K>::write(item, row, row < item.rows, item.arena.slab_row(slab + r),
+                         kSoftmax ? item.arena.statistics(slab + r).x : 0.0f);
+    }
+    __syncwarp();
+  }
+}
+
+// All warps have the same rows and different keys: their results are joined in the order of warps.
+template <class K>
+WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
+                             const typename WarpMma<K>::Output& output) {
+  using S = Sizes<K>;
+  constexpr int kWarps = K::Config::kWarps;
+  const unsigned lane = WarpMma<K>::lane();
+  const unsigned slab = 16 * (threadIdx.x / kWarpSize);
+  store_block<K>(item, slab, output[0], 1.0f, 1.0f);
+  if (lane % 4 == 0) {
+    item.arena.statistics(slab + lane / 4) = make_float2(softmax.largest[0], softmax.sum[0]);
+    item.arena.statistics(slab + lane / 4 + 8) = make_float2(softmax.largest[1], softmax.sum[1]);
+  }
+  __syncthreads();
+  const unsigned thread_row = threadIdx.x / S::kRowThreads;
+  for (int first = 0; first < item.rows; first += RowStore<K>::kPassRows) {
+    const bool exists = first + thread_row < item.rows;
+    const int row = exists ? first + thread_row : 0;
+    float weight[kWarps];
+    float lse2 = 0.0f;
+    if constexpr (K::Variant::kSoftmax) {
+      float largest = -kInfinity, sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) largest = max(largest, item.arena.statistics(16 * w + row).x);
+      const float reference = largest == -kInfinity ? 0.0f : largest;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float2 part = item.arena.statistics(16 * w + row);
+        weight[w] = exp2((part.x - reference) * softmax.factor);
+        sum += weight[w] * part.y;
+      }
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) weight[w] *= row_scale(sum);
+      lse2 = row_lse(largest, sum, softmax.factor);
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) weight[w] = 1.0f;
+    }
+    __syncwarp();  // rows that do not exist read row 0
+#pragma unroll
+    for (int l = RowStore<K>::first_lane(); l < S::kDimV; l += S::kBlock) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        float total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) total += weight[w] * item.arena.slab_row(16 * w + row)[l + i];
+        if (exists) item.arena.slab_row(row)[l + i] = total;
+      }
+    }
+    __syncwarp();
+    RowStore<K>::write(item, row, exists, item.arena.slab_row(row), lse2);
+  }
+}
+
+}  // namespace warploom

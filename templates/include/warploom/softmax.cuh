@@ -1,0 +1,111 @@
+// Online softmax of a warp's accumulators, in base 2 (FlashAttention-2, section 3.1).
+#pragma once
+
+#include <warploom/logits.cuh>
+
+namespace warploom {
+
+// Reductions over the four threads that hold a row.
+WL_FN float row_max(float x) {
+  x = max(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return max(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+WL_FN float row_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+template <class K>
+struct Softmax {
+  static constexpr int kRows = ThreadRows<K>::kCount;
+  using Scores = typename WarpMma<K>::Scores;
+  using Output = typename WarpMma<K>::Output;
+
+  float factor;          // of logits, to base 2
+  float largest[kRows];  // reference that exponents are taken from
+  float sum[kRows];      // of this thread's columns only; see finish()
+
+  WL_FN explicit Softmax(float factor_to_base_2) : factor(factor_to_base_2) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      largest[r] = -kInfinity;
+      sum[r] = 0.0f;
+    }
+  }
+
+  // Leaves the state in shared memory, and takes it up again.
+  WL_FN void rest(Arena<K> arena) const {
+    if constexpr (Sizes<K>::kRestSoftmax) {
+      arena.softmax(0) = make_float4(largest[0], largest[1], largest[2], largest[3]);
+      arena.softmax(1) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    }
+  }
+  WL_FN void take_up(Arena<K> arena) {
+    if constexpr (Sizes<K>::kRestSoftmax) {
+      const float4 a = arena.softmax(0), b = arena.softmax(1);
+      largest[0] = a.x, largest[1] = a.y, largest[2] = a.z, largest[3] = a.w;
+      sum[0] = b.x, sum[1] = b.y, sum[2] = b.z, sum[3] = b.w;
+    }
+  }
+
+  // Takes in the maxima of a tile, and rescales the output if the reference moved.
+  //
+  // `largest` follows the true maximum only when that is more than 2^8 greater: a probability is then at
+  // most 256, which 16-bit floats hold as exactly as 1, and the output is rescaled in few tiles.
+  WL_FN void update(const Scores& scores, Output& output) {
+    bool moved = false;
+    float rescale[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float found = scores[r / 2][0][r % 2 * 2];
+#pragma unroll
+      for (int n = 0; n < Sizes<K>::kKeyBlocks; ++n) {
+        found = max(found, max(scores[r / 2][n][r % 2 * 2], scores[r / 2][n][r % 2 * 2 + 1]));
+      }
+      found = row_max(found);
+      const bool moves = (found - largest[r]) * factor > 8.0f;  // false if both are -inf
+      rescale[r] = moves ? exp2((largest[r] - found) * factor) : 1.0f;
+      largest[r] = moves ? found : largest[r];
+      sum[r] *= rescale[r];
+      // With nothing visible so far every logit is -inf, and any finite reference gives 0.
+      reference_[r] = largest[r] == -kInfinity ? 0.0f : largest[r] * factor;
+      moved |= moves;
+    }
+    if (__any_sync(kAllLanes, moved)) scale_rows(output, rescale);
+  }
+
+  // Probability of a logit of row r, relative to its reference; counts it in the row's sum.
+  WL_FN float probability(int r, float logit) {
+    const float p = exp2(::fmaf(logit, factor, -reference_[r]));
+    sum[r] += p;
+    return p;
+  }
+
+  // Completes the sums; afterwards every thread of a row has them.
+  WL_FN void finish() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] = row_sum(sum[r]);
+  }
+
+  WL_FN static void scale_rows(Output& output, const float (&scale)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int l = 0; l < WarpMma<K>::kLaneBlocks; ++l) {
+        output[r / 2][l][r % 2 * 2] *= scale[r];
+        output[r / 2][l][r % 2 * 2 + 1] *= scale[r];
+      }
+    }
+  }
+
+ private:
+  float reference_[kRows];  // largest * factor
+};
+
+// Base-2 log-sum-exp of a row; -inf if nothing was visible.
+WL_FN float row_lse(float largest, float sum, float factor) {
+  return sum > 0.0f ? largest * factor + log2(sum) : -kInfinity;
+}
+WL_FN float row_scale(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
+
+}  // namespace warploom

@@ -1,0 +1,84 @@
+// Sizes that follow from a rendered `Config`, and where a staged tile's elements lie in shared memory.
+//
+// In all device headers K bundles the types of one rendered kernel: Params, Variant, Config, and the
+// plan records Segment, WorkItem and Merge.
+#pragma once
+
+#include <cute/layout.hpp>
+#include <cute/swizzle_layout.hpp>
+
+#include <warploom/variant.cuh>
+
+namespace warploom {
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kVector = 8;  // 16-bit elements in 16 bytes, the unit of every copy
+
+constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// How the warps of a CTA share a tile. 64 and 128 rows: each warp has its own rows and sees all keys.
+// 16 rows (decoding): all warps have the same rows and each its own keys, so that no warp waits for
+// another before the end of the work item.
+template <class K>
+struct Sizes {
+  using C = typename K::Config;
+
+  static constexpr int kThreads = C::kWarps * kWarpSize;
+  static constexpr bool kSplitKeys = C::kRows == 16;
+  static constexpr int kRowWarps = kSplitKeys ? 1 : C::kWarps;
+  static constexpr int kGroups = kSplitKeys ? C::kWarps : 1;  // groups of threads that stage keys alone
+  static constexpr int kGroupThreads = kThreads / kGroups;
+  static constexpr int kGroupKeys = C::kKeys / kGroups;
+
+  // MMA blocks of one warp: 16 rows, 8 keys or 8 lanes of the value. Warp w has rows
+  // 16 * (w + kRowWarps * block), so that the diagonal of a causal mask costs all warps the same.
+  static constexpr int kRowBlocks = C::kRows / (16 * kRowWarps);
+  static constexpr int kKeyBlocks = kGroupKeys / 8;
+
+  // With 32 rows the accumulators of both products take most of the 255 registers of a thread: the state
+  // of its softmax then rests in shared memory while the first product runs.
+  static constexpr bool kRestSoftmax = kRowBlocks == 2;
+
+  // Head dimensions are padded to whole swizzled blocks; the padding is staged as zeros.
+  static constexpr int kDimQk = round_up(C::kHeadDimQk, 32);
+  static constexpr int kDimV = round_up(C::kHeadDimV, 32);
+  static constexpr int kBlock = (kDimQk % 64 == 0 && kDimV % 64 == 0) ? 64 : 32;
+  static constexpr int kRowThreads = kBlock / kVector;  // neighbouring threads that share a row
+
+  static_assert(sizeof(typename C::Element) == 2, "the tensor cores are fed with 16-bit floats");
+  static_assert(C::kHeadDimQk % 8 == 0 && C::kHeadDimV % 8 == 0,
+                "a row must be whole 16-byte vectors, or a copy would cross into the next row");
+  static_assert(C::kHeadDimQk <= 256 && C::kHeadDimV <= 256, "head_dim is at most 256");
+  static_assert(C::kRows % (16 * kRowWarps) == 0, "every warp needs whole blocks of 16 rows");
+  static_assert(kRowBlocks <= 2, "a warp has at most 32 rows: more accumulators than registers");
+  static_assert(kGroupKeys % 16 == 0, "every warp needs whole MMA steps of 16 keys");
+  static_assert(C::kStages >= 1, "there must be a stage to copy into");
+};
+
+// kRows rows of kDim elements, as kDim / kBlock panels of kRows x kBlock; in a panel, a row's 16-byte
+// vectors are permuted so that any 8 rows at one vector (what ldmatrix reads) lie in different banks.
+template <int kRows, int kDim, int kBlock>
+struct SmemTile {
+  using Swizzle = cute::Swizzle<kBlock == 64 ? 3 : 2, 3, 3>;
+  using Panels = cute::Layout<
+      cute::Shape<cute::Int<kRows>, cute::Shape<cute::Int<kBlock>, cute::Int<kDim / kBlock>>>,
+      cute::Stride<cute::Int<kBlock>, cute::Stride<cute::_1, cute::Int<kRows * kBlock>>>>;
+  using Layout = decltype(cute::composition(Swizzle{}, Panels{}));
+
+  static constexpr int kElements = kRows * kDim;
+  static constexpr int kPanelBytes = 2 * kRows * kBlock;
+  static constexpr int kBytes = 2 * kElements;
+  static_assert(kRows % 8 == 0 && kDim % kBlock == 0, "a tile is whole swizzled blocks");
+
+  WL_FN static int offset(int row, int lane) { return Layout{}(row, lane); }
+};
+
+template <class K>
+using QueryTile = SmemTile<K::Config::kRows, Sizes<K>::kDimQk, Sizes<K>::kBlock>;
+template <class K>
+using KeyTile = SmemTile<Sizes<K>::kGroupKeys, Sizes<K>::kDimQk, Sizes<K>::kBlock>;
+template <class K>
+using ValueTile = SmemTile<Sizes<K>::kGroupKeys, Sizes<K>::kDimV, Sizes<K>::kBlock>;
+
+}  // namespace warploom

@@ -1,0 +1,118 @@
+// The vector seats, which see a whole row: query, key, value and output transform.
+//
+// The threads that copied a row also transform it. They compute all of its new lanes before any is
+// written, since a seat may read other lanes than its own (rotary embeddings do).
+#pragma once
+
+#include <warploom/item.cuh>
+
+namespace warploom {
+
+struct OutputPlace {
+  RowInfo row;
+  float lse;  // natural
+};
+
+// One interface for the four seats: kReductions, kHeadDim, reduce, identity, combine and value.
+#define WL_VECTOR_SEAT(Name, name, dim, Place, ...)                                               \
+  template <class K>                                                                              \
+  struct Name##Seat {                                                                             \
+    using Variant = typename K::Variant;                                                          \
+    static constexpr int kReductions = Variant::k##Name##Reductions;                              \
+    static constexpr int kHeadDim = K::Config::dim;                                               \
+    template <int I>                                                                              \
+    WL_FN static float identity() {                                                               \
+      return Variant::template name##_identity<I>();                                              \
+    }                                                                                             \
+    template <int I>                                                                              \
+    WL_FN static float combine(float a, float b) {                                                \
+      return Variant::template name##_combine<I>(a, b);                                           \
+    }                                                                                             \
+    template <int I, class X>                                                                     \
+    WL_FN static float reduce(const Item<K>& item, const Place& at, int lane, const X& x,         \
+                              const float* r) {                                                   \
+      return Variant::template name##_reduce<I>(item.p, item.tile, __VA_ARGS__, lane, kHeadDim, x, \
+                                                r);                                               \
+    }                                                                                             \
+    template <class X>                                                                            \
+    WL_FN static float value(const Item<K>& item, const Place& at, int lane, const X& x,          \
+                             const float* r) {                                                    \
+      return Variant::name(item.p, item.tile, __VA_ARGS__, lane, kHeadDim, x, r);                 \
+    }                                                                                             \
+  };
+
+WL_VECTOR_SEAT(Query, query, kHeadDimQk, RowInfo, at)
+WL_VECTOR_SEAT(Key, key, kHeadDimQk, int, at)
+WL_VECTOR_SEAT(Value, value, kHeadDimV, int, at)
+WL_VECTOR_SEAT(Output, output, kHeadDimV, OutputPlace, at.row, at.lse)
+#undef WL_VECTOR_SEAT
+
+// A row's reductions over lanes, each by all threads of the row; results in r.
+template <class Seat, class K, class Place, class X, int I = 0>
+WL_FN void reduce_lanes(const Item<K>& item, const Place& at, const X& x, unsigned thread, float* r) {
+  if constexpr (I < Seat::kReductions) {
+    float result = Seat::template identity<I>();
+#pragma unroll
+    for (int first = thread * kVector; first < Seat::kHeadDim; first += Sizes<K>::kBlock) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float part = Seat::template reduce<I>(item, at, first + i, x, r);
+        result = Seat::template combine<I>(result, part);
+      }
+    }
+#pragma unroll
+    for (int distance = Sizes<K>::kRowThreads / 2; distance > 0; distance /= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, result, distance);
+      result = Seat::template combine<I>(result, other);
+    }
+    r[I] = result;
+    reduce_lanes<Seat, K, Place, X, I + 1>(item, at, x, thread, r);
+  }
+}
+
+// A row of a staged tile, as functors read it.
+template <class Tile, class Element>
+struct StagedRow {
+  const Element* tile;
+  int row;
+  WL_FN float operator()(int lane) const { return to_float(tile[Tile::offset(row, lane)]); }
+};
+
+// Transforms all rows of a staged tile in place. `place(row)` is the seat's position; rows at or past
+// `count` stay as they are (zeros, which no functor may change: 0 * NaN is not 0).
+template <class Seat, class Tile, int kRows, int kThreads, class K, class PlaceOf>
+WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* staged, int count,
+                          unsigned thread, const PlaceOf& place) {
+  using Element = typename K::Config::Element;
+  constexpr int kRowThreads = Sizes<K>::kRowThreads;
+  constexpr int kPanels = Tile::kElements / kRows / Sizes<K>::kBlock;
+  const int column = thread % kRowThreads * kVector;
+  for (int first = 0; first < kRows; first += kThreads / kRowThreads) {
+    const int row = first + thread / kRowThreads;
+    const bool exists = row < count;
+    const auto at = place(exists ? row : 0);
+    const StagedRow<Tile, Element> x{staged, exists ? row : 0};
+    float r[Seat::kReductions + 1];
+    reduce_lanes<Seat>(item, at, x, thread % kRowThreads, r);
+    alignas(16) Element changed[kPanels][kVector];
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int lane = panel * Sizes<K>::kBlock + column;
+      if (lane >= Seat::kHeadDim) continue;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        changed[panel][i] = from_float<Element>(Seat::value(item, at, lane + i, x, r));
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int lane = panel * Sizes<K>::kBlock + column;
+      if (!exists || lane >= Seat::kHeadDim) continue;
+      *reinterpret_cast<uint4*>(staged + Tile::offset(row, lane)) =
+          *reinterpret_cast<const uint4*>(changed[panel]);
+    }
+  }
+}
+
+}  // namespace warploom
