@@ -1,4 +1,4 @@
-"""The same kernels with narrower vectors and with another compiler: nothing depends on this machine."""
+"""The same kernels with narrower vectors and with another compiler."""
 
 from __future__ import annotations
 
