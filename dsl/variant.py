@@ -32,6 +32,11 @@ class Variant:
 
     softmax: bool = True
 
+    def __new__(cls: type[_Self], *args: object, **kwargs: object) -> _Self:
+        made = super().__new__(cls)
+        made.__dict__[VALUES] = {}  # objects made while torch.compile traces are known by its lack
+        return made
+
     def __init__(self, **values: object) -> None:
         """Bind values to fields.
 

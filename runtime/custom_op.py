@@ -14,10 +14,11 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from warploom.errors import ArgumentError
+from warploom.dsl.fields import VALUES
+from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError, CannotTrace
 
 if TYPE_CHECKING:
-    from warploom.dsl.variant import Variant
     from warploom.runtime.wrapper import AttentionWrapper
 
 _handles = itertools.count()
@@ -34,7 +35,16 @@ def register_wrapper(wrapper: AttentionWrapper) -> int:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _register_variant(variant: Variant | None) -> int:
-    """A handle for a variant, made while torch.compile traces."""
+    """A handle for a variant, made while torch.compile traces.
+
+    Raises:
+        CannotTrace: the variant is made in the compiled function, where it has no values yet.
+    """
+    if isinstance(variant, Variant) and VALUES not in vars(variant):
+        raise CannotTrace(
+            what=f"{type(variant).__name__}, made inside a compiled function,",
+            remedy="Make it once, outside of the compiled function.",
+        )
     for handle, known in _variants.items():
         if known is variant:
             return handle
@@ -100,11 +110,15 @@ def _pack(inputs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[int], lis
     floats = {name: x for name, x in inputs.items() if isinstance(x, float)}
     for name, value in inputs.items():
         if name not in tensors and name not in ints and name not in floats:
-            raise ArgumentError(
-                name=name, reason=f"a {type(value).__name__} cannot be given under torch.compile"
-            )
+            _refuse_input(name, type(value).__name__)
     names = ",".join((*tensors, *ints, *floats))
     return list(tensors.values()), list(ints.values()), list(floats.values()), names
+
+
+@torch.compiler.assume_constant_result
+def _refuse_input(name: str, kind: str) -> None:
+    """Raise from where torch.compile lets errors through."""
+    raise ArgumentError(name=name, reason=f"a {kind} cannot be given under torch.compile")
 
 
 def _unpack(

@@ -1,0 +1,159 @@
+"""One-call attention: results, layouts, cached wrappers and plans, FlexAttention's callables."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from warploom.codegen.build import forbid_compilation
+from warploom.dsl.fields import Scalar
+from warploom.dsl.flex import flex
+from warploom.dsl.library.alibi import Alibi
+from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
+from warploom.runtime import attention as module
+from warploom.runtime.attention import attention
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 9, 4, 64, generator=generator)
+    k, v = torch.randn(2, 2, 21, 2, 64, generator=generator)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
+    return out.transpose(1, 2)
+
+
+BOTTOM_RIGHT = torch.ones(9, 21).tril(12).bool()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention_agrees_with_sdpa(dtype: torch.dtype) -> None:
+    q, k, v = tensors(dtype)
+    expected = sdpa(*(x.float() for x in (q, k, v)), attn_mask=BOTTOM_RIGHT)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+    out = attention(q, k, v, variant=Causal())
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+    swapped = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    hnd = attention(*swapped, variant=Causal(), layout="HND")
+    assert torch.equal(hnd.transpose(1, 2), out)
+
+
+def test_plain_attention_and_classes_are_variants() -> None:
+    q, k, v = tensors()
+    torch.testing.assert_close(attention(q, k, v), sdpa(q, k, v))
+    assert torch.equal(attention(q, k, v, variant=Causal), attention(q, k, v, variant=Causal()))
+
+
+def test_scale_log_sum_exp_and_lengths() -> None:
+    q, k, v = tensors()
+    out, lse = attention(q, k, v, sm_scale=0.3, return_lse=True, kv_lens=[21, 4])
+    torch.testing.assert_close(out[:1], sdpa(q[:1], k[:1], v[:1], scale=0.3))
+    torch.testing.assert_close(out[1:], sdpa(q[1:], k[1:, :4], v[1:, :4], scale=0.3))
+    logits = torch.einsum("bqhd,bkhd->bqhk", q, k.repeat_interleave(2, 2)) * 0.3
+    torch.testing.assert_close(lse[0], logits[0].logsumexp(-1))
+    other = attention(q, k, v, sm_scale=0.3, return_lse=True, lse_base="2")[1]
+    torch.testing.assert_close(other[0], lse[0] / np.log(2))
+
+
+def test_flex_callables_with_captured_tensors_go_in_as_they_are() -> None:
+    q, k, v = tensors()
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    bias = slopes.view(4, 1, 1) * (torch.arange(21) - torch.arange(9)[:, None])
+    out = attention(q, k, v, variant=flex(score_mod))
+    torch.testing.assert_close(out, sdpa(q, k, v, attn_mask=bias))
+
+
+def test_new_values_and_lengths_compile_nothing() -> None:
+    q, k, v = tensors()
+    attention(q, k, v, variant=Causal() & SlidingWindow(3) & SoftCap(2.0))
+    with forbid_compilation():
+        for left, cap, rows in ((3, 2.0, 9), (5, 2.0, 9), (5, 9.0, 9), (5, 9.0, 8)):
+            variant = Causal() & SlidingWindow(left) & SoftCap(cap)
+            for backend in (None, "reference"):
+                found = attention(q[:, :rows], k, v, variant=variant, backend=backend)
+                if backend is None:
+                    out = found
+            torch.testing.assert_close(out, found)
+
+
+def test_values_given_to_the_call_override_bound_ones() -> None:
+    q, k, v = tensors()
+    given = attention(q, k, v, variant=SlidingWindow(3) & Alibi(np.zeros(4)), left=1)
+    torch.testing.assert_close(given, attention(q, k, v, variant=SlidingWindow(1)))
+
+
+def test_a_plan_is_made_once_for_the_same_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors()
+    attention(q, k, v, variant=SlidingWindow(2))
+    plans = []
+    plan = module.AttentionWrapper.plan
+    monkeypatch.setattr(
+        module.AttentionWrapper, "plan", lambda *a, **b: (plans.append(a), plan(*a, **b))
+    )
+    attention(q + 1, k, v, variant=SlidingWindow(2))
+    assert len(plans) == 0
+    attention(q, k, v, variant=SlidingWindow(3))
+    attention(q, k[:, :20], v[:, :20], variant=SlidingWindow(3))
+    attention(q, k, v, variant=SlidingWindow(3), kv_lens=[3, 4])
+    assert len(plans) == 3
+
+
+def test_the_cache_of_wrappers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LIMIT", 2)
+    q, k, v = tensors()
+    for scale in (0.1, 0.2, 0.3, 0.4):
+        attention(q, k, v, sm_scale=scale)
+    assert len(module._entries) == 2
+
+
+def test_an_edited_functor_is_seen() -> None:
+    class Edited(Variant):
+        gain = Scalar("float32", default=1.0)
+
+        def logits_transform(self, logits: Value, at: Position) -> Value:
+            return logits * self.gain
+
+    q, k, v = tensors()
+    before = attention(q, k, v, variant=Edited())
+    Edited.logits_transform = lambda self, logits, at: logits * self.gain * 0.0  # type: ignore[method-assign]
+    after = attention(q, k, v, variant=Edited())
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, sdpa(q * 0, k, v))
+
+
+def test_threads_have_their_own_plans() -> None:
+    q, k, v = tensors()
+    expected = {rows: sdpa(q[:, :rows], k, v) for rows in range(1, 10)}
+    failures: list[AssertionError] = []
+
+    def work(first: int) -> None:
+        try:
+            for rows in [*range(first, 10), *range(1, first)] * 3:
+                torch.testing.assert_close(attention(q[:, :rows], k, v), expected[rows])
+        except AssertionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (1, 4, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

@@ -1,0 +1,147 @@
+"""torch.compile(fullgraph=True) over attention() and AttentionWrapper.run, and the operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from warploom.dsl.formats import Paged
+from warploom.dsl.library.alibi import Alibi
+from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.flash_sigmoid import FlashSigmoid
+from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.library.soft_cap import SoftCap
+from warploom.runtime import custom_op
+from warploom.runtime.attention import attention
+from warploom.runtime.wrapper import AttentionWrapper
+
+VARIANT = Causal() & SoftCap(5.0)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tensors(rows: int = 9) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, rows, 4, 64, generator=generator)
+    k, v = torch.randn(2, 2, 21, 2, 64, generator=generator)
+    return q, k, v
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **options})
+
+
+def test_attention_compiles_whole_with_inductor() -> None:
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        out, lse = attention(q * 2, k, v, variant=VARIANT, return_lse=True)
+        return out.flatten(-2) + 1, lse
+
+    q, k, v = tensors()
+    torch.testing.assert_close(compiled(layer, backend="inductor")(q, k, v), layer(q, k, v))
+
+
+def test_shapes_may_be_dynamic() -> None:
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, variant=VARIANT) + 1
+
+    fast = compiled(layer, dynamic=True)
+    for rows in (9, 5, 13):
+        q, k, v = tensors(rows)
+        torch.testing.assert_close(fast(q, k, v), layer(q, k, v))
+
+
+def test_inputs_and_options_pass_through() -> None:
+    window = SlidingWindow(3) & Alibi("input") & SoftCap(4.0)
+
+    def layer(q: Any, k: Any, v: Any, slopes: Any, lens: Any) -> Any:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return attention(
+            q, k, v, variant=window, layout="HND", sm_scale=0.2, kv_lens=lens, slopes=slopes,
+            left=2, cap=3.0,
+        )  # fmt: skip
+
+    args = (*tensors(), torch.rand(4), torch.tensor([21, 7], dtype=torch.int32))
+    torch.testing.assert_close(compiled(layer)(*args), layer(*args))
+
+
+class Layer(torch.nn.Module):
+    """A module that holds a variant."""
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.variant = Causal() & SoftCap(cap)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return attention(q, k, v, variant=self.variant)
+
+
+def test_each_module_has_its_own_variant() -> None:
+    q, k, v = tensors()
+    for cap in (1.0, 3.0):
+        layer = Layer(cap)
+        torch.testing.assert_close(compiled(layer)(q, k, v), layer(q, k, v))
+
+
+def test_a_variant_made_inside_is_refused() -> None:
+    def one(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, variant=FlashSigmoid(scale=2.0))
+
+    def composed(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, variant=Causal() & SoftCap(2.0))
+
+    for layer in (one, composed):  # their values would be lost, and defaults taken
+        with pytest.raises(Exception, match="CannotTrace.*outside of the compiled function"):
+            compiled(layer)(*tensors())
+
+
+def test_the_wrapper_compiles_whole_and_follows_its_plans() -> None:
+    wrapper = AttentionWrapper(
+        VARIANT, kv_format=Paged(8), num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    cache = torch.randn(6, 2, 8, 2, 64)
+
+    def layer(q: Any, cache: Any) -> Any:
+        out, lse = wrapper.run(q * 2, cache, return_lse=True, cap=3.0)
+        return out + 1, lse
+
+    fast = compiled(layer)
+    for qo, pages in (([0, 2, 5], [3, 1, 4]), ([0, 4, 5], [5, 0, 2])):
+        wrapper.plan(qo, [0, 1, 3], pages, [8, 3])
+        q = torch.randn(5, 4, 64)
+        torch.testing.assert_close(fast(q, cache), layer(q, cache))
+        out = torch.empty(5, 4, 64)
+        got = compiled(lambda q, out: wrapper.run(q, (cache[:, 0], cache[:, 1]), out=out))(q, out)
+        assert torch.equal(out, wrapper.run(q, cache))
+        assert torch.equal(got, out)
+
+
+def test_operators_pass_torchs_own_checks() -> None:
+    wrapper = AttentionWrapper(
+        VARIANT, num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", device="cpu"
+    )
+    wrapper.plan([0, 9], [0, 21])
+    q, k, v = (x[0] for x in tensors())
+    checks = ("test_schema", "test_faketensor")
+    for return_lse in (True, False):
+        args = (q, k, v, [], [], [2.0], "cap", wrapper.handle, return_lse)
+        torch.library.opcheck(custom_op.run_op, args, test_utils=checks)
+    handle = custom_op._register_variant(VARIANT)
+    rest = ([], [], [], "", handle, None, True, "NHD", "e", None)
+    torch.library.opcheck(custom_op.attention_op, (*tensors(), None, *rest), test_utils=checks)
+
+
+def test_what_no_schema_holds_is_refused() -> None:
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, variant=VARIANT, cap="much")
+
+    with pytest.raises(Exception, match="ArgumentError.*cannot be given under"):
+        compiled(layer)(*tensors())
