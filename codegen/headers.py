@@ -67,7 +67,10 @@ def find_toolchain() -> CudaToolchain:
     return CudaToolchain(
         nvrtc=nvrtc,
         nvrtc_version=(major, minor),
-        include_dirs=(_TEMPLATES / "include", _TEMPLATES / "common", cutlass, cccl, cuda),
+        include_dirs=(
+            *(_TEMPLATES / "include", _TEMPLATES / "common"),
+            *(cutlass, cccl, cuda, *_above_cccl(cccl, cuda)),
+        ),
         versions=(
             # The size tells patch releases apart without loading the library.
             ("nvrtc", f"{major}.{minor}, {nvrtc[1].stat().st_size} bytes"),
@@ -105,6 +108,11 @@ def _find_cccl(cuda: Path, major: int) -> Path:
         if (folder / "cuda/std/__cccl/version.h").is_file():
             return folder
     raise NoCudaCompiler(what="CCCL (headers cuda/std)", extra=f"cu{major}")
+
+
+def _above_cccl(cccl: Path, cuda: Path) -> list[Path]:
+    """From CUDA 13 on, CUTLASS includes <cccl/cuda/std/...>; CCCL may come from another place."""
+    return [cccl.parent] if cccl.name == "cccl" and cccl.parent != cuda else []
 
 
 def _find_cutlass(major: int) -> Path:
