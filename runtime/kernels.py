@@ -12,7 +12,7 @@ from warploom.codegen.build import Artifact, build
 from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.codegen.tiles import cuda_launch
+from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import CompileForbidden
@@ -72,8 +72,6 @@ class Kernels:
     def choose(self, mean_fused_rows: float) -> TileConfig:
         """The tile for requests with this many query rows x query heads per key/value head."""
         if isinstance(self.target, Arch):
-            from warploom.codegen.tiles import choose_tile
-
             return choose_tile(self._spec, self.target, mean_fused_rows)
         return cpu_tile(self._spec, mean_fused_rows)
 

@@ -98,7 +98,7 @@ def test_a_variant_made_inside_is_refused() -> None:
         return attention(q, k, v, variant=Causal() & SoftCap(2.0))
 
     for layer in (one, composed):  # their values would be lost, and defaults taken
-        with pytest.raises(Exception, match="CannotTrace.*outside of the compiled function"):
+        with pytest.raises(Exception, match=r"CannotTrace.*outside of the compiled function"):
             compiled(layer)(*tensors())
 
 
@@ -143,5 +143,5 @@ def test_what_no_schema_holds_is_refused() -> None:
     def layer(q: Any, k: Any, v: Any) -> Any:
         return attention(q, k, v, variant=VARIANT, cap="much")
 
-    with pytest.raises(Exception, match="ArgumentError.*cannot be given under"):
+    with pytest.raises(Exception, match=r"ArgumentError.*cannot be given under"):
         compiled(layer)(*tensors())
