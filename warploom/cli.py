@@ -1,4 +1,4 @@
-"""The command `warploom`: look after the cache, show the settings, say what works on this machine."""
+"""The command `warploom`: look after the cache, show the settings, say what works here."""
 
 from __future__ import annotations
 
