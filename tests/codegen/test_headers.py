@@ -63,7 +63,7 @@ def only_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.nvrtc
 def test_the_installed_compiler_is_found(toolchain: CudaToolchain) -> None:
     assert all(library.is_file() for library in toolchain.nvrtc)
-    ours, _, cutlass, cccl, cuda = toolchain.include_dirs
+    ours, _, cutlass, cccl, cuda = toolchain.include_dirs[:5]
     assert (ours / "warploom").is_dir()
     assert (cutlass / "cute/tensor.hpp").is_file()
     assert (cccl / "cuda/std/cstdint").is_file()
@@ -101,6 +101,18 @@ def test_what_is_missing_is_named_with_a_remedy(
     with pytest.raises(NoCudaCompiler, match=named) as caught:
         find_toolchain()
     assert "pip install 'warploom[cu1" in str(caught.value)
+
+
+def test_cccl_apart_from_the_runtime_is_found_by_both_names(
+    only_toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUTLASS writes <cccl/cuda/std/...> from CUDA 13 on, CCCL itself <cuda/std/...>."""
+    apart = tmp_path / "other/include/cccl"
+    apart.parent.mkdir(parents=True)
+    (only_toolkit / "include/cccl").rename(apart)
+    found = {"cccl": iter((apart,)), "cutlass": iter(()), "cudart": iter(())}
+    monkeypatch.setattr(headers, "_by_pathfinder", found.__getitem__)
+    assert {apart, apart.parent} <= set(find_toolchain().include_dirs)
 
 
 def test_headers_and_compiler_must_be_of_one_major_version(only_toolkit: Path) -> None:
