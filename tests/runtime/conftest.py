@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,8 +278,9 @@ def host() -> HostTarget:
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder for all tests of one session."""
-    return tmp_path_factory.mktemp("cache")
+    """A cache folder for all tests: the one that was set, or one of this session."""
+    given = os.environ.get("WARPLOOM_CACHE_DIR")
+    return Path(given) if given else tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
