@@ -1,0 +1,124 @@
+"""Microseconds that the host spends in one `run`, `attention` or `plan`; no kernel is waited for.
+
+    python benchmarks/run_overhead.py [--device cpu] [--quick] [--out FOLDER]
+
+On a GPU launches are asynchronous and the kernel is tiny, so the loop's time is the host's. On the
+CPU the kernel's call is taken out, and what remains is the Python part.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from harness import Report, Row, arguments
+
+import warploom as wl
+
+REQUESTS, KEYS, PAGE = 4, 64, 16
+SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
+
+
+def microseconds(call: Callable[[], object], device: torch.device, quick: bool) -> list[float]:
+    """Host time of one call, for several short loops with an empty queue before each."""
+    calls = 200
+    for _ in range(20):
+        call()
+    times = []
+    gc.disable()
+    for _ in range(10 if quick else 50):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter_ns() - begin) / calls / 1e3)
+    gc.enable()
+    return sorted(times)
+
+
+def planned(device: torch.device, **options: Any) -> tuple[wl.AttentionWrapper, dict[str, Any]]:
+    """A small decode batch over a paged cache."""
+    variant = wl.Causal() & wl.SoftCap(50.0)
+    attention = wl.AttentionWrapper(
+        variant, kv_format=wl.Paged(PAGE), device=device, **SHAPE, **options
+    )
+    pages = KEYS // PAGE
+    batch = {
+        "qo_indptr": list(range(REQUESTS + 1)),
+        "kv_indptr": [i * pages for i in range(REQUESTS + 1)],
+        "kv_indices": list(range(REQUESTS * pages)),
+        "last_page_len": [PAGE] * REQUESTS,
+    }
+    attention.plan(**batch)
+    return attention, batch
+
+
+def calls(device: torch.device) -> dict[str, Callable[[], object]]:
+    attention, batch = planned(device)
+    bounds = wl.Bounds(REQUESTS, REQUESTS, KEYS, max_blocks=REQUESTS * KEYS // PAGE)
+    bounded, _ = planned(device, bounds=bounds, cuda_graph=True)
+    if device.type == "cpu":
+        attention._launcher._launch = lambda params, stream: None
+    options = {"dtype": torch.bfloat16, "device": device}
+    q = torch.randn(REQUESTS, 8, 128, **options)
+    k, v = torch.randn(2, REQUESTS * KEYS // PAGE, PAGE, 2, 128, **options)
+    cache = torch.stack((k, v), dim=1)
+    out, lse = torch.empty_like(q), torch.empty(REQUESTS, 8, device=device)
+    found: dict[str, Callable[[], object]] = {
+        "run": lambda: attention.run(q, (k, v)),
+        "run, one cache tensor": lambda: attention.run(q, cache),
+        "run, out given": lambda: attention.run(q, (k, v), out=out),
+        "run, out and lse given": lambda: attention.run(q, (k, v), out=out, lse=lse),
+        "run, return_lse": lambda: attention.run(q, (k, v), return_lse=True),
+        "run, a scalar given": lambda: attention.run(q, (k, v), cap=30.0),
+        "plan": lambda: attention.plan(**batch),
+        "plan, bounds": lambda: bounded.plan(**batch),
+    }
+    if device.type == "cuda":
+        found |= dense_calls(q, k, v)
+    return found
+
+
+def dense_calls(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> dict[str, Callable[[], object]]:
+    """The one-call interface beside torch's, on the same numbers."""
+    variant = wl.Causal()
+    q = q.view(REQUESTS, 1, 8, 128)
+    k, v = (x.view(REQUESTS, KEYS, 2, 128) for x in (k, v))
+    swapped = [x.transpose(1, 2) for x in (q, k, v)]
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    return {
+        "attention()": lambda: wl.attention(q, k, v, variant=variant),
+        "torch sdpa": lambda: sdpa(*swapped, enable_gqa=True),
+    }
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    report = Report("run_overhead", options.device, options.out)
+    with torch.no_grad():
+        for name, call in calls(options.device).items():
+            times = microseconds(call, options.device, options.quick)
+            report.add(
+                Row(
+                    "run_overhead",
+                    name,
+                    "host",
+                    round(statistics.median(times), 2),
+                    "us",
+                    ms_low=round(times[len(times) // 10] / 1e3, 5),
+                    ms_high=round(times[-1 - len(times) // 10] / 1e3, 5),
+                    samples=len(times),
+                )
+            )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
