@@ -64,16 +64,16 @@ def key_after(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) ->
 
     Args:
         tiles: (n,) tiles.
-        visible: (n,) counts, from 0 to the tile's own.
+        visible: (n,) counts, at least 1 and below the tile's own.
 
     Returns:
-        (n,) places in the list: kv_begin for 0, kv_end for all, else a multiple of `keys`.
+        (n,) places in the list, multiples of `keys`.
     """
-    place = np.minimum(tiles.kv_begin + visible * keys, tiles.kv_end)
-    holes = np.flatnonzero((tiles.visible < span(tiles, keys)) & (visible > 0))
+    place = tiles.kv_begin + visible * keys
+    holes = np.flatnonzero(tiles.visible < span(tiles, keys))
     if len(holes):
         place[holes] = _bisect(tiles.take(holes), visible[holes], keys, visibility)
-    return np.where(visible == tiles.visible, tiles.kv_end, place)
+    return place
 
 
 def _bisect(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) -> Ints:

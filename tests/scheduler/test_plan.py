@@ -97,8 +97,9 @@ def test_holes_split_by_what_is_visible(kit: Any) -> None:
     mask = kit.window(segments, 1, left=4095, sinks=64)
     plan = kit.case(segments, mask, num_ctas=4).plan()
     verify(plan, mask)
-    assert len(plan.items) == 4
     assert summarize(plan).balance < 1.12
+    # Of 66 visible tiles the first part has the sinks and 17 of the window, which begins at 95,872.
+    assert sorted(plan.items["kv_begin"].tolist()) == [0, 96_960, 98_112, 99_264]
 
 
 def test_fixed_splits_leave_out_what_nobody_sees(kit: Any) -> None:
@@ -132,6 +133,19 @@ def test_a_capacity_for_other_numbers_is_refused(decode: Any) -> None:
         case.plan(capacity=room, split_size=64)
     with pytest.raises(CapacityExceeded, match="CTAs"):
         case.plan(capacity=room, num_ctas=64)
+
+
+@pytest.mark.parametrize(
+    "section", ["max_items", "max_segments", "max_merges", "max_slots", "max_indices"]
+)
+def test_one_record_too_many_is_refused(decode: Any, section: str) -> None:
+    case = decode([65536], split_size=4096)
+    room = capacity(Bounds(1, 1, 65536, 5), **case.numbers)
+    indices = np.zeros(5, np.int32)
+    case.plan(capacity=room, indices=indices)
+    with pytest.raises(CapacityExceeded):
+        one_less = replace(room, **{section: getattr(room, section) - 1})
+        case.plan(capacity=one_less, indices=indices)
 
 
 def test_pack_refuses_before_it_writes(decode: Any) -> None:

@@ -34,6 +34,24 @@ def test_every_plan_verifies(kit: Any, data: st.DataObject) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
+def test_loads_are_what_the_items_cost(kit: Any, data: st.DataObject) -> None:
+    """Also where holes lie between the keys of a tile that was cut."""
+    case = kit.draw_case(data)
+    plan, model = case.plan(), CostModel.of(case.rows, case.keys)
+    items = {name: plan.items[name].astype(np.int64) for name in plan.items.dtype.names or ()}
+    fused = case.segments["num_q"].astype(np.int64) * case.group_size
+    row_end = np.minimum(items["row_begin"] + case.rows, fused[items["segment"]])
+    rows, keys = (
+        (items["segment"], items["row_begin"], row_end),
+        (items["kv_begin"], items["kv_end"]),
+    )
+    cost = model.of_chunks(case.visibility.visible_tiles(*rows, *keys, case.keys))
+    total = np.append(0, np.cumsum(cost))
+    assert np.array_equal(plan.loads, np.diff(total[plan.cta_indptr]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
 def test_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
     """The mean of the uncut tiles, plus what is not worth or not possible to cut."""
     case = kit.draw_case(data, fixed=False)
