@@ -22,6 +22,7 @@ from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, works
 from warploom.scheduler.plan import Plan, make_plan
 from warploom.scheduler.visibility import Visibility
 
+_SIZES_KEPT = 256
 INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
 INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
 
@@ -76,6 +77,7 @@ class Planner:
         self._params = params
         self._options = options
         self._upload = Upload(device)
+        self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
 
     def fixed_tile(self) -> TileConfig | None:
         """The tile of all plans, or None if each batch chooses."""
@@ -101,6 +103,14 @@ class Planner:
 
     def sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
         """Exact sizes of everything that batches within the bounds need."""
+        key = bounds, kernel.tile
+        if key not in self._sizes:
+            if len(self._sizes) > _SIZES_KEPT:
+                self._sizes.clear()
+            self._sizes[key] = self._compute_sizes(bounds, kernel)
+        return self._sizes[key]
+
+    def _compute_sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
         common = {
             "rows": kernel.tile.rows,
             "keys": kernel.tile.keys,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from warploom.scheduler.layout import Ints
 from warploom.scheduler.visibility import AllVisible, Visibility
 
 _PER_REQUEST = ("batch", "q_len", "kv_len")
+_FEW = 1024  # questions below this are answered sooner than likes among them are found
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,13 @@ class MaskVisibility:
     """
 
     def __init__(self, mask: Node, analysis: TileAnalysis, batch: Batch, heads: Heads) -> None:
-        read = {str(found.attr) for found in walk(mask) if found.op == "var"}
+        read = positions_read(mask)
         self._analysis = analysis
         self._heads = heads
         self._kv_heads = range(heads.num_kv) if "kv_head" in read else range(1)
         segments = batch.segments
         self._fields = {name: segments[name].astype(np.int64) for name in segments.dtype.names}
-        self._same = self._representatives("batch" in read)
+        self._by_request = "batch" in read
 
     def kv_bounds(self, segment: Ints, row_begin: Ints, row_end: Ints) -> tuple[Ints, Ints]:
         one, back = self._distinct(segment, row_begin, row_end)
@@ -159,25 +162,20 @@ class MaskVisibility:
         begin = np.where(seen, np.clip(begin - shift, 0, limit), 0)
         return begin, np.where(seen, np.clip(end - shift, 0, limit), 0)
 
-    def _representatives(self, by_request: bool) -> Ints:
+    @cached_property
+    def _same(self) -> Ints:
         """For each segment, the first one that the mask cannot tell from it."""
-        names = ["q_idx", "q_len", "kv_len", "kv_count", "kv_pos"]
-        table = np.stack([self._fields[name] for name in [*names, *["batch"] * by_request]], axis=1)
-        _, first, same = np.unique(table, axis=0, return_index=True, return_inverse=True)
-        found: Ints = first[same.reshape(-1)]
-        return found
+        names = ["q_idx", "q_len", "kv_len", "kv_count", "kv_pos", *["batch"] * self._by_request]
+        first, back = _first_of_likes([self._fields[name] for name in names])
+        return first[back]
 
     def _distinct(self, segment: Ints, *rest: Ints) -> tuple[tuple[Ints, ...], Ints]:
         """Distinct questions, and for each question given the place of its like."""
+        if len(segment) <= _FEW:
+            return (segment, *rest), np.arange(len(segment))
         columns = (self._same[segment], *rest)
-        code = np.zeros(len(segment), np.int64)
-        for column in columns:  # combine column by column, so that codes stay small
-            _, column_code = np.unique(column, return_inverse=True)
-            _, code = np.unique(
-                code * (len(segment) + 1) + column_code.reshape(-1), return_inverse=True
-            )
-        _, first, back = np.unique(code, return_index=True, return_inverse=True)
-        return tuple(column[first] for column in columns), back.reshape(-1)
+        first, back = _first_of_likes(columns)
+        return tuple(column[first] for column in columns), back
 
 
 class ColumnVisibility(MaskVisibility):
@@ -192,7 +190,7 @@ class ColumnVisibility(MaskVisibility):
         super().__init__(mask, analysis, batch, heads)
         self._columns = columns
         self._indices = batch.indices.astype(np.int64)
-        self._same = np.arange(len(batch.segments))  # lists differ even where lengths do not
+        self.__dict__["_same"] = np.arange(len(batch.segments))  # lists differ, if not lengths
 
     def _column(self, segment: Ints, place: Ints) -> Ints:
         block = self._fields["index_begin"][segment] + place // self._columns
@@ -216,3 +214,23 @@ class ColumnVisibility(MaskVisibility):
             high[i] = np.searchsorted(blocks, (end[i] - 1) // self._columns, side="right")
         limit = self._fields["kv_count"][segment]
         return low * self._columns, np.minimum(np.maximum(low, high) * self._columns, limit)
+
+
+@lru_cache(maxsize=256)
+def positions_read(mask: Node) -> frozenset[str]:
+    """Names of the positions that a mask depends on."""
+    return frozenset(str(found.attr) for found in walk(mask) if found.op == "var")
+
+
+def _first_of_likes(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Rows of a table that are the first of their kind, and for each row its kind's number."""
+    code = np.zeros(len(columns[0]), np.int64)
+    size = 1
+    for column in columns:  # all values are at least 0
+        width = int(column.max(initial=0)) + 1
+        if size * width >= 2**62:
+            code = np.unique(code, return_inverse=True)[1].reshape(-1)
+            size = len(code)
+        code, size = code * width + column, size * width
+    _, first, back = np.unique(code, return_index=True, return_inverse=True)
+    return first, back.reshape(-1)
