@@ -41,15 +41,13 @@ def deal(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:
     done = 0
     while done < len(step):
         after = queue[: len(step) - done] + step[done : done + num_ctas]
-        take = len(after)
-        overtaken = queue[1:take] > np.minimum.accumulate(after[:-1])
-        if overtaken.any():
-            take = int(overtaken.argmax()) + 1
-            if take < SHORT_ROUND:
-                block = slice(done, done + HEAP_BLOCK)
-                code[block], queue = _deal_one_by_one(step[block], queue)
-                done += HEAP_BLOCK
-                continue
+        overtaken = queue[1 : len(after)] > np.minimum.accumulate(after[:-1])
+        take = int(overtaken.argmax()) + 1 if overtaken.any() else len(after)
+        if take < SHORT_ROUND:
+            block = slice(done, done + HEAP_BLOCK)
+            code[block], queue = _deal_one_by_one(step[block], queue)
+            done += HEAP_BLOCK
+            continue
         code[done : done + take] = queue[:take]
         queue[:take] = after[:take]
         queue.sort()
