@@ -33,10 +33,11 @@ q, k = var("q_pos"), var("kv_pos")
 
 
 def text(root: Node, **tensors: TensorField) -> str:
-    """The last line, or all lines, of a body that returns `root`."""
+    """The last line, or all lines, of a body that returns `root`; nodes that other tests made first
+    have places, which are left out."""
     block = Block(tensors, indent=0)
     (result,) = block.compute([root])
-    return "\n".join([*block.statements, result])
+    return KernelSource("", "\n".join([*block.statements, result]), "cpp", "").code
 
 
 def binary(op: str, kind: Kind, a: Node, b: Node) -> Node:
