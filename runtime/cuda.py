@@ -41,6 +41,7 @@ class CudaKernel:
             self._context = self._call("cuCtxGetCurrent")
             self._module = self._call("cuModuleLoadData", Path(artifact.path).read_bytes())
             function = self._call("cuModuleGetFunction", self._module, artifact.entry.encode())
+            self._call("cuFuncLoad", function)  # now, and not at a launch under capture
             attributes = self._driver.CUfunction_attribute
             self._call(
                 "cuFuncSetAttribute",

@@ -90,14 +90,17 @@ class Inputs:
             else:
                 self.scalars[name] = self._scalar(name, value)
 
-    def check_batch(self, batch: Batch) -> None:
-        """Check what is kept against the lengths of a batch.
+    def for_batch(self, batch: Batch) -> None:
+        """Take the lengths that tensors are checked against."""
+        self._sizes = role_sizes(self._geometry, batch)
+
+    def check_planned(self) -> None:
+        """Check what is kept against the lengths.
 
         Raises:
             WrongShape: a tensor is too small.
             MissingInput: the mask needs a scalar that has no value.
         """
-        self._sizes = role_sizes(self._geometry, batch)
         for name, tensor in self.tensors.items():
             self._check_sizes(self._tensor_fields[name], tensor)
         for name in sorted(self.mask_scalars - self.scalars.keys()):
@@ -164,13 +167,13 @@ class Inputs:
         if name in self._mask_tensors:
             tensor = self._padded(field, tensor).clone()
             self.known[name] = tensor.numpy()
-        moved = tensor.to(self._geometry.device)
-        self._check_type(field, moved)
         old = self.tensors.get(name)
-        if moved is not tensor and old is not None and old.shape == moved.shape:
-            old.copy_(moved)  # the address stays, so that a captured graph sees the new values
-        else:
-            self.tensors[name] = moved
+        if old is not None and old.device.type != "cpu" and old.shape == tensor.shape:
+            self._check_type(field, tensor, tensor.device)
+            old.copy_(tensor)  # the address stays, so that a captured graph sees the new values
+            return
+        self.tensors[name] = tensor.to(self._geometry.device)
+        self._check_type(field, self.tensors[name])
 
     def _padded(self, field: TensorField, tensor: torch.Tensor) -> torch.Tensor:
         """Zeros behind the last request, up to the declared bound."""
@@ -187,14 +190,15 @@ class Inputs:
             )
         return checked_scalar(field, value)
 
-    def _check_type(self, field: TensorField, tensor: torch.Tensor) -> None:
+    def _check_type(
+        self, field: TensorField, tensor: torch.Tensor, device: torch.device | None = None
+    ) -> None:
+        device = self._geometry.device if device is None else device
         expected = getattr(torch, field.dtype.name)
         if tensor.dtype != expected:
             raise WrongDType(name=field.name, got=str(tensor.dtype), expected=str(expected))
-        if tensor.device != self._geometry.device:
-            raise WrongDevice(
-                name=field.name, got=str(tensor.device), expected=str(self._geometry.device)
-            )
+        if tensor.device != device:
+            raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))
         if tensor.dim() != len(field.roles):
             raise WrongShape(
                 name=field.name, got=tuple(tensor.shape), expected=_roles_text(field, {})

@@ -222,7 +222,8 @@ class AttentionWrapper:
         Raises:
             BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
             UnknownInput, MissingInput, WrongDevice: a wrong input.
-            BoundsExceeded, WorkspaceTooSmall: the batch does not fit; the plan before stays.
+            BoundsExceeded, WorkspaceTooSmall: the batch does not fit; the plan before stays, unless
+                inputs were given with the new one.
             ForbiddenUnderCapture: the current stream is being captured.
         """
         refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
@@ -232,13 +233,25 @@ class AttentionWrapper:
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._bounds is not None:
             self._bounds.admit(batch.segments, len(batch.indices))
-        self._inputs.bind(inputs)
-        self._inputs.check_batch(batch)
+        before, self._batch = self._batch, None
+        try:
+            self._take(batch, inputs)
+        except Exception:
+            if before is not None and not inputs:  # half-taken inputs would fit no plan
+                self._inputs.for_batch(before)
+                self._batch = before
+            raise
+        self._batch = batch
+
+    def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self.backend != "reference":
             self._launcher.before_plan()
+        self._inputs.bind(inputs)
+        self._inputs.for_batch(batch)
+        self._inputs.check_planned()
+        if self.backend != "reference":
             self.planned = self._planner(batch, self._inputs)
             self._launcher.planned(batch, self.planned.kernel)
-        self._batch = batch
 
     @overload
     def run(
@@ -333,7 +346,7 @@ class AttentionWrapper:
         return (o if out is None else out.copy_(o)), (sums if lse is None else lse.copy_(sums))
 
     def warm_up(self, progress: bool | None = None) -> None:
-        """Build the kernels of every tile that a plan can choose, in parallel.
+        """Build the kernels of every tile that a plan can choose, in parallel, and load them.
 
         Args:
             progress: show a progress bar; None lets the settings and the terminal decide.
@@ -342,6 +355,8 @@ class AttentionWrapper:
             BuildFailed, CompileError and others of `codegen.build.build_all`.
         """
         build_all(self.build_jobs(), progress=progress)
+        for tile in self.tiles():
+            self._kernels.get(tile)
 
     def build_jobs(self, tiles: Sequence[TileConfig] | None = None) -> list[Job]:
         """What `codegen.build.build_all` needs to build this wrapper's kernels with others'.

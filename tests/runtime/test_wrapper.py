@@ -16,7 +16,13 @@ from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
-from warploom.errors import BoundsExceeded, WorkspaceTooSmall
+from warploom.errors import (
+    BadIndptr,
+    BoundsExceeded,
+    NotPlanned,
+    WorkspaceTooSmall,
+    WrongShape,
+)
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.verify import verify
@@ -222,6 +228,21 @@ def test_a_batch_beyond_the_bounds_changes_nothing() -> None:
         with pytest.raises(BoundsExceeded, match="above the declared bound"):
             attention.plan(qo, kv)
     assert torch.equal(attention.run(q, (k, v)), before)
+
+
+def test_a_plan_that_fails_over_its_inputs_leaves_none() -> None:
+    attention = make(SlidingWindow(4) & Alibi("input"))
+    q, k, v = tensors(3, 11)
+    slopes = torch.zeros(4)
+    attention.plan([0, 3], [0, 11])
+    before = attention.run(q, (k, v), slopes=slopes)
+    with pytest.raises(BadIndptr):
+        attention.plan([0, 3], [0, 11, 5])
+    assert torch.equal(attention.run(q, (k, v), slopes=slopes), before)
+    with pytest.raises(WrongShape):
+        attention.plan([0, 3], [0, 11], left=1, slopes=torch.zeros(3))
+    with pytest.raises(NotPlanned):
+        attention.run(q, (k, v), slopes=slopes)
 
 
 def test_the_callers_workspace_is_enough_exactly_as_computed() -> None:

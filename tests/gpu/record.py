@@ -1,0 +1,80 @@
+"""`verified.json`: which templates and generator were last tested on a GPU, and how it went."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RECORD = HERE / "verified.json"
+SUFFIXES = (".py", ".cuh", ".hpp", ".h", ".j2")
+
+
+def digest(root: Path = ROOT) -> str:
+    """SHA-256 of all sources under templates/ and codegen/: their paths and their bytes."""
+    found = hashlib.sha256()
+    for folder in ("codegen", "templates"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in SUFFIXES:
+                for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
+                    found.update(b"%d:" % len(part) + part)
+    return found.hexdigest()
+
+
+def machine() -> dict[str, Any]:
+    """GPU, driver, and the versions that a kernel passed through."""
+    import torch
+
+    from warploom.codegen.headers import find_toolchain
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver[0].strip(),
+        "torch": torch.__version__,
+        "compiler": dict(find_toolchain().versions),
+    }
+
+
+def write(outcomes: dict[str, int], seconds: float, path: Path = RECORD) -> None:
+    """Write the record of one whole run.
+
+    Args:
+        outcomes: how many tests passed, failed and were skipped.
+        seconds: how long they took.
+        path: file to write.
+    """
+    record = {
+        "digest": digest(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **machine(),
+        **{name: outcomes.get(name, 0) for name in ("passed", "failed", "skipped")},
+        "seconds": round(seconds, 1),
+    }
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def read(path: Path = RECORD) -> dict[str, Any] | None:
+    """The record, or None if there is none."""
+    if not path.exists():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def complaint(record: dict[str, Any] | None, current: str) -> str | None:
+    """Why the record does not vouch for the sources at hand; None if it does."""
+    if record is None:
+        return "no GPU run is recorded; on a machine with a GPU run: make test-gpu"
+    if record["digest"] != current:
+        return (
+            f"templates/ or codegen/ changed since the GPU run of {record['date']} on "
+            f"{record['gpu']}; on a machine with a GPU run: make test-gpu"
+        )
+    return None

@@ -1,0 +1,154 @@
+"""CUDA graphs: captured once, replayed for other plans, without a compile or an allocation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import warploom as wl
+from warploom.errors import BoundsExceeded, ForbiddenUnderCapture
+
+pytestmark = pytest.mark.gpu
+
+SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
+PAGE, PAGES, ROWS, REQUESTS, LONGEST = 16, 2048, 96, 16, 12_000
+BOUNDS = wl.Bounds(max_requests=REQUESTS, max_q_rows=ROWS, max_kv_len=LONGEST, max_blocks=PAGES)
+# (q_lens, kv_lens) of each replay; the first is captured
+BATCHES = [
+    ((6,) * 16, (700,) * 16),
+    ((1,) * 16, (1, 2, 3, 15, 16, 17, 500, 900, 64, 65, 1, 1, 1, 1, 2000, 12)),
+    ((), ()),
+    ((1,), (LONGEST,)),
+    ((96,), (300,)),
+    ((0, 3, 0), (50, 0, 0)),
+    ((40, 1, 1, 20), (5000, 9000, 1, 20)),
+    ((), ()),
+    ((2,) * 16, (1900,) * 16),
+]
+
+
+def paged(q_lens: Any, kv_lens: Any, seed: int) -> dict[str, Any]:
+    pages = [-(-n // PAGE) for n in kv_lens]
+    order = np.random.default_rng(seed).permutation(PAGES)
+    return {
+        "qo_indptr": np.cumsum([0, *q_lens]),
+        "kv_indptr": np.cumsum([0, *pages]),
+        "kv_indices": order[: sum(pages)],
+        "last_page_len": np.array([(n - 1) % PAGE + 1 if n else 0 for n in kv_lens], np.int32),
+    }
+
+
+def allocations() -> int:
+    torch.cuda.synchronize()
+    found: int = torch.cuda.memory_stats()["allocation.all.allocated"]
+    return found
+
+
+def test_one_graph_serves_all_batches_within_the_bounds(cuda: Any) -> None:
+    variant = wl.Causal() & wl.SlidingWindow(3000) & wl.SoftCap(20.0)
+    graphed = wl.AttentionWrapper(
+        variant, kv_format=wl.Paged(PAGE), device=cuda, bounds=BOUNDS, cuda_graph=True, **SHAPE
+    )
+    eager = wl.AttentionWrapper(variant, kv_format=wl.Paged(PAGE), device=cuda, **SHAPE)
+    q = torch.randn(ROWS, 8, 128, device=cuda, dtype=torch.bfloat16)
+    cache = torch.randn(PAGES, 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+    lse = torch.empty(ROWS, 8, device=cuda)
+    eager.warm_up()
+    graphed.plan(**paged(*BATCHES[0], seed=0))
+    graph = torch.cuda.CUDAGraph()
+    with wl.forbid_compilation(), torch.cuda.graph(graph):
+        graphed.run(q, cache, out=out, lse=lse)
+    for seed, (q_lens, kv_lens) in enumerate(BATCHES * 3):
+        batch = paged(q_lens, kv_lens, seed)
+        eager.plan(**batch)
+        rows = sum(q_lens)
+        expected, sums = eager.run(q[:rows], cache, return_lse=True)
+        out.fill_(7.0)
+        lse.fill_(7.0)
+        before = allocations()
+        with wl.forbid_compilation():
+            graphed.plan(**batch)
+            graph.replay()
+        assert allocations() == before
+        torch.testing.assert_close(out[:rows], expected, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(lse[:rows], sums, atol=1e-3, rtol=1e-3)
+        assert (out[rows:] == 7.0).all()  # rows of no request stay untouched
+        assert (lse[rows:] == 7.0).all()
+        for _ in range(2):  # the counters are zero again after each launch
+            again = out.clone()
+            graph.replay()
+            assert torch.equal(out, again)
+
+
+def test_beyond_the_bounds_nothing_is_launched(cuda: Any) -> None:
+    graphed = wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Paged(PAGE), device=cuda, bounds=BOUNDS, cuda_graph=True, **SHAPE
+    )
+    q = torch.randn(ROWS, 8, 128, device=cuda, dtype=torch.bfloat16)
+    cache = torch.randn(PAGES, 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16)
+    graphed.plan(**paged(*BATCHES[0], seed=0))
+    before = graphed.run(q, cache)
+    for q_lens, kv_lens in (
+        ((1,) * 17, (1,) * 17),
+        ((97,), (1,)),
+        ((1,), (LONGEST + 1,)),
+        ((1, 1, 1), (11_000, 11_000, 11_000)),
+    ):
+        with pytest.raises(BoundsExceeded):
+            graphed.plan(**paged(q_lens, kv_lens, seed=0))
+        assert torch.equal(graphed.run(q, cache), before)
+
+
+def test_values_of_the_mask_reach_the_graph(cuda: Any) -> None:
+    bounds = wl.Bounds(max_requests=4, max_q_rows=40, max_kv_len=600)
+    shape = {"device": cuda, **SHAPE}
+    graphed = wl.AttentionWrapper(wl.PrefixLM(), bounds=bounds, cuda_graph=True, **shape)
+    eager = wl.AttentionWrapper(wl.PrefixLM(), **shape)
+    q = torch.randn(40, 8, 128, device=cuda, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1200, 2, 128, device=cuda, dtype=torch.bfloat16)
+    qo, kv = np.array([0, 10, 20, 30, 40]), np.array([0, 300, 600, 900, 1200])
+    graphed.plan(qo, kv, prefix_len=[0, 0, 0, 0])
+    graphed.run(q, (k, v))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = graphed.run(q, (k, v))
+    for prefix in ([0, 300, 100, 295], [5, 6, 7, 8], [300, 300, 300, 300]):
+        graphed.plan(qo, kv, prefix_len=prefix)
+        graph.replay()
+        eager.plan(qo, kv, prefix_len=prefix)
+        torch.testing.assert_close(out, eager.run(q, (k, v)), atol=2e-2, rtol=2e-2)
+
+
+def test_planning_is_refused_under_capture(cuda: Any) -> None:
+    attention = wl.AttentionWrapper(wl.Causal(), device=cuda, **SHAPE)
+    q, k, v = (torch.zeros(4, n, 128, device=cuda, dtype=torch.bfloat16) for n in (8, 2, 2))
+    graph = torch.cuda.CUDAGraph()
+    attention.plan([0, 4], [0, 4])
+    with torch.cuda.graph(graph):
+        attention.run(q, (k, v))
+        with pytest.raises(ForbiddenUnderCapture, match=r"plan\(\) was called while"):
+            attention.plan([0, 4], [0, 4])
+    graph.replay()
+
+
+def test_attention_is_captured_with_the_plan_it_has(cuda: Any) -> None:
+    variant = wl.Causal()
+    q = torch.randn(2, 5, 8, 64, device=cuda, dtype=torch.float16)
+    k, v = torch.randn(2, 2, 300, 2, 64, device=cuda, dtype=torch.float16)
+    expected = wl.attention(q, k, v, variant=variant)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(ForbiddenUnderCapture, match="lengths that it has no plan for"):
+            wl.attention(q[:, :3], k, v, variant=variant)
+        out = wl.attention(q, k, v, variant=variant)
+    other = wl.attention(
+        q[:, :2], k[:, :7], v[:, :7], variant=variant
+    )  # plans a wrapper of its own
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected)
+    assert torch.equal(other, wl.attention(q[:, :2], k[:, :7], v[:, :7], variant=variant))

@@ -1,0 +1,219 @@
+"""The wrapper on a GPU: every seat and format against the oracle, splits, streams, offsets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import warploom as wl
+from warploom import errors
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.scheduler.verify import verify
+from warploom.testing import run_property, warm_up
+
+pytestmark = pytest.mark.gpu
+
+
+class EverySeat(wl.Variant):
+    """Each seat does something, with each kind of input."""
+
+    strength = wl.Scalar("float32", default=0.5)
+    offset = wl.Scalar("int32")
+    per_key = wl.Tensor("float32", ("batch", "kv_pos"))
+    per_head = wl.Tensor("float32", ("q_head",))
+    hidden = wl.Tensor("bool", ("kv_head", "kv_pos"))
+
+    def query_transform(self, q: Value, at: Position) -> Value:
+        return q * (1.0 + self.strength * wl.to_float(at.lane) / wl.to_float(at.head_dim))
+
+    def key_transform(self, k: Value, at: Position) -> Value:
+        return wl.where(at.kv_pos % 3 == 0, -k, k)
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * self.per_key[at.batch, at.kv_pos]
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.per_head[at.q_head] * wl.to_float(at.q_pos - at.kv_pos) / 64.0
+
+    def logits_mask(self, at: Position) -> Value:
+        near = at.kv_pos <= at.q_pos + self.offset
+        return near & ~self.hidden[at.kv_head, at.kv_pos]
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * wl.sigmoid(at.lse)
+
+
+def on_gpu(kv_format: Any, dtype: str, dim: int, dim_v: int | None = None) -> Setup:
+    return Setup(kv_format, dtype, dim, dim_v or dim, "cuda")
+
+
+POOL = [
+    (wl.Variant(), on_gpu(wl.Dense(), "float16", 64)),
+    (wl.Causal() & wl.SoftCap(5.0), on_gpu(wl.Dense(layout="HND"), "bfloat16", 128)),
+    (wl.Causal(), on_gpu(wl.Ragged(), "bfloat16", 128)),
+    (wl.SlidingWindow(9, 2, 3), on_gpu(wl.Paged(1), "bfloat16", 64)),
+    (wl.Causal() & wl.Rope(), on_gpu(wl.Paged(16, layout="HND"), "bfloat16", 128)),
+    (wl.Alibi(), on_gpu(wl.Ragged(layout="HND"), "float16", 96)),
+    (wl.FlashSigmoid(bias=-2.0), on_gpu(wl.Ragged(), "float16", 40)),
+    (wl.PrefixLM(), on_gpu(wl.Paged(5), "bfloat16", 64, 32)),
+    (wl.Causal() & wl.DocumentMask(), on_gpu(wl.Ragged(), "float16", 8, 64)),
+    (wl.Variant(), on_gpu(wl.BlockSparse(block=(32, 16)), "bfloat16", 64)),
+    (wl.Causal() & wl.SlidingWindow(30), on_gpu(wl.BlockSparse(block=(1, 1)), "float16", 32)),
+    (wl.Causal() & wl.AttentionSink(), on_gpu(wl.Paged(16), "float16", 256)),
+    (wl.QKNorm(), on_gpu(wl.Paged(7, layout="HND"), "bfloat16", 72)),
+    (wl.Causal(), on_gpu(wl.Paged(64), "float16", 192, 128)),
+    (EverySeat(), on_gpu(wl.BlockSparse(block=(5, 3)), "bfloat16", 64)),
+    (EverySeat(), on_gpu(wl.Paged(4), "float16", 128)),
+]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    """Kernels of all subjects for every tile, so that each choice is met."""
+    jobs = []
+    for variant, setup in POOL:
+        wrapper = wl.AttentionWrapper(
+            variant, kv_format=setup.kv_format, num_q_heads=1, head_dim=setup.head_dim,
+            head_dim_v=setup.head_dim_v, dtype=setup.dtype, device="cuda",
+        )  # fmt: skip
+        jobs += [(variant, replace(setup, tile=tile)) for tile in wrapper.tiles()]
+    return warm_up(jobs)
+
+
+def test_every_kernel_agrees_with_the_oracle_on_random_batches(pool: Any) -> None:
+    run_property(pool, None, max_examples=600)
+
+
+def test_long_requests_are_split_and_merged(pool: Any) -> None:
+    for variant, setup in pool:
+        lengths = {"q_lens": (3, 3), "kv_lens": (9000, 4000)}
+        found = mismatch(variant, Case(setup, **lengths, num_kv_heads=1, group_size=2, seed=1))
+        assert found is None, f"{variant} {setup}: {found}"
+
+
+SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
+
+
+def tensors(rows: int, keys: int, device: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q = torch.randn(rows, 8, 128, device=device, dtype=torch.bfloat16)
+    k, v = torch.randn(2, keys, 2, 128, device=device, dtype=torch.bfloat16)
+    return q, k, v
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of one request in float32, aligned to the end."""
+    q, k, v = (x.float().transpose(0, 1)[None] for x in (q, k, v))
+    rows, keys = q.shape[2], k.shape[2]
+    mask = torch.ones(rows, keys, device=q.device, dtype=torch.bool).tril(keys - rows)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(out.float(), expected.float(), atol=2e-2, rtol=2e-2)
+
+
+def test_work_is_split_over_the_device_and_verified(cuda: Any) -> None:
+    attention = wl.AttentionWrapper(wl.Causal(), device=cuda, **SHAPE)
+    attention.plan([0, 1, 2, 300], [0, 50_000, 50_100, 53_000])
+    planned = attention.planned
+    assert planned is not None
+    verify(planned.plan, planned.visibility)
+    assert planned.plan.num_slots > 0
+    assert "registers" in str(attention.explain().facts["resources"])
+    q, k, v = tensors(300, 53_000, cuda)
+    out = attention.run(q, (k, v))
+    close(out[:1], sdpa(q[:1], k[:50_000], v[:50_000]))
+    close(out[2:], sdpa(q[2:], k[50_100:], v[50_100:]))
+
+
+def test_runs_repeat_their_bits(cuda: Any) -> None:
+    attention = wl.AttentionWrapper(wl.Causal(), device=cuda, **SHAPE)
+    attention.plan([0, 2, 200], [0, 40_000, 40_500])
+    q, k, v = tensors(200, 40_500, cuda)
+    first, lse = attention.run(q, (k, v), return_lse=True)
+    for _ in range(20):
+        again, sums = attention.run(q, (k, v), return_lse=True)
+        assert torch.equal(again, first)
+        assert torch.equal(sums, lse)
+
+
+def test_invariant_wrappers_give_a_request_the_same_bits_among_any_neighbours(cuda: Any) -> None:
+    attention = wl.AttentionWrapper(wl.Causal(), device=cuda, batch_invariant=True, **SHAPE)
+    q, k, v = tensors(70, 29_000, cuda)
+    attention.plan([0, 5], [0, 9000])
+    alone = attention.run(q[:5], (k[:9000], v[:9000]))
+    attention.plan([0, 5, 6, 70], [0, 9000, 25_700, 29_000])
+    assert torch.equal(alone, attention.run(q, (k, v))[:5])
+
+
+def test_plans_and_runs_on_different_streams_wait_for_each_other(cuda: Any) -> None:
+    attention = wl.AttentionWrapper(wl.Causal(), device=cuda, **SHAPE)
+    q, k, v = tensors(64, 4096, cuda)
+    side = torch.cuda.Stream(cuda)
+    results = []
+    for rows, keys in ((64, 4096), (7, 100), (64, 3000), (1, 4096)) * 5:
+        out = torch.full((rows, 8, 128), torch.nan, device=cuda, dtype=torch.bfloat16)
+        attention.plan([0, rows], [0, keys])  # must wait for the run before
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1_000_000)
+            attention.run(q[:rows], (k[:keys], v[:keys]), out=out)  # must wait for the plan
+        results.append((out, rows, keys))
+    torch.cuda.synchronize()
+    for out, rows, keys in results:
+        close(out, sdpa(q[:rows], k[:keys], v[:keys]))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_another_device_than_the_current_one() -> None:
+    q, k, v = tensors(5, 300, "cuda:1")
+    attention = wl.AttentionWrapper(wl.Causal(), device="cuda:1", **SHAPE)
+    attention.plan([0, 5], [0, 300])
+    close(attention.run(q, (k, v)), sdpa(q, k, v))
+
+
+def test_offsets_pass_32_bits(cuda: Any) -> None:
+    pages, size = 9000, 1024  # 9000 * 1024 * 2 * 128 elements: beyond 2^31
+    cache = torch.zeros(pages, size, 2, 128, device=cuda, dtype=torch.bfloat16)
+    attention = wl.AttentionWrapper(wl.Causal(), kv_format=wl.Paged(size), device=cuda, **SHAPE)
+    used = np.array([pages - 1, 3, pages - 7], np.int32)
+    q, k, v = tensors(4, 3 * size, cuda)
+    values = torch.zeros_like(cache)
+    for i, page in enumerate(used.tolist()):
+        cache[page], values[page] = (x[i * size : (i + 1) * size] for x in (k, v))
+    attention.plan([0, 4], [0, 3], used, [size])
+    close(attention.run(q, (cache, values)), sdpa(q, k, v))
+
+
+def test_torch_compile_takes_it_whole(cuda: Any) -> None:
+    variant = wl.Causal() & wl.SoftCap(30.0)
+    q = torch.randn(2, 9, 8, 64, device=cuda, dtype=torch.float16)
+    k, v = torch.randn(2, 2, 40, 2, 64, device=cuda, dtype=torch.float16)
+
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        return wl.attention(q, k, v, variant=variant) + 1
+
+    close(torch.compile(layer, fullgraph=True)(q, k, v), layer(q, k, v))
+
+
+def test_what_cuda_cannot_serve_is_refused(cuda: Any) -> None:
+    with pytest.raises(errors.UnsupportedSpec, match="float32 on CUDA"):
+        wl.AttentionWrapper(device=cuda, num_q_heads=1, head_dim=64, dtype="float32")
+    attention = wl.AttentionWrapper(wl.Causal(), device=cuda, **SHAPE)
+    attention.plan([0, 2], [0, 10])
+    q, k, v = tensors(2, 10, cuda)
+    with pytest.raises(errors.WrongDevice, match="k is on cpu"):
+        attention.run(q, (k.cpu(), v))
+    odd = torch.randn(2, 8, 129, device=cuda, dtype=torch.bfloat16)[..., :128]
+    with pytest.raises(errors.WrongStride, match="multiple of 8 elements"):
+        attention.run(odd, (k, v))
+    shifted = torch.randn(2 * 8 * 128 + 1, device=cuda, dtype=torch.bfloat16)[1:].view(2, 8, 128)
+    attention.run(q, (k, v))
+    with pytest.raises(errors.WrongStride, match="16 bytes"):
+        attention.run(shifted, (k, v))
