@@ -28,7 +28,7 @@ RUNNER := $(abspath $(VENV))/bin/python
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu bench golden format lint types wheel-check links clean
+.PHONY: help setup demo test test-gpu bench bench-cpu golden format lint types wheel-check links clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -51,6 +51,12 @@ test-gpu: $(READY_TEST) ## the tests that need a CUDA device
 bench: $(READY_DEMO) ## prefill and decode beside their peers; needs a GPU (ARGS=--quick: a short look)
 	$(RUNNER) benchmarks/prefill.py $(ARGS)
 	$(RUNNER) benchmarks/decode.py $(ARGS)
+	$(RUNNER) benchmarks/run_overhead.py $(ARGS)
+	$(RUNNER) benchmarks/plot.py
+
+bench-cpu: $(READY_TEST) ## the CPU back end beside its peers, and compile times; needs no GPU
+	$(RUNNER) benchmarks/cpu_attention.py $(ARGS)
+	$(RUNNER) benchmarks/compile_time.py $(ARGS)
 	$(RUNNER) benchmarks/plot.py
 
 golden: $(READY_TEST) ## rewrite tests/golden after a deliberate change of templates; read the diff

@@ -23,6 +23,8 @@ PEERS = ("#1d4ed8", "#0f766e", "#7c3aed", "#64748b", "#a16207")
 TITLES = {
     "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
     "decode": "Paged decode, 32 query and 8 key/value heads of 128, bf16, pages of 16",
+    "cpu_attention": "Attention on the CPU",
+    "run_overhead": "Host time of one call",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 
