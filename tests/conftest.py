@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 import warploom.templates
+
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:  # the GPU tests need none, and run on machines that have little else
+    settings = None
 from warploom.dsl.position import Position
 from warploom.dsl.readings import NumpyReading
 from warploom.dsl.variant import Variant
@@ -24,9 +28,10 @@ TEMPLATES = Path(warploom.templates.__file__).parent
 
 # Where CI is set, properties are tried on the same examples each time, so that a change is judged
 # by what it changes; elsewhere every run draws new ones.
-settings.register_profile("random", deadline=None)
-settings.register_profile("same", deadline=None, derandomize=True)
-settings.load_profile("same" if os.environ.get("CI") else "random")
+if settings is not None:
+    settings.register_profile("random", deadline=None)
+    settings.register_profile("same", deadline=None, derandomize=True)
+    settings.load_profile("same" if os.environ.get("CI") else "random")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
