@@ -22,18 +22,22 @@ class CudaFacts:
         name: the driver's name of it.
         arch: architecture to compile for.
         num_sms: streaming multiprocessors.
+        l2_bytes: size of the last-level cache.
     """
 
     name: str
     arch: Arch
     num_sms: int
+    l2_bytes: int
 
 
 @cache
 def cuda_facts(index: int) -> CudaFacts:
     properties = torch.cuda.get_device_properties(index)
     arch = arch_for_capability(properties.major, properties.minor)
-    return CudaFacts(properties.name, arch, properties.multi_processor_count)
+    return CudaFacts(
+        properties.name, arch, properties.multi_processor_count, properties.L2_cache_size
+    )
 
 
 def resolve_device(device: torch.device | str | int | None) -> torch.device:

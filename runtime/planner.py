@@ -11,6 +11,7 @@ from warploom.dsl.formats import BlockSparse
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import WorkspaceTooSmall
+from warploom.runtime.device import cuda_facts
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel, Kernels
@@ -24,6 +25,7 @@ from warploom.scheduler.visibility import Visibility
 
 _SIZES_KEPT = 256
 INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
+SHARING_TILES = 4  # tiles per segment from which on the order of heads follows the cache
 INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
 
 
@@ -76,6 +78,7 @@ class Planner:
         self._workspace = workspace
         self._params = params
         self._options = options
+        self._device = device
         self._upload = Upload(device)
         self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
 
@@ -163,6 +166,7 @@ class Planner:
             capacity=room,
             sm_limit=self._options.sm_limit,
             split_size=self._split_size(kernel.tile),
+            section_keys=self._section_keys(batch, kernel.tile),
             indices=batch.indices,
         )
         self._workspace.fit(size)
@@ -187,6 +191,16 @@ class Planner:
         if not self._options.batch_invariant:
             return None
         return -(-INVARIANT_SPLIT // tile.keys) * tile.keys
+
+    def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
+        """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
+        rows = int(batch.segments["num_q"].sum()) * self._heads.group_size
+        if self._device.type != "cuda" or rows < SHARING_TILES * tile.rows * len(batch.segments):
+            return None
+        dims = self._spec.head_dim_qk + self._spec.head_dim_v
+        return max(
+            1, cuda_facts(self._device.index).l2_bytes // (2 * dims * self._spec.dtype.bytes)
+        )
 
     def _send(self, plan: Plan, room: Capacity) -> None:
         def pack(out: object) -> int:

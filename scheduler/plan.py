@@ -157,6 +157,7 @@ def make_plan(
     capacity: Capacity | None = None,
     sm_limit: int | None = None,
     split_size: int | None = None,
+    section_keys: int | None = None,
     indices: npt.NDArray[np.int32] | None = None,
 ) -> Plan:
     """Plans one batch: who computes what, and where partial results are merged.
@@ -174,6 +175,8 @@ def make_plan(
         sm_limit: CTAs that may get work, the first ones (FlashInfer, appendix E); None: all.
         split_size: cut every tile's keys at multiples of this, a multiple of `keys`. The bits of a
             request then never depend on the batch, `num_ctas` or `sm_limit`. None: cut to balance.
+        section_keys: keys of one head whose keys and values the device's cache holds; tiles that
+            share keys are then run at the same time. None: the order of costs alone.
         indices: int32 block list, for indexed formats.
 
     Raises:
@@ -183,6 +186,8 @@ def make_plan(
         ArgumentError: a number is out of its range.
     """
     active = _check_numbers(num_kv_heads, group_size, rows, keys, num_ctas, sm_limit, split_size)
+    if section_keys is not None and section_keys < 1:
+        raise ArgumentError(name="section_keys", reason=f"is {section_keys}; expected at least 1")
     if segments.dtype != SEGMENT.dtype:
         raise WrongDType(name="segments", got=segments.dtype, expected="layout.SEGMENT.dtype")
     segments = np.ascontiguousarray(segments)
@@ -193,8 +198,9 @@ def make_plan(
     if capacity is not None:
         capacity.bounds.admit(segments, len(indices))
     problem = Problem(
-        segments, num_kv_heads, group_size, rows, keys, num_ctas, active, visibility, split_size
-    )
+        segments, num_kv_heads, group_size, rows, keys, num_ctas, active, visibility, split_size,
+        section_keys,
+    )  # fmt: skip
     plan = Plan.of(problem, worklist.build(problem), indices)
     if capacity is not None:
         plan.check_fits(capacity)

@@ -29,6 +29,7 @@ class Problem:
         num_ctas: CTAs of the grid.
         active_ctas: how many of them may get work; the first ones (FlashInfer, appendix E).
         split_size: keys at whose multiples every tile is cut, or None: cut to balance the load.
+        section_keys: keys of one head that the cache holds, or None: all. See `sections`.
     """
 
     segments: Records
@@ -40,10 +41,32 @@ class Problem:
     active_ctas: int
     visibility: Visibility
     split_size: int | None
+    section_keys: int | None = None
 
     @property
     def cost_model(self) -> CostModel:
         return CostModel.of(self.rows, self.keys)
+
+
+def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
+    """Which part of the batch the keys of a (segment, head) belong to; parts fit the cache.
+
+    Items are dealt section by section: tiles that read the same keys then run at the same time,
+    and find them in the cache. Without it, the longest tiles of all heads come first, and each CTA
+    reads the keys of another head (FlashAttention-3 swizzles heads for this reason).
+
+    Args:
+        segment: (n,) segments.
+        head: (n,) key/value heads.
+
+    Returns:
+        (n,) sections, not descending in (segment, head).
+    """
+    if problem.section_keys is None:
+        return np.zeros(len(segment), np.int64)
+    count = problem.segments["kv_count"].astype(np.int64)
+    before = (np.cumsum(count) - count) * problem.num_kv_heads
+    return (before[segment] + head * count[segment]) // problem.section_keys
 
 
 @dataclass(frozen=True)

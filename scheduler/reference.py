@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints
-from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING, Problem, WorkList
+from warploom.scheduler.problem import (
+    TOLERANCE,
+    WORTH_CUTTING,
+    Problem,
+    WorkList,
+    sections,
+)
 
 
 @dataclass
@@ -35,7 +41,7 @@ def build(problem: Problem) -> WorkList:
 
     1. Cut the fused rows of every segment in tiles and ask the mask for each tile's keys.
     2. With a fixed split size, cut the keys at its multiples.
-    3. Deal the items, the longest first, each to the CTA with the least load.
+    3. Deal the items, section by section, the longest first, each to the CTA with the least load.
     4. Without a fixed size: cut what lies above the mean load off each CTA's last item and give it
        to CTAs below.
     """
@@ -47,8 +53,9 @@ def build(problem: Problem) -> WorkList:
     grade = max(1, mean // TOLERANCE)
 
     def rank(item: Item) -> tuple[int, ...]:
+        section = int(sections(problem, _one(item.segment), _one(item.kv_head))[0])
         longest_first = -(_cost(problem, item) // grade)
-        return longest_first, item.segment, item.kv_head, -item.row_begin, item.kv_begin
+        return section, longest_first, item.segment, item.kv_head, -item.row_begin, item.kv_begin
 
     work: list[list[Item]] = [[] for _ in range(problem.num_ctas)]
     queue = [(0, cta) for cta in range(problem.active_ctas)]

@@ -7,7 +7,7 @@ import numpy as np
 from warploom.scheduler.balance import Moves, deal, level
 from warploom.scheduler.fixed import fixed_chunks, number_slots
 from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints, Records
-from warploom.scheduler.problem import TOLERANCE, Problem, WorkList
+from warploom.scheduler.problem import TOLERANCE, Problem, WorkList, sections
 from warploom.scheduler.tiles import Tiles, key_after, query_tiles
 
 
@@ -21,6 +21,9 @@ def build(problem: Problem) -> WorkList:
     cost = problem.cost_model.of_chunks(chunks.visible)
     mean = -(-int(cost.sum()) * problem.num_kv_heads // problem.active_ctas)
     chunk, head = longest_first(cost, chunks.segment, mean, problem.num_kv_heads)
+    if problem.section_keys is not None:
+        order = np.argsort(sections(problem, chunks.segment[chunk], head), kind="stable")
+        chunk, head = chunk[order], head[order]
     cost = cost[chunk]
     cta, queue = deal(cost, problem.active_ctas)
     items = _records(chunks).take(chunk)

@@ -108,6 +108,7 @@ class Case:
     num_ctas: int = 8
     sm_limit: int | None = None
     split_size: int | None = None
+    section_keys: int | None = None
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -116,7 +117,11 @@ class Case:
         return {name: getattr(self, name) for name in names}
 
     def plan(self, **changes: Any) -> Plan:
-        arguments = {"visibility": self.visibility, "sm_limit": self.sm_limit} | self.numbers
+        arguments = {
+            "visibility": self.visibility,
+            "sm_limit": self.sm_limit,
+            "section_keys": self.section_keys,
+        } | self.numbers
         return make_plan(self.segments, **(arguments | changes))
 
     def problem(self) -> Problem:
@@ -131,6 +136,7 @@ class Case:
             limit,
             self.visibility,
             self.split_size,
+            self.section_keys,
         )
 
     def both(self) -> tuple[WorkList, WorkList]:
@@ -192,7 +198,8 @@ def draw_case(data: st.DataObject, items: int = 20_000, fixed: bool | None = Non
     if fixed or (fixed is None and data.draw(st.booleans(), label="fixed split")):
         split = keys * (longest // keys // 32 + data.draw(st.integers(1, 99), label="split"))
     mask = draw_visibility(data, segments, group, rows, keys)
-    return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, split)
+    section = data.draw(st.one_of(st.none(), st.integers(1, 4 * longest)), label="section")
+    return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, split, section)
 
 
 @dataclass(frozen=True)

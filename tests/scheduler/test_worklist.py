@@ -23,6 +23,16 @@ def test_fast_planner_equals_the_reference(kit: Any, data: st.DataObject) -> Non
     assert np.array_equal(fast.loads, slow.loads)
 
 
+def test_sections_run_one_after_another(kit: Any) -> None:
+    """Heads whose keys fit the cache together are dealt before the next ones."""
+    segments = kit.make_segments([512] * 3, [1000] * 3)
+    case = kit.case(segments, kit.window(segments, 1), num_kv_heads=4, section_keys=2000)
+    items = case.plan(num_ctas=1).items
+    section = (items["segment"] * 4 + items["kv_head"]) // 2
+    assert np.array_equal(np.unique(section), np.arange(6))
+    assert np.all(np.diff(section) >= 0)
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_every_plan_verifies(kit: Any, data: st.DataObject) -> None:
