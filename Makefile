@@ -16,14 +16,17 @@ ARGS ?=
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 FOLDERS := dsl templates codegen scheduler runtime
 LINKS   := build/links/warploom
+HEADERS := $(wildcard templates/*/warploom/*.cuh templates/*/warploom/*.hpp)
 
 ifdef RUN
 READY_DEMO := links
 READY_TEST := links
+CLANG_FORMAT := clang-format
 RUNNER := PYTHONPATH=$(CURDIR)/build/links PYTHONSAFEPATH=1 $(RUN)
 else
 READY_DEMO := $(VENV)/demo.stamp
 READY_TEST := $(VENV)/test.stamp
+CLANG_FORMAT := $(VENV)/bin/clang-format
 RUNNER := $(abspath $(VENV))/bin/python
 endif
 
@@ -65,10 +68,12 @@ golden: $(READY_TEST) ## rewrite tests/golden after a deliberate change of templ
 format: $(READY_TEST) ## rewrite the sources in the project's style
 	$(RUNNER) -m ruff check --fix .
 	$(RUNNER) -m ruff format .
+	$(CLANG_FORMAT) -i $(HEADERS)
 
 lint: $(READY_TEST) links ## style, and who may import whom
 	$(RUNNER) -m ruff check .
 	$(RUNNER) -m ruff format --check .
+	$(CLANG_FORMAT) --dry-run -Werror $(HEADERS)
 	cd build/links && $(RUNNER) -c 'from importlinter.cli import lint_imports_command as main; main()' \
 	  --config ../../pyproject.toml --no-cache
 

@@ -1,5 +1,5 @@
-// Integer functions a functor may call, with Python's meaning, in 32 bits and (for tile analysis) in 64.
-// Included by math.cuh and math.hpp, which define WL_FN.
+// Integer functions a functor may call, with Python's meaning, in 32 bits and (for tile analysis)
+// in 64. Included by math.cuh and math.hpp, which define WL_FN.
 #pragma once
 
 namespace warploom {

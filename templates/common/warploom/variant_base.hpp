@@ -23,7 +23,8 @@ struct RowInfo {  // one fused query row
   int q_pos, q_head, q_row;
 };
 
-// Kernels test a kHas flag before they spend work on a seat; without it the function is the identity.
+// Kernels test a kHas flag before they spend work on a seat; without it the function is the
+// identity.
 template <class Params>
 struct IdentityVariant {
   static constexpr bool kSoftmax = true;  // false: the output is the plain sum of logits * value
@@ -61,7 +62,8 @@ struct IdentityVariant {
     return true;
   }
 
-  // What mask() can say in a box of positions; never wrong, sometimes only kPartial. Ranges are not empty.
+  // What mask() can say in a box of positions; never wrong, sometimes only kPartial. Ranges are not
+  // empty.
   WL_FN static TileClass classify(const Params&, const TileInfo&, Range /*q_pos*/, Range /*kv_pos*/,
                                   Range /*q_head*/) {
     return TileClass::kFull;
@@ -72,9 +74,10 @@ struct IdentityVariant {
     return {0, tile.kv_len};
   }
 
-  // Vector seats. x(lane) is the original vector; the function gives the new value of one lane. A seat
-  // with reductions over lanes needs r[i], for i below its kReductions, before: the caller combines
-  // reduce<i>(lane) over all lanes, in order of i (later reductions may read earlier ones).
+  // Vector seats. x(lane) is the original vector; the function gives the new value of one lane. A
+  // seat with reductions over lanes needs r[i], for i below its kReductions, before: the caller
+  // combines reduce<i>(lane) over all lanes, in order of i (later reductions may read earlier
+  // ones).
   static constexpr int kQueryReductions = 0;
   static constexpr int kKeyReductions = 0;
   static constexpr int kValueReductions = 0;

@@ -140,9 +140,9 @@ class Attention {
     constexpr int kDim = Config::kHeadDimQk;
     if constexpr (Variant::kHasKeyTransform) {
       for (int first = 0; first < padded; first += kPanel) {  // a panel is the operand's own layout
-        transform_rows<KeySeat<Variant>, kDim>(
-            item_.p, item_.tile, KeyPlace{tile_.column + first}, tile_.key + first, m_.stage.before,
-            m_.keys + first / kPanel * S::kKeyPanelSize);
+        transform_rows<KeySeat<Variant>, kDim>(item_.p, item_.tile, KeyPlace{tile_.column + first},
+                                               tile_.key + first, m_.stage.before,
+                                               m_.keys + first / kPanel * S::kKeyPanelSize);
       }
     } else {
       pack_transposed<Scores, kDim>(tile_.key, padded, m_.keys);

@@ -1,5 +1,5 @@
-// The same arithmetic with AVX-512's bfloat16 dot product: a word is a pair of numbers, neighbours in
-// the summed dimension; products are exact and sums are float32.
+// The same arithmetic with AVX-512's bfloat16 dot product: a word is a pair of numbers, neighbours
+// in the summed dimension; products are exact and sums are float32.
 #pragma once
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)

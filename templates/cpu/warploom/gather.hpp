@@ -1,5 +1,5 @@
-// Where the keys of a tile lie: a pointer per key, from an affine address or through the block list, and
-// the position of each. Everything after it is the same for all KV formats.
+// Where the keys of a tile lie: a pointer per key, from an affine address or through the block
+// list, and the position of each. Everything after it is the same for all KV formats.
 #pragma once
 
 #include <warploom/item.hpp>

@@ -25,8 +25,8 @@ struct Item {
   TileInfo tile;
   typename Variant::TileState state;
   int rows;  // rows that exist; at most kRows
-  // Positions of each row. Rows up to a whole panel repeat the last one, so that what functors load for
-  // them exists.
+  // Positions of each row. Rows up to a whole panel repeat the last one, so that what functors load
+  // for them exists.
   static constexpr int kPadded = round_up(Config::kRows, kPanel);
   int q_pos[kPadded], q_head[kPadded], q_row[kPadded];
   typename Variant::RowState row_state[Config::kRows];

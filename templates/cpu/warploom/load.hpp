@@ -45,8 +45,7 @@ WL_FN half_t from_float<half_t>(float value) {
   const unsigned size = bits & 0x7fffffffu;
   // Normal results: rebias the exponent and round. Denormal ones: let an addition do the rounding.
   const unsigned normal = (size - 0x38000000u + 0x0fffu + ((size >> 13) & 1u)) >> 13;
-  const unsigned denormal =
-      unsigned(float_to_bits(bits_to_float(int(size)) + 0.5f)) - 0x3f000000u;
+  const unsigned denormal = unsigned(float_to_bits(bits_to_float(int(size)) + 0.5f)) - 0x3f000000u;
   const unsigned finite = size < 0x38800000u ? denormal : normal;
   const unsigned overflow = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
   return {static_cast<unsigned short>(sign | (size >= 0x477ff000u ? overflow : finite))};

@@ -1,5 +1,5 @@
-// The scalar seats on a row of logits: transform and mask, in a loop over keys that the compiler turns
-// into vectors.
+// The scalar seats on a row of logits: transform and mask, in a loop over keys that the compiler
+// turns into vectors.
 #pragma once
 
 #include <warploom/gather.hpp>
@@ -10,7 +10,8 @@ namespace warploom {
 template <class Variant>
 inline constexpr float kMasked = Variant::kSoftmax ? -kInfinity : 0.0f;
 
-// Factor of q.k as the product leaves it: the softmax wants base 2, a transform natural units first.
+// Factor of q.k as the product leaves it: the softmax wants base 2, a transform natural units
+// first.
 template <class Variant>
 float product_scale(float sm_scale) {
   return Variant::kSoftmax && !Variant::kHasLogitsTransform ? sm_scale * kLog2e : sm_scale;

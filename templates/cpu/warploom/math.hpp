@@ -1,6 +1,6 @@
 // Float functions a functor may call, as branch-free code that compilers vectorise.
-// The fast ones have an error below 5e-7, absolute, and relative where the value is above 1; namespace
-// precise holds those of the C library.
+// The fast ones have an error below 5e-7, absolute, and relative where the value is above 1;
+// namespace precise holds those of the C library.
 #pragma once
 
 #include <warploom/qualifiers.hpp>
@@ -36,7 +36,8 @@ WL_FN float scale_by_power_of_two(float twice_mantissa, float n) {
   return twice_mantissa * bits_to_float((int(n) + 126) << 23);
 }
 
-// Polynomials here are least maximum relative error fits (Lawson's iteration) with the stated error.
+// Polynomials here are least maximum relative error fits (Lawson's iteration) with the stated
+// error.
 WL_FN float exp2(float x) {
   const float low = x < -126.0f ? -126.0f : x;
   const float inside = low > 129.0f ? 129.0f : low;

@@ -1,5 +1,6 @@
-// C = A B in register tiles. A is rows of words, B is packed in panels of kPanel columns, C is float32.
-// One kernel serves Q K^T and P V, in float32 and in bfloat16 pairs (Goto and van de Geijn, 2008).
+// C = A B in register tiles. A is rows of words, B is packed in panels of kPanel columns, C is
+// float32. One kernel serves Q K^T and P V, in float32 and in bfloat16 pairs (Goto and van de
+// Geijn, 2008).
 #pragma once
 
 #include <type_traits>
@@ -16,8 +17,9 @@ struct Rows {
   int rows;
 };
 
-// Right operand: panel j holds columns j * kPanel .. as [step][kPanel] words; panels lie `stride` words
-// apart. Panels [begin, end) take part; only the first kTail vectors of panel `last` hold columns.
+// Right operand: panel j holds columns j * kPanel .. as [step][kPanel] words; panels lie `stride`
+// words apart. Panels [begin, end) take part; only the first kTail vectors of panel `last` hold
+// columns.
 template <class Dot, int kTail>
 struct Panels {
   const typename Dot::Word* data;
@@ -26,7 +28,8 @@ struct Panels {
   int last;
 };
 
-// kRows x kVectors vectors of sums stay in registers over all steps; `done(row, column, sum)` takes them.
+// kRows x kVectors vectors of sums stay in registers over all steps; `done(row, column, sum)` takes
+// them.
 template <class Dot, int kRows, int kVectors, class Done>
 WL_INLINE void matmul_tile(const typename Dot::Word* a, int a_stride, const typename Dot::Word* b,
                            int steps, Done done) {

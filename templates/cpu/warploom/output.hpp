@@ -1,5 +1,5 @@
-// Where results go: to the output, or to a partial slot whose last writer merges all slots of the tile
-// in ascending order, so that values never depend on who came last.
+// Where results go: to the output, or to a partial slot whose last writer merges all slots of the
+// tile in ascending order, so that values never depend on who came last.
 #pragma once
 
 #include <warploom/logits.hpp>

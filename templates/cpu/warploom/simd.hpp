@@ -1,5 +1,6 @@
-// Vectors of the machine's native width, by compiler vector extensions: the same text is AVX-512, AVX,
-// SSE or NEON. Only what an extension cannot say is written with intrinsics, in headers named after them.
+// Vectors of the machine's native width, by compiler vector extensions: the same text is AVX-512,
+// AVX, SSE or NEON. Only what an extension cannot say is written with intrinsics, in headers named
+// after them.
 #pragma once
 
 #include <cstddef>
@@ -98,8 +99,7 @@ WL_INLINE Vec fold(Vec v, F combine) {
   if constexpr (kWidth == 0) {
     return v;
   } else {
-    constexpr auto kTurn =
-        decltype(rotation<kWidth>(std::make_integer_sequence<int, kLanes>{})){};
+    constexpr auto kTurn = decltype(rotation<kWidth>(std::make_integer_sequence<int, kLanes>{})){};
     return fold<kWidth / 2>(combine(v, shuffle(v, v, kTurn)), combine);
   }
 }
@@ -116,7 +116,7 @@ WL_INLINE Vec max_lanes(Vec v) {
 WL_INLINE Vec exp2_vec(Vec x) {
   const float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   Vec shifted = x + kShift;
-  Vec f = x - (shifted - kShift);    // in [-0.5, 0.5]
+  Vec f = x - (shifted - kShift);                 // in [-0.5, 0.5]
   Vec y = f * 1.327647199e-3f + 9.675541334e-3f;  // minimax polynomial of 2^f
   y = y * f + 5.550713273e-2f;
   y = y * f + 2.402211972e-1f;

@@ -5,8 +5,8 @@
 
 namespace warploom {
 
-// Of one row: the maximum, the same in every lane, and the sum spread over lanes. Keeping vectors saves
-// a reduction per tile.
+// Of one row: the maximum, the same in every lane, and the sum spread over lanes. Keeping vectors
+// saves a reduction per tile.
 struct Running {
   Vec max = broadcast(-kInfinity);
   Vec sum = {};
@@ -15,8 +15,8 @@ struct Running {
 // A row that has seen nothing keeps sum 0: any finite base makes its -inf logits weigh 0.
 WL_INLINE Vec finite_base(Vec max) { return max == -kInfinity ? Vec{} : max; }
 
-// Turns logits [begin, end) into words of probabilities relative to the new maximum; returns the factor
-// that brings earlier sums to it. begin and end are multiples of 2 * kLanes.
+// Turns logits [begin, end) into words of probabilities relative to the new maximum; returns the
+// factor that brings earlier sums to it. begin and end are multiples of 2 * kLanes.
 template <class Dot>
 WL_INLINE float softmax_row(const float* s, int begin, int end, typename Dot::Word* out,
                             Running& running) {

@@ -7,29 +7,29 @@
 
 namespace warploom {
 
-// One name for the functions of each seat. `Where` is the seat's position: a row, a kv_pos, or a row and
-// its log-sum-exp.
-#define WL_SEAT(Name, seat, Title)                                          \
-  template <class Variant>                                                  \
-  struct Name {                                                             \
-    static constexpr bool kActive = Variant::kHas##Title##Transform;        \
-    static constexpr int kReductions = Variant::k##Title##Reductions;       \
-    template <int kIndex>                                                   \
-    static WL_INLINE float identity() {                                     \
-      return Variant::template seat##_identity<kIndex>();                   \
-    }                                                                       \
-    template <int kIndex>                                                   \
-    static WL_INLINE float combine(float a, float b) {                      \
-      return Variant::template seat##_combine<kIndex>(a, b);                \
-    }                                                                       \
-    template <int kIndex, class... Where>                                   \
-    static WL_INLINE float reduce(const Where&... where) {                  \
-      return Variant::template seat##_reduce<kIndex>(where...);             \
-    }                                                                       \
-    template <class... Where>                                               \
-    static WL_INLINE float value(const Where&... where) {                   \
-      return Variant::seat(where...);                                       \
-    }                                                                       \
+// One name for the functions of each seat. `Where` is the seat's position: a row, a kv_pos, or a
+// row and its log-sum-exp.
+#define WL_SEAT(Name, seat, Title)                                    \
+  template <class Variant>                                            \
+  struct Name {                                                       \
+    static constexpr bool kActive = Variant::kHas##Title##Transform;  \
+    static constexpr int kReductions = Variant::k##Title##Reductions; \
+    template <int kIndex>                                             \
+    static WL_INLINE float identity() {                               \
+      return Variant::template seat##_identity<kIndex>();             \
+    }                                                                 \
+    template <int kIndex>                                             \
+    static WL_INLINE float combine(float a, float b) {                \
+      return Variant::template seat##_combine<kIndex>(a, b);          \
+    }                                                                 \
+    template <int kIndex, class... Where>                             \
+    static WL_INLINE float reduce(const Where&... where) {            \
+      return Variant::template seat##_reduce<kIndex>(where...);       \
+    }                                                                 \
+    template <class... Where>                                         \
+    static WL_INLINE float value(const Where&... where) {             \
+      return Variant::seat(where...);                                 \
+    }                                                                 \
   };
 
 WL_SEAT(QuerySeat, query, Query)
@@ -91,8 +91,9 @@ WL_INLINE void reduce_panel(const Params& p, const TileInfo& tile, const Place& 
   }
 }
 
-// y = seat(x) for kPanel vectors side by side: x and y are [kDim][kPanel]. So the loop over vectors is
-// the one that becomes vectors, and what depends on the lane alone (a frequency) is computed once.
+// y = seat(x) for kPanel vectors side by side: x and y are [kDim][kPanel]. So the loop over vectors
+// is the one that becomes vectors, and what depends on the lane alone (a frequency) is computed
+// once.
 template <class Seat, int kDim, class Params, class Place>
 __attribute__((noinline)) void transform_panel(const Params& p, const TileInfo& tile,
                                                const Place place, const float* __restrict x,
