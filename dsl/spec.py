@@ -69,6 +69,12 @@ class TracedVariant:
     tensors: tuple[TensorField, ...] = ()
     functions: tuple[CustomFunction, ...] = ()
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of all run-time inputs, scalars first."""
+        scalars = tuple(scalar.name for scalar in self.scalars)
+        return (*scalars, *(tensor.name for tensor in self.tensors))
+
     def __hash__(self) -> int:  # nodes are interned, so equal variants have the same nodes
         seats = frozenset(self.seats.items())
         return hash((self.name, self.softmax, seats, self.scalars, self.tensors, self.functions))

@@ -136,17 +136,25 @@ def attention(
     structure, traced = traced_once(given)
     sizes = Sizes.of(q, k, v, layout)
     values = _values(given, traced, inputs, q.device)
-    options = {"sm_scale": sm_scale, "lse_base": lse_base, "backend": backend}
+    kind = (structure, layout, sizes.of_kernel, q.dtype, q.device, sm_scale, lse_base, backend)
+    counted = None if kv_lens is None else _checked_lens(kv_lens, sizes)
 
     def make() -> AttentionWrapper:
-        heads = {"num_q_heads": sizes.q_heads, "num_kv_heads": sizes.kv_heads}
-        dims = {"head_dim": sizes.dim_qk, "head_dim_v": sizes.dim_v}
-        storage = {"kv_format": Dense(layout=layout), "dtype": q.dtype, "device": q.device}
-        return _Unbound(given, **heads, **dims, **storage, **options)
+        return _Unbound(
+            given,
+            kv_format=Dense(layout=layout),
+            num_q_heads=sizes.q_heads,
+            num_kv_heads=sizes.kv_heads,
+            head_dim=sizes.dim_qk,
+            head_dim_v=sizes.dim_v,
+            dtype=q.dtype,
+            device=q.device,
+            backend=backend,
+            sm_scale=sm_scale,
+            lse_base=lse_base,
+        )
 
-    lens = None if kv_lens is None else _checked_lens(kv_lens, sizes)
-    kind = (structure, layout, sizes.of_kernel, q.dtype, q.device, tuple(options.values()))
-    wrapper = _planned(_Call(kind, q.device, sizes, lens, values), make)
+    wrapper = _planned(_Call(kind, q.device, sizes, counted, values), make)
     at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
     return wrapper.run(q, (k, v), return_lse=return_lse, **at_run)
 
@@ -291,7 +299,7 @@ def _values(
     given: Variant, traced: TracedVariant, inputs: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
     """Values of the fields that the kernel reads: bound at construction, then given here."""
-    read = [field.name for field in (*traced.scalars, *traced.tensors)]
+    read = traced.input_names
     for name in inputs:
         if name not in read:
             raise UnknownInput(variant=given.name, name=name, known=", ".join(read) or "nothing")

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
 
 from warploom.dsl.fields import VALUES
+from warploom.dsl.formats import Layout
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, CannotTrace
 
 if TYPE_CHECKING:
     from warploom.runtime.wrapper import AttentionWrapper
 
+Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
 _handles = itertools.count()
 _wrappers: WeakValueDictionary[int, AttentionWrapper] = WeakValueDictionary()
-_variants: dict[int, Variant | None] = {}  # a compiled graph holds only the int, so these live on
+_variants: dict[
+    int, Variant | type[Variant] | None
+] = {}  # a compiled graph holds only the int, so these live on
 
 
 def register_wrapper(wrapper: AttentionWrapper) -> int:
@@ -34,7 +39,7 @@ def register_wrapper(wrapper: AttentionWrapper) -> int:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _register_variant(variant: Variant | None) -> int:
+def _register_variant(variant: Variant | type[Variant] | None) -> int:
     """A handle for a variant, made while torch.compile traces.
 
     Raises:
@@ -61,7 +66,7 @@ def compiled_run(
     lse: torch.Tensor | None,
     return_lse: bool,
     inputs: Mapping[str, Any],
-) -> Any:
+) -> Result:
     """`AttentionWrapper.run` through its operator."""
     k, v = kv if isinstance(kv, (tuple, list)) else (kv[:, 0], kv[:, 1])
     packed = _pack(inputs)
@@ -73,7 +78,7 @@ def compiled_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    variant: Variant | None,
+    variant: Variant | type[Variant] | None,
     sm_scale: float | None,
     return_lse: bool,
     layout: str,
@@ -81,7 +86,7 @@ def compiled_attention(
     backend: str | None,
     kv_lens: torch.Tensor | None,
     inputs: Mapping[str, Any],
-) -> Any:
+) -> Result:
     """`attention` through its operator."""
     packed = _pack(inputs)
     handle = _register_variant(variant)
@@ -97,7 +102,7 @@ def _results(
     out: torch.Tensor | None,
     lse: torch.Tensor | None,
     return_lse: bool,
-) -> Any:
+) -> Result:
     o = o if out is None else out.copy_(o)
     sums = sums if lse is None else lse.copy_(sums)
     return (o, sums) if return_lse else o
@@ -115,7 +120,7 @@ def _pack(inputs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[int], lis
     return list(tensors.values()), list(ints.values()), list(floats.values()), names
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _refuse_input(name: str, kind: str) -> None:
     """Raise from where torch.compile lets errors through."""
     raise ArgumentError(name=name, reason=f"a {kind} cannot be given under torch.compile")
@@ -174,7 +179,7 @@ def attention_op(
             variant=_variants[handle],
             sm_scale=sm_scale,
             return_lse=return_lse,
-            layout=layout,  # type: ignore[arg-type]
+            layout=cast(Layout, layout),
             lse_base=lse_base,
             backend=backend,
             kv_lens=kv_lens,

@@ -8,6 +8,7 @@ a mask that says more travels as the boolean [batch, 1, queries, keys] that sdpa
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -233,8 +234,7 @@ def attention_mask(
         None if causality and window, which the layers know, say it all; [batch, kv_length] bool if
         keys are padded besides; else [batch, 1, q_length, kv_length] bool.
     """
-    from transformers import masking_utils
-
+    masking_utils: Any = import_module("transformers.masking_utils")
     if mask_function is None:
         mask_function = masking_utils.causal_mask_function
     both_ways = mask_function is masking_utils.bidirectional_mask_function
@@ -245,10 +245,8 @@ def attention_mask(
         padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         if padding is None:
             return None
-        padding = padding[:, kv_offset : kv_offset + kv_length].bool()
-        if not torch.compiler.is_compiling() and bool(padding.all()):
-            return None
-        return padding
+        keep: torch.Tensor = padding[:, kv_offset : kv_offset + kv_length].bool()
+        return None if not torch.compiler.is_compiling() and bool(keep.all()) else keep
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     full: torch.Tensor | None = masking_utils.sdpa_mask(
         batch_size=batch_size,
@@ -270,8 +268,7 @@ def _is_causal(mask_function: Callable[..., Any], window: int | None) -> bool:
     transformers makes a new closure for each forward, so the windowed one is known by its values:
     at a query two windows from the start, where a chunk of that size would begin.
     """
-    from transformers import masking_utils
-
+    masking_utils: Any = import_module("transformers.masking_utils")
     if mask_function is masking_utils.causal_mask_function:
         return True
     if window is None or torch.compiler.is_compiling():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -114,7 +115,7 @@ class Planner:
         return self._sizes[key]
 
     def _compute_sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
-        common = {
+        common: dict[str, Any] = {
             "rows": kernel.tile.rows,
             "keys": kernel.tile.keys,
             "num_kv_heads": self._heads.num_kv,

@@ -86,7 +86,8 @@ def _named(tensor: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...])
     array = tensor.detach().double().cpu().numpy()
     array = array.reshape(*[1] * len(missing), *array.shape)
     order = [*missing, *axes]
-    return array.transpose([order.index(axis) for axis in wanted])
+    named: _Rows = array.transpose([order.index(axis) for axis in wanted])
+    return named
 
 
 def _unnamed(array: _Rows, axes: tuple[str, ...], wanted: tuple[str, ...]) -> torch.Tensor:

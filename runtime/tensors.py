@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 
 from warploom.errors import ArgumentError, WrongDType, WrongShape
 
@@ -33,7 +34,7 @@ def as_torch(value: Any, name: str) -> torch.Tensor:
             reason=f"a {type(value).__name__} is neither a torch tensor nor has __dlpack__",
         )
     try:
-        return torch.from_dlpack(value)
+        return torch.utils.dlpack.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(name=name, reason=f"its DLPack export failed ({error})") from error
 

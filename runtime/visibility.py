@@ -66,7 +66,9 @@ class MaskVisibility:
         self._heads = heads
         self._kv_heads = range(heads.num_kv) if "kv_head" in read else range(1)
         segments = batch.segments
-        self._fields = {name: segments[name].astype(np.int64) for name in segments.dtype.names}
+        self._fields = {
+            name: segments[name].astype(np.int64) for name in segments.dtype.names or ()
+        }
         self._by_request = "batch" in read
 
     def kv_bounds(self, segment: Ints, row_begin: Ints, row_end: Ints) -> tuple[Ints, Ints]:
@@ -194,7 +196,8 @@ class ColumnVisibility(MaskVisibility):
 
     def _column(self, segment: Ints, place: Ints) -> Ints:
         block = self._fields["index_begin"][segment] + place // self._columns
-        return self._indices[block] * self._columns + place % self._columns
+        column: Ints = self._indices[block] * self._columns + place % self._columns
+        return column
 
     def classify(
         self, segment: Ints, row_begin: Ints, row_end: Ints, kv_begin: Ints, kv_end: Ints

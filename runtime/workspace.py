@@ -135,5 +135,4 @@ class Upload:
         used = pack(staged.numpy())
         with torch.cuda.device(self._device):
             target[:used].copy_(staged[:used], non_blocking=True)
-            event = self._events[turn] = torch.cuda.Event()
-            event.record()
+            self._events[turn] = torch.cuda.current_stream().record_event()

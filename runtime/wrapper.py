@@ -190,9 +190,8 @@ class AttentionWrapper:
 
     def _bound_inputs(self) -> dict[str, Any]:
         """Values bound at construction that the traced functors read."""
-        fields = (*self.spec.variant.scalars, *self.spec.variant.tensors)
         bound = self._variant.inputs()
-        return {field.name: bound[field.name] for field in fields if field.name in bound}
+        return {name: bound[name] for name in self.spec.variant.input_names if name in bound}
 
     def plan(
         self,
@@ -310,10 +309,8 @@ class AttentionWrapper:
         k, v = kv if type(kv) is tuple and len(kv) == 2 else split_kv(kv, self.kv_format)
         if not (type(q) is type(k) is type(v) is torch.Tensor):
             q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
-        needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
-        if (
-            needs_grad and torch.is_grad_enabled()
-        ):  # through the operator, which says what is missing
+        if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+            # torch's operator says what is missing, once a gradient is asked for
             return custom_op.compiled_run(self, q, (k, v), out, lse, return_lse, inputs)
         out = out if out is None else as_torch(out, "out")
         lse = lse if lse is None else as_torch(lse, "lse")

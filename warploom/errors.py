@@ -184,8 +184,8 @@ class BoundsExceeded(ArgumentError):
 
 class CapacityExceeded(BoundsExceeded):
     message = (
-        "the plan has {got} {name}; the capacity holds {bound}. Compute capacity() with the same tile sizes, "
-        "heads, CTAs and split size, from bounds that admit this batch."
+        "the plan has {got} {name}; the capacity holds {bound}. Compute capacity() with the same "
+        "tile sizes, heads, CTAs and split size, from bounds that admit this batch."
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from warploom.errors import MissingPackage
 
@@ -105,7 +106,9 @@ def cases(setup: Setup) -> SearchStrategy[Case]:
     from warploom.dsl.formats import Dense
     from warploom.runtime.trials import Case
 
-    st = _hypothesis().strategies
+    _need_hypothesis()
+    from hypothesis import strategies as st
+
     kv_len = st.one_of(st.sampled_from(_KEYS), st.integers(0, 80))
     q_len = st.one_of(st.sampled_from(_ROWS), st.integers(0, 40))
     if isinstance(setup.kv_format, Dense):
@@ -137,13 +140,14 @@ def run_property(
     seed: int = 0,
 ) -> None:
     """Draw a kernel and a batch, run, compare; raise CheckFailed with the smallest failure."""
-    hypothesis = _hypothesis()
+    _need_hypothesis()
+    import hypothesis
+    from hypothesis import strategies as st
+
     from warploom.runtime.trials import mismatch
 
-    drawn = hypothesis.strategies.integers(0, len(subjects) - 1).flatmap(
-        lambda i: hypothesis.strategies.tuples(
-            hypothesis.strategies.just(subjects[i][0]), cases(subjects[i][1])
-        )
+    drawn = st.integers(0, len(subjects) - 1).flatmap(
+        lambda i: st.tuples(st.just(subjects[i][0]), cases(subjects[i][1]))
     )
 
     @hypothesis.settings(
@@ -204,12 +208,10 @@ def _report(variant: Variant, case: Case, found: str) -> str:
     return f"{variant!r} fails on\n  {case}\n  {found}"
 
 
-def _hypothesis() -> Any:
+def _need_hypothesis() -> None:
     try:
-        import hypothesis
-        import hypothesis.strategies
+        import_module("hypothesis")
     except ImportError as error:
         raise MissingPackage(
             what="warploom.testing", package="hypothesis", requirement="hypothesis>=6.100"
         ) from error
-    return hypothesis
