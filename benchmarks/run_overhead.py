@@ -91,11 +91,11 @@ def dense_calls(
     variant = wl.Causal()
     q = q.view(REQUESTS, 1, 8, 128)
     k, v = (x.view(REQUESTS, KEYS, 2, 128) for x in (k, v))
-    swapped = [x.transpose(1, 2) for x in (q, k, v)]
+    q_t, k_t, v_t = (x.transpose(1, 2) for x in (q, k, v))
     sdpa = torch.nn.functional.scaled_dot_product_attention
     return {
         "attention()": lambda: wl.attention(q, k, v, variant=variant),
-        "torch sdpa": lambda: sdpa(*swapped, enable_gqa=True),
+        "torch sdpa": lambda: sdpa(q_t, k_t, v_t, enable_gqa=True),
     }
 
 

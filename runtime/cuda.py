@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ class CudaKernel:
 
 def load_driver() -> Any:
     try:
-        from cuda.bindings import driver  # only where there is a GPU
+        driver = import_module("cuda.bindings.driver")  # only where there is a GPU
     except ImportError as error:
         extra = "cu12" if (torch.version.cuda or "").startswith("12") else "cu13"
         raise NoCudaCompiler(what="the package cuda-bindings", extra=extra) from error

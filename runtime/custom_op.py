@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,19 +19,25 @@ from warploom.dsl.formats import Layout
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, CannotTrace
 
-if TYPE_CHECKING:
-    from warploom.runtime.wrapper import AttentionWrapper
-
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
+
+class Runner(Protocol):
+    """What the operator needs of a wrapper."""
+
+    handle: int
+
+    def run(self, q: Any, kv: Any, *, return_lse: bool, **inputs: Any) -> Result: ...
+
+
 _handles = itertools.count()
-_wrappers: WeakValueDictionary[int, AttentionWrapper] = WeakValueDictionary()
+_wrappers: WeakValueDictionary[int, Runner] = WeakValueDictionary()
 _variants: dict[
     int, Variant | type[Variant] | None
 ] = {}  # a compiled graph holds only the int, so these live on
 
 
-def register_wrapper(wrapper: AttentionWrapper) -> int:
+def register_wrapper(wrapper: Runner) -> int:
     """Give a wrapper the handle under which the operator finds it."""
     handle = next(_handles)
     _wrappers[handle] = wrapper
@@ -59,7 +65,7 @@ def _register_variant(variant: Variant | type[Variant] | None) -> int:
 
 
 def compiled_run(
-    wrapper: AttentionWrapper,
+    wrapper: Runner,
     q: torch.Tensor,
     kv: Any,
     out: torch.Tensor | None,

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.hostcc import HostTarget
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.spec import AttentionSpec
+from warploom.runtime.device import Backend
 from warploom.runtime.planner import Planned
-from warploom.runtime.visibility import MaskVisibility
-
-if TYPE_CHECKING:
-    from warploom.runtime.wrapper import AttentionWrapper
+from warploom.runtime.visibility import Heads, MaskVisibility
 
 _MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds
+
+
+class Explained(Protocol):
+    """What is asked of a wrapper."""
+
+    spec: AttentionSpec
+    kv_format: KVFormat
+    heads: Heads
+    device: torch.device
+    planned: Planned | None
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def target(self) -> Arch | HostTarget: ...
 
 
 class Explanation:
@@ -47,7 +65,7 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(wrapper: AttentionWrapper) -> Explanation:
+def explain(wrapper: Explained) -> Explanation:
     """Facts of a wrapper: the declaration, and, once it has a plan, kernel, work and memory."""
     spec, heads = wrapper.spec, wrapper.heads
     facts: dict[str, object] = {
@@ -65,7 +83,7 @@ def explain(wrapper: AttentionWrapper) -> Explanation:
     return Explanation(f"warploom: {spec.variant.name}", facts)
 
 
-def _because(wrapper: AttentionWrapper) -> str:
+def _because(wrapper: Explained) -> str:
     if wrapper.backend == "reference":
         return ": NumPy, asked for by name"
     target = wrapper.target

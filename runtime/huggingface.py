@@ -235,13 +235,12 @@ def attention_mask(
         keys are padded besides; else [batch, 1, q_length, kv_length] bool.
     """
     masking_utils: Any = import_module("transformers.masking_utils")
-    if mask_function is None:
-        mask_function = masking_utils.causal_mask_function
-    both_ways = mask_function is masking_utils.bidirectional_mask_function
+    function = mask_function or masking_utils.causal_mask_function
+    both_ways = function is masking_utils.bidirectional_mask_function
     to_the_end = not isinstance(q_offset, torch.Tensor) and (
         q_offset + q_length == kv_offset + kv_length
     )
-    if both_ways or (to_the_end and _is_causal(mask_function, local_size)):
+    if both_ways or (to_the_end and _is_causal(function, local_size)):
         padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         if padding is None:
             return None
@@ -254,7 +253,7 @@ def attention_mask(
         kv_length=kv_length,
         q_offset=q_offset,
         kv_offset=kv_offset,
-        mask_function=mask_function,
+        mask_function=function,
         attention_mask=attention_mask,
         local_size=local_size,
         **kwargs,

@@ -114,7 +114,7 @@ class Streams:
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._handle = 0
-        self._event: torch.cuda.Event | None = None
+        self._event: Any = None
         self._others: dict[int, torch.cuda.Stream] = {}
 
     def before_plan(self) -> None:

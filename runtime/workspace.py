@@ -112,7 +112,7 @@ class Upload:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _RING
-        self._events: list[torch.cuda.Event | None] = [None] * _RING
+        self._events: list[Any] = [None] * _RING
         self._turn = 0
 
     def __call__(self, target: torch.Tensor, pack: Callable[[np.ndarray[Any, Any]], int]) -> None:

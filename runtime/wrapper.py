@@ -23,7 +23,7 @@ from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime import custom_op
 from warploom.runtime.args import Geometry, check_key_value, check_query, split_kv
 from warploom.runtime.declare import as_variant, group_size, make_spec
-from warploom.runtime.device import resolve_backend, resolve_device
+from warploom.runtime.device import Backend, resolve_backend, resolve_device
 from warploom.runtime.formats import Batch, make_batch
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.inputs import Inputs
@@ -143,7 +143,7 @@ class AttentionWrapper:
         backend: str | None,
     ) -> None:
         self.device = device
-        self.backend = resolve_backend(backend, device)
+        self.backend: Backend = resolve_backend(backend, device)
         num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
         group_size(num_q_heads, num_kv_heads)
         self.kv_format = kv_format

@@ -146,6 +146,7 @@ def run_property(
 
     from warploom.runtime.trials import mismatch
 
+    slow, large = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large
     drawn = st.integers(0, len(subjects) - 1).flatmap(
         lambda i: st.tuples(st.just(subjects[i][0]), cases(subjects[i][1]))
     )
@@ -157,7 +158,7 @@ def run_property(
         print_blob=False,
         report_multiple_bugs=False,
         verbosity=hypothesis.Verbosity.quiet,
-        suppress_health_check=list(hypothesis.HealthCheck),
+        suppress_health_check=[slow, large],
     )
     @hypothesis.seed(seed)
     @hypothesis.given(drawn)

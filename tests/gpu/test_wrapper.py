@@ -92,8 +92,8 @@ def test_every_kernel_agrees_with_the_oracle_on_random_batches(pool: Any) -> Non
 
 def test_long_requests_are_split_and_merged(pool: Any) -> None:
     for variant, setup in pool:
-        lengths = {"q_lens": (3, 3), "kv_lens": (9000, 4000)}
-        found = mismatch(variant, Case(setup, **lengths, num_kv_heads=1, group_size=2, seed=1))
+        case = Case(setup, (3, 3), (9000, 4000), num_kv_heads=1, group_size=2, seed=1)
+        found = mismatch(variant, case)
         assert found is None, f"{variant} {setup}: {found}"
 
 

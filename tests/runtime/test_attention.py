@@ -87,11 +87,11 @@ def test_new_values_and_lengths_compile_nothing() -> None:
     with forbid_compilation():
         for left, cap, rows in ((3, 2.0, 9), (5, 2.0, 9), (5, 9.0, 9), (5, 9.0, 8)):
             variant = Causal() & SlidingWindow(left) & SoftCap(cap)
-            for backend in (None, "reference"):
-                found = attention(q[:, :rows], k, v, variant=variant, backend=backend)
-                if backend is None:
-                    out = found
-            torch.testing.assert_close(out, found)
+            out, expected = (
+                attention(q[:, :rows], k, v, variant=variant, backend=backend)
+                for backend in (None, "reference")
+            )
+            torch.testing.assert_close(out, expected)
 
 
 def test_values_given_to_the_call_override_bound_ones() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import pickle
 import subprocess
 import sys
@@ -252,14 +251,8 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_cuda_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_cuda(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == "cuda":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_cuda)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(errors.NoCudaCompiler, match=r"pip install 'warploom\[cu1[23]\]'"):
         load_driver()
 

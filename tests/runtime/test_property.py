@@ -85,8 +85,8 @@ def test_every_kernel_agrees_with_the_oracle_on_random_batches() -> None:
 @pytest.mark.parametrize("subject", POOL, ids=lambda subject: f"{subject[0].name}-{subject[1]}")
 def test_long_requests_are_split_and_merged(subject: tuple[Variant, Setup]) -> None:
     variant, setup = subject
-    lengths = {"q_lens": (3, 3), "kv_lens": (1500, 700)}
-    found = mismatch(variant, Case(setup, **lengths, num_kv_heads=1, group_size=2, seed=1))
+    case = Case(setup, (3, 3), (1500, 700), num_kv_heads=1, group_size=2, seed=1)
+    found = mismatch(variant, case)
     assert found is None, found
 
 
