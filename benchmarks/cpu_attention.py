@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ import warploom as wl
 CPU = torch.device("cpu")
 CAP = 20.0
 SAMPLED_ROWS = 32
+PAUSE = 0.02  # seconds before a call, in which OpenMP's threads of the call before stop spinning
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # relative, against float64
 
 Call = Callable[[], torch.Tensor]
@@ -177,6 +178,7 @@ def measure(problem: Problem, rounds: int) -> list[Row]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     for warm in range(-1, rounds):
         for name, call in calls.items():
+            sleep(PAUSE)
             begin = perf_counter()
             call()
             if warm >= 0:

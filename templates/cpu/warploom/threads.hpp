@@ -7,7 +7,27 @@
 
 #include <warploom/attention.hpp>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
 namespace warploom {
+
+// A thread that starts while all cores are busy, as with workers of OpenMP that spin after their last
+// loop, may be queued behind the thread that made it and get nothing done: send it to another core.
+inline void keep_off_this_core(std::thread& thread) {
+#if defined(__linux__)
+  cpu_set_t cores;
+  const int here = sched_getcpu();
+  if (here < 0 || sched_getaffinity(0, sizeof(cores), &cores) != 0) return;
+  CPU_CLR(here, &cores);
+  if (CPU_COUNT(&cores) == 0) return;
+  pthread_setaffinity_np(thread.native_handle(), sizeof(cores), &cores);
+#else
+  (void)thread;
+#endif
+}
 
 template <class K>
 void run_cta(const typename K::Params& p, int cta, Scratch<K>& scratch) {
@@ -58,7 +78,7 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
   try {
     while (started < helpers) {
       threads[started] = std::thread(work);
-      ++started;
+      keep_off_this_core(threads[started++]);
     }
   } catch (...) {  // the system gives no more threads: those that run do all the work
   }
