@@ -17,7 +17,6 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import TracedVariant
-from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime import custom_op
@@ -32,6 +31,7 @@ from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.planner import Options, Planned, Planner
 from warploom.runtime.reference import run_reference
+from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
 from warploom.runtime.visibility import Heads
 from warploom.runtime.workspace import Workspace
@@ -109,7 +109,7 @@ class AttentionWrapper:
             NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
         """
         self._variant = as_variant(variant)
-        self._setup(trace(self._variant), kv_format or Ragged(), num_q_heads, num_kv_heads,
+        self._setup(traced_once(self._variant)[1], kv_format or Ragged(), num_q_heads, num_kv_heads,
                     head_dim, head_dim_v, dtype, resolve_device(device), backend)  # fmt: skip
         if lse_base not in _LSE_SCALE:
             raise ArgumentError(name="lse_base", reason=f"{lse_base!r} is neither 'e' nor '2'")
