@@ -7,8 +7,6 @@ a mask that says more travels as the boolean [batch, 1, queries, keys] that sdpa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -89,12 +87,14 @@ def register_huggingface(name: str = NAME) -> None:
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
+
+        from warploom.runtime.huggingface_masks import make_mask
     except ImportError as error:
         raise MissingPackage(
             what="register_huggingface()", package="transformers", requirement="transformers>=5"
         ) from error
     AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, attention_mask)
+    AttentionMaskInterface.register(name, make_mask)
 
 
 def attention_forward(
@@ -118,7 +118,7 @@ def attention_forward(
         module: the layer; `is_causal` is read from it if it is not given.
         query: [batch, q_heads, rows, head_dim].
         key, value: [batch, kv_heads, keys, head_dim]; heads are not repeated.
-        attention_mask: what `attention_mask()` returned, or a mask of the user's: bool or additive
+        attention_mask: what `make_mask` returned, or a mask of the user's: bool or additive
             [batch or 1, heads or 1, rows, keys].
         dropout: must be 0.
         scaling: factor of q.k; 1/sqrt(head_dim) by default.
@@ -207,74 +207,3 @@ def _padded_attention(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = attention(q, k, v, variant=variant, sm_scale=scaling, **inputs)
     return out if out.shape[3] == dim_v else out[..., :dim_v]  # type: ignore[no-any-return]
-
-
-def attention_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | torch.Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: torch.Tensor | None = None,
-    local_size: int | None = None,
-    **kwargs: Any,
-) -> torch.Tensor | None:
-    """The mask that transformers hands to every layer.
-
-    Args:
-        batch_size, q_length, kv_length: sizes.
-        q_offset, kv_offset: positions of the first query and of the first key.
-        mask_function: `(batch, head, q_idx, kv_idx) -> visible`.
-        attention_mask: [batch, tokens] bool, False for padding.
-        local_size: window or chunk of layers with local attention.
-        **kwargs: what sdpa's mask takes.
-
-    Returns:
-        None if causality and window, which the layers know, say it all; [batch, kv_length] bool if
-        keys are padded besides; else [batch, 1, q_length, kv_length] bool.
-    """
-    masking_utils: Any = import_module("transformers.masking_utils")
-    function = mask_function or masking_utils.causal_mask_function
-    both_ways = function is masking_utils.bidirectional_mask_function
-    to_the_end = not isinstance(q_offset, torch.Tensor) and (
-        q_offset + q_length == kv_offset + kv_length
-    )
-    if both_ways or (to_the_end and _is_causal(function, local_size)):
-        padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-        if padding is None:
-            return None
-        keep: torch.Tensor = padding[:, kv_offset : kv_offset + kv_length].bool()
-        return None if not torch.compiler.is_compiling() and bool(keep.all()) else keep
-    kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    full: torch.Tensor | None = masking_utils.sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=function,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        **kwargs,
-    )
-    return full
-
-
-def _is_causal(mask_function: Callable[..., Any], window: int | None) -> bool:
-    """True if the function is plain causal, or causal within a window of `window` keys.
-
-    transformers makes a new closure for each forward, so the windowed one is known by its values:
-    at a query two windows from the start, where a chunk of that size would begin.
-    """
-    masking_utils: Any = import_module("transformers.masking_utils")
-    if mask_function is masking_utils.causal_mask_function:
-        return True
-    if window is None or torch.compiler.is_compiling():
-        return False
-    q = 2 * window
-    keys = torch.tensor([0, q - window, q - window + 1, q, q + 1])
-    zero = torch.zeros_like(keys)
-    found = mask_function(zero, zero, torch.full_like(keys, q), keys)
-    expected = (keys <= q) & (keys > q - window)
-    return found.device == expected.device and bool((found == expected).all())

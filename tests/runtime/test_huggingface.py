@@ -30,6 +30,7 @@ from transformers.masking_utils import (
 
 from warploom.errors import UnsupportedSpec
 from warploom.runtime import huggingface
+from warploom.runtime.huggingface_masks import make_mask
 
 TINY: dict[str, Any] = {
     "vocab_size": 100,
@@ -121,13 +122,13 @@ def test_masks_stay_small_where_layers_know_the_rest() -> None:
     window = sliding_window_causal_mask_function(WINDOW)
     for function, local in ((causal_mask_function, None), (window, WINDOW)):
         make = {**sizes, "mask_function": function, "local_size": local}
-        assert huggingface.attention_mask(**make) is None
-        assert huggingface.attention_mask(**make, attention_mask=padding | True) is None
-        found = huggingface.attention_mask(**make, attention_mask=padding)
+        assert make_mask(**make) is None
+        assert make_mask(**make, attention_mask=padding | True) is None
+        found = make_mask(**make, attention_mask=padding)
         assert found is not None
         assert torch.equal(found, padding)
     both_ways = {**sizes, "q_offset": 0, "mask_function": bidirectional_mask_function}
-    assert huggingface.attention_mask(**both_ways) is None
+    assert make_mask(**both_ways) is None
 
 
 def test_masks_that_say_more_come_whole() -> None:
@@ -138,7 +139,7 @@ def test_masks_that_say_more_come_whole() -> None:
         {"q_offset": 3, "mask_function": causal_mask_function},  # a static cache with room left
         {"q_offset": torch.tensor(16), "mask_function": causal_mask_function},
     ):
-        found = huggingface.attention_mask(**sizes, **changes)  # type: ignore[arg-type]
+        found = make_mask(**sizes, **changes)  # type: ignore[arg-type]
         assert found is not None
         q, kv = torch.arange(4)[:, None] + changes["q_offset"], torch.arange(20)
         zero = torch.zeros((), dtype=torch.long)
@@ -166,3 +167,15 @@ def test_what_is_not_served_is_refused(wrong: dict[str, Any]) -> None:
     q = torch.zeros(1, 1, 2, 16)
     with pytest.raises(UnsupportedSpec, match="is not supported"):
         huggingface.attention_forward(torch.nn.Module(), q, q, q, None, **wrong)
+
+
+@pytest.mark.parametrize("padding", ["none", "right"])
+@pytest.mark.parametrize("name", ["bert", "mistral", "gemma2"])
+def test_models_compile_whole(name: str, padding: str) -> None:
+    ids, masks = batch()
+    torch._dynamo.reset()
+    tested = model(name, huggingface.NAME)
+    compiled = torch.compile(tested, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        outputs = [f(input_ids=ids, attention_mask=masks[padding])[0] for f in (compiled, tested)]
+    torch.testing.assert_close(outputs[0], outputs[1], atol=2e-5, rtol=1e-4)
