@@ -1,0 +1,94 @@
+"""What is refused while a CUDA graph is being captured, with a device that only says it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from warploom.codegen.source import TileConfig
+from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.errors import CompileForbidden, ForbiddenUnderCapture
+from warploom.runtime import attention as attention_module
+from warploom.runtime import graph, kernels, workspace, wrapper
+from warploom.runtime.attention import attention
+from warploom.runtime.wrapper import AttentionWrapper
+from warploom.scheduler.capacity import WorkspaceSize
+
+SHAPE: dict[str, Any] = {"num_q_heads": 2, "head_dim": 64, "dtype": "float32", "device": "cpu"}
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
+    """Set `on` to be under capture."""
+    state = {"on": False}
+
+    def is_capturing(device: torch.device) -> bool:
+        return state["on"]
+
+    for module in (graph, kernels, attention_module):
+        monkeypatch.setattr(module, "is_capturing", is_capturing)
+    monkeypatch.setattr(attention_module, "_captured", [])
+    yield state
+    state["on"] = False
+
+
+def tensors(keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = torch.randn(3, 1, keys, 2, 64, generator=torch.Generator().manual_seed(keys))
+    return q[:, :1], k, v
+
+
+def test_run_is_free_and_plan_is_refused(capture: dict[str, bool]) -> None:
+    attention = AttentionWrapper(Causal(), **SHAPE)
+    attention.plan([0, 1], [0, 5])
+    q, k, v = (x[0] for x in tensors(5))
+    before = attention.run(q, (k, v))
+    capture["on"] = True
+    assert torch.equal(attention.run(q, (k, v)), before)
+    with pytest.raises(ForbiddenUnderCapture, match=r"plan\(\) was called while a CUDA graph"):
+        attention.plan([0, 1], [0, 5])
+
+
+def test_a_kernel_that_is_not_loaded_is_not_compiled(capture: dict[str, bool]) -> None:
+    capture["on"] = True
+    with pytest.raises(CompileForbidden, match="a CUDA graph is being captured"):
+        AttentionWrapper(Causal(), tile=TileConfig(6, 64, 1, 1), **SHAPE)
+
+
+def test_a_workspace_does_not_grow(capture: dict[str, bool]) -> None:
+    space = workspace.Workspace(torch.device("cpu"))
+    small, large = WorkspaceSize(512, 0, 0, 256), WorkspaceSize(4096, 0, 0, 256)
+    space.fit(large)
+    capture["on"] = True
+    space.fit(small)
+    space.fit(large)
+    with pytest.raises(ForbiddenUnderCapture, match="workspace cannot grow"):
+        space.fit(WorkspaceSize(8192, 0, 0, 256))
+
+
+def test_a_captured_plan_of_attention_is_never_planned_again(
+    capture: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = Causal() & SlidingWindow(3)
+    expected = attention(*tensors(9), variant=variant)
+    capture["on"] = True
+    with pytest.raises(ForbiddenUnderCapture, match="lengths that it has no plan for"):
+        attention(*tensors(8), variant=variant)
+    for _ in range(2):  # as in two layers of one model
+        assert torch.equal(attention(*tensors(9), variant=variant), expected)
+    assert len(attention_module._captured) == 1
+    captured = attention_module._captured[0][1].wrapper
+    capture["on"] = False
+    planned: list[object] = []
+    plan = wrapper.AttentionWrapper.plan
+    monkeypatch.setattr(
+        wrapper.AttentionWrapper,
+        "plan",
+        lambda self, *a, **b: planned.append(self) or plan(self, *a, **b),
+    )
+    attention(*tensors(7), variant=variant)
+    assert planned
+    assert captured not in planned
