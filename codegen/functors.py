@@ -101,7 +101,10 @@ def _function(signature: str, block: Block) -> str:
 
 
 def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]) -> list[str]:
-    seats = dict(zip(seats, with_reciprocals(tuple(seats.values())), strict=True))
+    seats = dict(seats)
+    if "logits_transform" in seats:
+        mask = [root for seat, root in seats.items() if seat == "logits_mask"]
+        seats["logits_transform"] = with_reciprocals(seats["logits_transform"], mask)
     parts = split(tuple(seats.values()))
     text = [_state(row, parts, tensors) for row in _STATES if parts.members(row[0])]
     bound = parts.bound(Level.ELEMENT)

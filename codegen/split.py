@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from warploom.codegen.lower import reachable
-from warploom.dsl.ir import LEAVES, Kind, Node, const, node
+from warploom.dsl.ir import COMPARISONS, LEAVES, Kind, Node, const, node
 
 
 class Level(Enum):
@@ -35,6 +35,10 @@ _VARIABLES: Mapping[str, Level] = {
     "q_row": Level.ROW,
     "kv_pos": Level.COLUMN,
 }
+
+
+# Operations whose result jumps where an argument changes a little; a custom function may.
+_STEPS = COMPARISONS | {"floor", "ceil", "to_int", "floordiv", "mod", "call"}
 
 
 @dataclass(frozen=True)
@@ -79,21 +83,29 @@ def split(roots: Sequence[Node]) -> Split:
     )
 
 
-def with_reciprocals(roots: Sequence[Node]) -> tuple[Node, ...]:
+def with_reciprocals(transform: Node, mask: Sequence[Node] = ()) -> Node:
     """Turn x / y into x * (1 / y) where y is known earlier than x, so that a product is left.
 
-    A division costs a GPU ten instructions, and an element has few to spare (see soft-cap).
+    A division costs a GPU ten instructions, and an element has few to spare (see soft-cap). The
+    product may round differently, which a step would turn into another result altogether: what a
+    step or the mask reads is left as it is.
     """
     levels: dict[Node, Level] = {}
     made: dict[Node, Node] = {}
-    for current in reachable(roots):
+    nodes = tuple(reachable([transform]))
+    steps = [arg for current in nodes if current.op in _STEPS for arg in current.args]
+    exact = set(reachable([*steps, *mask]))
+    for current in nodes:
         levels[current] = _level(current, levels)
         args = tuple(made[arg] for arg in current.args)
-        made[current] = node(current.op, current.kind, args, current.attr, current.source)
-        if current.op == "div" and levels[current.args[1]] is not levels[current]:
-            inverse = _inverse(args[1])
-            made[current] = node("mul", Kind.FLOAT, (args[0], inverse), source=current.source)
-    return tuple(made[root] for root in roots)
+        if current in exact:
+            made[current] = current
+        elif current.op == "div" and levels[current.args[1]] is not levels[current]:
+            product = (args[0], _inverse(args[1]))
+            made[current] = node("mul", Kind.FLOAT, product, source=current.source)
+        else:
+            made[current] = node(current.op, current.kind, args, current.attr, current.source)
+    return made[transform]
 
 
 def _inverse(divisor: Node) -> Node:

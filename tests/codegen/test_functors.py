@@ -16,7 +16,18 @@ from warploom.dsl.custom import custom_function
 from warploom.dsl.dtypes import float32
 from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.formats import Dense
-from warploom.dsl.functions import cos, exp, max, mean, rotate_half, rotate_pairs, rsqrt, sin
+from warploom.dsl.functions import (
+    cos,
+    exp,
+    floor,
+    max,
+    mean,
+    rotate_half,
+    rotate_pairs,
+    rsqrt,
+    sin,
+    where,
+)
 from warploom.dsl.functions import sum as sum_lanes
 from warploom.dsl.position import Position
 from warploom.dsl.readings import NumpyReading
@@ -68,6 +79,25 @@ def test_divisors_known_earlier_become_hoisted_reciprocals() -> None:
     assert "return {1.0f / float(row.q_head)};" in text
     assert "logits * ts.t0 + logits * 0.25f + logits * rs.r0" in text
     assert " / (1.0f + logits * logits);" in text  # its divisor is the element's own
+
+
+def test_divisions_that_a_step_or_the_mask_reads_stay() -> None:
+    class Stepped(Variant):
+        width = Scalar("float32")
+
+        def logits_transform(self, logits: Any, at: Position) -> Any:
+            near = logits / self.width
+            shared = (at.q_pos + at.kv_pos) / 41.0
+            return where(near > 3.0, near, floor(logits / 7.0)) + shared + logits / 47.0
+
+        def logits_mask(self, at: Position) -> Any:
+            return (at.q_pos + at.kv_pos) / 41.0 > 1.5
+
+    cpp, cuda = (variant_struct(trace(Stepped()), language) for language in ("cpp", "cuda"))
+    assert cpp == cuda
+    assert "logits / p.x_width" in cpp and "floor(logits / 7.0f)" in cpp
+    assert " / 41.0f" in cpp and "0.02439" not in cpp  # 1 / 41
+    assert "logits * 0.0212765" in cpp  # 1 / 47
 
 
 def test_only_changes_are_written() -> None:
