@@ -30,6 +30,7 @@ class SlidingWindow(Variant):
         self.sink_tokens = sink_tokens
 
     def logits_mask(self, at: Position) -> Value:
-        from_left = (self.left < 0) | (at.kv_pos >= at.q_pos - self.left)
-        from_right = (self.right < 0) | (at.kv_pos <= at.q_pos + self.right)
+        # differences of positions: position + window would overflow for a huge window
+        from_left = (self.left < 0) | (at.q_pos - at.kv_pos <= self.left)
+        from_right = (self.right < 0) | (at.kv_pos - at.q_pos <= self.right)
         return (from_left | (at.kv_pos < self.sink_tokens)) & from_right

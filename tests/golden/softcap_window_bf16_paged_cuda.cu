@@ -94,12 +94,6 @@ struct Variant : IdentityVariant<Params> {
             p.x_left < 0,
             p.x_right < 0};
   }
-  struct RowState { int r0; int r1; };
-  WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
-      const RowInfo& row) {
-    return {row.q_pos - p.x_left,
-            row.q_pos + p.x_right};
-  }
   struct ColState { bool c0; };
   WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
     return {kv_pos < p.x_sink_tokens};
@@ -110,20 +104,21 @@ struct Variant : IdentityVariant<Params> {
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
-    return ((ts.t1 | (kv_pos >= rs.r0)) | cs.c0) & (ts.t2 | (kv_pos <= rs.r1));
+    const bool v0 = (ts.t1 | (row.q_pos - kv_pos <= p.x_left)) | cs.c0;
+    return v0 & (ts.t2 | (kv_pos - row.q_pos <= p.x_right));
   }
   WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
       Range kv_pos, Range q_head) {
     const wide x_left = p.x_left;
-    const wide kv_pos_last = kv_pos.end - 1;
     const wide q_pos_first = q_pos.begin;
+    const wide kv_pos_last = kv_pos.end - 1;
     const wide kv_pos_first = kv_pos.begin;
     const wide x_sink_tokens = p.x_sink_tokens;
-    const bool v0 = (x_left < 0LL) | (kv_pos_last + x_left >= q_pos_first);
+    const bool v0 = (x_left < 0LL) | (q_pos_first <= kv_pos_last + x_left);
     const wide x_right = p.x_right;
     const wide q_pos_last = q_pos.end - 1;
     const bool v1 = (x_right < 0LL) | (kv_pos_first <= q_pos_last + x_right);
-    const bool v2 = (x_left >= 0LL) & (kv_pos_first + x_left < q_pos_last);
+    const bool v2 = (x_left >= 0LL) & (q_pos_last > kv_pos_first + x_left);
     const bool v3 = (x_right >= 0LL) & (kv_pos_last > q_pos_first + x_right);
     return tile_class((v0 | (kv_pos_first < x_sink_tokens)) & v1, (v2 & (kv_pos_last >= x_sink_tokens)) | v3);
   }

@@ -12,6 +12,7 @@ import torch
 from warploom.codegen.build import forbid_compilation
 from warploom.dsl.fields import Scalar
 from warploom.dsl.flex import flex
+from warploom.dsl.functions import floor
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
@@ -67,6 +68,29 @@ def test_scale_log_sum_exp_and_lengths() -> None:
     torch.testing.assert_close(lse[0], logits[0].logsumexp(-1))
     other = attention(q, k, v, sm_scale=0.3, return_lse=True, lse_base="2")[1]
     torch.testing.assert_close(other[0], lse[0] / np.log(2))
+
+
+@pytest.mark.parametrize("width", [41, 47, 55, 61])
+def test_masks_divide_as_the_functor_says(width: int) -> None:
+    class Neighbourhood(Variant):
+        width = Scalar("float32")
+
+        def logits_mask(self, at: Position) -> Value:
+            return floor(at.kv_pos / self.width) == floor(at.q_pos / self.width)
+
+    q, k, v = torch.randn(3, 1, 4 * width, 1, 16)
+    constant = flex(None, lambda b, h, q_idx, kv_idx: (kv_idx / width) // 1 == (q_idx / width) // 1)
+    for variant in (Neighbourhood(width=width), constant):
+        expected = attention(q, k, v, variant=variant, backend="reference")
+        torch.testing.assert_close(attention(q, k, v, variant=variant), expected)
+
+
+@pytest.mark.parametrize("sides", [(10, 2**31 - 1), (2**31 - 1, 3), (2**31 - 1, 2**31 - 1)])
+def test_a_huge_window_is_no_limit(sides: tuple[int, int]) -> None:
+    q, k, v = tensors()
+    unlimited = (-1 if side == 2**31 - 1 else side for side in sides)
+    expected = attention(q, k, v, variant=SlidingWindow(*unlimited))
+    torch.testing.assert_close(attention(q, k, v, variant=SlidingWindow(*sides)), expected)
 
 
 def test_flex_callables_with_captured_tensors_go_in_as_they_are() -> None:
