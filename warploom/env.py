@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from warploom.errors import BadSetting
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -39,7 +41,10 @@ def _flag(name: str, default: bool) -> bool:
 
 def _int(name: str, default: int) -> int:
     value = os.environ.get(name, "").strip()
-    return int(value) if value else default
+    try:
+        return int(value) if value else default
+    except ValueError:
+        raise BadSetting(name=name, value=value, expected="a whole number") from None
 
 
 def given(name: str) -> str | None:

@@ -52,6 +52,10 @@ def _place(source: Source | None) -> str:
     return "\n".join(lines)
 
 
+class BadSetting(WarploomError):
+    message = "the environment variable {name} is {value!r}; expected {expected}."
+
+
 # --- declaring and tracing a variant ------------------------------------------------------------
 
 
