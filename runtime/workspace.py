@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
-from warploom.errors import WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
+from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
 from warploom.runtime.graph import refuse_under_capture
 from warploom.scheduler.capacity import WorkspaceSize
 
@@ -19,8 +20,11 @@ class Workspace:
     """One block of bytes, laid out by `WorkspaceSize`.
 
     The counters are zero whenever no kernel runs: set so when the layout is new, and left so by
-    every launch.
+    every launch. The caller's memory may serve several wrappers, one after the other: each plan
+    takes it and clears the counters, and from then on those of the others do not run.
     """
+
+    _holders: WeakValueDictionary[tuple[torch.device, int], Workspace] = WeakValueDictionary()
 
     def __init__(self, device: torch.device, memory: torch.Tensor | None = None) -> None:
         """Use the caller's memory, or allocate when sizes are known.
@@ -61,13 +65,26 @@ class Workspace:
 
     def fit(self, size: WorkspaceSize) -> None:
         """Lay the memory out for these sizes, growing it if it is too small; raises as `check`."""
-        if size == self._size:
+        if size == self._size and not self._given:
             return
         self.check(size)
         if size.total > self.bytes:
             self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
         self._size = size
+        if self._given:
+            self._holders[self._device, self._memory.data_ptr()] = self
         self._part("arrivals", size.arrivals_bytes).zero_()
+
+    def check_held(self) -> None:
+        """Refuse to run on memory that another wrapper has planned into.
+
+        Raises:
+            PlanMismatch: another wrapper did.
+        """
+        if not self._given:
+            return
+        if self._holders.get((self._device, self._memory.data_ptr())) is not self:
+            raise PlanMismatch(name="workspace", got="another wrapper's since", expected="this one")
 
     def address(self, part: str) -> int:
         """Address of a part: plan, partial_o, partial_lse or arrivals."""

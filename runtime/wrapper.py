@@ -96,6 +96,7 @@ class AttentionWrapper:
             lse_base: "e" or "2", base of the log-sum-exp that `run` returns.
             bounds: the largest batch; fixes all buffers, and `plan` refuses larger batches.
             workspace: contiguous uint8 tensor to use instead of own memory; see `workspace_size`.
+                Wrappers may share it if each plans again before it runs after another.
             cuda_graph: nothing may move between plans: tile, grid and addresses follow from
                 `bounds`.
             sm_limit: CTAs, one on an SM, that may get work; None is all.
@@ -300,7 +301,8 @@ class AttentionWrapper:
         Raises:
             NotPlanned: there is no plan yet.
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
-            UnknownInput, MissingInput, PlanMismatch: a wrong input.
+            UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
+                wrapper has planned into this one's workspace.
         """
         if torch.compiler.is_compiling():
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
@@ -317,6 +319,7 @@ class AttentionWrapper:
         if self.backend == "reference":
             out, lse = self._run_reference(q, k, v, out, lse, inputs)
         else:
+            self._workspace.check_held()
             out, lse = self._launcher(q, k, v, out, lse, return_lse, inputs)
         return (out, lse) if return_lse else out
 

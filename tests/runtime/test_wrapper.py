@@ -20,6 +20,7 @@ from warploom.errors import (
     BadIndptr,
     BoundsExceeded,
     NotPlanned,
+    PlanMismatch,
     WorkspaceTooSmall,
     WrongShape,
 )
@@ -268,6 +269,28 @@ def test_a_workspace_without_bounds_serves_what_fits() -> None:
     attention.plan([0, 1], [0, 10])
     with pytest.raises(WorkspaceTooSmall):
         attention.plan([0, 4000], [0, 10])
+
+
+def test_wrappers_may_share_a_workspace_if_each_plans_before_it_runs() -> None:
+    bounds = Bounds(max_requests=2, max_q_rows=40, max_kv_len=3000)
+    memory = torch.full((make().workspace_size(bounds).total * 2,), 0xAB, dtype=torch.uint8)
+    first = make(bounds=bounds, workspace=memory)
+    second = make(num_kv_heads=4, workspace=memory)
+    q, k, v = tensors(8, 3000)
+    expected = sdpa(q, k, v)
+    wide = torch.randn(2, 700, 4, 64)
+    for _ in range(2):
+        first.plan([0, 8], [0, 3000])
+        with pytest.raises((PlanMismatch, NotPlanned)):
+            second.run(q, (wide[0], wide[1]))
+        torch.testing.assert_close(first.run(q, (k, v)), expected, atol=1e-5, rtol=1e-4)
+        second.plan([0, 8], [0, 700])
+        torch.testing.assert_close(
+            second.run(q, (wide[0], wide[1])), sdpa(q, *wide), atol=1e-5, rtol=1e-4
+        )
+        with pytest.raises(PlanMismatch, match=r"workspace is another wrapper's.*plan\(\) again"):
+            first.run(q, (k, v))
+        memory.fill_(0xAB)
 
 
 def test_memory_grows_with_the_batches() -> None:
