@@ -22,9 +22,13 @@ from transformers import (
     MistralForCausalLM,
 )
 from transformers.masking_utils import (
+    and_masks,
     bidirectional_mask_function,
+    blockwise_overlay,
     causal_mask_function,
     chunked_causal_mask_function,
+    or_masks,
+    packed_sequence_mask_function,
     sliding_window_causal_mask_function,
 )
 
@@ -144,6 +148,23 @@ def test_masks_that_say_more_come_whole() -> None:
         q, kv = torch.arange(4)[:, None] + changes["q_offset"], torch.arange(20)
         zero = torch.zeros((), dtype=torch.long)
         assert torch.equal(found[0, 0], changes["mask_function"](zero, zero, q, kv))
+
+
+@pytest.mark.parametrize("joined", ["image", "packed"])
+def test_windows_joined_with_other_masks_come_whole(joined: str) -> None:
+    """Gemma 3's images see themselves in both directions; packed sequences do not see each other."""
+    window = sliding_window_causal_mask_function(8)
+    image = torch.tensor([[-1, -1, 0, 0, 0, 0, *[-1] * 18]])
+    packed = torch.tensor([[0] * 6 + [1] * 4])
+    function, tokens = {
+        "image": (or_masks(window, blockwise_overlay(image)), 24),
+        "packed": (and_masks(window, packed_sequence_mask_function(packed)), 10),
+    }[joined]
+    found = make_mask(1, tokens, tokens, mask_function=function, local_size=8)
+    assert found is not None and found.shape == (1, 1, tokens, tokens)
+    q, kv = torch.meshgrid(torch.arange(tokens), torch.arange(tokens), indexing="ij")
+    zero = torch.zeros_like(q)
+    assert torch.equal(found[0, 0], function(zero, zero, q, kv))
 
 
 def test_additive_masks_and_position_biases_are_added() -> None:
