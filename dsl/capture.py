@@ -30,14 +30,20 @@ Replace = Callable[[str, Any], Any]
 
 
 class Captures:
-    """The tensors captured by a pair of functions, as fields with values."""
+    """The tensors captured by a pair of functions, as fields."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.fields: dict[str, Field] = {}
-        self.values: dict[str, Any] = {}
         self._names: dict[object, str] = {}
-        self._alive: list[Any] = []  # the keys of `_names` are addresses
+        self._tensors: dict[str, Any] = {}  # they also keep alive the addresses in `_names`
+
+    def values(self) -> dict[str, Any]:
+        """What the tensors hold now, in the types of their fields."""
+        return {
+            name: field.accept(_converted(self._tensors[name], field.dtype))
+            for name, field in self.fields.items()
+        }
 
     def name_of(self, tensor: Any, wish: str) -> str:
         """The field of a tensor; a new one is declared for a tensor not seen before."""
@@ -49,9 +55,8 @@ class Captures:
             field: Field = Tensor(stored, roles) if roles else Scalar(stored)
             field.name, field.owner = name, self.owner
             self.fields[name] = field
-            self.values[name] = field.accept(_converted(tensor, stored))
+            self._tensors[name] = tensor
             self._names[key] = name
-            self._alive.append(tensor)
         return self._names[key]
 
     def read(self, tensor: Any, wish: str, reading: Reading) -> Value:

@@ -64,17 +64,19 @@ class Flex(Variant):
         return {} if captures is None else dict(captures.fields)
 
     def inputs(self) -> dict[str, Any]:
-        return dict(self._captures.values)
+        return self._captures.values()
 
 
 def flex(score_mod: Callable[..., Any] | None = None, mask_mod: Any = None) -> Variant:
     """Take FlexAttention's callables as they are.
 
     They are traced at once, to find the tensors they capture. Captured tensors (torch or NumPy;
-    closure, globals, defaults, attributes of captured modules) become inputs of the kernel and are
-    read at each run; captured Python numbers are constants. `q_idx` counts a request's query rows
-    from 0, as in
-    FlexAttention: causal is `q_idx >= kv_idx` aligned to the beginning.
+    closure, globals, defaults, attributes of captured modules) become inputs of the kernel. Each
+    call of `attention` reads what they hold then; a wrapper binds them when it is made, as it does
+    any input. Captured Python numbers are constants. `q_idx` counts a request's query rows from 0,
+    as in FlexAttention: causal is `q_idx >= kv_idx` aligned to the beginning.
+
+    Tracing takes milliseconds: make a variant once, not at every call.
 
     Args:
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)`; the score comes scaled.

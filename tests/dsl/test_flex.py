@@ -191,6 +191,24 @@ def test_numpy_captures_and_types_without_a_kernel_twin_are_converted() -> None:
     assert wl.flex(None, lambda b, h, q, k: short[h] == 0).inputs()["short"].dtype == np.int32
 
 
+def test_captured_tensors_are_read_anew_each_time() -> None:
+    cap, wide, short = torch.tensor(2.0), torch.zeros(4, dtype=torch.float64), np.zeros(4, np.int16)
+    variant = wl.flex(lambda s, b, h, q, k: s * cap + wide[h] + short[h])
+    q, k, v = (torch.randn(1, TOKENS, HEADS, DIM) for _ in range(3))
+    before = wl.attention(q, k, v, variant=variant)
+    with torch.no_grad():
+        cap.fill_(5.0)
+        wide += torch.arange(4)
+    short[2] = 7
+    inputs = variant.inputs()
+    assert inputs["cap"] == 5.0
+    assert inputs["wide"].tolist() == [0, 1, 2, 3] and inputs["short"].tolist() == [0, 0, 7, 0]
+    after = wl.attention(q, k, v, variant=variant)
+    assert not torch.allclose(before, after)
+    expected = wl.attention(q, k, v, variant=variant, backend="reference")
+    torch.testing.assert_close(after, expected)
+
+
 def test_sizes_of_captured_tensors_are_known_and_negative_indices_count_from_the_end() -> None:
     table = torch.arange(6)
 
