@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from warploom.dsl.ir import Kind, walk
 from warploom.dsl.spec import ScalarField, TensorField, TracedVariant
 from warploom.errors import (
     ArgumentError,
+    FrozenByGraph,
     MissingInput,
     PlanMismatch,
     UnknownInput,
@@ -23,10 +25,11 @@ from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.tensors import as_torch
+from warploom.scheduler.bounds import Bounds
 
 Number = bool | int | float
 
-_EXACT = ("q_head", "kv_head")
+_EXACT = ("q_head", "kv_head", "lane")
 
 
 class Inputs:
@@ -36,6 +39,11 @@ class Inputs:
     What `run` gives holds for that run only. Tensors that the mask reads and that are given on the
     host are copied: the plan is made for those values, so the kernel must see the same.
 
+    Frozen inputs are those of a wrapper for CUDA graphs: captured launches read tensors by address,
+    size and stride, so all three stay from the first plan on. Tensors from the host are then copied
+    into memory that the bounds reserve, with their last entries repeated up to its size: loads
+    clamp their indices, so this changes no value.
+
     Attributes:
         scalars: planned values by name.
         tensors: planned tensors by name, on the wrapper's device.
@@ -43,20 +51,27 @@ class Inputs:
         overridden: the last run gave values of its own, which must be undone.
     """
 
-    def __init__(self, traced: TracedVariant, geometry: Geometry, max_requests: int = 0) -> None:
+    def __init__(
+        self, traced: TracedVariant, geometry: Geometry, frozen: Bounds | None = None
+    ) -> None:
         """Begin with the defaults.
 
         Args:
             traced: the variant.
             geometry: heads and device that tensors must agree with.
-            max_requests: declared bound; tensors copied by request get this size, so that their
-                address serves all batches.
+            frozen: bounds of all batches, if nothing may change between plans that a captured CUDA
+                graph reads.
         """
         self._name = traced.name
         self._scalar_fields = {field.name: field for field in traced.scalars}
         self._tensor_fields = {field.name: field for field in traced.tensors}
         self._geometry = geometry
-        self._max_requests = max_requests
+        self._frozen = frozen is not None
+        self._settled = False  # planned once
+        self._reserved = {} if frozen is None else _reserved(frozen)
+        self._lanes = _lane_sizes(traced, geometry)
+        self._own: dict[str, torch.Tensor] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         mask = traced.seats.get("logits_mask")
         nodes = [] if mask is None else list(walk(mask))
         self.mask_scalars = frozenset(str(n.attr) for n in nodes if n.op == "scalar")
@@ -83,12 +98,13 @@ class Inputs:
 
         Raises:
             UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
+            FrozenByGraph: captured launches could not see the change.
         """
         for name, value in given.items():
             if name in self._tensor_fields:
                 self._bind_tensor(self._tensor_fields[name], value)
             else:
-                self.scalars[name] = self._scalar(name, value)
+                self._bind_scalar(name, self._scalar(name, value))
 
     def for_batch(self, batch: Batch) -> None:
         """Take the lengths that tensors are checked against."""
@@ -101,8 +117,8 @@ class Inputs:
             WrongShape: a tensor is too small.
             MissingInput: the mask needs a scalar that has no value.
         """
-        for name, tensor in self.tensors.items():
-            self._check_sizes(self._tensor_fields[name], tensor)
+        for name, shape in self._shapes.items():
+            self._check_sizes(self._tensor_fields[name], shape)
         for name in sorted(self.mask_scalars - self.scalars.keys()):
             raise self._missing(name)
 
@@ -113,6 +129,7 @@ class Inputs:
         for name, tensor in self.tensors.items():
             _write_tensor(block, name, tensor)
         self.overridden = False
+        self._settled = True
 
     def write_given(self, given: Mapping[str, Any], block: ParamBlock) -> tuple[torch.Tensor, ...]:
         """Write the values given to `run`, after undoing those of the run before.
@@ -145,7 +162,7 @@ class Inputs:
                     raise PlanMismatch(name=name, got="another tensor", expected="its own values")
                 tensor = as_torch(value, name)
                 self._check_type(field, tensor)
-                self._check_sizes(field, tensor)
+                self._check_sizes(field, tuple(tensor.shape))
                 values[name] = tensor
             else:
                 values[name] = self._scalar(name, value)
@@ -156,31 +173,44 @@ class Inputs:
                 raise self._missing(name)
         return values
 
+    def _bind_scalar(self, name: str, value: Number) -> None:
+        before = self.scalars.get(name)
+        if self._frozen and self._settled and name in self.mask_scalars and value != before:
+            raise FrozenByGraph(name=name, got=value, expected=before)
+        self.scalars[name] = value
+
     def _bind_tensor(self, field: TensorField, value: Any) -> None:
         name = field.name
         tensor = as_input(field, value)
+        self._check_type(field, tensor, None if tensor.device.type != "cpu" else tensor.device)
+        placed = self._placed(field, tensor)
+        if self._frozen and self._settled and name in self.tensors:
+            got, before = _address(placed), _address(self.tensors[name])
+            if got != before:
+                raise FrozenByGraph(name=name, got=got, expected=before)
         self.known.pop(name, None)
-        if tensor.device.type != "cpu":
-            self._check_type(field, tensor)
-            self.tensors[name] = tensor
-            return
-        if name in self._mask_tensors:
-            tensor = self._padded(field, tensor).clone()
-            self.known[name] = tensor.numpy()
-        old = self.tensors.get(name)
-        if old is not None and old.device.type != "cpu" and old.shape == tensor.shape:
-            self._check_type(field, tensor, tensor.device)
-            old.copy_(tensor)  # the address stays, so that a captured graph sees the new values
-            return
-        self.tensors[name] = tensor.to(self._geometry.device)
-        self._check_type(field, self.tensors[name])
+        if tensor.device.type == "cpu" and name in self._mask_tensors:
+            self.known[name] = _extended(tensor, tuple(placed.shape)).clone().numpy()
+        self.tensors[name] = placed
+        self._shapes[name] = tuple(tensor.shape)
 
-    def _padded(self, field: TensorField, tensor: torch.Tensor) -> torch.Tensor:
-        """Zeros behind the last request, up to the declared bound."""
-        if field.roles[:1] != ("batch",) or len(tensor) >= self._max_requests:
+    def _placed(self, field: TensorField, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, or a copy in memory that belongs to these inputs."""
+        device = self._geometry.device
+        shared = device.type == "cpu" and field.name not in self._mask_tensors
+        if tensor.device.type != "cpu" or (shared and not self._frozen):
             return tensor
-        rest = tensor.new_zeros(self._max_requests - len(tensor), *tensor.shape[1:])
-        return torch.cat((tensor, rest))
+        own = self._own.get(field.name)
+        shape = tuple(tensor.shape)
+        if self._frozen:
+            reserved = [self._reserved.get(role or "", 0) for role in field.roles]
+            held = reserved if own is None else own.shape
+            shape = tuple(max(size) if size[0] else 0 for size in zip(shape, held, strict=True))
+        if own is None or own.shape != shape:
+            own = torch.empty(shape, dtype=tensor.dtype, device=device)
+            if not (self._frozen and self._settled and field.name in self.tensors):
+                self._own[field.name] = own
+        return own.copy_(_extended(tensor, shape))
 
     def _scalar(self, name: str, value: Any) -> Number:
         field = self._scalar_fields.get(name)
@@ -204,20 +234,22 @@ class Inputs:
                 name=field.name, got=tuple(tensor.shape), expected=_roles_text(field, {})
             )
 
-    def _check_sizes(self, field: TensorField, tensor: torch.Tensor) -> None:
-        for role, size in zip(field.roles, tensor.shape, strict=True):
-            least = self._sizes.get(role, 0) if role else 0
+    def _check_sizes(self, field: TensorField, shape: tuple[int, ...]) -> None:
+        sizes = self._sizes | self._lanes.get(field.name, {})
+        for role, size in zip(field.roles, shape, strict=True):
+            least = sizes.get(role, 0) if role else 0
             if size < max(least, 1) or (role in _EXACT and size != least):
                 raise WrongShape(
                     name=field.name,
-                    got=tuple(tensor.shape),
-                    expected=_roles_text(field, self._sizes),
+                    got=shape,
+                    expected=_roles_text(field, sizes),
                 )
 
     def _missing(self, name: str) -> MissingInput:
         if name in self._tensor_fields:
             field = self._tensor_fields[name]
-            expected = f"a {field.dtype.name} tensor {_roles_text(field, self._sizes)}"
+            sizes = self._sizes | self._lanes.get(name, {})
+            expected = f"a {field.dtype.name} tensor {_roles_text(field, sizes)}"
         else:
             expected = f"a {self._scalar_fields[name].dtype.name} number"
         return MissingInput(variant=self._name, name=name, expected=expected)
@@ -228,7 +260,7 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
 
     Raises:
         WrongDType: the value is no number, or not an integer where one is declared.
-        ArgumentError: an integer beyond int32.
+        ArgumentError: an integer beyond int32, or a number beyond float32.
     """
     if isinstance(value, (np.generic, torch.Tensor)):
         value = value.item()
@@ -240,8 +272,20 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
         )
     if kind is Kind.INT and not -(2**31) <= value < 2**31:
         raise ArgumentError(name=field.name, reason=f"{value} does not fit into int32")
-    number: Number = float(value) if kind is Kind.FLOAT else value
-    return number
+    if kind is not Kind.FLOAT:
+        return value  # type: ignore[no-any-return]
+    if not fits_float32(value):
+        raise ArgumentError(name=field.name, reason=f"{value} does not fit into float32")
+    return float(value)
+
+
+def fits_float32(value: float) -> bool:
+    """True if the kernel's parameter can hold it; infinities and NaN pass."""
+    try:
+        struct.pack("<f", value)
+    except OverflowError:
+        return False
+    return True
 
 
 def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
@@ -253,8 +297,44 @@ def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
         "kv_pos": batch.max_kv_len,
         "q_pos": batch.max_kv_len,
         "q_row": int(batch.q_lens.sum()),
-        "lane": min(geometry.head_dim_qk, geometry.head_dim_v),
     }
+
+
+def _lane_sizes(traced: TracedVariant, geometry: Geometry) -> dict[str, dict[str, int]]:
+    """Length of `lane` of each tensor: that of the vectors in the seats that read it."""
+    sizes: dict[str, dict[str, int]] = {}
+    for seat, root in traced.seats.items():
+        long = seat in ("query_transform", "key_transform")
+        dim = geometry.head_dim_qk if long else geometry.head_dim_v
+        for node in walk(root):
+            if node.op == "load":
+                known = sizes.setdefault(str(node.attr), {"lane": dim})
+                known["lane"] = max(known["lane"], dim)
+    return sizes
+
+
+def _reserved(bounds: Bounds) -> dict[str, int]:
+    """The largest length of a dimension of each role that depends on the batch."""
+    return {
+        "batch": bounds.max_requests,
+        "kv_pos": bounds.max_kv_len,
+        "q_pos": bounds.max_kv_len,
+        "q_row": bounds.max_q_rows,
+    }
+
+
+def _extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with its last entries repeated up to a shape."""
+    for axis, size in enumerate(shape):
+        if size > tensor.shape[axis]:
+            index = torch.arange(size).clamp(max=tensor.shape[axis] - 1)
+            tensor = tensor.index_select(axis, index)
+    return tensor
+
+
+def _address(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What a captured launch knows of a tensor: address, shape and strides."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
 def as_input(field: TensorField, value: Any) -> torch.Tensor:

@@ -25,7 +25,7 @@ from warploom.runtime.declare import as_variant, group_size, make_spec
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
 from warploom.runtime.formats import Batch, make_batch
 from warploom.runtime.graph import refuse_under_capture
-from warploom.runtime.inputs import Inputs
+from warploom.runtime.inputs import Inputs, fits_float32
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
@@ -98,8 +98,9 @@ class AttentionWrapper:
             workspace: contiguous uint8 tensor to use instead of own memory; see `workspace_size`.
                 Wrappers may share it if each plans again before it runs after another.
             cuda_graph: nothing may move between plans: tile, grid and addresses follow from
-                `bounds`.
-            sm_limit: CTAs, one on an SM, that may get work; None is all.
+                `bounds`, and the scalars of the mask stay as first planned.
+            sm_limit: CTAs that may get work, of `planned.plan.num_ctas`; None is all. An SM may
+                hold several.
             batch_invariant: fix the tile and the split size, so that the bits of a request do not
                 depend on its neighbours.
             tile: use this tile instead of choosing one.
@@ -117,11 +118,12 @@ class AttentionWrapper:
         if cuda_graph and bounds is None:
             raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
         self.sm_scale = head_dim**-0.5 if sm_scale is None else float(sm_scale)
+        if not (math.isfinite(self.sm_scale) and fits_float32(self.sm_scale)):
+            raise ArgumentError(name="sm_scale", reason=f"{sm_scale} is no finite float32")
         self._lse_scale = _LSE_SCALE[lse_base]
         self._bounds = bounds
-        self._inputs = Inputs(
-            self.spec.variant, self._geometry, 0 if bounds is None else bounds.max_requests
-        )
+        frozen = bounds if cuda_graph else None
+        self._inputs = Inputs(self.spec.variant, self._geometry, frozen)
         self._inputs.bind(self._bound_inputs())
         self.planned: Planned | None = None
         self._batch: Batch | None = None
@@ -222,6 +224,7 @@ class AttentionWrapper:
         Raises:
             BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
             UnknownInput, MissingInput, WrongDevice: a wrong input.
+            FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
             BoundsExceeded, WorkspaceTooSmall: the batch does not fit; the plan before stays, unless
                 inputs were given with the new one.
             ForbiddenUnderCapture: the current stream is being captured.
@@ -240,6 +243,8 @@ class AttentionWrapper:
             if before is not None and not inputs:  # half-taken inputs would fit no plan
                 self._inputs.for_batch(before)
                 self._batch = before
+            else:
+                self.planned = None
             raise
         self._batch = batch
 

@@ -1,0 +1,96 @@
+"""Extra inputs: whose memory they live in, what CUDA graphs freeze, and which sizes must match."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from warploom.dsl.fields import Tensor
+from warploom.dsl.formats import Ragged
+from warploom.dsl.library.prefix_lm import PrefixLM
+from warploom.dsl.library.qk_norm import QKNorm
+from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
+from warploom.errors import FrozenByGraph, WrongShape
+from warploom.runtime.args import Geometry
+from warploom.runtime.inputs import Inputs
+from warploom.runtime.wrapper import AttentionWrapper
+from warploom.scheduler.bounds import Bounds
+
+BOUNDS = Bounds(max_requests=3, max_q_rows=12, max_kv_len=64)
+SHAPE: dict[str, Any] = {"num_q_heads": 2, "head_dim": 32, "dtype": "float32", "device": "cpu"}
+
+
+class Biased(Variant):
+    bias = Tensor("float32", ("q_row", "kv_pos"))
+    table = Tensor("float32", (None,))
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.bias[at.q_row, at.kv_pos] + self.table[at.kv_pos + 1]
+
+
+def graphed(variant: Any, **options: Any) -> AttentionWrapper:
+    return AttentionWrapper(variant, **{**SHAPE, "bounds": BOUNDS, "cuda_graph": True, **options})
+
+
+def test_host_values_never_overwrite_the_callers_tensor() -> None:
+    geometry = Geometry(Ragged(), 2, 2, 32, 32, torch.float32, torch.device("meta"))
+    inputs = Inputs(trace(Biased()), geometry)
+    callers = torch.zeros(7, device="meta")
+    inputs.bind({"table": callers})
+    inputs.bind({"table": np.ones(7, np.float32)})
+    own = inputs.tensors["table"]
+    assert own is not callers
+    inputs.bind({"table": np.zeros(7, np.float32)})
+    assert inputs.tensors["table"] is own  # a captured graph sees the new values
+
+
+def test_frozen_inputs_keep_their_memory_and_mean_what_they_would() -> None:
+    wrapper, plain = graphed(Biased()), AttentionWrapper(Biased(), **SHAPE)
+    places = []
+    for rows, keys, entries in ((4, 20, 9), (12, 64, 9), (2, 5, 3)):
+        q, k, v = torch.randn(rows, 2, 32), torch.randn(keys, 2, 32), torch.randn(keys, 2, 32)
+        given = {"bias": torch.randn(rows, keys), "table": torch.randn(entries)}
+        for attention in (wrapper, plain):
+            attention.plan([0, rows], [0, keys], **given)
+        torch.testing.assert_close(wrapper.run(q, (k, v)), plain.run(q, (k, v)))
+        tensors = wrapper._inputs.tensors
+        places.append([(x.data_ptr(), x.shape, x.stride()) for x in tensors.values()])
+    assert places[0] == places[1] == places[2]
+    assert wrapper._inputs.tensors["bias"].shape == (12, 64)
+
+
+def test_a_tensor_padded_to_the_bounds_must_still_serve_the_batch() -> None:
+    with pytest.raises(WrongShape, match="batch>=2"):
+        graphed(PrefixLM()).plan([0, 1, 2], [0, 9, 18], prefix_len=[3])
+
+
+def test_frozen_inputs_refuse_to_move() -> None:
+    wrapper = graphed(Biased())
+    wrapper.plan([0, 4], [0, 20], bias=torch.zeros(4, 20), table=torch.zeros(9))
+    with pytest.raises(FrozenByGraph, match=r"table is .*captured launches keep"):
+        wrapper.plan([0, 4], [0, 20], table=torch.zeros(10))
+    assert wrapper.planned is None
+    wrapper.plan([0, 4], [0, 20], table=torch.zeros(2))
+
+
+def test_frozen_scalars_of_the_mask_stay() -> None:
+    wrapper = graphed(SlidingWindow(4))
+    wrapper.plan([0, 4], [0, 20], left=5)
+    wrapper.plan([0, 4], [0, 21], left=5)
+    with pytest.raises(FrozenByGraph, match="left is 6"):
+        wrapper.plan([0, 4], [0, 20], left=6)
+
+
+@pytest.mark.parametrize("lanes", [8, 24, 40])
+def test_lanes_match_the_vectors_that_read_them(lanes: int) -> None:
+    attention = AttentionWrapper(QKNorm(), **{**SHAPE, "head_dim_v": 24})
+    with pytest.raises(WrongShape, match="lane=32"):
+        attention.plan([0, 1], [0, 1], q_weight=torch.ones(lanes), k_weight=torch.ones(lanes))
+    attention.plan([0, 1], [0, 1], q_weight=torch.ones(32), k_weight=torch.ones(32))
