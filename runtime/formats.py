@@ -13,6 +13,7 @@ from warploom.runtime.tensors import host_int32
 from warploom.scheduler.layout import SEGMENT
 
 _NO_INDICES = np.empty(0, np.int32)
+_INT32_MAX = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,17 @@ def _ragged(qo: np.ndarray, kv: np.ndarray) -> Batch:
     return Batch(segments, _NO_INDICES, np.diff(qo), np.diff(kv), int(qo[-1]), int(kv[-1]))
 
 
+def _int32(lengths: np.ndarray, name: str) -> np.ndarray:
+    """Lengths in the type that kernels count in."""
+    over = np.flatnonzero(lengths > _INT32_MAX)
+    if over.size:
+        at = int(over[0])
+        raise BadLength(
+            name=name, index=at, value=int(lengths[at]), expected=f"at most {_INT32_MAX}"
+        )
+    return lengths.astype(np.int32)
+
+
 def _block_list(value: Any, needed: int) -> np.ndarray:
     indices = host_int32(value, "kv_indices")
     if len(indices) < needed:
@@ -186,7 +198,8 @@ def _paged(
         raise BadLength(
             name="last_page_len", index=at, value=int(last[at]), expected=f"1 to {page_size}"
         )
-    kv_lens = np.where(pages > 0, (pages - 1) * page_size + last, 0).astype(np.int32)
+    full = (pages.astype(np.int64) - 1) * page_size
+    kv_lens = _int32(np.where(pages > 0, full + last, 0), "kv_len")
     segments = _segments(qo, kv_lens)
     segments["index_begin"] = kv[:-1]
     return Batch(
@@ -223,7 +236,8 @@ def _block_sparse(
     segments["q_len"] = q_lens[request]
     segments["kv_len"] = lengths[request]
     segments["kv_count"] = _keys_listed(indices, kv, lengths[request], columns)
-    segments["kv_row"] = (np.cumsum(lengths) - lengths)[request]
+    ends = _int32(np.cumsum(lengths, dtype=np.int64), "the sum of kv_lens")
+    segments["kv_row"] = (ends - lengths)[request]
     segments["index_begin"] = kv[:-1]
     return Batch(segments, indices, q_lens, lengths, int(qo[-1]), int(lengths.sum()))
 
@@ -232,7 +246,7 @@ def _keys_listed(
     indices: np.ndarray, kv: np.ndarray, kv_len: np.ndarray, columns: int
 ) -> np.ndarray:
     """Keys in each block row's list; only its last block can reach past the end of the request."""
-    blocks = np.diff(kv)
+    blocks = np.diff(kv).astype(np.int64)  # the last block may end above int32
     last = np.zeros_like(blocks)
     last[blocks > 0] = indices[kv[1:][blocks > 0] - 1]
     over = np.where(blocks > 0, np.maximum((last + 1) * columns - kv_len, 0), 0)

@@ -189,3 +189,18 @@ def test_a_block_that_is_partly_visible_is_refused() -> None:
         block_rows(mask)
     with pytest.raises(WrongShape):
         block_rows(mask[0], (2, 2))
+
+
+def test_lengths_above_int32_are_refused() -> None:
+    pages = 2**22 + 1
+    with pytest.raises(BadLength, match=rf"kv_len\[1\] is {2**32 + 5}; expected at most"):
+        make_batch(Paged(1024), [0, 1, 2], [0, 0, pages], np.zeros(pages, np.int32), [0, 5])
+    with pytest.raises(BadLength, match=rf"the sum of kv_lens\[1\] is {2**31}"):
+        make_batch(BlockSparse((4, 4)), [0, 1, 2], [0, 0, 0], [], kv_lens=[2**30, 2**30])
+
+
+def test_the_last_column_block_may_end_above_int32() -> None:
+    last = 2**31 - 1
+    columns = [last // 1024]
+    batch = make_batch(BlockSparse((4, 1024)), [0, 1], [0, 1], columns, kv_lens=[last])
+    assert column(batch, "kv_count") == [1023]
