@@ -138,6 +138,10 @@ def attention(
     values = _values(given, traced, inputs, q.device)
     kind = (structure, layout, sizes.of_kernel, q.dtype, q.device, sm_scale, lse_base, backend)
     counted = None if kv_lens is None else _checked_lens(kv_lens, sizes)
+    if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
+        empty = q.new_empty(*q.shape[:3], sizes.dim_v)
+        sums = q.new_empty(q.shape[:3], dtype=torch.float32)
+        return (empty, sums) if return_lse else empty
 
     def make() -> AttentionWrapper:
         return _Unbound(

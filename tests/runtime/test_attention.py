@@ -181,3 +181,17 @@ def test_threads_have_their_own_plans() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(("batch", "rows", "keys"), [(0, 4, 7), (0, 0, 7), (2, 0, 7), (2, 4, 0)])
+def test_nothing_to_attend_to(batch: int, rows: int, keys: int, layout: Any) -> None:
+    q, k, v = (torch.ones(batch, n, 2, 16) for n in (rows, keys, keys))
+    if layout == "HND":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = attention(q, k, v[..., :8], layout=layout, return_lse=True)
+    assert out.shape == (*q.shape[:3], 8)
+    assert lse.shape == q.shape[:3]
+    assert lse.dtype == torch.float32
+    assert not out.any()
+    assert (lse == -torch.inf).all()
