@@ -192,6 +192,10 @@ class ColumnVisibility(MaskVisibility):
         super().__init__(mask, analysis, batch, heads)
         self._columns = columns
         self._indices = batch.indices.astype(np.int64)
+        lengths = -(-self._fields["kv_count"] // columns)
+        # Block b of segment s is s * width + b, so that one sorted array holds all the lists.
+        self._width = int(batch.indices.max(initial=0)) + 2
+        self._codes = np.repeat(np.arange(len(lengths)) * self._width, lengths) + self._indices
         self.__dict__["_same"] = np.arange(len(batch.segments))  # lists differ, if not lengths
 
     def _column(self, segment: Ints, place: Ints) -> Ints:
@@ -207,16 +211,15 @@ class ColumnVisibility(MaskVisibility):
 
     def _to_list(self, segment: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Blocks of the list that hold columns in [begin, end)."""
-        low, high = np.zeros_like(begin), np.zeros_like(end)
-        indptr = self._fields["index_begin"]
-        length = -(-self._fields["kv_count"] // self._columns)
-        for i in np.flatnonzero(begin < end):
-            at = indptr[segment[i]]
-            blocks = self._indices[at : at + length[segment[i]]]
-            low[i] = np.searchsorted(blocks, begin[i] // self._columns)
-            high[i] = np.searchsorted(blocks, (end[i] - 1) // self._columns, side="right")
+        first = np.clip(begin // self._columns, 0, self._width - 1)
+        last = np.clip((end - 1) // self._columns, 0, self._width - 1)
+        shift = segment * self._width
+        low = np.searchsorted(self._codes, shift + first)
+        high = np.maximum(low, np.searchsorted(self._codes, shift + last, side="right"))
+        places = np.stack((low, high)) - self._fields["index_begin"][segment]
         limit = self._fields["kv_count"][segment]
-        return low * self._columns, np.minimum(np.maximum(low, high) * self._columns, limit)
+        low, high = np.where(begin < end, np.minimum(places * self._columns, limit), 0)
+        return low, high
 
 
 @lru_cache(maxsize=256)

@@ -151,3 +151,18 @@ def test_block_rows_are_judged_by_their_columns() -> None:
     assert high[3] == 25  # the last block holds 5 keys
     count = found.visible_tiles(segment, 0 * rows, rows, 0 * rows, np.array([30, 10, 0, 25]), 5)
     assert count.tolist() == [5, 2, 0, 5]  # columns 35 .. 39 are hidden from block row 0
+
+
+def test_block_rows_find_their_columns_in_their_own_lists() -> None:
+    rng = np.random.default_rng(3)
+    lists = [np.sort(rng.choice(50, size, replace=False)) for size in rng.integers(0, 20, 50)]
+    indptr, indices = np.cumsum([0, *map(len, lists)]), np.concatenate(lists).astype(np.int32)
+    batch = make_batch(BlockSparse(block=(10, 10)), [0, 500], indptr, indices, kv_lens=[500])
+    found = answers(Causal() & SlidingWindow(95), {}, batch, columns=10)
+    rows = np.full(50, 10 * HEADS.group_size)
+    low, high = found.kv_bounds(np.arange(50), 0 * rows, rows)
+    for i, listed in enumerate(lists):
+        first = max(0, 10 * i - 95) // 10
+        expected = np.flatnonzero((listed >= first) & (listed <= i))
+        assert low[i] <= high[i]
+        assert np.arange(low[i], high[i], 10).tolist() == (10 * expected).tolist()
