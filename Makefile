@@ -13,10 +13,14 @@ VENV ?= .venv
 JOBS ?= 2
 ARGS ?=
 
+comma   := ,
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 FOLDERS := dsl templates codegen scheduler runtime
 LINKS   := build/links/warploom
 HEADERS := $(wildcard templates/*/warploom/*.cuh templates/*/warploom/*.hpp)
+
+# with a GPU, the demo compiles for it
+DEMO_EXTRAS := $(if $(shell command -v nvidia-smi),cu13$(comma))demo
 
 ifdef RUN
 READY_DEMO := links
@@ -102,8 +106,8 @@ $(VENV)/bin/python:
 	$(PY) -m venv $(VENV)
 
 $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing warploom[demo] into $(VENV), once; this can take minutes"
-	$(PIP) install -c constraints.txt -e '.[demo]'
+	@echo "installing warploom[$(DEMO_EXTRAS)] into $(VENV), once; this can take minutes"
+	$(PIP) install -c constraints.txt -e '.[$(DEMO_EXTRAS)]'
 	@touch $@
 
 $(VENV)/test.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
