@@ -76,7 +76,9 @@ def explain(wrapper: Explained) -> Explanation:
         "with a query row",
         "seats": ", ".join(spec.variant.seats) or "none: plain attention",
     }
-    if wrapper.planned is None:
+    if wrapper.backend == "reference":
+        facts["plan"] = "none needed: request by request"
+    elif wrapper.planned is None:
         facts["plan"] = "none yet; call plan()"
     else:
         facts |= _kernel(wrapper.planned) | _work(wrapper.planned) | _memory(wrapper.planned)
@@ -88,7 +90,7 @@ def _because(wrapper: Explained) -> str:
         return ": NumPy, asked for by name"
     target = wrapper.target
     if isinstance(target, Arch):
-        return f": {target.template} template for {target.name}"
+        return f": NVRTC for {target.name}"
     return f": {target.command[0]}, vectors of {target.vector_bytes} bytes"
 
 
@@ -97,6 +99,7 @@ def _kernel(planned: Planned) -> dict[str, object]:
     tile, artifact, used = kernel.tile, kernel.artifact, kernel.artifact.resources
     facts: dict[str, object] = {
         "kernel": kernel.source.name,
+        "template": tile.template if kernel.source.language == "cuda" else "cpu",
         "tile": f"{tile.rows} rows x {tile.keys} keys, {tile.warps} warps, {tile.stages} stages",
         "why this tile": tile.reason or "given by the caller",
         "built": f"{'compiled' if artifact.compiled else 'found in the cache'}"
