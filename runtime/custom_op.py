@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,6 +20,7 @@ from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, CannotTrace
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+T = TypeVar("T")
 
 
 class Runner(Protocol):
@@ -42,6 +43,19 @@ def register_wrapper(wrapper: Runner) -> int:
     handle = next(_handles)
     _wrappers[handle] = wrapper
     return handle
+
+
+def _found(table: Mapping[int, T], handle: int, what: str) -> T:
+    """What lives under a handle.
+
+    Raises:
+        ArgumentError: nothing; it is gone, or the graph was compiled in another process.
+    """
+    try:
+        return table[handle]
+    except KeyError:
+        reason = f"the {what} of a compiled graph is gone; keep it alive, or compile again"
+        raise ArgumentError(name=what, reason=reason) from None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -153,7 +167,9 @@ def run_op(
     """`run` of the wrapper with this handle; without `return_lse` the second result is empty."""
     inputs = _unpack(tensors, ints, floats, names)
     with torch.no_grad():
-        result = _wrappers[handle].run(q, (k, v), return_lse=return_lse, **inputs)
+        result = _found(_wrappers, handle, "wrapper").run(
+            q, (k, v), return_lse=return_lse, **inputs
+        )
     return _pair(result, return_lse)
 
 
@@ -182,7 +198,7 @@ def attention_op(
             q,
             k,
             v,
-            variant=_variants[handle],
+            variant=_found(_variants, handle, "variant"),
             sm_scale=sm_scale,
             return_lse=return_lse,
             layout=cast(Layout, layout),

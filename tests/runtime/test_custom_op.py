@@ -14,6 +14,7 @@ from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.flash_sigmoid import FlashSigmoid
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
+from warploom.errors import ArgumentError
 from warploom.runtime import custom_op
 from warploom.runtime.attention import attention
 from warploom.runtime.wrapper import AttentionWrapper
@@ -145,3 +146,16 @@ def test_what_no_schema_holds_is_refused() -> None:
 
     with pytest.raises(Exception, match=r"ArgumentError.*cannot be given under"):
         compiled(layer)(*tensors())
+
+
+def test_handles_of_what_is_gone() -> None:
+    q, k, v = tensors()
+    wrapper = AttentionWrapper(
+        num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", backend="reference"
+    )
+    handle = wrapper.handle
+    del wrapper
+    with pytest.raises(ArgumentError, match="the wrapper of a compiled graph is gone"):
+        custom_op.run_op(q[0], k[0], v[0], [], [], [], "", handle, False)
+    with pytest.raises(ArgumentError, match="the variant of a compiled graph is gone"):
+        custom_op.attention_op(q, k, v, None, [], [], [], "", -1, None, False, "NHD", "e", None)
