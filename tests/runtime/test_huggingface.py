@@ -152,7 +152,7 @@ def test_masks_that_say_more_come_whole() -> None:
 
 @pytest.mark.parametrize("joined", ["image", "packed"])
 def test_windows_joined_with_other_masks_come_whole(joined: str) -> None:
-    """Gemma 3's images see themselves in both directions; packed sequences do not see each other."""
+    """Gemma 3's images see themselves both ways; packed sequences do not see each other."""
     window = sliding_window_causal_mask_function(8)
     image = torch.tensor([[-1, -1, 0, 0, 0, 0, *[-1] * 18]])
     packed = torch.tensor([[0] * 6 + [1] * 4])
