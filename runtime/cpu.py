@@ -6,6 +6,8 @@ import ctypes
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from warploom import env
 from warploom.codegen.build import Artifact
 from warploom.errors import LaunchError
@@ -17,9 +19,14 @@ CTAS_PER_THREAD = 4
 _REASONS: Final = {1: "there is no memory for the threads' tiles"}
 
 
+def default_threads() -> int:
+    """Threads of a run: what `torch.set_num_threads` says, unless WARPLOOM_THREADS is set."""
+    return env.cpu_threads(torch.get_num_threads())
+
+
 def default_num_ctas() -> int:
     """Size of the grid to plan for on this machine."""
-    return CTAS_PER_THREAD * env.cpu_threads()
+    return CTAS_PER_THREAD * default_threads()
 
 
 class CpuKernel:
@@ -50,12 +57,12 @@ class CpuKernel:
         Args:
             params: the filled parameters.
             num_ctas: CTAs of the plan.
-            num_threads: threads, the caller's included; default `env.cpu_threads()`.
+            num_threads: threads, the caller's included; default `default_threads()`.
 
         Raises:
             LaunchError: out of memory.
         """
-        threads = env.cpu_threads() if num_threads is None else num_threads
+        threads = default_threads() if num_threads is None else num_threads
         status = self._function(params.address, num_ctas, threads)
         if status != 0:
             raise LaunchError(kernel=self.name, reason=_REASONS.get(status, f"status {status}"))

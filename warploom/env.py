@@ -26,7 +26,7 @@ SETTINGS = (
     Setting("WARPLOOM_BUILD_JOBS", "kernels compiled at the same time", "number of CPUs"),
     Setting("WARPLOOM_PCH", "0 turns precompiled CUDA headers off", "1"),
     Setting("WARPLOOM_LINE_INFO", "1 compiles CUDA kernels with source lines, for profilers", "0"),
-    Setting("WARPLOOM_THREADS", "threads of the CPU back end", "number of CPUs"),
+    Setting("WARPLOOM_THREADS", "threads of the CPU back end", "torch's"),
     Setting("WARPLOOM_PROGRESS", "0 hides progress bars", "shown on a terminal"),
     Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
     Setting("CUDA_HOME", "CUDA toolkit to use when there are no CUDA packages", "/usr/local/cuda"),
@@ -85,8 +85,8 @@ def line_info() -> bool:
     return _flag("WARPLOOM_LINE_INFO", False)
 
 
-def cpu_threads() -> int:
-    return max(1, _int("WARPLOOM_THREADS", _cpus()))
+def cpu_threads(default: int) -> int:
+    return max(1, _int("WARPLOOM_THREADS", default))
 
 
 def show_progress() -> bool | None:
