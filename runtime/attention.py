@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from warploom.dsl.formats import Dense, Layout
-from warploom.dsl.spec import TracedVariant
+from warploom.dsl.spec import TensorField, TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import (
     ArgumentError,
@@ -22,6 +22,7 @@ from warploom.errors import (
     WrongShape,
 )
 from warploom.runtime import custom_op
+from warploom.runtime.copies import DeviceCopies
 from warploom.runtime.declare import as_variant
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import as_input
@@ -251,10 +252,12 @@ class _Entry:
     planned: Hashable = None
 
 
-_entries: OrderedDict[tuple[Hashable, Hashable], _Entry] = OrderedDict()
-# CUDA graphs read the plans of these at every replay, so they are never planned again.
+_entries: OrderedDict[tuple[Hashable, tuple[int, int]], _Entry] = OrderedDict()
+# CUDA graphs read the plans of these at every replay, so they are never planned again. Nothing
+# tells when a graph is gone, so they stay: one for each thread and each plan ever captured.
 _captured: list[tuple[Hashable, _Entry]] = []
 _lock = threading.Lock()
+_copies = DeviceCopies()
 
 
 def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrapper:
@@ -284,18 +287,24 @@ def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrap
 
 
 def _pinned(call: _Call) -> AttentionWrapper:
-    """A wrapper with this very plan, set aside for the graph that is being captured."""
-    for kind, entry in _captured:
-        if kind == call.kind and entry.planned == call.plan_key(entry.wrapper):
-            return entry.wrapper
+    """A wrapper with this very plan, set aside for the graph that is being captured.
+
+    It is one of this thread: another thread could be planning or running its own right now.
+    """
+    thread = threading.get_ident()
+    mine = call.kind, thread
     with _lock:
+        for owner, entry in _captured:
+            if owner == mine and entry.planned == call.plan_key(entry.wrapper):
+                return entry.wrapper
         for key, entry in _entries.items():
-            if key[0] == call.kind and entry.planned == call.plan_key(entry.wrapper):
-                _captured.append((call.kind, _entries.pop(key)))
+            same = (key[0], key[1][0]) == mine
+            if same and entry.planned == call.plan_key(entry.wrapper):
+                _captured.append((mine, _entries.pop(key)))
                 return entry.wrapper
     raise ForbiddenUnderCapture(
         what="attention() met lengths that it has no plan for",
-        remedy="Call it once with these tensors before the capture.",
+        remedy="Call it once with these tensors in this thread before the capture.",
     )
 
 
@@ -314,9 +323,16 @@ def _values(
         if field.name in inputs:
             found[field.name] = inputs[field.name]
         elif field.name in bound:
-            tensor = as_input(field, bound[field.name])
-            found[field.name] = tensor if tensor.device.type != "cpu" else tensor.to(device)
+            found[field.name] = _on_device(field, bound[field.name], device)
     return found
+
+
+def _on_device(field: TensorField, bound: Any, device: torch.device) -> torch.Tensor:
+    """A bound value where the kernel reads it; tensors on the host are copied once."""
+    if device.type != "cpu" and isinstance(bound, torch.Tensor) and bound.device.type == "cpu":
+        return _copies(bound, device, field.dtype, lambda: as_input(field, bound))
+    tensor = as_input(field, bound)
+    return tensor if tensor.device.type != "cpu" else tensor.to(device)
 
 
 def _checked_lens(kv_lens: Any, sizes: Sizes) -> np.ndarray[Any, Any]:

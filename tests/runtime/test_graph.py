@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,3 +93,13 @@ def test_a_captured_plan_of_attention_is_never_planned_again(
     attention(*tensors(7), variant=variant)
     assert planned
     assert captured not in planned
+
+
+def test_a_capture_takes_no_wrapper_of_another_thread(capture: dict[str, bool]) -> None:
+    variant = Causal() & SlidingWindow(4)
+    thread = threading.Thread(target=lambda: attention(*tensors(6), variant=variant))
+    thread.start()
+    thread.join()
+    capture["on"] = True
+    with pytest.raises(ForbiddenUnderCapture, match="in this thread before the capture"):
+        attention(*tensors(6), variant=variant)
