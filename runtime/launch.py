@@ -40,11 +40,11 @@ class Launcher:
         self._seen = None
         self._needs_inputs = self._inputs.incomplete
         self._inputs.write_planned(self._params)
-        self._streams.planned()
 
     def before_plan(self) -> None:
         """Let the current stream wait for runs that still read the old plan."""
-        self._streams.before_plan()
+        if self._is_cuda:
+            self._streams.current()
 
     def __call__(
         self,
@@ -105,37 +105,23 @@ class Launcher:
 
 
 class Streams:
-    """Order between the stream that carried the plan and the streams that run it.
+    """Order between the streams that carry one wrapper's plans and runs.
 
+    All of them use the same plan, partial results and counters, so each waits for the one before.
     On one stream everything is ordered by itself, and this costs a comparison.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._is_cuda = device.type == "cuda"
-        self._handle = 0
-        self._event: Any = None
-        self._others: dict[int, torch.cuda.Stream] = {}
-
-    def before_plan(self) -> None:
-        if self._is_cuda:
-            here = torch.cuda.current_stream(self._device)
-            for other in self._others.values():
-                here.wait_stream(other)
-            self._others.clear()
-
-    def planned(self) -> None:
-        if self._is_cuda:
-            stream = torch.cuda.current_stream(self._device)
-            self._handle = stream.cuda_stream
-            self._event = stream.record_event()
+        self._last: torch.cuda.Stream | None = None
+        self._handle = -1
 
     def current(self) -> int:
-        """Handle of the caller's stream, after making it wait for the plan if it is another one."""
+        """Handle of the caller's stream, after making it wait for the last one if it is another."""
         stream = torch.cuda.current_stream(self._device)
         handle: int = stream.cuda_stream
         if handle != self._handle and not is_capturing(self._device):
-            if handle not in self._others and self._event is not None:
-                stream.wait_event(self._event)
-            self._others[handle] = stream
+            if self._last is not None:
+                stream.wait_stream(self._last)
+            self._last, self._handle = stream, handle
         return handle

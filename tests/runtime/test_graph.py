@@ -14,7 +14,7 @@ from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.errors import CompileForbidden, ForbiddenUnderCapture
 from warploom.runtime import attention as attention_module
-from warploom.runtime import graph, kernels, workspace, wrapper
+from warploom.runtime import graph, kernels, launch, workspace, wrapper
 from warploom.runtime.attention import attention
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
@@ -30,7 +30,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
     def is_capturing(device: torch.device) -> bool:
         return state["on"]
 
-    for module in (graph, kernels, attention_module):
+    for module in (graph, kernels, launch, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
     monkeypatch.setattr(attention_module, "_captured", [])
     yield state
@@ -103,3 +103,27 @@ def test_a_capture_takes_no_wrapper_of_another_thread(capture: dict[str, bool]) 
     capture["on"] = True
     with pytest.raises(ForbiddenUnderCapture, match="in this thread before the capture"):
         attention(*tensors(6), variant=variant)
+
+
+class FakeStream:
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+        self.waited: list[int] = []
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waited.append(other.cuda_stream)
+
+
+def test_each_stream_waits_for_the_one_before(
+    capture: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [FakeStream(0), FakeStream(7), FakeStream(8)]
+    order = launch.Streams(torch.device("cuda", 0))
+    for turn in (0, 0, 1, 2, 1, 0):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _, s=streams[turn]: s)
+        assert order.current() == streams[turn].cuda_stream
+    assert [stream.waited for stream in streams] == [[7], [0, 8], [7]]
+    capture["on"] = True
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[2])
+    assert order.current() == 8
+    assert streams[2].waited == [7]
