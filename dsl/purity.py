@@ -42,24 +42,13 @@ def snapshot(variant: Variant) -> Snapshot:
     functions = _functions(variant)
     taken = Snapshot(functions, {}, [])
     for function in functions:
-        for name, value in _reachable(function):
+        for name, value in reachable(function):
             taken.record(function, name, value)
     for _, functor in variant.functors():
         if getattr(functor, "__func__", None) in functions:
             for name, value in getattr(functor.__self__, "__dict__", {}).items():
                 taken.record(functor.__func__, f"self.{name}", value)
     return taken
-
-
-def surroundings(variant: Variant) -> tuple[Hashable, list[object]]:
-    """The globals and closures that a variant's functors read, as a key for caches of traces.
-
-    Returns:
-        The key, and the objects that whoever keeps the key must keep too, since it holds their ids.
-    """
-    taken = snapshot(variant)
-    outer = [item for item in taken.values.items() if not item[0][1].startswith("self.")]
-    return tuple(outer), taken.alive
 
 
 def compare(variant: Variant, before: Snapshot) -> None:
@@ -84,10 +73,10 @@ def _functions(variant: Variant) -> dict[FunctionType, str]:
         function = getattr(candidate, "__func__", candidate)
         if not isinstance(function, FunctionType) or function in found:
             return
-        if _is_library(function.__module__ or ""):
+        if is_library(function.__module__ or ""):
             return
         found[function] = seat
-        for _, value in _reachable(function):
+        for _, value in reachable(function):
             visit(value, seat, owner)
         for name in names(function.__code__):
             visit(getattr(owner, name, None), seat, owner)
@@ -97,15 +86,17 @@ def _functions(variant: Variant) -> dict[FunctionType, str]:
     return found
 
 
-def _is_library(module: str) -> bool:
+def is_library(module: str) -> bool:
+    """True for modules whose functions are taken to be pure."""
     return module.partition(".")[0] in _LIBRARIES
 
 
-def _reachable(function: FunctionType) -> Iterator[tuple[str, object]]:
+def reachable(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Globals, members of the user's modules, and closure cells that a function's code names."""
     used = list(names(function.__code__))
     for name in used:
         value = function.__globals__.get(name)
-        if isinstance(value, ModuleType) and not _is_library(value.__name__):
+        if isinstance(value, ModuleType) and not is_library(value.__name__):
             yield from ((inner, vars(value)[inner]) for inner in used if inner in vars(value))
         elif name in function.__globals__:
             yield name, value
@@ -126,7 +117,7 @@ def _state(value: Any) -> Hashable:
         return id(value), tuple(map(id, value))
     if isinstance(value, (ModuleType, FunctionType, type)):
         return id(value)
-    version = _writes(value)
+    version = writes(value)
     if version is not None:
         return id(value), version
     if getattr(value, "nbytes", _MAX_BYTES) < _MAX_BYTES and hasattr(value, "tobytes"):
@@ -137,7 +128,7 @@ def _state(value: Any) -> Hashable:
     return id(value)
 
 
-def _writes(value: Any) -> int | None:
+def writes(value: Any) -> int | None:
     """How often torch has written to a tensor; None for other objects."""
     try:
         count = value._version

@@ -137,7 +137,19 @@ def attention(
     structure, traced = traced_once(given)
     sizes = Sizes.of(q, k, v, layout)
     values = _values(given, traced, inputs, q.device)
-    kind = (structure, layout, sizes.of_kernel, q.dtype, q.device, sm_scale, lse_base, backend)
+    # the reference runs the functors of its own variant, which may change later
+    runs = id(given) if backend == "reference" else None
+    kind = (
+        structure,
+        runs,
+        layout,
+        sizes.of_kernel,
+        q.dtype,
+        q.device,
+        sm_scale,
+        lse_base,
+        backend,
+    )
     counted = None if kv_lens is None else _checked_lens(kv_lens, sizes)
     if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
         empty = q.new_empty(*q.shape[:3], sizes.dim_v)

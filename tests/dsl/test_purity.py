@@ -7,7 +7,6 @@ import random
 import pytest
 
 import warploom as wl
-from warploom.dsl.purity import surroundings
 from warploom.dsl.trace import trace
 from warploom.errors import GlobalMutated, ImpureFunctor
 
@@ -107,22 +106,3 @@ def test_an_impure_functor_is_found(placed) -> None:
     with pytest.raises(ImpureFunctor, match="logits_transform of Random") as caught:
         trace(Random())
     assert placed(caught.value, "def logits_transform")
-
-
-def test_surroundings_are_a_key_of_what_functors_read() -> None:
-    factor = [2.0]
-
-    def helper(x):
-        return x * factor[0]
-
-    class Helped(wl.Variant):
-        cap = wl.Scalar("float32", default=1.0)
-
-        def logits_transform(self, logits, at):
-            return helper(logits) * self.cap
-
-    first, alive = surroundings(Helped())
-    assert surroundings(Helped(cap=3.0))[0] == first and hash(first) is not None
-    assert any(kept is factor for kept in alive)
-    factor[0] = 3.0
-    assert surroundings(Helped())[0] != first
