@@ -70,7 +70,7 @@ def _is_causal(mask_function: Callable[..., Any], window: int | None) -> bool:
     if window is None or torch.compiler.is_compiling():
         return False
     windowed = _transformers.sliding_window_causal_mask_function(window)
-    return _structure(mask_function) == _structure(windowed)
+    return bool(_structure(mask_function) == _structure(windowed))
 
 
 def _structure(value: Any) -> Any:
