@@ -130,9 +130,7 @@ def check_key_value(
     return block, token, head
 
 
-def check_out(
-    out: torch.Tensor, geometry: Geometry, batch: Batch, inputs: Sequence[torch.Tensor]
-) -> tuple[int, ...]:
+def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
     """Check the caller's output tensor; returns its (batch, row, head) strides."""
     _check_type(out, "out", geometry)
     expected = geometry.q_shape(batch, geometry.head_dim_v)
@@ -141,7 +139,7 @@ def check_out(
             name="out", got=tuple(out.shape), expected=_described(expected, geometry.q_axes)
         )
     _check_strides(out, "out")
-    _refuse_overlap(out, "out", inputs)
+    _refuse_expanded(out, "out")
     return _strides(out, geometry.q_axes, ("batch", "row", "head"))
 
 
@@ -155,8 +153,35 @@ def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     axes = geometry.q_axes[:-1]
     if tuple(lse.shape) != expected:
         raise WrongShape(name="lse", got=tuple(lse.shape), expected=_described(expected, axes))
-    _refuse_overlap(lse, "lse", ())
+    _refuse_expanded(lse, "lse")
     return _strides(lse, axes, ("batch", "row", "head"))
+
+
+def check_apart(
+    out: torch.Tensor, lse: torch.Tensor | None, inputs: Sequence[torch.Tensor]
+) -> None:
+    """Refuse results whose bytes, first to last, reach into q, k, v or each other."""
+    taken = dict(zip(("q", "k", "v"), map(_byte_range, inputs), strict=True))
+    for name, tensor in (("out", out), ("lse", lse)):
+        if tensor is None:
+            continue
+        begin, end = _byte_range(tensor)
+        for other, (other_begin, other_end) in taken.items():
+            if begin < other_end and other_begin < end:
+                raise ArgumentError(
+                    name=name, reason=f"reaches into the memory of {other}; give another tensor"
+                )
+        taken[name] = begin, end
+
+
+def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address of the first byte, and that behind the last; equal if there are none."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    sized = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sized)
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def _check_type(tensor: torch.Tensor, name: str, geometry: Geometry) -> None:
@@ -187,15 +212,13 @@ def _check_strides(tensor: torch.Tensor, name: str) -> None:
         )
 
 
-def _refuse_overlap(tensor: torch.Tensor, name: str, inputs: Sequence[torch.Tensor]) -> None:
-    """Writing must not reach a place twice, nor a place that is read."""
+def _refuse_expanded(tensor: torch.Tensor, name: str) -> None:
+    """Writing must not reach a place twice."""
     sized = zip(tensor.stride(), tensor.shape, strict=True)
     if any(stride == 0 and size > 1 for stride, size in sized):
         raise WrongStride(
             name=name, got=tensor.stride(), expected="an expanded tensor cannot be written"
         )
-    if any(tensor.numel() and tensor.data_ptr() == other.data_ptr() for other in inputs):
-        raise ArgumentError(name=name, reason="is the memory of q, k or v; give another tensor")
 
 
 def _strides(

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from warploom.runtime.args import Geometry, check_key_value, check_lse, check_out, check_query
+from warploom.runtime.args import (
+    Geometry,
+    check_apart,
+    check_key_value,
+    check_lse,
+    check_out,
+    check_query,
+)
 from warploom.runtime.formats import Batch
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import Inputs
@@ -19,7 +26,8 @@ class Launcher:
     """Runs of one wrapper.
 
     Shapes, strides and types are checked when they differ from those of the run before; a run with
-    the same ones costs a comparison. Addresses are written each time.
+    the same ones costs a comparison. Addresses are written each time; results that the caller gives
+    are compared with the inputs' memory when an address is new.
     """
 
     def __init__(self, geometry: Geometry, params: ParamBlock, inputs: Inputs) -> None:
@@ -29,6 +37,7 @@ class Launcher:
         self._device = geometry.device
         self._is_cuda = geometry.device.type == "cuda"
         self._seen: tuple[object, ...] | None = None
+        self._apart: tuple[int, ...] | None = None
         self._streams = Streams(geometry.device)
 
     def planned(self, batch: Batch, kernel: Kernel) -> None:
@@ -59,6 +68,7 @@ class Launcher:
         kept: tuple[torch.Tensor, ...] = ()
         if given or self._needs_inputs or self._inputs.overridden:
             kept = self._inputs.write_given(given, self._params)
+        writes_to_given = out is not None or lse is not None
         if out is None:
             out = torch.empty(self._out_shape, dtype=q.dtype, device=self._device)
         if lse is None and return_lse:
@@ -76,9 +86,11 @@ class Launcher:
         ):
             self._check(q, k, v, out, lse)
             self._seen = seen
-        if addresses[3] in addresses[:3]:
-            check_out(out, self._geometry, self._batch, (q, k, v))
-        self._params.set_pointers(*addresses, 0 if lse is None else lse.data_ptr())
+        lse_address = 0 if lse is None else lse.data_ptr()
+        if writes_to_given and self._apart != (*addresses, lse_address):
+            check_apart(out, lse, (q, k, v))
+            self._apart = (*addresses, lse_address)
+        self._params.set_pointers(*addresses, lse_address)
         self._launch(self._params, self._streams.current() if self._is_cuda else 0)
         del kept  # given tensors live until here
         return out, lse
@@ -93,12 +105,12 @@ class Launcher:
     ) -> None:
         """Full checks; on success the strides are written."""
         geometry, batch = self._geometry, self._batch
-        self._seen = None
+        self._seen = self._apart = None
         strides = (
             *check_query(q, geometry, batch),
             *check_key_value(k, "k", geometry, batch),
             *check_key_value(v, "v", geometry, batch),
-            *check_out(out, geometry, batch, (q, k, v)),
+            *check_out(out, geometry, batch),
             *((0, 0, 0) if lse is None else check_lse(lse, geometry, batch)),
         )
         self._params.set_strides(strides)

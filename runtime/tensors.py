@@ -13,20 +13,24 @@ from warploom.errors import ArgumentError, WrongDType, WrongShape
 _INT32 = np.iinfo(np.int32)
 
 
-def as_torch(value: Any, name: str) -> torch.Tensor:
+def as_torch(value: Any, name: str, written: bool = False) -> torch.Tensor:
     """View `value` as a torch tensor that shares its memory.
 
     Args:
         value: a torch tensor, or any object with `__dlpack__` (CuPy, JAX, NumPy, ...). The producer
             orders its work before torch's current stream, as the DLPack protocol asks.
         name: the argument's name, for messages.
+        written: the tensor is written to; a read-only array is refused, not copied.
 
     Raises:
-        ArgumentError: the object exports no tensor, or one that torch cannot view.
+        ArgumentError: the object exports no tensor, one that torch cannot view, or one that cannot
+            be written.
     """
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray) and not value.flags.writeable:
+        if written:
+            raise ArgumentError(name=name, reason="is a read-only array; give one to write to")
         value = value.copy()  # DLPack has no read-only tensors before version 1
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(

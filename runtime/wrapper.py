@@ -319,8 +319,8 @@ class AttentionWrapper:
         if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
             # torch's operator says what is missing, once a gradient is asked for
             return custom_op.compiled_run(self, q, (k, v), out, lse, return_lse, inputs)
-        out = out if out is None else as_torch(out, "out")
-        lse = lse if lse is None else as_torch(lse, "lse")
+        out = out if out is None else as_torch(out, "out", written=True)
+        lse = lse if lse is None else as_torch(lse, "lse", written=True)
         if self.backend == "reference":
             out, lse = self._run_reference(q, k, v, out, lse, inputs)
         else:

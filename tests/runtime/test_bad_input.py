@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,7 +85,7 @@ def test_wrong_tensors(
         ({"out": torch.zeros(3, 4, 32)}, errors.WrongShape, "out has shape"),
         ({"out": torch.zeros(3, 4, 64).half()}, errors.WrongDType, "out has dtype"),
         ({"out": torch.zeros(1, 4, 64).expand(3, 4, 64)}, errors.WrongStride, "expanded"),
-        ({"out": Q}, errors.ArgumentError, "memory of q, k or v"),
+        ({"out": Q}, errors.ArgumentError, "out: reaches into the memory of q"),
         ({"lse": torch.zeros(3, 4, 1)}, errors.WrongShape, "lse has shape"),
         ({"lse": torch.zeros(3, 4).half()}, errors.WrongDType, "lse has dtype"),
         ({"lse": torch.zeros(3, 4).to("meta")}, errors.WrongDevice, "lse is on meta"),
@@ -95,6 +96,33 @@ def test_wrong_result_tensors(results: Any, error: type[Exception], text: str) -
     wrapper.run(Q, (K, K), out=torch.zeros(3, 4, 64))  # a good run before changes nothing
     with pytest.raises(error, match=text):
         wrapper.run(Q, (K, K), **results)
+
+
+def test_results_that_reach_into_other_memory() -> None:
+    """Also when only addresses differ from those of the run before."""
+    wrapper = compiled()
+    buffer = torch.zeros(8, 4, 64)
+    q, out = buffer[:3], buffer[3:6]
+    lse = torch.zeros(3, 4)
+    inside_out = out.view(-1)[7:19].view(3, 4)
+    wrapper.run(q, (K, K), out=out, lse=lse)
+    for given, text in (
+        ({"out": buffer[1:4]}, "out: reaches into the memory of q"),
+        ({"lse": inside_out, "out": out}, "lse: reaches into the memory of out"),
+        ({"lse": q.view(-1)[-12:].view(3, 4)}, "lse: reaches into the memory of q"),
+    ):
+        for _ in range(2):
+            with pytest.raises(errors.ArgumentError, match=text):
+                wrapper.run(q, (K, K), **given)
+    wrapper.run(q, (K, K), out=out, lse=lse)
+
+
+def test_read_only_arrays_for_results(make: Any) -> None:
+    for name, shape in (("out", (3, 4, 64)), ("lse", (3, 4))):
+        result = np.zeros(shape, np.float32)
+        result.flags.writeable = False
+        with pytest.raises(errors.ArgumentError, match=f"{name}: is a read-only array"):
+            make().run(Q, (K, K), **{name: result})
 
 
 def test_wrong_kv(make: Any) -> None:
