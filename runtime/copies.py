@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from typing import TypeAlias
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.dsl.dtypes import DType
+
+# the version of the source that was copied, and the copy
+_Copies: TypeAlias = dict[tuple[torch.device, DType], tuple[int, torch.Tensor]]
 
 
 class DeviceCopies:
@@ -18,7 +22,7 @@ class DeviceCopies:
     """
 
     def __init__(self) -> None:
-        self._copies = WeakTensorKeyDictionary()
+        self._copies: MutableMapping[torch.Tensor, _Copies] = WeakTensorKeyDictionary()
 
     def __call__(
         self,

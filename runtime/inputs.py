@@ -273,7 +273,7 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
     if kind is Kind.INT and not -(2**31) <= value < 2**31:
         raise ArgumentError(name=field.name, reason=f"{value} does not fit into int32")
     if kind is not Kind.FLOAT:
-        return value  # type: ignore[no-any-return]
+        return value
     if not fits_float32(value):
         raise ArgumentError(name=field.name, reason=f"{value} does not fit into float32")
     return float(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -24,7 +24,9 @@ class Workspace:
     takes it and clears the counters, and from then on those of the others do not run.
     """
 
-    _holders: WeakValueDictionary[tuple[torch.device, int], Workspace] = WeakValueDictionary()
+    _holders: ClassVar[WeakValueDictionary[tuple[torch.device, int], Workspace]] = (
+        WeakValueDictionary()
+    )
 
     def __init__(self, device: torch.device, memory: torch.Tensor | None = None) -> None:
         """Use the caller's memory, or allocate when sizes are known.
