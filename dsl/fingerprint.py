@@ -89,13 +89,17 @@ def _parts(value: Any) -> Iterator[object]:
 
 
 def _parts_of_data(value: Any) -> Iterator[object]:
+    if type(value) in (tuple, list):  # most of all: no need to look for attributes
+        yield from value
+        return
     items = isinstance(value, (Mapping, list, tuple, Set))
     if isinstance(value, Mapping):
         yield from value.items()
     elif items:
         yield from value
     attributes = getattr(value, "__dict__", None)
-    slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
+    known = _slots(type(value))  # type: ignore[arg-type]  # classes are hashable
+    slots = [name for name in known if hasattr(value, name)]
     if attributes is None and not slots and not items:
         if type(value).__hash__ is None:  # of C code, and may change
             raise _Unkeyed
@@ -106,9 +110,10 @@ def _parts_of_data(value: Any) -> Iterator[object]:
         yield type(value)  # its methods
 
 
+@functools.lru_cache(256)
 def _slots(cls: type) -> tuple[str, ...]:
-    slots = vars(cls).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    named = [vars(base).get("__slots__", ()) for base in cls.__mro__]
+    names = [name for slots in named for name in ((slots,) if isinstance(slots, str) else slots)]
     return tuple(name for name in names if not name.startswith("__"))
 
 

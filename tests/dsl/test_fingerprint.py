@@ -23,6 +23,13 @@ class Config:
         self.w = w
 
 
+class Slotted:
+    __slots__ = ("w",)
+
+    def __init__(self, w: float) -> None:
+        self.w = w
+
+
 def helper(x):
     return x * FACTOR[0] * CONF.inner.w
 
@@ -34,17 +41,19 @@ class Reads(wl.Variant):
         self.cap = cap
         self.cfg = Config(3.0)
         self.layers = {"first": [Config(1.0)]}
+        self.slotted = Slotted(1.0)
         self.table = np.ones(4)
         self.weight = torch.ones(4)
 
     def logits_transform(self, logits, at):
-        scale = self.cfg.w * self.cfg.scale * self.layers["first"][0].w
+        scale = self.cfg.w * self.cfg.scale * self.layers["first"][0].w * self.slotted.w
         return helper(logits) * scale * float(self.table[0]) * float(self.weight[0]) * self.cap
 
 
 CHANGES = {
     "attribute": lambda v: setattr(v.cfg, "w", 5.0),
     "nested": lambda v: setattr(v.layers["first"][0], "w", 5.0),
+    "slot": lambda v: setattr(v.slotted, "w", 5.0),
     "array": lambda v: v.table.__setitem__(0, 5.0),
     "tensor": lambda v: v.weight.mul_(5.0),
     "tensor seen by NumPy": lambda v: v.weight.numpy().__setitem__(0, 5.0),
