@@ -144,8 +144,8 @@ def _array_key(value: Any) -> Hashable | None:
 
 def _contents(value: Any) -> bytes:
     if hasattr(value, "detach"):
-        import torch
-
-        value = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+        host = value.detach()
+        # NumPy lacks bfloat16; a double holds any float
+        value = (host.double() if host.is_floating_point() else host).numpy()
     contents: bytes = value.tobytes()
     return contents

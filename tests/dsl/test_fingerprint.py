@@ -44,6 +44,7 @@ class Reads(wl.Variant):
         self.slotted = Slotted(1.0)
         self.table = np.ones(4)
         self.weight = torch.ones(4)
+        self.half = torch.ones(4, dtype=torch.bfloat16)
 
     def logits_transform(self, logits, at):
         scale = self.cfg.w * self.cfg.scale * self.layers["first"][0].w * self.slotted.w
