@@ -42,8 +42,8 @@ def graphed(variant: Any, **options: Any) -> AttentionWrapper:
 def test_host_values_never_overwrite_the_callers_tensor() -> None:
     geometry = Geometry(Ragged(), 2, 2, 32, 32, torch.float32, torch.device("meta"))
     inputs = Inputs(trace(Biased()), geometry)
-    callers = torch.zeros(7, device="meta")
-    inputs.bind({"table": callers})
+    inputs.bind({"table": torch.zeros(7, device="meta")})
+    callers = inputs.tensors["table"]  # a view of it
     inputs.bind({"table": np.ones(7, np.float32)})
     own = inputs.tensors["table"]
     assert own is not callers
