@@ -135,21 +135,10 @@ def attention(
     q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
     given = as_variant(variant)
     structure, traced = traced_once(given)
+    runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
     values = _values(given, traced, inputs, q.device)
-    # the reference runs the functors of its own variant, which may change later
-    runs = id(given) if backend == "reference" else None
-    kind = (
-        structure,
-        runs,
-        layout,
-        sizes.of_kernel,
-        q.dtype,
-        q.device,
-        sm_scale,
-        lse_base,
-        backend,
-    )
+    kind = (runs, layout, sizes.of_kernel, q.dtype, q.device, sm_scale, lse_base)
     counted = None if kv_lens is None else _checked_lens(kv_lens, sizes)
     if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
         empty = q.new_empty(*q.shape[:3], sizes.dim_v)
@@ -318,6 +307,11 @@ def _pinned(call: _Call) -> AttentionWrapper:
         what="attention() met lengths that it has no plan for",
         remedy="Call it once with these tensors in this thread before the capture.",
     )
+
+
+def _runs(structure: Hashable, given: Variant, backend: str | None) -> Hashable:
+    """What a wrapper runs; the reference runs the functors of its own variant, which may change."""
+    return structure, backend, id(given) if backend == "reference" else None
 
 
 def _values(
