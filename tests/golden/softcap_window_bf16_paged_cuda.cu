@@ -162,6 +162,8 @@ struct Kernel {
   using Segment = warploom::Segment;
   using Variant = warploom::Variant;
   using WorkItem = warploom::WorkItem;
+  template <class K>
+  using Arena = warploom::Arena<K>;
 };
 
 }  // namespace warploom

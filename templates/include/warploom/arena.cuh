@@ -5,44 +5,58 @@
 
 namespace warploom {
 
-// While keys are walked:  Q | K stages | V stages | kv_pos of staged keys (column formats only)
-//                         | softmax state of each thread, at rest (32 rows per warp only)
+// What everyone must know of the item at hand.
+template <class K>
+struct alignas(16) ItemFacts {
+  using Element = typename K::Config::Element;
+  TileInfo tile;
+  int rows;               // rows of the tile that exist, at least 1
+  Range q_pos, q_head;    // of these rows
+  Range places;           // keys to walk, places in the segment's list; may be empty
+  int kv_pos;             // of place 0
+  int index_begin;        // first entry of the segment's block list
+  int kv_row, kv_block;   // as in Segment
+  const Element* keys;    // token 0 of block 0, or of the request if storage is affine
+  const Element* values;  // likewise
+  int slot, merge;        // as in WorkItem
+  int index;              // of the item in the plan
+  int is_last;            // this CTA's partial result was the last of its tile
+};
+
+// While keys are walked:  Q | K stages | V stages
+//                         | offsets of keys and values to copy (indexed formats only)
+//                         | kv_pos of staged keys (column formats only)
 // After the walk:         one slab of fp32 rows per warp | their softmax statistics
-// Always, at the end:     positions of the rows | what is kept of the item while keys are walked
+// Always, at the end:     positions of the rows | facts of the item
 template <class K>
 struct Arena {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Element = typename C::Element;
 
-  // The accumulators need all registers, so the rest of an item waits here.
-  struct alignas(16) Kept {
-    typename K::WorkItem work;
-    typename K::Segment segment;
-    const Element* keys;  // token 0 of the item's key head
-    const Element* values;
-    int index, end;  // of the item, and of the CTA's items
-    int is_last;     // this CTA's partial result was the last of its tile
-  };
-
   // 8 floats of padding put the rows that one store touches into different banks.
   static constexpr int kSlabStride = S::kDimV + 8;
   static constexpr int kSlabRows = 16 * C::kWarps;
-  static constexpr int kPositionSlots = C::kColumnPositions ? C::kStages + 1 : 0;
+  // What was looked up for a tile is needed until the tile's turn has passed.
+  static constexpr int kSlots = C::kStages + 1;
 
   static constexpr int kKeysAt = QueryTile<K>::kBytes;
   static constexpr int kValuesAt = kKeysAt + C::kStages * S::kGroups * KeyTile<K>::kBytes;
-  static constexpr int kPositionsAt = kValuesAt + C::kStages * S::kGroups * ValueTile<K>::kBytes;
-  static constexpr int kSoftmaxAt = kPositionsAt + kPositionSlots * C::kKeys * 4;
-  static constexpr int kWalkBytes = kSoftmaxAt + (S::kRestSoftmax ? 2 * 16 * S::kThreads : 0);
+  static constexpr int kOffsetsAt = kValuesAt + C::kStages * S::kGroups * ValueTile<K>::kBytes;
+  static constexpr int kPositionsAt = kOffsetsAt + (C::kIndexed ? kSlots * C::kKeys * 16 : 0);
+  static constexpr int kWalkBytes =
+      kPositionsAt + (C::kColumnPositions ? kSlots * C::kKeys * 4 : 0);
   static constexpr int kStatisticsAt = kSlabRows * kSlabStride * 4;
   static constexpr int kOutputBytes = kStatisticsAt + kSlabRows * 2 * 4;
   static constexpr int kRowsAt =
       round_up(kWalkBytes > kOutputBytes ? kWalkBytes : kOutputBytes, 16);
-  static constexpr int kKeptAt = round_up(kRowsAt + C::kRows * int(sizeof(RowInfo)), 16);
-  static constexpr int kBytes = kKeptAt + sizeof(Kept);
+  static constexpr int kFactsAt = round_up(kRowsAt + C::kRows * int(sizeof(RowInfo)), 16);
+  static constexpr int kBytes = kFactsAt + sizeof(ItemFacts<K>);
 
   char* base;  // aligned to 1024 bytes, as swizzled tiles need
+
+  // Waits for all threads that compute.
+  WL_FN static void sync() { __syncthreads(); }
 
   WL_FN Element* queries() const { return reinterpret_cast<Element*>(base); }
   WL_FN Element* keys(int stage, int group) const {
@@ -53,13 +67,14 @@ struct Arena {
     return reinterpret_cast<Element*>(base + kValuesAt) +
            (stage * S::kGroups + group) * ValueTile<K>::kElements;
   }
+  // Offsets of the keys (x) and values (y) of a tile from token 0, kAbsent where there is none.
+  WL_FN longlong2* offsets(int slot, int group) const {
+    return reinterpret_cast<longlong2*>(base + kOffsetsAt) + slot * C::kKeys +
+           group * S::kGroupKeys;
+  }
   // kv_pos of each key of a staged tile, -1 where there is none.
   WL_FN int* positions(int slot, int group) const {
     return reinterpret_cast<int*>(base + kPositionsAt) + slot * C::kKeys + group * S::kGroupKeys;
-  }
-  // Four floats of this thread, of two sets.
-  WL_FN float4& softmax(int set) const {
-    return reinterpret_cast<float4*>(base + kSoftmaxAt)[set * S::kThreads + threadIdx.x];
   }
   WL_FN float* slab_row(int row) const {
     return reinterpret_cast<float*>(base) + row * kSlabStride;
@@ -68,7 +83,7 @@ struct Arena {
     return reinterpret_cast<float2*>(base + kStatisticsAt)[row];
   }
   WL_FN RowInfo& row(int r) const { return reinterpret_cast<RowInfo*>(base + kRowsAt)[r]; }
-  WL_FN Kept& kept() const { return *reinterpret_cast<Kept*>(base + kKeptAt); }
+  WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(base + kFactsAt); }
 };
 
 // Threads that stage keys together wait for each other.

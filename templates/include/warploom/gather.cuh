@@ -1,8 +1,8 @@
 // Rows from anywhere in global memory to a staged tile, 16 bytes per thread and copy.
 //
-// The threads that share a row (128 or 64 contiguous bytes at a time) need one address. Where addresses
-// come from a list, each lane of a warp looks up one row of those the warp copies, and shuffles hand the
-// offset to the threads of the row: one look-up per row, in flight long before it is needed.
+// The threads that share a row (128 or 64 contiguous bytes at a time) need one address. Where
+// addresses come from a list, one thread looks up each row, long before it is copied, and leaves
+// the row's offset in shared memory for the others.
 #pragma once
 
 #include <cute/arch/copy_sm80.hpp>
@@ -11,8 +11,9 @@
 
 namespace warploom {
 
-// cp.async of 16 bytes past L1, or of zeros: the source is then not read. CuTe's ZFILL atom says so by a
-// size of 0 bytes, for which ptxas emits pointer arithmetic with every copy; a predicate costs nothing.
+// cp.async of 16 bytes past L1, or of zeros: the source is then not read. CuTe's ZFILL atom says so
+// by a size of 0 bytes, for which ptxas emits pointer arithmetic with every copy; a predicate costs
+// nothing.
 template <class Element>
 WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
   asm volatile(
@@ -24,8 +25,8 @@ WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
       "l"(from), "r"(int(exists)));
 }
 
-// Copies kRows rows with kThreads threads. Where the tile's width is that of kHeadDim padded, the padding
-// becomes zeros.
+// Copies kRows rows with kThreads threads. Where the tile's width is that of kHeadDim padded, the
+// padding becomes zeros.
 template <int kRows, int kHeadDim, int kDim, int kBlock, int kThreads>
 struct RowCopy {
   using Tile = SmemTile<kRows, kDim, kBlock>;
@@ -34,13 +35,13 @@ struct RowCopy {
   static constexpr int kWarpRows = kWarpSize / kRowThreads;  // rows a warp copies in one pass
   static constexpr int kPassRows = kThreads / kRowThreads;
   static constexpr int kPasses = (kRows + kPassRows - 1) / kPassRows;
-  static_assert(kPasses * kWarpRows <= kWarpSize, "one lane looks up each row that a warp copies");
   static_assert((kPassRows & (kPassRows - 1)) == 0, "passes must differ in bits of the row alone");
 
   WL_FN static int first_row(unsigned thread) { return thread / kRowThreads; }
   WL_FN static int column(unsigned thread) { return thread % kRowThreads * kVector; }
 
-  // The row that this thread looks up for its warp; may be past the tile.
+  // Where the rows a warp copies are looked up by its lanes: the row of this thread, may be past
+  // the tile, and the lane of this thread's row in a pass.
   WL_FN static int looked_up_row(unsigned thread) {
     const unsigned lane = thread % kWarpSize;
     return lane / kWarpRows * kPassRows + thread / kWarpSize * kWarpRows + lane % kWarpRows;
@@ -49,8 +50,9 @@ struct RowCopy {
     return pass * kWarpRows + thread % kWarpSize / kRowThreads;
   }
 
-  // rows.offset(pass) is where this thread's row of the pass begins, relative to `from`, which points to
-  // this thread's column; rows.exists(pass, offset) says whether it is copied or becomes zeros.
+  // rows.offset(pass) is where this thread's row of the pass begins, relative to `from`, which
+  // points to this thread's column; rows.exists(pass, offset) says whether it is copied or becomes
+  // zeros.
   template <class Element, class Rows>
   WL_FN static void copy(const Element* from, const Rows& rows, Element* to, unsigned thread) {
     const int place = Tile::offset(first_row(thread), column(thread));
@@ -59,8 +61,8 @@ struct RowCopy {
       const long long offset = rows.offset(pass);
       const bool row_exists = rows.exists(pass, offset);
       if (kPasses * kPassRows > kRows && pass * kPassRows + first_row(thread) >= kRows) continue;
-      // A swizzled offset is linear over exclusive or, and rows of different passes share no bits; rows
-      // 8 apart are permuted alike, and then adding is the same.
+      // A swizzled offset is linear over exclusive or, and rows of different passes share no bits;
+      // rows 8 apart are permuted alike, and then adding is the same.
       const int step = Tile::offset(pass * kPassRows, 0);
       Element* row_to = kPassRows % 8 == 0 ? to + place + step : to + (place ^ step);
 #pragma unroll
@@ -84,10 +86,26 @@ struct AffineRows {
   }
 };
 
-// Rows anywhere: `mine` is the offset this thread looked up, kAbsent if there is no row.
+constexpr long long kAbsent =
+    -kVector;  // offset of a row that does not exist; keeps pointers aligned
+
+// Rows anywhere, at offsets found in shared memory; a row of keys and one of values lie side by
+// side.
 template <class Copy>
 struct ListedRows {
-  static constexpr long long kAbsent = -kVector;  // keeps pointers aligned
+  const longlong2* offsets;  // of the tile's rows
+  int first_row;
+  bool of_values;
+  WL_FN long long offset(int pass) const {
+    const longlong2& both = offsets[pass * Copy::kPassRows + first_row];
+    return of_values ? both.y : both.x;
+  }
+  WL_FN bool exists(int /*pass*/, long long offset) const { return offset >= 0; }
+};
+
+// Rows anywhere: `mine` is the offset of the row this thread looked up for its warp.
+template <class Copy>
+struct ShuffledRows {
   long long mine;
   unsigned thread;
   WL_FN long long offset(int pass) const {
@@ -111,41 +129,32 @@ WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to) {
   using Copy = QueryCopy<K>;
   const unsigned thread = threadIdx.x;
   const int row = Copy::looked_up_row(thread);
-  const ListedRows<Copy> rows{
-      row < item.rows ? item.q_offset(item.locate(row)) : ListedRows<Copy>::kAbsent, thread};
+  const ShuffledRows<Copy> rows{row < item.facts().rows ? item.q_offset(item.row(row)) : kAbsent,
+                                thread};
   const auto from = static_cast<const typename K::Config::Element*>(item.p.q);
   Copy::copy(from + Copy::column(thread), rows, to, thread);
 }
 
 // The block that holds a place of the segment's list, or -1 if no visible key is there.
 template <class K>
-WL_FN int block_of(const Item<K>& item, int place, int end) {
+WL_FN int block_of(const Item<K>& item, int place) {
   using C = typename K::Config;
-  if (place >= end) return -1;
-  const int block = __ldg(item.p.indices + item.segment.index_begin + place / C::kBlockKv);
+  if (place >= item.facts().places.end) return -1;
+  const int block = __ldg(item.p.indices + item.facts().index_begin + place / C::kBlockKv);
   if constexpr (C::kColumnPositions) {
-    if (block * C::kBlockKv + place % C::kBlockKv >= item.segment.kv_len) return -1;
+    if (block * C::kBlockKv + place % C::kBlockKv >= item.tile().kv_len) return -1;
   }
   return block;
 }
 
-// Copies places [begin, end) of the segment's list; `first` is token 0 (see Arena::Kept), `block` this
-// thread's look-up.
-template <class K, class Copy, class Element>
-WL_FN void copy_tokens(const Element* first, long long block_stride, long long token_stride,
-                       int begin, int end, int block, Element* to, unsigned thread) {
-  using C = typename K::Config;
-  const Element* from = first + Copy::column(thread);
-  if constexpr (C::kIndexed) {
-    const int token = (begin + Copy::looked_up_row(thread)) % C::kBlockKv;
-    const long long offset = block * block_stride + token * token_stride;
-    const ListedRows<Copy> rows{block < 0 ? ListedRows<Copy>::kAbsent : offset, thread};
-    Copy::copy(from, rows, to, thread);
-  } else {
-    const int row = Copy::first_row(thread);
-    const AffineRows<Copy> rows{token_stride, end - begin, row};
-    Copy::copy(from + (begin + row) * token_stride, rows, to, thread);
+// What a key's row of one tensor needs: token 0 of the item's head, and how far tokens are apart.
+template <class Element>
+struct TokenRows {
+  const Element* first;  // see ItemFacts
+  long long block_stride, token_stride;
+  WL_FN long long offset(int block, int token) const {
+    return block * block_stride + token * token_stride;
   }
-}
+};
 
 }  // namespace warploom

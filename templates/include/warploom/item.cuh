@@ -21,76 +21,92 @@ WL_FN Record load_record(const int* records, int index) {
   return record;
 }
 
+// The item that a CTA works on. Its facts lie in shared memory: accumulators need the registers.
 template <class K>
 struct Item {
   using C = typename K::Config;
+  using Facts = ItemFacts<K>;
 
   const typename K::Params& p;
-  Arena<K> arena;
-  typename K::WorkItem work;
-  typename K::Segment segment;
-  TileInfo tile;
-  int rows;  // rows of the tile that exist, at least 1
+  typename K::template Arena<K> arena;
 
-  WL_FN Item(const typename K::Params& params, Arena<K> memory, const typename K::WorkItem& work_item,
-             const typename K::Segment& segment_of_it)
-      : p(params),
-        arena(memory),
-        work(work_item),
-        segment(segment_of_it),
-        tile{segment.batch,  work.kv_head,       segment.q_len,
-             segment.kv_len, params.num_q_heads, params.num_kv_heads},
-        rows(min(C::kRows, segment.num_q * params.group_size - work.row_begin)) {}
+  WL_FN const Facts& facts() const { return arena.facts(); }
+  WL_FN const TileInfo& tile() const { return facts().tile; }
+  // Positions of a row of the tile; a row past the last one has the last one's, so that what
+  // functors load for it exists.
+  WL_FN const RowInfo& row(int r) const { return arena.row(r); }
 
-  WL_FN static Item read(const typename K::Params& p, Arena<K> arena, int index) {
+  // Takes up an item, by `threads` threads. Everyone must wait for these afterwards.
+  WL_FN void open(int index, unsigned thread, int threads) const {
     const auto work = load_record<typename K::WorkItem>(p.items, index);
-    return {p, arena, work, load_record<typename K::Segment>(p.segments, work.segment)};
-  }
-
-  // Leaves in shared memory what the walk over keys and the output need.
-  WL_FN void leave() const {
-    if (threadIdx.x == 0) {
-      auto& kept = arena.kept();
-      kept.work = work;
-      kept.segment = segment;
-      kept.keys = first_token(p.k, p.k_block_stride, p.k_token_stride, p.k_head_stride);
-      kept.values = first_token(p.v, p.v_block_stride, p.v_token_stride, p.v_head_stride);
+    const auto segment = load_record<typename K::Segment>(p.segments, work.segment);
+    const int rows = min(C::kRows, segment.num_q * p.group_size - work.row_begin);
+    for (int r = thread; r < C::kRows; r += threads) {
+      arena.row(r) = locate(work, segment, min(r, rows - 1));
     }
-    for (int r = threadIdx.x; r < C::kRows; r += Sizes<K>::kThreads) arena.row(r) = locate(r);
+    if (thread == 0) write_facts(work, segment, rows, index);
   }
-  WL_FN static Item take_up(const typename K::Params& p, Arena<K> arena) {
-    return {p, arena, arena.kept().work, arena.kept().segment};
-  }
-
-  // Positions of a row; a row past the last one has the last one's, so that what functors load for it
-  // exists. locate works them out, row finds them in shared memory.
-  WL_FN RowInfo locate(int r) const {
-    const int fused = work.row_begin + min(r, rows - 1);
-    const int query = fused / p.group_size;
-    return {segment.q_idx + query + segment.kv_len - segment.q_len,
-            work.kv_head * p.group_size + fused - query * p.group_size, segment.q_row + query};
-  }
-  WL_FN RowInfo row(int r) const { return arena.row(r); }
 
   // Offsets of rows in elements.
   WL_FN long long q_offset(const RowInfo& row) const {
-    return segment.batch * p.q_batch_stride + row.q_row * p.q_row_stride +
+    return tile().batch * p.q_batch_stride + row.q_row * p.q_row_stride +
            row.q_head * p.q_head_stride;
   }
   WL_FN long long o_offset(const RowInfo& row) const {
-    return segment.batch * p.o_batch_stride + row.q_row * p.o_row_stride +
+    return tile().batch * p.o_batch_stride + row.q_row * p.o_row_stride +
            row.q_head * p.o_head_stride;
   }
   WL_FN long long lse_offset(const RowInfo& row) const {
-    return segment.batch * p.lse_batch_stride + row.q_row * p.lse_row_stride +
+    return tile().batch * p.lse_batch_stride + row.q_row * p.lse_row_stride +
            row.q_head * p.lse_head_stride;
   }
 
  private:
+  using WorkItem = typename K::WorkItem;
+  using Segment = typename K::Segment;
   using Element = typename C::Element;
-  // Where token 0 of block 0 is, or, if storage is affine, token 0 of the request.
-  WL_FN const Element* first_token(const void* tensor, long long block_stride,
-                                   long long token_stride, long long head_stride) const {
+
+  WL_FN RowInfo locate(const WorkItem& work, const Segment& segment, int r) const {
+    const int fused = work.row_begin + r;
+    const int query = fused / p.group_size;
+    return {segment.q_idx + query + segment.kv_len - segment.q_len,
+            work.kv_head * p.group_size + fused - query * p.group_size, segment.q_row + query};
+  }
+
+  WL_FN void write_facts(const WorkItem& work, const Segment& segment, int rows, int index) const {
+    Facts& facts = arena.facts();
+    facts.tile = {segment.batch,  work.kv_head,  segment.q_len,
+                  segment.kv_len, p.num_q_heads, p.num_kv_heads};
+    facts.rows = rows;
+    const RowInfo first = locate(work, segment, 0), last = locate(work, segment, rows - 1);
+    const int head = work.kv_head * p.group_size;
+    facts.q_pos = {first.q_pos, last.q_pos + 1};
+    facts.q_head = first.q_pos == last.q_pos ? Range{first.q_head, last.q_head + 1}
+                                             : Range{head, head + p.group_size};
+    facts.places = {work.kv_begin, work.kv_end};
+    if constexpr (K::Variant::kHasLogitsMask && !C::kColumnPositions) {
+      // Whole tiles before the first visible key are left out, so that tiles lie as planned.
+      const Range seen = K::Variant::kv_bounds(p, facts.tile, facts.q_pos, facts.q_head);
+      const int hidden = max(seen.begin - segment.kv_pos - work.kv_begin, 0);
+      facts.places = {work.kv_begin + hidden / C::kKeys * C::kKeys,
+                      min(work.kv_end, seen.end - segment.kv_pos)};
+    }
+    facts.kv_pos = segment.kv_pos;
+    facts.index_begin = segment.index_begin;
+    facts.kv_row = segment.kv_row;
+    facts.kv_block = segment.kv_block;
+    facts.keys =
+        first_token(work, segment, p.k, p.k_block_stride, p.k_token_stride, p.k_head_stride);
+    facts.values =
+        first_token(work, segment, p.v, p.v_block_stride, p.v_token_stride, p.v_head_stride);
+    facts.slot = work.slot;
+    facts.merge = work.merge;
+    facts.index = index;
+  }
+
+  WL_FN const Element* first_token(const WorkItem& work, const Segment& segment, const void* tensor,
+                                   long long block_stride, long long token_stride,
+                                   long long head_stride) const {
     return static_cast<const Element*>(tensor) + work.kv_head * head_stride +
            segment.kv_row * token_stride + (C::kIndexed ? 0 : segment.kv_block * block_stride);
   }

@@ -6,8 +6,9 @@
 
 namespace warploom {
 
-// What a variant hoists for the tile and for the rows whose accumulators this thread holds: rows l / 4
-// and l / 4 + 8 of each of its blocks. Worked out once per work item.
+// What a variant hoists for the tile and for the rows whose accumulators this thread holds: rows l
+// / 4 and l / 4 + 8 of each of its blocks. Worked out once per work item; with 32 rows per warp,
+// where the accumulators need the registers, once per tile of keys.
 template <class K>
 struct ThreadRows {
   using Variant = typename K::Variant;
@@ -16,10 +17,10 @@ struct ThreadRows {
   typename Variant::TileState tile;
   typename Variant::RowState state[kCount];
 
-  WL_FN explicit ThreadRows(const Item<K>& item) : tile(Variant::tile_state(item.p, item.tile)) {
+  WL_FN explicit ThreadRows(const Item<K>& item) : tile(Variant::tile_state(item.p, item.tile())) {
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
-      state[r] = Variant::row_state(item.p, item.tile, tile, item.row(row(r)));
+      state[r] = Variant::row_state(item.p, item.tile(), tile, item.row(row(r)));
     }
   }
 
@@ -29,8 +30,9 @@ struct ThreadRows {
   }
 };
 
-// What the softmax must multiply logits with to have them in base 2: the scale too, if nothing needed the
-// logits in natural units before. A scale that is not positive would turn the maximum round.
+// What the softmax must multiply logits with to have them in base 2: the scale too, if nothing
+// needed the logits in natural units before. A scale that is not positive would turn the maximum
+// round.
 template <class K>
 WL_FN bool scales_late(const typename K::Params& p) {
   return K::Variant::kSoftmax && !K::Variant::kHasLogitsTransform && p.sm_scale > 0.0f;
@@ -40,12 +42,14 @@ WL_FN float softmax_factor(const typename K::Params& p) {
   return scales_late<K>(p) ? p.sm_scale * kLog2e : kLog2e;
 }
 
-// Applies the seats to one tile. kMasked: some of its elements may be invisible or absent; those become
-// -inf, or 0 without softmax. What depends on the column alone is computed once for all rows.
+// Applies the seats to one tile. kMasked: some of its elements may be invisible or absent; those
+// become -inf, or 0 without softmax. What depends on the column alone is computed once for all
+// rows.
 template <bool kMasked, class K>
-WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& rows, const Columns<K>& columns,
+WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const Columns<K>& columns,
                        typename WarpMma<K>::Scores& scores) {
   using Variant = typename K::Variant;
+  const ThreadRows<K> rows = Sizes<K>::kRowBlocks > 1 ? ThreadRows<K>(item) : hoisted;
   const float hidden = Variant::kSoftmax ? -kInfinity : 0.0f;
   const int first = WarpMma<K>::lane() % 4 * 2;
   RowInfo info[ThreadRows<K>::kCount];
@@ -55,19 +59,20 @@ WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& rows, const Col
   for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
     const int key = c / 2 * 8 + first + c % 2;
     const int kv_pos = columns.kv_pos(key);
-    const auto column = Variant::col_state(item.p, item.tile, rows.tile, kv_pos);
+    const auto column = Variant::col_state(item.p, item.tile(), rows.tile, kv_pos);
 #pragma unroll
     for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
       float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
       if constexpr (Variant::kHasLogitsTransform) {
-        score = Variant::logits(item.p, item.tile, rows.tile, info[r], rows.state[r], kv_pos,
+        score = Variant::logits(item.p, item.tile(), rows.tile, info[r], rows.state[r], kv_pos,
                                 column, score * item.p.sm_scale);
       }
       if constexpr (kMasked) {
         bool is_visible = columns.exists(key);
         if constexpr (Variant::kHasLogitsMask) {
-          is_visible = is_visible && Variant::mask(item.p, item.tile, rows.tile, info[r],
-                                                   rows.state[r], kv_pos, column);
+          // & and not &&: no branch, whatever the mask costs
+          is_visible &=
+              Variant::mask(item.p, item.tile(), rows.tile, info[r], rows.state[r], kv_pos, column);
         }
         score = is_visible ? score : hidden;
       }

@@ -1,5 +1,5 @@
-// Float functions a functor may call, on the special function unit (MUFU) where it is accurate enough.
-// namespace precise holds the slower ones of CUDA's library.
+// Float functions a functor may call, on the special function unit (MUFU) where it is accurate
+// enough. namespace precise holds the slower ones of CUDA's library.
 #pragma once
 
 #include <warploom/qualifiers.cuh>

@@ -1,26 +1,26 @@
-// Joining the partial results of a tile whose keys were split: attention states under the operator of
-// FlashInfer, section 2.2, always in ascending order of keys.
+// Joining the partial results of a tile whose keys were split: attention states under the operator
+// of FlashInfer, section 2.2, always in ascending order of keys.
 #pragma once
 
 #include <warploom/output.cuh>
 
 namespace warploom {
 
-// Counts this CTA's partial result; true for the one that finds all others written. The counter is left
-// at zero for the next launch.
+// Counts this CTA's partial result; true for the one that finds all others written. The counter is
+// left at zero for the next launch.
 template <class K>
 WL_FN bool is_last_arrival(const Item<K>& item, int num_slots) {
   __threadfence();  // our slot, before the count
-  __syncthreads();
+  item.arena.sync();
   if (threadIdx.x == 0) {
-    unsigned* counter = item.p.arrivals + item.work.merge;
+    unsigned* counter = item.p.arrivals + item.facts().merge;
     const bool is_last = atomicAdd(counter, 1u) == unsigned(num_slots) - 1;
     if (is_last) *counter = 0;
-    item.arena.kept().is_last = is_last;
+    item.arena.facts().is_last = is_last;
   }
-  __syncthreads();
+  item.arena.sync();
   __threadfence();  // the count, before the others' slots
-  return item.arena.kept().is_last;
+  return item.facts().is_last;
 }
 
 // Joins slots of the tile, writes the final rows.
@@ -31,8 +31,8 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   constexpr int kPanels = S::kDimV / S::kBlock;
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
   float* slab = item.arena.slab_row(thread_row);
-  for (int first = 0; first < item.rows; first += RowStore<K>::kPassRows) {
-    const bool exists = first + thread_row < item.rows;
+  for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {
+    const bool exists = first + thread_row < item.facts().rows;
     const int row = exists ? first + thread_row : 0;
     float joined[kPanels][kVector] = {};
     float largest = -kInfinity, sum = 0.0f;
@@ -56,8 +56,7 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
         if (lane >= C::kHeadDimV) continue;
         const float4 low = __ldcg(reinterpret_cast<const float4*>(from + lane));
         const float4 high = __ldcg(reinterpret_cast<const float4*>(from + lane + 4));
-        const float part[kVector] = {low.x,  low.y,  low.z,  low.w,
-                                     high.x, high.y, high.z, high.w};
+        const float part[kVector] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
           joined[panel][e] = joined[panel][e] * old_weight + part[e] * weight;

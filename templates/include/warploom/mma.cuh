@@ -1,8 +1,8 @@
 // The two products of attention on tensor cores, for one warp: 16x8x16 MMA with fp32 accumulation,
 // operands read by ldmatrix from swizzled tiles.
 //
-// An accumulator block c[4] of 16 rows x 8 columns holds, in lane l, rows l / 4 (c[0], c[1]) and l / 4 + 8
-// (c[2], c[3]) at columns 2 * (l % 4) and the next.
+// An accumulator block c[4] of 16 rows x 8 columns holds, in lane l, rows l / 4 (c[0], c[1]) and l
+// / 4 + 8 (c[2], c[3]) at columns 2 * (l % 4) and the next.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
@@ -31,9 +31,9 @@ struct MmaAtom<bfloat16_t> : cute::SM80_16x8x16_F32BF16BF16F32_TN {
   }
 };
 
-// A lane's place in a staged tile, from which it reads 16x16 blocks: swizzling is worked out once. Rows
-// 8 apart are permuted alike, and the vectors of a row by exclusive or, so that moving by blocks of rows
-// adds a constant, and moving by 16 lanes flips bits.
+// A lane's place in a staged tile, from which it reads 16x16 blocks: swizzling is worked out once.
+// Rows 8 apart are permuted alike, and the vectors of a row by exclusive or, so that moving by
+// blocks of rows adds a constant, and moving by 16 lanes flips bits.
 template <class Tile, int kBlock>
 struct BlockReader {
   const char* tile;
@@ -41,7 +41,8 @@ struct BlockReader {
 
   template <class Element>
   WL_FN BlockReader(const Element* staged, unsigned row, unsigned vector)
-      : tile(reinterpret_cast<const char*>(staged)), at(2 * Tile::offset(int(row), int(kVector * vector))) {}
+      : tile(reinterpret_cast<const char*>(staged)),
+        at(2 * Tile::offset(int(row), int(kVector * vector))) {}
 
   WL_FN const cute::uint128_t& block(int row, int lane) const {
     const char* flipped = tile + (at ^ (lane % kBlock * 2));
@@ -118,8 +119,8 @@ struct WarpMma {
 
   // output += P V, where P(row r of this thread, logit) is a probability. Two neighbouring 8-column
   // blocks in accumulator layout, rounded to 16 bits, are the left operand of one step of 16 keys.
-  // Probabilities are worked out step by step: registers of their logits become free, and exponentials
-  // overlap with the products of the step before.
+  // Probabilities are worked out step by step: registers of their logits become free, and
+  // exponentials overlap with the products of the step before.
   template <class P>
   WL_FN static void accumulate(const Scores& logits, const Values& values, P&& probability,
                                Output& output) {

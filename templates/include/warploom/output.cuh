@@ -1,5 +1,5 @@
-// From accumulators to memory: rows go through fp32 slabs in shared memory, so that the warps of split
-// keys can be joined, the output transform sees whole rows, and stores are 16 bytes wide.
+// From accumulators to memory: rows go through fp32 slabs in shared memory, so that the warps of
+// split keys can be joined, the output transform sees whole rows, and stores are 16 bytes wide.
 #pragma once
 
 #include <warploom/softmax.cuh>
@@ -52,7 +52,7 @@ struct RowStore {
   WL_FN static void write_partial(const Item<K>& item, int row, bool exists, const float* values,
                                   float lse2) {
     if (!exists) return;
-    const long long slot_row = static_cast<long long>(item.work.slot) * C::kRows + row;
+    const long long slot_row = static_cast<long long>(item.facts().slot) * C::kRows + row;
     float* to = item.p.partial_o + slot_row * C::kHeadDimV;
 #pragma unroll
     for (int lane = first_lane(); lane < C::kHeadDimV; lane += S::kBlock) {
@@ -67,7 +67,7 @@ struct RowStore {
 
   WL_FN static void write(const Item<K>& item, int row, bool exists, const float* values,
                           float lse2) {
-    if (item.work.slot < 0) {
+    if (item.facts().slot < 0) {
       write_final(item, row, exists, values, lse2);
     } else {
       write_partial(item, row, exists, values, lse2);
@@ -77,11 +77,12 @@ struct RowStore {
 
 // Puts one 16-row block of a warp's accumulators into slab rows first, first + 1, ...
 template <class K>
-WL_FN void store_block(const Item<K>& item, int first, const float (&block)[WarpMma<K>::kLaneBlocks][4],
-                       float low_scale, float high_scale) {
+WL_FN void store_block(const Item<K>& item, int first,
+                       const float (&block)[WarpMma<K>::kLaneBlocks][4], float low_scale,
+                       float high_scale) {
   const unsigned lane = WarpMma<K>::lane();
   float* low = item.arena.slab_row(first + lane / 4) + lane % 4 * 2;
-  float* high = low + 8 * Arena<K>::kSlabStride;
+  float* high = low + 8 * K::template Arena<K>::kSlabStride;
 #pragma unroll
   for (int l = 0; l < WarpMma<K>::kLaneBlocks; ++l) {
     *reinterpret_cast<float2*>(low + 8 * l) =
@@ -112,7 +113,7 @@ WL_FN void write_rows(const Item<K>& item, const Softmax<K>& softmax,
     constexpr int kRowThreads = Sizes<K>::kRowThreads;
     for (int r = lane / kRowThreads; r < 16; r += kWarpSize / kRowThreads) {
       const int row = WarpMma<K>::block_row(m) + r;
-      RowStore<K>::write(item, row, row < item.rows, item.arena.slab_row(slab + r),
+      RowStore<K>::write(item, row, row < item.facts().rows, item.arena.slab_row(slab + r),
                          kSoftmax ? item.arena.statistics(slab + r).x : 0.0f);
     }
     __syncwarp();
@@ -134,15 +135,16 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
   }
   __syncthreads();
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
-  for (int first = 0; first < item.rows; first += RowStore<K>::kPassRows) {
-    const bool exists = first + thread_row < item.rows;
+  for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {
+    const bool exists = first + thread_row < item.facts().rows;
     const int row = exists ? first + thread_row : 0;
     float weight[kWarps];
     float lse2 = 0.0f;
     if constexpr (K::Variant::kSoftmax) {
       float largest = -kInfinity, sum = 0.0f;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) largest = max(largest, item.arena.statistics(16 * w + row).x);
+      for (int w = 0; w < kWarps; ++w)
+        largest = max(largest, item.arena.statistics(16 * w + row).x);
       const float reference = largest == -kInfinity ? 0.0f : largest;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
@@ -164,7 +166,8 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
       for (int i = 0; i < kVector; ++i) {
         float total = 0.0f;
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) total += weight[w] * item.arena.slab_row(16 * w + row)[l + i];
+        for (int w = 0; w < kWarps; ++w)
+          total += weight[w] * item.arena.slab_row(16 * w + row)[l + i];
         if (exists) item.arena.slab_row(row)[l + i] = total;
       }
     }

@@ -1,9 +1,8 @@
-// The cp.async pipeline: a ring of visits, kStages tiles of keys and of values in flight.
+// The cp.async pipeline: a ring of tiles, kStages of keys and values in shared memory.
 //
-// In the turn of tile i, the values of tile i + kStages - 1 are copied once everyone has finished with
-// tile i - 1, and the keys of tile i + kStages once everyone has finished with the keys of tile i. So two
-// synchronisations per tile order all copies, and with one stage keys and values still alternate. Tile
-// i + kStages is looked up a turn before it is copied.
+// One synchronisation per tile: it says that tile i has arrived and that everyone has finished with
+// tile i - 1, into whose place tile i + kStages - 1 is copied. Tile i + kStages is looked up
+// meanwhile.
 #pragma once
 
 #include <warploom/walk.cuh>
@@ -17,82 +16,129 @@ class KeyPipeline {
   using Element = typename C::Element;
 
  public:
-  KeyWalk<K> walk;
-
   WL_FN explicit KeyPipeline(const Item<K>& item)
-      : walk(item, group()),
-        item_(item),
-        stage_(0) {}
+      : item_(item), walk_(item, group()), stage_(0), slot_(0) {}
 
-  WL_FN static unsigned group() { return S::kSplitKeys ? threadIdx.x / kWarpSize : 0; }
-  WL_FN static unsigned thread() { return S::kSplitKeys ? threadIdx.x % kWarpSize : threadIdx.x; }
+  WL_FN static unsigned group() { return S::kSplitKeys ? cta_thread() / kWarpSize : 0; }
+  WL_FN static unsigned thread() { return S::kSplitKeys ? cta_thread() % kWarpSize : cta_thread(); }
 
-  // Starts the first copies. What was copied before without a commit arrives with the first keys.
-  WL_FN void fill() {
+  // Finds the first tiles. Everyone must wait for everyone before start().
+  WL_FN void look_up() {
+    int blocks[C::kStages];
 #pragma unroll
     for (int i = 0; i < C::kStages; ++i) {
-      ring_[i] = walk.next(thread());
-      copy_keys(ring_[i], i);
-      if (i + 1 < C::kStages) copy_values(ring_[i], i);
+      ring_[i] = walk_.next();
+      blocks[i] = block_of_row(ring_[i]);
     }
-    ring_[C::kStages] = walk.next(thread());
+#pragma unroll
+    for (int i = 0; i < C::kStages; ++i) publish(ring_[i], blocks[i], i);
+  }
+  // Starts the first copies. What was copied before without a commit arrives with the first tile.
+  WL_FN void start() {
+#pragma unroll
+    for (int i = 0; i + 1 < C::kStages; ++i) copy(i, i, i);
   }
 
-  WL_FN bool has_tile() const { return ring_[0].begin() < walk.end; }
-  WL_FN const Visit& visit() const { return ring_[0]; }
+  WL_FN bool has_tile() const { return ring_[0].begin() < item_.facts().places.end; }
+  WL_FN bool is_full() const { return ring_[0].is_full(); }
   WL_FN Element* keys() const { return item_.arena.keys(stage_, group()); }
   WL_FN Element* values() const { return item_.arena.values(stage_, group()); }
-  WL_FN const int* positions() const { return item_.arena.positions(ring_[0].slot, group()); }
-  WL_FN Columns<K> columns() const { return {item_, walk, ring_[0], positions()}; }
+  WL_FN Columns<K> columns() const {
+    return {item_, ring_[0], item_.arena.positions(slot_, group())};
+  }
 
-  // Waits for the oldest copy of the two that every turn waits for; copies are visible to the group after.
+  // A turn: wait, copy_ahead, use keys() and values(), advance.
   WL_FN static void wait() {
-    cute::cp_async_wait<2 * (C::kStages - 1)>();
+    cute::cp_async_wait<C::kStages - 2>();
     sync_group<K>();
   }
-  WL_FN void copy_next_values() {
-    copy_values(ring_[C::kStages - 1], stage_ == 0 ? C::kStages - 1 : stage_ - 1);
-  }
-  WL_FN void copy_next_keys() {
-    copy_keys(ring_[C::kStages], stage_);
-    incoming_ = walk.next(thread());
+  WL_FN void copy_ahead() {
+    copy(C::kStages - 1, stage_ == 0 ? C::kStages - 1 : stage_ - 1, slot(C::kStages - 1));
+    next_ = walk_.next();
+    block_ = block_of_row(next_);
   }
   WL_FN void advance() {
+    publish(next_, block_, slot(C::kStages));
 #pragma unroll
-    for (int i = 0; i < C::kStages; ++i) ring_[i] = ring_[i + 1];
-    ring_[C::kStages] = incoming_;
+    for (int i = 0; i + 1 < C::kStages; ++i) ring_[i] = ring_[i + 1];
+    ring_[C::kStages - 1] = next_;
     stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
+    slot_ = slot_ == C::kStages ? 0 : slot_ + 1;
   }
 
  private:
-  WL_FN void copy_keys(const Visit& visit, int stage) {
-    if (visit.begin() < walk.end) {
-      copy_tokens<K, KeyCopy<K>>(item_.arena.kept().keys, item_.p.k_block_stride,
-                                 item_.p.k_token_stride, visit.begin(), walk.end, visit.block,
-                                 item_.arena.keys(stage, group()), thread());
-      if constexpr (C::kColumnPositions) write_positions(visit);
-    }
-    cute::cp_async_fence();  // also without a tile: waiting counts commits
+  // threadIdx.x, read anew at each use: addresses that follow from it would otherwise be kept over
+  // the loop, in registers that the accumulators need.
+  WL_FN static unsigned cta_thread() {
+    unsigned thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
   }
-  WL_FN void copy_values(const Visit& visit, int stage) {
-    if (visit.begin() < walk.end) {
-      copy_tokens<K, ValueCopy<K>>(item_.arena.kept().values, item_.p.v_block_stride,
-                                   item_.p.v_token_stride, visit.begin(), walk.end, visit.block,
-                                   item_.arena.values(stage, group()), thread());
+
+  // Slot of Arena::offsets and Arena::positions of the tile at this place of the ring.
+  WL_FN int slot(int place) const {
+    const int slot = slot_ + place;
+    return slot > C::kStages ? slot - (C::kStages + 1) : slot;
+  }
+
+  // One thread for each row of a tile: look-up of its block, and what follows from it for everyone.
+  WL_FN int block_of_row(const Visit& visit) const {
+    if constexpr (C::kIndexed) {
+      if (thread() < S::kGroupKeys) return block_of(item_, visit.begin() + int(thread()));
     }
+    return -1;
+  }
+  WL_FN void publish(const Visit& visit, int block, int slot) const {
+    if constexpr (C::kIndexed) {
+      if (thread() >= S::kGroupKeys) return;
+      const int token = (visit.begin() + int(thread())) % C::kBlockKv;
+      const bool exists = block >= 0;
+      item_.arena.offsets(slot, group())[thread()] = {
+          exists ? key_rows().offset(block, token) : kAbsent,
+          exists ? value_rows().offset(block, token) : kAbsent};
+      if constexpr (C::kColumnPositions) {
+        item_.arena.positions(slot, group())[thread()] = exists ? block * C::kBlockKv + token : -1;
+      }
+    }
+  }
+
+  // Where there is no tile, zeros are staged, which nobody reads: without a branch, the
+  // instructions of a copy fill the gaps between those of the tensor cores. And waiting counts
+  // commits.
+  WL_FN void copy(int place, int stage, int slot) const {
+    copy_rows<KeyCopy<K>>(key_rows(), false, place, slot, item_.arena.keys(stage, group()));
+    copy_rows<ValueCopy<K>>(value_rows(), true, place, slot, item_.arena.values(stage, group()));
     cute::cp_async_fence();
   }
-  WL_FN void write_positions(const Visit& visit) {
-    const int key = KeyCopy<K>::looked_up_row(thread());
-    if (key >= S::kGroupKeys) return;
-    const int position = visit.block * C::kBlockKv + (visit.begin() + key) % C::kBlockKv;
-    item_.arena.positions(visit.slot, group())[key] = visit.block < 0 ? -1 : position;
+  template <class Copy>
+  WL_FN void copy_rows(const TokenRows<Element>& tokens, bool of_values, int place, int slot,
+                       Element* to) const {
+    const int row = Copy::first_row(thread());
+    const Element* from = tokens.first + Copy::column(thread());
+    if constexpr (C::kIndexed) {
+      const ListedRows<Copy> rows{item_.arena.offsets(slot, group()), row, of_values};
+      Copy::copy(from, rows, to, thread());
+    } else {
+      const int begin = ring_[place].begin();
+      const AffineRows<Copy> rows{tokens.token_stride, item_.facts().places.end - begin, row};
+      Copy::copy(from + (begin + row) * tokens.token_stride, rows, to, thread());
+    }
+  }
+
+  WL_FN TokenRows<Element> key_rows() const {
+    return {item_.facts().keys, item_.p.k_block_stride, item_.p.k_token_stride};
+  }
+  WL_FN TokenRows<Element> value_rows() const {
+    return {item_.facts().values, item_.p.v_block_stride, item_.p.v_token_stride};
   }
 
   const Item<K>& item_;
-  int stage_;  // of the tile whose turn it is
-  Visit ring_[C::kStages + 1];
-  Visit incoming_;
+  KeyWalk<K> walk_;
+  int stage_;               // of the tile whose turn it is
+  int slot_;                // likewise
+  Visit ring_[C::kStages];  // tiles from that one on
+  Visit next_;              // the one after these
+  int block_;               // looked up for it
 };
 
 }  // namespace warploom

@@ -33,28 +33,14 @@ struct Softmax {
     }
   }
 
-  // Leaves the state in shared memory, and takes it up again.
-  WL_FN void rest(Arena<K> arena) const {
-    if constexpr (Sizes<K>::kRestSoftmax) {
-      arena.softmax(0) = make_float4(largest[0], largest[1], largest[2], largest[3]);
-      arena.softmax(1) = make_float4(sum[0], sum[1], sum[2], sum[3]);
-    }
-  }
-  WL_FN void take_up(Arena<K> arena) {
-    if constexpr (Sizes<K>::kRestSoftmax) {
-      const float4 a = arena.softmax(0), b = arena.softmax(1);
-      largest[0] = a.x, largest[1] = a.y, largest[2] = a.z, largest[3] = a.w;
-      sum[0] = b.x, sum[1] = b.y, sum[2] = b.z, sum[3] = b.w;
-    }
-  }
-
-  // Takes in the maxima of a tile, and rescales the output if the reference moved.
+  // Takes in the maxima of a tile. True if the reference moved in some row of the warp: the
+  // output's rows must then be scaled by `rescale`.
   //
-  // `largest` follows the true maximum only when that is more than 2^8 greater: a probability is then at
-  // most 256, which 16-bit floats hold as exactly as 1, and the output is rescaled in few tiles.
-  WL_FN void update(const Scores& scores, Output& output) {
+  // `largest` follows the true maximum only when that is more than 2^8 greater: a probability is
+  // then at most 256, which 16-bit floats hold as exactly as 1, and the output is rescaled in few
+  // tiles.
+  WL_FN bool follow(const Scores& scores, float (&rescale)[kRows]) {
     bool moved = false;
-    float rescale[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float found = scores[r / 2][0][r % 2 * 2];
@@ -71,7 +57,11 @@ struct Softmax {
       reference_[r] = largest[r] == -kInfinity ? 0.0f : largest[r] * factor;
       moved |= moves;
     }
-    if (__any_sync(kAllLanes, moved)) scale_rows(output, rescale);
+    return __any_sync(kAllLanes, moved);
+  }
+  WL_FN void update(const Scores& scores, Output& output) {
+    float rescale[kRows];
+    if (follow(scores, rescale)) scale_rows(output, rescale);
   }
 
   // Probability of a logit of row r, relative to its reference; counts it in the row's sum.

@@ -1,7 +1,8 @@
-// Sizes that follow from a rendered `Config`, and where a staged tile's elements lie in shared memory.
+// Sizes that follow from a rendered `Config`, and where a staged tile's elements lie in shared
+// memory.
 //
-// In all device headers K bundles the types of one rendered kernel: Params, Variant, Config, and the
-// plan records Segment, WorkItem and Merge.
+// In all device headers K bundles the types of one rendered kernel: Params, Variant, Config, the
+// plan records Segment and WorkItem, and `Arena`, the template of its shared memory.
 #pragma once
 
 #include <cute/layout.hpp>
@@ -17,9 +18,9 @@ constexpr int kVector = 8;  // 16-bit elements in 16 bytes, the unit of every co
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// How the warps of a CTA share a tile. 64 and 128 rows: each warp has its own rows and sees all keys.
-// 16 rows (decoding): all warps have the same rows and each its own keys, so that no warp waits for
-// another before the end of the work item.
+// How the warps of a CTA share a tile. 64 and 128 rows: each warp has its own rows and sees all
+// keys. 16 rows (decoding): all warps have the same rows and each its own keys, so that no warp
+// waits for another before the end of the work item.
 template <class K>
 struct Sizes {
   using C = typename K::Config;
@@ -27,7 +28,8 @@ struct Sizes {
   static constexpr int kThreads = C::kWarps * kWarpSize;
   static constexpr bool kSplitKeys = C::kRows == 16;
   static constexpr int kRowWarps = kSplitKeys ? 1 : C::kWarps;
-  static constexpr int kGroups = kSplitKeys ? C::kWarps : 1;  // groups of threads that stage keys alone
+  static constexpr int kGroups =
+      kSplitKeys ? C::kWarps : 1;  // groups of threads that stage keys alone
   static constexpr int kGroupThreads = kThreads / kGroups;
   static constexpr int kGroupKeys = C::kKeys / kGroups;
 
@@ -35,10 +37,6 @@ struct Sizes {
   // 16 * (w + kRowWarps * block), so that the diagonal of a causal mask costs all warps the same.
   static constexpr int kRowBlocks = C::kRows / (16 * kRowWarps);
   static constexpr int kKeyBlocks = kGroupKeys / 8;
-
-  // With 32 rows the accumulators of both products take most of the 255 registers of a thread: the state
-  // of its softmax then rests in shared memory while the first product runs.
-  static constexpr bool kRestSoftmax = kRowBlocks == 2;
 
   // Head dimensions are padded to whole swizzled blocks; the padding is staged as zeros.
   static constexpr int kDimQk = round_up(C::kHeadDimQk, 32);
@@ -53,11 +51,12 @@ struct Sizes {
   static_assert(C::kRows % (16 * kRowWarps) == 0, "every warp needs whole blocks of 16 rows");
   static_assert(kRowBlocks <= 2, "a warp has at most 32 rows: more accumulators than registers");
   static_assert(kGroupKeys % 16 == 0, "every warp needs whole MMA steps of 16 keys");
-  static_assert(C::kStages >= 1, "there must be a stage to copy into");
+  static_assert(C::kStages >= 2, "one tile is copied while another is used");
 };
 
-// kRows rows of kDim elements, as kDim / kBlock panels of kRows x kBlock; in a panel, a row's 16-byte
-// vectors are permuted so that any 8 rows at one vector (what ldmatrix reads) lie in different banks.
+// kRows rows of kDim elements, as kDim / kBlock panels of kRows x kBlock; in a panel, a row's
+// 16-byte vectors are permuted so that any 8 rows at one vector (what ldmatrix reads) lie in
+// different banks.
 template <int kRows, int kDim, int kBlock>
 struct SmemTile {
   using Swizzle = cute::Swizzle<kBlock == 64 ? 3 : 2, 3, 3>;

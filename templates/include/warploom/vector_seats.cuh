@@ -31,13 +31,13 @@ struct OutputPlace {
     template <int I, class X>                                                                     \
     WL_FN static float reduce(const Item<K>& item, const Place& at, int lane, const X& x,         \
                               const float* r) {                                                   \
-      return Variant::template name##_reduce<I>(item.p, item.tile, __VA_ARGS__, lane, kHeadDim, x, \
-                                                r);                                               \
+      return Variant::template name##_reduce<I>(item.p, item.tile(), __VA_ARGS__, lane, kHeadDim, \
+                                                x, r);                                            \
     }                                                                                             \
     template <class X>                                                                            \
     WL_FN static float value(const Item<K>& item, const Place& at, int lane, const X& x,          \
                              const float* r) {                                                    \
-      return Variant::name(item.p, item.tile, __VA_ARGS__, lane, kHeadDim, x, r);                 \
+      return Variant::name(item.p, item.tile(), __VA_ARGS__, lane, kHeadDim, x, r);               \
     }                                                                                             \
   };
 
@@ -49,7 +49,8 @@ WL_VECTOR_SEAT(Output, output, kHeadDimV, OutputPlace, at.row, at.lse)
 
 // A row's reductions over lanes, each by all threads of the row; results in r.
 template <class Seat, class K, class Place, class X, int I = 0>
-WL_FN void reduce_lanes(const Item<K>& item, const Place& at, const X& x, unsigned thread, float* r) {
+WL_FN void reduce_lanes(const Item<K>& item, const Place& at, const X& x, unsigned thread,
+                        float* r) {
   if constexpr (I < Seat::kReductions) {
     float result = Seat::template identity<I>();
 #pragma unroll
@@ -78,20 +79,21 @@ struct StagedRow {
   WL_FN float operator()(int lane) const { return to_float(tile[Tile::offset(row, lane)]); }
 };
 
-// Transforms all rows of a staged tile in place. `place(row)` is the seat's position; rows at or past
-// `count` stay as they are (zeros, which no functor may change: 0 * NaN is not 0).
-template <class Seat, class Tile, int kRows, int kThreads, class K, class PlaceOf>
-WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* staged, int count,
-                          unsigned thread, const PlaceOf& place) {
+// Transforms the rows of a staged tile in place. `rows.place(row)` is the seat's position; rows
+// that do not exist stay zeros, which no functor may change: 0 * NaN is not 0.
+template <class Seat, class Tile, int kRows, int kThreads, class K, class Rows>
+WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* staged, unsigned thread,
+                          const Rows& rows) {
   using Element = typename K::Config::Element;
   constexpr int kRowThreads = Sizes<K>::kRowThreads;
   constexpr int kPanels = Tile::kElements / kRows / Sizes<K>::kBlock;
   const int column = thread % kRowThreads * kVector;
   for (int first = 0; first < kRows; first += kThreads / kRowThreads) {
-    const int row = first + thread / kRowThreads;
-    const bool exists = row < count;
-    const auto at = place(exists ? row : 0);
-    const StagedRow<Tile, Element> x{staged, exists ? row : 0};
+    const int tile_row = first + thread / kRowThreads;
+    const bool exists = tile_row < kRows && rows.exists(tile_row);
+    const int row = exists ? tile_row : 0;  // all threads of a warp take part in reductions
+    const auto at = rows.place(row);
+    const StagedRow<Tile, Element> x{staged, row};
     float r[Seat::kReductions + 1];
     reduce_lanes<Seat>(item, at, x, thread % kRowThreads, r);
     alignas(16) Element changed[kPanels][kVector];
@@ -114,5 +116,13 @@ WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* stag
     }
   }
 }
+
+// The rows of the query tile, for transform_rows.
+template <class K>
+struct QueryRows {
+  const Item<K>& item;
+  WL_FN bool exists(int row) const { return row < item.facts().rows; }
+  WL_FN const RowInfo& place(int row) const { return item.row(row); }
+};
 
 }  // namespace warploom
