@@ -93,9 +93,17 @@ def param_fields(spec: AttentionSpec) -> tuple[ParamField, ...]:
     )  # stable: order within a size stays
 
 
-def struct_text(fields: tuple[ParamField, ...]) -> str:
-    """C++ text of `struct Params`."""
+TENSOR_MAP_BYTES = 128
+_TENSOR_MAPS = (
+    "  alignas(64) TensorMap k_map;  // keys, for bulk tensor copies",
+    "  alignas(64) TensorMap v_map;  // values",
+)
+
+
+def struct_text(fields: tuple[ParamField, ...], tensor_maps: bool = False) -> str:
+    """C++ text of `struct Params`; with tensor maps at its end for kernels that copy by them."""
     lines = [f"  {field.c_type} {field.name};  // {field.meaning}" for field in fields]
+    lines += _TENSOR_MAPS if tensor_maps else ()
     return "\n".join(["struct Params {", *lines, "};"])
 
 
@@ -122,6 +130,11 @@ class Packer:
     def size(self) -> int:
         """Bytes of the struct, padded to 8 as C pads it."""
         return (self._struct.size + 7) // 8 * 8
+
+    @property
+    def tensor_maps_offset(self) -> int:
+        """Byte at which the tensor maps of keys and values begin, behind all members."""
+        return (self._struct.size + 63) // 64 * 64
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         if values.keys() != set(self.names):

@@ -20,7 +20,7 @@ class Arch:
         shared_per_cta: bytes of shared memory one CTA may use after opting in.
         shared_per_sm: bytes of shared memory of an SM, of which each CTA costs 1 KiB extra.
         threads_per_sm: threads an SM can hold.
-        template: family of templates that serves it.
+        templates: templates that compile for it.
         registers_per_sm: 32-bit registers of an SM.
         registers_per_thread: most registers one thread may have.
     """
@@ -30,7 +30,7 @@ class Arch:
     shared_per_cta: int
     shared_per_sm: int
     threads_per_sm: int
-    template: Literal["portable"] = "portable"
+    templates: tuple[Literal["portable", "hopper"], ...] = ("portable",)
     registers_per_sm: int = 65536
     registers_per_thread: int = 255
 
@@ -50,7 +50,7 @@ ARCHS: dict[str, Arch] = {
     for arch in (
         Arch("sm_80", (8, 0), 163 * _KIB, 164 * _KIB, 2048),
         Arch("sm_89", (8, 9), 99 * _KIB, 100 * _KIB, 1536),
-        Arch("sm_90a", (9, 0), 227 * _KIB, 228 * _KIB, 2048),
+        Arch("sm_90a", (9, 0), 227 * _KIB, 228 * _KIB, 2048, ("hopper", "portable")),
         Arch("sm_100a", (10, 0), 227 * _KIB, 228 * _KIB, 2048),
         Arch("sm_120", (12, 0), 99 * _KIB, 100 * _KIB, 1536),
     )

@@ -9,7 +9,8 @@ Keys:
     entry: the kernel's `extern "C"` name.
     config: the same sizes as values, where a template must choose text: element (C++ type),
         head_dim_qk, head_dim_v, rows, keys, warps, stages, block_kv (tokens per indexed block; 0 if
-        affine), indexed, column_positions.
+        affine), indexed, column_positions; for Hopper also query_stages and bulk (whether keys come
+        by tensor copies).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Literal
 from warploom.codegen.abi import param_fields, struct_text
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles_hopper import copies_in_bulk
 from warploom.dsl.spec import AttentionSpec
 
 _SHORT_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -37,7 +39,7 @@ def kernel_context(
     return {
         "title": _title(spec, tile, template),
         "plan_structs": plan_structs,
-        "params_struct": struct_text(param_fields(spec)),
+        "params_struct": struct_text(param_fields(spec), tensor_maps="bulk" in config),
         "variant_struct": variant_struct(spec.variant, language),
         "config_struct": config_struct(config),
         "config": config,
@@ -66,7 +68,7 @@ def kernel_name(spec: AttentionSpec, tile: TileConfig, template: str) -> str:
 
 def config_values(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int | bool]:
     block_kv = spec.kv_format.block_kv
-    return {
+    values: dict[str, str | int | bool] = {
         "element": spec.dtype.c_name,
         "head_dim_qk": spec.head_dim_qk,
         "head_dim_v": spec.head_dim_v,
@@ -78,6 +80,9 @@ def config_values(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int 
         "indexed": block_kv > 0,
         "column_positions": spec.kv_format.column_positions,
     }
+    if tile.template == "hopper":
+        values |= {"query_stages": tile.query_stages, "bulk": copies_in_bulk(spec.kv_format, tile)}
+    return values
 
 
 def config_struct(config: dict[str, str | int | bool]) -> str:

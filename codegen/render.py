@@ -11,19 +11,18 @@ from warploom.codegen.context import kernel_context, kernel_name
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.spec import AttentionSpec
 
-CUDA_TEMPLATE = "portable.cu.j2"
 CPU_TEMPLATE = "cpu.cpp.j2"
 
 
 def render_cuda(spec: AttentionSpec, tile: TileConfig, plan_structs: str) -> KernelSource:
-    """Source of the portable CUDA kernel.
+    """Source of a CUDA kernel, from the template that the tile names.
 
     Args:
         spec: what to compute.
         tile: sizes to compile for.
         plan_structs: C text of the plan records (`scheduler.layout.c_structs()`).
     """
-    return _render(spec, tile, plan_structs, CUDA_TEMPLATE, "cuda")
+    return _render(spec, tile, plan_structs, f"{tile.template}.cu.j2", "cuda")
 
 
 def render_cpu(spec: AttentionSpec, tile: TileConfig, plan_structs: str) -> KernelSource:

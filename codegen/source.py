@@ -18,8 +18,11 @@ class TileConfig:
     Attributes:
         rows: fused query rows per tile (query row x query head of the group).
         keys: keys per tile.
-        warps: CUDA warps of a block; 1 on the CPU.
-        stages: tiles of keys in flight (`cp.async` stages).
+        warps: CUDA warps that compute; 1 on the CPU.
+        stages: tiles of keys in flight.
+        template: which CUDA template: "portable", or "hopper", whose blocks have four more warps
+            that copy.
+        query_stages: tiles of queries in flight; Hopper only.
         reason: why these sizes were chosen, for `explain()`; not part of the identity.
     """
 
@@ -27,6 +30,8 @@ class TileConfig:
     keys: int
     warps: int = 4
     stages: int = 2
+    template: Literal["portable", "hopper"] = "portable"
+    query_stages: int = 1
     reason: str = field(default="", compare=False)
 
 

@@ -1,7 +1,8 @@
-"""Which tile a CUDA kernel is compiled for, and what it then needs at launch: pure functions, no device.
+"""Which tile a CUDA kernel is compiled for, and what its launch needs: pure functions, no device.
 
-Sizes follow FlashAttention-2 and FlashInfer (section 3.2.2): the row tile is the smallest of 16, 64 and
-128 that holds the mean number of fused rows of a request, and the rest is what fits the architecture.
+Sizes follow FlashAttention-2 and FlashInfer (section 3.2.2): the row tile is the smallest of 16, 64
+and 128 that holds the mean number of fused rows of a request, and the rest is what fits the
+architecture.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles_hopper import hopper_launch, hopper_tiles
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
 _WARP = 32
-_KEPT_BYTES = 112  # Arena::Kept
+_FACTS_BYTES = 112  # ItemFacts
 _RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
 
 
@@ -35,7 +37,10 @@ class LaunchShape:
 
 
 def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
-    """Launch shape of the portable kernel."""
+    """Launch shape of the kernel that a tile names."""
+    if tile.template == "hopper":
+        hopper = hopper_launch(spec, tile)
+        return LaunchShape(hopper.threads, hopper.shared_bytes, 1)
     threads = tile.warps * _WARP
     shared = _shared_bytes(spec, tile)
     ctas = min(
@@ -60,6 +65,10 @@ def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> Tile
     Raises:
         UnsupportedSpec: no tile fits.
     """
+    if "hopper" in arch.templates and mean_fused_rows > 64:
+        for tile in hopper_tiles(spec):
+            if hopper_launch(spec, tile).shared_bytes <= arch.shared_per_cta:
+                return replace(tile, reason=_hopper_reason(tile, mean_fused_rows))
     for wanted_ctas in (2, 1):  # two CTAs hide each other's latencies
         for tile in _candidates(spec, mean_fused_rows):
             shape = cuda_launch(spec, tile, arch)
@@ -73,18 +82,16 @@ def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> Tile
 
 
 def _candidates(spec: AttentionSpec, mean_fused_rows: float) -> Iterator[TileConfig]:
-    """Tiles to try, best first."""
+    """Tiles to try, best first. One tile of keys is copied while another is used: two stages."""
     if mean_fused_rows <= 16:
         # All warps share the rows and stream keys; bytes in flight count, so stages do.
-        yield from (TileConfig(16, 64, 4, stages) for stages in (3, 2, 1))
-        return
+        yield from (TileConfig(16, 64, 4, stages) for stages in (3, 2))
     is_wide = max(spec.head_dim_qk, spec.head_dim_v) > 128
     if mean_fused_rows > 64:
         # 32 rows per warp halve the reads of keys from shared memory, but their output must fit the
         # registers. Wide heads leave room for 16 rows, and need twice the warps.
-        yield from (TileConfig(128, 64, 8 if is_wide else 4, stages) for stages in (2, 1))
-    for keys in (64, 32):
-        yield from (TileConfig(64, keys, 4, stages) for stages in (2, 1))
+        yield TileConfig(128, 64, 8 if is_wide else 4, 2)
+    yield from (TileConfig(64, keys, 4, 2) for keys in (64, 32))
 
 
 def _reason(tile: TileConfig, shape: LaunchShape, arch: Arch, mean_fused_rows: float) -> str:
@@ -92,9 +99,18 @@ def _reason(tile: TileConfig, shape: LaunchShape, arch: Arch, mean_fused_rows: f
         f"each of {tile.warps} warps has {tile.rows // tile.warps} rows"
     )  # fmt: skip
     return (
-        f"{mean_fused_rows:.4g} fused query rows per request on average: {tile.rows} rows, {share}; "
-        f"{tile.keys} keys in {tile.stages} stages take {shape.shared_bytes / 1024:.4g} KiB of shared "
-        f"memory, of {arch.shared_per_cta // 1024} on {arch.name}: {shape.ctas_per_sm} CTAs per SM"
+        f"{mean_fused_rows:.4g} fused query rows per request on average: {tile.rows} rows, "
+        f"{share}; {tile.keys} keys in {tile.stages} stages take {shape.shared_bytes / 1024:.4g} "
+        f"KiB of shared memory, of {arch.shared_per_cta // 1024} on {arch.name}: "
+        f"{shape.ctas_per_sm} CTAs per SM"
+    )
+
+
+def _hopper_reason(tile: TileConfig, mean_fused_rows: float) -> str:
+    return (
+        f"{mean_fused_rows:.4g} fused query rows per request on average: two groups of 64 rows "
+        f"take turns on Hopper's tensor cores; {tile.keys} keys in {tile.stages} stages and "
+        f"{tile.query_stages} tiles of queries are what fits the shared memory"
     )
 
 
@@ -102,14 +118,14 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     """Size of `Arena` in templates/include/warploom/arena.cuh; a test compares the two."""
     dim_qk, dim_v = _round_up(spec.head_dim_qk, 32), _round_up(spec.head_dim_v, 32)
     staged = 2 * (tile.rows * dim_qk + tile.stages * tile.keys * (dim_qk + dim_v))
+    if spec.kv_format.block_kv:
+        staged += 16 * (tile.stages + 1) * tile.keys  # offsets of keys and values
     if spec.kv_format.column_positions:
         staged += 4 * (tile.stages + 1) * tile.keys
-    if tile.rows == 32 * tile.warps:
-        staged += 32 * _WARP * tile.warps  # softmax state at rest
     slab_rows = 16 * tile.warps
     output = 4 * slab_rows * (dim_v + 8) + 8 * slab_rows
     end = _round_up(max(staged, output), 16) + _round_up(12 * tile.rows, 16)
-    return end + _KEPT_BYTES
+    return end + _FACTS_BYTES
 
 
 def _round_up(n: int, multiple: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from warploom.codegen.source import TileConfig
 from warploom.runtime.args import (
     Geometry,
     check_apart,
@@ -20,6 +21,7 @@ from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
 from warploom.runtime.params import ParamBlock
+from warploom.runtime.tensor_map import TensorMaps
 
 
 class Launcher:
@@ -39,11 +41,16 @@ class Launcher:
         self._seen: tuple[object, ...] | None = None
         self._apart: tuple[int, ...] | None = None
         self._streams = Streams(geometry.device)
+        self._maps_of: dict[TileConfig, TensorMaps | None] = {}
 
     def planned(self, batch: Batch, kernel: Kernel) -> None:
         """Take a new plan, which has just been enqueued on the current stream."""
         self._batch = batch
         self._launch = kernel.launch
+        self._tensor_maps = self._maps_of.get(kernel.tile)
+        if kernel.tile not in self._maps_of:
+            self._tensor_maps = TensorMaps.of(self._geometry, kernel.tile)
+            self._maps_of[kernel.tile] = self._tensor_maps
         self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
         self._lse_shape = self._geometry.lse_shape(batch)
         self._seen = None
@@ -90,6 +97,8 @@ class Launcher:
         if writes_to_given and self._apart != (*addresses, lse_address):
             check_apart(out, lse, (q, k, v))
             self._apart = (*addresses, lse_address)
+        if self._tensor_maps is not None:
+            self._params.set_tensor_maps(self._tensor_maps(k, v))
         self._params.set_pointers(*addresses, lse_address)
         self._launch(self._params, self._streams.current() if self._is_cuda else 0)
         del kept  # given tensors live until here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 
-from warploom.codegen.abi import Packer, param_fields
+from warploom.codegen.abi import TENSOR_MAP_BYTES, Packer, param_fields
 from warploom.dsl.spec import AttentionSpec
 
 TENSORS = ("q", "k", "v", "o", "lse")
@@ -27,8 +27,10 @@ class ParamBlock:
     def __init__(self, spec: AttentionSpec) -> None:
         packer = Packer(param_fields(spec))
         offsets = packer.offsets
-        self._bytes = bytearray(packer.size)
-        self._view = (ctypes.c_char * packer.size).from_buffer(self._bytes)
+        self._maps_at = packer.tensor_maps_offset
+        size = self._maps_at + 2 * TENSOR_MAP_BYTES  # kernels without maps read a prefix
+        self._bytes = bytearray(size)
+        self._view = (ctypes.c_char * size).from_buffer(self._bytes)
         self.address = ctypes.addressof(self._view)
         self._arguments = ctypes.c_void_p(self.address)
         self.arguments = ctypes.addressof(self._arguments)
@@ -53,6 +55,10 @@ class ParamBlock:
     def set_pointers(self, q: int, k: int, v: int, o: int, lse: int) -> None:
         form, offset = self._pointers
         form.pack_into(self._bytes, offset, q, k, v, o, lse)
+
+    def set_tensor_maps(self, maps: bytes) -> None:
+        """Write the tensor maps of keys and values."""
+        self._bytes[self._maps_at : self._maps_at + len(maps)] = maps
 
     def set_strides(self, strides: tuple[int, ...]) -> None:
         """Write all strides, in the order of `STRIDES`."""

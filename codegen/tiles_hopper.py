@@ -1,0 +1,69 @@
+"""Tiles of the Hopper template: sizes that fit its registers and shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from warploom.codegen.source import TileConfig
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.spec import AttentionSpec
+
+GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
+_FACTS_BYTES = 112  # ItemFacts
+_SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
+
+
+@dataclass(frozen=True)
+class HopperLaunch:
+    """What a launch needs: a block has four warps that copy besides those that compute."""
+
+    threads: int
+    shared_bytes: int
+
+
+def hopper_launch(spec: AttentionSpec, tile: TileConfig) -> HopperLaunch:
+    """Launch shape of the Hopper kernel."""
+    return HopperLaunch(32 * (tile.warps + 4), _shared_bytes(spec, tile))
+
+
+def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
+    """Tiles to try, best first: two groups of 64 rows, and as many keys as fit.
+
+    Queries of the next item are copied early if there is room for two tiles of them.
+    """
+    # The accumulators of 128 keys and 128 lanes leave just enough registers of 216 (232 if wide).
+    most = 64 if max(spec.head_dim_qk, spec.head_dim_v) > 192 else 128
+    for keys in (128, 96, 64):
+        if keys > most or not _suits_blocks(keys, spec.kv_format.block_kv):
+            continue
+        for query_stages in (2, 1):
+            yield TileConfig(128, keys, 8, 2, "hopper", query_stages)
+
+
+def copies_in_bulk(kv_format: KVFormat, tile: TileConfig) -> bool:
+    """Whether keys can come by tensor copies: affine storage, or boxes that blocks fill evenly."""
+    block = kv_format.block_kv
+    return block == 0 or (block % _SMALLEST_BOX == 0 and _suits_blocks(tile.keys, block))
+
+
+def _suits_blocks(keys: int, block: int) -> bool:
+    return block % _SMALLEST_BOX != 0 or block == 0 or keys % block == 0 or block % keys == 0
+
+
+def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
+    """Size of `hopper::Shared` in templates/include/warploom/hopper/shared.cuh; a test compares."""
+    dim_qk, dim_v = _round_up(spec.head_dim_qk, 32), _round_up(spec.head_dim_v, 32)
+    row_threads = 8 if dim_qk % 64 == 0 and dim_v % 64 == 0 else 4
+    staged = 2 * (
+        tile.query_stages * tile.rows * dim_qk + tile.stages * tile.keys * (dim_qk + dim_v)
+    )
+    slab = 4 * (32 * tile.warps // row_threads) * (dim_v + 8)
+    positions = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
+    items = tile.query_stages * (_FACTS_BYTES + _round_up(12 * tile.rows, 16))
+    barriers = 8 * (4 * tile.query_stages + 4 * tile.stages)
+    return _round_up(staged + slab + positions, 16) + items + barriers
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

@@ -1,0 +1,107 @@
+"""Tensor maps: what the copy engine of Hopper must know of a tensor of keys or values."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from warploom.codegen.abi import TENSOR_MAP_BYTES
+from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles_hopper import copies_in_bulk
+from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
+from warploom.errors import WrongStride
+from warploom.runtime.args import Geometry
+from warploom.runtime.cuda import load_driver
+
+_KEPT = 512  # pairs of tensors, such as the layers of a model
+
+
+class TensorMaps:
+    """Maps of the tensors one wrapper reads, made once for each pair of them."""
+
+    def __init__(self, geometry: Geometry, tile: TileConfig) -> None:
+        self._driver = load_driver()
+        self._format = geometry.kv_format
+        block = geometry.kv_format.block_kv
+        self._box_tokens = min(tile.keys, block) if block else tile.keys
+        dims = geometry.head_dim_qk, geometry.head_dim_v
+        self._box_lanes = 64 if all(-(-dim // 32) % 2 == 0 for dim in dims) else 32
+        self._type = "FLOAT16" if geometry.dtype == torch.float16 else "BFLOAT16"
+        self._made: dict[tuple[object, ...], bytes] = {}
+
+    @classmethod
+    def of(cls, geometry: Geometry, tile: TileConfig) -> TensorMaps | None:
+        """Maps for a kernel of this tile, or None if it copies without them."""
+        if tile.template != "hopper" or not copies_in_bulk(geometry.kv_format, tile):
+            return None
+        return cls(geometry, tile)
+
+    def __call__(self, k: torch.Tensor, v: torch.Tensor) -> bytes:
+        """The bytes of both maps.
+
+        Raises:
+            WrongStride: the copy engine cannot step through a tensor.
+        """
+        key = (k.data_ptr(), v.data_ptr(), k.shape, k.stride(), v.shape, v.stride())
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) >= _KEPT:
+                self._made.clear()
+            found = self._made[key] = self._encode(k, "k") + self._encode(v, "v")
+        return found
+
+    def _encode(self, tensor: torch.Tensor, name: str) -> bytes:
+        if tensor.numel() == 0:
+            return bytes(TENSOR_MAP_BYTES)  # there is nothing to copy, and no map of nothing
+        view = _by_block_token_head(tensor, self._format)
+        blocks, tokens, heads, lanes = view.shape
+        # The stride of an axis of one place means nothing, and torch may say anything there.
+        strides = [
+            (stride if size > 1 else lanes) * view.element_size()
+            for size, stride in zip((tokens, heads, blocks), _strides(view), strict=True)
+        ]
+        if any(stride % 16 or stride <= 0 for stride in strides):
+            raise WrongStride(
+                name=name, got=tensor.stride(), expected="the strides must be multiples of 16 bytes"
+            )
+        driver = self._driver
+        swizzle = "128B" if self._box_lanes == 64 else "64B"
+        status, made = driver.cuTensorMapEncodeTiled(
+            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{self._type}"),
+            4,
+            view.data_ptr(),
+            [driver.cuuint64_t(size) for size in (lanes, tokens, heads, blocks)],
+            [driver.cuuint64_t(stride) for stride in strides],
+            [driver.cuuint32_t(size) for size in (self._box_lanes, self._box_tokens, 1, 1)],
+            [driver.cuuint32_t(1)] * 4,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        if int(status) != 0:
+            raise WrongStride(
+                name=name, got=tensor.stride(), expected="the copy engine refuses this tensor"
+            )
+        return _bytes_of(made)
+
+
+def _strides(view: torch.Tensor) -> tuple[int, int, int]:
+    """Of token, head and block."""
+    return view.stride(1), view.stride(2), view.stride(0)
+
+
+def _by_block_token_head(tensor: torch.Tensor, kv_format: KVFormat) -> torch.Tensor:
+    """A view [block, token, head, lane]; sequences without blocks are one block.
+
+    A block-sparse sequence is one, too: its last block may end behind the tensor.
+    """
+    if not isinstance(kv_format, Dense | Paged) or isinstance(kv_format, BlockSparse):
+        tensor = tensor.unsqueeze(0)
+    return tensor.transpose(1, 2) if kv_format.layout == "HND" else tensor
+
+
+def _bytes_of(tensor_map: Any) -> bytes:
+    return ctypes.string_at(tensor_map.getPtr(), TENSOR_MAP_BYTES)

@@ -1,0 +1,327 @@
+// A consumer group: 128 threads and 64 fused query rows of the CTA's tile.
+//
+// While the product of tile i with its values runs, the group computes the softmax of tile i + 1,
+// and the other group's products fill the tensor cores between (FlashAttention-3, sections 3.1
+// and 3.2).
+#pragma once
+
+#include <warploom/hopper/mma.cuh>
+#include <warploom/merge.cuh>
+
+namespace warploom::hopper {
+
+template <class K>
+class Consumer {
+  using S = Sizes<K>;
+  using C = typename K::Config;
+  using Variant = typename K::Variant;
+  using Mma = GroupMma<K>;
+
+  // Groups take turns to issue products, so that one computes its softmax while the other
+  // multiplies. They wait for each other anyway where a staged tile must be transformed.
+  static constexpr int kGroups = C::kRows / 64;
+  static constexpr bool kTakesTurns =
+      kGroups == 2 && !Variant::kHasKeyTransform && !Variant::kHasValueTransform;
+
+ public:
+  WL_FN Consumer(Shared<K> shared, int group)
+      : shared_(shared), barriers_(shared.barriers()), group_(group), mma_(shared, group) {
+    if (kTakesTurns && group == 1) end_turn();
+  }
+
+  WL_FN void run(const typename K::Params& p) {
+    const int end = __ldg(p.cta_indptr + blockIdx.x + 1);
+    for (int i = __ldg(p.cta_indptr + blockIdx.x); i < end; ++i) run_item(p);
+  }
+
+ private:
+  WL_FN void run_item(const typename K::Params& p) {
+    barrier_wait(&barriers_.item_full[item_ring_.stage], item_ring_.phase);
+    shared_.item_stage = item_ring_.stage;
+    const Item<K> item{p, shared_};
+    const ThreadRows<K> rows(item);
+    barrier_wait(&barriers_.q_full[query_ring_.stage], query_ring_.phase);
+    prepare_queries(item);
+    typename Mma::Output output;
+    Softmax<K> softmax(softmax_factor<K>(p));
+    attend(item, rows, softmax, output);
+    write_rows(item, softmax, output);
+    if (item.facts().merge >= 0) merge(item);
+    sync_threads_of_group();  // all have read the item's facts
+    release(barriers_.item_empty[item_ring_.stage]);
+    item_ring_.advance();
+    query_ring_.advance();
+  }
+
+  // Walks the keys of an item; leaves unnormalised output and softmax statistics in registers.
+  WL_FN void attend(const Item<K>& item, const ThreadRows<K>& rows, Softmax<K>& softmax,
+                    typename Mma::Output& output) {
+    KeyWalk<K> walk(item, 0);
+    const int end = item.facts().places.end;
+    Visit visit = walk.next();
+    if (visit.begin() >= end) {
+      release(barriers_.q_empty[query_ring_.stage]);
+#pragma unroll
+      for (int i = 0; i < S::kDimV / 2; ++i) (&output[0][0][0])[i] = 0.0f;
+      return;
+    }
+    typename Mma::Scores scores;
+    typename Mma::Probabilities probabilities;
+    float rescale[Softmax<K>::kRows];
+    int slot = slot_;  // of Shared::positions
+    wait_keys(item, columns(item, visit, slot));
+    begin_turn();
+    mma_.start_scores(query_ring_.stage, ring_.stage, scores);
+    end_turn();
+    Mma::template wait<0>();
+    release(barriers_.k_empty[ring_.stage]);
+    transform_logits(item, rows, columns(item, visit, slot), visit.is_full(), scores);
+    if constexpr (Variant::kSoftmax) {
+      softmax.follow(scores, rescale);  // O is empty: there is nothing to scale
+      exponentiate(softmax, scores);
+    }
+    Mma::pack(scores, probabilities);
+    bool is_first = true;
+    for (Visit next = walk.next(); next.begin() < end; next = walk.next()) {
+      const Ring<C::kStages> values = ring_;
+      ring_.advance();
+      const int next_one = next_slot<K>(slot);
+      wait_keys(item, columns(item, next, next_one));
+      begin_turn();
+      mma_.start_scores(query_ring_.stage, ring_.stage, scores);
+      wait_values(item, columns(item, visit, slot), visit, values);
+      mma_.start_output(probabilities, values.stage, is_first, output);
+      end_turn();
+      Mma::template wait<1>();
+      release(barriers_.k_empty[ring_.stage]);
+      transform_logits(item, rows, columns(item, next, next_one), next.is_full(), scores);
+      if constexpr (Variant::kSoftmax) {
+        const bool moved = softmax.follow(scores, rescale);
+        exponentiate(softmax, scores);
+        if (moved) {
+          // Waiting inside the rare branch keeps the exponentials above ahead of the wait: the
+          // compiler hoists it within a block.
+          asm volatile("wgmma.wait_group.sync.aligned 0;  // before O is rescaled" ::: "memory");
+          fence(output);
+          Softmax<K>::scale_rows(output, rescale);
+        }
+      }
+      Mma::template wait<0>();
+      fence(output);
+      release(barriers_.v_empty[values.stage]);
+      Mma::pack(scores, probabilities);
+      is_first = false;
+      visit = next;
+      slot = next_one;
+    }
+    release(barriers_.q_empty[query_ring_.stage]);
+    wait_values(item, columns(item, visit, slot), visit, ring_);
+    mma_.start_output(probabilities, ring_.stage, is_first, output);
+    Mma::template wait<0>();
+    fence(output);
+    release(barriers_.v_empty[ring_.stage]);
+    ring_.advance();
+    slot_ = next_slot<K>(slot);
+    if constexpr (Variant::kSoftmax) softmax.finish();
+  }
+
+  WL_FN static void exponentiate(Softmax<K>& softmax, typename Mma::Scores& scores) {
+#pragma unroll
+    for (int i = 0; i < C::kKeys / 2; ++i) {
+      float& score = (&scores[0][0][0])[i];
+      score = softmax.probability(i / 2 % 2, score);
+    }
+  }
+
+  template <class Accumulators>
+  WL_FN static void fence(Accumulators& accumulators) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(accumulators) / sizeof(float)); ++i) {
+      cute::warpgroup_fence_operand((&accumulators[0][0][0])[i]);
+    }
+  }
+
+  WL_FN Columns<K> columns(const Item<K>& item, const Visit& visit, int slot) const {
+    return {item, visit, shared_.positions(slot)};
+  }
+
+  WL_FN void begin_turn() const {
+    if constexpr (kTakesTurns) named_sync(kTurnBarrier + group_, S::kThreads);
+  }
+  WL_FN void end_turn() const {
+    if constexpr (kTakesTurns) named_arrive(kTurnBarrier + (group_ ^ 1), S::kThreads);
+  }
+  WL_FN void sync_threads_of_group() const { named_sync(kGroupBarrier + group_, 128); }
+
+  // Tells the producer that this group has read a stage.
+  WL_FN void release(Barrier& empty) const {
+    if (threadIdx.x % 128 == 0) barrier_arrive(&empty);
+  }
+
+  // What ordinary instructions wrote to shared memory, the tensor cores may read now.
+  WL_FN void publish_to_all() const {
+    fence_async_proxy();
+    shared_.sync();
+  }
+
+  WL_FN void prepare_queries(const Item<K>& item) const {
+    if constexpr (Variant::kHasQueryTransform) {
+      transform_rows<QuerySeat<K>, QueryTile<K>, C::kRows, S::kThreads>(
+          item, shared_.queries(query_ring_.stage), threadIdx.x, QueryRows<K>{item});
+      publish_to_all();
+    } else {
+      fence_async_proxy();  // rows came by cp.async
+    }
+  }
+
+  WL_FN void wait_keys(const Item<K>& item, const Columns<K>& columns) const {
+    barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
+    if constexpr (Variant::kHasKeyTransform) {
+      transform_rows<KeySeat<K>, KeyTile<K>, C::kKeys, S::kThreads>(item, shared_.keys(ring_.stage),
+                                                                    threadIdx.x, columns);
+      publish_to_all();
+    } else if constexpr (!C::kBulk) {
+      fence_async_proxy();
+    }
+  }
+
+  WL_FN void wait_values(const Item<K>& item, const Columns<K>& columns, const Visit& visit,
+                         const Ring<C::kStages>& ring) const {
+    barrier_wait(&barriers_.v_full[ring.stage], ring.phase);
+    typename C::Element* staged = shared_.values(ring.stage);
+    // A tensor copy brings whatever lies behind the last key, and 0 * NaN is not 0.
+    const bool clears =
+        C::kBulk && !visit.is_full() && (C::kColumnPositions || columns.count < C::kKeys);
+    if constexpr (Variant::kHasValueTransform) {
+      if (clears) clear_absent(columns, staged, threadIdx.x, S::kThreads);
+      transform_rows<ValueSeat<K>, ValueTile<K>, C::kKeys, S::kThreads>(item, staged, threadIdx.x,
+                                                                        columns);
+      publish_to_all();
+    } else if constexpr (C::kBulk) {
+      // Both groups write the same zeros, so that neither waits for the other.
+      if (clears) {
+        clear_absent(columns, staged, threadIdx.x % 128, 128);
+        fence_async_proxy();
+        sync_threads_of_group();
+      }
+    } else {
+      fence_async_proxy();
+    }
+  }
+
+  WL_FN static void clear_absent(const Columns<K>& columns, typename C::Element* staged, int thread,
+                                 int threads) {
+    for (int i = thread; i < C::kKeys * (S::kDimV / kVector); i += threads) {
+      const int key = i / (S::kDimV / kVector), lane = i % (S::kDimV / kVector) * kVector;
+      if (columns.exists(key)) continue;
+      *reinterpret_cast<uint4*>(staged + ValueTile<K>::offset(key, lane)) = make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  WL_FN void write_rows(const Item<K>& item, const Softmax<K>& softmax,
+                        const typename Mma::Output& output) const {
+    if constexpr (!Variant::kHasOutputTransform) {
+      if (item.facts().slot < 0) return write_final_rows(item, softmax, output);
+    }
+    write_rows_through_slab(item, softmax, output);
+  }
+
+  // Final rows without an output transform go straight to memory: the four threads of a row
+  // exchange pairs until each has 8 neighbouring lanes.
+  WL_FN static void write_final_rows(const Item<K>& item, const Softmax<K>& softmax,
+                                     const typename Mma::Output& output) {
+    constexpr int kBlocks = WarpMma<K>::kLaneBlocks;
+    static_assert(kBlocks % 4 == 0, "the padded head dimension is whole vectors for four threads");
+    const int quarter = WarpMma<K>::lane() % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = ThreadRows<K>::row(r);
+      const bool exists = row < item.facts().rows;
+      const RowInfo info = item.row(row);
+      const float scale = Variant::kSoftmax ? row_scale(softmax.sum[r]) : 1.0f;
+      auto* to = static_cast<typename C::Element*>(item.p.o) + item.o_offset(info);
+#pragma unroll
+      for (int l = 0; l < kBlocks; l += 4) {
+        unsigned pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          pairs[i] = WarpMma<K>::Atom::pack(output[0][l + i][2 * r] * scale,
+                                            output[0][l + i][2 * r + 1] * scale);
+        }
+        transpose_over_four_threads(pairs, quarter);
+        const int lane = (l + quarter) * kVector;
+        if (exists && (C::kHeadDimV == S::kDimV || lane < C::kHeadDimV)) {
+          *reinterpret_cast<uint4*>(to + lane) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+      }
+      if (item.p.lse != nullptr && exists && quarter == 0) {
+        const float lse2 = row_lse(softmax.largest[r], softmax.sum[r], softmax.factor);
+        item.p.lse[item.lse_offset(info)] =
+            Variant::kSoftmax ? lse2 * kLn2 * item.p.lse_scale : 0.0f;
+      }
+    }
+  }
+
+  // Thread t of four gets word t of each: word i of the result came from thread i.
+  WL_FN static void transpose_over_four_threads(unsigned (&words)[4], int t) {
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit *= 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i & bit) continue;
+        const unsigned sent = t & bit ? words[i] : words[i + bit];
+        const unsigned received = __shfl_xor_sync(kAllLanes, sent, bit);
+        (t & bit ? words[i] : words[i + bit]) = received;
+      }
+    }
+  }
+
+  // Partial rows, and rows that the output transform must see whole: a few rows of each warp at a
+  // time.
+  WL_FN void write_rows_through_slab(const Item<K>& item, const Softmax<K>& softmax,
+                                     const typename Mma::Output& output) const {
+    constexpr bool kSoftmax = Variant::kSoftmax;
+    constexpr int kPassRows = kWarpSize / S::kRowThreads;
+    const int lane = WarpMma<K>::lane();
+    const int slab = threadIdx.x / kWarpSize * kPassRows;
+#pragma unroll
+    for (int pass = 0; pass < 16 / kPassRows; ++pass) {
+      const int half = pass * kPassRows / 8;  // which of the thread's two rows
+      const int first = pass * kPassRows % 8;
+      const float scale = kSoftmax ? row_scale(softmax.sum[half]) : 1.0f;
+      if (lane / 4 >= first && lane / 4 < first + kPassRows) {
+        float* to = shared_.slab_row(slab + lane / 4 - first) + lane % 4 * 2;
+#pragma unroll
+        for (int l = 0; l < WarpMma<K>::kLaneBlocks; ++l) {
+          *reinterpret_cast<float2*>(to + 8 * l) =
+              make_float2(output[0][l][2 * half] * scale, output[0][l][2 * half + 1] * scale);
+        }
+      }
+      float lse2 =
+          kSoftmax ? row_lse(softmax.largest[half], softmax.sum[half], softmax.factor) : 0.0f;
+      lse2 = __shfl_sync(kAllLanes, lse2, 4 * (first + lane / S::kRowThreads));
+      __syncwarp();
+      const int row = WarpMma<K>::block_row(0) + pass * kPassRows + lane / S::kRowThreads;
+      RowStore<K>::write(item, row, row < item.facts().rows,
+                         shared_.slab_row(slab + lane / S::kRowThreads), lse2);
+      __syncwarp();
+    }
+  }
+
+  WL_FN void merge(const Item<K>& item) const {
+    const int2 merge = __ldg(reinterpret_cast<const int2*>(item.p.merges) + item.facts().merge);
+    if (is_last_arrival(item, merge.y)) merge_slots(item, merge.x, merge.y);
+    shared_.sync();  // the slab is everyone's while slots are merged
+  }
+
+  Shared<K> shared_;
+  typename Shared<K>::Barriers& barriers_;
+  int group_;
+  Mma mma_;
+  Ring<C::kStages> ring_;
+  Ring<C::kQueryStages> query_ring_;
+  Ring<Shared<K>::kItemStages> item_ring_;
+  int slot_ = 0;
+};
+
+}  // namespace warploom::hopper

@@ -1,0 +1,242 @@
+// The producer group: opens work items, and copies queries, keys and values to shared memory ahead
+// of the consumers.
+//
+// Bulk mode (storage in blocks of 8 tokens and more, or affine): one warp opens items and issues
+// tensor copies, two others gather queries. Gather mode (smaller blocks): all four warps do
+// everything together.
+#pragma once
+
+#include <warploom/hopper/shared.cuh>
+#include <warploom/hopper/tma.cuh>
+#include <warploom/walk.cuh>
+
+namespace warploom::hopper {
+
+constexpr int kProducerThreads = 128;
+constexpr int kBulkQueryThreads = 64;
+
+// Counts this thread's earlier cp.async copies on a barrier, once they are complete.
+WL_FN void arrive_after_copies(Barrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+                   cute::cast_smem_ptr_to_uint(barrier))
+               : "memory");
+}
+
+// Opens one item after another; the threads of `kThreads` must be whole warps.
+template <class K, int kThreads>
+class ItemOpener {
+ public:
+  WL_FN Item<K> open(const typename K::Params& p, Shared<K> shared, int index, unsigned thread) {
+    auto& barriers = shared.barriers();
+    barrier_wait(&barriers.item_empty[ring_.stage], ring_.phase ^ 1);
+    shared.item_stage = ring_.stage;
+    const Item<K> item{p, shared};
+    item.open(index, thread, kThreads);
+    if constexpr (kThreads == kWarpSize) {
+      __syncwarp();
+    } else {
+      named_sync(kProducersBarrier, kThreads);
+    }
+    if (thread == 0) barrier_arrive(&barriers.item_full[ring_.stage]);
+    ring_.advance();
+    return item;
+  }
+
+ private:
+  Ring<Shared<K>::kItemStages> ring_;
+};
+
+// Gathers the fused query rows of one item after another, by kThreads threads.
+template <class K, int kThreads>
+class QueryProducer {
+  using C = typename K::Config;
+  using Copy = RowCopy<C::kRows, C::kHeadDimQk, Sizes<K>::kDimQk, Sizes<K>::kBlock, kThreads>;
+
+  struct Rows {
+    const Item<K>& item;
+    int first_row;
+    WL_FN long long offset(int pass) const {
+      return item.q_offset(item.row(first_row + pass * Copy::kPassRows));
+    }
+    WL_FN bool exists(int pass, long long /*offset*/) const {
+      return first_row + pass * Copy::kPassRows < item.facts().rows;
+    }
+  };
+
+ public:
+  WL_FN void copy(const Item<K>& item, unsigned thread) {
+    auto& barriers = item.arena.barriers();
+    barrier_wait(&barriers.q_empty[ring_.stage], ring_.phase ^ 1);
+    const auto from = static_cast<const typename C::Element*>(item.p.q);
+    Copy::copy(from + Copy::column(thread), Rows{item, Copy::first_row(thread)},
+               item.arena.queries(ring_.stage), thread);
+    arrive_after_copies(&barriers.q_full[ring_.stage]);
+    ring_.advance();
+  }
+
+ private:
+  Ring<C::kQueryStages> ring_;
+};
+
+// Tensor copies of keys and values, issued by one warp.
+template <class K>
+class BulkProducer {
+  using S = Sizes<K>;
+  using C = typename K::Config;
+  using Element = typename C::Element;
+  // Tokens of one copy: a whole tile, or what one block has of it.
+  static constexpr int kBoxTokens = C::kIndexed && C::kBlockKv < C::kKeys ? C::kBlockKv : C::kKeys;
+  static_assert(C::kKeys % kBoxTokens == 0 && kBoxTokens % 8 == 0,
+                "a box begins on a whole swizzle pattern of 8 rows");
+
+ public:
+  WL_FN void copy(const Item<K>& item) {
+    const int lane = threadIdx.x % kWarpSize, end = item.facts().places.end;
+    const Shared<K> shared = item.arena;
+    auto& barriers = shared.barriers();
+    KeyWalk<K> walk(item, 0);
+    for (Visit visit = walk.next(); visit.begin() < end; visit = walk.next()) {
+      const int boxes = (min(end - visit.begin(), C::kKeys) + kBoxTokens - 1) / kBoxTokens;
+      barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
+      if constexpr (C::kColumnPositions) write_positions(item, visit, lane);
+      copy_tile<S::kDimQk>(item, &item.p.k_map, &barriers.k_full[ring_.stage], visit, boxes,
+                           shared.keys(ring_.stage), lane);
+      barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
+      copy_tile<S::kDimV>(item, &item.p.v_map, &barriers.v_full[ring_.stage], visit, boxes,
+                          shared.values(ring_.stage), lane);
+      ring_.advance();
+    }
+  }
+
+ private:
+  template <int kDim>
+  WL_FN static void copy_tile(const Item<K>& item, const void* map, Barrier* full,
+                              const Visit& visit, int boxes, Element* to, int lane) {
+    constexpr int kPanels = kDim / S::kBlock;
+    if (lane == 0) barrier_arrive_expect(full, boxes * kBoxTokens * kDim * int(sizeof(Element)));
+    __syncwarp();
+    for (int i = lane; i < boxes * kPanels; i += kWarpSize) {
+      const int panel = i / boxes, box = i % boxes;
+      const int place = visit.begin() + box * kBoxTokens;
+      int token = item.facts().kv_row + place, block = item.facts().kv_block;
+      if constexpr (C::kIndexed) {
+        block = __ldg(item.p.indices + item.facts().index_begin + place / C::kBlockKv);
+        token = place % C::kBlockKv;
+        if constexpr (C::kColumnPositions) {  // one sequence of tokens, not blocks with an edge
+          token += item.facts().kv_row + block * C::kBlockKv;
+          block = 0;
+        }
+      }
+      Element* target = to + panel * C::kKeys * S::kBlock + box * kBoxTokens * S::kBlock;
+      tma_load(map, full, target, panel * S::kBlock, token, item.tile().kv_head, block);
+    }
+  }
+  WL_FN void write_positions(const Item<K>& item, const Visit& visit, int lane) {
+    for (int key = lane; key < C::kKeys; key += kWarpSize) {
+      const int place = visit.begin() + key;
+      const int block = block_of(item, place);
+      item.arena.positions(slot_)[key] = block < 0 ? -1 : block * C::kBlockKv + place % C::kBlockKv;
+    }
+    slot_ = next_slot<K>(slot_);
+  }
+
+  Ring<C::kStages> ring_;
+  int slot_ = 0;
+};
+
+// Rows from anywhere, by cp.async; absent rows become zeros.
+template <class K>
+class GatherProducer {
+  using S = Sizes<K>;
+  using C = typename K::Config;
+  using CopyKeys = RowCopy<C::kKeys, C::kHeadDimQk, S::kDimQk, S::kBlock, kProducerThreads>;
+  using CopyValues = RowCopy<C::kKeys, C::kHeadDimV, S::kDimV, S::kBlock, kProducerThreads>;
+  static_assert(CopyKeys::kPasses * CopyKeys::kWarpRows <= kWarpSize,
+                "one lane looks up each row that a warp copies");
+
+ public:
+  WL_FN void copy(const Item<K>& item, unsigned thread) {
+    const auto& p = item.p;
+    const int end = item.facts().places.end;
+    const Shared<K> shared = item.arena;
+    auto& barriers = shared.barriers();
+    const int row = CopyKeys::looked_up_row(thread);
+    KeyWalk<K> walk(item, 0);
+    Visit visit = walk.next();
+    int block = block_of(item, visit.begin() + row);
+    while (visit.begin() < end) {
+      const Visit next = walk.next();
+      const int next_block = block_of(item, next.begin() + row);  // a tile ahead
+      const int token = (visit.begin() + row) % C::kBlockKv;
+      barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
+      if constexpr (C::kColumnPositions) {
+        if (row < C::kKeys) {
+          shared.positions(slot_)[row] = block < 0 ? -1 : block * C::kBlockKv + token;
+        }
+        slot_ = next_slot<K>(slot_);
+      }
+      const ShuffledRows<CopyKeys> keys{
+          block < 0 ? kAbsent : block * p.k_block_stride + token * p.k_token_stride, thread};
+      CopyKeys::copy(item.facts().keys + CopyKeys::column(thread), keys, shared.keys(ring_.stage),
+                     thread);
+      arrive(&barriers.k_full[ring_.stage]);
+      barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
+      const ShuffledRows<CopyValues> values{
+          block < 0 ? kAbsent : block * p.v_block_stride + token * p.v_token_stride, thread};
+      CopyValues::copy(item.facts().values + CopyValues::column(thread), values,
+                       shared.values(ring_.stage), thread);
+      arrive(&barriers.v_full[ring_.stage]);
+      ring_.advance();
+      visit = next;
+      block = next_block;
+    }
+  }
+
+ private:
+  // Once for the copies, when they are complete, and once for ordinary stores.
+  WL_FN static void arrive(Barrier* full) {
+    arrive_after_copies(full);
+    barrier_arrive(full);
+  }
+
+  Ring<C::kStages> ring_;
+  int slot_ = 0;
+};
+
+// Arrivals that complete a phase of the full barriers.
+template <class K>
+struct Arrivals {
+  static constexpr bool kBulk = K::Config::kBulk;
+  static constexpr int kQueries = kBulk ? kBulkQueryThreads : kProducerThreads;
+  static constexpr int kTokens = kBulk ? 1 : 2 * kProducerThreads;
+};
+
+template <class K>
+WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
+  const unsigned thread = threadIdx.x % kProducerThreads;
+  const int begin = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
+  if constexpr (!K::Config::kBulk) {
+    ItemOpener<K, kProducerThreads> items;
+    QueryProducer<K, kProducerThreads> queries;
+    GatherProducer<K> tokens;
+    for (int i = begin; i < end; ++i) {
+      const Item<K> item = items.open(p, shared, i, thread);
+      queries.copy(item, thread);
+      tokens.copy(item, thread);
+    }
+  } else if (thread < kWarpSize) {
+    ItemOpener<K, kWarpSize> items;
+    BulkProducer<K> tokens;
+    for (int i = begin; i < end; ++i) tokens.copy(items.open(p, shared, i, thread));
+  } else if (thread < kWarpSize + kBulkQueryThreads) {
+    QueryProducer<K, kBulkQueryThreads> queries;
+    Ring<Shared<K>::kItemStages> items;
+    for (int i = begin; i < end; ++i, items.advance()) {
+      barrier_wait(&shared.barriers().item_full[items.stage], items.phase);
+      shared.item_stage = items.stage;
+      queries.copy(Item<K>{p, shared}, thread - kWarpSize);
+    }
+  }
+}
+
+}  // namespace warploom::hopper

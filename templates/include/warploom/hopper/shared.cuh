@@ -1,0 +1,86 @@
+// What lies where in the CTA's dynamic shared memory. codegen/tiles.py computes the same size.
+#pragma once
+
+#include <warploom/arena.cuh>
+#include <warploom/hopper/barrier.cuh>
+
+namespace warploom::hopper {
+
+// Q stages | K stages | V stages | fp32 slab | kv_pos of staged keys (column formats) | items |
+// barriers
+//
+// The slab has one row for every kRowThreads consumer threads: output leaves the registers through
+// it.
+template <class K>
+struct Shared {
+  using S = Sizes<K>;
+  using C = typename K::Config;
+  using Element = typename C::Element;
+
+  // With two, the producer opens an item and copies ahead while the consumers are at the one
+  // before.
+  static constexpr int kItemStages = C::kQueryStages;
+  struct StagedItem {
+    ItemFacts<K> facts;
+    RowInfo rows[C::kRows];
+  };
+  struct Barriers {
+    Barrier item_full[kItemStages], item_empty[kItemStages];
+    Barrier q_full[C::kQueryStages], q_empty[C::kQueryStages];
+    Barrier k_full[C::kStages], k_empty[C::kStages];
+    Barrier v_full[C::kStages], v_empty[C::kStages];
+  };
+
+  static constexpr int kSlabStride = S::kDimV + 8;
+  static constexpr int kSlabRows = S::kThreads / S::kRowThreads;
+  // Positions of a tile are read after its keys were released.
+  static constexpr int kPositionSlots = C::kColumnPositions ? C::kStages + 1 : 0;
+
+  static constexpr int kKeysAt = C::kQueryStages * QueryTile<K>::kBytes;
+  static constexpr int kValuesAt = kKeysAt + C::kStages * KeyTile<K>::kBytes;
+  static constexpr int kSlabAt = kValuesAt + C::kStages * ValueTile<K>::kBytes;
+  static constexpr int kPositionsAt = kSlabAt + kSlabRows * kSlabStride * 4;
+  static constexpr int kItemsAt = round_up(kPositionsAt + kPositionSlots * C::kKeys * 4, 16);
+  static constexpr int kBarriersAt = kItemsAt + kItemStages * int(sizeof(StagedItem));
+  static constexpr int kBytes = kBarriersAt + int(sizeof(Barriers));
+
+  char* base;          // aligned to 1024 bytes, as swizzled tiles need
+  int item_stage = 0;  // of the item this view is for
+
+  WL_FN Element* queries(int stage) const {
+    return reinterpret_cast<Element*>(base) + stage * QueryTile<K>::kElements;
+  }
+  WL_FN Element* keys(int stage) const {
+    return reinterpret_cast<Element*>(base + kKeysAt) + stage * KeyTile<K>::kElements;
+  }
+  WL_FN Element* values(int stage) const {
+    return reinterpret_cast<Element*>(base + kValuesAt) + stage * ValueTile<K>::kElements;
+  }
+  WL_FN float* slab_row(int row) const {
+    return reinterpret_cast<float*>(base + kSlabAt) + row * kSlabStride;
+  }
+  // kv_pos of each key of a staged tile, -1 where there is none.
+  WL_FN int* positions(int slot) const {
+    return reinterpret_cast<int*>(base + kPositionsAt) + slot * C::kKeys;
+  }
+  WL_FN ItemFacts<K>& facts() const { return staged_item().facts; }
+  WL_FN RowInfo& row(int r) const { return staged_item().rows[r]; }
+  WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + kBarriersAt); }
+
+  // Waits for all consumer threads.
+  WL_FN static void sync() { named_sync(kConsumersBarrier, S::kThreads); }
+
+ private:
+  WL_FN StagedItem& staged_item() const {
+    return reinterpret_cast<StagedItem*>(base + kItemsAt)[item_stage];
+  }
+};
+
+// Slot of Shared::positions for one tile after another.
+template <class K>
+WL_FN int next_slot(int slot) {
+  constexpr int kSlots = Shared<K>::kPositionSlots;
+  return kSlots == 0 || slot + 1 == kSlots ? 0 : slot + 1;
+}
+
+}  // namespace warploom::hopper
