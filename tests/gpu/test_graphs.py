@@ -36,7 +36,7 @@ def paged(q_lens: Any, kv_lens: Any, seed: int) -> dict[str, Any]:
     return {
         "qo_indptr": np.cumsum([0, *q_lens]),
         "kv_indptr": np.cumsum([0, *pages]),
-        "kv_indices": order[: sum(pages)],
+        "kv_indices": np.resize(order, sum(pages)),  # beyond all pages, requests share them
         "last_page_len": np.array([(n - 1) % PAGE + 1 if n else 0 for n in kv_lens], np.int32),
     }
 

@@ -1,0 +1,121 @@
+"""Every CUDA template, compiled for every architecture it serves, on machines without a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.arch import ARCHS, Arch
+from warploom.codegen.build import build
+from warploom.codegen.headers import CudaToolchain
+from warploom.codegen.render import render_cuda
+from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles import choose_tile, cuda_launch
+from warploom.dsl.dtypes import bfloat16, float16
+from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
+from warploom.scheduler.layout import c_structs
+
+pytestmark = pytest.mark.nvrtc
+
+
+@dataclass(frozen=True)
+class Example:
+    """A spec and the mean number of fused rows that its tile is chosen for."""
+
+    variant: Variant
+    head_dim: int
+    head_dim_v: int
+    kv_format: KVFormat
+    rows: int
+
+    @property
+    def spec(self) -> AttentionSpec:
+        dtype = bfloat16 if self.rows % 2 else float16
+        return AttentionSpec(
+            trace(self.variant), self.head_dim, self.head_dim_v, dtype, self.kv_format
+        )
+
+
+# Every row tile, format and seat at least once; head dimensions that are padded, too.
+EXAMPLES = {
+    "decode paged 1": Example(wl.Causal(), 128, 128, Paged(1), 1),
+    "decode wide block-sparse": Example(wl.SoftCap(30.0), 256, 256, BlockSparse(block=(16, 16)), 1),
+    "chunk ragged": Example(wl.Rope() & wl.Causal(), 128, 128, Ragged(), 50),
+    "chunk wide paged": Example(wl.Causal(), 256, 256, Paged(16), 50),
+    "prefill dense padded": Example(wl.QKNorm() & wl.Alibi(), 72, 40, Dense(), 1000),
+    "prefill ragged": Example(wl.Causal() & wl.SoftCap(50.0), 128, 128, Ragged(), 1001),
+    "prefill paged 3 sink": Example(wl.AttentionSink() & wl.Causal(), 64, 64, Paged(3), 500),
+    "prefill paged 16 latent": Example(wl.Causal(), 192, 128, Paged(16), 501),
+    "prefill block-sparse sigmoid": Example(
+        wl.FlashSigmoid() & wl.Causal(), 128, 128, BlockSparse(block=(64, 64)), 500
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _compiler(toolchain: CudaToolchain) -> None:
+    """Without CUDA's compiler these tests are skipped."""
+
+
+def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
+    """Builds a kernel whose text also holds the size of shared memory that we launch it with."""
+    spec = example.spec
+    source = render_cuda(spec, tile, c_structs())
+    size = cuda_launch(spec, tile, arch).shared_bytes
+    check = f"\nstatic_assert(warploom::Kernel::Arena<warploom::Kernel>::kBytes == {size});\n"
+    artifact = build(replace(source, text=source.text + check), arch)
+    assert artifact.resources is not None
+    assert artifact.resources.spill_bytes in (0, None), source.name
+    if max(spec.head_dim_qk, spec.head_dim_v) <= 128:
+        assert artifact.resources.local_bytes == 0, source.name
+    return artifact.path
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
+@pytest.mark.parametrize("name", ["decode paged 1", "chunk ragged", "prefill ragged"])
+def test_every_architecture_compiles_without_spills(name: str, arch: Arch) -> None:
+    example = EXAMPLES[name]
+    compiled(example, arch, choose_tile(example.spec, arch, example.rows))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_seat_and_format_compiles_for_hopper(name: str) -> None:
+    arch, example = ARCHS["sm_90a"], EXAMPLES[name]
+    tile = choose_tile(example.spec, arch, example.rows)
+    assert tile.template == ("hopper" if example.rows > 64 else "portable")
+    compiled(example, arch, tile)
+
+
+@pytest.mark.parametrize("name", ["chunk wide paged", "decode wide block-sparse"])
+def test_wide_heads_fit_small_shared_memory(name: str) -> None:
+    example = EXAMPLES[name]
+    compiled(example, ARCHS["sm_89"], choose_tile(example.spec, ARCHS["sm_89"], example.rows))
+
+
+def test_hopper_uses_its_own_instructions() -> None:
+    disassembler = shutil.which("nvdisasm") or _wheel_tool("nvdisasm")
+    if disassembler is None:
+        pytest.skip("needs nvdisasm (package nvidia-cuda-nvdisasm)")
+    arch, example = ARCHS["sm_90a"], EXAMPLES["prefill ragged"]
+    cubin = compiled(example, arch, choose_tile(example.spec, arch, example.rows))
+    sass = subprocess.run([disassembler, "-c", cubin], capture_output=True, text=True, check=True)
+    for instruction in ("HGMMA", "UTMALDG", "USETMAXREG", "SYNCS"):
+        assert instruction in sass.stdout
+    assert "HMMA.16816" not in sass.stdout
+
+
+def _wheel_tool(name: str) -> str | None:
+    from importlib.util import find_spec
+
+    spec = find_spec("nvidia")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    found = [tool for place in places for tool in Path(place).glob(f"*/bin/{name}")]
+    return str(found[0]) if found else None
