@@ -1,0 +1,178 @@
+"""The portable kernel compiles for every architecture, tile, format and seat, without spills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.arch import ARCHS, Arch, arch_named
+from warploom.codegen.cubin import read_resources
+from warploom.codegen.nvrtc import Compiled, run_nvrtc
+from warploom.codegen.render import render_cuda
+from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles import choose_tile, cuda_launch
+from warploom.dsl.dtypes import dtype
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.position import Position
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.symbols import Value
+from warploom.dsl.trace import trace
+from warploom.scheduler.layout import c_structs
+
+
+class ScaledValues(wl.Variant):
+    """Value and output transforms with a reduction over lanes, and the log-sum-exp."""
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * wl.to_float(at.kv_pos + at.lane)
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * wl.rsqrt(wl.sum(o * o) + 1.0) + at.lse
+
+
+def spec(
+    variant: wl.Variant | None = None,
+    kv_format: KVFormat | None = None,
+    head_dim: int = 128,
+    head_dim_v: int | None = None,
+    element: str = "bfloat16",
+) -> AttentionSpec:
+    return AttentionSpec(
+        trace(variant or wl.Causal()),
+        head_dim,
+        head_dim_v or head_dim,
+        dtype(element),
+        kv_format or wl.Ragged(),
+    )
+
+
+def compile_portable(
+    of: AttentionSpec, tile: TileConfig, arch: str = "sm_90a", more: str = ""
+) -> Compiled:
+    source = render_cuda(of, tile, c_structs())
+    return run_nvrtc(source.text + more, arch_named(arch), source.name)
+
+
+def spilled(compiled: Compiled) -> int:
+    """Bytes of local memory and of spill code; the two agree on there being none."""
+    resources = read_resources(compiled.cubin)
+    assert resources.registers <= 255
+    return max(resources.local_bytes, compiled.spill_bytes)
+
+
+ARCH_CASES = {
+    "sm_80": (TileConfig(128, 64, 4, 2), spec(element="float16")),
+    "sm_89": (TileConfig(64, 32, 4, 2), spec(kv_format=wl.Paged(16))),
+    "sm_90a": (TileConfig(16, 64, 4, 3), spec(kv_format=wl.Paged(1))),
+    "sm_100a": (TileConfig(128, 64, 4, 2), spec(kv_format=wl.BlockSparse(block=(16, 8)))),
+    "sm_120": (TileConfig(64, 64, 4, 2), spec(kv_format=wl.Dense(layout="HND"), head_dim=96)),
+}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_architecture(arch: str) -> None:
+    tile, of = ARCH_CASES[arch]
+    assert spilled(compile_portable(of, tile, arch)) == 0
+
+
+TILES = [
+    TileConfig(16, 128, 4, 2),
+    TileConfig(16, 32, 2, 4),
+    TileConfig(64, 128, 4, 2),
+    TileConfig(128, 32, 4, 3),
+]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.keys}")
+def test_the_tiles_that_no_architecture_test_has(tile: TileConfig) -> None:
+    assert spilled(compile_portable(spec(wl.Variant(), element="float16"), tile)) == 0
+
+
+# Both 32 rows per warp, where registers are tight, and key tiles split over warps.
+SEATS = {
+    "soft-cap": (wl.Causal() & wl.SoftCap(50.0), TileConfig(128, 64, 4, 2)),
+    "window": (wl.Causal() & wl.SlidingWindow(100), TileConfig(128, 64, 4, 2)),
+    "alibi": (wl.Causal() & wl.Alibi(), TileConfig(16, 64, 4, 3)),
+    "document": (wl.DocumentMask(), TileConfig(64, 64, 4, 2)),
+    "sigmoid": (wl.FlashSigmoid(bias=-2.0), TileConfig(128, 64, 4, 2)),
+    "rope": (wl.Causal() & wl.Rope(), TileConfig(128, 64, 4, 2)),
+    "norm": (wl.Causal() & wl.QKNorm(), TileConfig(16, 64, 4, 3)),
+    "values": (ScaledValues(), TileConfig(64, 64, 4, 2)),
+}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("name", SEATS)
+def test_every_seat(name: str) -> None:
+    variant, tile = SEATS[name]
+    assert spilled(compile_portable(spec(variant, wl.Paged(16)), tile)) == 0
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+def test_seats_that_load_spill_little_where_registers_are_tightest() -> None:
+    """A few words around the products: the price of 32 rows per warp."""
+    of = spec(wl.Causal() & wl.Alibi() & wl.DocumentMask())
+    compiled = compile_portable(of, TileConfig(128, 64, 4, 2))
+    assert read_resources(compiled.cubin).local_bytes <= 64
+
+
+HEAD_DIMS = {
+    (64, 64): TileConfig(128, 64, 4, 2),
+    (40, 72): TileConfig(16, 64, 4, 2),
+    (192, 128): TileConfig(128, 64, 8, 2),
+    (256, 256): TileConfig(64, 64, 4, 2),
+}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+def test_head_dims(dims: tuple[int, int]) -> None:
+    of = spec(head_dim=dims[0], head_dim_v=dims[1])
+    tile = HEAD_DIMS[dims]
+    shared = cuda_launch(of, tile, arch_named("sm_90a")).shared_bytes
+    claim = f"\nstatic_assert(warploom::Arena<warploom::Kernel>::kBytes == {shared});\n"
+    assert spilled(compile_portable(of, tile, more=claim)) == 0
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+def test_the_launch_knows_the_shared_memory_of_listed_columns() -> None:
+    of, tile = spec(kv_format=wl.BlockSparse(block=(4, 8)), head_dim=32), TileConfig(64, 32, 4, 3)
+    shared = cuda_launch(of, tile, arch_named("sm_80")).shared_bytes
+    claim = f"\nstatic_assert(warploom::Arena<warploom::Kernel>::kBytes == {shared});\n"
+    compile_portable(of, tile, "sm_80", claim)
+
+
+def test_rendered_source_is_short() -> None:
+    source = render_cuda(spec(wl.Causal() & wl.SoftCap(5.0)), TileConfig(128, 64), c_structs())
+    assert len(source.text.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
+@pytest.mark.parametrize("dims", [(8, 8), (64, 64), (128, 128), (64, 256), (256, 64), (256, 256)])
+def test_a_tile_fits_every_architecture(arch: Arch, dims: tuple[int, int]) -> None:
+    formats: tuple[Any, ...] = (wl.Ragged(), wl.Paged(1), wl.BlockSparse(block=(1, 1)))
+    for kv_format in formats:
+        of = spec(kv_format=kv_format, head_dim=dims[0], head_dim_v=dims[1])
+        for rows in (1, 16, 17, 64, 65, 10_000):
+            tile = choose_tile(of, arch, rows)
+            shape = cuda_launch(of, tile, arch)
+            assert shape.shared_bytes <= arch.shared_per_cta
+            assert shape.ctas_per_sm >= 1
+            assert arch.name in tile.reason or tile.template != "portable"
+
+
+def test_the_choice_follows_the_rows_of_requests() -> None:
+    rows = [choose_tile(spec(), arch_named("sm_80"), n).rows for n in (1, 16, 17, 64, 65, 4000)]
+    assert rows == sorted(rows)
+    assert rows[0] == rows[1] == 16
+    assert rows[2] == rows[3] == 64
