@@ -136,8 +136,10 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
   __syncthreads();
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
   for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {
-    const bool exists = first + thread_row < item.facts().rows;
-    const int row = exists ? first + thread_row : 0;
+    // A warp's threads have rows of their own, of the tile if not of the item; or all have none.
+    const int row = first + thread_row;
+    if (row >= K::Config::kRows) break;
+    const bool exists = row < item.facts().rows;
     float weight[kWarps];
     float lse2 = 0.0f;
     if constexpr (K::Variant::kSoftmax) {
@@ -159,7 +161,7 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) weight[w] = 1.0f;
     }
-    __syncwarp();  // rows that do not exist read row 0
+    __syncwarp();
 #pragma unroll
     for (int l = RowStore<K>::first_lane(); l < S::kDimV; l += S::kBlock) {
 #pragma unroll

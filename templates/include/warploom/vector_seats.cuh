@@ -91,7 +91,9 @@ WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* stag
   for (int first = 0; first < kRows; first += kThreads / kRowThreads) {
     const int tile_row = first + thread / kRowThreads;
     const bool exists = tile_row < kRows && rows.exists(tile_row);
-    const int row = exists ? tile_row : 0;  // all threads of a warp take part in reductions
+    // All threads of a warp take part in reductions. Each stays at its own row: what another row's
+    // threads write must not be read, not even in vain.
+    const int row = min(tile_row, kRows - 1);
     const auto at = rows.place(row);
     const StagedRow<Tile, Element> x{staged, row};
     float r[Seat::kReductions + 1];

@@ -26,7 +26,7 @@ WL_FN void init_barriers(Shared<K> shared) {
   constexpr int kGroups = C::kRows / 64;
   auto& barriers = shared.barriers();
   for (int i = 0; i < Shared<K>::kItemStages; ++i) {
-    barrier_init(&barriers.item_full[i], 1);
+    barrier_init(&barriers.item_full[i], Arrivals<K>::kItem);
     barrier_init(&barriers.item_empty[i], kGroups);
   }
   for (int i = 0; i < C::kQueryStages; ++i) {
@@ -34,8 +34,8 @@ WL_FN void init_barriers(Shared<K> shared) {
     barrier_init(&barriers.q_empty[i], kGroups);
   }
   for (int i = 0; i < C::kStages; ++i) {
-    barrier_init(&barriers.k_full[i], Arrivals<K>::kTokens);
-    barrier_init(&barriers.v_full[i], Arrivals<K>::kTokens);
+    barrier_init(&barriers.k_full[i], Arrivals<K>::kKeys);
+    barrier_init(&barriers.v_full[i], Arrivals<K>::kValues);
     barrier_init(&barriers.k_empty[i], kGroups);
     barrier_init(&barriers.v_empty[i], kGroups);
   }

@@ -33,11 +33,11 @@ class ItemOpener {
     const Item<K> item{p, shared};
     item.open(index, thread, kThreads);
     if constexpr (kThreads == kWarpSize) {
-      __syncwarp();
+      __syncwarp();  // the openers read what they opened
     } else {
       named_sync(kProducersBarrier, kThreads);
     }
-    if (thread == 0) barrier_arrive(&barriers.item_full[ring_.stage]);
+    barrier_arrive(&barriers.item_full[ring_.stage]);
     ring_.advance();
     return item;
   }
@@ -138,6 +138,7 @@ class BulkProducer {
       item.arena.positions(slot_)[key] = block < 0 ? -1 : block * C::kBlockKv + place % C::kBlockKv;
     }
     slot_ = next_slot<K>(slot_);
+    barrier_arrive(&item.arena.barriers().k_full[ring_.stage]);
   }
 
   Ring<C::kStages> ring_;
@@ -207,8 +208,11 @@ class GatherProducer {
 template <class K>
 struct Arrivals {
   static constexpr bool kBulk = K::Config::kBulk;
+  static constexpr int kItem = kBulk ? kWarpSize : kProducerThreads;
   static constexpr int kQueries = kBulk ? kBulkQueryThreads : kProducerThreads;
-  static constexpr int kTokens = kBulk ? 1 : 2 * kProducerThreads;
+  static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
+  // Each lane that wrote positions arrives for itself.
+  static constexpr int kKeys = kValues + (kBulk && K::Config::kColumnPositions ? kWarpSize : 0);
 };
 
 template <class K>
