@@ -136,13 +136,20 @@ class Streams:
         self._device = device
         self._last: torch.cuda.Stream | None = None
         self._handle = -1
+        # What torch's own compiler asks at each launch: no stream object is made.
+        self._raw = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 
     def current(self) -> int:
         """Handle of the caller's stream, after making it wait for the last one if it is another."""
-        stream = torch.cuda.current_stream(self._device)
-        handle: int = stream.cuda_stream
+        handle: int = self._raw(self._device.index)
         if handle != self._handle and not is_capturing(self._device):
+            stream = torch.cuda.current_stream(self._device)
             if self._last is not None:
                 stream.wait_stream(self._last)
             self._last, self._handle = stream, handle
         return handle
+
+
+def _raw_stream(index: int) -> int:
+    handle: int = torch.cuda.current_stream(index).cuda_stream
+    return handle
