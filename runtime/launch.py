@@ -77,15 +77,15 @@ class Launcher:
             kept = self._inputs.write_given(given, self._params)
         writes_to_given = out is not None or lse is not None
         if out is None:
-            out = torch.empty(self._out_shape, dtype=q.dtype, device=self._device)
+            out = q.new_empty(self._out_shape)
         if lse is None and return_lse:
             lse = torch.empty(self._lse_shape, dtype=torch.float32, device=self._device)
         seen = (
             (q.shape, q.stride(), q.dtype, q.device),
             (k.shape, k.stride(), k.dtype, k.device),
             (v.shape, v.stride(), v.dtype, v.device),
-            (out.shape, out.stride(), out.dtype, out.device),
-            lse is None or (lse.shape, lse.stride(), lse.dtype, lse.device),
+            not writes_to_given or (out.shape, out.stride(), out.dtype, out.device),
+            lse is None or not writes_to_given or (lse.shape, lse.stride(), lse.dtype, lse.device),
         )
         addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         if seen != self._seen or (
