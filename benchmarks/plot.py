@@ -111,7 +111,9 @@ def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> st
     """Title, table, and one line for each figure that is missing."""
     cases, impls, at = pivot(rows)
     ceiling = ceiling_of(rows)
-    limit = f" Ceiling: {ceiling.value:.0f} ({ceiling.impl})." if ceiling and ceiling.value else ""
+    limit = (
+        f" For scale: {ceiling.value:.0f} ({ceiling.impl})." if ceiling and ceiling.value else ""
+    )
     better = "higher" if rows[0].unit.endswith("/s") else "lower"
     lines = [
         f"**{TITLES.get(benchmark, benchmark)}**: {rows[0].unit}, {better} is better.{limit}",

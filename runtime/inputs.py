@@ -69,7 +69,7 @@ class Inputs:
         self._frozen = frozen is not None
         self._settled = False  # planned once
         self._reserved = {} if frozen is None else _reserved(frozen)
-        self._lanes = _lane_sizes(traced, geometry)
+        self._lanes = lane_sizes(traced, geometry.head_dim_qk, geometry.head_dim_v)
         self._own: dict[str, torch.Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         mask = traced.seats.get("logits_mask")
@@ -300,12 +300,12 @@ def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
     }
 
 
-def _lane_sizes(traced: TracedVariant, geometry: Geometry) -> dict[str, dict[str, int]]:
+def lane_sizes(traced: TracedVariant, dim_qk: int, dim_v: int) -> dict[str, dict[str, int]]:
     """Length of `lane` of each tensor: that of the vectors in the seats that read it."""
     sizes: dict[str, dict[str, int]] = {}
     for seat, root in traced.seats.items():
         long = seat in ("query_transform", "key_transform")
-        dim = geometry.head_dim_qk if long else geometry.head_dim_v
+        dim = dim_qk if long else dim_v
         for node in walk(root):
             if node.op == "load":
                 known = sizes.setdefault(str(node.attr), {"lane": dim})

@@ -18,6 +18,7 @@ from warploom.dsl.rounding import rounder, tolerance
 from warploom.dsl.spec import TensorField
 from warploom.dsl.variant import Variant
 from warploom.errors import MissingInput
+from warploom.runtime.inputs import lane_sizes
 from warploom.runtime.structure import traced_once
 from warploom.runtime.wrapper import AttentionWrapper
 
@@ -288,10 +289,11 @@ def random_inputs(
     """
     _, traced = traced_once(variant)
     bound = variant.inputs()
+    lanes = lane_sizes(traced, case.setup.head_dim, case.setup.head_dim_v)
     values: dict[str, Any] = {}
     for tensor in traced.tensors:
         if tensor.name not in given and None not in tensor.roles:
-            values[tensor.name] = _random_tensor(tensor, case, rng)
+            values[tensor.name] = _random_tensor(tensor, case, rng, lanes.get(tensor.name, {}))
         elif tensor.name not in given and tensor.name not in bound:
             expected = "inputs=lambda case, rng: {...}"
             raise MissingInput(variant=variant.name, name=tensor.name, expected=expected)
@@ -301,9 +303,10 @@ def random_inputs(
     return values
 
 
-def _random_tensor(field: TensorField, case: Case, rng: np.random.Generator) -> torch.Tensor:
+def _random_tensor(
+    field: TensorField, case: Case, rng: np.random.Generator, lanes: Mapping[str, int]
+) -> torch.Tensor:
     longest = max((*case.kv_lens, 1))
-    setup = case.setup
     sizes = {
         "batch": len(case.q_lens),
         "q_head": case.num_q_heads,
@@ -311,7 +314,7 @@ def _random_tensor(field: TensorField, case: Case, rng: np.random.Generator) -> 
         "kv_pos": longest,
         "q_pos": longest,
         "q_row": max(sum(case.q_lens), 1),
-        "lane": max(setup.head_dim, setup.head_dim_v),
+        **lanes,
     }
     shape = tuple(sizes[role] for role in field.roles if role)
     return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(
