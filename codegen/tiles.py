@@ -69,11 +69,14 @@ def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> Tile
         for tile in hopper_tiles(spec):
             if hopper_launch(spec, tile).shared_bytes <= arch.shared_per_cta:
                 return replace(tile, reason=_hopper_reason(tile, mean_fused_rows))
-    for wanted_ctas in (2, 1):  # two CTAs hide each other's latencies
-        for tile in _candidates(spec, mean_fused_rows):
-            shape = cuda_launch(spec, tile, arch)
-            if shape.shared_bytes <= arch.shared_per_cta and shape.ctas_per_sm >= wanted_ctas:
-                return replace(tile, reason=_reason(tile, shape, arch, mean_fused_rows))
+    fitting = [
+        (tile, shape)
+        for tile in _candidates(spec, mean_fused_rows)
+        if (shape := cuda_launch(spec, tile, arch)).shared_bytes <= arch.shared_per_cta
+    ]
+    if fitting:
+        tile, shape = max(fitting, key=lambda found: _merit(*found))  # the first of equals
+        return replace(tile, reason=_reason(tile, shape, arch, mean_fused_rows))
     raise UnsupportedSpec(
         what=f"head_dim {spec.head_dim_qk}/{spec.head_dim_v} on {arch.name}",
         reason="no tile fits its shared memory",
@@ -82,16 +85,40 @@ def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> Tile
 
 
 def _candidates(spec: AttentionSpec, mean_fused_rows: float) -> Iterator[TileConfig]:
-    """Tiles to try, best first. One tile of keys is copied while another is used: two stages."""
+    """Tiles to try, in the order of speed on an H200.
+
+    One tile of keys is copied while another is used: two stages are the least. 32 rows per warp
+    halve the reads of keys from shared memory, but the output of wide heads would not fit the
+    registers then.
+    """
+    widest = max(spec.head_dim_qk, spec.head_dim_v)
     if mean_fused_rows <= 16:
-        # All warps share the rows and stream keys; bytes in flight count, so stages do.
+        # All warps share the rows and stream keys. Small CTAs, because four of them on an SM hide
+        # that each begins and ends an item alone.
+        yield TileConfig(16, 32, 2, 3)
         yield from (TileConfig(16, 64, 4, stages) for stages in (3, 2))
-    is_wide = max(spec.head_dim_qk, spec.head_dim_v) > 128
+        yield TileConfig(16, 32, 2, 2)
+        return
+    if mean_fused_rows > 64 and widest <= 128:
+        if widest <= 64:
+            yield TileConfig(128, 128, 4, 2)
+        yield from (TileConfig(128, keys, 4, 2) for keys in (64, 32))
     if mean_fused_rows > 64:
-        # 32 rows per warp halve the reads of keys from shared memory, but their output must fit the
-        # registers. Wide heads leave room for 16 rows, and need twice the warps.
-        yield TileConfig(128, 64, 8 if is_wide else 4, 2)
-    yield from (TileConfig(64, keys, 4, 2) for keys in (64, 32))
+        yield from (TileConfig(128, keys, 8, 2) for keys in (64, 32))
+    if widest <= 128:
+        yield TileConfig(64, 32, 2, 2)
+    yield from (TileConfig(64, keys, 4, 2) for keys in (32, 64))
+
+
+def _merit(tile: TileConfig, shape: LaunchShape) -> tuple[int, int]:
+    """What makes a tile good, of an SM with all its CTAs: first one number, then the warps.
+
+    Few rows wait for memory, so that keys on their way count; many for the tensor cores and shared
+    memory, so that rows which use the same keys do.
+    """
+    on_their_way = (tile.stages - 1) * tile.keys
+    merit = on_their_way if tile.rows == 16 else tile.rows
+    return shape.ctas_per_sm * merit, shape.ctas_per_sm * tile.warps
 
 
 def _reason(tile: TileConfig, shape: LaunchShape, arch: Arch, mean_fused_rows: float) -> str:
@@ -119,7 +146,7 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     dim_qk, dim_v = _round_up(spec.head_dim_qk, 32), _round_up(spec.head_dim_v, 32)
     staged = 2 * (tile.rows * dim_qk + tile.stages * tile.keys * (dim_qk + dim_v))
     if spec.kv_format.block_kv:
-        staged += 16 * (tile.stages + 1) * tile.keys  # offsets of keys and values
+        staged += 16 * (tile.stages + 1) * tile.keys  # addresses of keys and values
     if spec.kv_format.column_positions:
         staged += 4 * (tile.stages + 1) * tile.keys
     slab_rows = 16 * tile.warps

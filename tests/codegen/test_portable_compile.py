@@ -81,7 +81,8 @@ def test_every_architecture(arch: str) -> None:
 
 TILES = [
     TileConfig(16, 128, 4, 2),
-    TileConfig(16, 32, 2, 4),
+    TileConfig(16, 32, 2, 3),
+    TileConfig(64, 32, 2, 2),
     TileConfig(64, 128, 4, 2),
     TileConfig(128, 32, 4, 3),
 ]

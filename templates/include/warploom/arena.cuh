@@ -24,7 +24,7 @@ struct alignas(16) ItemFacts {
 };
 
 // While keys are walked:  Q | K stages | V stages
-//                         | offsets of keys and values to copy (indexed formats only)
+//                         | addresses of keys and values to copy (indexed formats only)
 //                         | kv_pos of staged keys (column formats only)
 // After the walk:         one slab of fp32 rows per warp | their softmax statistics
 // Always, at the end:     positions of the rows | facts of the item
@@ -42,8 +42,8 @@ struct Arena {
 
   static constexpr int kKeysAt = QueryTile<K>::kBytes;
   static constexpr int kValuesAt = kKeysAt + C::kStages * S::kGroups * KeyTile<K>::kBytes;
-  static constexpr int kOffsetsAt = kValuesAt + C::kStages * S::kGroups * ValueTile<K>::kBytes;
-  static constexpr int kPositionsAt = kOffsetsAt + (C::kIndexed ? kSlots * C::kKeys * 16 : 0);
+  static constexpr int kAddressesAt = kValuesAt + C::kStages * S::kGroups * ValueTile<K>::kBytes;
+  static constexpr int kPositionsAt = kAddressesAt + (C::kIndexed ? kSlots * C::kKeys * 16 : 0);
   static constexpr int kWalkBytes =
       kPositionsAt + (C::kColumnPositions ? kSlots * C::kKeys * 4 : 0);
   static constexpr int kStatisticsAt = kSlabRows * kSlabStride * 4;
@@ -67,9 +67,9 @@ struct Arena {
     return reinterpret_cast<Element*>(base + kValuesAt) +
            (stage * S::kGroups + group) * ValueTile<K>::kElements;
   }
-  // Offsets of the keys (x) and values (y) of a tile from token 0, kAbsent where there is none.
-  WL_FN longlong2* offsets(int slot, int group) const {
-    return reinterpret_cast<longlong2*>(base + kOffsetsAt) + slot * C::kKeys +
+  // Addresses of the rows of a tile's keys (x) and values (y), negative where there is none.
+  WL_FN longlong2* addresses(int slot, int group) const {
+    return reinterpret_cast<longlong2*>(base + kAddressesAt) + slot * C::kKeys +
            group * S::kGroupKeys;
   }
   // kv_pos of each key of a staged tile, -1 where there is none.

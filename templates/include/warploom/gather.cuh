@@ -16,13 +16,14 @@ namespace warploom {
 // nothing.
 template <class Element>
 WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
+  // A sign, because what tells absent rows from others is one.
   asm volatile(
       "{\n"
       "  .reg .pred ignore;\n"
-      "  setp.eq.s32 ignore, %2, 0;\n"
+      "  setp.lt.s32 ignore, %2, 0;\n"
       "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n"
       "}\n" ::"r"(cute::cast_smem_ptr_to_uint(to)),
-      "l"(from), "r"(int(exists)));
+      "l"(from), "r"(exists ? 0 : -1));
 }
 
 // Copies kRows rows with kThreads threads. Where the tile's width is that of kHeadDim padded, the
@@ -50,27 +51,33 @@ struct RowCopy {
     return pass * kWarpRows + thread % kWarpSize / kRowThreads;
   }
 
-  // rows.offset(pass) is where this thread's row of the pass begins, relative to `from`, which
-  // points to this thread's column; rows.exists(pass, offset) says whether it is copied or becomes
-  // zeros.
+  // Copies this thread's part of its row in a pass, or makes it zeros; `from` points to its column.
+  template <class Element>
+  WL_FN static void copy_row(const Element* from, bool row_exists, Element* to, unsigned thread,
+                             int pass) {
+    if (kPasses * kPassRows > kRows && pass * kPassRows + first_row(thread) >= kRows) return;
+    // A swizzled offset is linear over exclusive or, and rows of different passes share no bits: a
+    // step flips some bits within a row, and adds whole rows.
+    const int place = Tile::offset(first_row(thread), column(thread));
+    const int step = Tile::offset(pass * kPassRows, 0);
+    Element* row_to = to + (place ^ step % kBlock) + step / kBlock * kBlock;
+#pragma unroll
+    for (int panel = 0; panel < kDim / kBlock; ++panel) {
+      const int lane = panel * kBlock;
+      const bool exists = row_exists && (kHeadDim == kDim || lane + column(thread) < kHeadDim);
+      copy_vector(from + lane, row_to + panel * (kRows * kBlock), exists);
+    }
+  }
+
+  // Copies a tile. rows.offset(pass) is where this thread's row of the pass begins, relative to
+  // `from`, which points to this thread's column; rows.exists(pass, offset) says whether there is
+  // such a row.
   template <class Element, class Rows>
   WL_FN static void copy(const Element* from, const Rows& rows, Element* to, unsigned thread) {
-    const int place = Tile::offset(first_row(thread), column(thread));
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const long long offset = rows.offset(pass);
-      const bool row_exists = rows.exists(pass, offset);
-      if (kPasses * kPassRows > kRows && pass * kPassRows + first_row(thread) >= kRows) continue;
-      // A swizzled offset is linear over exclusive or, and rows of different passes share no bits;
-      // rows 8 apart are permuted alike, and then adding is the same.
-      const int step = Tile::offset(pass * kPassRows, 0);
-      Element* row_to = kPassRows % 8 == 0 ? to + place + step : to + (place ^ step);
-#pragma unroll
-      for (int panel = 0; panel < kDim / kBlock; ++panel) {
-        const int lane = panel * kBlock;
-        const bool exists = row_exists && (kHeadDim == kDim || lane + column(thread) < kHeadDim);
-        copy_vector(from + offset + lane, row_to + panel * (kRows * kBlock), exists);
-      }
+      copy_row(from + offset, rows.exists(pass, offset), to, thread, pass);
     }
   }
 };
@@ -86,22 +93,8 @@ struct AffineRows {
   }
 };
 
-constexpr long long kAbsent =
-    -kVector;  // offset of a row that does not exist; keeps pointers aligned
-
-// Rows anywhere, at offsets found in shared memory; a row of keys and one of values lie side by
-// side.
-template <class Copy>
-struct ListedRows {
-  const longlong2* offsets;  // of the tile's rows
-  int first_row;
-  bool of_values;
-  WL_FN long long offset(int pass) const {
-    const longlong2& both = offsets[pass * Copy::kPassRows + first_row];
-    return of_values ? both.y : both.x;
-  }
-  WL_FN bool exists(int /*pass*/, long long offset) const { return offset >= 0; }
-};
+// Offset of a row that does not exist; keeps pointers aligned.
+constexpr long long kAbsent = -kVector;
 
 // Rows anywhere: `mine` is the offset of the row this thread looked up for its warp.
 template <class Copy>
@@ -147,13 +140,13 @@ WL_FN int block_of(const Item<K>& item, int place) {
   return block;
 }
 
-// What a key's row of one tensor needs: token 0 of the item's head, and how far tokens are apart.
+// Where rows of keys (or values) are: token 0 of the item's head, and how far tokens are apart.
 template <class Element>
 struct TokenRows {
   const Element* first;  // see ItemFacts
   long long block_stride, token_stride;
-  WL_FN long long offset(int block, int token) const {
-    return block * block_stride + token * token_stride;
+  WL_FN const Element* row(int block, int token) const {
+    return first + block * block_stride + token * token_stride;
   }
 };
 

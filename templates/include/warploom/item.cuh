@@ -36,15 +36,24 @@ struct Item {
   // functors load for it exists.
   WL_FN const RowInfo& row(int r) const { return arena.row(r); }
 
-  // Takes up an item, by `threads` threads. Everyone must wait for these afterwards.
-  WL_FN void open(int index, unsigned thread, int threads) const {
+  // Takes up an item, by `threads` threads (whole warps). Everyone must wait for these afterwards.
+  // Each warp works out a part of the facts: the chain of dependent instructions is what it costs.
+  WL_FN void open(int index, unsigned thread, unsigned threads) const {
     const auto work = load_record<typename K::WorkItem>(p.items, index);
     const auto segment = load_record<typename K::Segment>(p.segments, work.segment);
     const int rows = min(C::kRows, segment.num_q * p.group_size - work.row_begin);
+    if (thread % kWarpSize == 0) {
+#pragma unroll 1
+      for (unsigned part = thread / kWarpSize; part < 3; part += threads / kWarpSize) {
+        if (part == 0) write_bounds(work, segment, rows);
+        if (part == 1) write_first_tokens(work, segment);
+        if (part == 2) write_sizes(work, segment, rows, index);
+      }
+    }
+#pragma unroll 1
     for (int r = thread; r < C::kRows; r += threads) {
       arena.row(r) = locate(work, segment, min(r, rows - 1));
     }
-    if (thread == 0) write_facts(work, segment, rows, index);
   }
 
   // Offsets of rows in elements.
@@ -68,37 +77,54 @@ struct Item {
 
   WL_FN RowInfo locate(const WorkItem& work, const Segment& segment, int r) const {
     const int fused = work.row_begin + r;
-    const int query = fused / p.group_size;
+    // Groups are mostly powers of two, and a division costs 40 instructions.
+    const int group = p.group_size;
+    const int query = (group & (group - 1)) == 0 ? fused >> (__ffs(group) - 1) : fused / group;
     return {segment.q_idx + query + segment.kv_len - segment.q_len,
-            work.kv_head * p.group_size + fused - query * p.group_size, segment.q_row + query};
+            work.kv_head * group + fused - query * group, segment.q_row + query};
+  }
+  WL_FN TileInfo tile_of(const WorkItem& work, const Segment& segment) const {
+    return {segment.batch,  work.kv_head,  segment.q_len,
+            segment.kv_len, p.num_q_heads, p.num_kv_heads};
   }
 
-  WL_FN void write_facts(const WorkItem& work, const Segment& segment, int rows, int index) const {
+  // The ranges of positions, and which keys they leave to walk.
+  WL_FN void write_bounds(const WorkItem& work, const Segment& segment, int rows) const {
     Facts& facts = arena.facts();
-    facts.tile = {segment.batch,  work.kv_head,  segment.q_len,
-                  segment.kv_len, p.num_q_heads, p.num_kv_heads};
-    facts.rows = rows;
     const RowInfo first = locate(work, segment, 0), last = locate(work, segment, rows - 1);
     const int head = work.kv_head * p.group_size;
-    facts.q_pos = {first.q_pos, last.q_pos + 1};
-    facts.q_head = first.q_pos == last.q_pos ? Range{first.q_head, last.q_head + 1}
-                                             : Range{head, head + p.group_size};
-    facts.places = {work.kv_begin, work.kv_end};
+    const Range q_pos{first.q_pos, last.q_pos + 1};
+    const Range q_head = first.q_pos == last.q_pos ? Range{first.q_head, last.q_head + 1}
+                                                   : Range{head, head + p.group_size};
+    facts.q_pos = q_pos;
+    facts.q_head = q_head;
+    Range places{work.kv_begin, work.kv_end};
     if constexpr (K::Variant::kHasLogitsMask && !C::kColumnPositions) {
       // Whole tiles before the first visible key are left out, so that tiles lie as planned.
-      const Range seen = K::Variant::kv_bounds(p, facts.tile, facts.q_pos, facts.q_head);
+      const Range seen = K::Variant::kv_bounds(p, tile_of(work, segment), q_pos, q_head);
       const int hidden = max(seen.begin - segment.kv_pos - work.kv_begin, 0);
-      facts.places = {work.kv_begin + hidden / C::kKeys * C::kKeys,
-                      min(work.kv_end, seen.end - segment.kv_pos)};
+      places = {work.kv_begin + hidden / C::kKeys * C::kKeys,
+                min(work.kv_end, seen.end - segment.kv_pos)};
     }
-    facts.kv_pos = segment.kv_pos;
-    facts.index_begin = segment.index_begin;
-    facts.kv_row = segment.kv_row;
-    facts.kv_block = segment.kv_block;
+    facts.places = places;
+  }
+
+  WL_FN void write_first_tokens(const WorkItem& work, const Segment& segment) const {
+    Facts& facts = arena.facts();
     facts.keys =
         first_token(work, segment, p.k, p.k_block_stride, p.k_token_stride, p.k_head_stride);
     facts.values =
         first_token(work, segment, p.v, p.v_block_stride, p.v_token_stride, p.v_head_stride);
+  }
+
+  WL_FN void write_sizes(const WorkItem& work, const Segment& segment, int rows, int index) const {
+    Facts& facts = arena.facts();
+    facts.tile = tile_of(work, segment);
+    facts.rows = rows;
+    facts.kv_pos = segment.kv_pos;
+    facts.index_begin = segment.index_begin;
+    facts.kv_row = segment.kv_row;
+    facts.kv_block = segment.kv_block;
     facts.slot = work.slot;
     facts.merge = work.merge;
     facts.index = index;

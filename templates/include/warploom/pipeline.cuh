@@ -75,7 +75,7 @@ class KeyPipeline {
     return thread;
   }
 
-  // Slot of Arena::offsets and Arena::positions of the tile at this place of the ring.
+  // Slot of Arena::addresses and Arena::positions of the tile at this place of the ring.
   WL_FN int slot(int place) const {
     const int slot = slot_ + place;
     return slot > C::kStages ? slot - (C::kStages + 1) : slot;
@@ -93,9 +93,9 @@ class KeyPipeline {
       if (thread() >= S::kGroupKeys) return;
       const int token = (visit.begin() + int(thread())) % C::kBlockKv;
       const bool exists = block >= 0;
-      item_.arena.offsets(slot, group())[thread()] = {
-          exists ? key_rows().offset(block, token) : kAbsent,
-          exists ? value_rows().offset(block, token) : kAbsent};
+      item_.arena.addresses(slot, group())[thread()] = {
+          exists ? reinterpret_cast<long long>(key_rows().row(block, token)) : kAbsent,
+          exists ? reinterpret_cast<long long>(value_rows().row(block, token)) : kAbsent};
       if constexpr (C::kColumnPositions) {
         item_.arena.positions(slot, group())[thread()] = exists ? block * C::kBlockKv + token : -1;
       }
@@ -106,22 +106,42 @@ class KeyPipeline {
   // instructions of a copy fill the gaps between those of the tensor cores. And waiting counts
   // commits.
   WL_FN void copy(int place, int stage, int slot) const {
-    copy_rows<KeyCopy<K>>(key_rows(), false, place, slot, item_.arena.keys(stage, group()));
-    copy_rows<ValueCopy<K>>(value_rows(), true, place, slot, item_.arena.values(stage, group()));
+    Element* keys = item_.arena.keys(stage, group());
+    Element* values = item_.arena.values(stage, group());
+    if constexpr (C::kIndexed) {
+      copy_listed(item_.arena.addresses(slot, group()), keys, values);
+    } else {
+      copy_affine<KeyCopy<K>>(key_rows(), ring_[place].begin(), keys);
+      copy_affine<ValueCopy<K>>(value_rows(), ring_[place].begin(), values);
+    }
     cute::cp_async_fence();
   }
   template <class Copy>
-  WL_FN void copy_rows(const TokenRows<Element>& tokens, bool of_values, int place, int slot,
-                       Element* to) const {
+  WL_FN void copy_affine(const TokenRows<Element>& tokens, int begin, Element* to) const {
     const int row = Copy::first_row(thread());
+    const AffineRows<Copy> rows{tokens.token_stride, item_.facts().places.end - begin, row};
     const Element* from = tokens.first + Copy::column(thread());
-    if constexpr (C::kIndexed) {
-      const ListedRows<Copy> rows{item_.arena.offsets(slot, group()), row, of_values};
-      Copy::copy(from, rows, to, thread());
-    } else {
-      const int begin = ring_[place].begin();
-      const AffineRows<Copy> rows{tokens.token_stride, item_.facts().places.end - begin, row};
-      Copy::copy(from + (begin + row) * tokens.token_stride, rows, to, thread());
+    Copy::copy(from + (begin + row) * tokens.token_stride, rows, to, thread());
+  }
+  WL_FN void copy_listed(const longlong2* addresses, Element* keys, Element* values) const {
+    constexpr int kPasses = KeyCopy<K>::kPasses;
+    const unsigned me = thread();
+    const int first = KeyCopy<K>::first_row(me), column = KeyCopy<K>::column(me);
+    longlong2 rows[kPasses];  // read before the first copy: the hardware keeps them in order
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = pass * KeyCopy<K>::kPassRows + first;
+      rows[pass] = addresses[min(row, S::kGroupKeys - 1)];
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const auto from = reinterpret_cast<const Element*>(rows[pass].x) + column;
+      KeyCopy<K>::copy_row(from, rows[pass].x >= 0, keys, me, pass);
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const auto from = reinterpret_cast<const Element*>(rows[pass].y) + column;
+      ValueCopy<K>::copy_row(from, rows[pass].y >= 0, values, me, pass);
     }
   }
 

@@ -96,6 +96,6 @@ struct Softmax {
 WL_FN float row_lse(float largest, float sum, float factor) {
   return sum > 0.0f ? largest * factor + log2(sum) : -kInfinity;
 }
-WL_FN float row_scale(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
+WL_FN float row_scale(float sum) { return sum > 0.0f ? reciprocal(sum) : 0.0f; }
 
 }  // namespace warploom
