@@ -29,8 +29,10 @@ class ScaledValues(wl.Variant):
 
 
 TILES = [
+    TileConfig(16, 32, 2, 3),
     TileConfig(16, 64, 4, 3),
     TileConfig(16, 128, 4, 2),
+    TileConfig(64, 32, 2, 2),
     TileConfig(64, 32, 4, 2),
     TileConfig(64, 64, 4, 2),
     TileConfig(128, 32, 4, 3),
