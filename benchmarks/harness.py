@@ -41,8 +41,8 @@ class NotAvailable(Exception):
 class Effort:
     """How long to measure: the median is over at least `replays` and `seconds` of replays."""
 
-    replays: int = 20
-    seconds: float = 0.4
+    replays: int = 12
+    seconds: float = 0.25
     max_replays: int = 300
 
 
@@ -56,7 +56,7 @@ class Case:
     Attributes:
         name: short label of the row.
         work: operations or bytes of one call, in units of 1e12 or 1e9 (see `unit`).
-        unit: "TFLOP/s" or "GB/s".
+        unit: "TFLOP/s" or "GB/s"; or "us", and the figure is the time itself.
         input_bytes: size of one set of inputs; decides how many copies are rotated.
         params: shapes and types, kept with the figure.
     """
@@ -217,7 +217,7 @@ def time_one(
         benchmark,
         case.name,
         implementation.name,
-        round(case.work / (median * 1e-3), 2),
+        _figure(case, median),
         case.unit,
         ms=round(median, 5),
         ms_low=round(times[len(times) // 10], 5),
@@ -229,10 +229,14 @@ def time_one(
     )
 
 
-def matmul_ceiling(benchmark: str, dtype: torch.dtype, device: torch.device, effort: Effort) -> Row:
-    """What a large matrix product reaches here: the ceiling of compute-bound attention."""
+def _figure(case: Case, ms: float) -> float:
+    return round(ms * 1e3 if case.unit == "us" else case.work / (ms * 1e-3), 2)
+
+
+def matmul_ceiling(benchmark: str, device: torch.device, effort: Effort) -> Row:
+    """What a large fp16 matrix product reaches: the ceiling of compute-bound attention."""
     n = 8192 if device.type == "cuda" else 512
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    a, b = (torch.randn(n, n, device=device, dtype=torch.float16) for _ in range(2))
     times = replay_times([lambda: a @ b], device, effort)
     return _ceiling(benchmark, f"matmul {n}^3", 2 * n**3 / 1e12, "TFLOP/s", times)
 
@@ -251,6 +255,14 @@ def copy_ceiling(benchmark: str, device: torch.device, effort: Effort) -> Row:
     timed = _event_ms if device.type == "cuda" else lambda run: _seconds(run) * 1e3
     times = _until(effort, lambda: timed(copy))
     return _ceiling(benchmark, f"copy of {size >> 20} MiB", 2 * size / 1e9, "GB/s", times)
+
+
+def read_ceiling(benchmark: str, device: torch.device, effort: Effort) -> Row:
+    """What a large sum reaches here, bytes read: decode writes almost nothing."""
+    size = (4 << 30) if device.type == "cuda" else (32 << 20)
+    source = torch.randn(size // 4, device=device)
+    times = replay_times([source.sum], device, effort)
+    return _ceiling(benchmark, f"read of {size >> 20} MiB", size / 1e9, "GB/s", times)
 
 
 def _ceiling(benchmark: str, what: str, work: float, unit: str, times: list[float]) -> Row:
@@ -323,13 +335,16 @@ def load_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
     return lines[0]["machine"], [Row(**line) for line in lines[1:]]
 
 
-def arguments(description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line that every benchmark shares."""
+def arguments(
+    description: str, argv: Sequence[str] | None = None, tables: Sequence[str] = ()
+) -> argparse.Namespace:
+    """The command line that every benchmark shares; `tables` are those to choose from."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N or cpu")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
     parser.add_argument("--only", default="", help="comma-separated implementations, e.g. warploom")
+    parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
     options = parser.parse_args(argv)
     options.device = torch.device(options.device)
     if options.device.type == "cuda" and not torch.cuda.is_available():

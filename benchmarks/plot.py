@@ -22,15 +22,26 @@ PEERS = ("#1d4ed8", "#0f766e", "#7c3aed", "#64748b", "#a16207")
 
 TITLES = {
     "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
-    "decode": "Paged decode, 32 query and 8 key/value heads of 128, bf16, pages of 16",
+    "prefill_full": "Prefill without mask, batch 16, 16 heads, fp16",
+    "prefill_variants": "Causal prefill with soft-cap, ALiBi or a window of 1024 keys",
+    "prefill_own": "A user's own functors that read a tensor for each head and column",
+    "prefill_rope": "Causal prefill with RoPE on queries and keys, fused or before",
+    "prefill_ragged": "Ragged causal prefill, 16 requests of mean 1024, heads 32/8",
+    "prefill_paged": "Paged causal prefill, 16 requests of mean 1024, heads 32/8",
+    "prefill_split": "One request, few queries over many keys",
+    "decode": "Decode, pages of 16, heads of 128, bf16",
+    "decode_page1": "Decode, pages of 1, heads of 128, bf16",
+    "decode_long": "Decode of one long request, bf16",
     "cpu_attention": "Attention on the CPU",
     "run_overhead": "Host time of one call",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 
 
-def ceiling_of(rows: Sequence[Row]) -> Row | None:
-    return next((row for row in rows if row.case == "ceiling"), None)
+def ceilings_of(rows: Sequence[Row]) -> list[Row]:
+    """Ceilings in the unit of the table."""
+    unit = next((row.unit for row in rows if row.case != "ceiling"), None)
+    return [row for row in rows if row.case == "ceiling" and row.value and row.unit == unit]
 
 
 def color_of(impl: str, impls: Sequence[str]) -> str:
@@ -72,9 +83,19 @@ def draw_bars(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xticks(range(len(cases)), cases)
 
 
+# in the order of the README
 DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "prefill": draw_lines,
+    "prefill_full": draw_bars,
+    "prefill_variants": draw_bars,
+    "prefill_own": draw_bars,
+    "prefill_rope": draw_bars,
+    "prefill_ragged": draw_bars,
+    "prefill_paged": draw_bars,
+    "prefill_split": draw_bars,
     "decode": draw_bars,
+    "decode_page1": draw_bars,
+    "decode_long": draw_bars,
 }
 
 
@@ -84,20 +105,23 @@ def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Pat
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    cases, impls, _ = pivot(rows)
+    width = max(8.0, 0.11 * len(cases) * len(impls) + 3.0)
+    figure, axes = plt.subplots(figsize=(min(width, 16.0), 4.2), layout="constrained")
     DRAWINGS[benchmark](axes, rows)
-    ceiling = ceiling_of(rows)
-    if ceiling and ceiling.value:
-        axes.axhline(ceiling.value, color="black", linestyle="--", linewidth=1)
+    for ceiling in ceilings_of(rows):
+        height = ceiling.value or 0.0
+        axes.axhline(height, color="black", linestyle="--", linewidth=1)
         axes.annotate(
             f"ceiling: {ceiling.impl}",
-            (0.01, ceiling.value),
+            (0.01, height),
             xycoords=("axes fraction", "data"),
             va="bottom",
             fontsize=8,
         )
-        axes.set_ylim(0, ceiling.value * 1.1)
-    axes.set_ylabel(rows[0].unit)
+        axes.set_ylim(0, max(axes.get_ylim()[1], height * 1.1))
+    unit = rows[-1].unit
+    axes.set_ylabel(f"{unit}, {better(unit)} is better")
     axes.set_title(
         f"{TITLES[benchmark]}\n{machine['device']}, torch {machine['torch']}", fontsize=10
     )
@@ -107,16 +131,18 @@ def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Pat
     plt.close(figure)
 
 
+def better(unit: str) -> str:
+    return "higher" if unit.endswith("/s") else "lower"
+
+
 def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> str:
     """Title, table, and one line for each figure that is missing."""
     cases, impls, at = pivot(rows)
-    ceiling = ceiling_of(rows)
-    limit = (
-        f" For scale: {ceiling.value:.0f} ({ceiling.impl})." if ceiling and ceiling.value else ""
-    )
-    better = "higher" if rows[0].unit.endswith("/s") else "lower"
+    limits = ", ".join(f"{row.value:.0f} ({row.impl})" for row in ceilings_of(rows))
+    limit = f" For scale: {limits}." if limits else ""
+    unit = rows[-1].unit
     lines = [
-        f"**{TITLES.get(benchmark, benchmark)}**: {rows[0].unit}, {better} is better.{limit}",
+        f"**{TITLES.get(benchmark, benchmark)}**: {unit}, {better(unit)} is better.{limit}",
         "",
         "| | " + " | ".join(impls) + " |",
         "| --- |" + " ---: |" * len(impls),

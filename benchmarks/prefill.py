@@ -1,93 +1,108 @@
-"""Causal prefill, batch 16, 16 heads of 128, fp16, 1k to 16k tokens: TFLOP/s beside the peers.
+"""Prefill beside its peers: causal, full, variants, a user's own, RoPE, ragged, paged, split.
 
-    python benchmarks/prefill.py [--quick] [--only warploom,"sdpa cuDNN"] [--out FOLDER]
+    python benchmarks/prefill.py [--tables prefill prefill_paged] [--quick] [--only warploom]
 
-Only the visible half of the score matrix counts as work.
+TFLOP/s count visible pairs only. Batches of equal lengths: 16 requests, 16 heads of 128, fp16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import peers_flashinfer as flashinfer
+import prefill_variants as variants
 import torch
-from harness import (
-    QUICK,
-    Case,
-    Check,
-    Effort,
-    Report,
-    arguments,
-    chosen,
-    copies_needed,
-    matmul_ceiling,
-    time_one,
-)
-from peers import PREFILL, Prefill
+from batches import Shape, Truth, even_batch, everything, label, lengths
+from peers import cudnn, flex, warploom
+from tables import Setting, Table, Trial, attention_trial, main
 
-LENGTHS = (1024, 2048, 4096, 8192, 16384)
-TOLERANCE = 2e-3  # relative, fp16 against float64; a wrong mask or scale is far above it
+import warploom as wl
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+KINDS = ("constant", "uniform", "zipf")
+FP16 = variants.FP16
 
 
-def make_inputs(shape: tuple[int, int, int, int], device: torch.device) -> Prefill:
-    """Tensors as a projection leaves them: [batch, length, heads, dim] in memory."""
-    batch, heads, length, dim = shape
-    made = (
-        torch.randn(batch, length, heads, dim, device=device, dtype=torch.float16) for _ in range(3)
-    )
-    return Prefill(*(x.transpose(1, 2) for x in made))
-
-
-def check_against_float64(inputs: Prefill) -> Check:
-    """Compares 64 sampled rows, the first and last among them, of four (batch, head) pairs."""
-    batch, heads, length, dim = inputs.q.shape
-    rows = torch.linspace(0, length - 1, min(64, length), device=inputs.q.device).long()
-    pairs = sorted({(0, 0), (0, heads - 1), (batch // 2, heads // 2), (batch - 1, heads - 1)})
-    hidden = torch.arange(length, device=rows.device)[None, :] > rows[:, None]
-
-    def truth(pair: tuple[int, int]) -> torch.Tensor:
-        q, k, v = (x[pair].double() for x in (inputs.q, inputs.k, inputs.v))
-        logits = (q[rows] @ k.T) * dim**-0.5
-        return logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
-
-    expected = torch.stack([truth(pair) for pair in pairs])
-
-    def relative_error(output: torch.Tensor) -> float:
-        got = torch.stack([output[pair][rows].double() for pair in pairs])
-        return float((got - expected).norm() / expected.norm())
-
-    return Check(relative_error, TOLERANCE)
-
-
-def case_of(batch: int, heads: int, length: int, dim: int) -> Case:
-    visible = batch * heads * length * (length + 1) // 2
-    return Case(
-        name=f"causal {length // 1024}k" if length >= 1024 else f"causal {length}",
-        work=4 * dim * visible / 1e12,
-        unit="TFLOP/s",
-        input_bytes=3 * batch * heads * length * dim * 2,
-        params={
-            "batch": batch, "heads": heads, "length": length, "head_dim": dim, "dtype": "float16"
-        },
+def causal_trials(setting: Setting) -> Iterator[Trial]:
+    contestants = (
+        warploom(), cudnn(), flex(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2")
     )  # fmt: skip
+    for length in setting.pick(LENGTHS, 128):
+        shape = even_batch(length, setting.on_gpu)
+        name = f"causal {label(length)}"
+        yield attention_trial(name, shape, contestants, unit="TFLOP/s", truth=Truth(tolerance=FP16))
 
 
-def main(argv: list[str] | None = None) -> None:
-    options = arguments(__doc__ or "", argv)
-    device: torch.device = options.device
-    effort = QUICK if options.quick else Effort()
-    on_gpu = device.type == "cuda"
-    batch, heads, dim = (16, 16, 128) if on_gpu else (1, 2, 64)
-    lengths = LENGTHS if on_gpu else (256,)
-    torch.manual_seed(0)
-    report = Report("prefill", device, options.out)
-    report.add(matmul_ceiling("prefill", torch.float16, device, effort))
-    for length in lengths[::2] if options.quick else lengths:
-        case = case_of(batch, heads, length, dim)
-        shape = (batch, heads, length, dim)
-        inputs = [make_inputs(shape, device) for _ in range(copies_needed(case, device))]
-        check = check_against_float64(inputs[0])
-        for implementation in chosen(PREFILL, options.only):
-            report.add(time_one("prefill", case, implementation, inputs, check, effort, device))
-    report.finish()
+def no_mask(device: torch.device) -> wl.Variant:
+    return wl.Variant()
 
+
+def no_mods(device: torch.device) -> tuple[None, None]:
+    return None, None
+
+
+def full_trials(setting: Setting) -> Iterator[Trial]:
+    contestants = (
+        warploom(no_mask), cudnn(False), flex(no_mods), flashinfer.ragged("fa3", causal=False)
+    )  # fmt: skip
+    for dim in setting.pick((64, 128, 256), 64):
+        length = 8192 if setting.on_gpu else 128
+        shape = even_batch(length, setting.on_gpu, dim)
+        yield attention_trial(
+            f"{label(length)}, head_dim {dim}", shape, contestants, unit="TFLOP/s",
+            truth=Truth(mask=everything, tolerance=FP16), flops=shape.flops(causal=False),
+        )  # fmt: skip
+
+
+def uneven(kind: str, setting: Setting, page_size: int = 0) -> Shape:
+    """16 requests of mean length 1024, 32 query and 8 key/value heads."""
+    drawn = lengths(kind, 16, 1024) if setting.on_gpu else lengths(kind, 4, 64)
+    heads = (32, 8, 128) if setting.on_gpu else (4, 2, 64)
+    return Shape(drawn, drawn, *heads, page_size=page_size)
+
+
+def ragged_trials(setting: Setting) -> Iterator[Trial]:
+    contestants = (
+        warploom(), cudnn(), flex(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2")
+    )  # fmt: skip
+    for kind in setting.pick(KINDS, "uniform"):
+        yield attention_trial(
+            kind, uneven(kind, setting), contestants, unit="TFLOP/s", truth=Truth(tolerance=FP16)
+        )
+
+
+def paged_trials(setting: Setting) -> Iterator[Trial]:
+    contestants = (warploom(), flashinfer.paged("fa3"), flashinfer.paged("fa2"))
+    for kind in setting.pick(KINDS, "uniform"):
+        for page_size in setting.pick((16, 64, 1), 16):
+            yield attention_trial(
+                f"{kind}, page {page_size}", uneven(kind, setting, page_size), contestants,
+                unit="TFLOP/s", truth=Truth(tolerance=FP16),
+            )  # fmt: skip
+
+
+def split_trials(setting: Setting) -> Iterator[Trial]:
+    """One request over all CTAs."""
+    contestants = (warploom(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2"))
+    queries, keys = (128, 131072) if setting.on_gpu else (16, 1024)
+    for q_heads, kv_heads in setting.pick(((32, 32), (32, 8)), (4, 2)):
+        yield attention_trial(
+            f"{queries} queries, {label(keys)} keys, heads {q_heads}/{kv_heads}",
+            Shape((queries,), (keys,), q_heads, kv_heads, 128), contestants,
+            unit="TFLOP/s", truth=Truth(tolerance=2 * FP16),
+        )  # fmt: skip
+
+
+TABLES = (
+    Table("prefill", causal_trials, ("matmul",)),
+    Table("prefill_full", full_trials, ("matmul",)),
+    Table("prefill_variants", variants.variant_trials, ("matmul",)),
+    Table("prefill_own", variants.own_trials, ("matmul",)),
+    Table("prefill_rope", variants.rope_trials, ("matmul",)),
+    Table("prefill_ragged", ragged_trials, ("matmul",)),
+    Table("prefill_paged", paged_trials, ("matmul",)),
+    Table("prefill_split", split_trials, ("matmul", "copy"), bound=True),
+)
 
 if __name__ == "__main__":
-    main()
+    main(TABLES, __doc__ or "")

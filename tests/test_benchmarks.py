@@ -83,7 +83,7 @@ def test_copies_outgrow_the_cache(harness: ModuleType, monkeypatch: pytest.Monke
         assert harness.copies_needed(case, cuda) == copies
 
 
-@pytest.mark.parametrize("name", ["prefill", "decode"])
+@pytest.mark.parametrize("name", ["prefill", "decode", "prefill_paged"])
 def test_pictures_show_every_measured_implementation(
     plot: ModuleType, harness: ModuleType, name: str, tmp_path: Path
 ) -> None:
@@ -93,6 +93,50 @@ def test_pictures_show_every_measured_implementation(
     rows += [harness.Row(name, "a", "absent", None, "TFLOP/s", note="n/a: not installed")]
     plot.draw(name, {"device": "test", "torch": "2"}, rows, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("script", "table"),
+    [("prefill", f"prefill{name}") for name in
+     ("", "_full", "_variants", "_own", "_rope", "_ragged", "_paged", "_split")]
+    + [("decode", f"decode{name}") for name in ("", "_page1", "_long")],
+)  # fmt: skip
+def test_every_table_is_right_where_it_is_small(
+    harness: ModuleType, plot: ModuleType, script: str, table: str, tmp_path: Path
+) -> None:
+    tables = __import__("tables")
+    chosen = [one for one in __import__(script).TABLES if one.name == table]
+    only = "warploom,warploom causal,warploom without"
+    tables.main(chosen, "", ["--device", "cpu", "--quick", "--out", str(tmp_path), "--only", only])
+    machine, rows = harness.load_rows(tmp_path / f"{table}.jsonl")
+    measured = [row for row in rows if row.case != "ceiling" and row.impl.startswith("warploom")]
+    assert measured and all(row.value is not None for row in measured), measured
+    assert table in plot.TITLES and table in plot.DRAWINGS
+    assert "warploom" in plot.markdown(table, machine, rows)
+
+
+def test_the_truth_notices_a_wrong_mask(harness: ModuleType) -> None:
+    batches = __import__("batches")
+    inputs = batches.make_inputs(batches.Shape((8, 3), (16, 5), 4, 2, 16, torch.float32), CPU)
+    out = torch.empty_like(inputs.q)
+    for request, (q, k) in enumerate(((slice(0, 8), 16), (slice(8, 11), 5))):
+        keys, values = (inputs.stored(x, request) for x in (inputs.k, inputs.v))
+        for head in range(4):
+            logits = inputs.q[q, head] @ keys[:, head // 2].T / 4.0
+            hidden = torch.ones_like(logits).tril(k - len(logits)) == 0
+            weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+            out[q, head] = weights @ values[:, head // 2]
+    assert batches.Truth().check(inputs).relative_error(out) < 1e-5
+    assert batches.Truth(mask=batches.everything).check(inputs).relative_error(out) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["constant", "uniform", "zipf", "skew"])
+def test_lengths_are_the_same_each_time_and_have_their_mean(harness: ModuleType, kind: str) -> None:
+    batches = __import__("batches")
+    drawn = batches.lengths(kind, 128, 1024)
+    assert drawn == batches.lengths(kind, 128, 1024) and min(drawn) >= 1
+    if kind in ("constant", "zipf"):
+        assert abs(sum(drawn) / 128 - 1024) < 8
 
 
 def test_only_the_marked_section_of_the_readme_changes(plot: ModuleType) -> None:

@@ -1,0 +1,151 @@
+"""FlashInfer as a peer, where it is installed: each of its kernels that can do a case.
+
+Its wrappers compile what they need when they are first planned. A kernel that is not compiled yet
+takes it 10 to 70 seconds, once: later runs load it from its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from batches import Inputs
+from harness import Implementation, NotAvailable, Thunk
+
+WORKSPACE_BYTES = 2 << 30  # its habitual 128 to 384 MiB are too few for 32 key/value heads
+
+# A bias of each head that grows with distance, for its Hopper kernel: the ALiBi of its other kernel
+# is a flag there.
+HEAD_BIAS = r"""
+struct HeadBias {
+  float sm_scale_log2, slope;
+  template <typename MainloopParams, typename BlockCoord>
+  __device__ HeadBias(const MainloopParams& params, const BlockCoord& block_coord) {
+    const auto& given = params.additional_params;
+    sm_scale_log2 = given.sm_scale * math::log2e;
+    slope = given.slopes[get<1>(block_coord)] / given.sm_scale;
+  }
+  template <int NUM_ROWS_PER_THREAD>
+  __device__ auto GetAttentionUpdater() {
+    return OnlineSoftmax<NUM_ROWS_PER_THREAD, /*WITH_SCALE=*/true>(sm_scale_log2);
+  }
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx,
+                            { return logits + slope * (float(kv_idx) - float(qo_idx)); })
+};
+"""
+
+
+def library(device: torch.device) -> Any:
+    """The package, or `NotAvailable`."""
+    if device.type != "cuda":
+        raise NotAvailable("FlashInfer has no CPU kernels")
+    try:
+        import flashinfer  # pyright: ignore[reportMissingImports]
+    except Exception as missing:  # a partial install fails in many ways; each is the reason
+        raise NotAvailable(f"{type(missing).__name__}: {missing}") from missing
+    return flashinfer
+
+
+@lru_cache(maxsize=1)
+def workspace(device: torch.device) -> torch.Tensor:
+    """Scratch memory of all wrappers: one runs at a time."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def on_device(inputs: Inputs, *arrays: torch.Tensor) -> list[torch.Tensor]:
+    return [array.to(inputs.q.device) for array in arrays]
+
+
+def run_ragged(backend: str, options: dict[str, Any], inputs: Sequence[Inputs]) -> list[Thunk]:
+    first, shape = inputs[0], inputs[0].shape
+    wrapper = library(first.q.device).BatchPrefillWithRaggedKVCacheWrapper(
+        workspace(first.q.device), "NHD", backend=backend
+    )
+    wrapper.plan(
+        *on_device(first, first.qo_indptr, first.kv_indptr), shape.q_heads, shape.kv_heads,
+        shape.dim, q_data_type=shape.dtype, kv_data_type=shape.dtype, **{"causal": True, **options},
+    )  # fmt: skip
+    return [partial(wrapper.run, one.q, one.k, one.v) for one in inputs]
+
+
+def run_head_bias(slopes: Any, inputs: Sequence[Inputs]) -> list[Thunk]:
+    first, shape = inputs[0], inputs[0].shape
+    dtypes = [shape.dtype] * 3
+    wrapper = library(first.q.device).BatchPrefillWithRaggedKVCacheWrapper(
+        workspace(first.q.device), "NHD", backend="fa3",
+        jit_args=("bench_head_bias_f16", *dtypes, torch.int32, shape.dim, shape.dim, ["slopes"],
+                  ["float"], ["sm_scale"], ["double"], "HeadBias", HEAD_BIAS),
+    )  # fmt: skip
+    wrapper.plan(
+        *on_device(first, first.qo_indptr, first.kv_indptr), shape.q_heads, shape.kv_heads,
+        shape.dim, q_data_type=shape.dtype, kv_data_type=shape.dtype, causal=True,
+    )  # fmt: skip
+    extra = slopes(shape.q_heads, first.q.device), shape.dim**-0.5
+    return [partial(wrapper.run, one.q, one.k, one.v, *extra) for one in inputs]
+
+
+def run_paged(backend: str, inputs: Sequence[Inputs]) -> list[Thunk]:
+    first, shape = inputs[0], inputs[0].shape
+    wrapper = library(first.q.device).BatchPrefillWithPagedKVCacheWrapper(
+        workspace(first.q.device), "NHD", backend=backend
+    )
+    wrapper.plan(
+        *on_device(first, first.qo_indptr, first.kv_indptr, first.indices, first.last_page_len),
+        shape.q_heads, shape.kv_heads, shape.dim, shape.page_size, causal=True,
+        q_data_type=shape.dtype, kv_data_type=shape.dtype,
+    )  # fmt: skip
+    return [partial(wrapper.run, one.q, (one.k, one.v)) for one in inputs]
+
+
+def run_decode(tensor_cores: bool, inputs: Sequence[Inputs]) -> list[Thunk]:
+    first, shape = inputs[0], inputs[0].shape
+    wrapper = library(first.q.device).BatchDecodeWithPagedKVCacheWrapper(
+        workspace(first.q.device), "NHD", use_tensor_cores=tensor_cores
+    )
+    wrapper.plan(
+        *on_device(first, first.kv_indptr, first.indices, first.last_page_len),
+        shape.q_heads, shape.kv_heads, shape.dim, shape.page_size,
+        q_data_type=shape.dtype, kv_data_type=first.k.dtype,
+    )  # fmt: skip
+    return [partial(wrapper.run, one.q, (one.k, one.v)) for one in inputs]
+
+
+def run_persistent(inputs: Sequence[Inputs]) -> list[Thunk]:
+    """`BatchAttention`, its persistent kernel."""
+    first, shape = inputs[0], inputs[0].shape
+    wrapper = library(first.q.device).BatchAttention("NHD", str(first.q.device))
+    wrapper.float_workspace_buffer = workspace(first.q.device)  # its own is too small, see above
+    lens = torch.tensor(shape.kv_lens, dtype=torch.int32)
+    wrapper.plan(
+        *on_device(first, first.qo_indptr, first.kv_indptr, first.indices, lens),
+        shape.q_heads, shape.kv_heads, shape.dim, shape.dim, shape.page_size, causal=True,
+        q_data_type=shape.dtype, kv_data_type=shape.dtype,
+    )  # fmt: skip
+
+    def call(one: Inputs) -> torch.Tensor:
+        out: torch.Tensor = wrapper.run(one.q, (one.k, one.v))[0]
+        return out
+
+    return [partial(call, one) for one in inputs]
+
+
+def ragged(backend: str, **options: Any) -> Implementation:
+    return Implementation(f"FlashInfer {backend}", partial(run_ragged, backend, options))
+
+
+def head_bias(slopes: Any) -> Implementation:
+    """ALiBi as a variant of a user's own for its Hopper kernel."""
+    return Implementation("FlashInfer fa3", partial(run_head_bias, slopes))
+
+
+def paged(backend: str) -> Implementation:
+    return Implementation(f"FlashInfer {backend}", partial(run_paged, backend))
+
+
+DECODE = (
+    Implementation("FlashInfer", partial(run_decode, False)),
+    Implementation("FlashInfer tensor cores", partial(run_decode, True)),
+    Implementation("FlashInfer persistent", run_persistent),
+)
