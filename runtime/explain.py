@@ -125,6 +125,7 @@ def _work(planned: Planned) -> dict[str, object]:
         "grid": f"{plan.num_ctas} CTAs, {busy} with work, limit {plan.active_ctas}",
         "work items": f"{len(plan.items)}, of which {plan.num_slots} partial "
         f"in {len(plan.merges)} split tiles",
+        "dealt": "evenly: few query tiles share keys" if plan.even else "longest first",
         "balance": f"longest CTA {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
         "mask": _classes(planned),
     }

@@ -26,7 +26,7 @@ from warploom.scheduler.visibility import Visibility
 
 _SIZES_KEPT = 256
 INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
-SHARING_TILES = 4  # tiles per segment from which on the order of heads follows the cache
+SHARING_TILES = 4  # tiles per segment from which on they are dealt in the order of their keys
 INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
 
 
@@ -168,6 +168,7 @@ class Planner:
             sm_limit=self._options.sm_limit,
             split_size=self._split_size(kernel.tile),
             section_keys=self._section_keys(batch, kernel.tile),
+            even=self.deals_evenly(batch, kernel.tile),
             indices=batch.indices,
         )
         self._workspace.fit(size)
@@ -193,10 +194,28 @@ class Planner:
             return None
         return -(-INVARIANT_SPLIT // tile.keys) * tile.keys
 
+    def deals_evenly(self, batch: Batch, tile: TileConfig) -> bool:
+        """True if segments have few tiles: by the declared bounds, or else by the batch.
+
+        The order of tiles that share keys matters to the cache, so long prefills are dealt longest
+        first, section by section; for decoding and appending an even cut is as good, and a device
+        can make it.
+        """
+        if self._options.batch_invariant:
+            return False
+        bounds = self._options.bounds
+        if bounds is None:
+            rows, segments = int(batch.segments["num_q"].sum()), len(batch.segments)
+        else:
+            rows, segments = bounds.max_q_rows, bounds.segments
+        return rows * self._heads.group_size < SHARING_TILES * tile.rows * segments
+
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
+        if self._device.type != "cuda" or self.deals_evenly(batch, tile):
+            return None
         rows = int(batch.segments["num_q"].sum()) * self._heads.group_size
-        if self._device.type != "cuda" or rows < SHARING_TILES * tile.rows * len(batch.segments):
+        if rows < SHARING_TILES * tile.rows * len(batch.segments):
             return None
         dims = self._spec.head_dim_qk + self._spec.head_dim_v
         return max(

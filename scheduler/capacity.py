@@ -147,7 +147,7 @@ def capacity(
     """
     tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
     if split_size is None:
-        grains = -(-bounds.max_kv_len // keys) // CostModel.of(rows, keys).grain
+        grains = -(-bounds.max_kv_len // keys) // CostModel.for_even(rows, keys).grain
         pieces = min(num_ctas - 1, tiles * max(grains - 1, 0))
         merges = min(tiles, pieces)
         items, slots = tiles + pieces, merges + pieces

@@ -10,31 +10,51 @@ from warploom.scheduler.layout import Ints
 ALPHA = 1  # per query row of an item: loading queries, writing output
 BETA = 1  # per visible key: both products and the softmax
 SHORTEST_CHUNK = 128  # keys; below this a partial result costs more to merge than it saves
+# Of even dealing, in keys; fitted to decoding on an H200. The first is what a CTA could read while
+# it begins and ends an item, the second while it writes and merges a partial result.
+OPENING = 128
+PARTIAL = 128
 
 
 @dataclass(frozen=True)
 class CostModel:
     """Costs of one tile shape (FlashInfer, Algorithm 1 line 2).
 
-    An item costs `fixed + per_tile * (visible key tiles)`. Integers keep loads exact, so that both
+    An item costs `fixed + per_tile * (visible key tiles)`. Integers keep loads exact, so that all
     planners agree on every tie.
 
     Attributes:
         fixed: cost of an item without keys.
         per_tile: cost of one key tile.
         grain: key tiles of the shortest chunk that is ever cut off.
+        partial: cost of a partial result, where it counts.
     """
 
     fixed: int
     per_tile: int
     grain: int
+    partial: int = 0
 
     @classmethod
     def of(cls, rows: int, keys: int) -> CostModel:
+        """For dealing the longest first."""
         unit = gcd(ALPHA * rows, BETA * keys)
         # A chunk should be worth at least twice its fixed cost.
         shortest = max(SHORTEST_CHUNK, 2 * ALPHA * rows // BETA)
         return cls(ALPHA * rows // unit, BETA * keys // unit, -(-shortest // keys))
+
+    @classmethod
+    def for_even(cls, rows: int, keys: int) -> CostModel:
+        """For even dealing, whose pieces are shorter where whole items are not enough."""
+        fixed = ALPHA * rows + BETA * OPENING
+        unit = gcd(fixed, BETA * keys, BETA * PARTIAL)
+        grain = -(-cls.of(rows, keys).grain // 2)
+        return cls(fixed // unit, BETA * keys // unit, grain, BETA * PARTIAL // unit)
+
+    @property
+    def least_part(self) -> int:
+        """Least mean load of even dealing: each end of a part may move by half a grain."""
+        return 2 * self.per_tile * self.grain
 
     def of_chunks(self, visible: Ints) -> Ints:
         """Costs of chunks with these numbers of visible key tiles."""

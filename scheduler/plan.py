@@ -44,6 +44,7 @@ class Plan:
         rows, keys: tile sizes.
         num_ctas: CTAs of the grid; `active_ctas` of them may have work.
         split_size: keys at whose multiples tiles were cut; None: cut to balance the load.
+        even: dealt by `even`, not the longest first.
     """
 
     header: Records
@@ -60,6 +61,7 @@ class Plan:
     num_ctas: int
     active_ctas: int
     split_size: int | None
+    even: bool = False
 
     @classmethod
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
@@ -80,6 +82,7 @@ class Plan:
             num_ctas=problem.num_ctas,
             active_ctas=problem.active_ctas,
             split_size=problem.split_size,
+            even=problem.even,
         )
 
     @property
@@ -158,6 +161,7 @@ def make_plan(
     sm_limit: int | None = None,
     split_size: int | None = None,
     section_keys: int | None = None,
+    even: bool = False,
     indices: npt.NDArray[np.int32] | None = None,
 ) -> Plan:
     """Plans one batch: who computes what, and where partial results are merged.
@@ -177,6 +181,8 @@ def make_plan(
             request then never depend on the batch, `num_ctas` or `sm_limit`. None: cut to balance.
         section_keys: keys of one head whose keys and values the device's cache holds; tiles that
             share keys are then run at the same time. None: the order of costs alone.
+        even: cut the line of all items at multiples of the mean load (`scheduler.even`) instead of
+            dealing the longest first. Excludes `split_size` and `section_keys`.
         indices: int32 block list, for indexed formats.
 
     Raises:
@@ -188,6 +194,8 @@ def make_plan(
     active = _check_numbers(num_kv_heads, group_size, rows, keys, num_ctas, sm_limit, split_size)
     if section_keys is not None and section_keys < 1:
         raise ArgumentError(name="section_keys", reason=f"is {section_keys}; expected at least 1")
+    if even and (split_size is not None or section_keys is not None):
+        raise ArgumentError(name="even", reason="excludes split_size and section_keys")
     if segments.dtype != SEGMENT.dtype:
         raise WrongDType(name="segments", got=segments.dtype, expected="layout.SEGMENT.dtype")
     segments = np.ascontiguousarray(segments)
@@ -199,7 +207,7 @@ def make_plan(
         capacity.bounds.admit(segments, len(indices))
     problem = Problem(
         segments, num_kv_heads, group_size, rows, keys, num_ctas, active, visibility, split_size,
-        section_keys,
+        section_keys, even,
     )  # fmt: skip
     plan = Plan.of(problem, worklist.build(problem), indices)
     if capacity is not None:

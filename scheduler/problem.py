@@ -30,6 +30,7 @@ class Problem:
         active_ctas: how many of them may get work; the first ones (FlashInfer, appendix E).
         split_size: keys at whose multiples every tile is cut, or None: cut to balance the load.
         section_keys: keys of one head that the cache holds, or None: all. See `sections`.
+        even: deal by `even` instead of longest first; neither split nor sections then.
     """
 
     segments: Records
@@ -42,10 +43,12 @@ class Problem:
     visibility: Visibility
     split_size: int | None
     section_keys: int | None = None
+    even: bool = False
 
     @property
     def cost_model(self) -> CostModel:
-        return CostModel.of(self.rows, self.keys)
+        model = CostModel.for_even if self.even else CostModel.of
+        return model(self.rows, self.keys)
 
 
 def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
@@ -89,3 +92,21 @@ class WorkList:
     @property
     def num_slots(self) -> int:
         return int(self.merges["num_slots"].sum())
+
+
+def by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int) -> WorkList:
+    """Sorts items by CTA. Partial ones come first, so that merges hide behind later work.
+
+    Args:
+        items: (n,) records, each CTA's in order.
+        merges: records.
+        cta, cost: (n,) the CTA of each item, and its cost.
+        num_ctas: CTAs of the grid.
+    """
+    key = 2 * cta + (items["slot"] < 0)
+    if num_ctas < 2**15:
+        key = key.astype(np.uint16)
+    indptr = np.zeros(num_ctas + 1, np.int32)
+    np.cumsum(np.bincount(cta, minlength=num_ctas), out=indptr[1:])
+    loads = np.bincount(cta, weights=cost, minlength=num_ctas).astype(np.int64)
+    return WorkList(indptr, items.take(np.argsort(key, kind="stable")), merges, loads)

@@ -45,16 +45,16 @@ def build(problem: Problem) -> WorkList:
     4. Without a fixed size: cut what lies above the mean load off each CTA's last item and give it
        to CTAs below.
     """
-    tiles = [_fixed_chunks(problem, tile) for tile in _tiles(problem)]
+    tiles = [_fixed_chunks(problem, tile) for tile in query_tiles(problem)]
     items = [item for chunks in tiles for item in chunks]
     merges = _number_slots(tiles)
-    total = sum(_cost(problem, item) for item in items)
+    total = sum(cost_of(problem, item) for item in items)
     mean = -(-total // problem.active_ctas)
     grade = max(1, mean // TOLERANCE)
 
     def rank(item: Item) -> tuple[int, ...]:
         section = int(sections(problem, _one(item.segment), _one(item.kv_head))[0])
-        longest_first = -(_cost(problem, item) // grade)
+        longest_first = -(cost_of(problem, item) // grade)
         return section, longest_first, item.segment, item.kv_head, -item.row_begin, item.kv_begin
 
     work: list[list[Item]] = [[] for _ in range(problem.num_ctas)]
@@ -62,17 +62,17 @@ def build(problem: Problem) -> WorkList:
     for item in sorted(items, key=rank):
         load, cta = heapq.heappop(queue)
         work[cta].append(item)
-        heapq.heappush(queue, (load + _cost(problem, item), cta))
+        heapq.heappush(queue, (load + cost_of(problem, item), cta))
     if problem.split_size is None:
         merges = _level(problem, work, sorted(queue), mean)
-    return _work_list(problem, work, merges)
+    return work_list(problem, work, merges)
 
 
-def _cost(problem: Problem, item: Item) -> int:
+def cost_of(problem: Problem, item: Item) -> int:
     return problem.cost_model.fixed + problem.cost_model.per_tile * item.visible
 
 
-def _tiles(problem: Problem) -> Iterator[Item]:
+def query_tiles(problem: Problem) -> Iterator[Item]:
     for index, segment in enumerate(problem.segments):
         fused = int(segment["num_q"]) * problem.group_size
         for head in range(problem.num_kv_heads):
@@ -174,11 +174,11 @@ def _parts(
     """Cuts the last `grains` of an item into the first rooms; the owner keeps what comes before."""
     size = problem.cost_model.grain
     done = item.visible - grains * size
-    parts = [(owner, _between(problem, item, 0, done))]
+    parts = [(owner, between(problem, item, 0, done))]
     while done < item.visible:
         room = rooms[0]
         take = min(room[0], (item.visible - done) // size)
-        parts.append((room[1], _between(problem, item, done, done + take * size)))
+        parts.append((room[1], between(problem, item, done, done + take * size)))
         done += take * size
         room[0] -= take
         if not room[0]:
@@ -186,7 +186,7 @@ def _parts(
     return parts
 
 
-def _between(problem: Problem, item: Item, begin: int, end: int) -> Item:
+def between(problem: Problem, item: Item, begin: int, end: int) -> Item:
     """The part of an item from one number of visible key tiles to another."""
     first, last = _key_after(problem, item, begin), _key_after(problem, item, end)
     return replace(item, kv_begin=first, kv_end=last, visible=end - begin)
@@ -203,7 +203,7 @@ def _key_after(problem: Problem, item: Item, visible: int) -> int:
     return key
 
 
-def _work_list(problem: Problem, work: list[list[Item]], merges: list[tuple[int, int]]) -> WorkList:
+def work_list(problem: Problem, work: list[list[Item]], merges: list[tuple[int, int]]) -> WorkList:
     fields = WORK_ITEM.dtype.names or ()
     ordered = [sorted(items, key=lambda item: item.slot < 0) for items in work]
     records = [
@@ -213,5 +213,5 @@ def _work_list(problem: Problem, work: list[list[Item]], merges: list[tuple[int,
         np.cumsum([0] + [len(items) for items in work]).astype(np.int32),
         np.array(records, WORK_ITEM.dtype),
         np.array(merges, MERGE.dtype),
-        np.array([sum(_cost(problem, item) for item in items) for items in work], np.int64),
+        np.array([sum(cost_of(problem, item) for item in items) for items in work], np.int64),
     )

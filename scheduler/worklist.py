@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from warploom.scheduler import even
 from warploom.scheduler.balance import Moves, deal, level
 from warploom.scheduler.fixed import fixed_chunks, number_slots
 from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints, Records
-from warploom.scheduler.problem import TOLERANCE, Problem, WorkList, sections
+from warploom.scheduler.problem import TOLERANCE, Problem, WorkList, by_cta, sections
 from warploom.scheduler.tiles import Tiles, key_after, query_tiles
 
 
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `reference.build` is the same algorithm as text, and gives the same bits."""
+    if problem.even:
+        return even.build(problem)
     tiles = query_tiles(problem)
     if problem.split_size is None:
         chunks, tile = tiles, np.arange(len(tiles.segment))
@@ -30,7 +33,7 @@ def build(problem: Problem) -> WorkList:
     items["kv_head"] = head
     if problem.split_size is not None:
         merges = number_slots(items, tile, chunk, head, problem.num_kv_heads)
-        return _by_cta(items, merges, cta, cost, problem)
+        return by_cta(items, merges, cta, cost, problem.num_ctas)
     merges = np.zeros(0, MERGE.dtype)
     if len(items):
         last = np.zeros(problem.active_ctas, np.int64)
@@ -43,7 +46,7 @@ def build(problem: Problem) -> WorkList:
             cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
             cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
             items, cta = np.concatenate((items, pieces)), np.concatenate((cta, moves.cta))
-    return _by_cta(items, merges, cta, cost, problem)
+    return by_cta(items, merges, cta, cost, problem.num_ctas)
 
 
 def longest_first(cost: Ints, segment: Ints, mean: int, num_heads: int) -> tuple[Ints, Ints]:
@@ -120,14 +123,3 @@ def _cut(
     merges["first_slot"] = slot[opens] - 1
     merges["num_slots"] = np.bincount(merge) + 1
     return pieces, merges
-
-
-def _by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, problem: Problem) -> WorkList:
-    """Sorts items by CTA. Partial ones come first, so that merges hide behind later work."""
-    key = 2 * cta + (items["slot"] < 0)
-    if problem.num_ctas < 2**15:
-        key = key.astype(np.uint16)
-    indptr = np.zeros(problem.num_ctas + 1, np.int32)
-    np.cumsum(np.bincount(cta, minlength=problem.num_ctas), out=indptr[1:])
-    loads = np.bincount(cta, weights=cost, minlength=problem.num_ctas).astype(np.int64)
-    return WorkList(indptr, items.take(np.argsort(key, kind="stable")), merges, loads)

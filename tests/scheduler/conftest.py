@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from warploom.scheduler import reference, worklist
+from warploom.scheduler import reference, reference_even, worklist
 from warploom.scheduler.layout import SEGMENT, Ints, Records
 from warploom.scheduler.plan import AllVisible, Plan, Visibility, make_plan
 from warploom.scheduler.problem import Problem, WorkList
@@ -109,6 +109,7 @@ class Case:
     sm_limit: int | None = None
     split_size: int | None = None
     section_keys: int | None = None
+    even: bool = False
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -121,6 +122,7 @@ class Case:
             "visibility": self.visibility,
             "sm_limit": self.sm_limit,
             "section_keys": self.section_keys,
+            "even": self.even,
         } | self.numbers
         return make_plan(self.segments, **(arguments | changes))
 
@@ -137,11 +139,13 @@ class Case:
             self.visibility,
             self.split_size,
             self.section_keys,
+            self.even,
         )
 
     def both(self) -> tuple[WorkList, WorkList]:
         """The fast planner's work list and the reference's."""
-        return worklist.build(self.problem()), reference.build(self.problem())
+        text = reference_even if self.even else reference
+        return worklist.build(self.problem()), text.build(self.problem())
 
 
 def lengths(data: st.DataObject, size: int, longest: int, label: str) -> Ints:
@@ -179,8 +183,18 @@ def draw_visibility(
     return Window(segments, group, left, right, 70 if kind == "sinks" else 0)
 
 
-def draw_case(data: st.DataObject, items: int = 20_000, fixed: bool | None = None) -> Case:
-    """A random case of about that many items or fewer; with a split size, without, or either."""
+def draw_case(
+    data: st.DataObject,
+    items: int = 20_000,
+    fixed: bool | None = None,
+    even: bool | None = None,
+) -> Case:
+    """A random case of about that many items or fewer.
+
+    Args:
+        fixed: with a split size, without, or either.
+        even: dealt evenly, longest first, or either.
+    """
     rows = data.draw(st.sampled_from([16, 64, 128]), label="rows")
     keys = data.draw(st.sampled_from([32, 64, 128]), label="keys")
     heads = data.draw(st.sampled_from([1, 2, 5, 8]), label="heads")
@@ -194,7 +208,12 @@ def draw_case(data: st.DataObject, items: int = 20_000, fixed: bool | None = Non
     segments = make_segments(q_lens, kv_lens)
     num_ctas = data.draw(st.integers(1, 264), label="CTAs")
     limit = data.draw(st.one_of(st.none(), st.integers(1, 300)), label="SM limit")
+    if even is None:
+        even = not fixed and data.draw(st.booleans(), label="even")
     split = None
+    if even:
+        mask = draw_visibility(data, segments, group, rows, keys)
+        return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, even=True)
     if fixed or (fixed is None and data.draw(st.booleans(), label="fixed split")):
         split = keys * (longest // keys // 32 + data.draw(st.integers(1, 99), label="split"))
     mask = draw_visibility(data, segments, group, rows, keys)

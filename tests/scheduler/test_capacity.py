@@ -118,10 +118,10 @@ def test_fixed_splits_are_counted_exactly(kit: Any, heads: int, group: int, keys
 
 
 def test_short_lists_need_no_slots() -> None:
-    """Three key tiles of 64 keys are one grain of 128 keys and a rest: such a tile is never cut."""
-    room = capacity(Bounds(1024, 1024, 192), **NUMBERS)
+    """One key tile of 64 keys is the shortest piece: it is never cut, and two are cut once."""
+    room = capacity(Bounds(1024, 1024, 64), **NUMBERS)
     assert (room.max_slots, room.max_merges) == (0, 0)
-    assert capacity(Bounds(1024, 1024, 193), **NUMBERS).max_slots == 262
+    assert capacity(Bounds(1024, 1024, 65), **NUMBERS).max_slots == 262
 
 
 def test_sections_are_aligned_and_disjoint() -> None:

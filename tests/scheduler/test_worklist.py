@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.scheduler.cost import CostModel
+from warploom.scheduler.even import SNAP, Grid
 from warploom.scheduler.problem import WORTH_CUTTING
 from warploom.scheduler.verify import verify
 
@@ -47,7 +48,7 @@ def test_every_plan_verifies(kit: Any, data: st.DataObject) -> None:
 def test_loads_are_what_the_items_cost(kit: Any, data: st.DataObject) -> None:
     """Also where holes lie between the keys of a tile that was cut."""
     case = kit.draw_case(data)
-    plan, model = case.plan(), CostModel.of(case.rows, case.keys)
+    plan, model = case.plan(), case.problem().cost_model
     items = {name: plan.items[name].astype(np.int64) for name in plan.items.dtype.names or ()}
     fused = case.segments["num_q"].astype(np.int64) * case.group_size
     row_end = np.minimum(items["row_begin"] + case.rows, fused[items["segment"]])
@@ -64,7 +65,7 @@ def test_loads_are_what_the_items_cost(kit: Any, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
     """The mean of the uncut tiles, plus what is not worth or not possible to cut."""
-    case = kit.draw_case(data, fixed=False)
+    case = kit.draw_case(data, fixed=False, even=False)
     plan, model = case.plan(), CostModel.of(case.rows, case.keys)
     partial = plan.items["slot"] >= 0
     added = int(partial.sum() - len(plan.merges)) * model.fixed
@@ -72,6 +73,21 @@ def test_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
     pieces = np.diff(np.append(0, np.cumsum(partial))[plan.cta_indptr])
     uncut = max(mean // WORTH_CUTTING, model.fixed + 2 * model.per_tile * model.grain)
     assert np.all(plan.loads <= mean + uncut + model.fixed * np.maximum(pieces - 1, 0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_even_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
+    """No CTA has more than the mean, plus what its two ends moved and what its pieces add."""
+    case = kit.draw_case(data, even=True)
+    plan, model = case.plan(), case.problem().cost_model
+    grid = Grid.of(plan.active_ctas, case.num_kv_heads)
+    partial = plan.items["slot"] >= 0
+    added = int(partial.sum() - len(plan.merges)) * model.fixed
+    line = (int(plan.loads.sum()) - added) // grid.lines
+    mean = -(-line // max(1, min(grid.columns, line // model.least_part)))
+    moved = max(mean // SNAP, model.fixed + 2 * model.per_tile * model.grain)
+    assert np.all(plan.loads <= mean + 2 * moved + model.fixed + 2 * model.partial)
 
 
 @settings(max_examples=60, deadline=None)
