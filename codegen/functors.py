@@ -11,7 +11,7 @@ from typing import Literal
 
 from warploom.codegen.interval_cpp import tile_functions
 from warploom.codegen.lower import C_TYPES, Block, reachable
-from warploom.codegen.split import Level, Split, split, with_reciprocals
+from warploom.codegen.split import Level, Split, split, with_float_distances, with_reciprocals
 from warploom.dsl.ir import Kind, Node
 from warploom.dsl.spec import TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
@@ -104,7 +104,8 @@ def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]
     seats = dict(seats)
     if "logits_transform" in seats:
         mask = [root for seat, root in seats.items() if seat == "logits_mask"]
-        seats["logits_transform"] = with_reciprocals(seats["logits_transform"], mask)
+        transform = with_reciprocals(seats["logits_transform"], mask)
+        seats["logits_transform"] = with_float_distances(transform)
     parts = split(tuple(seats.values()))
     text = [_state(row, parts, tensors) for row in _STATES if parts.members(row[0])]
     bound = parts.bound(Level.ELEMENT)

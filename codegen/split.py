@@ -108,6 +108,32 @@ def with_reciprocals(transform: Node, mask: Sequence[Node] = ()) -> Node:
     return made[transform]
 
 
+def with_float_distances(transform: Node) -> Node:
+    """Turn float(kv_pos - q_pos) into float(kv_pos) - float(q_pos), which a column and a row keep.
+
+    Else each element pays for a subtraction and a conversion of its own. Positions below 2^24 are
+    exact as floats, and so is the difference; beyond, it is off by as much as a float of their size
+    must be.
+    """
+    made: dict[Node, Node] = {}
+    for current in reachable([transform]):
+        args = tuple(made[arg] for arg in current.args)
+        if current.op == "to_float" and _is_distance(args[0]):
+            floats = (
+                node("to_float", Kind.FLOAT, (position,), source=current.source)
+                for position in args[0].args
+            )
+            made[current] = node("sub", Kind.FLOAT, tuple(floats), source=current.source)
+        else:
+            made[current] = node(current.op, current.kind, args, current.attr, current.source)
+    return made[transform]
+
+
+def _is_distance(current: Node) -> bool:
+    positions = {arg.attr for arg in current.args if arg.op == "var"}
+    return current.op == "sub" and positions == {"q_pos", "kv_pos"}
+
+
 def _inverse(divisor: Node) -> Node:
     value = divisor.attr if divisor.op == "const" else 0.0
     if isinstance(value, float) and value:

@@ -12,6 +12,7 @@ import pytest
 from warploom.codegen.abi import Packer, param_fields, struct_text
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.split import split
+import warploom as wl
 from warploom.dsl.custom import custom_function
 from warploom.dsl.dtypes import float32
 from warploom.dsl.fields import Scalar, Tensor
@@ -60,9 +61,9 @@ def test_each_part_is_computed_where_it_belongs() -> None:
     assert [node.op for node in parts.column] == ["load"]
     text = variant_struct(trace(Everything()), "cpp")
     assert "struct TileState { float t0; int t1; };" in text
-    assert "struct RowState { float r0; int r1; };" in text
-    assert "struct ColState { float c0; };" in text
-    assert "return kv_pos > rs.r1;" in text
+    assert "struct RowState { float r0; float r1; int r2; };" in text  # and float(q_pos)
+    assert "struct ColState { float c0; float c1; };" in text
+    assert "return kv_pos > rs.r2;" in text
     assert "row.q_pos - ts.t1" in text
 
 
@@ -79,6 +80,19 @@ def test_divisors_known_earlier_become_hoisted_reciprocals() -> None:
     assert "return {1.0f / float(row.q_head)};" in text
     assert "logits * ts.t0 + logits * 0.25f + logits * rs.r0" in text
     assert " / (1.0f + logits * logits);" in text  # its divisor is the element's own
+
+
+def test_float_distances_are_differences_of_hoisted_floats() -> None:
+    class Distant(Variant):
+        def logits_transform(self, logits: Any, at: Position) -> Any:
+            near = wl.to_float(wl.abs(at.q_pos - at.kv_pos))  # not a mere difference
+            return logits + 0.5 * (at.kv_pos - at.q_pos) + near
+
+    text = variant_struct(trace(Distant()), "cuda")
+    assert "return {float(row.q_pos)};" in text
+    assert "return {float(kv_pos)};" in text
+    assert "0.5f * (cs.c0 - rs.r0)" in text
+    assert "float(abs(row.q_pos - kv_pos))" in text
 
 
 def test_divisions_that_a_step_or_the_mask_reads_stay() -> None:

@@ -100,16 +100,21 @@ struct Variant : IdentityVariant<Params> {
     return {v0,
             1.0f / v0};
   }
-  struct RowState { float r0; };
+  struct RowState { float r0; float r1; };
   WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row) {
     const float v0 = float(row.q_head);
     const float v1 = -4.0f * (2.0f * (v0 - ts.t0) + 1.0f);
-    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) * ts.t1)};
+    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) * ts.t1),
+            float(row.q_pos)};
+  }
+  struct ColState { float c0; };
+  WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
+    return {float(kv_pos)};
   }
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
-    return logits + rs.r0 * float(kv_pos - row.q_pos);
+    return logits + rs.r0 * (cs.c0 - rs.r1);
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {

@@ -30,6 +30,8 @@ struct Softmax {
     for (int r = 0; r < kRows; ++r) {
       largest[r] = -kInfinity;
       sum[r] = 0.0f;
+      // With nothing visible so far every logit is -inf, and any finite reference gives 0.
+      reference_[r] = 0.0f;
     }
   }
 
@@ -40,24 +42,29 @@ struct Softmax {
   // then at most 256, which 16-bit floats hold as exactly as 1, and the output is rescaled in few
   // tiles.
   WL_FN bool follow(const Scores& scores, float (&rescale)[kRows]) {
+    float found[kRows];
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float found = scores[r / 2][0][r % 2 * 2];
+      found[r] = scores[r / 2][0][r % 2 * 2];
 #pragma unroll
       for (int n = 0; n < Sizes<K>::kKeyBlocks; ++n) {
-        found = max(found, max(scores[r / 2][n][r % 2 * 2], scores[r / 2][n][r % 2 * 2 + 1]));
+        found[r] = max(found[r], max(scores[r / 2][n][r % 2 * 2], scores[r / 2][n][r % 2 * 2 + 1]));
       }
-      found = row_max(found);
-      const bool moves = (found - largest[r]) * factor > 8.0f;  // false if both are -inf
-      rescale[r] = moves ? exp2((largest[r] - found) * factor) : 1.0f;
-      largest[r] = moves ? found : largest[r];
-      sum[r] *= rescale[r];
-      // With nothing visible so far every logit is -inf, and any finite reference gives 0.
-      reference_[r] = largest[r] == -kInfinity ? 0.0f : largest[r] * factor;
-      moved |= moves;
+      moved |= exceeds(r, found[r]);
     }
-    return __any_sync(kAllLanes, moved);
+    // Whether any row moves is settled by what each thread has seen itself; few tiles go on.
+    if (!__any_sync(kAllLanes, moved)) return false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float largest_of_row = row_max(found[r]);
+      const bool moves = exceeds(r, largest_of_row);
+      rescale[r] = moves ? exp2((largest[r] - largest_of_row) * factor) : 1.0f;
+      largest[r] = moves ? largest_of_row : largest[r];
+      sum[r] *= rescale[r];
+      reference_[r] = moves ? largest_of_row * factor : reference_[r];
+    }
+    return true;
   }
   WL_FN void update(const Scores& scores, Output& output) {
     float rescale[kRows];
@@ -89,7 +96,11 @@ struct Softmax {
   }
 
  private:
-  float reference_[kRows];  // largest * factor
+  WL_FN bool exceeds(int r, float logit) const {
+    return (logit - largest[r]) * factor > 8.0f;  // false if both are -inf
+  }
+
+  float reference_[kRows];  // largest * factor, or 0 while that is -inf
 };
 
 // Base-2 log-sum-exp of a row; -inf if nothing was visible.

@@ -82,7 +82,8 @@ class Consumer {
     }
     Mma::pack(scores, probabilities);
     bool is_first = true;
-    for (Visit next = walk.next(); next.begin() < end; next = walk.next()) {
+    Visit next = walk.next();
+    while (next.begin() < end) {
       const Ring<C::kStages> values = ring_;
       ring_.advance();
       const int next_one = next_slot<K>(slot);
@@ -92,6 +93,7 @@ class Consumer {
       wait_values(item, columns(item, visit, slot), visit, values);
       mma_.start_output(probabilities, values.stage, is_first, output);
       end_turn();
+      const Visit after = walk.next();
       Mma::template wait<1>();
       release(barriers_.k_empty[ring_.stage]);
       transform_logits(item, rows, columns(item, next, next_one), next.is_full(), scores);
@@ -112,6 +114,7 @@ class Consumer {
       Mma::pack(scores, probabilities);
       is_first = false;
       visit = next;
+      next = after;
       slot = next_one;
     }
     release(barriers_.q_empty[query_ring_.stage]);

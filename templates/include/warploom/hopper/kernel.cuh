@@ -27,7 +27,7 @@ WL_FN void init_barriers(Shared<K> shared) {
   auto& barriers = shared.barriers();
   for (int i = 0; i < Shared<K>::kItemStages; ++i) {
     barrier_init(&barriers.item_full[i], Arrivals<K>::kItem);
-    barrier_init(&barriers.item_empty[i], kGroups);
+    barrier_init(&barriers.item_empty[i], kGroups + Arrivals<K>::kReaders);
   }
   for (int i = 0; i < C::kQueryStages; ++i) {
     barrier_init(&barriers.q_full[i], Arrivals<K>::kQueries);

@@ -2,8 +2,8 @@
 // of the consumers.
 //
 // Bulk mode (storage in blocks of 8 tokens and more, or affine): one warp opens items and issues
-// tensor copies, two others gather queries. Gather mode (smaller blocks): all four warps do
-// everything together.
+// tensor copies of keys, one those of values, two gather queries. Gather mode (smaller blocks): all
+// four warps do everything together.
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
@@ -46,6 +46,25 @@ class ItemOpener {
   Ring<Shared<K>::kItemStages> ring_;
 };
 
+// The items that another warp opens, one after another.
+template <class K>
+class OpenedItems {
+ public:
+  WL_FN OpenedItems(const typename K::Params& p, Shared<K> shared) : p_(p), shared_(shared) {}
+
+  WL_FN Item<K> next() {
+    barrier_wait(&shared_.barriers().item_full[ring_.stage], ring_.phase);
+    shared_.item_stage = ring_.stage;
+    ring_.advance();
+    return {p_, shared_};
+  }
+
+ private:
+  const typename K::Params& p_;
+  Shared<K> shared_;
+  Ring<Shared<K>::kItemStages> ring_;
+};
+
 // Gathers the fused query rows of one item after another, by kThreads threads.
 template <class K, int kThreads>
 class QueryProducer {
@@ -78,8 +97,8 @@ class QueryProducer {
   Ring<C::kQueryStages> ring_;
 };
 
-// Tensor copies of keys and values, issued by one warp.
-template <class K>
+// Tensor copies of keys or of values, issued by one warp: keys never wait for room for values.
+template <class K, bool kOfValues>
 class BulkProducer {
   using S = Sizes<K>;
   using C = typename K::Config;
@@ -97,13 +116,16 @@ class BulkProducer {
     KeyWalk<K> walk(item, 0);
     for (Visit visit = walk.next(); visit.begin() < end; visit = walk.next()) {
       const int boxes = (min(end - visit.begin(), C::kKeys) + kBoxTokens - 1) / kBoxTokens;
-      barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
-      if constexpr (C::kColumnPositions) write_positions(item, visit, lane);
-      copy_tile<S::kDimQk>(item, &item.p.k_map, &barriers.k_full[ring_.stage], visit, boxes,
-                           shared.keys(ring_.stage), lane);
-      barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
-      copy_tile<S::kDimV>(item, &item.p.v_map, &barriers.v_full[ring_.stage], visit, boxes,
-                          shared.values(ring_.stage), lane);
+      if constexpr (kOfValues) {
+        barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
+        copy_tile<S::kDimV>(item, &item.p.v_map, &barriers.v_full[ring_.stage], visit, boxes,
+                            shared.values(ring_.stage), lane);
+      } else {
+        barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
+        if constexpr (C::kColumnPositions) write_positions(item, visit, lane);
+        copy_tile<S::kDimQk>(item, &item.p.k_map, &barriers.k_full[ring_.stage], visit, boxes,
+                             shared.keys(ring_.stage), lane);
+      }
       ring_.advance();
     }
   }
@@ -204,11 +226,12 @@ class GatherProducer {
   int slot_ = 0;
 };
 
-// Arrivals that complete a phase of the full barriers.
+// Arrivals that complete a phase of the barriers.
 template <class K>
 struct Arrivals {
   static constexpr bool kBulk = K::Config::kBulk;
   static constexpr int kItem = kBulk ? kWarpSize : kProducerThreads;
+  static constexpr int kReaders = kBulk ? 1 : 0;  // of items, besides the consumer groups
   static constexpr int kQueries = kBulk ? kBulkQueryThreads : kProducerThreads;
   static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
   // Each lane that wrote positions arrives for itself.
@@ -230,16 +253,22 @@ WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
     }
   } else if (thread < kWarpSize) {
     ItemOpener<K, kWarpSize> items;
-    BulkProducer<K> tokens;
-    for (int i = begin; i < end; ++i) tokens.copy(items.open(p, shared, i, thread));
-  } else if (thread < kWarpSize + kBulkQueryThreads) {
-    QueryProducer<K, kBulkQueryThreads> queries;
-    Ring<Shared<K>::kItemStages> items;
-    for (int i = begin; i < end; ++i, items.advance()) {
-      barrier_wait(&shared.barriers().item_full[items.stage], items.phase);
-      shared.item_stage = items.stage;
-      queries.copy(Item<K>{p, shared}, thread - kWarpSize);
+    BulkProducer<K, false> keys;
+    for (int i = begin; i < end; ++i) keys.copy(items.open(p, shared, i, thread));
+  } else if (thread < 2 * kWarpSize) {
+    auto& barriers = shared.barriers();
+    BulkProducer<K, true> values;
+    OpenedItems<K> items{p, shared};
+    for (int i = begin; i < end; ++i) {
+      const Item<K> item = items.next();
+      values.copy(item);
+      __syncwarp();  // nobody looks at the item any more
+      if (thread == kWarpSize) barrier_arrive(&barriers.item_empty[item.arena.item_stage]);
     }
+  } else {
+    QueryProducer<K, kBulkQueryThreads> queries;
+    OpenedItems<K> items{p, shared};
+    for (int i = begin; i < end; ++i) queries.copy(items.next(), thread - 2 * kWarpSize);
   }
 }
 
