@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import warploom as wl
 from warploom.codegen.abi import Packer, param_fields, struct_text
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.split import split
-import warploom as wl
 from warploom.dsl.custom import custom_function
 from warploom.dsl.dtypes import float32
 from warploom.dsl.fields import Scalar, Tensor
