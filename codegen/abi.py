@@ -7,11 +7,11 @@ layout has no holes and Python's `struct` packs the same bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.spec import AttentionSpec, TracedVariant
 
 _FORMAT = {"float": "f", "int": "i", "unsigned": "I"}
 
@@ -71,26 +71,35 @@ _NUMBERS = (
 
 
 def param_fields(spec: AttentionSpec) -> tuple[ParamField, ...]:
-    """All members of `Params` for this spec, in storage order.
-
-    User inputs are named `x_<field>`; a tensor adds its sizes `x_<field>_n<i>` and its strides in
-    elements `x_<field>_s<i>`.
-    """
+    """All members of `Params` for this spec, in storage order."""
     fields = [ParamField(*row) for row in (*_POINTERS, *_NUMBERS)]
     fields += [ParamField("long long", name, "elements") for name in _STRIDES]
-    for scalar in spec.variant.scalars:
+    return ordered([*fields, *input_fields(spec.variant)])
+
+
+def input_fields(variant: TracedVariant) -> list[ParamField]:
+    """Members for a variant's inputs.
+
+    They are named `x_<field>`; a tensor adds its sizes `x_<field>_n<i>` and its strides in elements
+    `x_<field>_s<i>`.
+    """
+    fields = []
+    for scalar in variant.scalars:
         c_type = "float" if scalar.dtype.kind.value == "float32" else "int"
         fields.append(ParamField(c_type, f"x_{scalar.name}", "scalar input"))
-    for tensor in spec.variant.tensors:
+    for tensor in variant.tensors:
         fields.append(
             ParamField(f"const {tensor.dtype.c_name}*", f"x_{tensor.name}", "tensor input")
         )
         for axis in range(len(tensor.roles)):
             fields.append(ParamField("long long", f"x_{tensor.name}_s{axis}", "its stride"))
             fields.append(ParamField("int", f"x_{tensor.name}_n{axis}", "its size"))
-    return tuple(
-        sorted(fields, key=lambda field: not field.is_wide)
-    )  # stable: order within a size stays
+    return fields
+
+
+def ordered(fields: Iterable[ParamField]) -> tuple[ParamField, ...]:
+    """Wide members first, so that there are no holes; the order within a size stays."""
+    return tuple(sorted(fields, key=lambda field: not field.is_wide))
 
 
 TENSOR_MAP_BYTES = 128

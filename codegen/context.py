@@ -86,10 +86,11 @@ def config_values(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int 
 
 
 def config_struct(config: dict[str, str | int | bool]) -> str:
-    """`struct Config`: `Element`, and a constant (`kHeadDimQk`, `kIndexed`, ...) per value."""
-    lines = [f"  using Element = {config['element']};"]
+    """`struct Config`: types, and a constant (`kHeadDimQk`, `kIndexed`, ...) per value."""
+    types = {"element": "Element", "kv_element": "KvElement"}
+    lines = [f"  using {name} = {config[key]};" for key, name in types.items() if key in config]
     for name, value in config.items():
-        if name == "element":
+        if name in types:
             continue
         constant = "k" + "".join(map(str.capitalize, name.split("_")))
         c_type = "bool" if isinstance(value, bool) else "int"

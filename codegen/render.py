@@ -42,12 +42,12 @@ def _render(
     language: Literal["cuda", "cpp"],
 ) -> KernelSource:
     context = kernel_context(spec, tile, plan_structs, template, language)
-    text = _environment().get_template(template).render(context)
+    text = environment().get_template(template).render(context)
     return KernelSource(kernel_name(spec, tile, template), text, language)
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def environment() -> Environment:
     return Environment(
         loader=PackageLoader("warploom.templates", ""),
         undefined=StrictUndefined,

@@ -166,6 +166,53 @@ def reference_batch(
     return outputs, sums
 
 
+def reference_keys_values(
+    variant: Variant,
+    k: Any,
+    v: Any,
+    *,
+    kv_pos: Any,
+    kv_len: int,
+    q_len: int,
+    batch: int = 0,
+    num_q_heads: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    precision: Precision = _EXACT,
+) -> tuple[Floats, Floats]:
+    """What a variant's key and value transform make of tokens of one request.
+
+    Args:
+        variant: the functors; called on arrays, never traced.
+        k: [tokens, num_kv_heads, head_dim_qk].
+        v: [tokens, num_kv_heads, head_dim_v].
+        kv_pos: [tokens] position of each.
+        kv_len, q_len: keys and query rows of the request.
+        batch: the request's index.
+        num_q_heads: as many as key/value heads by default.
+        inputs: run-time values of fields; they override those bound at construction.
+        precision: float64 by default.
+
+    Returns:
+        New keys and values, shaped alike.
+
+    Raises:
+        MissingInput, UnknownInput, WrongResult: as `reference_attention`.
+    """
+    k, v = (precision.store(to_numpy(x)) for x in (k, v))
+    heads = k.shape[1]
+    reading = NumpyReading(variant.name, _values(variant, inputs), precision.array_class)
+    given = {"batch": batch, "q_len": q_len, "kv_len": kv_len, "num_kv_heads": heads,
+             "num_q_heads": heads if num_q_heads is None else num_q_heads}  # fmt: skip
+    places = {name: np.full((1, 1), value) for name, value in given.items()}
+    request = _Request(variant.under(reading), reading, precision, 1.0, places)
+    made: tuple[Floats, Floats] = np.zeros(k.shape), np.zeros(v.shape)
+    for head in range(heads):
+        at = {"kv_head": np.full((1, 1), head), "kv_pos": to_numpy(kv_pos)[:, None]}
+        made[0][:, head] = request.vector("key_transform", k[:, head], at)
+        made[1][:, head] = request.vector("value_transform", v[:, head], at)
+    return made
+
+
 def visible(
     variant: Variant, *, q_len: int, kv_len: int, inputs: Mapping[str, Any] | None = None, **at: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:

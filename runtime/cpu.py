@@ -11,7 +11,7 @@ import torch
 from warploom import env
 from warploom.codegen.build import Artifact
 from warploom.errors import LaunchError
-from warploom.runtime.params import ParamBlock
+from warploom.runtime.params import Block
 
 # Threads take CTAs as they become free, so some more than threads make up for cores that are slow
 # or busy; each can cost two partial results, so not many more.
@@ -51,7 +51,7 @@ class CpuKernel:
         self._function.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
         self._function.restype = ctypes.c_int
 
-    def launch(self, params: ParamBlock, num_ctas: int, num_threads: int | None = None) -> None:
+    def launch(self, params: Block, num_ctas: int, num_threads: int | None = None) -> None:
         """Run all CTAs of the plan and return when they are done; the GIL is released meanwhile.
 
         Args:

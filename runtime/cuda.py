@@ -12,7 +12,7 @@ from warploom.codegen.build import Artifact
 from warploom.codegen.tiles import LaunchShape
 from warploom.errors import LaunchError, NoCudaCompiler
 from warploom.runtime.device import cuda_facts
-from warploom.runtime.params import ParamBlock
+from warploom.runtime.params import Block
 
 _INVALID_CONTEXT = 201
 
@@ -64,7 +64,7 @@ class CudaKernel:
         self._function = function
         self._launch = self._driver.cuLaunchKernel
 
-    def launch(self, params: ParamBlock, stream: int) -> None:
+    def launch(self, params: Block, stream: int) -> None:
         """Enqueue one launch; the driver copies the parameters.
 
         Args:

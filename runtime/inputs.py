@@ -23,7 +23,7 @@ from warploom.errors import (
 )
 from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
-from warploom.runtime.params import ParamBlock
+from warploom.runtime.params import Block
 from warploom.runtime.tensors import as_torch
 from warploom.scheduler.bounds import Bounds
 
@@ -122,7 +122,7 @@ class Inputs:
         for name in sorted(self.mask_scalars - self.scalars.keys()):
             raise self._missing(name)
 
-    def write_planned(self, block: ParamBlock) -> None:
+    def write_planned(self, block: Block) -> None:
         """Write all kept values."""
         for name, value in self.scalars.items():
             block.set(f"x_{name}", value)
@@ -131,7 +131,7 @@ class Inputs:
         self.overridden = False
         self._settled = True
 
-    def write_given(self, given: Mapping[str, Any], block: ParamBlock) -> tuple[torch.Tensor, ...]:
+    def write_given(self, given: Mapping[str, Any], block: Block) -> tuple[torch.Tensor, ...]:
         """Write the values given to `run`, after undoing those of the run before.
 
         Returns the given tensors, which must live until the launch.
@@ -361,7 +361,7 @@ def _roles_text(field: TensorField, sizes: Mapping[str, int]) -> str:
     return f"[{', '.join(one(role) for role in field.roles)}]"
 
 
-def _write_tensor(block: ParamBlock, name: str, tensor: torch.Tensor) -> None:
+def _write_tensor(block: Block, name: str, tensor: torch.Tensor) -> None:
     block.set(f"x_{name}", tensor.data_ptr())
     for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         block.set(f"x_{name}_n{axis}", size)

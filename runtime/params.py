@@ -16,30 +16,25 @@ STRIDES = tuple(
 )
 
 
-class ParamBlock:
-    """`Params` of one wrapper, at an address that never changes.
+class Block:
+    """A kernel's argument, at an address that never changes.
 
     Attributes:
         address: where the bytes lie.
         arguments: address of the array of one pointer to them, as cuLaunchKernel takes it.
     """
 
-    def __init__(self, spec: AttentionSpec) -> None:
-        packer = Packer(param_fields(spec))
-        offsets = packer.offsets
-        self._maps_at = packer.tensor_maps_offset
-        size = self._maps_at + 2 * TENSOR_MAP_BYTES  # kernels without maps read a prefix
+    def __init__(self, packer: Packer, size: int) -> None:
         self._bytes = bytearray(size)
         self._view = (ctypes.c_char * size).from_buffer(self._bytes)
         self.address = ctypes.addressof(self._view)
         self._arguments = ctypes.c_void_p(self.address)
         self.arguments = ctypes.addressof(self._arguments)
+        offsets = packer.offsets
         self._at = {
             name: (struct.Struct("=" + code), offsets[name])
             for name, code in zip(packer.names, packer.codes, strict=True)
         }
-        self._pointers = _run("Q", TENSORS, offsets)
-        self._strides = _run("q", STRIDES, offsets)
 
     def set(self, name: str, value: int | float) -> None:
         """Write one member."""
@@ -51,6 +46,18 @@ class ParamBlock:
         form, offset = self._at[name]
         value: int | float = form.unpack_from(self._bytes, offset)[0]
         return value
+
+
+class ParamBlock(Block):
+    """`Params` of one wrapper."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        packer = Packer(param_fields(spec))
+        self._maps_at = packer.tensor_maps_offset
+        # kernels without maps read a prefix
+        super().__init__(packer, self._maps_at + 2 * TENSOR_MAP_BYTES)
+        self._pointers = _run("Q", TENSORS, packer.offsets)
+        self._strides = _run("q", STRIDES, packer.offsets)
 
     def set_pointers(self, q: int, k: int, v: int, o: int, lse: int) -> None:
         form, offset = self._pointers

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from warploom.dsl.reference import reference_attention as reference_attention
     from warploom.dsl.reference import reference_batch as reference_batch
     from warploom.dsl.variant import Variant as Variant
+    from warploom.runtime.append import Appender as Appender
+    from warploom.runtime.append import append as append
     from warploom.runtime.attention import attention as attention
     from warploom.runtime.blocks import block_rows as block_rows
     from warploom.runtime.draw import draw_mask as draw_mask
@@ -131,6 +133,8 @@ _HOME = {
     "forbid_compilation": "warploom.codegen.build",
     "TileConfig": "warploom.codegen.source",
     "Bounds": "warploom.scheduler.bounds",
+    "append": "warploom.runtime.append",
+    "Appender": "warploom.runtime.append",
     "attention": "warploom.runtime.attention",
     "AttentionWrapper": "warploom.runtime.wrapper",
     "draw_mask": "warploom.runtime.draw",

@@ -1,0 +1,298 @@
+"""New keys and values into a paged cache, through a variant's key and value transform.
+
+Lengths and tables are read by the kernel, where they lie: a CUDA graph that holds an append writes
+to wherever they point at each replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.codegen.abi import Packer
+from warploom.codegen.append import (
+    STRIDES,
+    AppendSpec,
+    append_fields,
+    append_launch,
+    key_value_seats,
+    render_append,
+)
+from warploom.codegen.arch import Arch
+from warploom.codegen.build import build
+from warploom.codegen.hostcc import host_target
+from warploom.codegen.source import KernelSource
+from warploom.dsl.dtypes import DType, dtype
+from warploom.dsl.formats import Layout, Paged
+from warploom.dsl.variant import Variant
+from warploom.errors import (
+    ArgumentError,
+    BadHeadDim,
+    CompileForbidden,
+    WrongShape,
+)
+from warploom.runtime.append_args import check_tensors, index_arrays
+from warploom.runtime.args import Geometry, split_kv
+from warploom.runtime.cpu import CpuKernel
+from warploom.runtime.cuda import CudaKernel
+from warploom.runtime.declare import as_variant, group_size
+from warploom.runtime.device import cuda_facts, resolve_device
+from warploom.runtime.formats import Batch
+from warploom.runtime.graph import is_capturing
+from warploom.runtime.inputs import Inputs
+from warploom.runtime.params import Block
+from warploom.runtime.structure import traced_once
+from warploom.runtime.tensors import as_torch
+from warploom.scheduler.layout import SEGMENT
+
+
+class Appender:
+    """Writes new keys and values of a batch into the pages that a table names.
+
+    One appender serves all layers and all batches. It serves one thread at a time.
+
+    Attributes:
+        spec: what its kernel is compiled for.
+        device: where tensors must be.
+    """
+
+    def __init__(
+        self,
+        variant: Variant | type[Variant] | None = None,
+        *,
+        kv_format: Paged,
+        num_kv_heads: int,
+        num_q_heads: int | None = None,
+        head_dim: int,
+        head_dim_v: int | None = None,
+        dtype: str | DType | torch.dtype = "float16",
+        cache_dtype: str | DType | torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        """Declare; the kernel is built here.
+
+        Args:
+            variant: its `key_transform` and `value_transform` are applied on the way; other seats
+                are left alone. The variant that attends must then not apply them again.
+            kv_format: page size and layout of the cache.
+            num_kv_heads, num_q_heads: heads; the second (for functors) defaults to the first.
+            head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
+            dtype: of new keys and values: float16, bfloat16 or float32.
+            cache_dtype: of the cache, to which results are rounded; `dtype` by default.
+            device: the current CUDA device by default, or the CPU.
+
+        Raises:
+            VariantError: the variant cannot be traced.
+            BadHeadDim, ArgumentError: a declaration that no kernel serves.
+            NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
+        """
+        head_dim_v = head_dim if head_dim_v is None else head_dim_v
+        for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+            if value % 8 or not 8 <= value <= 256:
+                raise BadHeadDim(name=name, value=value)
+        if not isinstance(kv_format, Paged) or kv_format.page_size < 1:
+            raise ArgumentError(name="kv_format", reason=f"{kv_format} is no paged cache")
+        num_q_heads = num_kv_heads if num_q_heads is None else num_q_heads
+        group_size(num_q_heads, num_kv_heads)
+        self.device = resolve_device(device)
+        made = as_variant(variant)
+        given = _element(dtype, "dtype")
+        kept = given if cache_dtype is None else _element(cache_dtype, "cache_dtype")
+        traced = key_value_seats(traced_once(made)[1])
+        self.spec = AppendSpec(traced, head_dim, head_dim_v, given, kept, kv_format.page_size)
+        self._format = kv_format
+        self._geometry = Geometry(
+            kv_format, num_q_heads, num_kv_heads, head_dim, head_dim_v,
+            getattr(torch, given.name), self.device,
+        )  # fmt: skip
+        self._inputs = Inputs(traced, self._geometry)
+        bound = made.inputs()
+        self._inputs.bind({name: bound[name] for name in traced.input_names if name in bound})
+        packer = Packer(append_fields(self.spec))
+        self._block = Block(packer, packer.size)
+        self._block.set("num_q_heads", num_q_heads)
+        self._block.set("num_kv_heads", num_kv_heads)
+        self._inputs.write_planned(self._block)
+        self._launch = _kernel(self.spec, self.device)
+
+    def __call__(
+        self,
+        k: Any,
+        v: Any,
+        kv: Any,
+        indptr: Any,
+        kv_indptr: Any,
+        kv_indices: Any,
+        last_page_len: Any,
+        **inputs: Any,
+    ) -> None:
+        """Append the new tokens of each request behind those it has, on the current stream.
+
+        The table describes the cache *with* the new tokens, as `plan` then takes it: the last
+        `indptr[i + 1] - indptr[i]` of request i's tokens are written. Index arrays on the device
+        are neither checked nor copied, so that a captured append follows their contents; one that
+        points outside the cache writes nothing. Others are checked, and copied if need be.
+
+        Args:
+            k: [rows, num_kv_heads, head_dim], new keys of all requests.
+            v: [rows, num_kv_heads, head_dim_v].
+            kv: (k cache, v cache), or one cache [pages, 2, ...]; see `AttentionWrapper.run`.
+            indptr: int32 [requests + 1], where each request's new rows begin. Rows of k and v past
+                its last entry are left out, so that a graph can hold more than a batch has.
+            kv_indptr: int32 [requests + 1], in pages.
+            kv_indices: int32, pages.
+            last_page_len: int32 [requests], tokens in each request's last page.
+            **inputs: values of the fields that the transforms read.
+
+        Raises:
+            WrongDType, WrongDevice, WrongShape, WrongStride: a wrong tensor.
+            BadIndptr, BadLength, IndexOutOfRange: a wrong index array on the host.
+            UnknownInput, MissingInput: a wrong input.
+        """
+        k, v = as_torch(k, "k").detach(), as_torch(v, "v").detach()
+        k_cache, v_cache = (x.detach() for x in split_kv(kv, self._format))
+        strides = check_tensors(self.spec, self._geometry, k, v, k_cache, v_cache)
+        pages = min(k_cache.shape[0], v_cache.shape[0])
+        given = indptr, kv_indptr, kv_indices, last_page_len
+        tables = index_arrays(self._format, self.device, given, len(k), pages)
+        block = self._block
+        for name, value in zip(STRIDES, strides, strict=True):
+            block.set(name, value)
+        pointers = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, **tables}
+        for name, tensor in pointers.items():
+            block.set(name, tensor.data_ptr())
+        block.set("num_requests", len(tables["indptr"]) - 1)
+        block.set("num_rows", len(k))
+        block.set("num_indices", len(tables["kv_indices"]))
+        block.set("num_pages", pages)
+        self._inputs.for_batch(_heads_only(len(tables["indptr"]) - 1))
+        kept = self._inputs.write_given(inputs, block)
+        if len(tables["indptr"]) > 1:
+            stream = 0
+            if self.device.type == "cuda":
+                stream = torch.cuda.current_stream(self.device).cuda_stream
+            self._launch(block, stream)
+        del kept  # given tensors live until here
+
+
+def append(
+    k: Any,
+    v: Any,
+    kv: Any,
+    indptr: Any,
+    kv_indptr: Any,
+    kv_indices: Any,
+    last_page_len: Any,
+    *,
+    variant: Variant | None = None,
+    layout: Layout = "NHD",
+    **inputs: Any,
+) -> None:
+    """Append new keys and values to a paged cache: an `Appender` made for these tensors, and kept.
+
+    Args:
+        k, v, kv, indptr, kv_indptr, kv_indices, last_page_len: see `Appender`.
+        variant: its key and value transform are applied on the way.
+        layout: of the cache.
+        **inputs: values of the fields that they read.
+
+    Raises:
+        as `Appender`.
+    """
+    k, v = as_torch(k, "k"), as_torch(v, "v")
+    k_cache, v_cache = split_kv(kv, Paged(1, layout=layout))
+    for name, tensor, axes in (("k", k, 3), ("v", v, 3), ("k cache", k_cache, 4)):
+        if tensor.dim() != axes:
+            raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"{axes} dimensions")
+    page_size = k_cache.shape[1 if layout == "NHD" else 2]
+    appender = _appender(
+        variant if variant is None else _Kept(variant), page_size, layout, k.shape[1],
+        k.shape[2], v.shape[2], k.dtype, k_cache.dtype, k.device,
+    )  # fmt: skip
+    bound = {} if variant is None else variant.inputs()
+    names = appender.spec.variant.input_names
+    given = {name: bound[name] for name in names if name in bound}
+    appender(
+        k, v, (k_cache, v_cache), indptr, kv_indptr, kv_indices, last_page_len, **(given | inputs)
+    )
+
+
+class _Kept:
+    """A variant as a key: equal if the transforms are, whatever is bound to their fields."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self._key = key_value_seats(traced_once(variant)[1])
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Kept) and self._key == other._key
+
+
+@lru_cache(maxsize=64)
+def _appender(
+    kept: _Kept | None,
+    page_size: int,
+    layout: Layout,
+    heads: int,
+    dim: int,
+    dim_v: int,
+    element: torch.dtype,
+    cache: torch.dtype,
+    device: torch.device,
+) -> Appender:
+    return Appender(
+        None if kept is None else kept.variant,
+        kv_format=Paged(page_size, layout=layout),
+        num_kv_heads=heads,
+        head_dim=dim,
+        head_dim_v=dim_v,
+        dtype=element,
+        cache_dtype=cache,
+        device=device,
+    )
+
+
+def _element(given: str | DType | torch.dtype, name: str) -> DType:
+    try:
+        found = dtype(given)  # type: ignore[arg-type]
+    except KeyError:
+        found = None
+    if found is None or found.name not in ("float16", "bfloat16", "float32"):
+        raise ArgumentError(name=name, reason=f"{given} is no type of keys and values")
+    return found
+
+
+def _heads_only(requests: int) -> Batch:
+    """Lengths that inputs are checked against: only the device knows those of tokens."""
+    none = np.zeros(requests, np.int32)
+    return Batch(np.zeros(0, SEGMENT.dtype), np.zeros(0, np.int32), none, none, 0, 0)
+
+
+_loaded: dict[tuple[str, str], Callable[[Block, int], None]] = {}
+
+
+def _kernel(spec: AppendSpec, device: torch.device) -> Callable[[Block, int], None]:
+    """The loaded kernel: (parameters, stream)."""
+    source = render_append(spec, "cuda" if device.type == "cuda" else "cpp")
+    key = source.text, str(device)
+    if key not in _loaded:
+        if is_capturing(device):
+            raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
+        _loaded[key] = _load(source, device)
+    return _loaded[key]
+
+
+def _load(source: KernelSource, device: torch.device) -> Callable[[Block, int], None]:
+    target = cuda_facts(device.index).arch if device.type == "cuda" else host_target()
+    artifact = build(source, target)
+    if isinstance(target, Arch):
+        return CudaKernel(source.name, artifact, append_launch(), device.index).launch
+    host = CpuKernel(source.name, artifact)
+    return lambda block, _: host.launch(block, 1, 1)

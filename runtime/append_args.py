@@ -1,0 +1,164 @@
+"""Checks of what an append is given: new vectors, caches, lengths and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.codegen.append import AppendSpec
+from warploom.dsl.dtypes import DType
+from warploom.dsl.formats import KVFormat
+from warploom.errors import (
+    BadLength,
+    IndexOutOfRange,
+    WrongDevice,
+    WrongDType,
+    WrongShape,
+    WrongStride,
+)
+from warploom.runtime.args import Geometry
+from warploom.runtime.formats import make_batch
+from warploom.runtime.graph import refuse_under_capture
+from warploom.runtime.tensors import as_torch
+
+_ROW_AXES = ("row", "head", "dim")
+_TABLES = ("indptr", "kv_indptr", "kv_indices", "last_page_len")
+
+
+def check_tensors(
+    spec: AppendSpec,
+    geometry: Geometry,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+) -> tuple[int, ...]:
+    """Check shapes, types and strides; returns the strides in the order of STRIDES.
+
+    Raises:
+        WrongDType, WrongDevice, WrongShape, WrongStride: a wrong tensor.
+    """
+    rows = len(k) if k.dim() else 0
+    order = ("token", "head") if geometry.kv_format.layout == "NHD" else ("head", "token")
+    cache_axes = ("block", *order, "dim")
+    sizes = {"row": rows, "head": geometry.num_kv_heads, "token": spec.page_size}
+    found: list[int] = []
+    for name, tensor, axes, element, dim in (
+        ("k", k, _ROW_AXES, spec.dtype, spec.head_dim_qk),
+        ("v", v, _ROW_AXES, spec.dtype, spec.head_dim_v),
+        ("k cache", k_cache, cache_axes, spec.cache_dtype, spec.head_dim_qk),
+        ("v cache", v_cache, cache_axes, spec.cache_dtype, spec.head_dim_v),
+    ):
+        _check_one(tensor, name, axes, sizes | {"dim": dim}, element, geometry.device)
+        by_axis = dict(zip(axes, tensor.stride(), strict=True))
+        wanted = ("row", "head") if axes is _ROW_AXES else ("block", "token", "head")
+        found += [by_axis[axis] for axis in wanted]
+    return tuple(found)
+
+
+def _check_one(
+    tensor: torch.Tensor,
+    name: str,
+    axes: tuple[str, ...],
+    sizes: Mapping[str, int],
+    element: DType,
+    device: torch.device,
+) -> None:
+    if tensor.device != device:
+        raise WrongDevice(name=name, got=str(tensor.device), expected=str(device))
+    expected = getattr(torch, element.name)
+    if tensor.dtype != expected:
+        raise WrongDType(name=name, got=str(tensor.dtype), expected=str(expected))
+    shown = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+    wrong = tensor.dim() != len(axes) or any(
+        size != sizes.get(axis, size) for axis, size in zip(axes, tensor.shape, strict=False)
+    )
+    if wrong:
+        raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{shown}]")
+    if tensor.numel() == 0:
+        return
+    strides, step = tensor.stride(), 8 if device.type == "cuda" else 1
+    sized = zip(strides[:-1], tensor.shape[:-1], strict=True)
+    if strides[-1] != 1 or any(s % step for s, size in sized if size > 1):
+        raise WrongStride(
+            name=name, got=strides, expected=f"the last must be 1, others multiples of {step}"
+        )
+    if step > 1 and tensor.data_ptr() % (8 * tensor.element_size()):
+        raise WrongStride(name=name, got=strides, expected="it must begin at a whole vector")
+
+
+def index_arrays(
+    kv_format: KVFormat, device: torch.device, given: tuple[Any, ...], rows: int, pages: int
+) -> dict[str, torch.Tensor]:
+    """indptr, kv_indptr, kv_indices and last_page_len as tensors on the device, by name.
+
+    Those that lie there are taken as they are; others are checked and copied.
+
+    Args:
+        kv_format: of the cache.
+        device: of the kernel.
+        given: the four arrays.
+        rows: new rows of keys.
+        pages: pages of the cache.
+
+    Raises:
+        WrongDType, WrongDevice, WrongShape: a tensor on the device.
+        BadIndptr, BadLength, IndexOutOfRange, WrongShape: an array on the host.
+    """
+    on_device = [isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in given]
+    if not any(on_device):
+        return _from_host(kv_format, device, given, rows, pages)
+    found = {}
+    for name, value in zip(_TABLES, given, strict=True):
+        tensor = as_torch(value, name)
+        if tensor.device != device:
+            raise WrongDevice(name=name, got=str(tensor.device), expected=str(device))
+        if tensor.dtype != torch.int32:
+            raise WrongDType(name=name, got=str(tensor.dtype), expected="torch.int32")
+        if tensor.dim() != 1 or not tensor.is_contiguous():
+            raise WrongShape(
+                name=name, got=tuple(tensor.shape), expected="one contiguous dimension"
+            )
+        found[name] = tensor
+    requests = len(found["indptr"]) - 1
+    for name, size in (("kv_indptr", requests + 1), ("last_page_len", requests)):
+        if requests < 0 or len(found[name]) < size:
+            raise WrongShape(
+                name=name, got=tuple(found[name].shape), expected=f"at least ({size},)"
+            )
+    return found
+
+
+def _from_host(
+    kv_format: KVFormat, device: torch.device, given: tuple[Any, ...], rows: int, pages: int
+) -> dict[str, torch.Tensor]:
+    batch = make_batch(kv_format, *given)
+    if batch.q_rows > rows:
+        raise WrongShape(name="k", got=(rows,), expected=f"at least {batch.q_rows} rows")
+    if batch.kv_extent > pages:
+        at = int(batch.indices.argmax())
+        raise IndexOutOfRange(
+            name="kv_indices", index=at, value=int(batch.indices[at]), last=pages - 1
+        )
+    over = np.flatnonzero(batch.q_lens > batch.kv_lens)
+    if over.size:
+        at = int(over[0])
+        raise BadLength(
+            name="new tokens", index=at, value=int(batch.q_lens[at]),
+            expected=f"at most {int(batch.kv_lens[at])}, the tokens that the table has",
+        )  # fmt: skip
+    if device.type != "cpu":
+        refuse_under_capture(
+            device, "append() was given host arrays", "Give int32 tensors on the device."
+        )
+    arrays = [
+        torch.as_tensor(np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value))
+        for value in given
+    ]
+    return {
+        name: array.to(device, torch.int32).contiguous()
+        for name, array in zip(_TABLES, arrays, strict=True)
+    }

@@ -1,0 +1,229 @@
+"""Appending to paged caches on the CPU, against the functors on NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import warploom as wl
+from warploom import errors
+from warploom.dsl.arrays import Array32
+from warploom.dsl.reference import Precision, reference_keys_values
+from warploom.dsl.rounding import assert_close, rounder
+
+MARK = 7.0  # what the cache holds before, and must hold where nothing was appended
+
+
+class Quantise(wl.Variant):
+    """Keys by a scale of their head, values by one of their own largest lane."""
+
+    k_scale = wl.Tensor("float32", ("kv_head",))
+
+    def key_transform(self, k: Any, at: Any) -> Any:
+        return k / self.k_scale[at.kv_head]
+
+    def value_transform(self, v: Any, at: Any) -> Any:
+        return v / wl.maximum(wl.max(wl.abs(v)), 1e-3) + wl.to_float(at.kv_pos) * 0.01
+
+
+VARIANTS: dict[str, wl.Variant] = {
+    "plain": wl.Causal(),
+    "rope": wl.Causal() & wl.Rope(500.0),
+    "quantise": Quantise(k_scale=np.array([0.5, 2.0, 3.0], np.float32)),
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Lengths before and new, and how the cache is made."""
+
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+    page_size: int
+    layout: str
+    dtype: str
+    dim: int
+    dim_v: int
+    variant: str
+    seed: int
+
+
+batches = st.integers(1, 5).flatmap(
+    lambda requests: st.builds(
+        Batch,
+        old=st.tuples(*[st.integers(0, 20)] * requests),
+        new=st.tuples(*[st.integers(0, 9)] * requests),
+        page_size=st.sampled_from([1, 3, 16]),
+        layout=st.sampled_from(["NHD", "HND"]),
+        dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+        dim=st.sampled_from([8, 64]),
+        dim_v=st.sampled_from([32, 64]),
+        variant=st.sampled_from(sorted(VARIANTS)),
+        seed=st.integers(0, 1000),
+    )
+)
+
+
+class Trial:
+    """Tensors of a batch, with three key/value heads."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        rng = np.random.default_rng(batch.seed)
+        self.dtype = getattr(torch, batch.dtype)
+        self.lens = [old + new for old, new in zip(batch.old, batch.new, strict=True)]
+        pages = [-(-n // batch.page_size) for n in self.lens]
+        total = sum(pages) + 2
+        self.indptr = np.cumsum([0, *batch.new]).astype(np.int32)
+        self.kv_indptr = np.cumsum([0, *pages]).astype(np.int32)
+        self.kv_indices = rng.permutation(total)[: sum(pages)].astype(np.int32)
+        self.last = np.array([(n - 1) % batch.page_size + 1 if n else 0 for n in self.lens])
+        rows = sum(batch.new) + int(rng.integers(0, 3))  # some past the end
+        self.k, self.v = (
+            torch.from_numpy(rng.standard_normal((rows, 3, dim))).to(self.dtype)
+            for dim in (batch.dim, batch.dim_v)
+        )
+        shape = (total, batch.page_size, 3)
+        self.caches = [
+            torch.full((*shape, d), MARK).to(self.dtype) for d in (batch.dim, batch.dim_v)
+        ]
+
+    def append(self) -> None:
+        nhd = self.batch.layout == "NHD"
+        stored = [x if nhd else x.transpose(1, 2).contiguous() for x in self.caches]
+        wl.append(
+            self.k, self.v, tuple(stored), self.indptr, self.kv_indptr, self.kv_indices, self.last,
+            variant=VARIANTS[self.batch.variant], layout=self.batch.layout,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.caches = [x if nhd else x.transpose(1, 2) for x in stored]
+
+    def place(self, request: int, position: int) -> tuple[int, int]:
+        page = self.kv_indices[self.kv_indptr[request] + position // self.batch.page_size]
+        return int(page), position % self.batch.page_size
+
+    def check(self) -> None:
+        untouched = torch.ones(self.caches[0].shape[:2], dtype=torch.bool)
+        for request, (old, new) in enumerate(zip(self.batch.old, self.batch.new, strict=True)):
+            rows = slice(int(self.indptr[request]), int(self.indptr[request + 1]))
+            positions = np.arange(old, old + new)
+            at = {"kv_pos": positions, "kv_len": old + new, "q_len": new, "batch": request}
+            variant = VARIANTS[self.batch.variant]
+            given = variant, self.k[rows], self.v[rows]
+            round_ = rounder(self.batch.dtype)
+            exact = reference_keys_values(*given, **at)
+            naive = reference_keys_values(*given, **at, precision=Precision(Array32, round_))
+            places = [self.place(request, int(p)) for p in positions]
+            for got, wanted, rough in zip(self.caches, exact, naive, strict=True):
+                found = torch.stack([got[place] for place in places]) if places else got[:0, 0]
+                assert_close(found.double(), wanted, round_(rough), self.batch.dtype)
+            for place in places:
+                untouched[place] = False
+        assert all(bool((cache[untouched] == MARK).all()) for cache in self.caches)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches)
+def test_what_is_appended_is_what_the_functors_say(batch: Batch) -> None:
+    trial = Trial(batch)
+    trial.append()
+    trial.check()
+
+
+def test_one_cache_tensor_of_keys_and_values() -> None:
+    cache = torch.zeros(4, 2, 2, 1, 8)
+    k = torch.randn(3, 1, 8)
+    wl.append(k, -k, cache, [0, 3], [0, 2], [3, 1], [1])
+    assert torch.equal(torch.cat([cache[3, 0, :, 0], cache[1, 0, :1, 0]]), k[:, 0])
+    assert torch.equal(cache[:, 1], -cache[:, 0])
+
+
+def test_appended_keys_are_those_that_attention_reads() -> None:
+    """Rotated on the way or when they are read: the same attention."""
+
+    class RotatedKeys(wl.Rope):
+        def key_transform(self, k: Any, at: Any) -> Any:
+            return k
+
+    torch.manual_seed(0)
+    k, v, q = torch.randn(11, 2, 64), torch.randn(11, 2, 64), torch.randn(2, 4, 64)
+    table: Any = ([0, 2, 4], [5, 0, 3, 1], [2, 1])
+    outs = []
+    for on_the_way, reading in ((wl.Rope(), RotatedKeys()), (None, wl.Rope())):
+        cache = torch.zeros(2, 6, 4, 2, 64)
+        wl.append(k, v, tuple(cache), [0, 6, 11], *table, variant=on_the_way)
+        attention = wl.AttentionWrapper(
+            wl.Causal() & reading, kv_format=wl.Paged(4), num_q_heads=4, num_kv_heads=2,
+            head_dim=64, dtype="float32", device="cpu",
+        )  # fmt: skip
+        attention.plan([0, 1, 2], *table)
+        outs.append(attention.run(q, tuple(cache)))
+    torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
+
+
+def arguments(**changes: Any) -> tuple[Any, ...]:
+    given = {
+        "k": torch.zeros(3, 2, 8), "v": torch.zeros(3, 2, 8),
+        "kv": (torch.zeros(4, 2, 2, 8), torch.zeros(4, 2, 2, 8)),
+        "indptr": [0, 1, 3], "kv_indptr": [0, 1, 3], "kv_indices": [0, 1, 2],
+        "last_page_len": [1, 2],
+    }  # fmt: skip
+    return tuple((given | changes).values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"k": torch.zeros(3, 1, 8)}, errors.WrongShape, "k has shape"),
+        ({"v": torch.zeros(3, 2, 16)}, errors.WrongShape, "v has shape"),
+        ({"k": torch.zeros(2, 2, 8), "v": torch.zeros(2, 2, 8)}, errors.WrongShape, "3 rows"),
+        ({"k": torch.zeros(3, 2, 8).half()}, errors.WrongDType, "k has dtype"),
+        ({"k": torch.zeros(3, 8, 2).mT}, errors.WrongStride, "the last must be 1"),
+        ({"indptr": [0, 2, 1]}, errors.BadIndptr, "indptr"),
+        ({"kv_indptr": [0, 1]}, errors.BadIndptr, "kv_indptr"),
+        ({"kv_indices": [0, 1]}, errors.WrongShape, "kv_indices"),
+        ({"kv_indices": [0, 1, 4]}, errors.IndexOutOfRange, "4"),
+        ({"kv_indices": [0, -1, 2]}, errors.IndexOutOfRange, "-1"),
+        ({"last_page_len": [1, 3]}, errors.BadLength, "1 to 2"),
+        ({"indptr": [0, 2, 3]}, errors.BadLength, r"new tokens\[0\] is 2; expected at most 1"),
+    ],
+)
+def test_wrong_arguments(changes: Any, error: type[Exception], text: str) -> None:
+    appender = wl.Appender(
+        kv_format=wl.Paged(2), num_kv_heads=2, head_dim=8, dtype="float32", device="cpu"
+    )
+    with pytest.raises(error, match=text):
+        appender(*arguments(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"head_dim": 12}, errors.BadHeadDim),
+        ({"kv_format": wl.Ragged()}, errors.ArgumentError),
+        ({"kv_format": wl.Paged(0)}, errors.ArgumentError),
+        ({"dtype": "int32"}, errors.ArgumentError),
+        ({"num_q_heads": 3}, errors.ArgumentError),
+    ],
+)
+def test_wrong_declarations(changes: Any, error: type[Exception]) -> None:
+    declared = {"kv_format": wl.Paged(2), "num_kv_heads": 2, "head_dim": 8, "device": "cpu"}
+    with pytest.raises(error):
+        wl.Appender(**{**declared, **changes})
+
+
+def test_inputs_are_checked() -> None:
+    appender = wl.Appender(
+        Quantise(), kv_format=wl.Paged(2), num_kv_heads=2, head_dim=8, dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    with pytest.raises(errors.MissingInput, match="k_scale"):
+        appender(*arguments())
+    with pytest.raises(errors.WrongShape, match="kv_head=2"):
+        appender(*arguments(), k_scale=torch.ones(3))
+    appender(*arguments(), k_scale=torch.ones(2))
