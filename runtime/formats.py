@@ -118,7 +118,7 @@ def indptr(value: Any, name: str, entries: int | None = None) -> np.ndarray:
     return array
 
 
-def _segments(qo: np.ndarray, kv_lens: np.ndarray) -> np.ndarray:
+def segments_of(qo: np.ndarray, kv_lens: np.ndarray) -> np.ndarray:
     """One segment per request; formats fill in what differs."""
     segments = np.zeros(len(qo) - 1, SEGMENT.dtype)
     segments["batch"] = np.arange(len(segments))
@@ -140,14 +140,14 @@ def _dense(qo: np.ndarray, kv: np.ndarray) -> Batch:
             value=int(q_lens[at]),
             expected=f"{rows}, since dense queries are one [batch, row, head, dim] tensor",
         )
-    segments = _segments(qo, kv_lens)
+    segments = segments_of(qo, kv_lens)
     segments["q_row"] = 0
     segments["kv_block"] = segments["batch"]
     return Batch(segments, _NO_INDICES, q_lens, kv_lens, rows, int(kv_lens.max(initial=0)))
 
 
 def _ragged(qo: np.ndarray, kv: np.ndarray) -> Batch:
-    segments = _segments(qo, np.diff(kv))
+    segments = segments_of(qo, np.diff(kv))
     segments["kv_row"] = kv[:-1]
     return Batch(segments, _NO_INDICES, np.diff(qo), np.diff(kv), int(qo[-1]), int(kv[-1]))
 
@@ -200,7 +200,7 @@ def _paged(
         )
     full = (pages.astype(np.int64) - 1) * page_size
     kv_lens = _int32(np.where(pages > 0, full + last, 0), "kv_len")
-    segments = _segments(qo, kv_lens)
+    segments = segments_of(qo, kv_lens)
     segments["index_begin"] = kv[:-1]
     return Batch(
         segments, indices, np.diff(qo), kv_lens, int(qo[-1]), int(indices.max(initial=-1)) + 1

@@ -52,7 +52,10 @@ SEGMENT = Record(
         ("kv_row", "first token within that block, if storage is affine"),
         ("index_begin", "first entry of the segment's block list"),
         ("kv_pos", "position of the list's first key (0 but for composed formats)"),
-        ("reserved", "0"),
+        (
+            "index_head_stride",
+            "entries between the lists of two key/value heads; 0: they share one",
+        ),
     ),
 )
 

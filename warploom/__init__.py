@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from warploom.runtime.blocks import block_rows as block_rows
     from warploom.runtime.draw import draw_mask as draw_mask
     from warploom.runtime.huggingface import register_huggingface as register_huggingface
+    from warploom.runtime.selection import PageSelectionWrapper as PageSelectionWrapper
     from warploom.runtime.wrapper import AttentionWrapper as AttentionWrapper
     from warploom.scheduler.bounds import Bounds as Bounds
 
@@ -137,6 +138,7 @@ _HOME = {
     "Appender": "warploom.runtime.append",
     "attention": "warploom.runtime.attention",
     "AttentionWrapper": "warploom.runtime.wrapper",
+    "PageSelectionWrapper": "warploom.runtime.selection",
     "draw_mask": "warploom.runtime.draw",
 }
 

@@ -25,7 +25,7 @@ struct alignas(16) Segment {
   int kv_row;  // first token within that block, if storage is affine
   int index_begin;  // first entry of the segment's block list
   int kv_pos;  // position of the list's first key (0 but for composed formats)
-  int reserved;  // 0
+  int index_head_stride;  // entries between the lists of two key/value heads; 0: they share one
 };
 
 struct alignas(16) WorkItem {

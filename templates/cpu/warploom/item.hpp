@@ -39,6 +39,7 @@ struct Item {
              segment.kv_len, params.num_q_heads, params.num_kv_heads},
         state(Variant::tile_state(params, tile)),
         rows(min_int(Config::kRows, segment.num_q * params.group_size - work.row_begin)) {
+    segment.index_begin += work.kv_head * segment.index_head_stride;
     const int first_q_pos = segment.q_idx + segment.kv_len - segment.q_len;
     for (int r = 0; r < round_up(rows, kPanel); ++r) {
       const int fused = work.row_begin + min_int(r, rows - 1);

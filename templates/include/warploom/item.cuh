@@ -122,7 +122,7 @@ struct Item {
     facts.tile = tile_of(work, segment);
     facts.rows = rows;
     facts.kv_pos = segment.kv_pos;
-    facts.index_begin = segment.index_begin;
+    facts.index_begin = segment.index_begin + work.kv_head * segment.index_head_stride;
     facts.kv_row = segment.kv_row;
     facts.kv_block = segment.kv_block;
     facts.slot = work.slot;

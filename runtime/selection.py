@@ -1,0 +1,154 @@
+"""Attention over selected pages: each request and key/value head reads a list of its own.
+
+Selections as Quest makes them change at every step and in every layer. They stay on the device: a
+kernel reads the caller's tensor where the block list of a plan would be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.formats import Paged
+from warploom.errors import (
+    ArgumentError,
+    BadLength,
+    NotPlanned,
+    WrongDevice,
+    WrongDType,
+    WrongShape,
+    WrongStride,
+)
+from warploom.runtime.formats import Batch, indptr, segments_of
+from warploom.runtime.graph import refuse_under_capture
+from warploom.runtime.tensors import as_torch, host_int32
+from warploom.runtime.wrapper import AttentionWrapper
+from warploom.scheduler.bounds import INT32_MAX
+
+
+class PageSelectionWrapper(AttentionWrapper):
+    """An `AttentionWrapper` over a paged cache whose page table is a selection for each head.
+
+    A selection is an int32 tensor [requests, num_kv_heads, budget] on the wrapper's device: the
+    pages that the request's queries read through that head, the last of them being the one that
+    `last_page_len` speaks of. All heads of a request read equally many. As in any paged cache,
+    `kv_pos` counts along the list, so that queries stand at its end: it is the position in a cache
+    from which the other pages were evicted, and not that in the sequence.
+
+    `plan` is for numbers of pages; their names may change at any time. `select` takes another
+    tensor, such as the next layer's; new contents of the same tensor need no call, so that a CUDA
+    graph may hold what makes the selection and the attention over it.
+    """
+
+    _selection: torch.Tensor | None = None
+
+    def plan(  # type: ignore[override]
+        self,
+        qo_indptr: Any,
+        selection: Any,
+        num_pages: Any,
+        last_page_len: Any,
+        **inputs: Any,
+    ) -> None:
+        """Distribute the work of a batch; see `AttentionWrapper.plan`.
+
+        Args:
+            qo_indptr: int32 [requests + 1], where each request's query rows begin.
+            selection: the tensor that `run` reads; its contents do not matter here. They are never
+                checked: each entry that is read must be a page of the cache.
+            num_pages: int32 [requests], entries that are read of each request's lists.
+            last_page_len: int32 [requests], tokens in the last page of each list.
+            **inputs: values of the variant's fields.
+
+        Raises:
+            BadIndptr, BadLength, WrongShape, WrongDType, WrongDevice, WrongStride: a wrong array.
+            and those of `AttentionWrapper.plan`.
+        """
+        refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
+        if not isinstance(self.kv_format, Paged) or self.backend == "reference":
+            reason = f"selections need a compiled back end and Paged, not {self.kv_format}"
+            raise ArgumentError(name="kv_format", reason=reason)
+        rows = indptr(qo_indptr, "qo_indptr")
+        tensor = self._checked(selection, len(rows) - 1)
+        batch = selected_batch(rows, tensor, num_pages, last_page_len, self.kv_format.page_size)
+        self._plan(batch, inputs)
+        self._use(tensor)
+
+    def select(self, selection: Any) -> None:
+        """Read another tensor from the next run on; shape and strides are those of the plan.
+
+        Raises:
+            NotPlanned: there is no plan yet.
+            WrongShape, WrongStride, WrongDType, WrongDevice: not as planned.
+        """
+        before = self._selection
+        if self._batch is None or before is None:
+            raise NotPlanned
+        tensor = self._checked(selection, before.shape[0])
+        if tensor.shape[2] != before.shape[2] or tensor.stride() != before.stride():
+            raise WrongStride(
+                name="selection", got=tensor.stride(), expected=f"{before.stride()}, as planned"
+            )
+        self._use(tensor)
+
+    def _use(self, tensor: torch.Tensor) -> None:
+        self._selection = tensor  # lives as long as runs may read it
+        self._params.set("indices", tensor.data_ptr())
+
+    def _checked(self, selection: Any, requests: int) -> torch.Tensor:
+        tensor = as_torch(selection, "selection")
+        if tensor.device != self.device:
+            raise WrongDevice(name="selection", got=str(tensor.device), expected=str(self.device))
+        if tensor.dtype != torch.int32:
+            raise WrongDType(name="selection", got=str(tensor.dtype), expected="torch.int32")
+        heads = self.heads.num_kv
+        if tensor.dim() != 3 or tensor.shape[0] < requests or tensor.shape[1] != heads:
+            raise WrongShape(
+                name="selection",
+                got=tuple(tensor.shape),
+                expected=f"[requests>={requests}, kv_head={heads}, budget]",
+            )
+        if tensor.shape[2] > 1 and tensor.stride(2) != 1:
+            raise WrongStride(name="selection", got=tensor.stride(), expected="the last must be 1")
+        return tensor
+
+
+def selected_batch(
+    rows: np.ndarray[Any, Any],
+    selection: torch.Tensor,
+    num_pages: Any,
+    last_page_len: Any,
+    page_size: int,
+) -> Batch:
+    """Lengths of a batch in the planner's form; its block lists are those of the selection.
+
+    Args:
+        rows: int32 [requests + 1], checked.
+        selection: [requests or more, kv heads, budget].
+        num_pages, last_page_len: see `PageSelectionWrapper.plan`.
+        page_size: tokens of a page.
+
+    Raises:
+        WrongShape, BadLength: a wrong number of pages or tokens.
+    """
+    requests, budget = len(rows) - 1, selection.shape[2]
+    pages, last = host_int32(num_pages, "num_pages"), host_int32(last_page_len, "last_page_len")
+    for name, array in (("num_pages", pages), ("last_page_len", last)):
+        if len(array) != requests:
+            raise WrongShape(name=name, got=array.shape, expected=f"({requests},), one per request")
+    most = min(budget, INT32_MAX // page_size)
+    for name, array, low, high, read in (
+        ("num_pages", pages, 0, most, np.ones(requests, bool)),
+        ("last_page_len", last, 1, page_size, pages > 0),
+    ):
+        wrong = np.flatnonzero(read & ((array < low) | (array > high)))
+        if wrong.size:
+            at = int(wrong[0])
+            raise BadLength(name=name, index=at, value=int(array[at]), expected=f"{low} to {high}")
+    kv_lens = np.where(pages > 0, (pages - 1) * page_size + last, 0).astype(np.int32)
+    segments = segments_of(rows, kv_lens)
+    segments["index_begin"] = np.arange(requests) * selection.stride(0)
+    segments["index_head_stride"] = selection.stride(1)
+    return Batch(segments, np.zeros(0, np.int32), np.diff(rows), kv_lens, int(rows[-1]), 0)

@@ -1,0 +1,51 @@
+"""Selected pages on the GPU: selections change inside a captured graph, which holds no plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import warploom as wl
+
+pytestmark = pytest.mark.gpu
+
+HEADS, KV_HEADS, DIM, PAGES, REQUESTS, BUDGET = 8, 4, 128, 512, 6, 40
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_selections_change_between_replays(cuda: Any, page_size: int, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    declared: dict[str, Any] = {
+        "kv_format": wl.Paged(page_size), "num_q_heads": HEADS, "num_kv_heads": KV_HEADS,
+        "head_dim": DIM, "dtype": "bfloat16",
+    }  # fmt: skip
+    cache = torch.randn(2, PAGES, page_size, KV_HEADS, DIM).bfloat16()
+    q = torch.randn(REQUESTS * rows, HEADS, DIM).bfloat16()
+    counts = rng.integers(1, BUDGET + 1, REQUESTS)
+    plan = np.arange(REQUESTS + 1) * rows, counts, rng.integers(1, page_size + 1, REQUESTS)
+    on_cpu = wl.PageSelectionWrapper(wl.Causal(), **declared, device="cpu")
+    on_gpu = wl.PageSelectionWrapper(wl.Causal(), **declared, device=cuda)
+    scores = torch.rand(REQUESTS, KV_HEADS, PAGES, device=cuda)
+    selection = torch.zeros(REQUESTS, KV_HEADS, BUDGET, dtype=torch.int32, device=cuda)
+    on_gpu.plan(plan[0], selection, *plan[1:])
+    q_gpu, cache_gpu, out = q.to(cuda), tuple(cache.to(cuda)), torch.empty_like(q, device=cuda)
+
+    def step() -> None:
+        selection.copy_(scores.topk(BUDGET, dim=-1).indices)  # as a model would choose them
+        on_gpu.run(q_gpu, cache_gpu, out=out)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with wl.forbid_compilation(), torch.cuda.graph(graph):
+        step()
+    for _ in range(3):
+        scores.uniform_()
+        out.fill_(7.0)
+        graph.replay()
+        on_cpu.plan(plan[0], selection.cpu(), *plan[1:])
+        expected = on_cpu.run(q, tuple(cache))
+        torch.testing.assert_close(out.cpu(), expected, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,149 @@
+"""Pages selected for each request and key/value head, against attention with the rest masked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import warploom as wl
+from warploom import errors
+from warploom.dsl.reference import naive_attention, reference_attention
+from warploom.dsl.rounding import assert_close
+
+HEADS, KV_HEADS, DIM, PAGES = 4, 2, 64, 60
+
+
+class Kept(wl.Variant):
+    """All keys of a request but those of pages that were not selected for the head."""
+
+    kept = wl.Tensor("bool", ("kv_head", "kv_pos"))
+
+    def logits_mask(self, at: Any) -> Any:
+        return self.kept[at.kv_head, at.kv_pos]
+
+
+def wrapper(variant: wl.Variant, page_size: int, dtype: str, layout: Any) -> Any:
+    return wl.PageSelectionWrapper(
+        variant, kv_format=wl.Paged(page_size, layout=layout), num_q_heads=HEADS,
+        num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device="cpu",
+    )  # fmt: skip
+
+
+class Trial:
+    """Requests of which each head keeps some pages, the last one always."""
+
+    def __init__(self, q_lens: list[int], seed: int, page_size: int, budget: int, dtype: str):
+        rng = self.rng = np.random.default_rng(seed)
+        self.page_size, self.dtype = page_size, dtype
+        self.q_lens = q_lens
+        self.tables = [rng.permutation(PAGES)[: rng.integers(1, 12)] for _ in q_lens]
+        self.last = rng.integers(1, page_size + 1, len(q_lens)).astype(np.int32)
+        self.counts = np.array([rng.integers(1, min(budget, len(t)) + 1) for t in self.tables])
+        element = getattr(torch, dtype)
+        shape = (PAGES, page_size, KV_HEADS, DIM)
+        self.k, self.v = (torch.from_numpy(rng.standard_normal(shape)).to(element) for _ in "kv")
+        self.q = torch.from_numpy(rng.standard_normal((sum(q_lens), HEADS, DIM))).to(element)
+        self.budget = budget
+
+    def choose(self) -> torch.Tensor:
+        """A selection, and as `self.chosen` the table's places of each."""
+        selection = torch.full((len(self.q_lens), KV_HEADS, self.budget), 0, dtype=torch.int32)
+        self.chosen = {}
+        for request, table in enumerate(self.tables):
+            for head in range(KV_HEADS):
+                count = self.counts[request]
+                early = np.sort(self.rng.permutation(len(table) - 1)[: count - 1])
+                places = np.append(early, len(table) - 1)
+                self.chosen[request, head] = places
+                selection[request, head, :count] = torch.from_numpy(table[places])
+        return selection
+
+    def check(self, out: torch.Tensor, layout: str) -> None:
+        begins = np.cumsum([0, *self.q_lens])
+        for request, table in enumerate(self.tables):
+            rows = slice(int(begins[request]), int(begins[request + 1]))
+            length = (len(table) - 1) * self.page_size + int(self.last[request])
+            k, v = (x[table].flatten(0, 1)[:length] for x in (self.k, self.v))
+            kept = np.zeros((KV_HEADS, length), bool)
+            for head in range(KV_HEADS):
+                for place in self.chosen[request, head]:
+                    kept[head, place * self.page_size : (place + 1) * self.page_size] = True
+            given = Kept(kept=kept), self.q[rows], k, v
+            exact, _ = reference_attention(*given)
+            naive, _ = naive_attention(*given, round_to=self.dtype)
+            assert_close(out[rows].double(), exact, naive, self.dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    q_lens=st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    seed=st.integers(0, 1000),
+    page_size=st.sampled_from([1, 5, 16]),
+    budget=st.integers(1, 9),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    layout=st.sampled_from(["NHD", "HND"]),
+)
+def test_heads_read_their_own_pages(
+    q_lens: list[int], seed: int, page_size: int, budget: int, dtype: str, layout: str
+) -> None:
+    trial = Trial(q_lens, seed, page_size, budget, dtype)
+    attention = wrapper(wl.Variant(), page_size, dtype, layout)
+    stored = [x if layout == "NHD" else x.transpose(1, 2).contiguous() for x in (trial.k, trial.v)]
+    selection = trial.choose()
+    attention.plan(np.cumsum([0, *q_lens]), selection, trial.counts, trial.last)
+    trial.check(attention.run(trial.q, tuple(stored)), layout)
+    selection.copy_(trial.choose())  # new contents, same plan
+    trial.check(attention.run(trial.q, tuple(stored)), layout)
+    attention.select(trial.choose())  # another tensor
+    trial.check(attention.run(trial.q, tuple(stored)), layout)
+
+
+def test_a_slice_of_a_larger_buffer() -> None:
+    trial = Trial([1, 1], 3, 16, 4, "float32")
+    attention = wrapper(wl.Variant(), 16, "float32", "NHD")
+    buffer = torch.full((5, 3, KV_HEADS, 7), -1, dtype=torch.int32)  # [request, layer, head, page]
+    buffer[:2, 1, :, :4] = trial.choose()
+    attention.plan([0, 1, 2], buffer[:, 1], trial.counts, trial.last)
+    trial.check(attention.run(trial.q, (trial.k, trial.v)), "NHD")
+
+
+GOOD = torch.zeros(2, KV_HEADS, 4, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("selection", "pages", "last", "error", "text"),
+    [
+        (GOOD.long(), [1, 1], [1, 1], errors.WrongDType, "selection"),
+        (GOOD[:1], [1, 1], [1, 1], errors.WrongShape, "requests>=2"),
+        (GOOD[:, :1], [1, 1], [1, 1], errors.WrongShape, "kv_head=2"),
+        (GOOD.mT.contiguous().mT, [1, 1], [1, 1], errors.WrongStride, "the last must be 1"),
+        (GOOD, [1, 5], [1, 1], errors.BadLength, r"num_pages\[1\] is 5; expected 0 to 4"),
+        (GOOD, [1, -1], [1, 1], errors.BadLength, "num_pages"),
+        (GOOD, [1, 1], [1, 17], errors.BadLength, "1 to 16"),
+        (GOOD, [1], [1, 1], errors.WrongShape, "num_pages"),
+    ],
+)
+def test_wrong_selections(
+    selection: Any, pages: Any, last: Any, error: type[Exception], text: str
+) -> None:
+    attention = wrapper(wl.Causal(), 16, "float32", "NHD")
+    with pytest.raises(error, match=text):
+        attention.plan([0, 1, 2], selection, pages, last)
+
+
+def test_select_wants_a_plan_and_its_shape() -> None:
+    attention = wrapper(wl.Causal(), 16, "float32", "NHD")
+    with pytest.raises(errors.NotPlanned):
+        attention.select(GOOD)
+    attention.plan([0, 1, 2], GOOD, [1, 4], [3, 16])
+    with pytest.raises(errors.WrongStride, match="as planned"):
+        attention.select(torch.zeros(2, KV_HEADS, 5, dtype=torch.int32))
+    with pytest.raises(errors.ArgumentError, match="Paged"):
+        wl.PageSelectionWrapper(
+            num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, dtype="float32", device="cpu"
+        ).plan([0, 1], GOOD, [1], [1])
