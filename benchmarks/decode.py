@@ -1,8 +1,8 @@
-"""Decode over a paged cache beside its peers: batches of all lengths, pages of 16 and of 1, long.
+"""Decode over a paged cache beside its peers: all lengths, pages of 16 and 1, selected pages.
 
     python benchmarks/decode.py [--tables decode decode_page1] [--quick] [--only warploom]
 
-Work is what must be moved: keys and values once, queries and outputs once. bf16, heads of 128.
+GB/s count what must be moved: keys and values once, queries and outputs once. bf16, heads of 128.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import peers_flashinfer as flashinfer
 import torch
 from batches import Shape, label, lengths
 from peers import cudnn, warploom
+from selections import selection_trials
 from tables import Setting, Table, Trial, attention_trial, main
 
 BATCHES = (16, 128)
@@ -34,7 +35,7 @@ def decode_shape(lens: tuple[int, ...], heads: tuple[int, int], page_size: int) 
 
 
 def decode_trials(page_size: int, setting: Setting) -> Iterator[Trial]:
-    contestants = (warploom(), cudnn(), *flashinfer.DECODE)
+    contestants = (warploom(), *flashinfer.DECODE)
     for q_heads, kv_heads in setting.pick(HEADS, (4, 2)):
         for batch in setting.pick(BATCHES, 4):
             for row in setting.pick(tuple(LENGTHS), "uniform 512-1024"):
@@ -62,6 +63,7 @@ TABLES = (
     Table("decode", partial(decode_trials, 16), ("copy", "read")),
     Table("decode_page1", partial(decode_trials, 1), ("copy", "read")),
     Table("decode_long", long_trials, ("copy", "read")),
+    Table("decode_selections", selection_trials),
 )
 
 if __name__ == "__main__":

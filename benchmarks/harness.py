@@ -41,8 +41,8 @@ class NotAvailable(Exception):
 class Effort:
     """How long to measure: the median is over at least `replays` and `seconds` of replays."""
 
-    replays: int = 12
-    seconds: float = 0.25
+    replays: int = 10
+    seconds: float = 0.15
     max_replays: int = 300
 
 

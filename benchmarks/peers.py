@@ -100,7 +100,7 @@ def causal_mod(batch: Any, head: Any, q_idx: Any, kv_idx: Any) -> Any:
 ModsOf = Callable[[torch.device], tuple[Callable[..., Any] | None, Callable[..., Any] | None]]
 
 
-def run_flex(mods: ModsOf, inputs: Sequence[Inputs]) -> list[Thunk]:
+def run_flex(mods: ModsOf, by_head: bool, inputs: Sequence[Inputs]) -> list[Thunk]:
     """FlexAttention on dense tensors; it has no page table of its own."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -110,7 +110,8 @@ def run_flex(mods: ModsOf, inputs: Sequence[Inputs]) -> list[Thunk]:
     score_mod, mask_mod = mods(q.device)
     mask = None
     if mask_mod is not None:
-        mask = create_block_mask(mask_mod, None, None, q.shape[2], k.shape[2], device=str(q.device))
+        sizes = None, q.shape[1] if by_head else None, q.shape[2], k.shape[2]
+        mask = create_block_mask(mask_mod, *sizes, device=str(q.device))
     compiled = partial(
         torch.compile(flex_attention, dynamic=False),
         score_mod=score_mod,
@@ -124,5 +125,6 @@ def causal_mods(device: torch.device) -> tuple[None, Callable[..., Any]]:
     return None, causal_mod
 
 
-def flex(mods: ModsOf = causal_mods) -> Implementation:
-    return Implementation("FlexAttention", partial(run_flex, mods))
+def flex(mods: ModsOf = causal_mods, by_head: bool = False) -> Implementation:
+    """FlexAttention; `by_head` if the mask differs between heads."""
+    return Implementation("FlexAttention", partial(run_flex, mods, by_head))

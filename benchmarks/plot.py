@@ -32,6 +32,7 @@ TITLES = {
     "decode": "Decode, pages of 16, heads of 128, bf16",
     "decode_page1": "Decode, pages of 1, heads of 128, bf16",
     "decode_long": "Decode of one long request, bf16",
+    "decode_selections": "Decode over selected pages of 16, 32 heads of 128, bf16",
     "cpu_attention": "Attention on the CPU",
     "run_overhead": "Host time of one call",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
@@ -96,6 +97,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "decode": draw_bars,
     "decode_page1": draw_bars,
     "decode_long": draw_bars,
+    "decode_selections": draw_bars,
 }
 
 

@@ -24,9 +24,7 @@ FP16 = variants.FP16
 
 
 def causal_trials(setting: Setting) -> Iterator[Trial]:
-    contestants = (
-        warploom(), cudnn(), flex(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2")
-    )  # fmt: skip
+    contestants = (warploom(), cudnn(), flex(), flashinfer.ragged("fa3"))
     for length in setting.pick(LENGTHS, 128):
         shape = even_batch(length, setting.on_gpu)
         name = f"causal {label(length)}"
@@ -62,9 +60,7 @@ def uneven(kind: str, setting: Setting, page_size: int = 0) -> Shape:
 
 
 def ragged_trials(setting: Setting) -> Iterator[Trial]:
-    contestants = (
-        warploom(), cudnn(), flex(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2")
-    )  # fmt: skip
+    contestants = (warploom(), cudnn(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2"))
     for kind in setting.pick(KINDS, "uniform"):
         yield attention_trial(
             kind, uneven(kind, setting), contestants, unit="TFLOP/s", truth=Truth(tolerance=FP16)

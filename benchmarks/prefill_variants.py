@@ -20,6 +20,7 @@ import warploom as wl
 
 FP16 = 2e-3  # tolerance; a wrong mask or scale is far above it
 SOFT_CAP, WINDOW, ROPE_BASE = 50.0, 1024, 10000.0
+LENGTHS = (1024, 8192)
 
 # --- shipped variants -----------------------------------------------------------------------------
 
@@ -55,15 +56,12 @@ def window_mods(device: torch.device) -> Any:
 
 
 def variant_trials(setting: Setting) -> Iterator[Trial]:
-    def both(**options: Any) -> tuple[Implementation, ...]:
-        return tuple(flashinfer.ragged(backend, **options) for backend in ("fa3", "fa2"))
-
     heads = even_batch(0, setting.on_gpu).q_heads
     kinds: dict[str, tuple[Truth, Sequence[Implementation]]] = {
         "soft-cap": (
             Truth(logits=soft_cap, tolerance=FP16),
             (warploom(lambda _: wl.Causal() & wl.SoftCap(SOFT_CAP)), flex(soft_cap_mods),
-             *both(logits_soft_cap=SOFT_CAP)),
+             flashinfer.ragged("fa3", logits_soft_cap=SOFT_CAP)),
         ),
         "ALiBi": (
             Truth(logits=partial(alibi, heads), tolerance=FP16),
@@ -73,11 +71,11 @@ def variant_trials(setting: Setting) -> Iterator[Trial]:
         "window": (
             Truth(mask=windowed, tolerance=FP16),
             (warploom(lambda _: wl.Causal() & wl.SlidingWindow(WINDOW - 1)), flex(window_mods),
-             *both(window_left=WINDOW - 1)),
+             flashinfer.ragged("fa3", window_left=WINDOW - 1)),
         ),
     }  # fmt: skip
     for name, (truth, contestants) in kinds.items():
-        for length in setting.pick((1024, 4096, 16384), 128):
+        for length in setting.pick(LENGTHS, 128):
             shape = even_batch(length, setting.on_gpu)
             flops = shape.flops(WINDOW if name == "window" else None)
             yield attention_trial(
@@ -151,7 +149,7 @@ class OwnData:
 
 
 def own_trials(setting: Setting) -> Iterator[Trial]:
-    for length in setting.pick((1024, 4096, 16384), 128):
+    for length in setting.pick(LENGTHS, 128):
         shape, name = even_batch(length, setting.on_gpu), label(length)
         own = OwnData(shape.q_heads, length)
         trial = partial(attention_trial, shape=shape, unit="TFLOP/s")
@@ -162,7 +160,7 @@ def own_trials(setting: Setting) -> Iterator[Trial]:
         )
         yield trial(
             f"own mask {name}",
-            implementations=(warploom(own.mask_variant), flex(own.mask_mods)),
+            implementations=(warploom(own.mask_variant), flex(own.mask_mods, by_head=True)),
             truth=Truth(mask=own.mask_truth, tolerance=FP16),
         )
         for row in ("own transform", "own mask"):
@@ -212,7 +210,7 @@ def run_separate_rope(inputs: Sequence[Inputs]) -> list[Thunk]:
 def rope_trials(setting: Setting) -> Iterator[Trial]:
     fused = warploom(lambda _: wl.Causal() & wl.Rope(ROPE_BASE))
     separate = Implementation("separate kernel", run_separate_rope)
-    for length in setting.pick((1024, 4096, 16384), 128):
+    for length in setting.pick(LENGTHS, 128):
         shape, name = even_batch(length, setting.on_gpu), f"RoPE {label(length)}"
         yield attention_trial(
             name, shape, (fused, separate), unit="TFLOP/s",

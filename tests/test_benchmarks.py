@@ -99,7 +99,7 @@ def test_pictures_show_every_measured_implementation(
     ("script", "table"),
     [("prefill", f"prefill{name}") for name in
      ("", "_full", "_variants", "_own", "_rope", "_ragged", "_paged", "_split")]
-    + [("decode", f"decode{name}") for name in ("", "_page1", "_long")],
+    + [("decode", f"decode{name}") for name in ("", "_page1", "_long", "_selections")],
 )  # fmt: skip
 def test_every_table_is_right_where_it_is_small(
     harness: ModuleType, plot: ModuleType, script: str, table: str, tmp_path: Path

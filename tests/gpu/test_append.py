@@ -12,7 +12,7 @@ import warploom as wl
 
 pytestmark = pytest.mark.gpu
 
-HEADS, PAGES, ROWS = 4, 256, 300
+HEADS, PAGES, ROWS = 4, 600, 300
 
 
 class Normalised(wl.Rope):
