@@ -344,7 +344,8 @@ def arguments(
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N or cpu")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
     parser.add_argument("--only", default="", help="comma-separated implementations, e.g. warploom")
-    parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
+    if tables:
+        parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
     options = parser.parse_args(argv)
     options.device = torch.device(options.device)
     if options.device.type == "cuda" and not torch.cuda.is_available():

@@ -81,7 +81,9 @@ def draw_bars(axes: Any, rows: Sequence[Row]) -> None:
         values = [row.value if row and row.value is not None else 0.0 for row in found]
         left = [x + (place - (len(shown) - 1) / 2) * width for x in range(len(cases))]
         axes.bar(left, values, width * 0.92, color=color_of(impl, impls), label=impl)
-    axes.set_xticks(range(len(cases)), cases)
+    crowded = max(map(len, cases), default=0) * len(cases) > 60
+    turned = {"rotation": 30, "ha": "right", "fontsize": 8} if crowded else {}
+    axes.set_xticks(range(len(cases)), cases, **turned)
 
 
 # in the order of the README
@@ -109,7 +111,7 @@ def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Pat
 
     cases, impls, _ = pivot(rows)
     width = max(8.0, 0.11 * len(cases) * len(impls) + 3.0)
-    figure, axes = plt.subplots(figsize=(min(width, 16.0), 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(min(width, 14.0), 4.6), layout="constrained")
     DRAWINGS[benchmark](axes, rows)
     for ceiling in ceilings_of(rows):
         height = ceiling.value or 0.0

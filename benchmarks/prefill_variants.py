@@ -124,7 +124,7 @@ class OwnData:
     def kept(self, device: torch.device) -> torch.Tensor:
         """int32 [heads, length]: one column in eight is taken out, never column 0."""
         head, column = torch.arange(self.heads)[:, None], torch.arange(self.length)[None, :]
-        return ((column + head) % 8 != 7).to(device, torch.int32)
+        return ((column == 0) | ((column + head) % 8 != 7)).to(device, torch.int32)
 
     def bias_variant(self, device: torch.device) -> wl.Variant:
         return HeadColumnBias(strength=self.strength(device), bias=self.bias(device))
