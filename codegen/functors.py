@@ -11,7 +11,15 @@ from typing import Literal
 
 from warploom.codegen.interval_cpp import tile_functions
 from warploom.codegen.lower import C_TYPES, Block, reachable
-from warploom.codegen.split import Level, Split, split, with_float_distances, with_reciprocals
+from warploom.codegen.split import (
+    Level,
+    Split,
+    lane_parts,
+    split,
+    tile_parts,
+    with_float_distances,
+    with_reciprocals,
+)
 from warploom.dsl.ir import Kind, Node
 from warploom.dsl.spec import TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
@@ -148,13 +156,43 @@ def _vector_seat(root: Node, short: str, where: str, tensors: Mapping[str, Tenso
         for i, node in enumerate(reductions)
     }
     parameters = (
-        f"const Params& p, const TileInfo& tile, {where},\n"
+        "const Params& p, const TileInfo& tile, {}\n"
         "      int lane, int head_dim, const X& x, const float* r"
     )
-    text = _reductions(short, parameters, reductions, bound, tensors) if reductions else []
+    plain = parameters.format(f"{where},")
+    text = _reductions(short, plain, reductions, bound, tensors) if reductions else []
+    kept = lane_parts(root)
+    text.append(_lane_state(short, kept, tensors))
+    bound |= {node: f"ls.l{i}" for i, node in enumerate(kept)}
     block = _returning(root, Block(tensors, bound))
-    text.append("  template <class X>\n" + _function(f"float {short}({parameters})", block))
+    with_state = parameters.format(f"{where}, const {short.capitalize()}Lane& ls,")
+    text.append("  template <class X>\n" + _function(f"float {short}({with_state})", block))
     return "\n".join(text)
+
+
+def _lane_state(short: str, lanes: tuple[Node, ...], tensors: Mapping[str, TensorField]) -> str:
+    """What depends on the lane alone, and of that what does not even depend on the lane."""
+    name = short.capitalize()
+    once = tile_parts(lanes)
+    bound = {node: f"ts.t{i}" for i, node in enumerate(once)}
+    common = "const Params& p, const TileInfo& tile"
+    lane = f"{common}, const {name}Tile& ts, int lane, int head_dim"
+    return "\n".join(
+        (
+            _float_struct(f"{name}Tile", "t", once, f"{short}_tile({common})", Block(tensors)),
+            _float_struct(
+                f"{name}Lane", "l", lanes, f"{short}_lane({lane})", Block(tensors, bound)
+            ),
+        )
+    )
+
+
+def _float_struct(
+    struct: str, prefix: str, members: tuple[Node, ...], signature: str, block: Block
+) -> str:
+    fields = "".join(f" float {prefix}{i};" for i in range(len(members)))
+    block.finish(f"return {{{', '.join(block.compute(members))}}};")
+    return f"  struct {struct} {{{fields} }};\n" + _function(f"{struct} {signature}", block)
 
 
 def _reductions(

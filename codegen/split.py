@@ -41,6 +41,10 @@ _VARIABLES: Mapping[str, Level] = {
 _STEPS = COMPARISONS | {"floor", "ceil", "to_int", "floordiv", "mod", "call"}
 
 
+_REDUCTIONS = frozenset({"sum_lanes", "max_lanes"})
+_OF_VECTORS = _REDUCTIONS | {"element", "logits"}
+
+
 @dataclass(frozen=True)
 class Split:
     """Members of the three states, each in evaluation order."""
@@ -81,6 +85,44 @@ def split(roots: Sequence[Node]) -> Split:
             for level in (Level.TILE, Level.ROW, Level.COLUMN)
         )
     )
+
+
+# Registers of a thread that copies bound what it may keep for each of its lanes.
+_LANE_STATE = 2
+
+
+def lane_parts(root: Node) -> tuple[Node, ...]:
+    """The largest float parts of a vector seat that read the lane, but no position and no vector.
+
+    A rotary frequency is one: it is the same for all rows of a tile.
+    """
+    return _largest_without([root], ("lse", *_VARIABLES))[:_LANE_STATE]
+
+
+def tile_parts(lanes: Sequence[Node]) -> tuple[Node, ...]:
+    """The largest float parts of those that do not read the lane either: the same for all lanes."""
+    return _largest_without(lanes, ("lane", "head_dim", "lse", *_VARIABLES))
+
+
+def _largest_without(roots: Sequence[Node], moving: Sequence[str]) -> tuple[Node, ...]:
+    """Largest float parts that read none of these variables and no vector.
+
+    Reductions are left alone; their lane is another one. Whole numbers and conditions are index
+    arithmetic, which compilers fold.
+    """
+    fixed: dict[Node, bool] = {}
+    for current in reachable(roots):
+        moves = current.op in _OF_VECTORS or (current.op == "var" and current.attr in moving)
+        fixed[current] = not moves and all(fixed[arg] for arg in current.args)
+    found: dict[Node, None] = {}  # an ordered set
+    waiting = list(roots)
+    while waiting:
+        current = waiting.pop()
+        if fixed[current] and current.kind is Kind.FLOAT and current.op not in LEAVES:
+            found[current] = None
+        elif current.op not in _REDUCTIONS:
+            waiting.extend(current.args)
+    return tuple(found)
 
 
 def with_reciprocals(transform: Node, mask: Sequence[Node] = ()) -> Node:

@@ -179,9 +179,12 @@ struct Call { const Params& p; TileInfo tile; int head_dim; const float* in; flo
       const Call c{*p, *tile, head_dim, in + i * head_dim, r};                               \\
       each<Variant::k##Seat##Reductions>(Seat##Reduce{c, at});                               \\
       const auto x = [&](int lane) { return c.in[lane]; };                                   \\
-      for (int lane = 0; lane < head_dim; ++lane)                                            \\
+      const auto ts = Variant::seat##_tile(*p, *tile);                                       \\
+      for (int lane = 0; lane < head_dim; ++lane) {                                          \\
+        const auto ls = Variant::seat##_lane(*p, *tile, ts, lane, head_dim);                 \\
         out[i * head_dim + lane] =                                                           \\
-            Variant::seat(*p, *tile, __VA_ARGS__, lane, head_dim, x, r);                     \\
+            Variant::seat(*p, *tile, __VA_ARGS__, ls, lane, head_dim, x, r);                 \\
+      }                                                                                      \\
     }                                                                                        \\
   }
 struct Output { RowInfo row; float lse; };
@@ -191,6 +194,16 @@ SEAT(value, Value, int, at)
 SEAT(output, Output, Output, at.row, at.lse)
 }
 """
+
+
+def test_frequencies_belong_to_the_lane_and_their_base_to_the_tile() -> None:
+    text = variant_struct(trace(wl.Rope()), "cuda")
+    assert "struct KeyTile { float t0; };" in text
+    assert "return {precise::log2(p.x_rope_theta)};" in text
+    assert "struct KeyLane { float l0; };" in text
+    assert "precise::exp2(" in text.split("key_lane")[1].split("static float key(")[0]
+    assert "exp2" not in text.split("static float key(")[1]
+    assert "float(kv_pos) * ls.l0" in text
 
 
 class Vectors(Variant):

@@ -143,20 +143,26 @@ struct Variant : IdentityVariant<Params> {
       return v0 * v0;
     }
   }
+  struct QueryTile { float t0; };
+  WL_FN static QueryTile query_tile(const Params& p, const TileInfo& tile) {
+    return {precise::log2(p.x_rope_theta)};
+  }
+  struct QueryLane { float l0; float l1; };
+  WL_FN static QueryLane query_lane(const Params& p, const TileInfo& tile, const QueryTile& ts, int lane, int head_dim) {
+    const int v0 = head_dim >> 1;
+    const int v1 = lane < v0 ? lane + v0 : lane - v0;
+    return {precise::exp2(float(mod(lane, v0)) * (-2.0f / float(head_dim)) * ts.t0), load(p.x_q_weight, clamp_index(v1, p.x_q_weight_n0) * p.x_q_weight_s0)};
+  }
   template <class X>
-  WL_FN static float query(const Params& p, const TileInfo& tile, const RowInfo& row,
+  WL_FN static float query(const Params& p, const TileInfo& tile, const RowInfo& row, const QueryLane& ls,
       int lane, int head_dim, const X& x, const float* r) {
-    const float v0 = float(head_dim);
-    const float v1 = precise::rsqrt(r[0] / v0 + p.x_norm_eps);
-    const float v2 = load(p.x_q_weight, clamp_index(lane, p.x_q_weight_n0) * p.x_q_weight_s0);
+    const float v0 = precise::rsqrt(r[0] / float(head_dim) + p.x_norm_eps);
+    const float v1 = load(p.x_q_weight, clamp_index(lane, p.x_q_weight_n0) * p.x_q_weight_s0);
+    const float v2 = float(row.q_pos) * ls.l0;
     const int v3 = head_dim >> 1;
-    const float v4 = float(mod(lane, v3)) * (-2.0f / v0) * precise::log2(p.x_rope_theta);
-    const float v5 = float(row.q_pos) * precise::exp2(v4);
-    const bool v6 = lane < v3;
-    const int v7 = v6 ? lane + v3 : lane - v3;
-    const float v8 = load(p.x_q_weight, clamp_index(v7, p.x_q_weight_n0) * p.x_q_weight_s0);
-    const float v9 = x(clamp_index(v7, head_dim)) * v1 * v8;
-    return x(lane) * v1 * v2 * cos(v5) + (v6 ? -v9 : v9) * sin(v5);
+    const bool v4 = lane < v3;
+    const float v5 = x(clamp_index(v4 ? lane + v3 : lane - v3, head_dim)) * v0 * ls.l1;
+    return x(lane) * v0 * v1 * cos(v2) + (v4 ? -v5 : v5) * sin(v2);
   }
   static constexpr int kKeyReductions = 1;
   template <int I, class X>
@@ -167,20 +173,26 @@ struct Variant : IdentityVariant<Params> {
       return v0 * v0;
     }
   }
+  struct KeyTile { float t0; };
+  WL_FN static KeyTile key_tile(const Params& p, const TileInfo& tile) {
+    return {precise::log2(p.x_rope_theta)};
+  }
+  struct KeyLane { float l0; float l1; };
+  WL_FN static KeyLane key_lane(const Params& p, const TileInfo& tile, const KeyTile& ts, int lane, int head_dim) {
+    const int v0 = head_dim >> 1;
+    const int v1 = lane < v0 ? lane + v0 : lane - v0;
+    return {precise::exp2(float(mod(lane, v0)) * (-2.0f / float(head_dim)) * ts.t0), load(p.x_k_weight, clamp_index(v1, p.x_k_weight_n0) * p.x_k_weight_s0)};
+  }
   template <class X>
-  WL_FN static float key(const Params& p, const TileInfo& tile, int kv_pos,
+  WL_FN static float key(const Params& p, const TileInfo& tile, int kv_pos, const KeyLane& ls,
       int lane, int head_dim, const X& x, const float* r) {
-    const float v0 = float(head_dim);
-    const float v1 = precise::rsqrt(r[0] / v0 + p.x_norm_eps);
-    const float v2 = load(p.x_k_weight, clamp_index(lane, p.x_k_weight_n0) * p.x_k_weight_s0);
+    const float v0 = precise::rsqrt(r[0] / float(head_dim) + p.x_norm_eps);
+    const float v1 = load(p.x_k_weight, clamp_index(lane, p.x_k_weight_n0) * p.x_k_weight_s0);
+    const float v2 = float(kv_pos) * ls.l0;
     const int v3 = head_dim >> 1;
-    const float v4 = float(mod(lane, v3)) * (-2.0f / v0) * precise::log2(p.x_rope_theta);
-    const float v5 = float(kv_pos) * precise::exp2(v4);
-    const bool v6 = lane < v3;
-    const int v7 = v6 ? lane + v3 : lane - v3;
-    const float v8 = load(p.x_k_weight, clamp_index(v7, p.x_k_weight_n0) * p.x_k_weight_s0);
-    const float v9 = x(clamp_index(v7, head_dim)) * v1 * v8;
-    return x(lane) * v1 * v2 * cos(v5) + (v6 ? -v9 : v9) * sin(v5);
+    const bool v4 = lane < v3;
+    const float v5 = x(clamp_index(v4 ? lane + v3 : lane - v3, head_dim)) * v0 * ls.l1;
+    return x(lane) * v0 * v1 * cos(v2) + (v4 ? -v5 : v5) * sin(v2);
   }
 };
 

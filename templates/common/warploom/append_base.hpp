@@ -74,7 +74,9 @@ WL_FN TileInfo tile_of(const Params& p, const AppendPlace& place, int kv_head) {
     template <class X>                                                                          \
     WL_FN static float value(const Params& p, const TileInfo& tile, int kv_pos, int lane,       \
                              const X& x, const float* r) {                                      \
-      return Variant::seat(p, tile, kv_pos, lane, kHeadDim, x, r);                              \
+      const auto of_tile = Variant::seat##_tile(p, tile);                                       \
+      const auto state = Variant::seat##_lane(p, tile, of_tile, lane, kHeadDim);                \
+      return Variant::seat(p, tile, kv_pos, state, lane, kHeadDim, x, r);                       \
     }                                                                                           \
     WL_FN static const typename K::Config::Element* from(const Params& p, int row, int head) {  \
       return static_cast<const typename K::Config::Element*>(p.letter) +                        \

@@ -74,33 +74,65 @@ struct IdentityVariant {
     return {0, tile.kv_len};
   }
 
-  // Vector seats. x(lane) is the original vector; the function gives the new value of one lane. A
-  // seat with reductions over lanes needs r[i], for i below its kReductions, before: the caller
-  // combines reduce<i>(lane) over all lanes, in order of i (later reductions may read earlier
-  // ones).
+  // Vector seats. x(lane) is the original vector; the function gives the new value of one lane,
+  // with the help of what is the same for all lanes (..Tile) and for all vectors (..Lane). A seat
+  // with reductions over lanes needs r[i], for i below its kReductions, before: the caller combines
+  // reduce<i>(lane) over all lanes, in order of i (later reductions may read earlier ones).
+  struct QueryTile {};
+  struct QueryLane {};
+  struct KeyTile {};
+  struct KeyLane {};
+  struct ValueTile {};
+  struct ValueLane {};
+  struct OutputTile {};
+  struct OutputLane {};
   static constexpr int kQueryReductions = 0;
   static constexpr int kKeyReductions = 0;
   static constexpr int kValueReductions = 0;
   static constexpr int kOutputReductions = 0;
 
-  template <class X>
-  WL_FN static float query(const Params&, const TileInfo&, const RowInfo&, int lane,
+  WL_FN static QueryTile query_tile(const Params&, const TileInfo&) { return {}; }
+  template <class T>
+  WL_FN static QueryLane query_lane(const Params&, const TileInfo&, const T&, int /*lane*/,
+                                    int /*head_dim*/) {
+    return {};
+  }
+  template <class L, class X>
+  WL_FN static float query(const Params&, const TileInfo&, const RowInfo&, const L&, int lane,
                            int /*head_dim*/, const X& x, const float* /*r*/) {
     return x(lane);
   }
-  template <class X>
-  WL_FN static float key(const Params&, const TileInfo&, int /*kv_pos*/, int lane, int /*head_dim*/,
-                         const X& x, const float* /*r*/) {
+  WL_FN static KeyTile key_tile(const Params&, const TileInfo&) { return {}; }
+  template <class T>
+  WL_FN static KeyLane key_lane(const Params&, const TileInfo&, const T&, int /*lane*/,
+                                int /*head_dim*/) {
+    return {};
+  }
+  template <class L, class X>
+  WL_FN static float key(const Params&, const TileInfo&, int /*kv_pos*/, const L&, int lane,
+                         int /*head_dim*/, const X& x, const float* /*r*/) {
     return x(lane);
   }
-  template <class X>
-  WL_FN static float value(const Params&, const TileInfo&, int /*kv_pos*/, int lane,
+  WL_FN static ValueTile value_tile(const Params&, const TileInfo&) { return {}; }
+  template <class T>
+  WL_FN static ValueLane value_lane(const Params&, const TileInfo&, const T&, int /*lane*/,
+                                    int /*head_dim*/) {
+    return {};
+  }
+  template <class L, class X>
+  WL_FN static float value(const Params&, const TileInfo&, int /*kv_pos*/, const L&, int lane,
                            int /*head_dim*/, const X& x, const float* /*r*/) {
     return x(lane);
   }
-  template <class X>
-  WL_FN static float output(const Params&, const TileInfo&, const RowInfo&, float /*lse*/, int lane,
-                            int /*head_dim*/, const X& x, const float* /*r*/) {
+  WL_FN static OutputTile output_tile(const Params&, const TileInfo&) { return {}; }
+  template <class T>
+  WL_FN static OutputLane output_lane(const Params&, const TileInfo&, const T&, int /*lane*/,
+                                      int /*head_dim*/) {
+    return {};
+  }
+  template <class L, class X>
+  WL_FN static float output(const Params&, const TileInfo&, const RowInfo&, float /*lse*/, const L&,
+                            int lane, int /*head_dim*/, const X& x, const float* /*r*/) {
     return x(lane);
   }
 

@@ -27,6 +27,14 @@ namespace warploom {
       return Variant::template seat##_reduce<kIndex>(where...);       \
     }                                                                 \
     template <class... Where>                                         \
+    static WL_INLINE auto tile_state(const Where&... where) {         \
+      return Variant::seat##_tile(where...);                          \
+    }                                                                 \
+    template <class... Where>                                         \
+    static WL_INLINE auto lane_state(const Where&... where) {         \
+      return Variant::seat##_lane(where...);                          \
+    }                                                                 \
+    template <class... Where>                                         \
     static WL_INLINE float value(const Where&... where) {             \
       return Variant::seat(where...);                                 \
     }                                                                 \
@@ -100,13 +108,15 @@ __attribute__((noinline)) void transform_panel(const Params& p, const TileInfo& 
                                                float* __restrict y) {
   Results<Seat::kReductions> results;
   reduce_panel<Seat, kDim, 0>(p, tile, place, x, results);
+  const auto of_tile = Seat::tile_state(p, tile);
   for (int lane = 0; lane < kDim; ++lane) {
+    const auto state = Seat::lane_state(p, tile, of_tile, lane, kDim);
     for (int j = 0; j < kPanel; ++j) {
       const auto element = [=](int l) WL_LAMBDA_INLINE { return x[l * kPanel + j]; };
       float mine[max_int(1, Seat::kReductions)];
       for (int i = 0; i < Seat::kReductions; ++i) mine[i] = results.of[i][j];
       y[lane * kPanel + j] = place.at(j, [&](const auto&... where) WL_LAMBDA_INLINE {
-        return Seat::value(p, tile, where..., lane, kDim, element, mine);
+        return Seat::value(p, tile, where..., state, lane, kDim, element, mine);
       });
     }
   }

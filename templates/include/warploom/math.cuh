@@ -53,21 +53,15 @@ WL_FN float tanh(float x) {
   return y;
 }
 
-// Nearest angle to 0, by two-part 2 pi (Cody and Waite); exact to float precision up to 1e6.
+// Nearest angle to 0, by two-part 2 pi (Cody and Waite); exact to float precision up to 1e6. Adding
+// 1.5 * 2^23 rounds to whole numbers by an ordinary addition, and conversions are rare units' work.
 WL_FN float reduce_angle(float x) {
-  const float n = ::rintf(x * 0.15915494309189535f);
+  const float n = ::fmaf(x, 0.15915494309189535f, 12582912.0f) - 12582912.0f;
   return ::fmaf(-n, -1.7484555e-7f, ::fmaf(-n, 6.2831855f, x));
 }
-WL_FN float sin(float x) {
-  float y;
-  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(reduce_angle(x)));
-  return y;
-}
-WL_FN float cos(float x) {
-  float y;
-  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(reduce_angle(x)));
-  return y;
-}
+// Intrinsics and not asm: two lanes that turn by the same angle share its sine and cosine.
+WL_FN float sin(float x) { return ::__sinf(reduce_angle(x)); }
+WL_FN float cos(float x) { return ::__cosf(reduce_angle(x)); }
 
 // Abramowitz and Stegun, formula 7.1.26: absolute error 1.5e-7.
 WL_FN float erf(float x) {

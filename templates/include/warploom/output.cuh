@@ -37,7 +37,9 @@ struct RowStore {
       for (int i = 0; i < kVector; ++i) {
         float value = x(lane + i);
         if constexpr (K::Variant::kHasOutputTransform) {
-          value = OutputSeat<K>::value(item, at, lane + i, x, r);
+          using Seat = OutputSeat<K>;
+          const auto state = Seat::lane_state(item, Seat::tile_state(item), lane + i);
+          value = Seat::value(item, at, state, lane + i, x, r);
         }
         rounded[i] = from_float<Element>(value);
       }

@@ -13,7 +13,8 @@ struct OutputPlace {
   float lse;  // natural
 };
 
-// One interface for the four seats: kReductions, kHeadDim, reduce, identity, combine and value.
+// One interface for the four seats: kReductions, kHeadDim, reduce, identity, combine, lane_state
+// and value.
 #define WL_VECTOR_SEAT(Name, name, dim, Place, ...)                                               \
   template <class K>                                                                              \
   struct Name##Seat {                                                                             \
@@ -34,10 +35,18 @@ struct OutputPlace {
       return Variant::template name##_reduce<I>(item.p, item.tile(), __VA_ARGS__, lane, kHeadDim, \
                                                 x, r);                                            \
     }                                                                                             \
+    using Tile = typename Variant::Name##Tile;                                                    \
+    using Lane = typename Variant::Name##Lane;                                                    \
+    WL_FN static Tile tile_state(const Item<K>& item) {                                           \
+      return Variant::name##_tile(item.p, item.tile());                                           \
+    }                                                                                             \
+    WL_FN static Lane lane_state(const Item<K>& item, const Tile& of_tile, int lane) {            \
+      return Variant::name##_lane(item.p, item.tile(), of_tile, lane, kHeadDim);                  \
+    }                                                                                             \
     template <class X>                                                                            \
-    WL_FN static float value(const Item<K>& item, const Place& at, int lane, const X& x,          \
-                             const float* r) {                                                    \
-      return Variant::name(item.p, item.tile(), __VA_ARGS__, lane, kHeadDim, x, r);               \
+    WL_FN static float value(const Item<K>& item, const Place& at, const Lane& state, int lane,   \
+                             const X& x, const float* r) {                                        \
+      return Variant::name(item.p, item.tile(), __VA_ARGS__, state, lane, kHeadDim, x, r);        \
     }                                                                                             \
   };
 
@@ -88,6 +97,15 @@ WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* stag
   constexpr int kRowThreads = Sizes<K>::kRowThreads;
   constexpr int kPanels = Tile::kElements / kRows / Sizes<K>::kBlock;
   const int column = thread % kRowThreads * kVector;
+  const auto of_tile = Seat::tile_state(item);
+  typename Seat::Lane states[kPanels][kVector];
+#pragma unroll
+  for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      states[panel][i] = Seat::lane_state(item, of_tile, panel * Sizes<K>::kBlock + column + i);
+    }
+  }
   for (int first = 0; first < kRows; first += kThreads / kRowThreads) {
     const int tile_row = first + thread / kRowThreads;
     const bool exists = tile_row < kRows && rows.exists(tile_row);
@@ -105,7 +123,8 @@ WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* stag
       if (lane >= Seat::kHeadDim) continue;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        changed[panel][i] = from_float<Element>(Seat::value(item, at, lane + i, x, r));
+        changed[panel][i] =
+            from_float<Element>(Seat::value(item, at, states[panel][i], lane + i, x, r));
       }
     }
     __syncwarp();
