@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,6 +20,8 @@ from warploom.errors import (
 )
 from warploom.runtime.formats import Batch
 from warploom.runtime.tensors import as_torch
+
+KV: TypeAlias = tuple[torch.Tensor, torch.Tensor] | torch.Tensor  # a pair, or a cache of both
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ class Geometry:
         return self.q_shape(batch, 0)[:-1]
 
 
-def split_kv(kv: Any, kv_format: KVFormat) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values from a pair, or from one paged cache [pages, 2, ...].
+def checked_kv(kv: Any, kv_format: KVFormat) -> KV:
+    """Keys and values as torch tensors: a pair, or one paged cache [pages, 2, ...].
 
     Raises:
         ArgumentError, WrongShape: neither of the two.
@@ -84,7 +87,12 @@ def split_kv(kv: Any, kv_format: KVFormat) -> tuple[torch.Tensor, torch.Tensor]:
         raise WrongShape(
             name="kv", got=tuple(cache.shape), expected="[pages, 2, ...], or the pair (k, v)"
         )
-    return cache[:, 0], cache[:, 1]
+    return cache
+
+
+def key_value(kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as two tensors."""
+    return kv if isinstance(kv, tuple) else (kv[:, 0], kv[:, 1])
 
 
 def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
@@ -96,7 +104,7 @@ def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
             name="q", got=tuple(q.shape), expected=_described(expected, geometry.q_axes)
         )
     _check_strides(q, "q")
-    return _strides(q, geometry.q_axes, ("batch", "row", "head"))
+    return row_strides(q.stride(), geometry)
 
 
 def check_key_value(
@@ -124,7 +132,8 @@ def check_key_value(
             name="kv_indices", index=at, value=int(batch.indices[at]), last=sizes["block"] - 1
         )
     _check_strides(tensor, name)
-    block, token, head = _strides(tensor, axes, ("block", "token", "head"))
+    strides = dict(zip(axes, tensor.stride(), strict=True))
+    block, token, head = (strides.get(axis, 0) for axis in ("block", "token", "head"))
     if isinstance(geometry.kv_format, BlockSparse):
         block = geometry.kv_format.block_kv * token
     return block, token, head
@@ -140,7 +149,7 @@ def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
         )
     _check_strides(out, "out")
     _refuse_expanded(out, "out")
-    return _strides(out, geometry.q_axes, ("batch", "row", "head"))
+    return row_strides(out.stride(), geometry)
 
 
 def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
@@ -154,7 +163,7 @@ def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     if tuple(lse.shape) != expected:
         raise WrongShape(name="lse", got=tuple(lse.shape), expected=_described(expected, axes))
     _refuse_expanded(lse, "lse")
-    return _strides(lse, axes, ("batch", "row", "head"))
+    return row_strides(lse.stride(), geometry)
 
 
 def check_apart(
@@ -177,11 +186,16 @@ def check_apart(
 def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Address of the first byte, and that behind the last; equal if there are none."""
     begin = tensor.data_ptr()
+    return begin, begin + byte_span(tensor)
+
+
+def byte_span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last, those between strides included."""
     if tensor.numel() == 0:
-        return begin, begin
+        return 0
     sized = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in sized)
-    return begin, begin + (last + 1) * tensor.element_size()
+    return (last + 1) * tensor.element_size()
 
 
 def _check_type(tensor: torch.Tensor, name: str, geometry: Geometry) -> None:
@@ -221,11 +235,16 @@ def _refuse_expanded(tensor: torch.Tensor, name: str) -> None:
         )
 
 
-def _strides(
-    tensor: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...]
-) -> tuple[int, ...]:
-    by_name = dict(zip(axes, tensor.stride(), strict=True))
-    return tuple(by_name.get(axis, 0) for axis in wanted)
+def row_strides(strides: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
+    """The (batch, row, head) strides among those of q, out or lse."""
+    by_name = dict(zip(geometry.q_axes, strides, strict=False))  # lse has no dim
+    return tuple(by_name.get(axis, 0) for axis in ("batch", "row", "head"))
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    sizes = [max(size, 1) for size in shape[1:]]
+    return tuple(math.prod(sizes[axis:]) for axis in range(len(shape)))
 
 
 def _described(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:

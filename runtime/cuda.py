@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,24 @@ from warploom.runtime.device import cuda_facts
 from warploom.runtime.params import Block
 
 _INVALID_CONTEXT = 201
+_SINCE = 11080  # the CUDA version that brought cuLaunchKernelEx
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the driver API."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+# (config, function, array of argument addresses, extra) -> status; other threads run meanwhile
+_LaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
 
 
 class CudaKernel:
@@ -61,42 +81,55 @@ class CudaKernel:
         if self.ctas_per_sm == 0:
             raise LaunchError(kernel=name, reason="the device cannot hold one CTA of it")
         self.num_ctas = self.ctas_per_sm * cuda_facts(device).num_sms
-        self._function = function
-        self._launch = self._driver.cuLaunchKernel
+        self._function = int(function)
+        # called by its address, since cuda.bindings wraps each argument anew at each launch
+        address = self._call("cuGetProcAddress", b"cuLaunchKernelEx", _SINCE, 0)[0]
+        self._launch = _LaunchKernelEx(address)
 
     def launch(self, params: Block, stream: int) -> None:
-        """Enqueue one launch; the driver copies the parameters.
-
-        Args:
-            params: the filled parameters.
-            stream: the caller's stream handle.
+        """Enqueue one launch on a stream, given its handle, whichever device is the current one.
 
         Raises:
             LaunchError: the driver refuses.
         """
-        if torch.cuda.current_device() == self._device:
-            status = self._enqueue(params.arguments, stream)
-        else:
-            with torch.cuda.device(self._device):
-                status = self._enqueue(params.arguments, stream)
-        if status == _INVALID_CONTEXT:  # a thread that has not touched CUDA yet
-            self._call("cuCtxSetCurrent", self._context)
-            status = self._enqueue(params.arguments, stream)
-        if status != 0:
-            raise LaunchError(kernel=self.name, reason=self._reason(int(status)))
+        with torch.cuda.device(self._device):
+            self.bind(params)(stream)
 
-    def _enqueue(self, arguments: int, stream: int) -> Any:
-        return self._launch(
-            self._function, self.num_ctas, 1, 1, self._threads, 1, 1, self._shared, stream,
-            arguments, 0,
-        )[0]  # fmt: skip
+    def bind(self, params: Block) -> Callable[[int], None]:
+        """A function that enqueues one launch on a stream, given its handle.
+
+        The driver copies the parameters at each launch. `params` must outlive the function, and
+        the kernel's device must be the current one when it is called. It raises LaunchError if the
+        driver refuses.
+        """
+        config = _LaunchConfig(
+            (self.num_ctas, 1, 1), (self._threads, 1, 1), self._shared, None, None, 0
+        )
+        launch = self._launch
+        arguments = (
+            ctypes.byref(config),
+            ctypes.c_void_p(self._function),
+            ctypes.c_void_p(params.arguments),
+            ctypes.c_void_p(),
+        )
+
+        def enqueue(stream: int) -> None:
+            config.stream = stream
+            status = launch(*arguments)
+            if status == _INVALID_CONTEXT:  # a thread that has not touched CUDA yet
+                self._call("cuCtxSetCurrent", self._context)
+                status = launch(*arguments)
+            if status != 0:
+                raise LaunchError(kernel=self.name, reason=self._reason(status))
+
+        return enqueue
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Call the driver; its one result, or None."""
+        """Call the driver; its one result, all of several, or None."""
         status, *results = getattr(self._driver, name)(*args)
         if int(status) != 0:
             raise LaunchError(kernel=self.name, reason=f"{name}: {self._reason(int(status))}")
-        return results[0] if results else None
+        return (results[0] if len(results) == 1 else results) if results else None
 
     def _reason(self, status: int) -> str:
         code = self._driver.CUresult(status)

@@ -91,7 +91,7 @@ def compiled_run(
     k, v = kv if isinstance(kv, (tuple, list)) else (kv[:, 0], kv[:, 1])
     packed = _pack(inputs)
     o, sums = run_op(q, k, v, *packed, wrapper.handle, return_lse or lse is not None)
-    return _results(o, sums, out, lse, return_lse)
+    return results(o, sums, out, lse, return_lse)
 
 
 def compiled_attention(
@@ -113,16 +113,17 @@ def compiled_attention(
     o, sums = attention_op(
         q, k, v, kv_lens, *packed, handle, sm_scale, return_lse, layout, lse_base, backend
     )
-    return _results(o, sums, None, None, return_lse)
+    return results(o, sums, None, None, return_lse)
 
 
-def _results(
+def results(
     o: torch.Tensor,
     sums: torch.Tensor,
     out: torch.Tensor | None,
     lse: torch.Tensor | None,
     return_lse: bool,
 ) -> Result:
+    """What `run` returns, after copying to where the caller wants it."""
     o = o if out is None else out.copy_(o)
     sums = sums if lse is None else lse.copy_(sums)
     return (o, sums) if return_lse else o

@@ -36,14 +36,14 @@ class Kernel:
         source: rendered text.
         artifact: what was built of it.
         num_ctas: size of its grid.
-        launch: runs it on all CTAs: (parameters, stream handle).
+        bind: a function that runs it on all CTAs with these parameters, given a stream handle.
     """
 
     tile: TileConfig
     source: KernelSource
     artifact: Artifact
     num_ctas: int
-    launch: Callable[[ParamBlock, int], None]
+    bind: Callable[[ParamBlock], Callable[[int], None]]
 
 
 _loaded: dict[tuple[str, str], Kernel] = {}
@@ -105,7 +105,9 @@ class Kernels:
     def _load(self, tile: TileConfig, source: KernelSource, artifact: Artifact) -> Kernel:
         if not isinstance(self.target, Arch):
             host, grid = CpuKernel(source.name, artifact), default_num_ctas()
-            return Kernel(tile, source, artifact, grid, lambda params, _: host.launch(params, grid))
+            return Kernel(
+                tile, source, artifact, grid, lambda params: lambda _: host.launch(params, grid)
+            )
         shape = cuda_launch(self._spec, tile, self.target)
         cuda = CudaKernel(source.name, artifact, shape, self._device.index)
-        return Kernel(tile, source, artifact, cuda.num_ctas, cuda.launch)
+        return Kernel(tile, source, artifact, cuda.num_ctas, cuda.bind)

@@ -8,13 +8,19 @@ from typing import Any
 import torch
 
 from warploom.codegen.source import TileConfig
+from warploom.runtime import shortcuts
 from warploom.runtime.args import (
+    KV,
     Geometry,
+    byte_span,
     check_apart,
     check_key_value,
     check_lse,
     check_out,
     check_query,
+    contiguous,
+    key_value,
+    row_strides,
 )
 from warploom.runtime.formats import Batch
 from warploom.runtime.graph import is_capturing
@@ -22,107 +28,165 @@ from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.tensor_map import TensorMaps
+from warploom.runtime.workspace import Workspace
+
+_ALIGNMENT = 16  # bytes; of vectors that a CUDA kernel loads
 
 
 class Launcher:
     """Runs of one wrapper.
 
-    Shapes, strides and types are checked when they differ from those of the run before; a run with
-    the same ones costs a comparison. Addresses are written each time; results that the caller gives
-    are compared with the inputs' memory when an address is new.
+    Tensors are *admitted* once: their shapes, strides and types are checked, and what follows from
+    these is kept. Calls that differ in addresses only, as those of a model's layers do, cost one
+    comparison (`knows`), the addresses and the launch.
     """
 
-    def __init__(self, geometry: Geometry, params: ParamBlock, inputs: Inputs) -> None:
+    def __init__(
+        self, geometry: Geometry, params: ParamBlock, inputs: Inputs, workspace: Workspace
+    ) -> None:
         self._geometry = geometry
         self._params = params
         self._inputs = inputs
-        self._device = geometry.device
-        self._is_cuda = geometry.device.type == "cuda"
-        self._seen: tuple[object, ...] | None = None
-        self._apart: tuple[int, ...] | None = None
-        self._streams = Streams(geometry.device)
+        self._workspace = workspace
+        self._device = device = geometry.device
+        is_cuda = device.type == "cuda"
+        self._misaligned = _ALIGNMENT - 1 if is_cuda else 0
+        self._only_device = not is_cuda or torch.cuda.device_count() == 1
+        self._allocate = shortcuts.allocator(device)
+        self._streams = Streams(device) if is_cuda else None
         self._maps_of: dict[TileConfig, TensorMaps | None] = {}
+        self._form: tuple[bool, ...] | None = None
 
     def planned(self, batch: Batch, kernel: Kernel) -> None:
         """Take a new plan, which has just been enqueued on the current stream."""
+        self._form = None
         self._batch = batch
-        self._launch = kernel.launch
+        self._enqueue = kernel.bind(self._params)
         self._tensor_maps = self._maps_of.get(kernel.tile)
         if kernel.tile not in self._maps_of:
             self._tensor_maps = TensorMaps.of(self._geometry, kernel.tile)
             self._maps_of[kernel.tile] = self._tensor_maps
         self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
         self._lse_shape = self._geometry.lse_shape(batch)
-        self._seen = None
+        self._out_strides = contiguous(self._out_shape)
+        self._lse_strides = contiguous(self._lse_shape)
         self._needs_inputs = self._inputs.incomplete
         self._inputs.write_planned(self._params)
 
     def before_plan(self) -> None:
-        """Let the current stream wait for runs that still read the old plan."""
-        if self._is_cuda:
+        """Forget the old plan, and let the current stream wait for runs that still read it."""
+        self._form = None
+        if self._streams is not None:
             self._streams.current()
 
+    def knows(self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool) -> bool:
+        """True if a call with these differs from the admitted one in addresses at most."""
+        pair = type(kv) is tuple and len(kv) == 2
+        if self._form != (pair, out is None, lse is None, return_lse):
+            return False
+        tensors = (q, *kv) if pair else (q, kv)
+        if out is not None:
+            tensors = (*tensors, out)
+        if lse is not None:
+            tensors = (*tensors, lse)
+        return self._same(*tensors)
+
+    def admit(
+        self,
+        q: torch.Tensor,
+        kv: KV,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+    ) -> None:
+        """Check tensors fully, write their strides, and know their like from now on.
+
+        Raises:
+            WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
+        """
+        self._form = None
+        k, v = pair = key_value(kv)
+        self._params.set_strides(self._checked_strides(q, k, v, out, lse))
+        self._maps = None if self._tensor_maps is None else self._tensor_maps.of_layout(k, v)
+        self._v_behind_k = v.data_ptr() - k.data_ptr()  # of one cache that holds both
+        given = [x for x in (out, lse) if x is not None]
+        self._same = shortcuts.like(q, *(pair if isinstance(kv, tuple) else (kv,)), *given)
+        self._spans = tuple(0 if x is None else byte_span(x) for x in (q, k, v, out, lse))
+        if not any(x.requires_grad for x in (q, k, v)):  # those are for torch in the next call
+            self._form = isinstance(kv, tuple), out is None, lse is None, return_lse
+
     def __call__(
+        self,
+        q: torch.Tensor,
+        kv: KV,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        given: Mapping[str, Any],
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Launch with tensors that are known."""
+        if not self._only_device and shortcuts.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self(q, kv, out, lse, return_lse, given)
+        self._workspace.check_held()
+        kept: tuple[torch.Tensor, ...] = ()
+        if given or self._needs_inputs or self._inputs.overridden:
+            kept = self._inputs.write_given(given, self._params)
+        if isinstance(kv, tuple):
+            k_at, v_at = kv[0].data_ptr(), kv[1].data_ptr()
+        else:
+            k_at = kv.data_ptr()
+            v_at = k_at + self._v_behind_k
+        q_at = q.data_ptr()
+        writes_to_given = out is not None or lse is not None
+        if out is None:
+            out = self._allocate(self._out_shape, self._out_strides, self._geometry.dtype)
+        if lse is None and return_lse:
+            lse = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
+        o_at, lse_at = out.data_ptr(), 0 if lse is None else lse.data_ptr()
+        if (q_at | k_at | v_at | o_at) & self._misaligned:
+            self._checked_strides(q, *key_value(kv), out, lse)  # raises unless a tensor is empty
+        if writes_to_given and self._may_reach(q_at, k_at, v_at, o_at, lse_at):
+            check_apart(out, lse, (q, *key_value(kv)))
+        if self._maps is not None:
+            self._params.set_tensor_maps(self._maps(k_at, v_at))
+        self._params.set_pointers(q_at, k_at, v_at, o_at, lse_at)
+        self._enqueue(0 if self._streams is None else self._streams.current())
+        del kept  # given tensors live until here
+        return (out, lse) if return_lse and lse is not None else out
+
+    def _checked_strides(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
-        return_lse: bool,
-        given: Mapping[str, Any],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        kept: tuple[torch.Tensor, ...] = ()
-        if given or self._needs_inputs or self._inputs.overridden:
-            kept = self._inputs.write_given(given, self._params)
-        writes_to_given = out is not None or lse is not None
-        if out is None:
-            out = q.new_empty(self._out_shape)
-        if lse is None and return_lse:
-            lse = torch.empty(self._lse_shape, dtype=torch.float32, device=self._device)
-        seen = (
-            (q.shape, q.stride(), q.dtype, q.device),
-            (k.shape, k.stride(), k.dtype, k.device),
-            (v.shape, v.stride(), v.dtype, v.device),
-            not writes_to_given or (out.shape, out.stride(), out.dtype, out.device),
-            lse is None or not writes_to_given or (lse.shape, lse.stride(), lse.dtype, lse.device),
-        )
-        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
-        if seen != self._seen or (
-            self._is_cuda and (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & 15
-        ):
-            self._check(q, k, v, out, lse)
-            self._seen = seen
-        lse_address = 0 if lse is None else lse.data_ptr()
-        if writes_to_given and self._apart != (*addresses, lse_address):
-            check_apart(out, lse, (q, k, v))
-            self._apart = (*addresses, lse_address)
-        if self._tensor_maps is not None:
-            self._params.set_tensor_maps(self._tensor_maps(k, v))
-        self._params.set_pointers(*addresses, lse_address)
-        self._launch(self._params, self._streams.current() if self._is_cuda else 0)
-        del kept  # given tensors live until here
-        return out, lse
-
-    def _check(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-    ) -> None:
-        """Full checks; on success the strides are written."""
+    ) -> tuple[int, ...]:
+        """All strides, in the order of `ParamBlock.set_strides`; raises as `admit`."""
         geometry, batch = self._geometry, self._batch
-        self._seen = self._apart = None
-        strides = (
+        made_out, made_lse = self._out_strides, self._lse_strides
+        return (
             *check_query(q, geometry, batch),
             *check_key_value(k, "k", geometry, batch),
             *check_key_value(v, "v", geometry, batch),
-            *check_out(out, geometry, batch),
-            *((0, 0, 0) if lse is None else check_lse(lse, geometry, batch)),
+            *(row_strides(made_out, geometry) if out is None else check_out(out, geometry, batch)),
+            *(row_strides(made_lse, geometry) if lse is None else check_lse(lse, geometry, batch)),
         )
-        self._params.set_strides(strides)
+
+    def _may_reach(self, q: int, k: int, v: int, o: int, lse: int) -> bool:
+        """True unless results at these addresses end before, or begin behind, all else."""
+        q_span, k_span, v_span, o_span, lse_span = self._spans
+        o_end, lse_end = o + o_span, lse + lse_span
+        return (
+            (o < q + q_span and q < o_end)
+            or (o < k + k_span and k < o_end)
+            or (o < v + v_span and v < o_end)
+            or (lse < q + q_span and q < lse_end)
+            or (lse < k + k_span and k < lse_end)
+            or (lse < v + v_span and v < lse_end)
+            or (lse < o_end and o < lse_end)
+        )
 
 
 class Streams:
@@ -134,22 +198,16 @@ class Streams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._index = device.index
         self._last: torch.cuda.Stream | None = None
         self._handle = -1
-        # What torch's own compiler asks at each launch: no stream object is made.
-        self._raw = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 
     def current(self) -> int:
         """Handle of the caller's stream, after making it wait for the last one if it is another."""
-        handle: int = self._raw(self._device.index)
+        handle = shortcuts.raw_stream(self._index)
         if handle != self._handle and not is_capturing(self._device):
             stream = torch.cuda.current_stream(self._device)
             if self._last is not None:
                 stream.wait_stream(self._last)
             self._last, self._handle = stream, handle
         return handle
-
-
-def _raw_stream(index: int) -> int:
-    handle: int = torch.cuda.current_stream(index).cuda_stream
-    return handle

@@ -11,7 +11,7 @@ import torch
 
 from warploom.dsl.reference import reference_attention
 from warploom.dsl.variant import Variant
-from warploom.runtime.args import Geometry
+from warploom.runtime.args import Geometry, check_key_value, check_query
 from warploom.runtime.formats import Batch
 
 _Rows = np.ndarray[Any, Any]
@@ -31,13 +31,19 @@ def run_reference(
         variant: its functors are called on NumPy arrays.
         batch: lengths and block lists.
         geometry: how tensors are stored.
-        tensors: q, k and v, already checked.
+        tensors: q, k and v.
         inputs: values of the variant's fields.
         sm_scale: factor of q.k.
 
     Returns:
         Output in q's dtype and natural log-sum-exp in float32, laid out as a kernel writes them.
+
+    Raises:
+        WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
     """
+    check_query(tensors[0], geometry, batch)
+    for name, tensor in zip("kv", tensors[1:], strict=True):
+        check_key_value(tensor, name, geometry, batch)
     q = _named(tensors[0], geometry.q_axes, ("batch", "row", "head", "dim"))
     k, v = (_named(x, geometry.kv_axes, ("block", "token", "head", "dim")) for x in tensors[1:])
     o = np.zeros((*q.shape[:-1], geometry.head_dim_v))

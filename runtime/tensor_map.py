@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -15,11 +15,13 @@ from warploom.errors import WrongStride
 from warploom.runtime.args import Geometry
 from warploom.runtime.cuda import load_driver
 
+Encode = Callable[[int], bytes]  # from an address to the bytes of a map
+
 _KEPT = 512  # pairs of tensors, such as the layers of a model
 
 
 class TensorMaps:
-    """Maps of the tensors one wrapper reads, made once for each pair of them."""
+    """Maps of the tensors one wrapper reads."""
 
     def __init__(self, geometry: Geometry, tile: TileConfig) -> None:
         self._driver = load_driver()
@@ -29,7 +31,7 @@ class TensorMaps:
         dims = geometry.head_dim_qk, geometry.head_dim_v
         self._box_lanes = 64 if all(-(-dim // 32) % 2 == 0 for dim in dims) else 32
         self._type = "FLOAT16" if geometry.dtype == torch.float16 else "BFLOAT16"
-        self._made: dict[tuple[object, ...], bytes] = {}
+        self._layout: tuple[object, ...] = ()
 
     @classmethod
     def of(cls, geometry: Geometry, tile: TileConfig) -> TensorMaps | None:
@@ -38,23 +40,24 @@ class TensorMaps:
             return None
         return cls(geometry, tile)
 
-    def __call__(self, k: torch.Tensor, v: torch.Tensor) -> bytes:
-        """The bytes of both maps.
+    def of_layout(self, k: torch.Tensor, v: torch.Tensor) -> MapsOfLayout:
+        """Maps of tensors with the shapes and strides of these.
 
         Raises:
             WrongStride: the copy engine cannot step through a tensor.
         """
-        key = (k.data_ptr(), v.data_ptr(), k.shape, k.stride(), v.shape, v.stride())
-        found = self._made.get(key)
-        if found is None:
-            if len(self._made) >= _KEPT:
-                self._made.clear()
-            found = self._made[key] = self._encode(k, "k") + self._encode(v, "v")
-        return found
+        layout = (k.shape, k.stride(), v.shape, v.stride())
+        if layout != self._layout:
+            self._maps = MapsOfLayout(self._encoder(k, "k"), self._encoder(v, "v"))
+            self._maps(k.data_ptr(), v.data_ptr())
+            self._layout = layout
+        return self._maps
 
-    def _encode(self, tensor: torch.Tensor, name: str) -> bytes:
+    def _encoder(self, tensor: torch.Tensor, name: str) -> Encode:
+        """Encodes maps of tensors like this one."""
         if tensor.numel() == 0:
-            return bytes(TENSOR_MAP_BYTES)  # there is nothing to copy, and no map of nothing
+            # there is nothing to copy, and no map of nothing
+            return lambda address: bytes(TENSOR_MAP_BYTES)
         view = _by_block_token_head(tensor, self._format)
         blocks, tokens, heads, lanes = view.shape
         # The stride of an axis of one place means nothing, and torch may say anything there.
@@ -68,10 +71,7 @@ class TensorMaps:
             )
         driver = self._driver
         swizzle = "128B" if self._box_lanes == 64 else "64B"
-        status, made = driver.cuTensorMapEncodeTiled(
-            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{self._type}"),
-            4,
-            view.data_ptr(),
+        rest = (
             [driver.cuuint64_t(size) for size in (lanes, tokens, heads, blocks)],
             [driver.cuuint64_t(stride) for stride in strides],
             [driver.cuuint32_t(size) for size in (self._box_lanes, self._box_tokens, 1, 1)],
@@ -81,11 +81,35 @@ class TensorMaps:
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
-        if int(status) != 0:
-            raise WrongStride(
-                name=name, got=tensor.stride(), expected="the copy engine refuses this tensor"
-            )
-        return _bytes_of(made)
+        kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{self._type}")
+        got = tensor.stride()  # the encoder outlives the tensor, so it must not hold it
+
+        def encode(address: int) -> bytes:
+            status, made = driver.cuTensorMapEncodeTiled(kind, 4, address, *rest)
+            if int(status) != 0:
+                raise WrongStride(
+                    name=name, got=got, expected="the copy engine refuses this tensor"
+                )
+            return ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES)
+
+        return encode
+
+
+class MapsOfLayout:
+    """Maps of keys and values with one pair of shapes and strides, made once for each address."""
+
+    def __init__(self, encode_k: Encode, encode_v: Encode) -> None:
+        self._encode_k, self._encode_v = encode_k, encode_v
+        self._made: dict[tuple[int, int], bytes] = {}
+
+    def __call__(self, k_at: int, v_at: int) -> bytes:
+        """The bytes of both maps, for keys and values at these addresses."""
+        found = self._made.get((k_at, v_at))
+        if found is None:
+            if len(self._made) >= _KEPT:
+                self._made.clear()
+            found = self._made[k_at, v_at] = self._encode_k(k_at) + self._encode_v(v_at)
+        return found
 
 
 def _strides(view: torch.Tensor) -> tuple[int, int, int]:
@@ -101,7 +125,3 @@ def _by_block_token_head(tensor: torch.Tensor, kv_format: KVFormat) -> torch.Ten
     if not isinstance(kv_format, Dense | Paged) or isinstance(kv_format, BlockSparse):
         tensor = tensor.unsqueeze(0)
     return tensor.transpose(1, 2) if kv_format.layout == "HND" else tensor
-
-
-def _bytes_of(tensor_map: Any) -> bytes:
-    return ctypes.string_at(tensor_map.getPtr(), TENSOR_MAP_BYTES)

@@ -20,7 +20,7 @@ from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime import custom_op
-from warploom.runtime.args import Geometry, check_key_value, check_query, split_kv
+from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.declare import as_variant, group_size, make_spec
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
 from warploom.runtime.formats import Batch, make_batch
@@ -127,6 +127,7 @@ class AttentionWrapper:
         self._inputs.bind(self._bound_inputs())
         self.planned: Planned | None = None
         self._batch: Batch | None = None
+        self._launcher: Launcher | None = None  # none for the reference
         if self.backend != "reference":
             options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
             memory = None if workspace is None else as_torch(workspace, "workspace")
@@ -178,7 +179,7 @@ class AttentionWrapper:
         self._planner = Planner(
             self.spec, self.heads, self._kernels, workspace, self._params, options, self.device
         )
-        self._launcher = Launcher(self._geometry, self._params, self._inputs)
+        self._launcher = Launcher(self._geometry, self._params, self._inputs, workspace)
         self._planner.reserve()
 
     @property
@@ -249,12 +250,12 @@ class AttentionWrapper:
         self._batch = batch
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
-        if self.backend != "reference":
+        if self._launcher is not None:
             self._launcher.before_plan()
         self._inputs.bind(inputs)
         self._inputs.for_batch(batch)
         self._inputs.check_planned()
-        if self.backend != "reference":
+        if self._launcher is not None:
             self.planned = self._planner(batch, self._inputs)
             self._launcher.planned(batch, self.planned.kernel)
 
@@ -309,46 +310,37 @@ class AttentionWrapper:
             UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
                 wrapper has planned into this one's workspace.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
+        launcher = self._launcher
+        if launcher is not None and launcher.knows(q, kv, out, lse, return_lse):
+            return launcher(q, kv, out, lse, return_lse, inputs)
+        return self._run_unknown(q, kv, out, lse, return_lse, inputs)
+
+    def _run_unknown(
+        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any]
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`run` with tensors unlike those of the run before."""
         if self._batch is None:
             raise NotPlanned
-        k, v = kv if type(kv) is tuple and len(kv) == 2 else split_kv(kv, self.kv_format)
-        if not (type(q) is type(k) is type(v) is torch.Tensor):
-            q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
-        if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        kv = checked_kv(kv, self.kv_format)
+        q = as_torch(q, "q")
+        gradient = any(x.requires_grad for x in (q, *key_value(kv))) and torch.is_grad_enabled()
+        if gradient or torch.compiler.is_compiling():
             # torch's operator says what is missing, once a gradient is asked for
-            return custom_op.compiled_run(self, q, (k, v), out, lse, return_lse, inputs)
+            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
         out = out if out is None else as_torch(out, "out", written=True)
         lse = lse if lse is None else as_torch(lse, "lse", written=True)
-        if self.backend == "reference":
-            out, lse = self._run_reference(q, k, v, out, lse, inputs)
-        else:
-            self._workspace.check_held()
-            out, lse = self._launcher(q, k, v, out, lse, return_lse, inputs)
-        return (out, lse) if return_lse else out
-
-    def _run_reference(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-        inputs: dict[str, Any],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = self._batch
-        assert batch is not None
-        check_query(q, self._geometry, batch)
-        check_key_value(k, "k", self._geometry, batch)
-        check_key_value(v, "v", self._geometry, batch)
-        values = {**self._inputs.scalars, **self._inputs.tensors}
-        values |= self._inputs.check_given(inputs)
-        o, sums = run_reference(
-            self._variant, batch, self._geometry, (q, k, v), values, self.sm_scale
-        )
-        sums *= self._lse_scale
-        return (o if out is None else out.copy_(o)), (sums if lse is None else lse.copy_(sums))
+        if self._launcher is None:
+            values = {**self._inputs.scalars, **self._inputs.tensors}
+            values |= self._inputs.check_given(inputs)
+            tensors = (q, *key_value(kv))
+            o, sums = run_reference(
+                self._variant, self._batch, self._geometry, tensors, values, self.sm_scale
+            )
+            return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
+        self._launcher.admit(q, kv, out, lse, return_lse)
+        return self._launcher(q, kv, out, lse, return_lse, inputs)
 
     def warm_up(self, progress: bool | None = None) -> None:
         """Build the kernels of every tile that a plan can choose, in parallel, and load them.

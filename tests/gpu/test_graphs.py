@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -152,3 +153,33 @@ def test_attention_is_captured_with_the_plan_it_has(cuda: Any) -> None:
     graph.replay()
     assert torch.equal(out, expected)
     assert torch.equal(other, wl.attention(q[:, :2], k[:, :7], v[:, :7], variant=variant))
+
+
+def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: Any) -> None:
+    from warploom.runtime import attention as module
+
+    q = torch.randn(2, 3, 8, 64, device=cuda, dtype=torch.float16)
+    k, v = torch.randn(2, 2, 50, 2, 64, device=cuda, dtype=torch.float16)
+    expected = wl.attention(q, k, v, variant=wl.Causal())
+    graphs, before = [], len(module._captured)
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = [wl.attention(q, k, v, variant=wl.Causal()) for _ in range(3)][-1]
+        graphs.append(graph)
+    assert len(module._captured) == before + 1
+    graphs.pop(0)
+    torch.cuda.synchronize()
+    module._drop_released()
+    assert len(module._captured) == before + 1
+    out.zero_()
+    graphs[0].replay()
+    assert torch.equal(out, expected)
+    del graph
+    graphs.clear()
+    torch.cuda.synchronize()
+    deadline = time.monotonic() + 5  # destructors run on a thread of the driver
+    while len(module._captured) > before and time.monotonic() < deadline:
+        module._drop_released()
+        time.sleep(0.01)
+    assert len(module._captured) == before

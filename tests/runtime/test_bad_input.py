@@ -290,7 +290,10 @@ def test_no_cuda_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gradients_are_refused_where_they_are_asked_for(make: Any) -> None:
     q = Q.clone().requires_grad_()
-    out = make().run(q, (K, K))
+    wrapper = make()
+    with torch.no_grad():
+        assert not wrapper.run(q, (K, K)).requires_grad
+    out = wrapper.run(q, (K, K))
     with pytest.raises(RuntimeError, match="autograd"):
         out.sum().backward()
 

@@ -36,6 +36,22 @@ class FakeDriver:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.status: dict[str, list[int]] = {}
         self.results = {"cuOccupancyMaxActiveBlocksPerMultiprocessor": 2, "cuModuleGetFunction": 77}
+        self._launch = cuda._LaunchKernelEx(self.launch)  # the driver's own code stands here
+
+    def launch(self, at: int, function: int, arguments: int, extra: int | None) -> int:
+        config = cuda._LaunchConfig.from_address(at)
+        params = ctypes.c_void_p.from_address(arguments).value
+        assert params is not None
+        copied = ctypes.string_at(params, 8)  # the driver copies the parameters now
+        shape = (*config.grid, *config.block, config.shared_bytes)
+        assert (config.attributes, config.num_attributes, extra) == (None, 0, None)
+        self.calls.append(("cuLaunchKernelEx", (function, *shape, config.stream, copied)))
+        left = self.status.get("cuLaunchKernelEx", [])
+        return left.pop(0) if left else 0
+
+    def cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple[int, int, int]:
+        assert (name, version, flags) == (b"cuLaunchKernelEx", 11080, 0)
+        return 0, ctypes.cast(self._launch, ctypes.c_void_p).value or 0, 0
 
     def CUresult(self, status: int) -> Any:
         return SimpleNamespace(name=f"CUDA_ERROR_{status}")
@@ -48,10 +64,6 @@ class FakeDriver:
             raise AttributeError(name)
 
         def call(*args: Any) -> tuple[Any, ...]:
-            if name == "cuLaunchKernel":  # the driver copies the parameters now
-                params = ctypes.c_void_p.from_address(args[9]).value
-                assert params is not None
-                args = (*args[:9], ctypes.string_at(params, 8), *args[10:])
             self.calls.append((name, args))
             left = self.status.get(name, [])
             return (left.pop(0) if left else 0, self.results.get(name))
@@ -67,7 +79,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         cuda, "cuda_facts", lambda index: CudaFacts("GPU", ARCHS["sm_90a"], 100, 2**25)
     )
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     stream = SimpleNamespace(query=lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     return found
@@ -105,12 +116,13 @@ def test_a_launch_passes_grid_shared_memory_stream_and_parameters(
 ) -> None:
     kernel = cuda.CudaKernel("name", artifact, SHAPE, device=0)
     block = params()
-    block.set_pointers(0x1234, 2, 3, 4, 5)
-    kernel.launch(block, stream=9)
-    name, args = driver.calls[-1]
-    assert name == "cuLaunchKernel"
-    q = (0x1234).to_bytes(8, "little")
-    assert args == (77, 200, 1, 1, 128, 1, 1, 60_000, 9, q, 0)
+    enqueue = kernel.bind(block)
+    for q, stream in ((0x1234, 9), (2**48, 10)):
+        block.set_pointers(q, 2, 3, 4, 5)
+        enqueue(stream)
+        name, args = driver.calls[-1]
+        assert name == "cuLaunchKernelEx"
+        assert args == (77, 200, 1, 1, 128, 1, 1, 60_000, stream, q.to_bytes(8, "little"))
 
 
 def test_a_thread_without_a_context_gets_the_kernels(
@@ -118,21 +130,23 @@ def test_a_thread_without_a_context_gets_the_kernels(
 ) -> None:
     driver.results["cuCtxGetCurrent"] = 5
     kernel = cuda.CudaKernel("name", artifact, SHAPE, device=0)
-    driver.status["cuLaunchKernel"] = [INVALID_CONTEXT]
-    kernel.launch(params(), stream=0)
+    driver.status["cuLaunchKernelEx"] = [INVALID_CONTEXT]
+    block = params()
+    kernel.bind(block)(0)
     assert [name for name, _ in driver.calls[-3:]] == [
-        "cuLaunchKernel",
+        "cuLaunchKernelEx",
         "cuCtxSetCurrent",
-        "cuLaunchKernel",
+        "cuLaunchKernelEx",
     ]
     assert driver.calls[-2][1] == (5,)
 
 
 def test_refusals_name_the_kernel_and_the_call(driver: FakeDriver, artifact: Artifact) -> None:
     kernel = cuda.CudaKernel("name", artifact, SHAPE, device=0)
-    driver.status["cuLaunchKernel"] = [700]
+    driver.status["cuLaunchKernelEx"] = [700]
+    block = params()
     with pytest.raises(LaunchError, match=r"launching name failed: CUDA_ERROR_700 \(no luck\)"):
-        kernel.launch(params(), stream=0)
+        kernel.bind(block)(0)
     driver.status["cuModuleLoadData"] = [209]
     with pytest.raises(LaunchError, match="cuModuleLoadData: CUDA_ERROR_209"):
         cuda.CudaKernel("name", artifact, SHAPE, device=0)

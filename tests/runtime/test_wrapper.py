@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
 from warploom.errors import (
+    ArgumentError,
     BadIndptr,
     BoundsExceeded,
     NotPlanned,
@@ -144,6 +146,42 @@ def test_strided_tensors_are_read_in_place() -> None:
     longer = torch.cat((packed, packed), dim=1)[:, :5]  # the same shapes, other strides
     q2, k2, v2 = longer.split((4, 2, 2), dim=2)
     assert torch.equal(attention.run(q2, (k2, v2)), attention.run(q, (k, v)))
+
+
+def test_calls_that_differ_in_addresses_only_read_their_own_tensors() -> None:
+    """As the layers of a model call, in each form of the arguments."""
+    attention = make(Causal(), kv_format=Paged(8))
+    attention.plan([0, 3], [0, 2], [1, 0], [5])
+    q, caches = torch.randn(3, 4, 64), torch.randn(5, 2, 2, 8, 2, 64).unbind()
+    expected = []
+    for cache in caches:  # one wrapper each: nothing is known from the call before
+        alone = make(Causal(), kv_format=Paged(8))
+        alone.plan([0, 3], [0, 2], [1, 0], [5])
+        expected.append(alone.run(q, (cache[:, 0], cache[:, 1]), return_lse=True))
+    for fused, out_given, lse_given in itertools.product((True, False), repeat=3):
+        for cache, (wanted, sums) in zip(caches, expected, strict=True):
+            out = torch.full((3, 4, 64), math.nan) if out_given else None
+            lse = torch.full((3, 4), math.nan) if lse_given else None
+            kv = cache if fused else (cache[:, 0], cache[:, 1])
+            got, got_sums = attention.run(q, kv, out=out, lse=lse, return_lse=True)
+            assert torch.equal(got, wanted)
+            assert torch.equal(got_sums, sums)
+            assert out is None or out is got
+            assert lse is None or lse is got_sums
+
+
+def test_each_call_of_another_form_is_checked_again() -> None:
+    attention = make()
+    attention.plan([0, 2], [0, 7])
+    q, k, v = tensors(2, 7)
+    expected = attention.run(q, (k, v))
+    for given in ((k, v, v), (k,), (k, None), (k.double(), v), k):
+        with pytest.raises(ArgumentError):
+            attention.run(q, given)
+        assert torch.equal(attention.run(q, (k, v)), expected)
+    with pytest.raises(ArgumentError):
+        attention.run(q, (k, v), lse=torch.empty(2, 4, 1))
+    assert torch.equal(attention.run(torch.nn.Parameter(q, False), [k, v]), expected)
 
 
 def test_numpy_arrays_go_in() -> None:
