@@ -84,8 +84,17 @@ def build(source: KernelSource, target: Arch | HostTarget) -> Artifact:
         CompileError: it does not compile.
         NoCudaCompiler, NoHostCompiler: the compiler is missing.
     """
-    key = make_key(source, target, _tools(target))
+    key = content_key(source, target)
     return _shared(key, lambda: _load(key, source) or _compile(key, source, target))
+
+
+def content_key(source: KernelSource, target: Arch | HostTarget) -> CacheKey:
+    """All that decides about the binary: source, target, compiler, flags and headers.
+
+    Raises:
+        NoCudaCompiler: the CUDA packages are missing.
+    """
+    return make_key(source, target, _tools(target))
 
 
 def build_all(jobs: Sequence[Job], progress: bool | None = None) -> list[Artifact]:

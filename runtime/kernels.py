@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.build import Artifact, build
+from warploom.codegen.build import Artifact, build, content_key
 from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
@@ -46,7 +46,7 @@ class Kernel:
     bind: Callable[[ParamBlock], Callable[[int], None]]
 
 
-_loaded: dict[tuple[str, str], Kernel] = {}
+_loaded: dict[tuple[str, str], Kernel] = {}  # by the digest of all that decides, and the device
 
 
 class Kernels:
@@ -68,6 +68,7 @@ class Kernels:
             cuda_facts(device.index).arch if device.type == "cuda" else host_target()
         )
         self._sources: dict[TileConfig, KernelSource] = {}
+        self._kernels: dict[TileConfig, Kernel] = {}
 
     def choose(self, mean_fused_rows: float) -> TileConfig:
         """The tile for requests with this many query rows x query heads per key/value head."""
@@ -93,8 +94,14 @@ class Kernels:
                 forbidden and it is not cached.
             CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: it could not be made.
         """
+        found = self._kernels.get(tile)
+        if found is None:
+            found = self._kernels[tile] = self._find(tile)
+        return found
+
+    def _find(self, tile: TileConfig) -> Kernel:
         source = self.source(tile)
-        key = (source.text, str(self._device))
+        key = (content_key(source, self.target).digest, str(self._device))
         found = _loaded.get(key)
         if found is None:
             if is_capturing(self._device):
