@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 import warploom.dsl.functions  # noqa: F401  (torch and NumPy find them by name)
 from warploom.dsl import fields as fields_module
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from warploom.dsl.compose import Composed
 
 _Self = TypeVar("_Self", bound="Variant")
+
+# All variants and their classes by `id`, which is what torch.compile can say of an object.
+ALIVE: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
 
 
 class Variant:
@@ -34,8 +38,14 @@ class Variant:
 
     def __new__(cls: type[_Self], *args: object, **kwargs: object) -> _Self:
         made = super().__new__(cls)
-        made.__dict__[VALUES] = {}  # objects made while torch.compile traces are known by its lack
+        made.__dict__[VALUES] = {}
+        # torch.compile stops at the next line, and shows it: such an object would lack its values
+        ALIVE[id(made)] = made  # make variants outside of compiled functions
         return made
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        ALIVE[id(cls)] = cls
 
     def __init__(self, **values: object) -> None:
         """Bind values to fields.
@@ -138,6 +148,9 @@ class Variant:
     def __repr__(self) -> str:
         shown = (f"{name}={_short(value)}" for name, value in self.inputs().items())
         return f"{self.name}({', '.join(shown)})"
+
+
+ALIVE[id(Variant)] = Variant
 
 
 def _short(value: object) -> str:

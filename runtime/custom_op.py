@@ -14,9 +14,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from warploom.dsl.fields import VALUES
 from warploom.dsl.formats import Layout
-from warploom.dsl.variant import Variant
+from warploom.dsl.variant import ALIVE, Variant
 from warploom.errors import ArgumentError, CannotTrace
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -33,9 +32,8 @@ class Runner(Protocol):
 
 _handles = itertools.count()
 _wrappers: WeakValueDictionary[int, Runner] = WeakValueDictionary()
-_variants: dict[
-    int, Variant | type[Variant] | None
-] = {}  # a compiled graph holds only the int, so these live on
+_variants: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
+_NO_VARIANT = -1
 
 
 def register_wrapper(wrapper: Runner) -> int:
@@ -59,15 +57,18 @@ def _found(table: Mapping[int, T], handle: int, what: str) -> T:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _register_variant(variant: Variant | type[Variant] | None) -> int:
-    """A handle for a variant, made while torch.compile traces.
+def _register_variant(identity: int) -> int:
+    """A handle for the variant with this `id`, made while torch.compile traces.
+
+    Before torch 2.13 only numbers and strings can go in, so the object is looked up.
 
     Raises:
-        CannotTrace: the variant is made in the compiled function, where it has no values yet.
+        CannotTrace: no variant was made in the ordinary way under this id.
     """
-    if isinstance(variant, Variant) and VALUES not in vars(variant):
+    variant = ALIVE.get(identity)
+    if variant is None:
         raise CannotTrace(
-            what=f"{type(variant).__name__}, made inside a compiled function,",
+            what="the variant of this call of attention()",
             remedy="Make it once, outside of the compiled function.",
         )
     for handle, known in _variants.items():
@@ -109,7 +110,7 @@ def compiled_attention(
 ) -> Result:
     """`attention` through its operator."""
     packed = _pack(inputs)
-    handle = _register_variant(variant)
+    handle = _NO_VARIANT if variant is None else _register_variant(id(variant))
     o, sums = attention_op(
         q, k, v, kv_lens, *packed, handle, sm_scale, return_lse, layout, lse_base, backend
     )
@@ -199,7 +200,7 @@ def attention_op(
             q,
             k,
             v,
-            variant=_found(_variants, handle, "variant"),
+            variant=None if handle == _NO_VARIANT else _found(_variants, handle, "variant"),
             sm_scale=sm_scale,
             return_lse=return_lse,
             layout=cast(Layout, layout),

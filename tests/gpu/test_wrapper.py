@@ -191,10 +191,6 @@ def test_offsets_pass_32_bits(cuda: Any) -> None:
     close(attention.run(q, (cache, values)), sdpa(q, k, v))
 
 
-@pytest.mark.skipif(
-    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
-    reason="before torch 2.13, Dynamo takes no object for a constant",
-)
 def test_torch_compile_takes_it_whole(cuda: Any) -> None:
     variant = wl.Causal() & wl.SoftCap(30.0)
     q = torch.randn(2, 9, 8, 64, device=cuda, dtype=torch.float16)
