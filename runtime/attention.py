@@ -25,6 +25,7 @@ from warploom.runtime import custom_op
 from warploom.runtime.copies import DeviceCopies
 from warploom.runtime.declare import as_variant
 from warploom.runtime.graph import is_capturing
+from warploom.runtime.graph_hold import GraphHold
 from warploom.runtime.inputs import as_input
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch, host_int32
@@ -254,9 +255,9 @@ class _Entry:
 
 
 _entries: OrderedDict[tuple[Hashable, tuple[int, int]], _Entry] = OrderedDict()
-# CUDA graphs read the plans of these at every replay, so they are never planned again. Nothing
-# tells when a graph is gone, so they stay: one for each thread and each plan ever captured.
-_captured: list[tuple[Hashable, _Entry]] = []
+# CUDA graphs read the plans of these at every replay, so they are never planned again. They stay
+# until all graphs that captured them are gone: one for each thread and each plan captured.
+_captured: list[tuple[Hashable, _Entry, GraphHold]] = []
 _lock = threading.Lock()
 _copies = DeviceCopies()
 
@@ -273,6 +274,7 @@ def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrap
     if entry is None:
         entry = _Entry(make())
         with _lock:
+            _drop_released()
             _entries[key] = entry
             while len(_entries) > _LIMIT:
                 _entries.popitem(last=False)
@@ -295,18 +297,27 @@ def _pinned(call: _Call) -> AttentionWrapper:
     thread = threading.get_ident()
     mine = call.kind, thread
     with _lock:
-        for owner, entry in _captured:
+        for owner, entry, hold in _captured:
             if owner == mine and entry.planned == call.plan_key(entry.wrapper):
+                hold.attach(call.device)
                 return entry.wrapper
+        _drop_released()
         for key, entry in _entries.items():
             same = (key[0], key[1][0]) == mine
             if same and entry.planned == call.plan_key(entry.wrapper):
-                _captured.append((mine, _entries.pop(key)))
+                hold = GraphHold()
+                hold.attach(call.device)
+                _captured.append((mine, _entries.pop(key), hold))
                 return entry.wrapper
     raise ForbiddenUnderCapture(
         what="attention() met lengths that it has no plan for",
         remedy="Call it once with these tensors in this thread before the capture.",
     )
+
+
+def _drop_released() -> None:
+    """Let go of what no graph reads any more."""
+    _captured[:] = [kept for kept in _captured if not kept[2].is_released()]
 
 
 def _runs(structure: Hashable, given: Variant, backend: str | None) -> Hashable:

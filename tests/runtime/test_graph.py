@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,19 @@ from warploom.scheduler.capacity import WorkspaceSize
 SHAPE: dict[str, Any] = {"num_q_heads": 2, "head_dim": 64, "dtype": "float32", "device": "cpu"}
 
 
+class FakeHold:
+    """The graphs that captured a wrapper; `graphs` are those that exist."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def attach(self, device: torch.device) -> None:
+        self.graphs += 1
+
+    def is_released(self) -> bool:
+        return self.graphs == 0
+
+
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
     """Set `on` to be under capture."""
@@ -33,6 +48,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
     for module in (graph, kernels, launch, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
     monkeypatch.setattr(attention_module, "_captured", [])
+    monkeypatch.setattr(attention_module, "GraphHold", FakeHold)
     yield state
     state["on"] = False
 
@@ -93,6 +109,23 @@ def test_a_captured_plan_of_attention_is_never_planned_again(
     attention(*tensors(7), variant=variant)
     assert planned
     assert captured not in planned
+
+
+def test_a_captured_plan_lives_as_long_as_its_graphs(capture: dict[str, bool]) -> None:
+    variant = Causal() & SlidingWindow(5)
+    attention(*tensors(9), variant=variant)
+    capture["on"] = True
+    for _ in range(2):
+        attention(*tensors(9), variant=variant)
+    ((_, entry, hold),) = attention_module._captured
+    gone = weakref.ref(entry.wrapper)
+    del entry
+    capture["on"] = False
+    for graphs in (1, 0):
+        hold.graphs = graphs
+        attention(*tensors(9), variant=Causal() & SlidingWindow(6), sm_scale=1.0 + graphs)
+        gc.collect()
+        assert (gone() is None) == (graphs == 0)
 
 
 def test_a_capture_takes_no_wrapper_of_another_thread(capture: dict[str, bool]) -> None:
