@@ -299,5 +299,5 @@ def _values(variant: Variant, inputs: Mapping[str, Any] | None) -> dict[str, Any
     known = variant.fields()
     for name in inputs or {}:
         if name not in known:
-            raise UnknownInput(variant=variant.name, name=name, known=", ".join(known) or "nothing")
+            raise UnknownInput.of(variant.name, name, list(known))
     return {**variant.inputs(), **(inputs or {})}

@@ -57,9 +57,7 @@ class Variant:
         known = self.fields()
         for name, value in values.items():
             if name not in known:
-                raise UnknownInput(
-                    variant=self.name, name=name, known=", ".join(known) or "nothing"
-                )
+                raise UnknownInput.of(self.name, name, list(known))
             setattr(self, name, value)
 
     # --- seats

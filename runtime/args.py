@@ -157,7 +157,12 @@ def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     if lse.device != geometry.device:
         raise WrongDevice(name="lse", got=str(lse.device), expected=str(geometry.device))
     if lse.dtype != torch.float32:
-        raise WrongDType(name="lse", got=str(lse.dtype), expected="torch.float32")
+        raise WrongDType(
+            name="lse",
+            got=str(lse.dtype),
+            expected="torch.float32",
+            remedy="Sums are float32 whatever q is: allocate it so.",
+        )
     expected = geometry.lse_shape(batch)
     axes = geometry.q_axes[:-1]
     if tuple(lse.shape) != expected:
@@ -202,7 +207,12 @@ def _check_type(tensor: torch.Tensor, name: str, geometry: Geometry) -> None:
     if tensor.device != geometry.device:
         raise WrongDevice(name=name, got=str(tensor.device), expected=str(geometry.device))
     if tensor.dtype != geometry.dtype:
-        raise WrongDType(name=name, got=str(tensor.dtype), expected=str(geometry.dtype))
+        raise WrongDType(
+            name=name,
+            got=str(tensor.dtype),
+            expected=str(geometry.dtype),
+            remedy=f"Convert it with .to({geometry.dtype}), or declare dtype={tensor.dtype}.",
+        )
 
 
 def _check_strides(tensor: torch.Tensor, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -32,6 +32,7 @@ from warploom.runtime.tensors import as_torch, host_int32
 from warploom.runtime.wrapper import AttentionWrapper
 
 _LIMIT = 64
+_ARGUMENTS = ("variant", "sm_scale", "return_lse", "layout", "kv_lens", "lse_base", "backend")
 
 
 @overload
@@ -133,9 +134,10 @@ def attention(
         return custom_op.compiled_attention(
             q, k, v, variant, sm_scale, return_lse, layout, lse_base, backend, lens, inputs
         )
-    q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
     given = as_variant(variant)
     structure, traced = traced_once(given)
+    _check_names(given, traced, inputs)
+    q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
     runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
     values = _values(given, traced, inputs, q.device)
@@ -325,14 +327,16 @@ def _runs(structure: Hashable, given: Variant, backend: str | None) -> Hashable:
     return structure, backend, id(given) if backend == "reference" else None
 
 
+def _check_names(given: Variant, traced: TracedVariant, inputs: Mapping[str, Any]) -> None:
+    for name in inputs:
+        if name not in traced.input_names:
+            raise UnknownInput.of(given.name, name, traced.input_names, _ARGUMENTS)
+
+
 def _values(
     given: Variant, traced: TracedVariant, inputs: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
     """Values of the fields that the kernel reads: bound at construction, then given here."""
-    read = traced.input_names
-    for name in inputs:
-        if name not in read:
-            raise UnknownInput(variant=given.name, name=name, known=", ".join(read) or "nothing")
     bound = given.inputs()
     values = {**bound, **inputs}
     found = {field.name: values[field.name] for field in traced.scalars if field.name in values}

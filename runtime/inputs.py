@@ -29,6 +29,14 @@ from warploom.scheduler.bounds import Bounds
 
 Number = bool | int | float
 
+# Of plan() and run(), which a user may have meant by an unknown name.
+_ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens")
+_ARGUMENTS += ("out", "lse", "return_lse")
+_NUMBERS = {
+    Kind.FLOAT: "a Python float or int",
+    Kind.INT: "a Python int",
+    Kind.BOOL: "True or False",
+}
 _EXACT = ("q_head", "kv_head", "lane")
 
 
@@ -92,6 +100,12 @@ class Inputs:
     def incomplete(self) -> bool:
         """True if `run` must give something."""
         return any(name not in self.scalars and name not in self.tensors for name in self.names)
+
+    def check_names(self, given: Mapping[str, Any]) -> None:
+        """Raise UnknownInput for the first name that is no input."""
+        for name in given:
+            if name not in self._scalar_fields and name not in self._tensor_fields:
+                raise UnknownInput.of(self._name, name, self.names, _ARGUMENTS)
 
     def bind(self, given: Mapping[str, Any]) -> None:
         """Keep values for the runs to come.
@@ -215,9 +229,7 @@ class Inputs:
     def _scalar(self, name: str, value: Any) -> Number:
         field = self._scalar_fields.get(name)
         if field is None:
-            raise UnknownInput(
-                variant=self._name, name=name, known=", ".join(self.names) or "nothing"
-            )
+            raise UnknownInput.of(self._name, name, self.names, _ARGUMENTS)
         return checked_scalar(field, value)
 
     def _check_type(
@@ -226,7 +238,13 @@ class Inputs:
         device = self._geometry.device if device is None else device
         expected = getattr(torch, field.dtype.name)
         if tensor.dtype != expected:
-            raise WrongDType(name=field.name, got=str(tensor.dtype), expected=str(expected))
+            raise WrongDType(
+                name=field.name,
+                got=str(tensor.dtype),
+                expected=str(expected),
+                remedy=f"Convert it with .to({expected}), or declare the field of {self._name} "
+                "with its dtype.",
+            )
         if tensor.device != device:
             raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))
         if tensor.dim() != len(field.roles):
@@ -268,7 +286,10 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
     allowed = {Kind.FLOAT: (int, float), Kind.INT: (int,), Kind.BOOL: (bool,)}[kind]
     if not isinstance(value, allowed):
         raise WrongDType(
-            name=field.name, got=type(value).__name__, expected=f"a {field.dtype.name} number"
+            name=field.name,
+            got=type(value).__name__,
+            expected=f"a {field.dtype.name} number",
+            remedy=f"Give {_NUMBERS[kind]}, or declare the field with another dtype.",
         )
     if kind is Kind.INT and not -(2**31) <= value < 2**31:
         raise ArgumentError(name=field.name, reason=f"{value} does not fit into int32")

@@ -72,7 +72,12 @@ def host_int32(value: Any, name: str) -> np.ndarray:
     if array.size == 0 and not isinstance(value, (np.ndarray, torch.Tensor)):
         array = array.astype(np.int32)  # an empty list has no integer type of its own
     if array.dtype.kind not in "iu":
-        raise WrongDType(name=name, got=str(array.dtype), expected="int32")
+        raise WrongDType(
+            name=name,
+            got=str(array.dtype),
+            expected="int32",
+            remedy="Lengths and indices are integers: convert them.",
+        )
     if array.ndim != 1:
         raise WrongShape(name=name, got=tuple(array.shape), expected="one dimension")
     if array.dtype != np.int32:

@@ -230,6 +230,7 @@ class AttentionWrapper:
                 inputs were given with the new one.
             ForbiddenUnderCapture: the current stream is being captured.
         """
+        self._inputs.check_names(inputs)
         refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
         batch = make_batch(self.kv_format, qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens)
         self._plan(batch, inputs)
@@ -321,6 +322,7 @@ class AttentionWrapper:
         self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any]
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """`run` with tensors unlike those of the run before."""
+        self._inputs.check_names(inputs)
         if self._batch is None:
             raise NotPlanned
         kv = checked_kv(kv, self.kv_format)

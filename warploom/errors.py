@@ -7,7 +7,9 @@ print the line with a caret under the column.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from warploom.dsl.ir import Source
@@ -129,9 +131,10 @@ class ArgumentError(WarploomError):
 
 
 class WrongDType(ArgumentError):
-    message = (
-        "{name} has dtype {got}; expected {expected}. Convert it, or declare the wrapper for {got}."
-    )
+    message = "{name} has dtype {got}; expected {expected}. {remedy}"
+
+    def __init__(self, *, remedy: str = "Convert it.", **facts: Any) -> None:
+        super().__init__(remedy=remedy, **facts)
 
 
 class WrongDevice(ArgumentError):
@@ -166,7 +169,16 @@ class MissingInput(ArgumentError):
 
 
 class UnknownInput(ArgumentError):
-    message = "{variant} has no input {name!r}. It takes: {known}."
+    message = "{variant} has no input {name!r}.{hint} It takes: {known}."
+
+    @classmethod
+    def of(
+        cls, variant: str, name: str, known: Sequence[str], arguments: Sequence[str] = ()
+    ) -> UnknownInput:
+        """With the nearest of the variant's inputs and of the call's own arguments as a hint."""
+        near = get_close_matches(name, [*known, *arguments], n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return cls(variant=variant, name=name, hint=hint, known=", ".join(known) or "nothing")
 
 
 class NotPlanned(ArgumentError):

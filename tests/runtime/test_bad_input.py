@@ -59,7 +59,7 @@ Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
 @pytest.mark.parametrize(
     ("q", "k", "v", "error", "text"),
     [
-        (Q.half(), K, K, errors.WrongDType, "q has dtype torch.float16; expected torch.float32"),
+        (Q.half(), K, K, errors.WrongDType, r"q has dtype torch.float16; .* or declare dtype="),
         (Q, K, K.bfloat16(), errors.WrongDType, "v has dtype torch.bfloat16"),
         (Q.to("meta"), K, K, errors.WrongDevice, "q is on meta; expected cpu"),
         (Q, K.to("meta"), K, errors.WrongDevice, "k is on meta"),
@@ -158,12 +158,18 @@ def test_a_page_beyond_the_cache() -> None:
             errors.UnknownInput,
             "no input 'slope'. It takes: gain, bias",
         ),
+        ({"gian": 1.0}, errors.UnknownInput, "no input 'gian'. Did you mean 'gain'[?] It takes"),
+        ({"retrun_lse": True}, errors.UnknownInput, "Did you mean 'return_lse'[?]"),
         ({"gain": 1e300}, errors.ArgumentError, "1e[+]300 does not fit into float32"),
-        ({"gain": "much"}, errors.WrongDType, "gain has dtype str"),
+        ({"gain": "much"}, errors.WrongDType, "gain has dtype str.*Give a Python float or int"),
         ({"gain": 1.0, "bias": torch.zeros(4, 4)}, errors.WrongShape, "kv_pos>=5"),
         ({"gain": 1.0, "bias": torch.zeros(5, 5)}, errors.WrongShape, "q_head=4"),
         ({"gain": 1.0, "bias": torch.zeros(4)}, errors.WrongShape, "q_head, kv_pos"),
-        ({"gain": 1.0, "bias": torch.zeros(4, 5).half()}, errors.WrongDType, "torch.float16"),
+        (
+            {"gain": 1.0, "bias": torch.zeros(4, 5).half()},
+            errors.WrongDType,
+            "torch.float16.*declare the field of Biased",
+        ),
         (
             {"gain": 1.0, "bias": torch.zeros(4, 5).to("meta")},
             errors.WrongDevice,
@@ -179,6 +185,26 @@ def test_wrong_inputs(make: Any, inputs: Any, error: type[Exception], text: str)
 def test_run_before_plan() -> None:
     with pytest.raises(errors.NotPlanned, match="Call plan"):
         AttentionWrapper(device="cpu", **SHAPE).run(Q, (K, K))
+
+
+def test_misspelt_arguments_are_found_before_anything_else(make: Any) -> None:
+    wrapper = AttentionWrapper(device="cpu", backend="reference", **SHAPE)
+    with pytest.raises(errors.UnknownInput, match="Did you mean 'lse'"):
+        wrapper.run("no tensor", (K, K), lsee=K)  # before NotPlanned, too
+    with pytest.raises(errors.UnknownInput, match="Did you mean 'kv_indices'"):
+        wrapper.plan([1, 2], [5], kv_indexes=[0])
+    with pytest.raises(errors.UnknownInput, match="Did you mean 'kv_lens'"):
+        attention("no tensor", K, K, kv_len=[1])
+    known = make()
+    known.run(Q, (K, K))
+    with pytest.raises(errors.UnknownInput, match="Did you mean 'out'"):
+        known.run(Q, (K, K), outt=Q)
+
+
+def test_lengths_that_are_no_integers() -> None:
+    wrapper = AttentionWrapper(device="cpu", backend="reference", **SHAPE)
+    with pytest.raises(errors.WrongDType, match=r"qo_indptr has dtype float64.*are integers: conv"):
+        wrapper.plan([0.0, 3.0], [0, 5])
 
 
 def test_run_that_disagrees_with_the_plan(make: Any) -> None:
