@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -21,6 +22,7 @@ from warploom.dsl import build, location, symbols
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.fields import RESERVED, Field, Reading, Scalar, Tensor
 from warploom.dsl.ir import Kind
+from warploom.dsl.spec import TensorField
 from warploom.dsl.symbols import Symbol, Value
 from warploom.errors import GlobalMutated
 
@@ -52,7 +54,7 @@ class Captures:
             name = self._free_name(wish)
             stored = _stored_type(tensor)
             roles = (None,) * tensor.ndim
-            field: Field = Tensor(stored, roles) if roles else Scalar(stored)
+            field: Field = CapturedField(stored, roles) if roles else Scalar(stored)
             field.name, field.owner = name, self.owner
             self.fields[name] = field
             self._tensors[name] = tensor
@@ -71,6 +73,13 @@ class Captures:
         base = f"{base}_tensor" if base in RESERVED else base
         names = (base, *(f"{base}{i}" for i in range(2, len(self.fields) + 3)))
         return next(name for name in names if name not in self.fields)
+
+
+class CapturedField(Tensor):
+    """A field that no class declares."""
+
+    def spec(self) -> TensorField:
+        return replace(super().spec(), captured=True)
 
 
 class CapturedTensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from warploom.dsl import location
 from warploom.dsl.capture import Captures, indexing, rebuild
@@ -14,7 +14,7 @@ from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
-from warploom.errors import WrongSignature
+from warploom.errors import ArgumentError, WrongSignature
 
 _SIGNATURES = {
     "score_mod": "(score, b, h, q_idx, kv_idx)",
@@ -26,8 +26,12 @@ class Flex(Variant):
     """A variant made of two plain functions; make it with `flex`."""
 
     def __init__(
-        self, score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
+        self,
+        score_mod: Callable[..., Any] | None,
+        mask_mod: Callable[..., Any] | None,
+        q_idx: str = "row",
     ) -> None:
+        self._q_idx = q_idx
         self._functions = {"logits_transform": score_mod, "logits_mask": mask_mod}
         given = (function for function in (score_mod, mask_mod) if function is not None)
         shown = (str(getattr(function, "__name__", "function")) for function in given)
@@ -49,7 +53,8 @@ class Flex(Variant):
             bound = rebuild(
                 function, lambda name, tensor: self._captures.read(tensor, name, reading)
             )
-            return bound(*value, at.batch, at.q_head, at.q_idx, at.kv_pos)
+            row = at.q_pos if self._q_idx == "position" else at.q_idx
+            return bound(*value, at.batch, at.q_head, row, at.kv_pos)
 
     @property
     def name(self) -> str:
@@ -67,14 +72,22 @@ class Flex(Variant):
         return self._captures.values()
 
 
-def flex(score_mod: Callable[..., Any] | None = None, mask_mod: Any = None) -> Variant:
+def flex(
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Any = None,
+    *,
+    q_idx: Literal["row", "position"] = "row",
+) -> Variant:
     """Take FlexAttention's callables as they are.
 
     They are traced at once, to find the tensors they capture. Captured tensors (torch or NumPy;
     closure, globals, defaults, attributes of captured modules) become inputs of the kernel. Each
     call of `attention` reads what they hold then; a wrapper binds them when it is made, as it does
-    any input. Captured Python numbers are constants. `q_idx` counts a request's query rows from 0,
-    as in FlexAttention: causal is `q_idx >= kv_idx` aligned to the beginning.
+    any input. Captured Python numbers are constants.
+
+    A captured tensor must be as long as the positions that index it: too small a one is refused. An
+    index that is computed (`bias[h, q_idx - kv_idx + 8]`) cannot be foreseen and is clamped into
+    the tensor, on every back end.
 
     Tracing takes milliseconds: make a variant once, not at every call.
 
@@ -82,19 +95,26 @@ def flex(score_mod: Callable[..., Any] | None = None, mask_mod: Any = None) -> V
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)`; the score comes scaled.
         mask_mod: `mask_mod(b, h, q_idx, kv_idx)`; True where the query sees the key. A torch
             `BlockMask` stands for its mask_mod.
+        q_idx: what the callables get as `q_idx`. "row" counts a request's query rows from 0, as in
+            FlexAttention: `q_idx >= kv_idx` is causal aligned to the beginning, and the one row of
+            a decoding request sees key 0 alone. "position" is the row's place in the key sequence
+            (`at.q_pos`): the same mask is causal aligned to the end, in prefill and in decode.
 
     Returns:
         A variant; it composes with others.
 
     Raises:
         WrongSignature: a callable that takes other arguments.
+        ArgumentError: no such `q_idx`.
         VariantError: a callable that cannot be traced.
     """
+    if q_idx not in ("row", "position"):
+        raise ArgumentError(name="q_idx", reason=f"{q_idx!r} is neither 'row' nor 'position'")
     mask_mod = getattr(mask_mod, "mask_mod", mask_mod)
     for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:
             _check(kind, function)
-    made = Flex(score_mod, mask_mod)
+    made = Flex(score_mod, mask_mod, q_idx)
     trace(made)
     return made
 

@@ -25,11 +25,19 @@ class ScalarField:
 
 @dataclass(frozen=True)
 class TensorField:
-    """A tensor given at run time; `roles` names each dimension's index (None: anything)."""
+    """A tensor given at run time.
+
+    Attributes:
+        name: of the field.
+        dtype: of its elements.
+        roles: what indexes each dimension (None: anything).
+        captured: a plain function captured it, so that its sizes follow from how it is indexed.
+    """
 
     name: str
     dtype: DType
     roles: tuple[str | None, ...]
+    captured: bool = False
 
 
 @dataclass(frozen=True)

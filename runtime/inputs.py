@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from warploom.dsl.ir import Kind, walk
+from warploom.dsl.loads import direct_indices
 from warploom.dsl.spec import ScalarField, TensorField, TracedVariant
 from warploom.errors import (
     ArgumentError,
@@ -24,20 +25,29 @@ from warploom.errors import (
 from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
 from warploom.runtime.params import Block
+from warploom.runtime.roles import (
+    check_captured,
+    check_roles,
+    lane_sizes,
+    reserved_sizes,
+    role_sizes,
+    roles_text,
+)
 from warploom.runtime.tensors import as_torch
 from warploom.scheduler.bounds import Bounds
 
 Number = bool | int | float
 
 # Of plan() and run(), which a user may have meant by an unknown name.
-_ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens")
-_ARGUMENTS += ("out", "lse", "return_lse")
+_ARGUMENTS = (
+    *("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens"),
+    *("out", "lse", "return_lse"),
+)
 _NUMBERS = {
     Kind.FLOAT: "a Python float or int",
     Kind.INT: "a Python int",
     Kind.BOOL: "True or False",
 }
-_EXACT = ("q_head", "kv_head", "lane")
 
 
 class Inputs:
@@ -76,7 +86,8 @@ class Inputs:
         self._geometry = geometry
         self._frozen = frozen is not None
         self._settled = False  # planned once
-        self._reserved = {} if frozen is None else _reserved(frozen)
+        self._reserved = {} if frozen is None else reserved_sizes(frozen)
+        self._direct = direct_indices(traced)
         self._lanes = lane_sizes(traced, geometry.head_dim_qk, geometry.head_dim_v)
         self._own: dict[str, torch.Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -204,7 +215,7 @@ class Inputs:
                 raise FrozenByGraph(name=name, got=got, expected=before)
         self.known.pop(name, None)
         if tensor.device.type == "cpu" and name in self._mask_tensors:
-            self.known[name] = _extended(tensor, tuple(placed.shape)).clone().numpy()
+            self.known[name] = extended(tensor, tuple(placed.shape)).clone().numpy()
         self.tensors[name] = placed
         self._shapes[name] = tuple(tensor.shape)
 
@@ -224,7 +235,7 @@ class Inputs:
             own = torch.empty(shape, dtype=tensor.dtype, device=device)
             if not (self._frozen and self._settled and field.name in self.tensors):
                 self._own[field.name] = own
-        return own.copy_(_extended(tensor, shape))
+        return own.copy_(extended(tensor, shape))
 
     def _scalar(self, name: str, value: Any) -> Number:
         field = self._scalar_fields.get(name)
@@ -249,25 +260,19 @@ class Inputs:
             raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))
         if tensor.dim() != len(field.roles):
             raise WrongShape(
-                name=field.name, got=tuple(tensor.shape), expected=_roles_text(field, {})
+                name=field.name, got=tuple(tensor.shape), expected=roles_text(field, {})
             )
 
     def _check_sizes(self, field: TensorField, shape: tuple[int, ...]) -> None:
         sizes = self._sizes | self._lanes.get(field.name, {})
-        for role, size in zip(field.roles, shape, strict=True):
-            least = sizes.get(role, 0) if role else 0
-            if size < max(least, 1) or (role in _EXACT and size != least):
-                raise WrongShape(
-                    name=field.name,
-                    got=shape,
-                    expected=_roles_text(field, sizes),
-                )
+        check_roles(field, shape, sizes)
+        check_captured(field, shape, self._direct.get(field.name, ()), sizes)
 
     def _missing(self, name: str) -> MissingInput:
         if name in self._tensor_fields:
             field = self._tensor_fields[name]
             sizes = self._sizes | self._lanes.get(name, {})
-            expected = f"a {field.dtype.name} tensor {_roles_text(field, sizes)}"
+            expected = f"a {field.dtype.name} tensor {roles_text(field, sizes)}"
         else:
             expected = f"a {self._scalar_fields[name].dtype.name} number"
         return MissingInput(variant=self._name, name=name, expected=expected)
@@ -309,42 +314,7 @@ def fits_float32(value: float) -> bool:
     return True
 
 
-def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
-    """Length of a dimension of each role for this batch: heads exactly, others at least."""
-    return {
-        "batch": batch.num_requests,
-        "q_head": geometry.num_q_heads,
-        "kv_head": geometry.num_kv_heads,
-        "kv_pos": batch.max_kv_len,
-        "q_pos": batch.max_kv_len,
-        "q_row": int(batch.q_lens.sum()),
-    }
-
-
-def lane_sizes(traced: TracedVariant, dim_qk: int, dim_v: int) -> dict[str, dict[str, int]]:
-    """Length of `lane` of each tensor: that of the vectors in the seats that read it."""
-    sizes: dict[str, dict[str, int]] = {}
-    for seat, root in traced.seats.items():
-        long = seat in ("query_transform", "key_transform")
-        dim = dim_qk if long else dim_v
-        for node in walk(root):
-            if node.op == "load":
-                known = sizes.setdefault(str(node.attr), {"lane": dim})
-                known["lane"] = max(known["lane"], dim)
-    return sizes
-
-
-def _reserved(bounds: Bounds) -> dict[str, int]:
-    """The largest length of a dimension of each role that depends on the batch."""
-    return {
-        "batch": bounds.max_requests,
-        "kv_pos": bounds.max_kv_len,
-        "q_pos": bounds.max_kv_len,
-        "q_row": bounds.max_q_rows,
-    }
-
-
-def _extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """The tensor with its last entries repeated up to a shape."""
     for axis, size in enumerate(shape):
         if size > tensor.shape[axis]:
@@ -371,15 +341,6 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
     if floats or (integers and bool((tensor.abs() < 2**31).all())):
         return tensor.to(expected)
     return tensor
-
-
-def _roles_text(field: TensorField, sizes: Mapping[str, int]) -> str:
-    def one(role: str | None) -> str:
-        if role is None or role not in sizes:
-            return role or "any"
-        return f"{role}{'=' if role in _EXACT else '>='}{sizes[role]}"
-
-    return f"[{', '.join(one(role) for role in field.roles)}]"
 
 
 def _write_tensor(block: Block, name: str, tensor: torch.Tensor) -> None:

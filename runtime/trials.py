@@ -13,12 +13,14 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
 from warploom.dsl.ir import Kind
+from warploom.dsl.loads import direct_indices, needed_sizes
 from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.rounding import rounder, tolerance
 from warploom.dsl.spec import TensorField
 from warploom.dsl.variant import Variant
 from warploom.errors import MissingInput
-from warploom.runtime.inputs import lane_sizes
+from warploom.runtime.inputs import as_input, extended
+from warploom.runtime.roles import lane_sizes
 from warploom.runtime.structure import traced_once
 from warploom.runtime.wrapper import AttentionWrapper
 
@@ -282,7 +284,8 @@ def random_inputs(
 ) -> dict[str, Any]:
     """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
 
-    Bound scalars keep their value, and so do bound tensors with a dimension of no role.
+    Bound scalars keep their value, and so do bound tensors with a dimension of no role; those that
+    a plain function captured are continued with their last entries to the length of the batch.
 
     Raises:
         MissingInput: an unbound tensor has a dimension of no role, so that its size is unknown.
@@ -292,11 +295,21 @@ def random_inputs(
     lanes = lane_sizes(traced, case.setup.head_dim, case.setup.head_dim_v)
     values: dict[str, Any] = {}
     for tensor in traced.tensors:
-        if tensor.name not in given and None not in tensor.roles:
+        if tensor.name in given:
+            continue
+        if tensor.captured and tensor.name in bound:
+            least = needed_sizes(direct_indices(traced)[tensor.name], _sizes(case))
+            values[tensor.name] = extended(as_input(tensor, bound[tensor.name]), least)
+        elif None not in tensor.roles:
             values[tensor.name] = _random_tensor(tensor, case, rng, lanes.get(tensor.name, {}))
-        elif tensor.name not in given and tensor.name not in bound:
-            expected = "inputs=lambda case, rng: {...}"
-            raise MissingInput(variant=variant.name, name=tensor.name, expected=expected)
+        elif tensor.name not in bound:
+            raise MissingInput(
+                variant=variant.name,
+                name=tensor.name,
+                expected=f"of {tensor.dtype.name}, roles {tensor.roles}: no size follows from the "
+                f"role None, so give check() inputs=lambda case, rng: {{{tensor.name!r}: ...}}, or "
+                "bind a tensor when the variant is made",
+            )
     for scalar in traced.scalars:
         if scalar.name not in (*given, *bound) and scalar.default is None:
             values[scalar.name] = _draw(scalar.dtype, (), case, rng).item()
@@ -306,20 +319,25 @@ def random_inputs(
 def _random_tensor(
     field: TensorField, case: Case, rng: np.random.Generator, lanes: Mapping[str, int]
 ) -> torch.Tensor:
+    sizes = {**_sizes(case), **lanes}
+    shape = tuple(sizes[role] for role in field.roles if role)
+    return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(
+        getattr(torch, field.dtype.name)
+    )
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    """Length of a dimension of each role."""
     longest = max((*case.kv_lens, 1))
-    sizes = {
+    return {
         "batch": len(case.q_lens),
         "q_head": case.num_q_heads,
         "kv_head": case.num_kv_heads,
         "kv_pos": longest,
         "q_pos": longest,
         "q_row": max(sum(case.q_lens), 1),
-        **lanes,
+        "q_idx": max(case.q_lens),
     }
-    shape = tuple(sizes[role] for role in field.roles if role)
-    return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(
-        getattr(torch, field.dtype.name)
-    )
 
 
 def _draw(

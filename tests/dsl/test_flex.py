@@ -14,6 +14,7 @@ import warploom as wl
 from warploom.dsl.reference import reference_attention, visible
 from warploom.dsl.trace import trace
 from warploom.errors import (
+    ArgumentError,
     BranchOnSymbol,
     CannotTrace,
     GlobalMutated,
@@ -307,3 +308,11 @@ def test_a_function_that_changes_a_global_is_refused(source) -> None:
     with pytest.raises(GlobalMutated, match="'CALLS'") as caught:
         wl.flex(counts_and_captures)
     assert "CALLS += 1" in source(caught.value).text
+
+
+def test_rows_are_counted_from_the_first_or_stand_among_the_keys() -> None:
+    rows = visible(wl.flex(None, causal), q_len=1, kv_len=9)
+    places = visible(wl.flex(None, causal, q_idx="position"), q_len=1, kv_len=9)
+    assert (rows.sum(), places.sum()) == (1, 9)
+    with pytest.raises(ArgumentError, match="neither 'row' nor 'position'"):
+        wl.flex(None, causal, q_idx="end")  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+from warploom.errors import WrongShape
 from warploom.runtime import attention as module
 from warploom.runtime.attention import attention
 
@@ -195,3 +196,35 @@ def test_nothing_to_attend_to(batch: int, rows: int, keys: int, layout: Any) -> 
     assert lse.dtype == torch.float32
     assert not out.any()
     assert (lse == -torch.inf).all()
+
+
+def test_captured_tensors_that_end_too_early_are_refused() -> None:
+    bias, documents, steps = torch.randn(4, 21), torch.zeros(9).int(), torch.randn(3)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + bias[h, kv_idx] + steps[q_idx - kv_idx + 5]
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return documents[q_idx] <= kv_idx
+
+    q, k, v = torch.randn(2, 9, 4, 64), torch.randn(2, 21, 2, 64), torch.randn(2, 21, 2, 64)
+    long = torch.randn(2, 22, 2, 64)
+    variant = flex(score_mod, mask_mod)
+    whole = attention(q, k, v, variant=variant)
+    reference = attention(q, k, v, variant=variant, backend="reference")
+    torch.testing.assert_close(whole, reference)  # also where the index of steps is clamped
+    for backend in (None, "reference"):
+        for tensors, text in (
+            ((q, long, long), r"bias has shape \(4, 21\); .* 22 along axis 1, .* by kv_idx"),
+            ((torch.randn(2, 10, 4, 64), k, v), r"documents has .* 10 along axis 0, .* by q_idx"),
+            ((torch.randn(2, 9, 6, 64), k, v), "bias has .* at least 6 along axis 0, .* by h"),
+        ):
+            with pytest.raises(WrongShape, match=text):
+                attention(*tensors, variant=variant, backend=backend)
+
+
+def test_flex_callables_decode_like_they_prefill() -> None:
+    causal = flex(None, lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, q_idx="position")
+    q, k, v = torch.randn(2, 9, 4, 64), torch.randn(2, 9, 2, 64), torch.randn(2, 9, 2, 64)
+    prefill = attention(q, k, v, variant=causal)
+    torch.testing.assert_close(attention(q[:, -1:], k, v, variant=causal), prefill[:, -1:])

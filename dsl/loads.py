@@ -1,0 +1,48 @@
+"""Which sizes a captured tensor must have, read off the expressions that index it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warploom.dsl.ir import walk
+from warploom.dsl.position import symbolic
+from warploom.dsl.spec import TracedVariant
+from warploom.dsl.symbols import as_node
+
+# An axis is indexed by these positions as they are, or by these constants.
+Indices = frozenset[str | int]
+# A row's number within its request is an expression of other positions.
+_Q_IDX = as_node(symbolic("logits_mask").q_idx)
+
+
+def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
+    """For each tensor that a plain function captured: what indexes each of its axes directly.
+
+    Computed indices are left out: what they need depends on data, and loads clamp them.
+    """
+    found: dict[str, list[set[str | int]]] = {
+        field.name: [set() for _ in field.roles] for field in traced.tensors if field.captured
+    }
+    for node in walk(*traced.seats.values()):
+        if node.op == "load" and node.attr in found:
+            for axis, index in enumerate(node.args):
+                if index is _Q_IDX:
+                    found[str(node.attr)][axis].add("q_idx")
+                elif index.op == "var":
+                    found[str(node.attr)][axis].add(str(index.attr))
+                elif index.op == "const" and isinstance(index.attr, int):
+                    found[str(node.attr)][axis].add(index.attr)
+    return {name: tuple(map(frozenset, axes)) for name, axes in found.items()}
+
+
+def needed_sizes(indices: tuple[Indices, ...], lengths: Mapping[str, int]) -> tuple[int, ...]:
+    """The least size of each axis.
+
+    Args:
+        indices: what indexes each axis directly.
+        lengths: one more than the largest value of each position.
+    """
+    return tuple(
+        max((lengths.get(i, 0) if isinstance(i, str) else i + 1 for i in axis), default=0)
+        for axis in indices
+    )
