@@ -16,7 +16,7 @@ import torch
 
 from warploom.dsl.formats import Layout
 from warploom.dsl.variant import ALIVE, Variant
-from warploom.errors import ArgumentError, CannotTrace
+from warploom.errors import ArgumentError, CannotTrace, NoGradient
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
@@ -216,6 +216,15 @@ def _pair(result: Any, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if return_lse:
         return result[0], result[1]
     return result, result.new_empty(0, dtype=torch.float32)
+
+
+def _no_backward(*_: object) -> None:
+    """Raise when a gradient is asked for, and not at the call: many callers forget no_grad()."""
+    raise NoGradient
+
+
+run_op.register_autograd(_no_backward)
+attention_op.register_autograd(_no_backward)
 
 
 def _fake(

@@ -310,6 +310,7 @@ class AttentionWrapper:
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
             UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
                 wrapper has planned into this one's workspace.
+            NoGradient: later, when `backward()` reaches this call.
         """
         if torch.compiler.is_dynamo_compiling():
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
@@ -329,7 +330,7 @@ class AttentionWrapper:
         q = as_torch(q, "q")
         gradient = any(x.requires_grad for x in (q, *key_value(kv))) and torch.is_grad_enabled()
         if gradient or torch.compiler.is_compiling():
-            # torch's operator says what is missing, once a gradient is asked for
+            # the operator says that there is none, once a gradient is asked for
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
         out = out if out is None else as_torch(out, "out", written=True)
         lse = lse if lse is None else as_torch(lse, "lse", written=True)

@@ -220,6 +220,13 @@ class WorkspaceTooSmall(ArgumentError):
     )
 
 
+class NoGradient(ArgumentError):
+    message = (
+        "warploom computes no gradients: it serves inference. Call it under torch.no_grad() or "
+        "with detached tensors, and train with torch's scaled_dot_product_attention or FlexAttention."
+    )
+
+
 class ForbiddenUnderCapture(ArgumentError):
     message = "{what} while a CUDA graph is being captured. {remedy}"
 

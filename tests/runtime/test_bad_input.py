@@ -320,8 +320,11 @@ def test_gradients_are_refused_where_they_are_asked_for(make: Any) -> None:
     with torch.no_grad():
         assert not wrapper.run(q, (K, K)).requires_grad
     out = wrapper.run(q, (K, K))
-    with pytest.raises(RuntimeError, match="autograd"):
+    with pytest.raises(errors.NoGradient, match="serves inference"):
         out.sum().backward()
+    whole = attention(q[None], K[None], K[None])
+    with pytest.raises(errors.NoGradient):
+        whole.sum().backward()
 
 
 def test_errors_cross_processes() -> None:
