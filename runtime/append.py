@@ -36,7 +36,7 @@ from warploom.errors import (
     WrongShape,
 )
 from warploom.runtime.append_args import check_tensors, index_arrays
-from warploom.runtime.args import Geometry, split_kv
+from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.declare import as_variant, group_size
@@ -154,7 +154,7 @@ class Appender:
             UnknownInput, MissingInput: a wrong input.
         """
         k, v = as_torch(k, "k").detach(), as_torch(v, "v").detach()
-        k_cache, v_cache = (x.detach() for x in split_kv(kv, self._format))
+        k_cache, v_cache = (x.detach() for x in key_value(checked_kv(kv, self._format)))
         strides = check_tensors(self.spec, self._geometry, k, v, k_cache, v_cache)
         pages = min(k_cache.shape[0], v_cache.shape[0])
         given = indptr, kv_indptr, kv_indices, last_page_len
@@ -204,7 +204,7 @@ def append(
         as `Appender`.
     """
     k, v = as_torch(k, "k"), as_torch(v, "v")
-    k_cache, v_cache = split_kv(kv, Paged(1, layout=layout))
+    k_cache, v_cache = key_value(checked_kv(kv, Paged(1, layout=layout)))
     for name, tensor, axes in (("k", k, 3), ("v", v, 3), ("k cache", k_cache, 4)):
         if tensor.dim() != axes:
             raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"{axes} dimensions")

@@ -14,6 +14,7 @@ from warploom.codegen.arch import Arch
 from warploom.codegen.hostcc import HostTarget
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec
+from warploom.runtime.cpu import default_threads
 from warploom.runtime.device import Backend
 from warploom.runtime.planner import Planned
 from warploom.runtime.visibility import Heads, MaskVisibility
@@ -97,10 +98,12 @@ def _because(wrapper: Explained) -> str:
 def _kernel(planned: Planned) -> dict[str, object]:
     kernel = planned.kernel
     tile, artifact, used = kernel.tile, kernel.artifact, kernel.artifact.resources
+    on_gpu = kernel.source.language == "cuda"
+    how = f", {tile.warps} warps, {tile.stages} stages" if on_gpu else ""
     facts: dict[str, object] = {
         "kernel": kernel.source.name,
-        "template": tile.template if kernel.source.language == "cuda" else "cpu",
-        "tile": f"{tile.rows} rows x {tile.keys} keys, {tile.warps} warps, {tile.stages} stages",
+        "template": tile.template if on_gpu else "cpu",
+        "tile": f"{tile.rows} rows x {tile.keys} keys" + how,
         "why this tile": tile.reason or "given by the caller",
         "built": f"{'compiled' if artifact.compiled else 'found in the cache'}"
         f" ({artifact.compile_seconds:.2f} s when compiled)",
@@ -119,14 +122,17 @@ def _work(planned: Planned) -> dict[str, object]:
     loads = plan.loads[: plan.active_ctas]
     mean = float(loads.mean()) if len(loads) else 0.0
     busy = int((np.diff(plan.cta_indptr) > 0).sum())
+    on_gpu = planned.kernel.source.language == "cuda"
+    part = "CTA" if on_gpu else "share"
+    dealt = "" if on_gpu else f", dealt to {default_threads()} threads as they become free"
     return {
         "batch": f"{batch.num_requests} requests, {int(batch.q_lens.sum())} query rows, "
         f"{int(batch.kv_lens.sum())} keys, longest {batch.max_kv_len}",
-        "grid": f"{plan.num_ctas} CTAs, {busy} with work, limit {plan.active_ctas}",
+        "grid": f"{plan.num_ctas} {part}s, {busy} with work, limit {plan.active_ctas}{dealt}",
         "work items": f"{len(plan.items)}, of which {plan.num_slots} partial "
         f"in {len(plan.merges)} split tiles",
         "dealt": "evenly: few query tiles share keys" if plan.even else "longest first",
-        "balance": f"longest CTA {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
+        "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
         "mask": _classes(planned),
     }
 

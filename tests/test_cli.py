@@ -55,6 +55,20 @@ def test_list(cache: Store) -> None:
     assert "2 kernels and 0 precompiled headers" in result.output and "of 4.0 GiB" in result.output
 
 
+def test_a_list_that_no_terminal_shows_has_one_line_for_each_kernel(
+    cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    names = [f"portable_{'Long' * 12}_{i}" for i in range(3)]
+    for name in names:
+        add(cache, name)
+    lines = run("cache", "list").output.splitlines()
+    for name in names:
+        (line,) = (line for line in lines if name in line)
+        assert line.split()[1:] == ["sm_90a", "168", "0", "B", "1", "KiB", *line.split()[7:]]
+        assert "just now" in line
+
+
 def test_verify(cache: Store) -> None:
     folder = add(cache, "good")
     assert run("cache", "verify").output == "1 of 1 kernels are intact\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from warploom.codegen.store import Store
+
+_PIPED_WIDTH = 10_000  # wider than any line
 
 
 @click.group()
@@ -132,7 +135,9 @@ def _store() -> Store:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(soft_wrap=False)
+    if sys.stdout.isatty():
+        return Console()
+    return Console(width=_PIPED_WIDTH)  # one line for each entry, whatever COLUMNS says
 
 
 def _table(*columns: str) -> Table:
