@@ -223,7 +223,7 @@ class WorkspaceTooSmall(ArgumentError):
 class NoGradient(ArgumentError):
     message = (
         "warploom computes no gradients: it serves inference. Call it under torch.no_grad() or "
-        "with detached tensors, and train with torch's scaled_dot_product_attention or FlexAttention."
+        "with detached tensors, and train with torch's own attention."
     )
 
 
