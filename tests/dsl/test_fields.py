@@ -117,7 +117,8 @@ def test_reserved_names() -> None:
 
 
 def test_unknown_and_missing_inputs() -> None:
-    with pytest.raises(UnknownInput, match=r"no input 'cpa'\. It takes: cap, window, bias, ids"):
+    known = r"no input 'cpa'\. Did you mean 'cap'\? It takes: cap, window, bias, ids"
+    with pytest.raises(UnknownInput, match=known):
         Biased(cpa=3)
     with pytest.raises(UnknownInput, match="no input 'windo'"):
         visible(Biased(), q_len=1, kv_len=1, inputs={"windo": 3})
