@@ -7,15 +7,20 @@ GB/s count what must be moved: keys and values once, queries and outputs once. b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from unittest.mock import patch
 
 import peers_flashinfer as flashinfer
 import torch
-from batches import Shape, label, lengths
-from peers import cudnn, warploom
+from batches import Inputs, Shape, label, lengths
+from harness import Implementation, Thunk
+from peers import cudnn, planned, warploom
 from selections import selection_trials
 from tables import Setting, Table, Trial, attention_trial, main
+
+import warploom as wl
+from warploom.runtime import planner
 
 BATCHES = (16, 128)
 HEADS = ((32, 8), (32, 32))
@@ -59,11 +64,34 @@ def long_trials(setting: Setting) -> Iterator[Trial]:
             )  # fmt: skip
 
 
+def run_undivided(inputs: Sequence[Inputs]) -> list[Thunk]:
+    """The same tiles dealt whole, the longest first, as if the planner could not cut them."""
+    balanced = planned(wl.Causal(), inputs[0]).planned
+    assert balanced is not None
+    with patch.object(planner, "INVARIANT_SPLIT", 2 * LONG):
+        attention = planned(wl.Causal(), inputs[0], batch_invariant=True, tile=balanced.kernel.tile)
+    return [partial(attention.run, one.q, (one.k, one.v)) for one in inputs]
+
+
+def balance_trials(setting: Setting) -> Iterator[Trial]:
+    """Lengths of U(4096, 16384), and one request that is far longer."""
+    contestants = (warploom(), Implementation("warploom uncut", run_undivided))
+    for batch in setting.pick(BATCHES, 4):
+        longest, giant = (16384, LONG) if setting.on_gpu else (64, 512)
+        drawn = lengths("uniform", batch - 1, 2 * longest)  # longest and up
+        lens = (giant, *(longest // 4 + (n - longest) * 3 // 4 for n in drawn))
+        name = f"{batch - 1} x {longest // 4}-{longest} and one of {label(giant)}"
+        for heads in setting.pick(HEADS, (4, 2)):
+            shape = decode_shape(lens, heads, 16)
+            yield attention_trial(f"{name}, {heads[0]}/{heads[1]}", shape, contestants, unit="us")
+
+
 TABLES = (
     Table("decode", partial(decode_trials, 16), ("copy", "read")),
     Table("decode_page1", partial(decode_trials, 1), ("copy", "read")),
     Table("decode_long", long_trials, ("copy", "read")),
     Table("decode_selections", selection_trials),
+    Table("decode_balance", balance_trials),
 )
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ TITLES = {
     "decode_page1": "Decode, pages of 1, heads of 128, bf16",
     "decode_long": "Decode of one long request, bf16",
     "decode_selections": "Decode over selected pages of 16, 32 heads of 128, bf16",
+    "decode_balance": "Decode of lengths with one giant, load balanced or not, bf16",
     "cpu_attention": "Attention on the CPU",
     "run_overhead": "Host time of one call",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
@@ -100,6 +101,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "decode_page1": draw_bars,
     "decode_long": draw_bars,
     "decode_selections": draw_bars,
+    "decode_balance": draw_bars,
 }
 
 

@@ -99,14 +99,14 @@ def test_pictures_show_every_measured_implementation(
     ("script", "table"),
     [("prefill", f"prefill{name}") for name in
      ("", "_full", "_variants", "_own", "_rope", "_ragged", "_paged", "_split")]
-    + [("decode", f"decode{name}") for name in ("", "_page1", "_long", "_selections")],
+    + [("decode", f"decode{name}") for name in ("", "_page1", "_long", "_selections", "_balance")],
 )  # fmt: skip
 def test_every_table_is_right_where_it_is_small(
     harness: ModuleType, plot: ModuleType, script: str, table: str, tmp_path: Path
 ) -> None:
     tables = __import__("tables")
     chosen = [one for one in __import__(script).TABLES if one.name == table]
-    only = "warploom,warploom causal,warploom without"
+    only = "warploom,warploom causal,warploom without,warploom uncut"
     tables.main(chosen, "", ["--device", "cpu", "--quick", "--out", str(tmp_path), "--only", only])
     machine, rows = harness.load_rows(tmp_path / f"{table}.jsonl")
     measured = [row for row in rows if row.case != "ceiling" and row.impl.startswith("warploom")]
