@@ -7,10 +7,10 @@ Keys:
     variant_struct: custom functions and `struct Variant`.
     config_struct: `struct Config`, the sizes as compile-time constants.
     entry: the kernel's `extern "C"` name.
-    config: the same sizes as values, where a template must choose text: element (C++ type),
-        head_dim_qk, head_dim_v, rows, keys, warps, stages, block_kv (tokens per indexed block; 0 if
-        affine), indexed, column_positions; for Hopper also query_stages and bulk (whether keys come
-        by tensor copies).
+    config: the same sizes as values, where a template must choose text: element and kv_element (C++
+        types), head_dim_qk, head_dim_v, rows, keys, warps, stages, block_kv (tokens per indexed
+        block; 0 if affine), indexed, column_positions; for Hopper also query_stages and bulk
+        (whether keys come by tensor copies).
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles_hopper import copies_in_bulk
 from warploom.dsl.spec import AttentionSpec
 
-_SHORT_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_SHORT_DTYPE = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
 
 
 def kernel_context(
@@ -58,7 +64,7 @@ def kernel_name(spec: AttentionSpec, tile: TileConfig, template: str) -> str:
         (
             template.partition(".")[0],
             variant,
-            _SHORT_DTYPE[spec.dtype.name],
+            _short_dtype(spec),
             dims,
             storage,
             f"r{tile.rows}k{tile.keys}",
@@ -66,10 +72,21 @@ def kernel_name(spec: AttentionSpec, tile: TileConfig, template: str) -> str:
     )
 
 
+def _short_dtype(spec: AttentionSpec) -> str:
+    names = [spec.dtype] if spec.kv_dtype is None else [spec.dtype, spec.kv_dtype]
+    return "_".join(_SHORT_DTYPE[found.name] for found in names)
+
+
+def _dtypes(spec: AttentionSpec) -> str:
+    stored = "" if spec.kv_dtype is None else f" with {spec.kv_dtype.name} keys and values"
+    return spec.dtype.name + stored
+
+
 def config_values(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int | bool]:
     block_kv = spec.kv_format.block_kv
     values: dict[str, str | int | bool] = {
         "element": spec.dtype.c_name,
+        "kv_element": spec.stored_dtype.c_name,
         "head_dim_qk": spec.head_dim_qk,
         "head_dim_v": spec.head_dim_v,
         "rows": tile.rows,
@@ -102,7 +119,7 @@ def _title(spec: AttentionSpec, tile: TileConfig, template: str) -> str:
     return "\n".join(
         (
             f"// {kernel_name(spec, tile, template)}: {spec.variant.name}, "
-            f"{spec.dtype.name}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
+            f"{_dtypes(spec)}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
             f"// {spec.kv_format}",
             f"// rendered by warploom from templates/{template}",
         )

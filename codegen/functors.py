@@ -75,6 +75,9 @@ def variant_struct(variant: TracedVariant, language: Language) -> str:
     for seat, short, where in _VECTOR_SEATS:
         if seat in variant.seats:
             parts.append(_vector_seat(variant.seats[seat], short, where, tensors))
+    factors = scale_factors(variant.seats.get("value_transform"))
+    if factors:
+        parts.append(_value_scale(factors, tensors))
     body = "\n".join(parts)
     return (
         _custom_functions(variant, language)
@@ -193,6 +196,37 @@ def _float_struct(
     fields = "".join(f" float {prefix}{i};" for i in range(len(members)))
     block.finish(f"return {{{', '.join(block.compute(members))}}};")
     return f"  struct {struct} {{{fields} }};\n" + _function(f"{struct} {signature}", block)
+
+
+def scale_factors(root: Node | None) -> tuple[Node, ...]:
+    """Factors of a vector seat that only multiplies its vector by one number; else empty.
+
+    The portable CUDA kernel multiplies the weights of the softmax with those of values, which costs
+    a product per key and row in place of a pass over the staged tile.
+    """
+    if root is None or root.op != "mul":
+        return ()
+    for vector, factor in (root.args, root.args[::-1]):
+        inner = scale_factors(vector)
+        is_vector = vector.op == "element" and vector.args[0].attr == "lane"
+        if (is_vector or inner) and not _reads_vector(factor):
+            return (*inner, factor)
+    return ()
+
+
+def _reads_vector(root: Node) -> bool:
+    return any(
+        found.op in ("element", "sum_lanes", "max_lanes") or found.attr == "lane"
+        for found in reachable([root])
+    )
+
+
+def _value_scale(factors: tuple[Node, ...], tensors: Mapping[str, TensorField]) -> str:
+    block = Block(tensors)
+    block.finish(f"return {' * '.join(f'({text})' for text in block.compute(factors))};")
+    signature = "float value_scale(const Params& p, const TileInfo& tile, int kv_pos)"
+    flag = "  static constexpr bool kScalesValues = true;\n"
+    return flag + _function(signature, block)
 
 
 def _reductions(

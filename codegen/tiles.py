@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.functors import scale_factors
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles_hopper import hopper_launch, hopper_tiles
 from warploom.dsl.spec import AttentionSpec
@@ -65,7 +66,7 @@ def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> Tile
     Raises:
         UnsupportedSpec: no tile fits.
     """
-    if "hopper" in arch.templates and mean_fused_rows > 64:
+    if "hopper" in arch.templates and mean_fused_rows > 64 and not spec.is_narrow:
         for tile in hopper_tiles(spec):
             if hopper_launch(spec, tile).shared_bytes <= arch.shared_per_cta:
                 return replace(tile, reason=_hopper_reason(tile, mean_fused_rows))
@@ -144,7 +145,14 @@ def _hopper_reason(tile: TileConfig, mean_fused_rows: float) -> str:
 def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     """Size of `Arena` in templates/include/warploom/arena.cuh; a test compares the two."""
     dim_qk, dim_v = _round_up(spec.head_dim_qk, 32), _round_up(spec.head_dim_v, 32)
-    staged = 2 * (tile.rows * dim_qk + tile.stages * tile.keys * (dim_qk + dim_v))
+    staged = 2 * tile.rows * dim_qk + tile.stages * tile.keys * _key_bytes(spec)
+    if spec.is_narrow:  # seats make 16-bit numbers of a whole tile
+        seats = spec.variant.seats
+        transforms_values = "value_transform" in seats and not scale_factors(
+            seats["value_transform"]
+        )
+        staged += 2 * tile.keys * dim_qk * ("key_transform" in seats)
+        staged += 2 * tile.keys * dim_v * transforms_values
     if spec.kv_format.block_kv:
         staged += 16 * (tile.stages + 1) * tile.keys  # addresses of keys and values
     if spec.kv_format.column_positions:
@@ -153,6 +161,14 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     output = 4 * slab_rows * (dim_v + 8) + 8 * slab_rows
     end = _round_up(max(staged, output), 16) + _round_up(12 * tile.rows, 16)
     return end + _FACTS_BYTES
+
+
+def _key_bytes(spec: AttentionSpec) -> int:
+    """Bytes of a staged key and value, padded to whole swizzled blocks."""
+    dims = spec.head_dim_qk, spec.head_dim_v
+    if spec.is_narrow:
+        return sum(_round_up(dim, 64) for dim in dims)
+    return sum(2 * _round_up(dim, 32) for dim in dims)
 
 
 def _round_up(n: int, multiple: int) -> int:

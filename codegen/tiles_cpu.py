@@ -22,9 +22,8 @@ def cpu_tile(spec: AttentionSpec, mean_fused_rows: float) -> TileConfig:
         mean_fused_rows: query rows x query heads per key/value head, averaged over requests.
     """
     rows = next((rows for rows in _ROWS[:-1] if mean_fused_rows <= rows), _ROWS[-1])
-    key_bytes = (spec.head_dim_qk + spec.head_dim_v) * spec.dtype.bytes
-    if spec.dtype.name == "float16":
-        key_bytes *= 2  # computed in float32
+    packed_bytes = 2 if spec.stored_dtype.name == "bfloat16" else 4  # others become float32
+    key_bytes = (spec.head_dim_qk + spec.head_dim_v) * packed_bytes
     keys = next((keys for keys in _KEYS if keys * key_bytes <= _PACKED_BYTES), _KEYS[-1])
     reason = (
         f"{mean_fused_rows:.4g} fused rows per request: tiles of {rows}; packed keys and values of "

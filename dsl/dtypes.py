@@ -33,8 +33,13 @@ int8 = DType("int8", 1, "signed char", Kind.INT)
 uint8 = DType("uint8", 1, "unsigned char", Kind.INT)
 bool_ = DType("bool", 1, "bool", Kind.BOOL)
 
+# 8-bit floats: storage of keys and values only.
+float8_e4m3fn = DType("float8_e4m3fn", 1, "warploom::e4m3_t", Kind.FLOAT)
+float8_e5m2 = DType("float8_e5m2", 1, "warploom::e5m2_t", Kind.FLOAT)
+
 BY_NAME = {t.name: t for t in (float32, float16, bfloat16, int64, int32, int8, uint8, bool_)}
 ATTENTION_DTYPES = (float16, bfloat16, float32)
+NARROW_DTYPES = (float8_e4m3fn, float8_e5m2)
 
 
 def dtype(name: str | DType) -> DType:
@@ -43,7 +48,19 @@ def dtype(name: str | DType) -> DType:
     Raises:
         KeyError: no such type.
     """
+    return name if isinstance(name, DType) else BY_NAME[_plain(name)]
+
+
+def kv_dtype(name: str | DType) -> DType:
+    """Look up a storage type of keys and values: one that attention computes in, or narrower.
+
+    Raises:
+        KeyError: no such type.
+    """
     if isinstance(name, DType):
         return name
-    text = str(getattr(name, "name", name)).rpartition(".")[2]
-    return BY_NAME[text]
+    return {t.name: t for t in (*ATTENTION_DTYPES, *NARROW_DTYPES)}[_plain(name)]
+
+
+def _plain(name: object) -> str:
+    return str(getattr(name, "name", name)).rpartition(".")[2]

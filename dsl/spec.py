@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from warploom.dsl.dtypes import DType
+from warploom.dsl.dtypes import NARROW_DTYPES, DType
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.ir import Node
 
@@ -96,8 +96,9 @@ class AttentionSpec:
         variant: the traced functors.
         head_dim_qk: length of query and key vectors, a multiple of 8 up to 256.
         head_dim_v: length of value and output vectors, likewise.
-        dtype: storage type of query, key, value and output.
+        dtype: storage type of query and output, and of key and value unless `kv_dtype` is given.
         kv_format: how keys and values are stored.
+        kv_dtype: storage type of key and value, if it is another one.
     """
 
     variant: TracedVariant
@@ -105,3 +106,14 @@ class AttentionSpec:
     head_dim_v: int
     dtype: DType
     kv_format: KVFormat
+    kv_dtype: DType | None = None
+
+    @property
+    def stored_dtype(self) -> DType:
+        """Storage type of key and value."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if keys and values have 8 bits, and kernels widen them."""
+        return self.stored_dtype in NARROW_DTYPES

@@ -32,7 +32,8 @@ class Geometry:
         kv_format: how keys and values are stored.
         num_q_heads, num_kv_heads: heads; the first is a multiple of the second.
         head_dim_qk, head_dim_v: lengths of query/key and of value/output vectors.
-        dtype: type of q, k, v and out.
+        dtype: type of q and out.
+        kv_dtype: type of k and v.
         device: where all tensors must be.
     """
 
@@ -42,6 +43,7 @@ class Geometry:
     head_dim_qk: int
     head_dim_v: int
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
 
     @property
@@ -97,7 +99,7 @@ def key_value(kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
 
 def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
     """Check q; returns its (batch, row, head) strides."""
-    _check_type(q, "q", geometry)
+    _check_type(q, "q", geometry, geometry.dtype)
     expected = geometry.q_shape(batch, geometry.head_dim_qk)
     if tuple(q.shape) != expected:
         raise WrongShape(
@@ -111,7 +113,7 @@ def check_key_value(
     tensor: torch.Tensor, name: str, geometry: Geometry, batch: Batch
 ) -> tuple[int, ...]:
     """Check k or v; returns its (block, token, head) strides."""
-    _check_type(tensor, name, geometry)
+    _check_type(tensor, name, geometry, geometry.kv_dtype)
     dim = geometry.head_dim_qk if name == "k" else geometry.head_dim_v
     exact = {"head": geometry.num_kv_heads, "dim": dim}
     least = {"token": batch.kv_extent, "block": batch.num_requests}
@@ -141,7 +143,7 @@ def check_key_value(
 
 def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
     """Check the caller's output tensor; returns its (batch, row, head) strides."""
-    _check_type(out, "out", geometry)
+    _check_type(out, "out", geometry, geometry.dtype)
     expected = geometry.q_shape(batch, geometry.head_dim_v)
     if tuple(out.shape) != expected:
         raise WrongShape(
@@ -203,15 +205,16 @@ def byte_span(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _check_type(tensor: torch.Tensor, name: str, geometry: Geometry) -> None:
+def _check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torch.dtype) -> None:
     if tensor.device != geometry.device:
         raise WrongDevice(name=name, got=str(tensor.device), expected=str(geometry.device))
-    if tensor.dtype != geometry.dtype:
+    if tensor.dtype != dtype:
+        declared = "kv_dtype" if 1 in (tensor.itemsize, dtype.itemsize) else "dtype"
         raise WrongDType(
             name=name,
             got=str(tensor.dtype),
-            expected=str(geometry.dtype),
-            remedy=f"Convert it with .to({geometry.dtype}), or declare dtype={tensor.dtype}.",
+            expected=str(dtype),
+            remedy=f"Convert it with .to({dtype}), or declare {declared}={tensor.dtype}.",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import torch
 
+from warploom.dsl.dtypes import NARROW_DTYPES
 from warploom.dsl.formats import Dense, Layout
 from warploom.dsl.spec import TensorField, TracedVariant
 from warploom.dsl.variant import Variant
@@ -33,6 +34,7 @@ from warploom.runtime.wrapper import AttentionWrapper
 
 _LIMIT = 64
 _ARGUMENTS = ("variant", "sm_scale", "return_lse", "layout", "kv_lens", "lse_base", "backend")
+_NARROW = tuple(getattr(torch, found.name) for found in NARROW_DTYPES)
 
 
 @overload
@@ -107,7 +109,8 @@ def attention(
 
     Args:
         q: [batch, rows, q_heads, head_dim], or [batch, q_heads, rows, head_dim] in layout HND.
-        k: [batch, keys, kv_heads, head_dim], or with tokens and heads swapped.
+        k: [batch, keys, kv_heads, head_dim], or with tokens and heads swapped; in q's dtype, or in
+            float8_e4m3fn or float8_e5m2, as v.
         v: [batch, keys, kv_heads, head_dim_v], likewise.
         variant: the functors; None is plain attention over all keys.
         sm_scale: factor of q.k; 1/sqrt(head_dim) by default.
@@ -141,7 +144,8 @@ def attention(
     runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
     values = _values(given, traced, inputs, q.device)
-    kind = (runs, layout, sizes.of_kernel, q.dtype, q.device, sm_scale, lse_base)
+    kv_dtype = k.dtype if k.dtype in _NARROW else None
+    kind = (runs, layout, sizes.of_kernel, q.dtype, kv_dtype, q.device, sm_scale, lse_base)
     counted = None if kv_lens is None else _checked_lens(kv_lens, sizes)
     if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
         empty = q.new_empty(*q.shape[:3], sizes.dim_v)
@@ -157,6 +161,7 @@ def attention(
             head_dim=sizes.dim_qk,
             head_dim_v=sizes.dim_v,
             dtype=q.dtype,
+            kv_dtype=kv_dtype,
             device=q.device,
             backend=backend,
             sm_scale=sm_scale,

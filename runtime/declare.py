@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from warploom.dsl.dtypes import ATTENTION_DTYPES, DType, dtype
+from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
+from warploom.dsl.dtypes import kv_dtype as stored_dtype
 from warploom.dsl.formats import BlockSparse, KVFormat, Paged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.dsl.variant import Variant
@@ -37,18 +38,20 @@ def make_spec(
     element: str | DType | torch.dtype,
     kv_format: KVFormat,
     device: torch.device,
+    kv_dtype: str | DType | torch.dtype | None = None,
 ) -> AttentionSpec:
     """Check the declaration.
 
     Raises:
-        BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256.
+        BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256; of 16 for 8-bit keys and
+            values on CUDA.
         UnsupportedSpec: a dtype that attention, or this device's back end, does not compute in.
         ArgumentError: a page or block size below 1.
     """
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if value % 8 or not 8 <= value <= 256:
-            raise BadHeadDim(name=name, value=value)
+            raise BadHeadDim(name=name, value=value, multiple=8)
     sizes = kv_format.block if isinstance(kv_format, BlockSparse) else (
         (kv_format.page_size,) if isinstance(kv_format, Paged) else ()
     )  # fmt: skip
@@ -56,7 +59,14 @@ def make_spec(
         raise ArgumentError(name="kv_format", reason=f"{kv_format} has a size below 1")
     # strides come with the tensors: both layouts are one kernel
     storage = replace(kv_format, layout="NHD")
-    return AttentionSpec(traced, head_dim, head_dim_v, _element(element, device), storage)
+    computed = _element(element, device)
+    stored = None if kv_dtype is None else _stored(kv_dtype, computed)
+    spec = AttentionSpec(traced, head_dim, head_dim_v, computed, storage, stored)
+    if spec.is_narrow and device.type == "cuda":
+        for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+            if value % 16:
+                raise BadHeadDim(name=name, value=value, multiple=16)
+    return spec
 
 
 def group_size(num_q_heads: int, num_kv_heads: int) -> int:
@@ -71,6 +81,22 @@ def group_size(num_q_heads: int, num_kv_heads: int) -> int:
             reason=f"{num_q_heads} is no positive multiple of num_kv_heads={num_kv_heads}",
         )
     return num_q_heads // num_kv_heads
+
+
+def _stored(given: str | DType | torch.dtype, computed: DType) -> DType | None:
+    """Storage type of keys and values; None if it is the one that attention computes in."""
+    names = ", ".join(t.name for t in (computed, *NARROW_DTYPES))
+    try:
+        found = stored_dtype(given)  # type: ignore[arg-type]
+    except KeyError:
+        found = None
+    if found not in (computed, *NARROW_DTYPES):
+        raise UnsupportedSpec(
+            what=f"kv_dtype {given} with dtype {computed.name}",
+            reason=f"keys and values are stored in one of {names}",
+            remedy="Convert the cache, or the queries.",
+        )
+    return None if found == computed else found
 
 
 def _element(given: str | DType | torch.dtype, device: torch.device) -> DType:

@@ -72,7 +72,7 @@ def explain(wrapper: Explained) -> Explanation:
     facts: dict[str, object] = {
         "back end": f"{wrapper.backend} on {wrapper.device}{_because(wrapper)}",
         "KV format": wrapper.kv_format,
-        "types": f"{spec.dtype.name}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
+        "types": f"{_types(spec)}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
         "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
         "with a query row",
         "seats": ", ".join(spec.variant.seats) or "none: plain attention",
@@ -84,6 +84,12 @@ def explain(wrapper: Explained) -> Explanation:
     else:
         facts |= _kernel(wrapper.planned) | _work(wrapper.planned) | _memory(wrapper.planned)
     return Explanation(f"warploom: {spec.variant.name}", facts)
+
+
+def _types(spec: AttentionSpec) -> str:
+    if spec.kv_dtype is None:
+        return spec.dtype.name
+    return f"{spec.dtype.name} with {spec.kv_dtype.name} keys and values"
 
 
 def _because(wrapper: Explained) -> str:

@@ -219,7 +219,7 @@ class Planner:
             return None
         dims = self._spec.head_dim_qk + self._spec.head_dim_v
         return max(
-            1, cuda_facts(self._device.index).l2_bytes // (2 * dims * self._spec.dtype.bytes)
+            1, cuda_facts(self._device.index).l2_bytes // (2 * dims * self._spec.stored_dtype.bytes)
         )
 
     def _send(self, plan: Plan, room: Capacity) -> None:

@@ -38,6 +38,7 @@ class Setup:
         head_dim, head_dim_v: lengths of vectors.
         device: "cpu" or "cuda".
         tile: tile to use; None leaves the choice to warploom.
+        kv_dtype: of k and v, if another than `dtype`.
     """
 
     kv_format: KVFormat
@@ -46,10 +47,12 @@ class Setup:
     head_dim_v: int = 64
     device: str = "cpu"
     tile: TileConfig | None = None
+    kv_dtype: str | None = None
 
     def __str__(self) -> str:
         dims = f"{self.head_dim}/{self.head_dim_v}"
-        return f"{self.kv_format}, {self.dtype}, head_dim {dims}, {self.device}"
+        dtypes = self.dtype + (f" with {self.kv_dtype} keys and values" if self.kv_dtype else "")
+        return f"{self.kv_format}, {dtypes}, head_dim {dims}, {self.device}"
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,14 @@ class Trial:
         self.variant, self.case = variant, case
         self.rng = np.random.default_rng(case.seed)
         self.dtype: torch.dtype = getattr(torch, case.setup.dtype)
+        self.kv_dtype: torch.dtype = getattr(torch, case.setup.kv_dtype or case.setup.dtype)
         self._round = rounder(case.setup.dtype)
         setup = case.setup
         self.q = [
             self._random(n, case.num_q_heads, setup.head_dim, scale=case.scale) for n in case.q_lens
         ]
-        self.k = [self._random(n, case.num_kv_heads, setup.head_dim) for n in case.kv_lens]
-        self.v = [self._random(n, case.num_kv_heads, setup.head_dim_v) for n in case.kv_lens]
+        self.k = [self._random_kv(n, case.num_kv_heads, setup.head_dim) for n in case.kv_lens]
+        self.v = [self._random_kv(n, case.num_kv_heads, setup.head_dim_v) for n in case.kv_lens]
         given = {} if make_inputs is None else dict(make_inputs(case, self.rng))
         self.inputs = {**random_inputs(variant, case, self.rng, set(given)), **given}
         self.qo_indptr = _indptr(case.q_lens)
@@ -125,6 +129,7 @@ class Trial:
             head_dim=setup.head_dim,
             head_dim_v=setup.head_dim_v,
             dtype=setup.dtype,
+            kv_dtype=setup.kv_dtype,
             device=setup.device,
             tile=setup.tile,
         )
@@ -179,15 +184,20 @@ class Trial:
         """float32 numbers that the storage type holds exactly."""
         return self._round(scale * self.rng.standard_normal(shape, dtype=np.float32))
 
-    def _to_torch(self, array: _Floats) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.dtype)
+    def _random_kv(self, *shape: int) -> _Floats:
+        """Likewise for keys and values."""
+        return self._to_torch(self._random(*shape), self.kv_dtype).float().numpy()
+
+    @staticmethod
+    def _to_torch(array: _Floats, dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
     def _queries(self) -> torch.Tensor:
         fmt = self.case.setup.kv_format
         if not isinstance(fmt, Dense):
-            return self._to_torch(np.concatenate(self.q))
+            return self._to_torch(np.concatenate(self.q), self.dtype)
         q = np.stack(self.q)
-        return self._to_torch(q if fmt.layout == "NHD" else q.swapaxes(1, 2))
+        return self._to_torch(q if fmt.layout == "NHD" else q.swapaxes(1, 2), self.dtype)
 
     def _split(self, result: torch.Tensor) -> list[_Floats]:
         """A result's requests, as float64 [rows, heads, ...]."""
@@ -210,7 +220,7 @@ class Trial:
                 self._choose_blocks(fmt)
         if fmt.layout == "HND":
             stored = [x.swapaxes(-3, -2) for x in stored]
-        return [self._to_torch(x) for x in stored]
+        return [self._to_torch(x, self.kv_dtype) for x in stored]
 
     def _store_pages(self, fmt: Paged) -> list[_Floats]:
         size = fmt.page_size

@@ -71,6 +71,7 @@ class AttentionWrapper:
         head_dim: int,
         head_dim_v: int | None = None,
         dtype: str | DType | torch.dtype = "float16",
+        kv_dtype: str | DType | torch.dtype | None = None,
         device: torch.device | str | int | None = None,
         backend: str | None = None,
         sm_scale: float | None = None,
@@ -90,6 +91,8 @@ class AttentionWrapper:
             num_q_heads, num_kv_heads: heads; the second defaults to the first and must divide it.
             head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
             dtype: of q, k, v and the output: float16, bfloat16 or (CPU) float32.
+            kv_dtype: of k and v, if another: float8_e4m3fn or float8_e5m2. Kernels widen them to
+                `dtype`; scales are fields of the variant, see `KVScale`.
             device: the current CUDA device by default, or the CPU.
             backend: "reference" reads the variant with NumPy; None is the device's own.
             sm_scale: factor of q.k; 1/sqrt(head_dim) by default.
@@ -112,7 +115,7 @@ class AttentionWrapper:
         """
         self._variant = as_variant(variant)
         self._setup(traced_once(self._variant)[1], kv_format or Ragged(), num_q_heads, num_kv_heads,
-                    head_dim, head_dim_v, dtype, resolve_device(device), backend)  # fmt: skip
+                    head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device), backend)  # fmt: skip
         if lse_base not in _LSE_SCALE:
             raise ArgumentError(name="lse_base", reason=f"{lse_base!r} is neither 'e' nor '2'")
         if cuda_graph and bounds is None:
@@ -143,6 +146,7 @@ class AttentionWrapper:
         head_dim: int,
         head_dim_v: int | None,
         dtype: str | DType | torch.dtype,
+        kv_dtype: str | DType | torch.dtype | None,
         device: torch.device,
         backend: str | None,
     ) -> None:
@@ -151,7 +155,7 @@ class AttentionWrapper:
         num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
         group_size(num_q_heads, num_kv_heads)
         self.kv_format = kv_format
-        self.spec = make_spec(traced, head_dim, head_dim_v, dtype, kv_format, device)
+        self.spec = make_spec(traced, head_dim, head_dim_v, dtype, kv_format, device, kv_dtype)
         self.heads = Heads(num_q_heads, num_kv_heads)
         self._geometry = Geometry(
             kv_format=kv_format,
@@ -160,6 +164,7 @@ class AttentionWrapper:
             head_dim_qk=self.spec.head_dim_qk,
             head_dim_v=self.spec.head_dim_v,
             dtype=getattr(torch, self.spec.dtype.name),
+            kv_dtype=getattr(torch, self.spec.stored_dtype.name),
             device=device,
         )
 

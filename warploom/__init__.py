@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from warploom.dsl.library.causal import Causal as Causal
     from warploom.dsl.library.document_mask import DocumentMask as DocumentMask
     from warploom.dsl.library.flash_sigmoid import FlashSigmoid as FlashSigmoid
+    from warploom.dsl.library.kv_scale import HeadKVScale as HeadKVScale
+    from warploom.dsl.library.kv_scale import KVScale as KVScale
+    from warploom.dsl.library.kv_scale import TokenKVScale as TokenKVScale
     from warploom.dsl.library.packed_mask import PackedMask as PackedMask
     from warploom.dsl.library.packed_mask import TreeMask as TreeMask
     from warploom.dsl.library.packed_mask import pack_masks as pack_masks
@@ -113,6 +116,9 @@ _HOME = {
     "AttentionSink": "warploom.dsl.library.attention_sink",
     "DocumentMask": "warploom.dsl.library.document_mask",
     "FlashSigmoid": "warploom.dsl.library.flash_sigmoid",
+    "HeadKVScale": "warploom.dsl.library.kv_scale",
+    "KVScale": "warploom.dsl.library.kv_scale",
+    "TokenKVScale": "warploom.dsl.library.kv_scale",
     "PackedMask": "warploom.dsl.library.packed_mask",
     "TreeMask": "warploom.dsl.library.packed_mask",
     "pack_masks": "warploom.dsl.library.packed_mask",

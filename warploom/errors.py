@@ -116,7 +116,7 @@ class UnsupportedSpec(WarploomError):
 
 class BadHeadDim(UnsupportedSpec):
     message = (
-        "{name}={value} is not supported: it must be a multiple of 8 from 8 to 256. "
+        "{name}={value} is not supported: it must be a multiple of {multiple} up to 256. "
         "Pad the tensors."
     )
 

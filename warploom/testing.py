@@ -195,6 +195,7 @@ def warm_up(
             head_dim=setup.head_dim,
             head_dim_v=setup.head_dim_v,
             dtype=setup.dtype,
+            kv_dtype=setup.kv_dtype,
             device=setup.device,
         )
         tiles = wrapper.tiles()

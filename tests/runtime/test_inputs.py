@@ -40,7 +40,7 @@ def graphed(variant: Any, **options: Any) -> AttentionWrapper:
 
 
 def test_host_values_never_overwrite_the_callers_tensor() -> None:
-    geometry = Geometry(Ragged(), 2, 2, 32, 32, torch.float32, torch.device("meta"))
+    geometry = Geometry(Ragged(), 2, 2, 32, 32, torch.float32, torch.float32, torch.device("meta"))
     inputs = Inputs(trace(Biased()), geometry)
     inputs.bind({"table": torch.zeros(7, device="meta")})
     callers = inputs.tensors["table"]  # a view of it

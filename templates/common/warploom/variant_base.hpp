@@ -136,6 +136,10 @@ struct IdentityVariant {
     return x(lane);
   }
 
+  // Where value() only multiplies the vector by a number: that number.
+  static constexpr bool kScalesValues = false;
+  WL_FN static float value_scale(const Params&, const TileInfo&, int /*kv_pos*/) { return 1.0f; }
+
   template <int I, class X>
   WL_FN static float query_reduce(const Params&, const TileInfo&, const RowInfo&, int /*lane*/,
                                   int /*head_dim*/, const X&, const float* /*r*/) {

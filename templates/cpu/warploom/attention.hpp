@@ -9,7 +9,8 @@
 
 namespace warploom {
 
-// bfloat16 dot products take tensors as they are stored. What a transform made stays in float32.
+// bfloat16 dot products take tensors as they are stored. What a transform made, and what has 8 bits,
+// becomes float32.
 #if defined(WL_HAS_DOT_BF16)
 template <class Element, bool kAsStored>
 using DotOf =
@@ -25,8 +26,10 @@ struct Shape {
   using Config = typename K::Config;
   using Variant = typename K::Variant;
   using Element = typename Config::Element;
-  using Scores = DotOf<Element, !Variant::kHasQueryTransform && !Variant::kHasKeyTransform>;
-  using Outputs = DotOf<Element, !Variant::kHasValueTransform>;
+  static constexpr bool kIsWide = std::is_same_v<Element, typename Config::KvElement>;
+  using Scores =
+      DotOf<Element, kIsWide && !Variant::kHasQueryTransform && !Variant::kHasKeyTransform>;
+  using Outputs = DotOf<Element, kIsWide && !Variant::kHasValueTransform>;
 
   static constexpr int kRows = Config::kRows;
   static constexpr int kKeys = Config::kKeys;

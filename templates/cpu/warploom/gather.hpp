@@ -13,7 +13,7 @@ inline constexpr Element kZeroRow[256] = {};
 template <class K>
 struct KeyTile {
   using Config = typename K::Config;
-  using Element = typename Config::Element;
+  using Element = typename Config::KvElement;
 
   int count;       // keys of the list in this tile
   int first_pos;   // kv_pos of key 0, if positions run on

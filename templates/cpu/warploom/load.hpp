@@ -1,4 +1,4 @@
-// Storage types of 16-bit floats, and loads that give the types a functor computes with.
+// Storage types of 8-bit and 16-bit floats, and loads that give the types a functor computes with.
 #pragma once
 
 #include <warploom/math.hpp>
@@ -10,6 +10,12 @@ struct half_t {
 };
 struct bfloat16_t {
   unsigned short bits;
+};
+struct e4m3_t {  // no infinities; NaN where all bits below the sign are set
+  unsigned char bits;
+};
+struct e5m2_t {  // the upper half of a half_t
+  unsigned char bits;
 };
 
 WL_FN float to_float(float value) { return value; }

@@ -38,6 +38,7 @@ inline constexpr int kPanel = kMicroVectors * kLanes;  // columns of a packed pa
 typedef float Vec __attribute__((vector_size(4 * WL_LANES)));
 typedef std::int32_t IntVec __attribute__((vector_size(4 * WL_LANES)));
 typedef std::uint16_t HalfBits __attribute__((vector_size(2 * WL_LANES)));
+typedef std::uint8_t ByteBits __attribute__((vector_size(WL_LANES)));
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }

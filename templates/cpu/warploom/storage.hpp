@@ -83,6 +83,27 @@ struct Storage<half_t> {
   static WL_INLINE Bits narrow(Vec v) { return narrow_fp16(v); }
 };
 
+template <>
+struct Storage<e4m3_t> {
+  using Bits = ByteBits;
+  static WL_INLINE Vec widen(Bits bits) {
+    // Scaling by 2^120 moves the exponent and makes subnormals normal.
+    UintVec x = __builtin_convertvector(bits, UintVec);
+    UintVec magnitude = x & 0x7fu;
+    UintVec finite = (UintVec)((Vec)(magnitude << 20) * 0x1p120f);
+    UintVec out = (UintVec)(magnitude == 0x7fu ? UintVec{} + 0x7fc00000u : finite);
+    return (Vec)(out | ((x & 0x80u) << 24));
+  }
+};
+
+template <>
+struct Storage<e5m2_t> {
+  using Bits = ByteBits;
+  static WL_INLINE Vec widen(Bits bits) {
+    return widen_fp16(__builtin_convertvector(bits, HalfBits) << 8);
+  }
+};
+
 // The first `count` of a vector's elements, the rest zero.
 template <class Element>
 WL_INLINE Vec load_floats(const Element* p, int count = kLanes) {

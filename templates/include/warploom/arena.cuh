@@ -8,7 +8,7 @@ namespace warploom {
 // What everyone must know of the item at hand.
 template <class K>
 struct alignas(16) ItemFacts {
-  using Element = typename K::Config::Element;
+  using Element = typename K::Config::KvElement;
   TileInfo tile;
   int rows;               // rows of the tile that exist, at least 1
   Range q_pos, q_head;    // of these rows
@@ -24,6 +24,7 @@ struct alignas(16) ItemFacts {
 };
 
 // While keys are walked:  Q | K stages | V stages
+//                         | a tile of keys, of values in 16 bits (8-bit ones with transforms)
 //                         | addresses of keys and values to copy (indexed formats only)
 //                         | kv_pos of staged keys (column formats only)
 // After the walk:         one slab of fp32 rows per warp | their softmax statistics
@@ -33,6 +34,8 @@ struct Arena {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Element = typename C::Element;
+  using O = Operands<K>;
+  using Unit = half_t;  // 16 bits of staged keys or values
 
   // 8 floats of padding put the rows that one store touches into different banks.
   static constexpr int kSlabStride = S::kDimV + 8;
@@ -42,7 +45,11 @@ struct Arena {
 
   static constexpr int kKeysAt = QueryTile<K>::kBytes;
   static constexpr int kValuesAt = kKeysAt + C::kStages * S::kGroups * KeyTile<K>::kBytes;
-  static constexpr int kAddressesAt = kValuesAt + C::kStages * S::kGroups * ValueTile<K>::kBytes;
+  static constexpr int kWideKeysAt = kValuesAt + C::kStages * S::kGroups * ValueTile<K>::kBytes;
+  static constexpr int kWideValuesAt =
+      kWideKeysAt + (O::kWidensKeys ? S::kGroups * O::WideKeys::kBytes : 0);
+  static constexpr int kAddressesAt =
+      kWideValuesAt + (O::kWidensValues ? S::kGroups * O::WideValues::kBytes : 0);
   static constexpr int kPositionsAt = kAddressesAt + (C::kIndexed ? kSlots * C::kKeys * 16 : 0);
   static constexpr int kWalkBytes =
       kPositionsAt + (C::kColumnPositions ? kSlots * C::kKeys * 4 : 0);
@@ -59,13 +66,22 @@ struct Arena {
   WL_FN static void sync() { __syncthreads(); }
 
   WL_FN Element* queries() const { return reinterpret_cast<Element*>(base); }
-  WL_FN Element* keys(int stage, int group) const {
-    return reinterpret_cast<Element*>(base + kKeysAt) +
+  WL_FN Unit* keys(int stage, int group) const {
+    return reinterpret_cast<Unit*>(base + kKeysAt) +
            (stage * S::kGroups + group) * KeyTile<K>::kElements;
   }
-  WL_FN Element* values(int stage, int group) const {
-    return reinterpret_cast<Element*>(base + kValuesAt) +
+  WL_FN Unit* values(int stage, int group) const {
+    return reinterpret_cast<Unit*>(base + kValuesAt) +
            (stage * S::kGroups + group) * ValueTile<K>::kElements;
+  }
+  // What transforms make of a staged tile: in its place, unless that is too narrow.
+  WL_FN Element* new_keys(int stage, int group) const {
+    if constexpr (!O::kWidensKeys) return reinterpret_cast<Element*>(keys(stage, group));
+    return reinterpret_cast<Element*>(base + kWideKeysAt) + group * O::WideKeys::kElements;
+  }
+  WL_FN Element* new_values(int stage, int group) const {
+    if constexpr (!O::kWidensValues) return reinterpret_cast<Element*>(values(stage, group));
+    return reinterpret_cast<Element*>(base + kWideValuesAt) + group * O::WideValues::kElements;
   }
   // Addresses of the rows of a tile's keys (x) and values (y), negative where there is none.
   WL_FN longlong2* addresses(int slot, int group) const {

@@ -111,11 +111,11 @@ template <class K>
 using QueryCopy = RowCopy<K::Config::kRows, K::Config::kHeadDimQk, Sizes<K>::kDimQk,
                           Sizes<K>::kBlock, Sizes<K>::kThreads>;
 template <class K>
-using KeyCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimQk, Sizes<K>::kDimQk,
-                        Sizes<K>::kBlock, Sizes<K>::kGroupThreads>;
+using KeyCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimQk / Sizes<K>::kPerUnit,
+                        Sizes<K>::kUnitsQk, Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads>;
 template <class K>
-using ValueCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimV, Sizes<K>::kDimV,
-                          Sizes<K>::kBlock, Sizes<K>::kGroupThreads>;
+using ValueCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimV / Sizes<K>::kPerUnit,
+                          Sizes<K>::kUnitsV, Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads>;
 
 template <class K>
 WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to) {
@@ -140,12 +140,12 @@ WL_FN int block_of(const Item<K>& item, int place) {
   return block;
 }
 
-// Where rows of keys (or values) are: token 0 of the item's head, and how far tokens are apart.
-template <class Element>
+// Where rows of keys (or values) are: token 0 of the item's head, and how far tokens are apart, in
+// units of 16 bits.
 struct TokenRows {
-  const Element* first;  // see ItemFacts
+  const half_t* first;  // see ItemFacts
   long long block_stride, token_stride;
-  WL_FN const Element* row(int block, int token) const {
+  WL_FN const half_t* row(int block, int token) const {
     return first + block * block_stride + token * token_stride;
   }
 };

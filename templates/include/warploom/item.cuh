@@ -73,7 +73,7 @@ struct Item {
  private:
   using WorkItem = typename K::WorkItem;
   using Segment = typename K::Segment;
-  using Element = typename C::Element;
+  using KvElement = typename C::KvElement;
 
   WL_FN RowInfo locate(const WorkItem& work, const Segment& segment, int r) const {
     const int fused = work.row_begin + r;
@@ -130,10 +130,10 @@ struct Item {
     facts.index = index;
   }
 
-  WL_FN const Element* first_token(const WorkItem& work, const Segment& segment, const void* tensor,
-                                   long long block_stride, long long token_stride,
-                                   long long head_stride) const {
-    return static_cast<const Element*>(tensor) + work.kv_head * head_stride +
+  WL_FN const KvElement* first_token(const WorkItem& work, const Segment& segment,
+                                     const void* tensor, long long block_stride,
+                                     long long token_stride, long long head_stride) const {
+    return static_cast<const KvElement*>(tensor) + work.kv_head * head_stride +
            segment.kv_row * token_stride + (C::kIndexed ? 0 : segment.kv_block * block_stride);
   }
 };

@@ -1,4 +1,4 @@
-// Storage types of 16-bit floats, and loads that give the types a functor computes with.
+// Storage types of 8-bit and 16-bit floats, and loads that give the types a functor computes with.
 // The types are bits only, so that this header needs no other; CuTe's have the same layout.
 #pragma once
 
@@ -12,6 +12,12 @@ struct half_t {
 struct bfloat16_t {
   unsigned short bits;
 };
+struct e4m3_t {  // no infinities; NaN where all bits below the sign are set
+  unsigned char bits;
+};
+struct e5m2_t {  // the upper half of a half_t
+  unsigned char bits;
+};
 
 WL_FN float to_float(float value) { return value; }
 WL_FN float to_float(bfloat16_t value) { return __uint_as_float(unsigned(value.bits) << 16); }
@@ -19,6 +25,15 @@ WL_FN float to_float(half_t value) {
   float result;
   asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
   return result;
+}
+
+WL_FN float to_float(e5m2_t value) {
+  return to_float(half_t{static_cast<unsigned short>(value.bits << 8)});
+}
+WL_FN float to_float(e4m3_t value) {
+  const unsigned magnitude = value.bits & 0x7fu, sign = (value.bits & 0x80u) << 8;
+  const unsigned bits = magnitude == 0x7fu ? 0x7e00u : magnitude << 7 | sign;
+  return 256.0f * to_float(half_t{static_cast<unsigned short>(bits)});  // the biases differ by 8
 }
 
 // Rounds to nearest, ties to even.

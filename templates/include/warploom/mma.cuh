@@ -9,6 +9,7 @@
 #include <cute/arch/mma_sm80.hpp>
 
 #include <warploom/tile.cuh>
+#include <warploom/widen.cuh>
 
 namespace warploom {
 
@@ -33,28 +34,40 @@ struct MmaAtom<bfloat16_t> : cute::SM80_16x8x16_F32BF16BF16F32_TN {
 
 // A lane's place in a staged tile, from which it reads 16x16 blocks: swizzling is worked out once.
 // Rows 8 apart are permuted alike, and the vectors of a row by exclusive or, so that moving by
-// blocks of rows adds a constant, and moving by 16 lanes flips bits.
+// blocks of rows adds a constant, and moving by 16 lanes flips bits. Lanes count units of 16 bits.
 template <class Tile, int kBlock>
 struct BlockReader {
   const char* tile;
-  int at;  // byte offset of this lane's vector in block (0, 0)
+  int at;  // byte offset of this lane's place in block (0, 0)
 
   template <class Element>
-  WL_FN BlockReader(const Element* staged, unsigned row, unsigned vector)
-      : tile(reinterpret_cast<const char*>(staged)),
-        at(2 * Tile::offset(int(row), int(kVector * vector))) {}
+  WL_FN BlockReader(const Element* staged, unsigned row, unsigned lane)
+      : tile(reinterpret_cast<const char*>(staged)), at(2 * Tile::offset(int(row), int(lane))) {}
 
-  WL_FN const cute::uint128_t& block(int row, int lane) const {
+  template <class Words = cute::uint128_t>
+  WL_FN const Words& block(int row, int lane) const {
     const char* flipped = tile + (at ^ (lane % kBlock * 2));
     const int distance = lane / kBlock * Tile::kPanelBytes + row * kBlock * 2;
-    return *reinterpret_cast<const cute::uint128_t*>(flipped + distance);
+    return *reinterpret_cast<const Words*>(flipped + distance);
   }
 };
 
+// 8-bit keys: ldmatrix gives a thread four neighbouring lanes of a key, where the product wants two
+// and two, 8 lanes apart. The sum over lanes has no order: queries are read in that permutation,
+// too. 8-bit values: it gives two neighbouring lanes of two keys; the first lanes make one
+// block of 8 columns, the second the next, and outputs are stored in that permutation.
 template <class K>
 struct WarpMma {
   using S = Sizes<K>;
-  using Atom = MmaAtom<typename K::Config::Element>;
+  using O = Operands<K>;
+  using Element = typename K::Config::Element;
+  using KvElement = typename K::Config::KvElement;
+  // Weights up to 256 and 8-bit values are exact enough in half precision, and widen for less.
+  static constexpr bool kHalfValues =
+      O::kNarrowValues && K::Variant::kSoftmax && !K::Variant::kScalesValues;
+  using ValueElement = cute::conditional_t<kHalfValues, half_t, Element>;
+  using ScoreAtom = MmaAtom<Element>;
+  using ValueAtom = MmaAtom<ValueElement>;
 
   static constexpr int kRowBlocks = S::kRowBlocks;
   static constexpr int kKeyBlocks = S::kKeyBlocks;
@@ -63,8 +76,8 @@ struct WarpMma {
   using Scores = float[kRowBlocks][kKeyBlocks][4];
   using Output = float[kRowBlocks][kLaneBlocks][4];
   using Queries = BlockReader<QueryTile<K>, S::kBlock>;
-  using Keys = BlockReader<KeyTile<K>, S::kBlock>;
-  using Values = BlockReader<ValueTile<K>, S::kBlock>;
+  using Keys = BlockReader<typename O::Keys, O::kKeyBlock>;
+  using Values = BlockReader<typename O::Values, O::kValueBlock>;
 
   WL_FN static unsigned lane() { return threadIdx.x % kWarpSize; }
   // First row of the warp's block b.
@@ -72,22 +85,26 @@ struct WarpMma {
     const unsigned warp = S::kSplitKeys ? 0 : threadIdx.x / kWarpSize;
     return 16 * (warp + S::kRowWarps * b);
   }
+  // First column of the output that this thread holds: its own of a block of 8, or of two blocks.
+  WL_FN static int first_column() { return lane() % 4 * (O::kNarrowValues ? 4 : 2); }
 
-  template <class Element>
-  WL_FN static Queries query_reader(const Element* staged) {
-    return {staged, block_row(0) + lane() % 16, lane() / 16};
+  template <class T>
+  WL_FN static Queries query_reader(const T* staged) {
+    if constexpr (O::kNarrowKeys) return {staged, block_row(0) + lane() / 4, lane() % 4 * 4};
+    return {staged, block_row(0) + lane() % 16, lane() / 16 * kVector};
   }
-  template <class Element>
-  WL_FN static Keys key_reader(const Element* staged) {
-    return {staged, lane() / 16 * 8 + lane() % 8, lane() / 8 % 2};
+  template <class T>
+  WL_FN static Keys key_reader(const T* staged) {
+    return {staged, lane() / 16 * 8 + lane() % 8, lane() / 8 % 2 * kVector};
   }
-  template <class Element>
-  WL_FN static Values value_reader(const Element* staged) {
-    return {staged, lane() % 16, lane() / 16};
+  template <class T>
+  WL_FN static Values value_reader(const T* staged) {
+    return {staged, lane() % 16, lane() / 16 * kVector};
   }
 
   // scores = Q K^T
   WL_FN static void scores(const Queries& queries, const Keys& keys, Scores& scores) {
+    constexpr int kSteps = O::kNarrowKeys ? 2 : 1;  // of 16 lanes, with one ldmatrix of keys
 #pragma unroll
     for (int m = 0; m < kRowBlocks; ++m) {
 #pragma unroll
@@ -97,33 +114,37 @@ struct WarpMma {
       }
     }
 #pragma unroll
-    for (int k = 0; k < S::kDimQk; k += 16) {
-      unsigned a[kRowBlocks][4];
+    for (int k = 0; k < S::kDimQk; k += 16 * kSteps) {
+      unsigned a[kSteps][kRowBlocks][4];
 #pragma unroll
-      for (int m = 0; m < kRowBlocks; ++m) {
-        cute::SM75_U32x4_LDSM_N::copy(queries.block(16 * S::kRowWarps * m, k), a[m][0], a[m][1],
-                                      a[m][2], a[m][3]);
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int m = 0; m < kRowBlocks; ++m) read_queries(queries, m, k + 16 * s, a[s][m]);
       }
 #pragma unroll
       for (int n = 0; n < kKeyBlocks; n += 2) {
-        unsigned b[4];
-        cute::SM75_U32x4_LDSM_N::copy(keys.block(8 * n, k), b[0], b[1], b[2], b[3]);
+        unsigned b[kSteps][4];
+        read_keys(keys, n, k, b);
 #pragma unroll
-        for (int m = 0; m < kRowBlocks; ++m) {
-          multiply(scores[m][n], a[m], b[0], b[1]);
-          multiply(scores[m][n + 1], a[m], b[2], b[3]);
+        for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+          for (int m = 0; m < kRowBlocks; ++m) {
+            multiply<ScoreAtom>(scores[m][n], a[s][m], b[s][0], b[s][1]);
+            multiply<ScoreAtom>(scores[m][n + 1], a[s][m], b[s][2], b[s][3]);
+          }
         }
       }
     }
   }
 
-  // output += P V, where P(row r of this thread, logit) is a probability. Two neighbouring 8-column
-  // blocks in accumulator layout, rounded to 16 bits, are the left operand of one step of 16 keys.
-  // Probabilities are worked out step by step: registers of their logits become free, and
+  // output += P V, where P is weight(row r of this thread, key of the tile, logit). Two neighbouring
+  // 8-column blocks in accumulator layout, rounded to 16 bits, are the left operand of one step of
+  // 16 keys. Weights are worked out step by step: registers of their logits become free, and
   // exponentials overlap with the products of the step before.
   template <class P>
-  WL_FN static void accumulate(const Scores& logits, const Values& values, P&& probability,
+  WL_FN static void accumulate(const Scores& logits, const Values& values, P&& weight,
                                Output& output) {
+    constexpr int kSteps = O::kNarrowValues ? 2 : 1;  // of 16 columns, with one ldmatrix
 #pragma unroll
     for (int n = 0; n < kKeyBlocks; n += 2) {
       unsigned a[kRowBlocks][4];
@@ -131,26 +152,75 @@ struct WarpMma {
       for (int m = 0; m < kRowBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int r = 2 * m + i % 2;
+          const int r = 2 * m + i % 2, key = 8 * (n + i / 2) + lane() % 4 * 2;
           const float* pair = &logits[m][n + i / 2][i % 2 * 2];
-          const float low = probability(r, pair[0]), high = probability(r, pair[1]);
-          a[m][i] = Atom::pack(low, high);
+          const float low = weight(r, key, pair[0]), high = weight(r, key + 1, pair[1]);
+          a[m][i] = ValueAtom::pack(low, high);
         }
       }
 #pragma unroll
-      for (int l = 0; l < kLaneBlocks; l += 2) {
-        unsigned b[4];
-        cute::SM75_U16x8_LDSM_T::copy(values.block(8 * n, 8 * l), b[0], b[1], b[2], b[3]);
+      for (int l = 0; l < kLaneBlocks; l += 2 * kSteps) {
+        unsigned b[kSteps][4];
+        read_values(values, n, l, b);
 #pragma unroll
-        for (int m = 0; m < kRowBlocks; ++m) {
-          multiply(output[m][l], a[m], b[0], b[1]);
-          multiply(output[m][l + 1], a[m], b[2], b[3]);
+        for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+          for (int m = 0; m < kRowBlocks; ++m) {
+            multiply<ValueAtom>(output[m][l + 2 * s], a[m], b[s][0], b[s][1]);
+            multiply<ValueAtom>(output[m][l + 2 * s + 1], a[m], b[s][2], b[s][3]);
+          }
         }
       }
     }
   }
 
  private:
+  WL_FN static void read_queries(const Queries& queries, int m, int k, unsigned (&a)[4]) {
+    const int row = 16 * S::kRowWarps * m;
+    if constexpr (O::kNarrowKeys) {
+      const uint2 low = queries.template block<uint2>(row, k);
+      const uint2 high = queries.template block<uint2>(row + 8, k);
+      a[0] = low.x, a[1] = high.x, a[2] = low.y, a[3] = high.y;
+    } else {
+      cute::SM75_U32x4_LDSM_N::copy(queries.block(row, k), a[0], a[1], a[2], a[3]);
+    }
+  }
+  // Lanes k .. of keys 8 * n .. 8 * n + 15.
+  template <int kSteps>
+  WL_FN static void read_keys(const Keys& keys, int n, int k, unsigned (&b)[kSteps][4]) {
+    if constexpr (O::kNarrowKeys) {
+      unsigned bytes[4];
+      cute::SM75_U32x4_LDSM_N::copy(keys.block(8 * n, k / 2), bytes[0], bytes[1], bytes[2],
+                                    bytes[3]);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        widen<KvElement>(bytes[s], Element{}, b[s][0], b[s][1]);
+        widen<KvElement>(bytes[s + 2], Element{}, b[s][2], b[s][3]);
+      }
+    } else {
+      cute::SM75_U32x4_LDSM_N::copy(keys.block(8 * n, k), b[0][0], b[0][1], b[0][2], b[0][3]);
+    }
+  }
+  // Columns 8 * l .. of keys 8 * n .. 8 * n + 15.
+  template <int kSteps>
+  WL_FN static void read_values(const Values& values, int n, int l, unsigned (&b)[kSteps][4]) {
+    if constexpr (O::kNarrowValues) {
+      unsigned bytes[4];
+      cute::SM75_U16x8_LDSM_T::copy(values.block(8 * n, 4 * l), bytes[0], bytes[1], bytes[2],
+                                    bytes[3]);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const unsigned first = __byte_perm(bytes[2 * s], 0, 0x3120);
+        const unsigned second = __byte_perm(bytes[2 * s + 1], 0, 0x3120);
+        widen<KvElement>(first, ValueElement{}, b[s][0], b[s][2]);
+        widen<KvElement>(second, ValueElement{}, b[s][1], b[s][3]);
+      }
+    } else {
+      cute::SM75_U16x8_LDSM_T::copy(values.block(8 * n, 8 * l), b[0][0], b[0][1], b[0][2],
+                                    b[0][3]);
+    }
+  }
+  template <class Atom>
   WL_FN static void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     Atom::fma(c[0], c[1], c[2], c[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3]);
   }

@@ -77,20 +77,33 @@ struct RowStore {
   }
 };
 
+// One accumulator block, each row's two columns.
+WL_FN void store_pairs(float* low, float* high, const float (&c)[4], float low_scale,
+                       float high_scale) {
+  *reinterpret_cast<float2*>(low) = make_float2(c[0] * low_scale, c[1] * low_scale);
+  *reinterpret_cast<float2*>(high) = make_float2(c[2] * high_scale, c[3] * high_scale);
+}
+
 // Puts one 16-row block of a warp's accumulators into slab rows first, first + 1, ...
 template <class K>
 WL_FN void store_block(const Item<K>& item, int first,
                        const float (&block)[WarpMma<K>::kLaneBlocks][4], float low_scale,
                        float high_scale) {
-  const unsigned lane = WarpMma<K>::lane();
-  float* low = item.arena.slab_row(first + lane / 4) + lane % 4 * 2;
+  using Mma = WarpMma<K>;
+  float* low = item.arena.slab_row(first + Mma::lane() / 4) + Mma::first_column();
   float* high = low + 8 * K::template Arena<K>::kSlabStride;
 #pragma unroll
-  for (int l = 0; l < WarpMma<K>::kLaneBlocks; ++l) {
-    *reinterpret_cast<float2*>(low + 8 * l) =
-        make_float2(block[l][0] * low_scale, block[l][1] * low_scale);
-    *reinterpret_cast<float2*>(high + 8 * l) =
-        make_float2(block[l][2] * high_scale, block[l][3] * high_scale);
+  for (int l = 0; l < Mma::kLaneBlocks; l += 2) {
+    const float(&a)[4] = block[l], (&b)[4] = block[l + 1];
+    if constexpr (Mma::O::kNarrowValues) {
+      *reinterpret_cast<float4*>(low + 8 * l) = make_float4(
+          a[0] * low_scale, b[0] * low_scale, a[1] * low_scale, b[1] * low_scale);
+      *reinterpret_cast<float4*>(high + 8 * l) = make_float4(
+          a[2] * high_scale, b[2] * high_scale, a[3] * high_scale, b[3] * high_scale);
+    } else {
+      store_pairs(low + 8 * l, high + 8 * l, a, low_scale, high_scale);
+      store_pairs(low + 8 * l + 8, high + 8 * l + 8, b, low_scale, high_scale);
+    }
   }
 }
 

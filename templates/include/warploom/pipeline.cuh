@@ -14,6 +14,7 @@ class KeyPipeline {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Element = typename C::Element;
+  using Unit = half_t;
 
  public:
   WL_FN explicit KeyPipeline(const Item<K>& item)
@@ -41,8 +42,10 @@ class KeyPipeline {
 
   WL_FN bool has_tile() const { return ring_[0].begin() < item_.facts().places.end; }
   WL_FN bool is_full() const { return ring_[0].is_full(); }
-  WL_FN Element* keys() const { return item_.arena.keys(stage_, group()); }
-  WL_FN Element* values() const { return item_.arena.values(stage_, group()); }
+  WL_FN Unit* keys() const { return item_.arena.keys(stage_, group()); }
+  WL_FN Unit* values() const { return item_.arena.values(stage_, group()); }
+  WL_FN Element* new_keys() const { return item_.arena.new_keys(stage_, group()); }
+  WL_FN Element* new_values() const { return item_.arena.new_values(stage_, group()); }
   WL_FN Columns<K> columns() const {
     return {item_, ring_[0], item_.arena.positions(slot_, group())};
   }
@@ -106,8 +109,8 @@ class KeyPipeline {
   // instructions of a copy fill the gaps between those of the tensor cores. And waiting counts
   // commits.
   WL_FN void copy(int place, int stage, int slot) const {
-    Element* keys = item_.arena.keys(stage, group());
-    Element* values = item_.arena.values(stage, group());
+    Unit* keys = item_.arena.keys(stage, group());
+    Unit* values = item_.arena.values(stage, group());
     if constexpr (C::kIndexed) {
       copy_listed(item_.arena.addresses(slot, group()), keys, values);
     } else {
@@ -117,13 +120,13 @@ class KeyPipeline {
     cute::cp_async_fence();
   }
   template <class Copy>
-  WL_FN void copy_affine(const TokenRows<Element>& tokens, int begin, Element* to) const {
+  WL_FN void copy_affine(const TokenRows& tokens, int begin, Unit* to) const {
     const int row = Copy::first_row(thread());
     const AffineRows<Copy> rows{tokens.token_stride, item_.facts().places.end - begin, row};
-    const Element* from = tokens.first + Copy::column(thread());
+    const Unit* from = tokens.first + Copy::column(thread());
     Copy::copy(from + (begin + row) * tokens.token_stride, rows, to, thread());
   }
-  WL_FN void copy_listed(const longlong2* addresses, Element* keys, Element* values) const {
+  WL_FN void copy_listed(const longlong2* addresses, Unit* keys, Unit* values) const {
     constexpr int kPasses = KeyCopy<K>::kPasses;
     const unsigned me = thread();
     const int first = KeyCopy<K>::first_row(me), column = KeyCopy<K>::column(me);
@@ -135,21 +138,24 @@ class KeyPipeline {
     }
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const auto from = reinterpret_cast<const Element*>(rows[pass].x) + column;
+      const auto from = reinterpret_cast<const Unit*>(rows[pass].x) + column;
       KeyCopy<K>::copy_row(from, rows[pass].x >= 0, keys, me, pass);
     }
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const auto from = reinterpret_cast<const Element*>(rows[pass].y) + column;
+      const auto from = reinterpret_cast<const Unit*>(rows[pass].y) + column;
       ValueCopy<K>::copy_row(from, rows[pass].y >= 0, values, me, pass);
     }
   }
 
-  WL_FN TokenRows<Element> key_rows() const {
-    return {item_.facts().keys, item_.p.k_block_stride, item_.p.k_token_stride};
+  // Strides that matter are multiples of 16 bytes.
+  WL_FN TokenRows key_rows() const {
+    return {reinterpret_cast<const Unit*>(item_.facts().keys),
+            item_.p.k_block_stride / S::kPerUnit, item_.p.k_token_stride / S::kPerUnit};
   }
-  WL_FN TokenRows<Element> value_rows() const {
-    return {item_.facts().values, item_.p.v_block_stride, item_.p.v_token_stride};
+  WL_FN TokenRows value_rows() const {
+    return {reinterpret_cast<const Unit*>(item_.facts().values),
+            item_.p.v_block_stride / S::kPerUnit, item_.p.v_token_stride / S::kPerUnit};
   }
 
   const Item<K>& item_;

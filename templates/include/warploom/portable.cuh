@@ -20,16 +20,26 @@ WL_FN void transform_queries(const Item<K>& item) {
 template <class K>
 WL_FN void transform_staged(const Item<K>& item, const KeyPipeline<K>& pipeline) {
   using S = Sizes<K>;
-  using Variant = typename K::Variant;
-  if constexpr (Variant::kHasKeyTransform) {
-    transform_rows<KeySeat<K>, KeyTile<K>, S::kGroupKeys, S::kGroupThreads>(
-        item, pipeline.keys(), pipeline.thread(), pipeline.columns());
+  using O = Operands<K>;
+  using Stored = typename S::KvElement;
+  if constexpr (O::kTransformsKeys) {
+    transform_tile<KeySeat<K>, KeyTile<K>, Stored, typename O::Keys, S::kGroupKeys,
+                   S::kGroupThreads>(item, pipeline.keys(), pipeline.new_keys(), pipeline.thread(),
+                                     pipeline.columns());
   }
-  if constexpr (Variant::kHasValueTransform) {
-    transform_rows<ValueSeat<K>, ValueTile<K>, S::kGroupKeys, S::kGroupThreads>(
-        item, pipeline.values(), pipeline.thread(), pipeline.columns());
+  if constexpr (O::kTransformsValues) {
+    transform_tile<ValueSeat<K>, ValueTile<K>, Stored, typename O::Values, S::kGroupKeys,
+                   S::kGroupThreads>(item, pipeline.values(), pipeline.new_values(),
+                                     pipeline.thread(), pipeline.columns());
   }
-  if constexpr (Variant::kHasKeyTransform || Variant::kHasValueTransform) sync_group<K>();
+  if constexpr (O::kTransformsKeys || O::kTransformsValues) sync_group<K>();
+}
+
+// What a key's value is multiplied with, at its weight instead. 0 * NaN is not 0.
+template <class K>
+WL_FN float value_scale(const Item<K>& item, const Columns<K>& columns, int key) {
+  const float scale = K::Variant::value_scale(item.p, item.tile(), columns.kv_pos(key));
+  return columns.exists(key) ? scale : 0.0f;
 }
 
 // Walks the keys of an item; leaves unnormalised output and softmax statistics in registers.
@@ -47,18 +57,20 @@ WL_FN void attend(const Item<K>& item, Softmax<K>& softmax, typename WarpMma<K>:
   const ThreadRows<K> rows(item);
   transform_queries(item);
   const auto queries = Mma::query_reader(item.arena.queries());
-  const auto probability = [&](int r, float logit) {
-    return Variant::kSoftmax ? softmax.probability(r, logit) : logit;
+  const auto weight = [&](int r, int key, float logit) {
+    const float p = Variant::kSoftmax ? softmax.probability(r, logit) : logit;
+    if constexpr (Variant::kScalesValues) return p * value_scale(item, pipeline.columns(), key);
+    return p;
   };
   while (pipeline.has_tile()) {
     typename Mma::Scores scores;
     pipeline.wait();
     pipeline.copy_ahead();
     transform_staged(item, pipeline);
-    Mma::scores(queries, Mma::key_reader(pipeline.keys()), scores);
+    Mma::scores(queries, Mma::key_reader(pipeline.new_keys()), scores);
     transform_logits(item, rows, pipeline.columns(), pipeline.is_full(), scores);
     if constexpr (Variant::kSoftmax) softmax.update(scores, output);
-    Mma::accumulate(scores, Mma::value_reader(pipeline.values()), probability, output);
+    Mma::accumulate(scores, Mma::value_reader(pipeline.new_values()), weight, output);
     pipeline.advance();
   }
   if constexpr (Variant::kSoftmax) softmax.finish();

@@ -44,9 +44,19 @@ struct Sizes {
   static constexpr int kBlock = (kDimQk % 64 == 0 && kDimV % 64 == 0) ? 64 : 32;
   static constexpr int kRowThreads = kBlock / kVector;  // neighbouring threads that share a row
 
+  // Staged keys and values are counted in units of 16 bits, two numbers if these have 8 bits, so
+  // that copies and swizzles are the same.
+  using KvElement = typename C::KvElement;
+  static constexpr bool kNarrow = sizeof(KvElement) == 1;
+  static constexpr int kPerUnit = kNarrow ? 2 : 1;
+  static constexpr int kUnitsQk = kNarrow ? round_up(C::kHeadDimQk, 64) / 2 : kDimQk;
+  static constexpr int kUnitsV = kNarrow ? round_up(C::kHeadDimV, 64) / 2 : kDimV;
+  static constexpr int kKvBlock = (kUnitsQk % 64 == 0 && kUnitsV % 64 == 0) ? 64 : 32;
+
   static_assert(sizeof(typename C::Element) == 2, "the tensor cores are fed with 16-bit floats");
   static_assert(C::kHeadDimQk % 8 == 0 && C::kHeadDimV % 8 == 0,
                 "a row must be whole 16-byte vectors, or a copy would cross into the next row");
+  static_assert(!kNarrow || (C::kHeadDimQk % 16 == 0 && C::kHeadDimV % 16 == 0), "likewise");
   static_assert(C::kHeadDimQk <= 256 && C::kHeadDimV <= 256, "head_dim is at most 256");
   static_assert(C::kRows % (16 * kRowWarps) == 0, "every warp needs whole blocks of 16 rows");
   static_assert(kRowBlocks <= 2, "a warp has at most 32 rows: more accumulators than registers");
@@ -76,8 +86,30 @@ struct SmemTile {
 template <class K>
 using QueryTile = SmemTile<K::Config::kRows, Sizes<K>::kDimQk, Sizes<K>::kBlock>;
 template <class K>
-using KeyTile = SmemTile<Sizes<K>::kGroupKeys, Sizes<K>::kDimQk, Sizes<K>::kBlock>;
+using KeyTile = SmemTile<Sizes<K>::kGroupKeys, Sizes<K>::kUnitsQk, Sizes<K>::kKvBlock>;
 template <class K>
-using ValueTile = SmemTile<Sizes<K>::kGroupKeys, Sizes<K>::kDimV, Sizes<K>::kBlock>;
+using ValueTile = SmemTile<Sizes<K>::kGroupKeys, Sizes<K>::kUnitsV, Sizes<K>::kKvBlock>;
+
+// What the tensor cores read: staged tiles as they are, or, of 8-bit numbers that a seat
+// transforms, tiles of 16-bit ones.
+template <class K>
+struct Operands {
+  using S = Sizes<K>;
+  using Variant = typename K::Variant;
+  static constexpr bool kTransformsKeys = Variant::kHasKeyTransform;
+  static constexpr bool kTransformsValues =
+      Variant::kHasValueTransform && !Variant::kScalesValues;
+  static constexpr bool kNarrowKeys = S::kNarrow && !kTransformsKeys;
+  static constexpr bool kNarrowValues = S::kNarrow && !kTransformsValues;
+  static constexpr bool kWidensKeys = S::kNarrow && kTransformsKeys;
+  static constexpr bool kWidensValues = S::kNarrow && kTransformsValues;
+
+  using WideKeys = SmemTile<S::kGroupKeys, S::kDimQk, S::kBlock>;
+  using WideValues = SmemTile<S::kGroupKeys, S::kDimV, S::kBlock>;
+  using Keys = cute::conditional_t<kWidensKeys, WideKeys, KeyTile<K>>;
+  using Values = cute::conditional_t<kWidensValues, WideValues, ValueTile<K>>;
+  static constexpr int kKeyBlock = kNarrowKeys ? S::kKvBlock : S::kBlock;
+  static constexpr int kValueBlock = kNarrowValues ? S::kKvBlock : S::kBlock;
+};
 
 }  // namespace warploom

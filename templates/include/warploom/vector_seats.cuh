@@ -83,19 +83,27 @@ WL_FN void reduce_lanes(const Item<K>& item, const Place& at, const X& x, unsign
 // A row of a staged tile, as functors read it.
 template <class Tile, class Element>
 struct StagedRow {
-  const Element* tile;
+  const void* tile;
   int row;
-  WL_FN float operator()(int lane) const { return to_float(tile[Tile::offset(row, lane)]); }
+  WL_FN float operator()(int lane) const {
+    constexpr int kPerUnit = 2 / int(sizeof(Element));
+    const int place = kPerUnit * Tile::offset(row, lane / kPerUnit) + lane % kPerUnit;
+    return to_float(static_cast<const Element*>(tile)[place]);
+  }
 };
 
-// Transforms the rows of a staged tile in place. `rows.place(row)` is the seat's position; rows
-// that do not exist stay zeros, which no functor may change: 0 * NaN is not 0.
-template <class Seat, class Tile, int kRows, int kThreads, class K, class Rows>
-WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* staged, unsigned thread,
+// Transforms the rows of a staged tile of `Stored` numbers: in place, or, where those have 8 bits,
+// to another tile, all of which is written then. `rows.place(row)` is the seat's position; rows
+// that do not exist become or stay zeros, which no functor may change: 0 * NaN is not 0.
+template <class Seat, class Tile, class Stored, class NewTile, int kRows, int kThreads, class K,
+          class Rows>
+WL_FN void transform_tile(const Item<K>& item, const void* staged,
+                          typename K::Config::Element* changed_tile, unsigned thread,
                           const Rows& rows) {
   using Element = typename K::Config::Element;
+  constexpr bool kInPlace = sizeof(Stored) == sizeof(Element);
   constexpr int kRowThreads = Sizes<K>::kRowThreads;
-  constexpr int kPanels = Tile::kElements / kRows / Sizes<K>::kBlock;
+  constexpr int kPanels = NewTile::kElements / kRows / Sizes<K>::kBlock;
   const int column = thread % kRowThreads * kVector;
   const auto of_tile = Seat::tile_state(item);
   typename Seat::Lane states[kPanels][kVector];
@@ -113,10 +121,10 @@ WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* stag
     // threads write must not be read, not even in vain.
     const int row = min(tile_row, kRows - 1);
     const auto at = rows.place(row);
-    const StagedRow<Tile, Element> x{staged, row};
+    const StagedRow<Tile, Stored> x{staged, row};
     float r[Seat::kReductions + 1];
     reduce_lanes<Seat>(item, at, x, thread % kRowThreads, r);
-    alignas(16) Element changed[kPanels][kVector];
+    alignas(16) Element changed[kPanels][kVector] = {};
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const int lane = panel * Sizes<K>::kBlock + column;
@@ -131,11 +139,20 @@ WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* stag
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const int lane = panel * Sizes<K>::kBlock + column;
-      if (!exists || lane >= Seat::kHeadDim) continue;
-      *reinterpret_cast<uint4*>(staged + Tile::offset(row, lane)) =
-          *reinterpret_cast<const uint4*>(changed[panel]);
+      const bool is_new = exists && lane < Seat::kHeadDim;
+      if (kInPlace ? !is_new : tile_row >= kRows) continue;
+      *reinterpret_cast<uint4*>(changed_tile + NewTile::offset(row, lane)) =
+          is_new ? *reinterpret_cast<const uint4*>(changed[panel]) : uint4{};
     }
   }
+}
+
+// In place.
+template <class Seat, class Tile, int kRows, int kThreads, class K, class Rows>
+WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* staged, unsigned thread,
+                          const Rows& rows) {
+  transform_tile<Seat, Tile, typename K::Config::Element, Tile, kRows, kThreads>(
+      item, staged, staged, thread, rows);
 }
 
 // The rows of the query tile, for transform_rows.

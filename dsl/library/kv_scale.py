@@ -1,0 +1,90 @@
+"""Scales of quantised keys and values: per tensor, per head, or per token and head.
+
+A kernel reads 8-bit keys and values as the numbers that they stand for. What these must be
+multiplied with goes where it costs least: that of keys onto the logits, and that of values onto the
+output, or, one per token, onto the weights of the softmax.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.dsl.fields import Scalar, Tensor
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
+
+
+class KVScale(Variant):
+    """Keys are `k_scale` and values `v_scale` times what is stored.
+
+    Compose it first, so that other transforms see scaled logits: `KVScale(...) & SoftCap(50.0)`.
+
+    Args:
+        k: scale of all keys; None leaves it to be given at run time as `k_scale=...`.
+        v: scale of all values, likewise.
+    """
+
+    k_scale = Scalar("float32")
+    v_scale = Scalar("float32")
+
+    def __init__(self, k: float | None = None, v: float | None = None) -> None:
+        if k is not None:
+            self.k_scale = k
+        if v is not None:
+            self.v_scale = v
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits * self.k_scale
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * self.v_scale
+
+
+class HeadKVScale(Variant):
+    """The same with a scale for each key/value head.
+
+    Args:
+        k: [num_kv_heads] float32; None leaves it to be given at run time as `k_scale=...`.
+        v: [num_kv_heads] float32, likewise.
+    """
+
+    k_scale = Tensor("float32", ("kv_head",))
+    v_scale = Tensor("float32", ("kv_head",))
+
+    def __init__(self, k: Any = None, v: Any = None) -> None:
+        if k is not None:
+            self.k_scale = k
+        if v is not None:
+            self.v_scale = v
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits * self.k_scale[at.kv_head]
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * self.v_scale[at.kv_head]
+
+
+class TokenKVScale(Variant):
+    """The same with a scale for each token and key/value head.
+
+    Args:
+        k: [batch, keys, num_kv_heads] float32, by position in the sequence and not by page; None
+            leaves it to be given at run time as `k_scale=...`.
+        v: [batch, keys, num_kv_heads] float32, likewise.
+    """
+
+    k_scale = Tensor("float32", ("batch", "kv_pos", "kv_head"))
+    v_scale = Tensor("float32", ("batch", "kv_pos", "kv_head"))
+
+    def __init__(self, k: Any = None, v: Any = None) -> None:
+        if k is not None:
+            self.k_scale = k
+        if v is not None:
+            self.v_scale = v
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits * self.k_scale[at.batch, at.kv_pos, at.kv_head]
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * self.v_scale[at.batch, at.kv_pos, at.kv_head]
