@@ -2,7 +2,7 @@
 
 Sizes follow FlashAttention-2 and FlashInfer (section 3.2.2): the row tile is the smallest of 16, 64
 and 128 that holds the mean number of fused rows of a request, and the rest is what fits the
-architecture.
+architecture and, for few rows, how many items there are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
 _WARP = 32
+STREAMED_ROWS = 16  # of tiles whose warps stream keys (stream.cuh)
 _FACTS_BYTES = 112  # ItemFacts
 _RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
 
@@ -29,7 +30,7 @@ class LaunchShape:
     Attributes:
         threads: threads of a CTA.
         shared_bytes: dynamic shared memory of a CTA.
-        ctas_per_sm: CTAs that an SM holds if every thread takes all the registers it may.
+        ctas_per_sm: CTAs that an SM holds, by shared memory and the most registers of such tiles.
     """
 
     threads: int
@@ -42,23 +43,37 @@ def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShap
     if tile.template == "hopper":
         hopper = hopper_launch(spec, tile)
         return LaunchShape(hopper.threads, hopper.shared_bytes, 1)
-    threads = tile.warps * _WARP
+    threads = portable_threads(tile)
     shared = _shared_bytes(spec, tile)
     ctas = min(
         arch.shared_per_sm // (shared + _RESERVED_BYTES),
-        arch.registers_per_sm // (256 * threads),
+        arch.registers_per_sm // (_registers(spec, tile) * threads),
         arch.threads_per_sm // threads,
     )
     return LaunchShape(threads, shared, ctas)
 
 
-def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> TileConfig:
+def _registers(spec: AttentionSpec, tile: TileConfig) -> int:
+    """Registers of a thread, at most: all that there are, but for few rows of narrow heads."""
+    narrow = max(spec.head_dim_qk, spec.head_dim_v) <= 128
+    return 168 if tile.rows == STREAMED_ROWS and narrow else 255
+
+
+def portable_threads(tile: TileConfig) -> int:
+    """Threads of a CTA: those that compute, and where warps stream keys, one warp more."""
+    return (tile.warps + (tile.rows == STREAMED_ROWS)) * _WARP
+
+
+def choose_tile(
+    spec: AttentionSpec, arch: Arch, mean_fused_rows: float, items_per_sm: float | None = None
+) -> TileConfig:
     """The tile for a batch.
 
     Args:
         spec: what to compute.
         arch: where.
         mean_fused_rows: query rows x query heads per key/value head, mean over the requests.
+        items_per_sm: requests x key/value heads for each SM; None if unknown, taken as many.
 
     Returns:
         A tile that fits the architecture, with the reason in words.
@@ -70,11 +85,20 @@ def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> Tile
         for tile in hopper_tiles(spec):
             if hopper_launch(spec, tile).shared_bytes <= arch.shared_per_cta:
                 return replace(tile, reason=_hopper_reason(tile, mean_fused_rows))
+    few = items_per_sm is not None and items_per_sm <= 1
     fitting = [
         (tile, shape)
-        for tile in _candidates(spec, mean_fused_rows)
+        for tile in _candidates(spec, mean_fused_rows, few)
         if (shape := cuda_launch(spec, tile, arch)).shared_bytes <= arch.shared_per_cta
     ]
+    if fitting and fitting[0][0].rows == STREAMED_ROWS:
+        tile, shape = fitting[0]
+        items = "no more" if few else "more"
+        return replace(
+            tile,
+            reason=f"{_reason(tile, shape, arch, mean_fused_rows)}, for {items} pairs of a "
+            f"request and a head than SMs",
+        )
     if fitting:
         tile, shape = max(fitting, key=lambda found: _merit(*found))  # the first of equals
         return replace(tile, reason=_reason(tile, shape, arch, mean_fused_rows))
@@ -85,7 +109,7 @@ def choose_tile(spec: AttentionSpec, arch: Arch, mean_fused_rows: float) -> Tile
     )
 
 
-def _candidates(spec: AttentionSpec, mean_fused_rows: float) -> Iterator[TileConfig]:
+def _candidates(spec: AttentionSpec, mean_fused_rows: float, few: bool) -> Iterator[TileConfig]:
     """Tiles to try, in the order of speed on an H200.
 
     One tile of keys is copied while another is used: two stages are the least. 32 rows per warp
@@ -94,11 +118,12 @@ def _candidates(spec: AttentionSpec, mean_fused_rows: float) -> Iterator[TileCon
     """
     widest = max(spec.head_dim_qk, spec.head_dim_v)
     if mean_fused_rows <= 16:
-        # All warps share the rows and stream keys. Small CTAs, because four of them on an SM hide
-        # that each begins and ends an item alone.
-        yield TileConfig(16, 32, 2, 3)
-        yield from (TileConfig(16, 64, 4, stages) for stages in (3, 2))
+        # All warps share the rows and stream keys. Two CTAs on an SM hide that each ends its items
+        # alone; where no CTA has two items, one CTA leaves fewer partial results to merge.
+        alone, paired = TileConfig(16, 128, 4, 2), TileConfig(16, 64, 2, 2)
+        yield from (alone, paired) if few else (paired, alone)
         yield TileConfig(16, 32, 2, 2)
+        yield TileConfig(16, 16, 1, 2)
         return
     if mean_fused_rows > 64 and widest <= 128:
         if widest <= 64:
@@ -114,12 +139,10 @@ def _candidates(spec: AttentionSpec, mean_fused_rows: float) -> Iterator[TileCon
 def _merit(tile: TileConfig, shape: LaunchShape) -> tuple[int, int]:
     """What makes a tile good, of an SM with all its CTAs: first one number, then the warps.
 
-    Few rows wait for memory, so that keys on their way count; many for the tensor cores and shared
-    memory, so that rows which use the same keys do.
+    Many rows wait for the tensor cores and shared memory, so that rows which use the same keys
+    count.
     """
-    on_their_way = (tile.stages - 1) * tile.keys
-    merit = on_their_way if tile.rows == 16 else tile.rows
-    return shape.ctas_per_sm * merit, shape.ctas_per_sm * tile.warps
+    return shape.ctas_per_sm * tile.rows, shape.ctas_per_sm * tile.warps
 
 
 def _reason(tile: TileConfig, shape: LaunchShape, arch: Arch, mean_fused_rows: float) -> str:
@@ -145,7 +168,8 @@ def _hopper_reason(tile: TileConfig, mean_fused_rows: float) -> str:
 def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     """Size of `Arena` in templates/include/warploom/arena.cuh; a test compares the two."""
     dim_qk, dim_v = _round_up(spec.head_dim_qk, 32), _round_up(spec.head_dim_v, 32)
-    staged = 2 * tile.rows * dim_qk + tile.stages * tile.keys * _key_bytes(spec)
+    streams = tile.rows == STREAMED_ROWS
+    staged = 2 * tile.rows * dim_qk * (1 + streams) + tile.stages * tile.keys * _key_bytes(spec)
     if spec.is_narrow:  # seats make 16-bit numbers of a whole tile
         seats = spec.variant.seats
         transforms_values = "value_transform" in seats and not scale_factors(
@@ -159,8 +183,10 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
         staged += 4 * (tile.stages + 1) * tile.keys
     slab_rows = 16 * tile.warps
     output = 4 * slab_rows * (dim_v + 8) + 8 * slab_rows
-    end = _round_up(max(staged, output), 16) + _round_up(12 * tile.rows, 16)
-    return end + _FACTS_BYTES
+    item = _round_up(12 * tile.rows, 16) + _FACTS_BYTES
+    if streams:  # from item to item: nothing takes the place of anything
+        return _round_up(_round_up(staged, 16) + output, 16) + 4 * item
+    return _round_up(max(staged, output), 16) + item
 
 
 def _key_bytes(spec: AttentionSpec) -> int:

@@ -70,15 +70,22 @@ class Kernels:
         self._sources: dict[TileConfig, KernelSource] = {}
         self._kernels: dict[TileConfig, Kernel] = {}
 
-    def choose(self, mean_fused_rows: float) -> TileConfig:
-        """The tile for requests with this many query rows x query heads per key/value head."""
+    def choose(self, mean_fused_rows: float, items: int | None = None) -> TileConfig:
+        """The tile for requests with this many query rows x query heads per key/value head.
+
+        Args:
+            mean_fused_rows: that number.
+            items: requests x key/value heads, if known.
+        """
         if isinstance(self.target, Arch):
-            return choose_tile(self._spec, self.target, mean_fused_rows)
+            sms = cuda_facts(self._device.index).num_sms
+            share = None if items is None else items / sms
+            return choose_tile(self._spec, self.target, mean_fused_rows, share)
         return cpu_tile(self._spec, mean_fused_rows)
 
     def candidates(self) -> list[TileConfig]:
         """Every tile that `choose` can give."""
-        return list(dict.fromkeys(self.choose(rows) for rows in _SAMPLES))
+        return list(dict.fromkeys(self.choose(rows, n) for rows in _SAMPLES for n in (1, None)))
 
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:

@@ -90,20 +90,22 @@ class Planner:
             return options.tile
         if not (options.fixed_tile or options.batch_invariant):
             return None
-        rows = INVARIANT_ROWS
+        rows, items = INVARIANT_ROWS, None
         if bounds is not None:
             rows = bounds.max_q_rows * self._heads.group_size / max(1, bounds.segments)
-        tile = self._kernels.choose(rows)
+            items = bounds.segments * self._heads.num_kv
+        tile = self._kernels.choose(rows, items)
         return replace(tile, reason=f"fixed for all batches: {tile.reason}")
 
     def tile_for(self, batch: Batch) -> TileConfig:
-        """The tile for a batch: fixed, or by the mean number of fused rows per segment."""
+        """The tile for a batch: fixed, or by its segments and their mean number of fused rows."""
         fixed = self.fixed_tile()
         if fixed is not None:
             return fixed
         rows = batch.segments["num_q"]
         mean = float(rows[rows > 0].mean()) if (rows > 0).any() else 1.0
-        return self._kernels.choose(mean * self._heads.group_size)
+        items = len(rows) * self._heads.num_kv
+        return self._kernels.choose(mean * self._heads.group_size, items)
 
     def sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
         """Exact sizes of everything that batches within the bounds need."""

@@ -356,3 +356,20 @@ def test_graphs_compute_what_the_functors_do(name, graph) -> None:
         expected = np.broadcast_to(getattr(shadow, seat)(*given, at), shape)
         found = np.broadcast_to(graph(root, places, value=value, fields=fields), shape)
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_scales_of_stored_keys_and_values() -> None:
+    heads = {"k_scale": np.array([0.5, 3.0]), "v_scale": np.array([2.0, 0.25])}
+    tokens = {name: RNG.uniform(0.1, 2.0, size=(1, KEYS, KV_HEADS)) for name in heads}
+
+    def scaled(k_scale, v_scale):
+        return reference_attention(wl.Causal(), Q, K * k_scale, V * v_scale)[0]
+
+    check(wl.Causal() & wl.KVScale(0.5, 3.0), scaled(0.5, 3.0))
+    expected = scaled(heads["k_scale"][:, None], heads["v_scale"][:, None])
+    check(wl.Causal() & wl.HeadKVScale(heads["k_scale"], heads["v_scale"]), expected)
+    check(wl.Causal() & wl.HeadKVScale(), expected, inputs=heads)
+    expected = scaled(tokens["k_scale"][0, :, :, None], tokens["v_scale"][0, :, :, None])
+    check(wl.TokenKVScale() & wl.Causal(), expected, inputs=tokens)
+    with pytest.raises(MissingInput):
+        check(wl.KVScale(k=0.5), expected)

@@ -16,6 +16,7 @@ from warploom.dsl.library.attention_sink import AttentionSink
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.document_mask import DocumentMask
 from warploom.dsl.library.flash_sigmoid import FlashSigmoid
+from warploom.dsl.library.kv_scale import HeadKVScale, KVScale, TokenKVScale
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.qk_norm import QKNorm
 from warploom.dsl.library.rope import Rope
@@ -75,6 +76,15 @@ POOL = [
     (QKNorm(), Setup(Paged(7, layout="HND"), "bfloat16", 72, 72, tile=WIDE)),
     (EverySeat(), Setup(BlockSparse(block=(5, 3)), "float32", 64, 64, tile=SMALL)),
     (EverySeat(), Setup(Paged(4), "float32", 64, 64, tile=WIDE)),
+    (HeadKVScale(), Setup(Paged(16), "bfloat16", 64, 64, tile=SMALL, kv_dtype="float8_e4m3fn")),
+    (
+        Causal() & TokenKVScale() & SoftCap(5.0),
+        Setup(Ragged(layout="HND"), "float16", 72, 40, tile=WIDE, kv_dtype="float8_e5m2"),
+    ),
+    (
+        KVScale(0.5, 2.0) & Rope(),
+        Setup(BlockSparse(block=(5, 3)), "float32", 64, 64, tile=SMALL, kv_dtype="float8_e4m3fn"),
+    ),
 ]
 
 

@@ -23,6 +23,8 @@ struct alignas(16) ItemFacts {
   int is_last;            // this CTA's partial result was the last of its tile
 };
 
+// 16 rows, whose warps stream keys from item to item: everything side by side; Q for two items,
+// positions of rows and facts for kItems. More rows:
 // While keys are walked:  Q | K stages | V stages
 //                         | a tile of keys, of values in 16 bits (8-bit ones with transforms)
 //                         | addresses of keys and values to copy (indexed formats only)
@@ -43,7 +45,11 @@ struct Arena {
   // What was looked up for a tile is needed until the tile's turn has passed.
   static constexpr int kSlots = C::kStages + 1;
 
-  static constexpr int kKeysAt = QueryTile<K>::kBytes;
+  // An item is computed, the keys of the next are on their way, and the one after that is opened.
+  static constexpr int kItems = S::kSplitKeys ? 4 : 1;
+  static constexpr int kQueryTiles = S::kSplitKeys ? 2 : 1;
+
+  static constexpr int kKeysAt = kQueryTiles * QueryTile<K>::kBytes;
   static constexpr int kValuesAt = kKeysAt + C::kStages * S::kGroups * KeyTile<K>::kBytes;
   static constexpr int kWideKeysAt = kValuesAt + C::kStages * S::kGroups * ValueTile<K>::kBytes;
   static constexpr int kWideValuesAt =
@@ -53,19 +59,29 @@ struct Arena {
   static constexpr int kPositionsAt = kAddressesAt + (C::kIndexed ? kSlots * C::kKeys * 16 : 0);
   static constexpr int kWalkBytes =
       kPositionsAt + (C::kColumnPositions ? kSlots * C::kKeys * 4 : 0);
-  static constexpr int kStatisticsAt = kSlabRows * kSlabStride * 4;
-  static constexpr int kOutputBytes = kStatisticsAt + kSlabRows * 2 * 4;
-  static constexpr int kRowsAt =
-      round_up(kWalkBytes > kOutputBytes ? kWalkBytes : kOutputBytes, 16);
-  static constexpr int kFactsAt = round_up(kRowsAt + C::kRows * int(sizeof(RowInfo)), 16);
-  static constexpr int kBytes = kFactsAt + sizeof(ItemFacts<K>);
+  static constexpr int kSlabsAt = S::kSplitKeys ? round_up(kWalkBytes, 16) : 0;
+  static constexpr int kStatisticsAt = kSlabsAt + kSlabRows * kSlabStride * 4;
+  static constexpr int kOutputEnd = kStatisticsAt + kSlabRows * 2 * 4;
+  static constexpr int kRowsAt = round_up(kWalkBytes > kOutputEnd ? kWalkBytes : kOutputEnd, 16);
+  static constexpr int kFactsAt = round_up(C::kRows * int(sizeof(RowInfo)), 16);  // behind rows
+  static constexpr int kItemBytes = kFactsAt + sizeof(ItemFacts<K>);
+  static constexpr int kBytes = kRowsAt + kItems * kItemBytes;
 
   char* base;  // aligned to 1024 bytes, as swizzled tiles need
+  int index;   // of the item
 
   // Waits for all threads that compute.
-  WL_FN static void sync() { __syncthreads(); }
+  WL_FN static void sync() {
+    if constexpr (S::kSplitKeys) {
+      asm volatile("bar.sync 1, %0;" ::"n"(S::kThreads) : "memory");
+    } else {
+      __syncthreads();
+    }
+  }
 
-  WL_FN Element* queries() const { return reinterpret_cast<Element*>(base); }
+  WL_FN Element* queries() const {
+    return reinterpret_cast<Element*>(base + index % kQueryTiles * QueryTile<K>::kBytes);
+  }
   WL_FN Unit* keys(int stage, int group) const {
     return reinterpret_cast<Unit*>(base + kKeysAt) +
            (stage * S::kGroups + group) * KeyTile<K>::kElements;
@@ -93,13 +109,16 @@ struct Arena {
     return reinterpret_cast<int*>(base + kPositionsAt) + slot * C::kKeys + group * S::kGroupKeys;
   }
   WL_FN float* slab_row(int row) const {
-    return reinterpret_cast<float*>(base) + row * kSlabStride;
+    return reinterpret_cast<float*>(base + kSlabsAt) + row * kSlabStride;
   }
   WL_FN float2& statistics(int row) const {
     return reinterpret_cast<float2*>(base + kStatisticsAt)[row];
   }
-  WL_FN RowInfo& row(int r) const { return reinterpret_cast<RowInfo*>(base + kRowsAt)[r]; }
-  WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(base + kFactsAt); }
+  WL_FN RowInfo& row(int r) const { return reinterpret_cast<RowInfo*>(item())[r]; }
+  WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(item() + kFactsAt); }
+
+ private:
+  WL_FN char* item() const { return base + kRowsAt + index % kItems * kItemBytes; }
 };
 
 // Threads that stage keys together wait for each other.

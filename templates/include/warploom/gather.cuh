@@ -14,21 +14,35 @@ namespace warploom {
 // cp.async of 16 bytes past L1, or of zeros: the source is then not read. CuTe's ZFILL atom says so
 // by a size of 0 bytes, for which ptxas emits pointer arithmetic with every copy; a predicate costs
 // nothing.
-template <class Element>
+// kOnce: nobody reads it again soon, so that plans and queries stay in L2 instead.
+template <bool kOnce, class Element>
 WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
-  // A sign, because what tells absent rows from others is one.
-  asm volatile(
-      "{\n"
-      "  .reg .pred ignore;\n"
-      "  setp.lt.s32 ignore, %2, 0;\n"
-      "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n"
-      "}\n" ::"r"(cute::cast_smem_ptr_to_uint(to)),
-      "l"(from), "r"(exists ? 0 : -1));
+  const unsigned address = cute::cast_smem_ptr_to_uint(to);
+  const int sign = exists ? 0 : -1;  // because what tells absent rows from others is one
+  if constexpr (kOnce) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "{\n"
+        "  .reg .pred ignore;\n"
+        "  setp.lt.s32 ignore, %2, 0;\n"
+        "  cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, ignore, %3;\n"
+        "}\n" ::"r"(address),
+        "l"(from), "r"(sign), "l"(policy));
+  } else {
+    asm volatile(
+        "{\n"
+        "  .reg .pred ignore;\n"
+        "  setp.lt.s32 ignore, %2, 0;\n"
+        "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n"
+        "}\n" ::"r"(address),
+        "l"(from), "r"(sign));
+  }
 }
 
 // Copies kRows rows with kThreads threads. Where the tile's width is that of kHeadDim padded, the
 // padding becomes zeros.
-template <int kRows, int kHeadDim, int kDim, int kBlock, int kThreads>
+template <int kRows, int kHeadDim, int kDim, int kBlock, int kThreads, bool kOnce = false>
 struct RowCopy {
   using Tile = SmemTile<kRows, kDim, kBlock>;
 
@@ -65,7 +79,7 @@ struct RowCopy {
     for (int panel = 0; panel < kDim / kBlock; ++panel) {
       const int lane = panel * kBlock;
       const bool exists = row_exists && (kHeadDim == kDim || lane + column(thread) < kHeadDim);
-      copy_vector(from + lane, row_to + panel * (kRows * kBlock), exists);
+      copy_vector<kOnce>(from + lane, row_to + panel * (kRows * kBlock), exists);
     }
   }
 
@@ -111,16 +125,16 @@ template <class K>
 using QueryCopy = RowCopy<K::Config::kRows, K::Config::kHeadDimQk, Sizes<K>::kDimQk,
                           Sizes<K>::kBlock, Sizes<K>::kThreads>;
 template <class K>
-using KeyCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimQk / Sizes<K>::kPerUnit,
-                        Sizes<K>::kUnitsQk, Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads>;
+using KeyCopy =
+    RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimQk / Sizes<K>::kPerUnit, Sizes<K>::kUnitsQk,
+            Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads, Sizes<K>::kSplitKeys>;
 template <class K>
-using ValueCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimV / Sizes<K>::kPerUnit,
-                          Sizes<K>::kUnitsV, Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads>;
+using ValueCopy =
+    RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimV / Sizes<K>::kPerUnit, Sizes<K>::kUnitsV,
+            Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads, Sizes<K>::kSplitKeys>;
 
-template <class K>
-WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to) {
-  using Copy = QueryCopy<K>;
-  const unsigned thread = threadIdx.x;
+template <class Copy, class K>
+WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to, unsigned thread) {
   const int row = Copy::looked_up_row(thread);
   const ShuffledRows<Copy> rows{row < item.facts().rows ? item.q_offset(item.row(row)) : kAbsent,
                                 thread};

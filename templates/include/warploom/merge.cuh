@@ -78,4 +78,11 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   }
 }
 
+template <class K>
+WL_FN void merge_if_last(const Item<K>& item) {
+  if (item.facts().merge < 0) return;
+  const int2 merge = __ldg(reinterpret_cast<const int2*>(item.p.merges) + item.facts().merge);
+  if (is_last_arrival(item, merge.y)) merge_slots(item, merge.x, merge.y);
+}
+
 }  // namespace warploom

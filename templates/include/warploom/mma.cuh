@@ -66,7 +66,10 @@ struct WarpMma {
   static constexpr bool kHalfValues =
       O::kNarrowValues && K::Variant::kSoftmax && !K::Variant::kScalesValues;
   using ValueElement = cute::conditional_t<kHalfValues, half_t, Element>;
-  using ScoreAtom = MmaAtom<Element>;
+  static constexpr bool kHalfKeys =
+      O::kNarrowKeys && S::kSplitKeys && S::kDimQk <= 128 && !cute::is_same_v<Element, half_t>;
+  using KeyElement = cute::conditional_t<kHalfKeys, half_t, Element>;
+  using ScoreAtom = MmaAtom<KeyElement>;
   using ValueAtom = MmaAtom<ValueElement>;
 
   static constexpr int kRowBlocks = S::kRowBlocks;
@@ -75,7 +78,7 @@ struct WarpMma {
 
   using Scores = float[kRowBlocks][kKeyBlocks][4];
   using Output = float[kRowBlocks][kLaneBlocks][4];
-  using Queries = BlockReader<QueryTile<K>, S::kBlock>;
+  using QueryReader = BlockReader<QueryTile<K>, S::kBlock>;
   using Keys = BlockReader<typename O::Keys, O::kKeyBlock>;
   using Values = BlockReader<typename O::Values, O::kValueBlock>;
 
@@ -88,11 +91,85 @@ struct WarpMma {
   // First column of the output that this thread holds: its own of a block of 8, or of two blocks.
   WL_FN static int first_column() { return lane() % 4 * (O::kNarrowValues ? 4 : 2); }
 
-  template <class T>
-  WL_FN static Queries query_reader(const T* staged) {
-    if constexpr (O::kNarrowKeys) return {staged, block_row(0) + lane() / 4, lane() % 4 * 4};
-    return {staged, block_row(0) + lane() % 16, lane() / 16 * kVector};
-  }
+  // The rows of queries of a warp, read from shared memory for each tile of keys. Few rows of
+  // bfloat16 that meet 8-bit keys become half precision, and stay in registers: these keys widen to
+  // it for a quarter of the instructions. A power of two for each row keeps all that bfloat16
+  // holds, down to 2^-31 of the row's largest number.
+  class Queries {
+   public:
+    WL_FN explicit Queries(const Element* staged) : reader_(reader(staged)) {
+      if constexpr (kHalfKeys) hold();
+    }
+    // 16 lanes of block m.
+    WL_FN void read(int m, int k, unsigned (&a)[4]) const {
+      if constexpr (kHalfKeys) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = held_[k / 16][i];
+      } else {
+        load(m, k, a);
+      }
+    }
+    WL_FN void rescale(Scores& scores) const {
+#pragma unroll
+      for (int n = 0; kHalfKeys && n < kKeyBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[0][n][i] *= unscale_[i / 2];
+      }
+    }
+
+   private:
+    WL_FN static QueryReader reader(const Element* staged) {
+      if constexpr (O::kNarrowKeys) return {staged, block_row(0) + lane() / 4, lane() % 4 * 4};
+      return {staged, block_row(0) + lane() % 16, lane() / 16 * kVector};
+    }
+    WL_FN void load(int m, int k, unsigned (&a)[4]) const {
+      const int row = 16 * S::kRowWarps * m;
+      if constexpr (O::kNarrowKeys) {
+        const uint2 low = reader_.template block<uint2>(row, k);
+        const uint2 high = reader_.template block<uint2>(row + 8, k);
+        a[0] = low.x, a[1] = high.x, a[2] = low.y, a[3] = high.y;
+      } else {
+        cute::SM75_U32x4_LDSM_N::copy(reader_.block(row, k), a[0], a[1], a[2], a[3]);
+      }
+    }
+    WL_FN void hold() {
+      int largest[2] = {};
+#pragma unroll
+      for (int k = 0; k < S::kDimQk; k += 16) {
+        load(0, k, held_[k / 16]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // the bits of a number without its sign are in its order
+          const unsigned bits = held_[k / 16][i] & 0x7fff7fffu;
+          largest[i % 2] = max(largest[i % 2], max(int(bits >> 16), int(bits & 0xffffu)));
+        }
+      }
+      float scale[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        largest[r] = max(largest[r], __shfl_xor_sync(kAllLanes, largest[r], 1));
+        largest[r] = max(largest[r], __shfl_xor_sync(kAllLanes, largest[r], 2));
+        // The largest goes to [2^14, 2^15); what is not finite, and 0, stays.
+        const int exponent = largest[r] >> 7;
+        const int shift = exponent == 255 ? 0 : min(127 + 14 - exponent, 100);
+        scale[r] = __int_as_float((127 + shift) << 23);
+        unscale_[r] = __int_as_float((127 - shift) << 23);
+      }
+#pragma unroll
+      for (int k = 0; k < S::kDimQk / 16; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          held_[k][i] =
+              MmaAtom<half_t>::pack(__uint_as_float(held_[k][i] << 16) * scale[i % 2],
+                                    __uint_as_float(held_[k][i] & 0xffff0000u) * scale[i % 2]);
+        }
+      }
+    }
+
+    QueryReader reader_;
+    unsigned held_[kHalfKeys ? S::kDimQk / 16 : 1][4];
+    float unscale_[2];  // of rows l / 4 and l / 4 + 8
+  };
+
   template <class T>
   WL_FN static Keys key_reader(const T* staged) {
     return {staged, lane() / 16 * 8 + lane() % 8, lane() / 8 % 2 * kVector};
@@ -119,7 +196,7 @@ struct WarpMma {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
-        for (int m = 0; m < kRowBlocks; ++m) read_queries(queries, m, k + 16 * s, a[s][m]);
+        for (int m = 0; m < kRowBlocks; ++m) queries.read(m, k + 16 * s, a[s][m]);
       }
 #pragma unroll
       for (int n = 0; n < kKeyBlocks; n += 2) {
@@ -137,10 +214,10 @@ struct WarpMma {
     }
   }
 
-  // output += P V, where P is weight(row r of this thread, key of the tile, logit). Two neighbouring
-  // 8-column blocks in accumulator layout, rounded to 16 bits, are the left operand of one step of
-  // 16 keys. Weights are worked out step by step: registers of their logits become free, and
-  // exponentials overlap with the products of the step before.
+  // output += P V, where P is weight(row r of this thread, key of the tile, logit). Two
+  // neighbouring 8-column blocks in accumulator layout, rounded to 16 bits, are the left operand of
+  // one step of 16 keys. Weights are worked out step by step: registers of their logits become
+  // free, and exponentials overlap with the products of the step before.
   template <class P>
   WL_FN static void accumulate(const Scores& logits, const Values& values, P&& weight,
                                Output& output) {
@@ -175,16 +252,6 @@ struct WarpMma {
   }
 
  private:
-  WL_FN static void read_queries(const Queries& queries, int m, int k, unsigned (&a)[4]) {
-    const int row = 16 * S::kRowWarps * m;
-    if constexpr (O::kNarrowKeys) {
-      const uint2 low = queries.template block<uint2>(row, k);
-      const uint2 high = queries.template block<uint2>(row + 8, k);
-      a[0] = low.x, a[1] = high.x, a[2] = low.y, a[3] = high.y;
-    } else {
-      cute::SM75_U32x4_LDSM_N::copy(queries.block(row, k), a[0], a[1], a[2], a[3]);
-    }
-  }
   // Lanes k .. of keys 8 * n .. 8 * n + 15.
   template <int kSteps>
   WL_FN static void read_keys(const Keys& keys, int n, int k, unsigned (&b)[kSteps][4]) {
@@ -194,8 +261,8 @@ struct WarpMma {
                                     bytes[3]);
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        widen<KvElement>(bytes[s], Element{}, b[s][0], b[s][1]);
-        widen<KvElement>(bytes[s + 2], Element{}, b[s][2], b[s][3]);
+        widen<KvElement>(bytes[s], KeyElement{}, b[s][0], b[s][1]);
+        widen<KvElement>(bytes[s + 2], KeyElement{}, b[s][2], b[s][3]);
       }
     } else {
       cute::SM75_U32x4_LDSM_N::copy(keys.block(8 * n, k), b[0][0], b[0][1], b[0][2], b[0][3]);
@@ -216,8 +283,7 @@ struct WarpMma {
         widen<KvElement>(second, ValueElement{}, b[s][1], b[s][3]);
       }
     } else {
-      cute::SM75_U16x8_LDSM_T::copy(values.block(8 * n, 8 * l), b[0][0], b[0][1], b[0][2],
-                                    b[0][3]);
+      cute::SM75_U16x8_LDSM_T::copy(values.block(8 * n, 8 * l), b[0][0], b[0][1], b[0][2], b[0][3]);
     }
   }
   template <class Atom>

@@ -94,12 +94,12 @@ WL_FN void store_block(const Item<K>& item, int first,
   float* high = low + 8 * K::template Arena<K>::kSlabStride;
 #pragma unroll
   for (int l = 0; l < Mma::kLaneBlocks; l += 2) {
-    const float(&a)[4] = block[l], (&b)[4] = block[l + 1];
+    const float (&a)[4] = block[l], (&b)[4] = block[l + 1];
     if constexpr (Mma::O::kNarrowValues) {
-      *reinterpret_cast<float4*>(low + 8 * l) = make_float4(
-          a[0] * low_scale, b[0] * low_scale, a[1] * low_scale, b[1] * low_scale);
-      *reinterpret_cast<float4*>(high + 8 * l) = make_float4(
-          a[2] * high_scale, b[2] * high_scale, a[3] * high_scale, b[3] * high_scale);
+      *reinterpret_cast<float4*>(low + 8 * l) =
+          make_float4(a[0] * low_scale, b[0] * low_scale, a[1] * low_scale, b[1] * low_scale);
+      *reinterpret_cast<float4*>(high + 8 * l) =
+          make_float4(a[2] * high_scale, b[2] * high_scale, a[3] * high_scale, b[3] * high_scale);
     } else {
       store_pairs(low + 8 * l, high + 8 * l, a, low_scale, high_scale);
       store_pairs(low + 8 * l + 8, high + 8 * l + 8, b, low_scale, high_scale);
@@ -148,7 +148,7 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
     item.arena.statistics(slab + lane / 4) = make_float2(softmax.largest[0], softmax.sum[0]);
     item.arena.statistics(slab + lane / 4 + 8) = make_float2(softmax.largest[1], softmax.sum[1]);
   }
-  __syncthreads();
+  item.arena.sync();
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
   for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {
     // A warp's threads have rows of their own, of the tile if not of the item; or all have none.

@@ -1,5 +1,7 @@
 // The cp.async pipeline: a ring of tiles, kStages of keys and values in shared memory.
 //
+// Where warps stream keys, the ring goes on over the borders of items.
+//
 // One synchronisation per tile: it says that tile i has arrived and that everyone has finished with
 // tile i - 1, into whose place tile i + kStages - 1 is copied. Tile i + kStages is looked up
 // meanwhile.
@@ -17,8 +19,15 @@ class KeyPipeline {
   using Unit = half_t;
 
  public:
-  WL_FN explicit KeyPipeline(const Item<K>& item)
-      : item_(item), walk_(item, group()), stage_(0), slot_(0) {}
+  // Items follow each other up to `end`; `index` is that of the first.
+  WL_FN KeyPipeline(const Item<K>& item, int index, int end)
+      : walk_(item, group()),
+        now_(index),
+        found_(index),
+        end_(end),
+        may_find_(index),
+        stage_(0),
+        slot_(0) {}
 
   WL_FN static unsigned group() { return S::kSplitKeys ? cta_thread() / kWarpSize : 0; }
   WL_FN static unsigned thread() { return S::kSplitKeys ? cta_thread() % kWarpSize : cta_thread(); }
@@ -28,7 +37,7 @@ class KeyPipeline {
     int blocks[C::kStages];
 #pragma unroll
     for (int i = 0; i < C::kStages; ++i) {
-      ring_[i] = walk_.next();
+      ring_[i] = find();
       blocks[i] = block_of_row(ring_[i]);
     }
 #pragma unroll
@@ -40,14 +49,28 @@ class KeyPipeline {
     for (int i = 0; i + 1 < C::kStages; ++i) copy(i, i, i);
   }
 
-  WL_FN bool has_tile() const { return ring_[0].begin() < item_.facts().places.end; }
+  // Takes up an item, everyone's facts of which and of the next are known. The gaps in front of
+  // its tiles are left out: they are from when nothing was known of the item.
+  WL_FN void begin(int index) {
+    now_ = index;
+    may_find_ = min(index + 1, end_ - 1);
+    while (ring_[0].is_of(index - 1)) {
+      wait();
+      copy_ahead();
+      advance();
+    }
+  }
+  // True while a tile of the item is next.
+  WL_FN bool has_tile() const {
+    return ring_[0].exists() && (!S::kSplitKeys || ring_[0].is_of(now_));
+  }
   WL_FN bool is_full() const { return ring_[0].is_full(); }
-  WL_FN Unit* keys() const { return item_.arena.keys(stage_, group()); }
-  WL_FN Unit* values() const { return item_.arena.values(stage_, group()); }
-  WL_FN Element* new_keys() const { return item_.arena.new_keys(stage_, group()); }
-  WL_FN Element* new_values() const { return item_.arena.new_values(stage_, group()); }
-  WL_FN Columns<K> columns() const {
-    return {item_, ring_[0], item_.arena.positions(slot_, group())};
+  WL_FN Unit* keys() const { return ahead().arena.keys(stage_, group()); }
+  WL_FN Unit* values() const { return ahead().arena.values(stage_, group()); }
+  WL_FN Element* new_keys() const { return ahead().arena.new_keys(stage_, group()); }
+  WL_FN Element* new_values() const { return ahead().arena.new_values(stage_, group()); }
+  WL_FN Columns<K> columns(const Item<K>& item) const {
+    return {item, ring_[0], item.arena.positions(slot_, group())};
   }
 
   // A turn: wait, copy_ahead, use keys() and values(), advance.
@@ -57,7 +80,7 @@ class KeyPipeline {
   }
   WL_FN void copy_ahead() {
     copy(C::kStages - 1, stage_ == 0 ? C::kStages - 1 : stage_ - 1, slot(C::kStages - 1));
-    next_ = walk_.next();
+    next_ = find();
     block_ = block_of_row(next_);
   }
   WL_FN void advance() {
@@ -70,12 +93,27 @@ class KeyPipeline {
   }
 
  private:
+  WL_FN const Item<K>& ahead() const { return walk_.item(); }
+
   // threadIdx.x, read anew at each use: addresses that follow from it would otherwise be kept over
   // the loop, in registers that the accumulators need.
   WL_FN static unsigned cta_thread() {
     unsigned thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
+  }
+
+  // The next tile, of the item that was searched last or of the one after it.
+  WL_FN Visit find() {
+    Visit visit = walk_.next();
+    if constexpr (S::kSplitKeys) {
+      while (!visit.exists() && found_ < may_find_) {
+        walk_.move_to(++found_, group());
+        visit = walk_.next();
+      }
+      visit = visit.tagged(found_);
+    }
+    return visit;
   }
 
   // Slot of Arena::addresses and Arena::positions of the tile at this place of the ring.
@@ -87,7 +125,7 @@ class KeyPipeline {
   // One thread for each row of a tile: look-up of its block, and what follows from it for everyone.
   WL_FN int block_of_row(const Visit& visit) const {
     if constexpr (C::kIndexed) {
-      if (thread() < S::kGroupKeys) return block_of(item_, visit.begin() + int(thread()));
+      if (thread() < S::kGroupKeys) return block_of(ahead(), visit.begin() + int(thread()));
     }
     return -1;
   }
@@ -96,11 +134,12 @@ class KeyPipeline {
       if (thread() >= S::kGroupKeys) return;
       const int token = (visit.begin() + int(thread())) % C::kBlockKv;
       const bool exists = block >= 0;
-      item_.arena.addresses(slot, group())[thread()] = {
+      ahead().arena.addresses(slot, group())[thread()] = {
           exists ? reinterpret_cast<long long>(key_rows().row(block, token)) : kAbsent,
           exists ? reinterpret_cast<long long>(value_rows().row(block, token)) : kAbsent};
       if constexpr (C::kColumnPositions) {
-        item_.arena.positions(slot, group())[thread()] = exists ? block * C::kBlockKv + token : -1;
+        ahead().arena.positions(slot, group())[thread()] =
+            exists ? block * C::kBlockKv + token : -1;
       }
     }
   }
@@ -109,10 +148,10 @@ class KeyPipeline {
   // instructions of a copy fill the gaps between those of the tensor cores. And waiting counts
   // commits.
   WL_FN void copy(int place, int stage, int slot) const {
-    Unit* keys = item_.arena.keys(stage, group());
-    Unit* values = item_.arena.values(stage, group());
+    Unit* keys = ahead().arena.keys(stage, group());
+    Unit* values = ahead().arena.values(stage, group());
     if constexpr (C::kIndexed) {
-      copy_listed(item_.arena.addresses(slot, group()), keys, values);
+      copy_listed(ahead().arena.addresses(slot, group()), keys, values);
     } else {
       copy_affine<KeyCopy<K>>(key_rows(), ring_[place].begin(), keys);
       copy_affine<ValueCopy<K>>(value_rows(), ring_[place].begin(), values);
@@ -122,7 +161,7 @@ class KeyPipeline {
   template <class Copy>
   WL_FN void copy_affine(const TokenRows& tokens, int begin, Unit* to) const {
     const int row = Copy::first_row(thread());
-    const AffineRows<Copy> rows{tokens.token_stride, item_.facts().places.end - begin, row};
+    const AffineRows<Copy> rows{tokens.token_stride, ahead().facts().places.end - begin, row};
     const Unit* from = tokens.first + Copy::column(thread());
     Copy::copy(from + (begin + row) * tokens.token_stride, rows, to, thread());
   }
@@ -150,16 +189,17 @@ class KeyPipeline {
 
   // Strides that matter are multiples of 16 bytes.
   WL_FN TokenRows key_rows() const {
-    return {reinterpret_cast<const Unit*>(item_.facts().keys),
-            item_.p.k_block_stride / S::kPerUnit, item_.p.k_token_stride / S::kPerUnit};
+    return {reinterpret_cast<const Unit*>(ahead().facts().keys),
+            ahead().p.k_block_stride / S::kPerUnit, ahead().p.k_token_stride / S::kPerUnit};
   }
   WL_FN TokenRows value_rows() const {
-    return {reinterpret_cast<const Unit*>(item_.facts().values),
-            item_.p.v_block_stride / S::kPerUnit, item_.p.v_token_stride / S::kPerUnit};
+    return {reinterpret_cast<const Unit*>(ahead().facts().values),
+            ahead().p.v_block_stride / S::kPerUnit, ahead().p.v_token_stride / S::kPerUnit};
   }
 
-  const Item<K>& item_;
-  KeyWalk<K> walk_;
+  KeyWalk<K> walk_;         // of the item of the tile found last
+  int now_, found_, end_;   // indices: of the item at hand, of that one, behind the last
+  int may_find_;            // index of the last item whose facts are known
   int stage_;               // of the tile whose turn it is
   int slot_;                // likewise
   Visit ring_[C::kStages];  // tiles from that one on

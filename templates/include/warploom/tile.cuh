@@ -60,6 +60,7 @@ struct Sizes {
   static_assert(C::kHeadDimQk <= 256 && C::kHeadDimV <= 256, "head_dim is at most 256");
   static_assert(C::kRows % (16 * kRowWarps) == 0, "every warp needs whole blocks of 16 rows");
   static_assert(kRowBlocks <= 2, "a warp has at most 32 rows: more accumulators than registers");
+  static_assert(kGroupKeys <= kGroupThreads, "a thread looks up one row of a tile");
   static_assert(kGroupKeys % 16 == 0, "every warp needs whole MMA steps of 16 keys");
   static_assert(C::kStages >= 2, "one tile is copied while another is used");
 };
@@ -97,8 +98,7 @@ struct Operands {
   using S = Sizes<K>;
   using Variant = typename K::Variant;
   static constexpr bool kTransformsKeys = Variant::kHasKeyTransform;
-  static constexpr bool kTransformsValues =
-      Variant::kHasValueTransform && !Variant::kScalesValues;
+  static constexpr bool kTransformsValues = Variant::kHasValueTransform && !Variant::kScalesValues;
   static constexpr bool kNarrowKeys = S::kNarrow && !kTransformsKeys;
   static constexpr bool kNarrowValues = S::kNarrow && !kTransformsValues;
   static constexpr bool kWidensKeys = S::kNarrow && kTransformsKeys;

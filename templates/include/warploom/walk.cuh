@@ -6,17 +6,25 @@
 namespace warploom {
 
 // A tile of keys on its way through the pipeline. Its first place in the segment's list is a
-// multiple of 16, which leaves room for its class in the same register.
+// multiple of 16, which leaves room for its class and a tag in the same register.
 struct Visit {
-  int begin_and_class;
+  // Where a tile begins that does not exist: past all others, and its last key still is an int.
+  static constexpr int kNone = 0x7fffff00;
+
+  int bits;
 
   WL_FN Visit() {}
-  WL_FN Visit(int begin, TileClass tile_class)
-      : begin_and_class(begin | static_cast<int>(tile_class)) {}
-  WL_FN int begin() const { return begin_and_class & ~15; }
-  WL_FN bool is_full() const {
-    return (begin_and_class & 15) == static_cast<int>(TileClass::kFull);
+  WL_FN Visit(int begin, TileClass tile_class) : bits(begin | static_cast<int>(tile_class)) {}
+  WL_FN int begin() const { return bits & ~15; }
+  WL_FN bool exists() const { return bits < kNone; }
+  WL_FN bool is_full() const { return (bits & 3) == static_cast<int>(TileClass::kFull); }
+  // The tag tells items apart that follow each other.
+  WL_FN Visit tagged(int item) const {
+    Visit visit;
+    visit.bits = bits | (item & 3) << 2;
+    return visit;
   }
+  WL_FN bool is_of(int item) const { return (bits >> 2 & 3) == (item & 3); }
 };
 
 // Walks an item's places in steps of the CTA's tile; skips tiles that no row sees.
@@ -27,11 +35,14 @@ class KeyWalk {
   using Variant = typename K::Variant;
 
  public:
-  // Where a tile begins that does not exist: past all others, and its last key still is an int.
-  static constexpr int kNone = 0x7fffff00;
+  WL_FN KeyWalk(const Item<K>& item, int group) : item_(item) { restart(group); }
 
-  WL_FN KeyWalk(const Item<K>& item, int group)
-      : item_(item), next_(item.facts().places.begin + group * S::kGroupKeys) {}
+  WL_FN const Item<K>& item() const { return item_; }
+  // Goes on with the first key of another item of the CTA.
+  WL_FN void move_to(int index, int group) {
+    item_.arena.index = index;
+    restart(group);
+  }
 
   WL_FN Visit next() {
     for (; next_ < item_.facts().places.end; next_ += C::kKeys) {
@@ -41,7 +52,7 @@ class KeyWalk {
       next_ += C::kKeys;
       return visit;
     }
-    return {kNone, TileClass::kPartial};
+    return {Visit::kNone, TileClass::kPartial};
   }
 
  private:
@@ -79,7 +90,9 @@ class KeyWalk {
     return {__reduce_min_sync(kAllLanes, low), __reduce_max_sync(kAllLanes, high) + 1};
   }
 
-  const Item<K>& item_;
+  WL_FN void restart(int group) { next_ = item_.facts().places.begin + group * S::kGroupKeys; }
+
+  Item<K> item_;
   int next_;
 };
 

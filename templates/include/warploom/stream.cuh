@@ -1,0 +1,73 @@
+// The portable kernel for few query rows (decoding): all warps share the rows, and each streams its
+// own keys, from item to item without a stop.
+//
+// One more warp, the scout, works ahead: while item i is computed it opens item i + 2 and fetches
+// the queries of item i + 1. So a warp whose keys of item i are all on their way starts with those
+// of item i + 1, and memory stays busy while results are joined and written.
+#pragma once
+
+#include <warploom/attend.cuh>
+#include <warploom/merge.cuh>
+
+namespace warploom {
+
+// The item of an index; facts and rows lie in one of Arena::kItems slots, in turn.
+template <class K>
+WL_FN Item<K> item_of(const typename K::Params& p, char* shared_memory, int index) {
+  return {p, {shared_memory, index}};
+}
+
+template <class K>
+class Scout {
+  using C = typename K::Config;
+  using Copy = RowCopy<C::kRows, C::kHeadDimQk, Sizes<K>::kDimQk, Sizes<K>::kBlock, kWarpSize>;
+
+ public:
+  // Makes items ready, of which the first is open: before the barrier at the beginning of an item,
+  // its queries and the facts of the next.
+  WL_FN static void run(const typename K::Params& p, char* shared_memory, int first, int end) {
+    for (int i = first; i < end; ++i) {
+      const unsigned lane = threadIdx.x % kWarpSize;
+      const Item<K> item = item_of<K>(p, shared_memory, i);
+      copy_queries<Copy>(item, item.arena.queries(), lane);
+      if (i + 1 < end) item_of<K>(p, shared_memory, i + 1).open(i + 1, lane, kWarpSize);
+      cute::cp_async_wait<0>();
+      if constexpr (K::Variant::kHasQueryTransform) {
+        __syncwarp();
+        transform_rows<QuerySeat<K>, QueryTile<K>, C::kRows, kWarpSize>(item, item.arena.queries(),
+                                                                        lane, QueryRows<K>{item});
+      }
+      __syncthreads();
+    }
+  }
+};
+
+template <class K>
+WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
+  const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
+  if (first >= end) return;
+  const Item<K> opened = item_of<K>(p, shared_memory, first);
+  opened.open(first, threadIdx.x, Sizes<K>::kThreads + kWarpSize);
+  __syncthreads();
+  if (threadIdx.x >= Sizes<K>::kThreads) {
+    Scout<K>::run(p, shared_memory, first, end);
+    return;
+  }
+  KeyPipeline<K> pipeline(opened, first, end);
+  pipeline.look_up();
+  sync_group<K>();
+  pipeline.start();
+  for (int i = first; i < end; ++i) {
+    __syncthreads();  // what the scout made ready; and the slabs are read
+    const Item<K> item = item_of<K>(p, shared_memory, i);
+    typename WarpMma<K>::Output output = {};
+    Softmax<K> softmax(softmax_factor<K>(p));
+    pipeline.begin(i);
+    attend(item, pipeline, softmax, output);
+    write_joined_rows(item, softmax, output);
+    merge_if_last(item);
+  }
+  cute::cp_async_wait<0>();
+}
+
+}  // namespace warploom
