@@ -7,7 +7,7 @@ Keys:
     variant_struct: custom functions and `struct Variant`.
     config_struct: `struct Config`, the sizes as compile-time constants.
     entry: the kernel's `extern "C"` name.
-    threads: of a CTA of the portable template.
+    launch_bounds: arguments of `__launch_bounds__` for the portable template.
     config: the same sizes as values, where a template must choose text: element and kv_element (C++
         types), head_dim_qk, head_dim_v, rows, keys, warps, stages, block_kv (tokens per indexed
         block; 0 if affine), indexed, column_positions; for Hopper also query_stages and bulk
@@ -22,7 +22,7 @@ from typing import Literal
 from warploom.codegen.abi import param_fields, struct_text
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import portable_threads
+from warploom.codegen.tiles import launch_bounds
 from warploom.codegen.tiles_hopper import copies_in_bulk
 from warploom.dsl.spec import AttentionSpec
 
@@ -52,7 +52,7 @@ def kernel_context(
         "config_struct": config_struct(config),
         "config": config,
         "entry": "warploom_kernel",
-        "threads": portable_threads(tile),
+        "launch_bounds": launch_bounds(tile),
     }
 
 

@@ -64,6 +64,16 @@ def portable_threads(tile: TileConfig) -> int:
     return (tile.warps + (tile.rows == STREAMED_ROWS)) * _WARP
 
 
+def launch_bounds(tile: TileConfig) -> str:
+    """Arguments of `__launch_bounds__`.
+
+    Where warps stream keys, shared memory limits the CTAs of an SM, and asking for one alone keeps
+    the compiler from saving registers for more.
+    """
+    threads = portable_threads(tile)
+    return f"{threads}, 1" if tile.rows == STREAMED_ROWS else str(threads)
+
+
 def choose_tile(
     spec: AttentionSpec, arch: Arch, mean_fused_rows: float, items_per_sm: float | None = None
 ) -> TileConfig:
@@ -121,7 +131,9 @@ def _candidates(spec: AttentionSpec, mean_fused_rows: float, few: bool) -> Itera
         # All warps share the rows and stream keys. Two CTAs on an SM hide that each ends its items
         # alone; where no CTA has two items, one CTA leaves fewer partial results to merge.
         alone, paired = TileConfig(16, 128, 4, 2), TileConfig(16, 64, 2, 2)
-        yield from (alone, paired) if few else (paired, alone)
+        if spec.is_narrow:  # half the bytes, the same instructions: more warps
+            yield TileConfig(16, 256, 8, 2)
+        yield from (alone, paired) if few or spec.is_narrow else (paired, alone)
         yield TileConfig(16, 32, 2, 2)
         yield TileConfig(16, 16, 1, 2)
         return

@@ -93,7 +93,7 @@ class Appender:
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
         for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
             if value % 8 or not 8 <= value <= 256:
-                raise BadHeadDim(name=name, value=value)
+                raise BadHeadDim(name=name, value=value, multiple=8)
         if not isinstance(kv_format, Paged) or kv_format.page_size < 1:
             raise ArgumentError(name="kv_format", reason=f"{kv_format} is no paged cache")
         num_q_heads = num_kv_heads if num_q_heads is None else num_q_heads
@@ -107,7 +107,7 @@ class Appender:
         self._format = kv_format
         self._geometry = Geometry(
             kv_format, num_q_heads, num_kv_heads, head_dim, head_dim_v,
-            getattr(torch, given.name), self.device,
+            getattr(torch, given.name), getattr(torch, kept.name), self.device,
         )  # fmt: skip
         self._inputs = Inputs(traced, self._geometry)
         bound = made.inputs()

@@ -43,8 +43,8 @@ def make_spec(
     """Check the declaration.
 
     Raises:
-        BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256; of 16 for 8-bit keys and
-            values on CUDA.
+        BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256; of 16 for 8-bit keys
+            and values on CUDA.
         UnsupportedSpec: a dtype that attention, or this device's back end, does not compute in.
         ArgumentError: a page or block size below 1.
     """

@@ -115,7 +115,8 @@ class AttentionWrapper:
         """
         self._variant = as_variant(variant)
         self._setup(traced_once(self._variant)[1], kv_format or Ragged(), num_q_heads, num_kv_heads,
-                    head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device), backend)  # fmt: skip
+                    head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device),
+                    backend)  # fmt: skip
         if lse_base not in _LSE_SCALE:
             raise ArgumentError(name="lse_base", reason=f"{lse_base!r} is neither 'e' nor '2'")
         if cuda_graph and bounds is None:
@@ -138,18 +139,11 @@ class AttentionWrapper:
         self.handle = custom_op.register_wrapper(self)
 
     def _setup(
-        self,
-        traced: TracedVariant,
-        kv_format: KVFormat,
-        num_q_heads: int,
-        num_kv_heads: int | None,
-        head_dim: int,
-        head_dim_v: int | None,
-        dtype: str | DType | torch.dtype,
-        kv_dtype: str | DType | torch.dtype | None,
-        device: torch.device,
-        backend: str | None,
-    ) -> None:
+        self, traced: TracedVariant, kv_format: KVFormat, num_q_heads: int,
+        num_kv_heads: int | None, head_dim: int, head_dim_v: int | None,
+        dtype: str | DType | torch.dtype, kv_dtype: str | DType | torch.dtype | None,
+        device: torch.device, backend: str | None,
+    ) -> None:  # fmt: skip
         self.device = device
         self.backend: Backend = resolve_backend(backend, device)
         num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads

@@ -11,7 +11,7 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.abi import Packer, param_fields, struct_text
-from warploom.codegen.functors import variant_struct
+from warploom.codegen.functors import scale_factors, variant_struct
 from warploom.codegen.split import split
 from warploom.dsl.custom import custom_function
 from warploom.dsl.dtypes import float32
@@ -296,3 +296,43 @@ def test_reductions_are_numbered_in_order_of_need() -> None:
     assert "kValueReductions = 2" in text and "kKeyReductions = 1" in text
     assert "kQueryReductions" not in text
     assert "return I == 0 ? -kInfinity : 0.0f;" in text  # the maximum comes before the sum
+
+
+class Scaled(Variant):
+    """Values times numbers that no lane changes, or one that a lane does."""
+
+    scale = Tensor("float32", ("kv_pos",))
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+
+    def value_transform(self, v: Any, at: Position) -> Any:
+        scale = self.scale[at.kv_pos]
+        return {
+            "right": v * scale,
+            "left": scale * v,
+            "twice": 0.5 * (v * scale),
+            "lane": v * (scale * at.lane),
+            "sum": v * sum_lanes(v),
+            "shift": v * scale + 1.0,
+            "other lane": rotate_half(v) * scale,
+        }[self._form]
+
+
+@pytest.mark.parametrize(
+    ("form", "count"),
+    [
+        ("right", 1),
+        ("left", 1),
+        ("twice", 2),
+        ("lane", 0),
+        ("sum", 0),
+        ("shift", 0),
+        ("other lane", 0),
+    ],
+)
+def test_value_transforms_that_only_scale_are_told_apart(form: str, count: int) -> None:
+    traced = trace(Scaled(form))
+    assert len(scale_factors(traced.seats["value_transform"])) == count
+    text = variant_struct(traced, "cuda")
+    assert ("kScalesValues" in text) == (count > 0)

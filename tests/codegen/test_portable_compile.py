@@ -13,7 +13,7 @@ from warploom.codegen.nvrtc import Compiled, run_nvrtc
 from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles import choose_tile, cuda_launch
-from warploom.dsl.dtypes import dtype
+from warploom.dsl.dtypes import dtype, kv_dtype
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
@@ -38,6 +38,7 @@ def spec(
     head_dim: int = 128,
     head_dim_v: int | None = None,
     element: str = "bfloat16",
+    stored: str | None = None,
 ) -> AttentionSpec:
     return AttentionSpec(
         trace(variant or wl.Causal()),
@@ -45,6 +46,7 @@ def spec(
         head_dim_v or head_dim,
         dtype(element),
         kv_format or wl.Ragged(),
+        kv_dtype(stored) if stored else None,
     )
 
 
@@ -81,7 +83,8 @@ def test_every_architecture(arch: str) -> None:
 
 TILES = [
     TileConfig(16, 128, 4, 2),
-    TileConfig(16, 32, 2, 3),
+    TileConfig(16, 64, 2, 2),
+    TileConfig(16, 16, 1, 2),
     TileConfig(64, 32, 2, 2),
     TileConfig(64, 128, 4, 2),
     TileConfig(128, 32, 4, 3),
@@ -151,6 +154,43 @@ def test_the_launch_knows_the_shared_memory_of_listed_columns() -> None:
     shared = cuda_launch(of, tile, arch_named("sm_80")).shared_bytes
     claim = f"\nstatic_assert(warploom::Arena<warploom::Kernel>::kBytes == {shared});\n"
     compile_portable(of, tile, "sm_80", claim)
+
+
+# 8-bit keys and values: widened in registers, or, for seats, to a tile of their own.
+NARROW = {
+    "decode": (wl.Causal(), TileConfig(16, 256, 8, 2), "float8_e4m3fn", "sm_90a"),
+    "half": (wl.KVScale(), TileConfig(16, 64, 2, 2), "float8_e5m2", "sm_89"),
+    "tokens": (wl.TokenKVScale(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_100a"),
+    "seats": (wl.Rope() & ScaledValues(), TileConfig(16, 64, 2, 2), "float8_e4m3fn", "sm_120"),
+    "before sm_89": (wl.HeadKVScale(), TileConfig(16, 128, 4, 2), "float8_e4m3fn", "sm_80"),
+    "tall": (wl.Causal(), TileConfig(128, 64, 8, 2), "float8_e5m2", "sm_90a"),
+}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_keys_and_values(name: str) -> None:
+    variant, tile, stored, arch = NARROW[name]
+    element = "float16" if name == "half" else "bfloat16"
+    of = spec(variant, wl.Paged(16), 96 if name == "seats" else 128, element=element, stored=stored)
+    shared = cuda_launch(of, tile, arch_named(arch)).shared_bytes
+    claim = f"\nstatic_assert(warploom::Arena<warploom::Kernel>::kBytes == {shared});\n"
+    assert spilled(compile_portable(of, tile, arch, claim)) == 0
+
+
+def test_narrow_keys_have_tiles_of_the_portable_template() -> None:
+    for rows in (1, 50, 1000):
+        tile = choose_tile(spec(stored="float8_e4m3fn"), arch_named("sm_90a"), rows)
+        assert tile.template == "portable"
+
+
+def test_few_items_have_an_sm_alone() -> None:
+    few, many = (choose_tile(spec(), arch_named("sm_90a"), 4, n) for n in (0.9, 4.0))
+    assert few.rows == many.rows == 16
+    assert few.keys > many.keys
+    assert cuda_launch(spec(), few, arch_named("sm_90a")).ctas_per_sm == 1
+    assert few.reason != many.reason
 
 
 def test_rendered_source_is_short() -> None:

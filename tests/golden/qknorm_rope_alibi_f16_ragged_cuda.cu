@@ -198,6 +198,7 @@ struct Variant : IdentityVariant<Params> {
 
 struct Config {
   using Element = warploom::half_t;
+  using KvElement = warploom::half_t;
   static constexpr int kHeadDimQk = 64;
   static constexpr int kHeadDimV = 64;
   static constexpr int kRows = 128;

@@ -131,6 +131,7 @@ struct Variant : IdentityVariant<Params> {
 
 struct Config {
   using Element = float;
+  using KvElement = float;
   static constexpr int kHeadDimQk = 64;
   static constexpr int kHeadDimV = 64;
   static constexpr int kRows = 32;

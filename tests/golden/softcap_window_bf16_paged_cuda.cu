@@ -145,6 +145,7 @@ struct Variant : IdentityVariant<Params> {
 
 struct Config {
   using Element = warploom::bfloat16_t;
+  using KvElement = warploom::bfloat16_t;
   static constexpr int kHeadDimQk = 128;
   static constexpr int kHeadDimV = 128;
   static constexpr int kRows = 128;

@@ -21,7 +21,10 @@ MIDDLE, TALL = TileConfig(64, 32, 2, 2), TileConfig(128, 64, 8, 2)
 POOL = [
     (wl.Variant(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SMALL, E4M3)),
     (wl.Variant(), Setup(wl.Paged(1), "float16", 128, 128, "cuda", DEEP, E5M2)),
-    (wl.Causal() & wl.KVScale(0.3, 2.5), Setup(wl.Ragged(), "bfloat16", 64, 64, "cuda", DEEP, E5M2)),
+    (
+        wl.Causal() & wl.KVScale(0.3, 2.5),
+        Setup(wl.Ragged(), "bfloat16", 64, 64, "cuda", DEEP, E5M2),
+    ),
     (wl.HeadKVScale(), Setup(wl.Paged(5, layout="HND"), "float16", 96, 64, "cuda", SMALL, E4M3)),
     (wl.TokenKVScale(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SMALL, E4M3)),
     (
@@ -32,7 +35,10 @@ POOL = [
         wl.Causal() & wl.KVScale(0.5, 2.0) & wl.Rope(),
         Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SMALL, E4M3),
     ),
-    (wl.TokenKVScale(), Setup(wl.BlockSparse(block=(16, 8)), "float16", 64, 64, "cuda", MIDDLE, E5M2)),
+    (
+        wl.TokenKVScale(),
+        Setup(wl.BlockSparse(block=(16, 8)), "float16", 64, 64, "cuda", MIDDLE, E5M2),
+    ),
     (wl.SlidingWindow(40), Setup(wl.Paged(7), "bfloat16", 48, 80, "cuda", MIDDLE, E4M3)),
     (wl.Causal() & wl.QKNorm(), Setup(wl.Ragged(), "float16", 16, 32, "cuda", MIDDLE, E4M3)),
     (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", TALL, E4M3)),
@@ -40,7 +46,7 @@ POOL = [
         wl.FlashSigmoid(bias=-2.0) & wl.TokenKVScale(),
         Setup(wl.Dense(), "bfloat16", 64, 128, "cuda", TALL, E5M2),
     ),
-]  # fmt: skip
+]
 
 
 def test_random_batches_agree_with_the_oracle() -> None:

@@ -153,6 +153,33 @@ def test_invariant_wrappers_give_a_request_the_same_bits_among_any_neighbours(cu
     assert torch.equal(alone, attention.run(q, (k, v))[:5])
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_decoding_is_invariant_while_neighbours_come_and_go(kv_dtype: Any, cuda: Any) -> None:
+    """The same request alone, among 64, and after half of these have finished."""
+    pages = torch.randint(1, 60, (64,), generator=torch.Generator().manual_seed(1)).tolist()
+    pages[40] = 625  # 10,000 keys: cut, alone or not
+    ends = np.cumsum([0, *pages]).astype(np.int32)
+    q = torch.randn(64, 8, 128, device=cuda, dtype=torch.bfloat16)
+    cache = torch.randn(ends[-1], 2, 16, 2, 128, device=cuda).to(kv_dtype)
+    indices = np.random.default_rng(0).permutation(ends[-1]).astype(np.int32)
+    attention = wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Paged(16), device=cuda, batch_invariant=True, kv_dtype=kv_dtype,
+        bounds=wl.Bounds(64, 64, 10_000, int(ends[-1])), **SHAPE,
+    )  # fmt: skip
+
+    def decode(first: int, last: int) -> torch.Tensor:
+        own = ends[first : last + 1]
+        attention.plan(
+            np.arange(last - first + 1), own - own[0], indices[own[0] : own[-1]],
+            np.full(last - first, 16),
+        )  # fmt: skip
+        return attention.run(q[first:last], cache)
+
+    among = decode(0, 64)[40]
+    assert torch.equal(decode(40, 41)[0], among)
+    assert torch.equal(decode(32, 64)[8], among)
+
+
 def test_plans_and_runs_on_different_streams_wait_for_each_other(cuda: Any) -> None:
     attention = wl.AttentionWrapper(wl.Causal(), device=cuda, **SHAPE)
     q, k, v = tensors(64, 4096, cuda)

@@ -56,6 +56,18 @@ def make(request: pytest.FixtureRequest) -> Any:
 Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
 
 
+def test_keys_of_another_type_than_declared() -> None:
+    wrapper = AttentionWrapper(device="cpu", kv_dtype=torch.float8_e5m2, **SHAPE)
+    wrapper.plan([0, 3], [0, 5])
+    narrow = K.to(torch.float8_e5m2)
+    assert wrapper.run(Q, (narrow, narrow)).dtype == torch.float32
+    for k, v, name in ((K, narrow, "k"), (narrow, K.to(torch.float8_e4m3fn), "v")):
+        with pytest.raises(errors.WrongDType, match=f"{name} has dtype .* torch.float8_e5m2"):
+            wrapper.run(Q, (k, v))
+    with pytest.raises(errors.WrongDType, match="v has dtype"):
+        attention(Q[None], narrow[None], K[None])
+
+
 @pytest.mark.parametrize(
     ("q", "k", "v", "error", "text"),
     [
@@ -237,10 +249,13 @@ def test_scalars_of_the_mask_are_needed_by_plan() -> None:
     ("changes", "error", "text"),
     [
         ({"head_dim": 60}, errors.BadHeadDim, "head_dim=60"),
-        ({"head_dim": 264}, errors.BadHeadDim, "multiple of 8 from 8 to 256"),
+        ({"head_dim": 264}, errors.BadHeadDim, "multiple of 8 up to 256"),
         ({"head_dim_v": 4}, errors.BadHeadDim, "head_dim_v=4"),
         ({"num_kv_heads": 3}, errors.ArgumentError, "4 is no positive multiple of num_kv_heads=3"),
         ({"dtype": "int8"}, errors.UnsupportedSpec, "dtype int8"),
+        ({"kv_dtype": "int8"}, errors.UnsupportedSpec, "float32, float8_e4m3fn, float8_e5m2"),
+        ({"kv_dtype": torch.float16}, errors.UnsupportedSpec, "kv_dtype torch.float16 with dtype"),
+        ({"dtype": torch.float8_e5m2}, errors.UnsupportedSpec, "float16, bfloat16, float32"),
         ({"dtype": torch.float64}, errors.UnsupportedSpec, "float16, bfloat16, float32"),
         ({"device": "meta"}, errors.UnsupportedSpec, "back ends are cuda and cpu"),
         ({"backend": "cuda"}, errors.ArgumentError, "'cuda' does not serve cpu"),

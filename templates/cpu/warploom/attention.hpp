@@ -9,8 +9,8 @@
 
 namespace warploom {
 
-// bfloat16 dot products take tensors as they are stored. What a transform made, and what has 8 bits,
-// becomes float32.
+// bfloat16 dot products take tensors as they are stored. What a transform made, and what has 8
+// bits, becomes float32.
 #if defined(WL_HAS_DOT_BF16)
 template <class Element, bool kAsStored>
 using DotOf =

@@ -14,35 +14,21 @@ namespace warploom {
 // cp.async of 16 bytes past L1, or of zeros: the source is then not read. CuTe's ZFILL atom says so
 // by a size of 0 bytes, for which ptxas emits pointer arithmetic with every copy; a predicate costs
 // nothing.
-// kOnce: nobody reads it again soon, so that plans and queries stay in L2 instead.
-template <bool kOnce, class Element>
+template <class Element>
 WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
-  const unsigned address = cute::cast_smem_ptr_to_uint(to);
-  const int sign = exists ? 0 : -1;  // because what tells absent rows from others is one
-  if constexpr (kOnce) {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile(
-        "{\n"
-        "  .reg .pred ignore;\n"
-        "  setp.lt.s32 ignore, %2, 0;\n"
-        "  cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, ignore, %3;\n"
-        "}\n" ::"r"(address),
-        "l"(from), "r"(sign), "l"(policy));
-  } else {
-    asm volatile(
-        "{\n"
-        "  .reg .pred ignore;\n"
-        "  setp.lt.s32 ignore, %2, 0;\n"
-        "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n"
-        "}\n" ::"r"(address),
-        "l"(from), "r"(sign));
-  }
+  // A sign, because what tells absent rows from others is one.
+  asm volatile(
+      "{\n"
+      "  .reg .pred ignore;\n"
+      "  setp.lt.s32 ignore, %2, 0;\n"
+      "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n"
+      "}\n" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+      "l"(from), "r"(exists ? 0 : -1));
 }
 
 // Copies kRows rows with kThreads threads. Where the tile's width is that of kHeadDim padded, the
 // padding becomes zeros.
-template <int kRows, int kHeadDim, int kDim, int kBlock, int kThreads, bool kOnce = false>
+template <int kRows, int kHeadDim, int kDim, int kBlock, int kThreads>
 struct RowCopy {
   using Tile = SmemTile<kRows, kDim, kBlock>;
 
@@ -79,7 +65,7 @@ struct RowCopy {
     for (int panel = 0; panel < kDim / kBlock; ++panel) {
       const int lane = panel * kBlock;
       const bool exists = row_exists && (kHeadDim == kDim || lane + column(thread) < kHeadDim);
-      copy_vector<kOnce>(from + lane, row_to + panel * (kRows * kBlock), exists);
+      copy_vector(from + lane, row_to + panel * (kRows * kBlock), exists);
     }
   }
 
@@ -125,13 +111,11 @@ template <class K>
 using QueryCopy = RowCopy<K::Config::kRows, K::Config::kHeadDimQk, Sizes<K>::kDimQk,
                           Sizes<K>::kBlock, Sizes<K>::kThreads>;
 template <class K>
-using KeyCopy =
-    RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimQk / Sizes<K>::kPerUnit, Sizes<K>::kUnitsQk,
-            Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads, Sizes<K>::kSplitKeys>;
+using KeyCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimQk / Sizes<K>::kPerUnit,
+                        Sizes<K>::kUnitsQk, Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads>;
 template <class K>
-using ValueCopy =
-    RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimV / Sizes<K>::kPerUnit, Sizes<K>::kUnitsV,
-            Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads, Sizes<K>::kSplitKeys>;
+using ValueCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimV / Sizes<K>::kPerUnit,
+                          Sizes<K>::kUnitsV, Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads>;
 
 template <class Copy, class K>
 WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to, unsigned thread) {

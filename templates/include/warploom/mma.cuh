@@ -65,6 +65,7 @@ struct WarpMma {
   // Weights up to 256 and 8-bit values are exact enough in half precision, and widen for less.
   static constexpr bool kHalfValues =
       O::kNarrowValues && K::Variant::kSoftmax && !K::Variant::kScalesValues;
+  using Atom = MmaAtom<Element>;
   using ValueElement = cute::conditional_t<kHalfValues, half_t, Element>;
   static constexpr bool kHalfKeys =
       O::kNarrowKeys && S::kSplitKeys && S::kDimQk <= 128 && !cute::is_same_v<Element, half_t>;
