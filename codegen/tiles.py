@@ -14,6 +14,7 @@ from warploom.codegen.arch import Arch
 from warploom.codegen.functors import scale_factors
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles_hopper import hopper_launch, hopper_tiles
+from warploom.dsl.ir import walk
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
@@ -98,7 +99,7 @@ def choose_tile(
     few = items_per_sm is not None and items_per_sm <= 1
     fitting = [
         (tile, shape)
-        for tile in _candidates(spec, mean_fused_rows, few)
+        for tile in _candidates(spec, arch, mean_fused_rows, few)
         if (shape := cuda_launch(spec, tile, arch)).shared_bytes <= arch.shared_per_cta
     ]
     if fitting and fitting[0][0].rows == STREAMED_ROWS:
@@ -119,7 +120,9 @@ def choose_tile(
     )
 
 
-def _candidates(spec: AttentionSpec, mean_fused_rows: float, few: bool) -> Iterator[TileConfig]:
+def _candidates(
+    spec: AttentionSpec, arch: Arch, mean_fused_rows: float, few: bool
+) -> Iterator[TileConfig]:
     """Tiles to try, in the order of speed on an H200.
 
     One tile of keys is copied while another is used: two stages are the least. 32 rows per warp
@@ -137,15 +140,31 @@ def _candidates(spec: AttentionSpec, mean_fused_rows: float, few: bool) -> Itera
         yield TileConfig(16, 32, 2, 2)
         yield TileConfig(16, 16, 1, 2)
         return
-    if mean_fused_rows > 64 and widest <= 128:
-        if widest <= 64:
+    if mean_fused_rows > 64 and widest <= 128 and not spec.is_narrow:
+        tight = _needs_registers(spec, arch)
+        if widest <= 64 and not tight:
             yield TileConfig(128, 128, 4, 2)
-        yield from (TileConfig(128, keys, 4, 2) for keys in (64, 32))
+        if widest <= 64 or not tight:
+            yield TileConfig(128, 64, 4, 2)
+        yield TileConfig(128, 32, 4, 2)
     if mean_fused_rows > 64:
         yield from (TileConfig(128, keys, 8, 2) for keys in (64, 32))
     if widest <= 128:
         yield TileConfig(64, 32, 2, 2)
     yield from (TileConfig(64, keys, 4, 2) for keys in (32, 64))
+
+
+def _needs_registers(spec: AttentionSpec, arch: Arch) -> bool:
+    """True if seats on logits leave the largest tiles too few registers.
+
+    A sweep found spills where logits are transformed or the mask reads inputs, and on newer
+    architectures with any mask.
+    """
+    seats = spec.variant.seats
+    if "logits_mask" not in seats or "logits_transform" in seats:
+        return "logits_transform" in seats
+    reads = any(found.op in ("load", "scalar") for found in walk(seats["logits_mask"]))
+    return reads or arch.capability >= (10, 0)
 
 
 def _merit(tile: TileConfig, shape: LaunchShape) -> tuple[int, int]:
