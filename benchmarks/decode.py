@@ -8,12 +8,13 @@ GB/s count what must be moved: keys and values once, queries and outputs once. b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
 import peers_flashinfer as flashinfer
 import torch
-from batches import Inputs, Shape, label, lengths
+from batches import Inputs, Shape, label, lengths, make_inputs
 from harness import Implementation, Thunk
 from peers import cudnn, planned, warploom
 from selections import selection_trials
@@ -86,12 +87,39 @@ def balance_trials(setting: Setting) -> Iterator[Trial]:
             yield attention_trial(f"{name}, {heads[0]}/{heads[1]}", shape, contestants, unit="us")
 
 
+def run_narrow(inputs: Sequence[Inputs]) -> list[Thunk]:
+    """The same keys and values in a cache of 8 bits."""
+    attention = planned(wl.Causal(), inputs[0], kv_dtype="float8_e4m3fn")
+    narrow = [(x.k.to(torch.float8_e4m3fn), x.v.to(torch.float8_e4m3fn)) for x in inputs]
+    return [partial(attention.run, x.q, kv) for x, kv in zip(inputs, narrow, strict=True)]
+
+
+def make_representable(shape: Shape, device: torch.device) -> Inputs:
+    """Inputs whose keys and values 8 bits hold exactly, so that both caches have one truth."""
+    made = make_inputs(shape, device)
+    k, v = (x.to(torch.float8_e4m3fn).to(shape.dtype) for x in (made.k, made.v))
+    return replace(made, k=k, v=v)
+
+
+def narrow_trials(setting: Setting) -> Iterator[Trial]:
+    """The figure is the time: the narrow cache has half the bytes."""
+    contestants = (warploom(), Implementation("warploom e4m3 cache", run_narrow))
+    for heads in setting.pick(HEADS, (4, 2)):
+        for batch in setting.pick(BATCHES, 4):
+            length = 8192 if setting.on_gpu else 256
+            shape = decode_shape((length,) * batch, heads, 16)
+            name = f"{batch} x {length}, {heads[0]}/{heads[1]}"
+            trial = attention_trial(name, shape, contestants, unit="us")
+            yield replace(trial, make=partial(make_representable, shape))
+
+
 TABLES = (
     Table("decode", partial(decode_trials, 16), ("copy", "read")),
     Table("decode_page1", partial(decode_trials, 1), ("copy", "read")),
     Table("decode_long", long_trials, ("copy", "read")),
     Table("decode_selections", selection_trials),
     Table("decode_balance", balance_trials),
+    Table("decode_fp8", narrow_trials),
 )
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ TITLES = {
     "decode_long": "Decode of one long request, bf16",
     "decode_selections": "Decode over selected pages of 16, 32 heads of 128, bf16",
     "decode_balance": "Decode of lengths with one giant, load balanced or not, bf16",
+    "decode_fp8": "Decode with keys and values in 8 bits, heads of 128",
     "cpu_attention": "Attention on the CPU",
     "run_overhead": "Host time of one call",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
@@ -102,6 +103,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "decode_long": draw_bars,
     "decode_selections": draw_bars,
     "decode_balance": draw_bars,
+    "decode_fp8": draw_bars,
 }
 
 

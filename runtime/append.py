@@ -26,7 +26,7 @@ from warploom.codegen.arch import Arch
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import host_target
 from warploom.codegen.source import KernelSource
-from warploom.dsl.dtypes import DType, dtype
+from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
 from warploom.dsl.formats import Layout, Paged
 from warploom.dsl.variant import Variant
 from warploom.errors import (
@@ -82,7 +82,9 @@ class Appender:
             num_kv_heads, num_q_heads: heads; the second (for functors) defaults to the first.
             head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
             dtype: of new keys and values: float16, bfloat16 or float32.
-            cache_dtype: of the cache, to which results are rounded; `dtype` by default.
+            cache_dtype: of the cache, to which results are rounded; `dtype` by default. Numbers too
+                large for float8_e4m3fn and float8_e5m2 become the largest; let the transforms
+                divide by the scales that the attending variant multiplies with.
             device: the current CUDA device by default, or the CPU.
 
         Raises:
@@ -101,7 +103,9 @@ class Appender:
         self.device = resolve_device(device)
         made = as_variant(variant)
         given = _element(dtype, "dtype")
-        kept = given if cache_dtype is None else _element(cache_dtype, "cache_dtype")
+        kept = given
+        if cache_dtype is not None:
+            kept = _element(cache_dtype, "cache_dtype", (*ATTENTION_DTYPES, *NARROW_DTYPES))
         traced = key_value_seats(traced_once(made)[1])
         self.spec = AppendSpec(traced, head_dim, head_dim_v, given, kept, kv_format.page_size)
         self._format = kv_format
@@ -259,13 +263,16 @@ def _appender(
     )
 
 
-def _element(given: str | DType | torch.dtype, name: str) -> DType:
+def _element(
+    given: str | DType | torch.dtype, name: str, allowed: tuple[DType, ...] = ATTENTION_DTYPES
+) -> DType:
     try:
-        found = dtype(given)  # type: ignore[arg-type]
+        found = kv_dtype(given)  # type: ignore[arg-type]
     except KeyError:
         found = None
-    if found is None or found.name not in ("float16", "bfloat16", "float32"):
-        raise ArgumentError(name=name, reason=f"{given} is no type of keys and values")
+    if found not in allowed:
+        names = ", ".join(one.name for one in allowed)
+        raise ArgumentError(name=name, reason=f"is {given}; expected one of {names}")
     return found
 
 

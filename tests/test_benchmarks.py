@@ -99,14 +99,17 @@ def test_pictures_show_every_measured_implementation(
     ("script", "table"),
     [("prefill", f"prefill{name}") for name in
      ("", "_full", "_variants", "_own", "_rope", "_ragged", "_paged", "_split")]
-    + [("decode", f"decode{name}") for name in ("", "_page1", "_long", "_selections", "_balance")],
+    + [
+        ("decode", f"decode{name}")
+        for name in ("", "_page1", "_long", "_selections", "_balance", "_fp8")
+    ],
 )  # fmt: skip
 def test_every_table_is_right_where_it_is_small(
     harness: ModuleType, plot: ModuleType, script: str, table: str, tmp_path: Path
 ) -> None:
     tables = __import__("tables")
     chosen = [one for one in __import__(script).TABLES if one.name == table]
-    only = "warploom,warploom causal,warploom without,warploom uncut"
+    only = "warploom,warploom causal,warploom without,warploom uncut,warploom e4m3 cache"
     tables.main(chosen, "", ["--device", "cpu", "--quick", "--out", str(tmp_path), "--only", only])
     machine, rows = harness.load_rows(tmp_path / f"{table}.jsonl")
     measured = [row for row in rows if row.case != "ceiling" and row.impl.startswith("warploom")]

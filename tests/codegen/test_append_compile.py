@@ -11,7 +11,7 @@ from warploom.codegen.append import AppendSpec, append_fields, key_value_seats, 
 from warploom.codegen.arch import ARCHS, arch_named
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.dsl.dtypes import dtype
+from warploom.dsl.dtypes import dtype, kv_dtype
 from warploom.dsl.trace import trace
 
 
@@ -19,7 +19,7 @@ def spec(
     variant: wl.Variant, dim: int = 128, cache: str = "bfloat16", page: int = 16
 ) -> AppendSpec:
     kept = key_value_seats(trace(variant))
-    return AppendSpec(kept, dim, dim, dtype("bfloat16"), dtype(cache), page)
+    return AppendSpec(kept, dim, dim, dtype("bfloat16"), kv_dtype(cache), page)
 
 
 @pytest.mark.nvrtc
@@ -40,6 +40,15 @@ def test_every_head_dim(dim: int) -> None:
     source = render_append(spec(wl.Rope(), dim, "float16", 1), "cuda")
     compiled = run_nvrtc(source.text, arch_named("sm_90a"), source.name)
     assert compiled.spill_bytes == 0
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("cache", ["float8_e4m3fn", "float8_e5m2"])
+def test_caches_of_8_bits(arch: str, cache: str) -> None:
+    source = render_append(spec(wl.Rope(), cache=cache), "cuda")
+    assert run_nvrtc(source.text, arch_named(arch), source.name).spill_bytes == 0
 
 
 def test_only_the_seats_of_keys_and_values_are_kept() -> None:

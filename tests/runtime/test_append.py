@@ -166,6 +166,52 @@ def test_appended_keys_are_those_that_attention_reads() -> None:
     torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_number_is_rounded_to_8_bits_as_torch_does(narrow: torch.dtype) -> None:
+    patterns = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
+    halves = patterns.view(torch.float16)
+    largest = torch.finfo(narrow).max
+    x = torch.cat((halves.float(), halves.float() * 2.0**-9, halves.float() * 1.0001))
+    x = x.view(-1, 1, 64)
+    cache = torch.zeros(2, 1, len(x), 1, 64, dtype=torch.uint8).view(narrow)
+    wl.append(x, -x, tuple(cache), [0, len(x)], [0, 1], [0], [len(x)])
+    for got, wide in zip(cache, (x, -x), strict=True):
+        expected = wide.clamp(-largest, largest).to(narrow).view(got.shape)
+        nan = wide.isnan().view(got.shape)
+        assert bool(((got.view(torch.uint8) == expected.view(torch.uint8)) | nan).all())
+        assert bool(got.float()[nan].isnan().all())
+
+
+@pytest.mark.parametrize("narrow", ["float8_e4m3fn", "float8_e5m2"])
+def test_quantised_on_the_way_and_scaled_when_read(narrow: str) -> None:
+    class Divided(wl.Variant):
+        scale = wl.Scalar("float32", default=0.25)
+
+        def key_transform(self, k: Any, at: Any) -> Any:
+            return k / self.scale
+
+        def value_transform(self, v: Any, at: Any) -> Any:
+            return v / self.scale
+
+    torch.manual_seed(0)
+    k, v, q = torch.randn(11, 2, 64), torch.randn(11, 2, 64), torch.randn(2, 4, 64)
+    table: Any = ([0, 2, 4], [5, 0, 3, 1], [2, 1])
+    cache = torch.zeros(2, 6, 4, 2, 64, dtype=torch.uint8).view(getattr(torch, narrow))
+    wl.append(k, v, tuple(cache), [0, 6, 11], *table, variant=Divided())
+    shape: Any = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "device": "cpu"}
+    narrow_kv = wl.AttentionWrapper(
+        wl.KVScale(0.25, 0.25) & wl.Causal(), kv_format=wl.Paged(4), kv_dtype=narrow,
+        dtype="float32", **shape,
+    )  # fmt: skip
+    narrow_kv.plan([0, 1, 2], *table)
+    rounded = [(x / 0.25).to(cache.dtype).float() * 0.25 for x in (k, v)]
+    exact = wl.AttentionWrapper(wl.Causal(), dtype="float32", **shape)
+    exact.plan([0, 1, 2], [0, 6, 11])
+    torch.testing.assert_close(
+        narrow_kv.run(q, tuple(cache)), exact.run(q, tuple(rounded)), rtol=1e-4, atol=1e-4
+    )
+
+
 def arguments(**changes: Any) -> tuple[Any, ...]:
     given = {
         "k": torch.zeros(3, 2, 8), "v": torch.zeros(3, 2, 8),

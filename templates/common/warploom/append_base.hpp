@@ -2,6 +2,8 @@
 // keys and values behind one interface.
 #pragma once
 
+#include <warploom/narrow.hpp>
+
 namespace warploom {
 
 // Where row `row` of the new tokens goes. All of it is read where the kernel runs, so a captured

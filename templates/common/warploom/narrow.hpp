@@ -1,0 +1,38 @@
+// Rounding to 8-bit floats: to nearest, ties to even. What is too large becomes the largest number,
+// since e4m3 has no infinity and a cache has no use for one; NaN stays NaN.
+// Included after load.cuh or load.hpp, which have the types.
+#pragma once
+
+namespace warploom {
+
+// Bits of a type with this mantissa, bias of the exponent, and largest number (as a float's bits).
+// Subnormals are rounded by an addition: the last place of `magic` is the smallest of them.
+template <int kMantissa, int kBias, unsigned kLargest>
+WL_FN unsigned char narrow_bits(float value, unsigned nan) {
+  const unsigned bits = __builtin_bit_cast(unsigned, value);
+  const unsigned sign = bits >> 24 & 0x80u;
+  unsigned magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<unsigned char>(sign | nan);
+  magnitude = magnitude < kLargest ? magnitude : kLargest;
+  constexpr int kDropped = 23 - kMantissa;
+  constexpr unsigned kSmallestNormal = unsigned(128 - kBias) << 23;
+  constexpr unsigned kMagic = unsigned(127 + 1 - kBias - kMantissa + 23) << 23;
+  const float magic = __builtin_bit_cast(float, kMagic);
+  const unsigned subnormal =
+      __builtin_bit_cast(unsigned, __builtin_bit_cast(float, magnitude) + magic) - kMagic;
+  const unsigned odd = magnitude >> kDropped & 1u;
+  const unsigned rounded = (magnitude + (1u << (kDropped - 1)) - 1u + odd) >> kDropped;
+  const unsigned normal = rounded - (unsigned(127 - kBias) << kMantissa);
+  return static_cast<unsigned char>(sign | (magnitude < kSmallestNormal ? subnormal : normal));
+}
+
+template <>
+WL_FN e4m3_t from_float<e4m3_t>(float value) {
+  return {narrow_bits<3, 7, 0x43e00000u>(value, 0x7fu)};  // 448
+}
+template <>
+WL_FN e5m2_t from_float<e5m2_t>(float value) {
+  return {narrow_bits<2, 15, 0x47600000u>(value, 0x7fu)};  // 57344
+}
+
+}  // namespace warploom
