@@ -352,33 +352,6 @@ def test_the_limit_of_ctas_is_kept() -> None:
     torch.testing.assert_close(attention.run(q, (k, v)), sdpa(q, k, v))
 
 
-def test_invariant_wrappers_give_a_request_the_same_bits_among_any_neighbours() -> None:
-    q, k, v = tensors(70, 9000)
-    attention = make(Causal(), batch_invariant=True, tile=None)
-    attention.plan([0, 5], [0, 5000])
-    alone = attention.run(q[:5], (k[:5000], v[:5000]))
-    attention.plan([0, 5, 6, 70], [0, 5000, 5700, 9000])
-    among = attention.run(q, (k, v))
-    assert torch.equal(alone, among[:5])
-
-
-def test_decoding_is_invariant_while_neighbours_come_and_go() -> None:
-    """The same request alone, among 64, and after half of these have finished."""
-    lengths = torch.randint(1, 300, (64,), generator=torch.Generator().manual_seed(1)).tolist()
-    lengths[40] = 5000  # cut, alone or not
-    q, k, v = tensors(64, sum(lengths))
-    ends = np.cumsum([0, *lengths])
-    own = slice(ends[40], ends[41])
-    attention = make(Causal(), batch_invariant=True, tile=None, bounds=Bounds(64, 64, 5000))
-    attention.plan(np.arange(65), ends)
-    among = attention.run(q, (k, v))[40]
-    attention.plan([0, 1], [0, 5000])
-    assert torch.equal(attention.run(q[40:41], (k[own], v[own]))[0], among)
-    attention.plan(np.arange(33), ends[32:] - ends[32])
-    later = attention.run(q[32:], (k[ends[32] :], v[ends[32] :]))
-    assert torch.equal(later[8], among)
-
-
 def test_the_reference_back_end_agrees() -> None:
     q, k, v = tensors(6, 40)
     results = []
