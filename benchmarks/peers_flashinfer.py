@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from batches import Inputs
@@ -131,6 +131,57 @@ def run_persistent(inputs: Sequence[Inputs]) -> list[Thunk]:
     return [partial(call, one) for one in inputs]
 
 
+class SharedPrefix(Protocol):
+    """One query row a request over a prefix that all share and a suffix of its own.
+
+    Attributes:
+        q: [batch, q heads, dim].
+        cache: [pages, 2, page size, kv heads, dim].
+        table: kv_indptr, kv_indices and last_page_len, int32 on the host.
+        prefix: tokens, a whole number of pages that every request lists first.
+    """
+
+    q: torch.Tensor
+    cache: torch.Tensor
+    table: dict[str, Any]
+    prefix: int
+
+
+def run_two_levels(inputs: Sequence[SharedPrefix]) -> list[Thunk]:
+    """Its FA2 kernel once for the prefix and once for the suffixes, and its merge of both."""
+    first = inputs[0]
+    device, (batch, q_heads, dim) = first.q.device, first.q.shape
+    flashinfer, scratch = library(device), workspace(device)
+    page_size, kv_heads = first.cache.shape[2:4]
+    shared = first.prefix // page_size
+    begins, last = (torch.as_tensor(first.table[key]) for key in ("kv_indptr", "last_page_len"))
+    pages = torch.as_tensor(first.table["kv_indices"])
+    lists = pages.tensor_split(begins[1:-1].tolist())
+    own = torch.cat([pages_of[shared:] for pages_of in lists])
+    own_begins = begins - shared * torch.arange(batch + 1)
+    sizes = q_heads, kv_heads, dim, page_size
+    types = {"q_data_type": first.q.dtype, "kv_data_type": first.q.dtype}
+
+    def ints(values: Any) -> torch.Tensor:
+        return torch.as_tensor(values).to(device, torch.int32)
+
+    prefix = flashinfer.BatchPrefillWithPagedKVCacheWrapper(scratch, "NHD", backend="fa2")
+    prefix.plan(
+        ints([0, batch]), ints([0, shared]), ints(lists[0][:shared]), ints([page_size]),
+        *sizes, causal=False, **types,
+    )  # fmt: skip
+    suffix = flashinfer.BatchDecodeWithPagedKVCacheWrapper(scratch, "NHD", use_tensor_cores=True)
+    suffix.plan(ints(own_begins), ints(own), ints(last), *sizes, **types)
+
+    def call(one: SharedPrefix) -> torch.Tensor:
+        kv = one.cache[:, 0], one.cache[:, 1]
+        states = [level.run(one.q, kv, return_lse=True) for level in (prefix, suffix)]
+        out: torch.Tensor = flashinfer.merge_state(*states[0], *states[1])[0]
+        return out
+
+    return [partial(call, one) for one in inputs]
+
+
 def ragged(backend: str, **options: Any) -> Implementation:
     return Implementation(f"FlashInfer {backend}", partial(run_ragged, backend, options))
 
@@ -144,6 +195,7 @@ def paged(backend: str) -> Implementation:
     return Implementation(f"FlashInfer {backend}", partial(run_paged, backend))
 
 
+TWO_LEVELS = Implementation("FlashInfer two levels", run_two_levels)
 DECODE = (
     Implementation("FlashInfer", partial(run_decode, False)),
     Implementation("FlashInfer tensor cores", partial(run_decode, True)),
