@@ -23,6 +23,8 @@ class Bounds:
             longest list, counted in keys.
         max_blocks: entries of the block list (indexed formats).
         max_segments: segments; None means one for each request. Block-sparse formats have more.
+        max_levels: parts that a request of a composed format may read, its own included. Where
+            more prefixes follow each other, fewer of them become parts.
     """
 
     max_requests: int
@@ -30,6 +32,7 @@ class Bounds:
     max_kv_len: int
     max_blocks: int = 0
     max_segments: int | None = None
+    max_levels: int = 2
 
     def __post_init__(self) -> None:
         for field in fields(self):

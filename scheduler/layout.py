@@ -94,9 +94,41 @@ HEADER = Record(
     ),
 )
 
+# Composed plans read a work item's `row_begin` as the tile's first entry in `packed_rows`, its
+# `reserved` as the tile's rows, and its `slot` as the first partial row. In place of merges they
+# have joins, which run when all items are done.
+UNIT = Record(
+    "Unit",
+    (
+        ("batch", "request"),
+        ("q_row", "first query row, in q and o"),
+        ("q_pos", "its position"),
+        ("q_len", "query rows of the request"),
+        ("kv_len", "keys of the request"),
+        ("first_head", "first query head, within the group"),
+        ("num_heads", "query heads of each query row"),
+        ("reserved", "0"),
+    ),
+)
+JOIN = Record(
+    "Join",
+    (
+        ("first", "first entry of `contributions`: partial rows of the unit's first row"),
+        ("count", "how many, in ascending order of keys"),
+        ("row", "unit * ROW_CODE + row within the unit"),
+        ("kv_head", "key/value head"),
+    ),
+)
+ROW_CODE = 256  # an entry of `packed_rows` is unit * ROW_CODE + row within the unit
+
 RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
 
 
-def c_structs() -> str:
-    """Text of all plan structs, for the code generator's context (passed in by the runtime)."""
-    return "\n\n".join(record.c_struct() for record in RECORDS)
+def c_structs(composed: bool = False) -> str:
+    """Text of all plan structs, for the code generator's context (passed in by the runtime).
+
+    Args:
+        composed: the structs of composed plans, which have units and joins.
+    """
+    records = (*RECORDS, UNIT, JOIN) if composed else RECORDS
+    return "\n\n".join(record.c_struct() for record in records)

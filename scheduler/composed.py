@@ -1,0 +1,230 @@
+"""Composed plans: parts of the keys, each with query tiles of its own, in one work list.
+
+What differs from an ordinary plan: rows of a tile may belong to several requests, so a tile names
+them row by row (`packed_rows`); and a unit's partial results come from several parts, each of which
+may be cut, so its rows list them (`joins`). Many rows become complete at once, when the last piece
+of a prefix is done; therefore they are joined by all CTAs together, when all items are. Dealing and
+levelling are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.errors import ArgumentError
+from warploom.scheduler.balance import deal, level
+from warploom.scheduler.composed_plan import ComposedPlan
+from warploom.scheduler.composed_tiles import (
+    PackedTiles,
+    Pairs,
+    Parts,
+    Units,
+    VisibilityOf,
+    cut_units,
+    make_pairs,
+    pack,
+)
+from warploom.scheduler.cost import CostModel
+from warploom.scheduler.layout import HEADER, JOIN, MERGE, ROW_CODE, WORK_ITEM, Ints, Records
+from warploom.scheduler.prefixes import PrefixForest
+from warploom.scheduler.sharing import choose_parts
+from warploom.scheduler.worklist import longest_first
+
+MAX_UNITS = 2**31 // ROW_CODE - 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Sizes that a composed plan is made for.
+
+    Attributes:
+        num_kv_heads, group_size: key/value heads, and query heads of each.
+        rows, keys: tile sizes; at most `ROW_CODE` rows.
+        num_ctas: CTAs of the grid.
+        active_ctas: how many of them may get work, the first ones.
+        page_size: tokens of an entry of the block list.
+        levels: most parts that a request may read, its own included.
+    """
+
+    num_kv_heads: int
+    group_size: int
+    rows: int
+    keys: int
+    num_ctas: int
+    active_ctas: int
+    page_size: int
+    levels: int
+
+
+def make_composed_plan(
+    requests: Records,
+    forest: PrefixForest,
+    machine: Machine,
+    visibility_of: VisibilityOf,
+    indices: npt.NDArray[np.int32],
+) -> ComposedPlan:
+    """Plans one batch whose requests share prefixes.
+
+    Args:
+        requests: SEGMENT records of a paged batch, one for each request.
+        forest: its shared prefixes.
+        machine: sizes.
+        visibility_of: the mask's answers for given segments.
+        indices: the page table of all requests; parts point into it.
+
+    Raises:
+        ArgumentError: the batch has more units than a row's code can name.
+    """
+    units = cut_units(requests, machine.group_size, machine.rows)
+    if len(units.request) > MAX_UNITS:
+        raise ArgumentError(name="qo_indptr", reason=f"gives more than {MAX_UNITS} query tiles")
+    count = np.bincount(units.request, minlength=len(requests))
+    fused = requests["num_q"].astype(np.int64) * machine.group_size
+    kept, choices = choose_parts(forest, count, fused, machine.rows, machine.levels)
+    parts = Parts.of(requests, forest, kept, machine.page_size)
+    pairs = make_pairs(units, parts, machine.group_size, visibility_of)
+    tiles = pack(units, parts, pairs, machine.rows, machine.keys)
+    items, cta, cost, tile = _deal(tiles, parts.num_shared, machine)
+    joins, contributions, slots = _join(items, tile, tiles, units, pairs, parts, machine)
+    indptr = np.zeros(machine.num_ctas + 1, np.int32)
+    np.cumsum(np.bincount(cta, minlength=machine.num_ctas), out=indptr[1:])
+    counts = len(items), len(parts.records), len(joins), slots
+    return ComposedPlan(
+        header=np.array([counts], HEADER.dtype),
+        cta_indptr=indptr,
+        items=items[np.lexsort((-cost, items["segment"] >= parts.num_shared, cta))],
+        segments=parts.records,
+        merges=np.zeros(0, MERGE.dtype),
+        indices=indices,
+        loads=np.bincount(cta, cost, machine.num_ctas).astype(np.int64),
+        num_kv_heads=machine.num_kv_heads,
+        group_size=machine.group_size,
+        rows=machine.rows,
+        keys=machine.keys,
+        num_ctas=machine.num_ctas,
+        active_ctas=machine.active_ctas,
+        split_size=None,
+        units=units.records,
+        unit_rows=units.rows,
+        packed_rows=_packed_rows(tiles, pairs, units),
+        joins=joins,
+        contributions=contributions,
+        choices=choices,
+    )
+
+
+def _packed_rows(tiles: PackedTiles, pairs: Pairs, units: Units) -> npt.NDArray[np.int32]:
+    """Code of each row of each tile; tiles are runs of pairs, so pairs in order give them all."""
+    rows = units.rows[pairs.unit]
+    within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
+    return (np.repeat(pairs.unit, rows) * ROW_CODE + within).astype(np.int32)
+
+
+def _deal(
+    tiles: PackedTiles, num_shared: int, machine: Machine
+) -> tuple[Records, Ints, Ints, Ints]:
+    """Work items with their CTA, cost and tile; what lies above the mean load is cut off and moved.
+
+    Own parts are dealt first, so that the prefixes, dealt on top and cut, fill up what is left.
+
+    Every key tile between a tile's bounds counts as visible.
+    """
+    model = CostModel.of(machine.rows, machine.keys)
+    span = -((tiles.kv_begin - tiles.kv_end) // machine.keys)
+    cost = model.of_chunks(span)
+    mean = -(-int(cost.sum()) * machine.num_kv_heads // machine.active_ctas)
+    shared = np.searchsorted(tiles.part, num_shared)  # tiles are ordered by part, prefixes first
+    first = longest_first(cost[shared:], tiles.part[shared:], mean, machine.num_kv_heads)
+    then = longest_first(cost[:shared], tiles.part[:shared], mean, machine.num_kv_heads)
+    tile, head = np.concatenate(((first[0] + shared, first[1]), then), axis=1)
+    cost = cost[tile]
+    cta, queue = deal(cost, machine.active_ctas)
+    items = np.zeros(len(tile), WORK_ITEM.dtype)
+    first_row = np.cumsum(tiles.rows) - tiles.rows
+    for field, values in (
+        ("segment", tiles.part),
+        ("row_begin", first_row),
+        ("kv_begin", tiles.kv_begin),
+        ("kv_end", tiles.kv_end),
+        ("reserved", tiles.rows),
+    ):
+        items[field] = values[tile]
+    items["kv_head"] = head
+    items["slot"] = items["merge"] = -1
+    if len(items) == 0:
+        return items, cta, cost, tile
+    last = np.zeros(machine.active_ctas, np.int64)
+    last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
+    moves = level(queue, span[tile[last]], mean, model)
+    if moves is None:
+        return items, cta, cost, tile
+    owner = last[moves.owner]
+    pieces = items[owner]
+    begin = tiles.kv_begin[tile[owner]] + moves.begin * machine.keys
+    pieces["kv_begin"] = begin
+    pieces["kv_end"] = np.minimum(
+        tiles.kv_begin[tile[owner]] + moves.end * machine.keys, pieces["kv_end"]
+    )
+    kept = owner[moves.opens]
+    items["kv_end"][kept] = begin[moves.opens]
+    cost[kept] = model.of_chunks(moves.begin[moves.opens])
+    cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
+    return (
+        np.concatenate((items, pieces)),
+        np.concatenate((cta, moves.cta)),
+        cost,
+        np.concatenate((tile, tile[owner])),
+    )
+
+
+def _join(
+    items: Records,
+    tile: Ints,
+    tiles: PackedTiles,
+    units: Units,
+    pairs: Pairs,
+    parts: Parts,
+    machine: Machine,
+) -> tuple[Records, npt.NDArray[np.int32], int]:
+    """Gives partial rows to items whose units have several, and lists them for the rows of units.
+
+    An item whose units have no other result keeps slot -1: it writes the output itself.
+
+    Returns:
+        JOIN records, contributions, and partial rows in use.
+    """
+    heads = machine.num_kv_heads
+    count = (tiles.end_pair - tiles.first_pair)[tile]
+    item = np.repeat(np.arange(len(items)), count)
+    pair = tiles.first_pair[tile[item]] + np.arange(len(item)) - (np.cumsum(count) - count)[item]
+    target = pairs.unit[pair] * heads + items["kv_head"][item]
+    number = np.bincount(target, minlength=len(units.request) * heads)
+    partial = np.bincount(item, number[target] > 1, len(items)) > 0
+    rows = items["reserved"].astype(np.int64) * partial
+    items["slot"] = np.where(partial, np.cumsum(rows) - rows, -1)
+    # In order of units and heads, then of keys; what was written directly joins nothing.
+    listed = np.flatnonzero(partial[item])
+    item, pair, target = item[listed], pair[listed], target[listed]
+    key = parts.records["kv_pos"][items["segment"][item]].astype(np.int64) + items["kv_begin"][item]
+    order = np.lexsort((key, target))
+    first_row = np.cumsum(units.rows[pairs.unit]) - units.rows[pairs.unit]
+    place = items["slot"][item] + first_row[pair] - items["row_begin"][item]
+    number = np.bincount(target, minlength=len(number))
+    return _joins(number, units, heads), place[order].astype(np.int32), int(rows.sum())
+
+
+def _joins(number: Ints, units: Units, heads: int) -> Records:
+    """A record for each row of the units and heads (unit * heads + head) with contributions."""
+    target = np.flatnonzero(number)
+    rows = units.rows[target // heads]
+    within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
+    target = np.repeat(target, rows)
+    joins = np.zeros(len(target), JOIN.dtype)
+    joins["first"] = (np.cumsum(number) - number)[target]
+    joins["count"] = number[target]
+    joins["row"] = target // heads * ROW_CODE + within
+    joins["kv_head"] = target % heads
+    return joins

@@ -1,0 +1,153 @@
+"""Composed plans as arrays, and how long their sections can become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.errors import ArgumentError, CapacityExceeded
+from warploom.scheduler.bounds import INT32_MAX, Bounds
+from warploom.scheduler.capacity import Capacity, WorkspaceSize, max_query_tiles
+from warploom.scheduler.layout import JOIN, UNIT, Ints, Records
+from warploom.scheduler.plan import Plan
+from warploom.scheduler.sharing import Choice
+
+JOIN_COUNTERS = 4  # CTAs that are done, rows that are taken, CTAs that have left, and 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ComposedPlan(Plan):
+    """A plan whose tiles hold rows of several requests; see `composed`.
+
+    `segments` are parts, `merges` is empty, and the header counts joins and partial rows.
+
+    Attributes:
+        units: UNIT records.
+        unit_rows: int64 (units,) fused rows of each.
+        packed_rows: int32, unit * ROW_CODE + row within the unit, for each row of each tile.
+        joins: JOIN records, for each fused row and head that has several results.
+        contributions: int32, partial row of a unit's first row, for each partial result of it.
+        choices: what was decided about each shared prefix.
+    """
+
+    units: Records
+    unit_rows: Ints
+    packed_rows: npt.NDArray[np.int32]
+    joins: Records
+    contributions: npt.NDArray[np.int32]
+    choices: tuple[Choice, ...]
+
+    def sections(self) -> dict[str, npt.NDArray[np.int32]]:
+        """Section name -> its int32 contents, in the order of the buffer."""
+        sections = super().sections()
+        indices = sections.pop("indices")  # the last one, so that an upload can end with it
+        return sections | {
+            "units": self.units.view(np.int32),
+            "packed_rows": self.packed_rows,
+            "joins": self.joins.view(np.int32),
+            "contributions": self.contributions,
+            "indices": indices,
+        }
+
+    def check_fits(self, capacity: Capacity) -> None:
+        """Raises CapacityExceeded, naming the section, unless the plan fits the capacity."""
+        if not isinstance(capacity, ComposedCapacity):
+            raise ArgumentError(name="capacity", reason="is not that of a composed plan")
+        for name, got, bound in (
+            ("units", len(self.units), capacity.max_units),
+            ("packed rows", len(self.packed_rows), capacity.max_packed_rows),
+            ("joins", len(self.joins), capacity.max_joins),
+            ("contributions", len(self.contributions), capacity.max_contributions),
+        ):
+            if got > bound:
+                raise CapacityExceeded(name=name, got=got, bound=bound)
+        super().check_fits(capacity)
+
+
+@dataclass(frozen=True)
+class ComposedCapacity(Capacity):
+    """Lengths of all sections of composed plans; `max_slots` counts partial rows.
+
+    Attributes:
+        max_units, max_joins: records.
+        max_packed_rows, max_contributions: entries.
+    """
+
+    max_units: int
+    max_packed_rows: int
+    max_joins: int
+    max_contributions: int
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Section name -> length in int32."""
+        sizes = dict(super().sizes)
+        indices = sizes.pop("indices")
+        return sizes | {
+            "units": self.max_units * len(UNIT.fields),
+            "packed_rows": self.max_packed_rows,
+            "joins": self.max_joins * len(JOIN.fields),
+            "contributions": self.max_contributions,
+            "indices": indices,
+        }
+
+    def workspace_size(self, head_dim_v: int) -> WorkspaceSize:
+        """Bytes that every composed plan within the bounds runs in."""
+        return WorkspaceSize(
+            plan_bytes=4 * self.total_ints,
+            partial_o_bytes=4 * self.max_slots * head_dim_v,
+            partial_lse_bytes=4 * self.max_slots,
+            arrivals_bytes=4 * JOIN_COUNTERS,
+        )
+
+
+def composed_capacity(
+    bounds: Bounds,
+    *,
+    rows: int,
+    num_kv_heads: int,
+    group_size: int,
+    num_ctas: int,
+) -> ComposedCapacity:
+    """Section lengths that no composed plan within the bounds exceeds.
+
+    A unit is in one tile for each part that it reads, at most `bounds.max_levels`. Levelling cuts
+    at most `num_ctas - 1` pieces off, each with the rows of one tile. A prefix that is a part has
+    two requests or more, and on one level no request has two prefixes.
+
+    Args:
+        bounds: the largest batch.
+        rows: of a tile.
+        num_kv_heads, group_size: key/value heads, and query heads of each.
+        num_ctas: CTAs of the grid.
+
+    Raises:
+        ArgumentError: the bounds need more records than int32 can count.
+    """
+    levels, requests = bounds.max_levels, bounds.max_requests
+    queries, pieces = max(rows // group_size, 1), -(-group_size // rows)
+    units = pieces * max_query_tiles(bounds.max_q_rows, requests, queries, 1)
+    cuts = num_ctas - 1 if units and bounds.max_kv_len else 0
+    smallest = group_size if pieces == 1 else (group_size % rows or rows)
+    fused = bounds.max_q_rows * group_size
+    result = ComposedCapacity(
+        bounds=bounds,
+        num_ctas=num_ctas,
+        max_items=num_kv_heads * units * levels + cuts,
+        max_segments=requests + (levels - 1) * (requests // 2),
+        max_merges=0,
+        max_slots=num_kv_heads * fused * levels + cuts * rows,
+        max_indices=bounds.max_blocks,
+        max_units=units,
+        max_packed_rows=fused * levels,
+        max_joins=num_kv_heads * fused,
+        max_contributions=num_kv_heads * units * levels + cuts * (rows // smallest),
+    )
+    if max(result.total_ints, result.max_slots) > INT32_MAX:
+        reason = f"need {result.total_ints} integers and {result.max_slots} partial rows, beyond "
+        reason += "what int32 counts; declare smaller ones"
+        raise ArgumentError(name="bounds", reason=reason)
+    return result

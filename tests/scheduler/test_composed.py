@@ -1,0 +1,284 @@
+"""Composed plans: prefixes are found, parts are chosen, and every plan is exact and fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warploom.errors import CapacityExceeded, PlanInvalid
+from warploom.scheduler import sharing
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.composed import Machine, make_composed_plan
+from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
+from warploom.scheduler.layout import ROW_CODE, Records
+from warploom.scheduler.plan import AllVisible
+from warploom.scheduler.prefixes import PrefixForest, find_prefixes
+from warploom.scheduler.sharing import choose_parts
+from warploom.scheduler.verify_composed import verify_composed
+
+
+@dataclass
+class Pages:
+    """A page table whose requests share pages."""
+
+    page_size: int
+    lists: list[list[int]]
+    kv_lens: list[int]
+
+    @property
+    def starts(self) -> np.ndarray[Any, Any]:
+        return np.cumsum([0, *map(len, self.lists)])[:-1]
+
+    @property
+    def indices(self) -> np.ndarray[Any, Any]:
+        return np.array([page for pages in self.lists for page in pages], np.int32)
+
+    def forest(self) -> PrefixForest:
+        full = np.array(self.kv_lens, np.int64) // self.page_size
+        return find_prefixes(self.starts, self.indices, full, self.page_size)
+
+
+def tree(page_size: int, kv_lens: Any, shared: Any) -> Pages:
+    """Request i begins with `shared[i]` = (request before, pages) of an earlier one."""
+    lists: list[list[int]] = []
+    fresh = 0
+    for i, kv_len in enumerate(kv_lens):
+        count = -(-kv_len // page_size)
+        like, pages = shared[i] if i else (0, 0)
+        pages = min(pages, kv_len // page_size, kv_lens[like] // page_size) if i else 0
+        own = list(range(fresh, fresh + count - pages))
+        fresh += len(own)
+        lists.append((lists[like][:pages] if i else []) + own)
+    return Pages(page_size, lists, list(kv_lens))
+
+
+def requests_of(kit: Any, pages: Pages, q_lens: Any) -> Records:
+    segments = kit.make_segments(q_lens, pages.kv_lens)
+    segments["index_begin"] = pages.starts
+    return segments
+
+
+def draw_pages(data: st.DataObject) -> Pages:
+    page_size = data.draw(st.sampled_from([1, 4, 16]), label="page size")
+    size = data.draw(st.integers(0, 12), label="requests")
+    longest = data.draw(st.sampled_from([20, 400, 6000]), label="longest")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16), label="seed"))
+    kv_lens = rng.integers(0, longest + 1, size).tolist()
+    shared = [(int(rng.integers(max(i, 1))), int(rng.integers(longest))) for i in range(size)]
+    return tree(page_size, kv_lens, shared)
+
+
+@given(st.data())
+def test_prefixes_are_what_page_tables_have_in_common(data: st.DataObject) -> None:
+    pages = draw_pages(data)
+    forest = pages.forest()
+    size = pages.page_size
+    for node, parent in enumerate(forest.parent.tolist()):
+        assert parent < node
+        assert forest.begin[node] == (forest.end[parent] if parent >= 0 else 0)
+        assert forest.end[node] > forest.begin[node]
+    path: list[list[int]] = []
+    for leaf in forest.leaf.tolist():
+        path.append([])
+        while leaf >= 0:
+            path[-1].insert(0, leaf)
+            leaf = int(forest.parent[leaf])
+    full = [pages.lists[i][: n // size] for i, n in enumerate(pages.kv_lens)]
+    for i, mine in enumerate(full):
+        common = [0]
+        for j, other in enumerate(full):
+            if i == j:
+                continue
+            same = [a == b for a, b in zip(mine, other, strict=False)]
+            common.append(same.index(False) if False in same else len(same))
+            nodes = [a for a, b in zip(path[i], path[j], strict=False) if a == b]
+            assert (forest.end[nodes[-1]] if nodes else 0) == common[-1] * size
+        assert (forest.end[path[i][-1]] if path[i] else 0) == max(common) * size
+    ones = np.ones(len(full), np.int64)
+    assert (forest.sum_over_requests(ones) >= 2).all()
+    assert forest.depth == max(map(len, path), default=0)
+
+
+def machine_for(data: st.DataObject, pages: Pages) -> Machine:
+    group = data.draw(st.sampled_from([1, 3, 4, 40]), label="group")
+    num_ctas = data.draw(st.integers(1, 40), label="CTAs")
+    return Machine(
+        num_kv_heads=data.draw(st.sampled_from([1, 3]), label="heads"),
+        group_size=group,
+        rows=data.draw(st.sampled_from([12, 16, 64]), label="rows"),
+        keys=data.draw(st.sampled_from([32, 64]), label="keys"),
+        num_ctas=num_ctas,
+        active_ctas=data.draw(st.integers(1, num_ctas), label="active"),
+        page_size=pages.page_size,
+        levels=data.draw(st.integers(1, 4), label="levels"),
+    )
+
+
+@given(st.data(), st.booleans())
+def test_every_plan_is_exact_and_fits_its_bounds(
+    kit: Any, data: st.DataObject, eager: bool
+) -> None:
+    pages = draw_pages(data)
+    q_lens = data.draw(st.lists(st.integers(0, 20), min_size=len(pages.lists),
+                                max_size=len(pages.lists)), label="q_lens")  # fmt: skip
+    requests = requests_of(kit, pages, np.array(q_lens, np.int64))
+    machine = machine_for(data, pages)
+    left = data.draw(st.sampled_from([2**40, 3000, 50]), label="left")
+    masked = data.draw(st.booleans(), label="masked")
+
+    def visibility_of(segments: Records) -> Any:
+        if not masked:
+            return AllVisible(segments)
+        return PartWindow(segments, machine.group_size, left)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if eager:  # whatever may be a part is one
+            patch.setattr(sharing, "PER_ITEM", 0)
+            patch.setattr(sharing, "PER_ROW", 0)
+        plan = make_composed_plan(requests, pages.forest(), machine, visibility_of, pages.indices)
+    verify_composed(plan, requests, visibility_of(requests), pages.page_size)
+    exact = replace(Bounds.of(requests, len(pages.indices)), max_levels=machine.levels)
+    room = composed_capacity(
+        exact,
+        rows=machine.rows,
+        num_kv_heads=machine.num_kv_heads,
+        group_size=machine.group_size,
+        num_ctas=machine.num_ctas,
+    )
+    plan.check_fits(room)
+    packed = plan.pack(room)
+    for name, content in plan.sections().items():
+        start = room.offsets[name]
+        assert np.array_equal(packed[start : start + len(content)], content)
+
+
+@dataclass(frozen=True)
+class PartWindow:
+    """Causal, and `left` keys back; segments may begin at any position."""
+
+    segments: Records
+    group_size: int
+    left: int
+
+    def kv_bounds(self, segment: Any, row_begin: Any, row_end: Any) -> Any:
+        of = self.segments[segment]
+        shift = of["kv_len"].astype(np.int64) - of["q_len"] + of["q_idx"] - of["kv_pos"]
+        begin = row_begin // self.group_size + shift - self.left
+        end = (row_end - 1) // self.group_size + shift + 1
+        return np.clip(begin, 0, of["kv_count"]), np.clip(end, 0, of["kv_count"])
+
+    def visible_tiles(
+        self, segment: Any, row_begin: Any, row_end: Any, kv_begin: Any, kv_end: Any, keys: int
+    ) -> Any:
+        begin, end = self.kv_bounds(segment, row_begin, row_end)
+        first = np.maximum((begin - kv_begin) // keys, 0)
+        last = -((kv_begin - np.minimum(end, kv_end)) // keys)
+        return np.maximum(last - first, 0)
+
+
+def shared_batch(kit: Any, prefix: int, batch: int, suffix: int = 128) -> tuple[Pages, Records]:
+    pages = tree(16, [prefix + suffix] * batch, [(0, prefix // 16)] * batch)
+    return pages, requests_of(kit, pages, [1] * batch)
+
+
+MACHINE = Machine(8, 4, 64, 64, 132, 132, 16, 2)
+
+
+def planned(kit: Any, prefix: int = 8192, batch: int = 64) -> tuple[ComposedPlan, Records]:
+    pages, requests = shared_batch(kit, prefix, batch)
+    plan = make_composed_plan(requests, pages.forest(), MACHINE, AllVisible, pages.indices)
+    return plan, requests
+
+
+def test_a_long_prefix_of_many_requests_is_read_by_full_tiles(kit: Any) -> None:
+    plan, _ = planned(kit)
+    assert [choice.kept for choice in plan.choices] == [True]
+    assert plan.segments["kv_count"].tolist() == [8192] + [128] * 64
+    shared = plan.items[plan.items["segment"] == 0]
+    assert (shared["reserved"] == 64).all()  # 16 requests of 4 rows
+    assert "in place of 64 save" in str(plan.choices[0])
+    # all of the load is dealt evenly
+    assert plan.loads.max() <= 1.1 * plan.loads.mean()
+
+
+def test_a_short_prefix_is_read_by_each_request(kit: Any) -> None:
+    plan, _ = planned(kit, prefix=16)
+    assert [choice.kept for choice in plan.choices] == [False]
+    assert "read with what follows" in str(plan.choices[0])
+    assert len(plan.segments) == 64
+    assert plan.num_slots == 0
+
+
+def test_what_waits_for_a_part_counts(kit: Any) -> None:
+    """A chain of prefixes, none of them worth a part, but worth one together."""
+    forest = PrefixForest(
+        parent=np.array([-1, 0, 1]),
+        begin=np.array([0, 16, 32]),
+        end=np.array([16, 32, 48]),
+        first=np.zeros(3, np.int64),
+        leaf=np.array([0, 1] + [2] * 30),
+    )
+    one, rows = np.ones(32, np.int64), np.full(32, 4)
+    assert choose_parts(forest, one, rows, 64, 9)[0].tolist() == [False, True, False]
+    assert not choose_parts(forest, one, rows, 64, 1)[0].any()
+
+
+def test_levels_limit_the_parts_of_a_request(kit: Any) -> None:
+    pages = tree(16, [4000] * 8, [(0, 0)] + [(0, 100)] * 3 + [(0, 50)] * 4)
+    requests = requests_of(kit, pages, [1] * 8)
+    for levels, parts in ((1, 0), (2, 1), (3, 2)):
+        machine = replace(MACHINE, levels=levels)
+        plan = make_composed_plan(requests, pages.forest(), machine, AllVisible, pages.indices)
+        assert len(plan.segments) - 8 == parts
+        verify_composed(plan, requests, AllVisible(requests), 16)
+
+
+def test_capacity_is_exceeded_with_both_numbers(kit: Any) -> None:
+    plan, _ = planned(kit)
+    numbers = {"rows": 64, "num_kv_heads": 8, "group_size": 4, "num_ctas": 132}
+    small = composed_capacity(Bounds(8, 8, 9000, 5000), **numbers)
+    with pytest.raises(CapacityExceeded, match="units"):
+        plan.check_fits(small)
+
+
+def damage(plan: ComposedPlan) -> ComposedPlan:
+    names = ("items", "joins", "units", "packed_rows", "contributions", "segments", "header")
+    return replace(plan, **{name: getattr(plan, name).copy() for name in names})
+
+
+DAMAGE = {
+    "segments 0 kv_count": lambda p: p.segments["kv_count"].__setitem__(0, 8176),
+    "segments 5 index_begin": lambda p: p.segments["index_begin"].__setitem__(5, 0),
+    "items kv_begin": lambda p: p.items["kv_begin"].__setitem__(np.argmax(p.items["kv_begin"]), 0),
+    "items kv_end": lambda p: p.items["kv_end"].__setitem__(3, p.items["kv_end"][3] - 64),
+    "items slot": lambda p: p.items["slot"].__setitem__(3, p.items["slot"][4]),
+    "items direct": lambda p: p.items["slot"].__setitem__(3, -1),
+    "items head": lambda p: p.items["kv_head"].__setitem__(0, (p.items["kv_head"][0] + 1) % 8),
+    "items rows": lambda p: p.items["reserved"].__setitem__(0, p.items["reserved"][0] - 1),
+    "units q_row": lambda p: p.units["q_row"].__setitem__(7, 8),
+    "units q_pos": lambda p: p.units["q_pos"].__setitem__(7, 0),
+    "units kv_len": lambda p: p.units["kv_len"].__setitem__(7, 9000),
+    "packed rows": lambda p: p.packed_rows.__setitem__(1, p.packed_rows[1] + 1),
+    "packed units": lambda p: p.packed_rows.__setitem__(slice(0, 4), p.packed_rows[:4] + ROW_CODE),
+    "contributions": lambda p: p.contributions.__setitem__(1, p.contributions[0]),
+    "order": lambda p: p.contributions.__setitem__(slice(0, 2), p.contributions[1::-1].copy()),
+    "joins": lambda p: p.joins["count"].__setitem__(0, 1),
+    "join rows": lambda p: p.joins["row"].__setitem__(0, 1),
+    "join heads": lambda p: p.joins["kv_head"].__setitem__(0, 1),
+    "header": lambda p: p.header["num_slots"].__setitem__(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_verify_sees_damage(kit: Any, name: str) -> None:
+    plan, requests = planned(kit)
+    verify_composed(plan, requests, AllVisible(requests), 16)
+    broken = damage(plan)
+    DAMAGE[name](broken)
+    with pytest.raises(PlanInvalid):
+        verify_composed(broken, requests, AllVisible(requests), 16)
