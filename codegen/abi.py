@@ -46,6 +46,14 @@ _POINTERS = (
     ("unsigned*", "arrivals", "one counter per merge record; zero between launches"),
 )
 
+# What composed plans have besides.
+_COMPOSED = (
+    ("const int*", "units", "Unit records"),
+    ("const int*", "packed_rows", "unit and row within the unit, for each row of each tile"),
+    ("const int*", "joins", "Join records"),
+    ("const int*", "contributions", "partial rows of what is joined, in order of keys"),
+)
+
 # Strides count elements. A row of q is at
 # q + batch*q_batch_stride + row*q_row_stride + head*q_head_stride; a key is at
 # k + block*k_block_stride + token*k_token_stride + head*k_head_stride.
@@ -72,7 +80,8 @@ _NUMBERS = (
 
 def param_fields(spec: AttentionSpec) -> tuple[ParamField, ...]:
     """All members of `Params` for this spec, in storage order."""
-    fields = [ParamField(*row) for row in (*_POINTERS, *_NUMBERS)]
+    pointers = (*_POINTERS, *_COMPOSED) if spec.kv_format.composed else _POINTERS
+    fields = [ParamField(*row) for row in (*pointers, *_NUMBERS)]
     fields += [ParamField("long long", name, "elements") for name in _STRIDES]
     return ordered([*fields, *input_fields(spec.variant)])
 

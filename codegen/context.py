@@ -10,8 +10,8 @@ Keys:
     launch_bounds: arguments of `__launch_bounds__` for the portable template.
     config: the same sizes as values, where a template must choose text: element and kv_element (C++
         types), head_dim_qk, head_dim_v, rows, keys, warps, stages, block_kv (tokens per indexed
-        block; 0 if affine), indexed, column_positions; for Hopper also query_stages and bulk
-        (whether keys come by tensor copies).
+        block; 0 if affine), indexed, column_positions, composed (a tile may hold rows of several
+        requests); for Hopper also query_stages and bulk (whether keys come by tensor copies).
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def config_values(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int 
         "block_kv": block_kv,
         "indexed": block_kv > 0,
         "column_positions": spec.kv_format.column_positions,
+        "composed": spec.kv_format.composed,
     }
     if tile.template == "hopper":
         values |= {"query_stages": tile.query_stages, "bulk": copies_in_bulk(spec.kv_format, tile)}

@@ -214,7 +214,8 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
         staged += 4 * (tile.stages + 1) * tile.keys
     slab_rows = 16 * tile.warps
     output = 4 * slab_rows * (dim_v + 8) + 8 * slab_rows
-    item = _round_up(12 * tile.rows, 16) + _FACTS_BYTES
+    row_bytes = 32 if spec.kv_format.composed else 12  # PackedRow, RowInfo
+    item = _round_up(row_bytes * tile.rows, 16) + _FACTS_BYTES
     if streams:  # from item to item: nothing takes the place of anything
         return _round_up(_round_up(staged, 16) + output, 16) + 4 * item
     return _round_up(max(staged, output), 16) + item

@@ -60,7 +60,8 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     )
     slab = 4 * (32 * tile.warps // row_threads) * (dim_v + 8)
     positions = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
-    items = tile.query_stages * (_FACTS_BYTES + _round_up(12 * tile.rows, 16))
+    row_bytes = 32 if spec.kv_format.composed else 12  # PackedRow, RowInfo
+    items = tile.query_stages * (_FACTS_BYTES + _round_up(row_bytes * tile.rows, 16))
     barriers = 8 * (4 * tile.query_stages + 4 * tile.stages)
     return _round_up(staged + slab + positions, 16) + items + barriers
 

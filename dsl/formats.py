@@ -33,6 +33,11 @@ class KVFormat:
         """True if kv_pos is the column of the block matrix, False if it is the list's index."""
         return False
 
+    @property
+    def composed(self) -> bool:
+        """True if requests that share keys may be attended together, part by part."""
+        return False
+
 
 @dataclass(frozen=True)
 class Dense(KVFormat):
@@ -53,6 +58,20 @@ class Paged(KVFormat):
     @property
     def block_kv(self) -> int:
         return self.page_size
+
+
+@dataclass(frozen=True)
+class Composed(Paged):
+    """A paged cache whose requests may share pages (FlashInfer, section 3.1.2).
+
+    What the page table lists for several requests, from their first page on, is a prefix. A plan
+    attends a prefix that is worth it once for all of them, in query tiles that hold rows of many
+    requests, and joins the states of the parts. Nothing is moved.
+    """
+
+    @property
+    def composed(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ struct Config {
   static constexpr int kBlockKv = 0;
   static constexpr bool kIndexed = false;
   static constexpr bool kColumnPositions = false;
+  static constexpr bool kComposed = false;
 };
 
 struct Kernel {

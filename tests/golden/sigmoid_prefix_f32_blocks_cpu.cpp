@@ -141,6 +141,7 @@ struct Config {
   static constexpr int kBlockKv = 8;
   static constexpr bool kIndexed = true;
   static constexpr bool kColumnPositions = true;
+  static constexpr bool kComposed = false;
 };
 
 struct Kernel {

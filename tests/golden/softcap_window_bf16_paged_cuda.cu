@@ -155,6 +155,7 @@ struct Config {
   static constexpr int kBlockKv = 16;
   static constexpr bool kIndexed = true;
   static constexpr bool kColumnPositions = false;
+  static constexpr bool kComposed = false;
 };
 
 struct Kernel {

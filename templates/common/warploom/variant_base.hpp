@@ -4,6 +4,8 @@
 
 namespace warploom {
 
+constexpr int kRowCode = 256;  // ROW_CODE of scheduler/layout.py
+
 struct Range {  // half open
   int begin, end;
 };

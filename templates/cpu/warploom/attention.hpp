@@ -114,7 +114,7 @@ class Attention {
   void transform_queries(const Element* const* rows) {
     constexpr int kDim = Config::kHeadDimQk;
     for (int first = 0; first < item_.rows; first += kPanel) {
-      const RowPlace place{item_.q_pos + first, item_.q_head + first, item_.q_row + first};
+      const auto place = row_place(item_, first);
       transform_rows<QuerySeat<Variant>, kDim>(item_.p, item_.tile, place, rows + first,
                                                m_.stage.before, m_.stage.after);
       unpack_panel<kDim>(m_.stage.after, min_int(kPanel, item_.rows - first),
@@ -124,8 +124,7 @@ class Attention {
 
   TileClass classify(int begin, int end) const {
     if (tile_.kv_pos.begin >= tile_.kv_pos.end) return TileClass::kSkip;
-    const TileClass c = Variant::classify(item_.p, item_.tile, item_.q_positions(begin, end),
-                                          tile_.kv_pos, item_.q_heads(begin, end));
+    const TileClass c = item_.classify(begin, end, tile_.kv_pos);
     return c == TileClass::kFull && tile_.has_holes ? TileClass::kPartial : c;
   }
 
@@ -194,8 +193,7 @@ class Attention {
   // Keys of the tile that rows of a block may see, in whole chunks.
   Range visible(int first, int rows, int padded) const {
     if constexpr (Config::kColumnPositions) return {0, padded};
-    const Range b = Variant::kv_bounds(item_.p, item_.tile, item_.q_positions(first, first + rows),
-                                       item_.q_heads(first, first + rows));
+    const Range b = item_.kv_bounds(first, first + rows);
     const int begin = max_int(0, b.begin - tile_.first_pos);
     const int end = min_int(padded, b.end - tile_.first_pos);
     return {begin / S::kChunk * S::kChunk, round_up(end, S::kChunk)};

@@ -17,6 +17,24 @@ float product_scale(float sm_scale) {
   return Variant::kSoftmax && !Variant::kHasLogitsTransform ? sm_scale * kLog2e : sm_scale;
 }
 
+// What the variant hoists for the tile and for column j, as row r has it.
+template <class K>
+WL_INLINE auto tile_state(const Item<K>& item, int r) {
+  if constexpr (K::Config::kComposed) {
+    return item.packed.state[r];
+  } else {
+    return item.state;
+  }
+}
+template <class K>
+WL_INLINE auto column_state(const Item<K>& item, const KeyTile<K>& keys, int r, int j) {
+  if constexpr (K::Config::kComposed) {
+    return K::Variant::col_state(item.p, item.tile_of(r), item.packed.state[r], keys.position(j));
+  } else {
+    return keys.state[j];
+  }
+}
+
 // Logits of row r for keys [begin, end) in place. Not inlined, so that `__restrict` holds.
 template <class K, bool kMask>
 __attribute__((noinline)) void apply_logits(const Item<K>& item, const KeyTile<K>& keys, int r,
@@ -24,19 +42,20 @@ __attribute__((noinline)) void apply_logits(const Item<K>& item, const KeyTile<K
   using Variant = typename K::Variant;
   using Config = typename K::Config;
   const typename K::Params& p = item.p;
-  const TileInfo tile = item.tile;
+  const TileInfo tile = item.tile_of(r);
   const RowInfo row = item.row(r);
-  const auto state = item.state;
+  const auto state = tile_state(item, r);
   const auto row_state = item.row_state[r];
   for (int j = begin; j < end; ++j) {
     const int kv_pos = keys.position(j);
+    const auto column = column_state(item, keys, r, j);
     float x = s[j];
     if constexpr (Variant::kHasLogitsTransform) {
-      x = Variant::logits(p, tile, state, row, row_state, kv_pos, keys.state[j], x);
+      x = Variant::logits(p, tile, state, row, row_state, kv_pos, column, x);
       if constexpr (Variant::kSoftmax) x *= kLog2e;
     }
     if constexpr (kMask) {
-      bool visible = Variant::mask(p, tile, state, row, row_state, kv_pos, keys.state[j]);
+      bool visible = Variant::mask(p, tile, state, row, row_state, kv_pos, column);
       if constexpr (Config::kColumnPositions) visible = visible & (kv_pos < tile.kv_len);
       x = visible ? x : kMasked<Variant>;
     }

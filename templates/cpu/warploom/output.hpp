@@ -22,6 +22,16 @@ struct States {
   float* row(int r) { return o + r * kStride; }
 };
 
+template <class K>
+WL_INLINE auto row_place(const Item<K>& item, int first) {
+  const RowPlace place{item.q_pos + first, item.q_head + first, item.q_row + first};
+  if constexpr (K::Config::kComposed) {
+    return PackedRowPlace{place, item.packed.tile + first};
+  } else {
+    return place;
+  }
+}
+
 // Replaces outputs by what output_transform makes of them; lse is natural here.
 template <class K>
 void transform_outputs(const Item<K>& item, States<K>& states) {
@@ -29,8 +39,8 @@ void transform_outputs(const Item<K>& item, States<K>& states) {
   for (int first = 0; first < item.rows; first += kPanel) {
     const float* rows[kPanel];
     for (int j = 0; j < kPanel; ++j) rows[j] = states.row(min_int(first + j, item.rows - 1));
-    const OutputPlace place{{item.q_pos + first, item.q_head + first, item.q_row + first},
-                            states.lse + first};
+    const OutputPlace<decltype(row_place(item, first))> place{row_place(item, first),
+                                                              states.lse + first};
     transform_rows<Seat, States<K>::kDim>(item.p, item.tile, place, rows, states.stage.before,
                                           states.stage.after);
     unpack_panel<States<K>::kDim>(states.stage.after, min_int(kPanel, item.rows - first),
@@ -56,9 +66,10 @@ void write_outputs(const Item<K>& item, States<K>& states) {
   }
 }
 
-// Row of a partial slot among all rows of all slots.
+// Row of a partial slot among all rows of all slots. Composed plans count rows, not slots.
 template <class K>
 long long slot_row(int slot, int r) {
+  if constexpr (K::Config::kComposed) return static_cast<long long>(slot) + r;
   return static_cast<long long>(slot) * K::Config::kRows + r;
 }
 
@@ -72,23 +83,25 @@ void write_partials(const Item<K>& item, States<K>& states) {
   }
 }
 
-// The state operator of FlashInfer, section 2.2, over slots in ascending order.
-template <class K>
-void merge_row(const Item<K>& item, const typename K::Merge& merge, int r, States<K>& states) {
+// The state operator of FlashInfer, section 2.2, over partial rows in ascending order of keys;
+// `partial_row(i)` is where the i-th one lies.
+template <class K, class PartialRow>
+void merge_row(const Item<K>& item, int count, const PartialRow& partial_row, int r,
+               States<K>& states) {
   constexpr int kDim = States<K>::kDim;
   constexpr bool kSoftmax = K::Variant::kSoftmax;
   const float* lse = item.p.partial_lse;
   float max = -kInfinity;
-  for (int i = 0; kSoftmax && i < merge.num_slots; ++i) {
-    const float other = lse[slot_row<K>(merge.first_slot + i, r)];
+  for (int i = 0; kSoftmax && i < count; ++i) {
+    const float other = lse[partial_row(i)];
     max = other > max ? other : max;
   }
   const float base = max == -kInfinity ? 0.0f : max;
   float* o = states.row(r);
   std::memset(o, 0, sizeof(float) * States<K>::kStride);
   float sum = 0.0f;
-  for (int i = 0; i < merge.num_slots; ++i) {
-    const long long at = slot_row<K>(merge.first_slot + i, r);
+  for (int i = 0; i < count; ++i) {
+    const long long at = partial_row(i);
     const float weight = kSoftmax ? exp2_vec(broadcast(lse[at] - base))[0] : 1.0f;
     const float* part = item.p.partial_o + at * kDim;
     for (int lane = 0; lane < kDim; ++lane) o[lane] += weight * part[lane];
@@ -107,7 +120,23 @@ void arrive(const Item<K>& item, States<K>& states) {
   const unsigned before = __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL);
   if (before + 1 != static_cast<unsigned>(merge.num_slots)) return;
   __atomic_store_n(counter, 0u, __ATOMIC_RELAXED);
-  for (int r = 0; r < item.rows; ++r) merge_row(item, merge, r, states);
+  for (int r = 0; r < item.rows; ++r) {
+    const auto partial_row = [&](int i) { return slot_row<K>(merge.first_slot + i, r); };
+    merge_row(item, merge.num_slots, partial_row, r, states);
+  }
+  write_outputs(item, states);
+}
+
+// Composed plans: joins rows first, first + 1, ... of those whose keys lie in several parts.
+template <class K>
+void join_rows(const Item<K>& item, int first, States<K>& states) {
+  for (int r = 0; r < item.rows; ++r) {
+    const auto join = load_record<typename K::Join>(item.p.joins, first + r);
+    const auto partial_row = [&](int i) {
+      return static_cast<long long>(item.p.contributions[join.first + i]) + join.row % kRowCode;
+    };
+    merge_row(item, join.count, partial_row, r, states);
+  }
   write_outputs(item, states);
 }
 

@@ -14,8 +14,9 @@
 
 namespace warploom {
 
-// A thread that starts while all cores are busy, as with workers of OpenMP that spin after their last
-// loop, may be queued behind the thread that made it and get nothing done: send it to another core.
+// A thread that starts while all cores are busy, as with workers of OpenMP that spin after their
+// last loop, may be queued behind the thread that made it and get nothing done: send it to another
+// core.
 inline void keep_off_this_core(std::thread& thread) {
 #if defined(__linux__)
   cpu_set_t cores;
@@ -37,6 +38,16 @@ void run_cta(const typename K::Params& p, int cta, Scratch<K>& scratch) {
   }
 }
 
+// Composed plans: rows whose keys lie in several parts, a tile at a time, when all CTAs are done.
+template <class K>
+void run_joins(const typename K::Params& p, std::atomic<int>& next, States<K>& states) {
+  constexpr int kRows = K::Config::kRows;
+  const int total = p.header[2];
+  for (int first = next.fetch_add(kRows); first < total; first = next.fetch_add(kRows)) {
+    join_rows(Item<K>(p, first, min_int(kRows, total - first)), first, states);
+  }
+}
+
 enum Status : int { kDone = 0, kOutOfMemory = 1 };
 
 inline constexpr int kMaxThreads = 256;
@@ -53,7 +64,7 @@ int useful_threads(const typename K::Params& p, int num_ctas, int num_threads) {
   for (int i = 0; i < num_items && work < most * kThreadWork; ++i) {
     const auto item = load_record<typename K::WorkItem>(p.items, i);
     const auto segment = load_record<typename K::Segment>(p.segments, item.segment);
-    const int rows = min_int(K::Config::kRows, segment.num_q * p.group_size - item.row_begin);
+    const int rows = rows_of<K>(p, item, segment);
     work += static_cast<long long>(item.kv_end - item.kv_begin) * (rows + 16) * kDims;
   }
   return max_int(1, min_int(most, static_cast<int>(work / kThreadWork)));
@@ -62,13 +73,18 @@ int useful_threads(const typename K::Params& p, int num_ctas, int num_threads) {
 // Runs all CTAs on up to `num_threads` threads, the caller being one of them.
 template <class K>
 int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexcept {
-  std::atomic<int> next{0}, working{0};
+  std::atomic<int> next{0}, working{0}, done{0}, joined{0};
   auto work = [&]() noexcept {
     Scratch<K>* scratch = new (std::nothrow) Scratch<K>;
     if (scratch == nullptr) return;
     working.fetch_add(1);
     for (int cta = next.fetch_add(1); cta < num_ctas; cta = next.fetch_add(1)) {
       run_cta<K>(p, cta, *scratch);
+      done.fetch_add(1);
+    }
+    if constexpr (K::Config::kComposed) {
+      while (done.load() < num_ctas) std::this_thread::yield();
+      run_joins<K>(p, joined, scratch->states);
     }
     delete scratch;
   };

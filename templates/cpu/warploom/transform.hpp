@@ -46,9 +46,12 @@ WL_SEAT(ValueSeat, value, Value)
 WL_SEAT(OutputSeat, output, Output)
 #undef WL_SEAT
 
-// The position of vector j, handed to f as the arguments of a seat.
+// The position of vector j, and the facts of the tile or of the row's request: handed to f as the
+// arguments of a seat.
 struct KeyPlace {
   const int* kv_pos;
+  static constexpr bool kPacked = false;
+  WL_INLINE TileInfo tile(int /*j*/, const TileInfo& all) const { return all; }
   template <class F>
   WL_INLINE float at(int j, F f) const {
     return f(kv_pos[j]);
@@ -57,15 +60,27 @@ struct KeyPlace {
 
 struct RowPlace {
   const int *q_pos, *q_head, *q_row;
+  static constexpr bool kPacked = false;
+  WL_INLINE TileInfo tile(int /*j*/, const TileInfo& all) const { return all; }
   template <class F>
   WL_INLINE float at(int j, F f) const {
     return f(RowInfo{q_pos[j], q_head[j], q_row[j]});
   }
 };
 
+// Rows of several requests, each with the facts of its own.
+struct PackedRowPlace : RowPlace {
+  static constexpr bool kPacked = true;
+  const TileInfo* tiles;
+  WL_INLINE TileInfo tile(int j, const TileInfo& /*all*/) const { return tiles[j]; }
+};
+
+template <class Row>
 struct OutputPlace {
-  RowPlace row;
+  static constexpr bool kPacked = Row::kPacked;
+  Row row;
   const float* lse;
+  WL_INLINE TileInfo tile(int j, const TileInfo& all) const { return row.tile(j, all); }
   template <class F>
   WL_INLINE float at(int j, F f) const {
     return f(RowInfo{row.q_pos[j], row.q_head[j], row.q_row[j]}, lse[j]);
@@ -90,13 +105,23 @@ WL_INLINE void reduce_panel(const Params& p, const TileInfo& tile, const Place& 
         float earlier[kIndex + 1];
         for (int i = 0; i < kIndex; ++i) earlier[i] = results.of[i][j];
         const float value = place.at(j, [&](const auto&... where) WL_LAMBDA_INLINE {
-          return Seat::template reduce<kIndex>(p, tile, where..., lane, kDim, element, earlier);
+          return Seat::template reduce<kIndex>(p, place.tile(j, tile), where..., lane, kDim,
+                                               element, earlier);
         });
         total[j] = Seat::template combine<kIndex>(total[j], value);
       }
     }
     reduce_panel<Seat, kDim, kIndex + 1>(p, tile, place, x, results);
   }
+}
+
+// What a seat keeps for a lane: the same for all vectors, unless their requests differ.
+template <class Seat, int kDim, class Params, class Place, class State>
+WL_INLINE State own_state(const Params& p, const TileInfo& tile, const Place& place, int j,
+                          int lane, const State& shared) {
+  if constexpr (!Place::kPacked) return shared;
+  const TileInfo own = place.tile(j, tile);
+  return Seat::lane_state(p, own, Seat::tile_state(p, own), lane, kDim);
 }
 
 // y = seat(x) for kPanel vectors side by side: x and y are [kDim][kPanel]. So the loop over vectors
@@ -116,7 +141,9 @@ __attribute__((noinline)) void transform_panel(const Params& p, const TileInfo& 
       float mine[max_int(1, Seat::kReductions)];
       for (int i = 0; i < Seat::kReductions; ++i) mine[i] = results.of[i][j];
       y[lane * kPanel + j] = place.at(j, [&](const auto&... where) WL_LAMBDA_INLINE {
-        return Seat::value(p, tile, where..., state, lane, kDim, element, mine);
+        return Seat::value(p, place.tile(j, tile), where...,
+                           own_state<Seat, kDim>(p, tile, place, j, lane, state), lane, kDim,
+                           element, mine);
       });
     }
   }

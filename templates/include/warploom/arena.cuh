@@ -21,6 +21,7 @@ struct alignas(16) ItemFacts {
   int slot, merge;        // as in WorkItem
   int index;              // of the item in the plan
   int is_last;            // this CTA's partial result was the last of its tile
+  int sees_all;           // in a composed plan: every row sees all keys of the item
 };
 
 // 16 rows, whose warps stream keys from item to item: everything side by side; Q for two items,
@@ -63,7 +64,7 @@ struct Arena {
   static constexpr int kStatisticsAt = kSlabsAt + kSlabRows * kSlabStride * 4;
   static constexpr int kOutputEnd = kStatisticsAt + kSlabRows * 2 * 4;
   static constexpr int kRowsAt = round_up(kWalkBytes > kOutputEnd ? kWalkBytes : kOutputEnd, 16);
-  static constexpr int kFactsAt = round_up(C::kRows * int(sizeof(RowInfo)), 16);  // behind rows
+  static constexpr int kFactsAt = round_up(C::kRows * int(sizeof(Row<K>)), 16);  // behind rows
   static constexpr int kItemBytes = kFactsAt + sizeof(ItemFacts<K>);
   static constexpr int kBytes = kRowsAt + kItems * kItemBytes;
 
@@ -114,7 +115,7 @@ struct Arena {
   WL_FN float2& statistics(int row) const {
     return reinterpret_cast<float2*>(base + kStatisticsAt)[row];
   }
-  WL_FN RowInfo& row(int r) const { return reinterpret_cast<RowInfo*>(item())[r]; }
+  WL_FN Row<K>& row(int r) const { return reinterpret_cast<Row<K>*>(item())[r]; }
   WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(item() + kFactsAt); }
 
  private:

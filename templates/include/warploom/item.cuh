@@ -34,13 +34,20 @@ struct Item {
   WL_FN const TileInfo& tile() const { return facts().tile; }
   // Positions of a row of the tile; a row past the last one has the last one's, so that what
   // functors load for it exists.
-  WL_FN const RowInfo& row(int r) const { return arena.row(r); }
+  WL_FN const Row<K>& row(int r) const { return arena.row(r); }
+  // The item's facts as a row sees them (in a composed plan: those of its request), or a key.
+  WL_FN const TileInfo& tile_of(const RowInfo& /*row*/) const { return tile(); }
+  WL_FN TileInfo tile_of(const PackedRow& row) const {
+    return {row.batch, row.kv_head, row.q_len, row.kv_len, p.num_q_heads, p.num_kv_heads};
+  }
+  WL_FN const TileInfo& tile_of(int /*kv_pos*/) const { return tile(); }
 
   // Takes up an item, by `threads` threads (whole warps). Everyone must wait for these afterwards.
   // Each warp works out a part of the facts: the chain of dependent instructions is what it costs.
   WL_FN void open(int index, unsigned thread, unsigned threads) const {
     const auto work = load_record<typename K::WorkItem>(p.items, index);
     const auto segment = load_record<typename K::Segment>(p.segments, work.segment);
+    if constexpr (C::kComposed) return open_packed(work, segment, index, thread, threads);
     const int rows = min(C::kRows, segment.num_q * p.group_size - work.row_begin);
     if (thread % kWarpSize == 0) {
 #pragma unroll 1
@@ -52,8 +59,25 @@ struct Item {
     }
 #pragma unroll 1
     for (int r = thread; r < C::kRows; r += threads) {
-      arena.row(r) = locate(work, segment, min(r, rows - 1));
+      static_cast<RowInfo&>(arena.row(r)) = locate(work, segment, min(r, rows - 1));
     }
+  }
+
+  // A row of a composed plan's unit, by its code.
+  WL_FN PackedRow row_of_unit(int code, int kv_head) const {
+    const int within = code % kRowCode;
+    const auto unit = load_record<typename K::Unit>(p.units, code / kRowCode);
+    const int heads = unit.num_heads;
+    const int query = (heads & (heads - 1)) == 0 ? within >> (__ffs(heads) - 1) : within / heads;
+    PackedRow row;
+    row.q_pos = unit.q_pos + query;
+    row.q_head = kv_head * p.group_size + unit.first_head + within - query * heads;
+    row.q_row = unit.q_row + query;
+    row.batch = unit.batch;
+    row.q_len = unit.q_len;
+    row.kv_len = unit.kv_len;
+    row.kv_head = kv_head;
+    return row;
   }
 
   // Offsets of rows in elements.
@@ -74,6 +98,52 @@ struct Item {
   using WorkItem = typename K::WorkItem;
   using Segment = typename K::Segment;
   using KvElement = typename C::KvElement;
+
+  // The same where each row says whose it is.
+  WL_FN void open_packed(const WorkItem& work, const Segment& segment, int index, unsigned thread,
+                         unsigned threads) const {
+    const int rows = work.reserved;
+    if (thread < kWarpSize) write_packed_bounds(work, segment, rows, thread);
+    const unsigned last = threads - kWarpSize;  // another warp, if there is one
+    if (thread == last) write_first_tokens(work, segment);
+    if (thread == last) write_sizes(work, segment, rows, index);
+#pragma unroll 1
+    for (int r = thread; r < C::kRows; r += threads) {
+      if constexpr (C::kComposed) arena.row(r) = unpack(work, min(r, rows - 1));
+    }
+  }
+  WL_FN PackedRow unpack(const WorkItem& work, int r) const {
+    return row_of_unit(__ldg(p.packed_rows + work.row_begin + r), work.kv_head);
+  }
+  WL_FN void write_packed_bounds(const WorkItem& work, const Segment& segment, int rows,
+                                 int lane) const {
+    using Variant = typename K::Variant;
+    Range places{work.kv_begin, work.kv_end};
+    bool sees_all = true;
+    if constexpr (Variant::kHasLogitsMask) {
+      const Range kv_pos{segment.kv_pos + work.kv_begin, segment.kv_pos + work.kv_end};
+      int begin = 0x7fffffff, end = 0;
+#pragma unroll 1
+      for (int r = lane; r < rows; r += kWarpSize) {
+        const PackedRow row = unpack(work, r);
+        const TileInfo tile = tile_of(row);
+        const Range q_pos{row.q_pos, row.q_pos + 1}, q_head{row.q_head, row.q_head + 1};
+        const Range seen = Variant::kv_bounds(p, tile, q_pos, q_head);
+        begin = seen.begin < seen.end ? min(begin, seen.begin) : begin;
+        end = seen.begin < seen.end ? max(end, seen.end) : end;
+        sees_all = sees_all && kv_pos.begin < kv_pos.end &&
+                   Variant::classify(p, tile, q_pos, kv_pos, q_head) == TileClass::kFull;
+      }
+      sees_all = __all_sync(kAllLanes, sees_all);
+      begin = __reduce_min_sync(kAllLanes, begin);
+      end = __reduce_max_sync(kAllLanes, end);
+      const int hidden = max(min(begin, end) - segment.kv_pos - work.kv_begin, 0);
+      places = {work.kv_begin + hidden / C::kKeys * C::kKeys,
+                min(work.kv_end, end - segment.kv_pos)};
+    }
+    if (lane == 0) arena.facts().places = places;
+    if (lane == 0) arena.facts().sees_all = sees_all;
+  }
 
   WL_FN RowInfo locate(const WorkItem& work, const Segment& segment, int r) const {
     const int fused = work.row_begin + r;

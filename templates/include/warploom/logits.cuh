@@ -14,14 +14,32 @@ struct ThreadRows {
   using Variant = typename K::Variant;
   static constexpr int kCount = 2 * Sizes<K>::kRowBlocks;
 
-  typename Variant::TileState tile;
+  // Rows of several requests have each their own facts of the tile.
+  static constexpr bool kComposed = K::Config::kComposed;
+  typename Variant::TileState tiles[kComposed ? kCount : 1];
   typename Variant::RowState state[kCount];
 
-  WL_FN explicit ThreadRows(const Item<K>& item) : tile(Variant::tile_state(item.p, item.tile())) {
+  WL_FN explicit ThreadRows(const Item<K>& item) {
+    if constexpr (!kComposed) tiles[0] = Variant::tile_state(item.p, item.tile());
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
-      state[r] = Variant::row_state(item.p, item.tile(), tile, item.row(row(r)));
+      const Row<K>& at = item.row(row(r));
+      if constexpr (kComposed) tiles[r] = Variant::tile_state(item.p, item.tile_of(at));
+      state[r] = Variant::row_state(item.p, item.tile_of(at), tile(r), at);
     }
+  }
+
+  WL_FN const typename Variant::TileState& tile(int r) const { return tiles[kComposed ? r : 0]; }
+
+  // What depends on the column alone: once for all rows, unless they see it differently.
+  WL_FN auto column(const Item<K>& item, int kv_pos) const {
+    return Variant::col_state(item.p, item.tile(), tiles[0], kv_pos);
+  }
+  template <class Column>
+  WL_FN Column column_of(const Item<K>& item, const Row<K>& at, int r, int kv_pos,
+                         const Column& shared) const {
+    if constexpr (!kComposed) return shared;
+    return Variant::col_state(item.p, item.tile_of(at), tile(r), kv_pos);
   }
 
   // Row of the tile.
@@ -52,27 +70,28 @@ WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const 
   const ThreadRows<K> rows = Sizes<K>::kRowBlocks > 1 ? ThreadRows<K>(item) : hoisted;
   const float hidden = Variant::kSoftmax ? -kInfinity : 0.0f;
   const int first = WarpMma<K>::lane() % 4 * 2;
-  RowInfo info[ThreadRows<K>::kCount];
+  Row<K> info[ThreadRows<K>::kCount];
 #pragma unroll
   for (int r = 0; r < ThreadRows<K>::kCount; ++r) info[r] = item.row(ThreadRows<K>::row(r));
 #pragma unroll
   for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
     const int key = c / 2 * 8 + first + c % 2;
     const int kv_pos = columns.kv_pos(key);
-    const auto column = Variant::col_state(item.p, item.tile(), rows.tile, kv_pos);
+    const auto shared = rows.column(item, kv_pos);
 #pragma unroll
     for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
+      const auto column = rows.column_of(item, info[r], r, kv_pos, shared);
       float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
       if constexpr (Variant::kHasLogitsTransform) {
-        score = Variant::logits(item.p, item.tile(), rows.tile, info[r], rows.state[r], kv_pos,
-                                column, score * item.p.sm_scale);
+        score = Variant::logits(item.p, item.tile_of(info[r]), rows.tile(r), info[r], rows.state[r],
+                                kv_pos, column, score * item.p.sm_scale);
       }
       if constexpr (kMasked) {
         bool is_visible = columns.exists(key);
         if constexpr (Variant::kHasLogitsMask) {
           // & and not &&: no branch, whatever the mask costs
-          is_visible &=
-              Variant::mask(item.p, item.tile(), rows.tile, info[r], rows.state[r], kv_pos, column);
+          is_visible &= Variant::mask(item.p, item.tile_of(info[r]), rows.tile(r), info[r],
+                                      rows.state[r], kv_pos, column);
         }
         score = is_visible ? score : hidden;
       }

@@ -22,7 +22,7 @@ struct RowStore {
   // Writes a row of final values; `values` are its C::kHeadDimV floats in shared memory.
   WL_FN static void write_final(const Item<K>& item, int row, bool exists, const float* values,
                                 float lse2) {
-    const OutputPlace at{item.row(row), lse2 * kLn2};
+    const OutputPlace<Row<K>> at{item.row(row), lse2 * kLn2};
     const auto x = [values](int lane) { return values[lane]; };
     float r[OutputSeat<K>::kReductions + 1];
     if constexpr (K::Variant::kHasOutputTransform) {
@@ -38,7 +38,8 @@ struct RowStore {
         float value = x(lane + i);
         if constexpr (K::Variant::kHasOutputTransform) {
           using Seat = OutputSeat<K>;
-          const auto state = Seat::lane_state(item, Seat::tile_state(item), lane + i);
+          const auto shared = Seat::lane_state(item, Seat::tile_state(item), lane + i);
+          const auto state = Seat::own_state(item, at, shared, lane + i);
           value = Seat::value(item, at, state, lane + i, x, r);
         }
         rounded[i] = from_float<Element>(value);
@@ -54,7 +55,9 @@ struct RowStore {
   WL_FN static void write_partial(const Item<K>& item, int row, bool exists, const float* values,
                                   float lse2) {
     if (!exists) return;
-    const long long slot_row = static_cast<long long>(item.facts().slot) * C::kRows + row;
+    // Composed plans count rows, not slots.
+    const long long slot_row =
+        static_cast<long long>(item.facts().slot) * (C::kComposed ? 1 : C::kRows) + row;
     float* to = item.p.partial_o + slot_row * C::kHeadDimV;
 #pragma unroll
     for (int lane = first_lane(); lane < C::kHeadDimV; lane += S::kBlock) {

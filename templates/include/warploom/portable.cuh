@@ -3,6 +3,7 @@
 #pragma once
 
 #include <warploom/attend.cuh>
+#include <warploom/join.cuh>
 #include <warploom/merge.cuh>
 #include <warploom/stream.cuh>
 
@@ -48,6 +49,7 @@ WL_FN void run_tall_kernel(const typename K::Params& p, char* shared_memory) {
     index = item.facts().index + 1;
     __syncthreads();  // slabs and facts are read; the next item takes their place
   }
+  if constexpr (K::Config::kComposed) join_rows(item);
 }
 
 template <class K>

@@ -18,6 +18,21 @@ constexpr int kVector = 8;  // 16-bit elements in 16 bytes, the unit of every co
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// A row of a composed plan's tile, which holds rows of several requests: with the facts of its own.
+struct alignas(16) PackedRow : RowInfo {
+  int batch, q_len, kv_len, kv_head;
+};
+template <bool kComposed>
+struct RowOf {
+  using Type = RowInfo;
+};
+template <>
+struct RowOf<true> {
+  using Type = PackedRow;
+};
+template <class K>
+using Row = typename RowOf<K::Config::kComposed>::Type;
+
 // How the warps of a CTA share a tile. 64 and 128 rows: each warp has its own rows and sees all
 // keys. 16 rows (decoding): all warps have the same rows and each its own keys, so that no warp
 // waits for another before the end of the work item.

@@ -8,52 +8,65 @@
 
 namespace warploom {
 
+template <class Row>
 struct OutputPlace {
-  RowInfo row;
+  Row row;
   float lse;  // natural
 };
 
+template <class Place>
+constexpr bool kIsKey = false;  // a place is a key's position, else a row
+template <>
+constexpr bool kIsKey<int> = true;
+
 // One interface for the four seats: kReductions, kHeadDim, reduce, identity, combine, lane_state
 // and value.
-#define WL_VECTOR_SEAT(Name, name, dim, Place, ...)                                               \
-  template <class K>                                                                              \
-  struct Name##Seat {                                                                             \
-    using Variant = typename K::Variant;                                                          \
-    static constexpr int kReductions = Variant::k##Name##Reductions;                              \
-    static constexpr int kHeadDim = K::Config::dim;                                               \
-    template <int I>                                                                              \
-    WL_FN static float identity() {                                                               \
-      return Variant::template name##_identity<I>();                                              \
-    }                                                                                             \
-    template <int I>                                                                              \
-    WL_FN static float combine(float a, float b) {                                                \
-      return Variant::template name##_combine<I>(a, b);                                           \
-    }                                                                                             \
-    template <int I, class X>                                                                     \
-    WL_FN static float reduce(const Item<K>& item, const Place& at, int lane, const X& x,         \
-                              const float* r) {                                                   \
-      return Variant::template name##_reduce<I>(item.p, item.tile(), __VA_ARGS__, lane, kHeadDim, \
-                                                x, r);                                            \
-    }                                                                                             \
-    using Tile = typename Variant::Name##Tile;                                                    \
-    using Lane = typename Variant::Name##Lane;                                                    \
-    WL_FN static Tile tile_state(const Item<K>& item) {                                           \
-      return Variant::name##_tile(item.p, item.tile());                                           \
-    }                                                                                             \
-    WL_FN static Lane lane_state(const Item<K>& item, const Tile& of_tile, int lane) {            \
-      return Variant::name##_lane(item.p, item.tile(), of_tile, lane, kHeadDim);                  \
-    }                                                                                             \
-    template <class X>                                                                            \
-    WL_FN static float value(const Item<K>& item, const Place& at, const Lane& state, int lane,   \
-                             const X& x, const float* r) {                                        \
-      return Variant::name(item.p, item.tile(), __VA_ARGS__, state, lane, kHeadDim, x, r);        \
-    }                                                                                             \
+#define WL_VECTOR_SEAT(Name, name, dim, Place, who, ...)                                         \
+  template <class K>                                                                             \
+  struct Name##Seat {                                                                            \
+    using Variant = typename K::Variant;                                                         \
+    static constexpr int kReductions = Variant::k##Name##Reductions;                             \
+    static constexpr int kHeadDim = K::Config::dim;                                              \
+    template <int I>                                                                             \
+    WL_FN static float identity() {                                                              \
+      return Variant::template name##_identity<I>();                                             \
+    }                                                                                            \
+    template <int I>                                                                             \
+    WL_FN static float combine(float a, float b) {                                               \
+      return Variant::template name##_combine<I>(a, b);                                          \
+    }                                                                                            \
+    template <int I, class X>                                                                    \
+    WL_FN static float reduce(const Item<K>& item, const Place& at, int lane, const X& x,        \
+                              const float* r) {                                                  \
+      return Variant::template name##_reduce<I>(item.p, item.tile_of(who), __VA_ARGS__, lane,    \
+                                                kHeadDim, x, r);                                 \
+    }                                                                                            \
+    using Tile = typename Variant::Name##Tile;                                                   \
+    using Lane = typename Variant::Name##Lane;                                                   \
+    WL_FN static Tile tile_state(const Item<K>& item) {                                          \
+      return Variant::name##_tile(item.p, item.tile());                                          \
+    }                                                                                            \
+    WL_FN static Lane lane_state(const Item<K>& item, const Tile& of_tile, int lane) {           \
+      return Variant::name##_lane(item.p, item.tile(), of_tile, lane, kHeadDim);                 \
+    }                                                                                            \
+    /* What is kept for a lane: the same for all vectors, unless their requests differ. */       \
+    WL_FN static Lane own_state(const Item<K>& item, const Place& at, const Lane& shared,        \
+                                int lane) {                                                      \
+      if constexpr (!K::Config::kComposed || kIsKey<Place>) return shared;                       \
+      const auto of_tile = Variant::name##_tile(item.p, item.tile_of(who));                      \
+      return Variant::name##_lane(item.p, item.tile_of(who), of_tile, lane, kHeadDim);           \
+    }                                                                                            \
+    template <class X>                                                                           \
+    WL_FN static float value(const Item<K>& item, const Place& at, const Lane& state, int lane,  \
+                             const X& x, const float* r) {                                       \
+      return Variant::name(item.p, item.tile_of(who), __VA_ARGS__, state, lane, kHeadDim, x, r); \
+    }                                                                                            \
   };
 
-WL_VECTOR_SEAT(Query, query, kHeadDimQk, RowInfo, at)
-WL_VECTOR_SEAT(Key, key, kHeadDimQk, int, at)
-WL_VECTOR_SEAT(Value, value, kHeadDimV, int, at)
-WL_VECTOR_SEAT(Output, output, kHeadDimV, OutputPlace, at.row, at.lse)
+WL_VECTOR_SEAT(Query, query, kHeadDimQk, Row<K>, at, at)
+WL_VECTOR_SEAT(Key, key, kHeadDimQk, int, at, at)
+WL_VECTOR_SEAT(Value, value, kHeadDimV, int, at, at)
+WL_VECTOR_SEAT(Output, output, kHeadDimV, OutputPlace<Row<K>>, at.row, at.row, at.lse)
 #undef WL_VECTOR_SEAT
 
 // A row's reductions over lanes, each by all threads of the row; results in r.
@@ -131,8 +144,8 @@ WL_FN void transform_tile(const Item<K>& item, const void* staged,
       if (lane >= Seat::kHeadDim) continue;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        changed[panel][i] =
-            from_float<Element>(Seat::value(item, at, states[panel][i], lane + i, x, r));
+        const auto state = Seat::own_state(item, at, states[panel][i], lane + i);
+        changed[panel][i] = from_float<Element>(Seat::value(item, at, state, lane + i, x, r));
       }
     }
     __syncwarp();
@@ -160,7 +173,7 @@ template <class K>
 struct QueryRows {
   const Item<K>& item;
   WL_FN bool exists(int row) const { return row < item.facts().rows; }
-  WL_FN const RowInfo& place(int row) const { return item.row(row); }
+  WL_FN const Row<K>& place(int row) const { return item.row(row); }
 };
 
 }  // namespace warploom

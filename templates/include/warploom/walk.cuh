@@ -67,9 +67,26 @@ class KeyWalk {
     }
     TileClass found = TileClass::kFull;
     if constexpr (Variant::kHasLogitsMask) {
-      found = Variant::classify(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head);
+      if constexpr (C::kComposed) {
+        if (!facts.sees_all) found = classify_rows(kv_pos);
+      } else {
+        found = Variant::classify(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head);
+      }
     }
     return found == TileClass::kFull && !is_whole ? TileClass::kPartial : found;
+  }
+
+  // What the mask says of rows of several requests; every warp asks for all of them.
+  WL_FN TileClass classify_rows(Range kv_pos) const {
+    bool may_see = false, may_hide = false;
+    for (int r = threadIdx.x % kWarpSize; r < item_.facts().rows; r += kWarpSize) {
+      const Row<K>& row = item_.row(r);
+      const TileClass c = Variant::classify(item_.p, item_.tile_of(row), {row.q_pos, row.q_pos + 1},
+                                            kv_pos, {row.q_head, row.q_head + 1});
+      may_see |= c != TileClass::kSkip;
+      may_hide |= c != TileClass::kFull;
+    }
+    return tile_class(__any_sync(kAllLanes, may_see), __any_sync(kAllLanes, may_hide));
   }
 
   // Least and greatest position in a tile of listed columns; every warp finds the same.

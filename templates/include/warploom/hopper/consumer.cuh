@@ -6,6 +6,7 @@
 #pragma once
 
 #include <warploom/hopper/mma.cuh>
+#include <warploom/join.cuh>
 #include <warploom/merge.cuh>
 
 namespace warploom::hopper {
@@ -32,6 +33,7 @@ class Consumer {
   WL_FN void run(const typename K::Params& p) {
     const int end = __ldg(p.cta_indptr + blockIdx.x + 1);
     for (int i = __ldg(p.cta_indptr + blockIdx.x); i < end; ++i) run_item(p);
+    if constexpr (C::kComposed) join_rows(Item<K>{p, shared_});
   }
 
  private:

@@ -22,7 +22,7 @@ struct Shared {
   static constexpr int kItemStages = C::kQueryStages;
   struct StagedItem {
     ItemFacts<K> facts;
-    RowInfo rows[C::kRows];
+    Row<K> rows[C::kRows];
   };
   struct Barriers {
     Barrier item_full[kItemStages], item_empty[kItemStages];
@@ -64,7 +64,7 @@ struct Shared {
     return reinterpret_cast<int*>(base + kPositionsAt) + slot * C::kKeys;
   }
   WL_FN ItemFacts<K>& facts() const { return staged_item().facts; }
-  WL_FN RowInfo& row(int r) const { return staged_item().rows[r]; }
+  WL_FN Row<K>& row(int r) const { return staged_item().rows[r]; }
   WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + kBarriersAt); }
 
   // Waits for all consumer threads.

@@ -1,0 +1,52 @@
+"""Composed kernels compile for every architecture and template, and fit what was computed."""
+
+from __future__ import annotations
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.arch import ARCHS, arch_named
+from warploom.codegen.cubin import read_resources
+from warploom.codegen.nvrtc import Compiled, run_nvrtc
+from warploom.codegen.render import render_cuda
+from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles import cuda_launch
+from warploom.dsl.dtypes import dtype
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+from warploom.scheduler.layout import c_structs
+
+pytestmark = [pytest.mark.nvrtc, pytest.mark.usefixtures("toolchain")]
+
+EVERYTHING = wl.Causal() & wl.Alibi() & wl.SoftCap(30.0) & wl.Rope()
+
+
+def compiled(variant: wl.Variant, tile: TileConfig, arch: str, page: int, dim: int) -> Compiled:
+    """Compiles, and claims the size of shared memory that the launch will ask for."""
+    spec = AttentionSpec(trace(variant), dim, dim, dtype("bfloat16"), wl.Composed(page))
+    arena = "hopper::Shared" if tile.template == "hopper" else "Arena"
+    shared = cuda_launch(spec, tile, arch_named(arch)).shared_bytes
+    claim = f"\nstatic_assert(warploom::{arena}<warploom::Kernel>::kBytes == {shared});\n"
+    source = render_cuda(spec, tile, c_structs(composed=True))
+    return run_nvrtc(source.text + claim, arch_named(arch), source.name)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_architecture(arch: str) -> None:
+    kernel = compiled(wl.Causal(), TileConfig(64, 32, 2, 2), arch, 16, 128)
+    assert kernel.spill_bytes == 0
+
+
+TILES = {
+    "16": (wl.Causal(), TileConfig(16, 32, 2, 3), 1, 128),
+    "16, four threads a row": (wl.Causal(), TileConfig(16, 64, 4, 3), 16, 96),
+    "128": (wl.Causal() & wl.SlidingWindow(100), TileConfig(128, 64, 4, 2), 16, 128),
+    "every seat": (EVERYTHING, TileConfig(64, 32, 4, 2), 16, 128),
+    "hopper": (wl.Variant(), TileConfig(128, 128, 8, 2, "hopper", 1), 16, 128),
+}
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_every_tile(name: str) -> None:
+    variant, tile, page, dim = TILES[name]
+    assert read_resources(compiled(variant, tile, "sm_90a", page, dim).cubin).local_bytes <= 64
