@@ -18,7 +18,10 @@ from warploom.runtime.cpu import default_threads
 from warploom.runtime.device import Backend
 from warploom.runtime.planner import Planned
 from warploom.runtime.visibility import Heads, MaskVisibility
+from warploom.scheduler.composed_plan import ComposedPlan
+from warploom.scheduler.plan import Plan
 
+_MAX_PREFIXES = 8  # whose choice is told
 _MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds
 
 
@@ -125,6 +128,9 @@ def _kernel(planned: Planned) -> dict[str, object]:
 
 def _work(planned: Planned) -> dict[str, object]:
     plan, batch = planned.plan, planned.batch
+    split = f"{len(plan.merges)} split tiles"
+    if isinstance(plan, ComposedPlan):
+        split = f"{len(plan.segments)} parts, {len(plan.joins)} rows joined"
     loads = plan.loads[: plan.active_ctas]
     mean = float(loads.mean()) if len(loads) else 0.0
     busy = int((np.diff(plan.cta_indptr) > 0).sum())
@@ -135,19 +141,32 @@ def _work(planned: Planned) -> dict[str, object]:
         "batch": f"{batch.num_requests} requests, {int(batch.q_lens.sum())} query rows, "
         f"{int(batch.kv_lens.sum())} keys, longest {batch.max_kv_len}",
         "grid": f"{plan.num_ctas} {part}s, {busy} with work, limit {plan.active_ctas}{dealt}",
-        "work items": f"{len(plan.items)}, of which {plan.num_slots} partial "
-        f"in {len(plan.merges)} split tiles",
+        "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
+        f"partial in {split}",
         "dealt": "evenly: few query tiles share keys" if plan.even else "longest first",
+        **_shared(plan),
         "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
         "mask": _classes(planned),
     }
 
 
+def _shared(plan: Plan) -> dict[str, object]:
+    """What became of shared prefixes, the longest first."""
+    if not isinstance(plan, ComposedPlan):
+        return {}
+    choices = sorted(plan.choices, key=lambda choice: -choice.keys * choice.requests)
+    lines = [str(choice) for choice in choices[:_MAX_PREFIXES]]
+    if len(choices) > len(lines):
+        lines.append(f"and {len(choices) - len(lines)} more")
+    return {"shared prefixes": "\n".join(lines) or "none"}
+
+
 def _classes(planned: Planned) -> str:
     """How many pairs of a query tile and a key tile are of each class, by the planner."""
     plan, visibility = planned.plan, planned.visibility
-    fused = plan.segments["num_q"].astype(np.int64) * plan.group_size
-    keys = plan.segments["kv_count"].astype(np.int64)
+    segments = planned.batch.segments
+    fused = segments["num_q"].astype(np.int64) * plan.group_size
+    keys = segments["kv_count"].astype(np.int64)
     down, across = -(-fused // plan.rows), -(-keys // plan.keys)
     every = int((down * across).sum())
     if not isinstance(visibility, MaskVisibility) or every == 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
+from warploom.dsl.formats import BlockSparse, Composed, Dense, KVFormat, Paged, Ragged
 from warploom.errors import ArgumentError, BadIndptr, BadLength, IndexOutOfRange, WrongShape
 from warploom.runtime.tensors import host_int32
 from warploom.scheduler.layout import SEGMENT
@@ -74,6 +74,7 @@ def make_batch(
         Dense: (),
         Ragged: (),
         Paged: ("kv_indices", "last_page_len"),
+        Composed: ("kv_indices", "last_page_len"),
         BlockSparse: ("kv_indices", "kv_lens"),
     }
     kind = type(kv_format).__name__

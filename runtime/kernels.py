@@ -90,7 +90,7 @@ class Kernels:
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:
             render = render_cuda if isinstance(self.target, Arch) else render_cpu
-            self._sources[tile] = render(self._spec, tile, c_structs())
+            self._sources[tile] = render(self._spec, tile, c_structs(self._spec.kv_format.composed))
         return self._sources[tile]
 
     def get(self, tile: TileConfig) -> Kernel:

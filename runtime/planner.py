@@ -152,7 +152,7 @@ class Planner:
             CompileError and others of `Kernels.get`.
         """
         kernel = self._kernels.get(self.tile_for(batch))
-        room, size = self._fit(batch, kernel)
+        room, size = self._fit(Bounds.of(batch.segments, len(batch.indices)), kernel)
         block = self._spec.kv_format.block_kv
         columns = block if isinstance(self._spec.kv_format, BlockSparse) else 0
         traced = self._spec.variant
@@ -177,12 +177,11 @@ class Planner:
         self._send(plan, room)
         return Planned(batch, plan, kernel, visibility, size)
 
-    def _fit(self, batch: Batch, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
-        """Sizes for the declared bounds, or else for this batch and some larger ones."""
+    def _fit(self, exact: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
+        """Sizes for the declared bounds, or else for the batch's own and some larger ones."""
         bounds = self._options.bounds
         if bounds is not None:
             return self.sizes(bounds, kernel)
-        exact = Bounds.of(batch.segments, len(batch.indices))
         try:
             room, size = self.sizes(_roomy(exact), kernel)
             self._workspace.check(size)

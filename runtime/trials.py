@@ -227,6 +227,8 @@ class Trial:
         counts = [-(-n // size) for n in self.case.kv_lens]
         total = sum(counts)
         pages = self.rng.permutation(total + 2)[:total].astype(np.int32)
+        if fmt.composed:
+            self._share(pages, counts, size)
         stored = []
         for requests in (self.k, self.v):
             cache = np.full((total + 2, size, *requests[0].shape[1:]), np.nan, np.float32)
@@ -241,6 +243,17 @@ class Trial:
             "last_page_len": np.array(last, np.int32),
         }
         return stored
+
+    def _share(self, pages: np.ndarray[Any, Any], counts: list[int], size: int) -> None:
+        """Lets requests begin as an earlier one does, for any number of full pages."""
+        own = np.split(pages, np.cumsum(counts)[:-1])
+        for i in range(1, len(own)):
+            j = int(self.rng.integers(i))
+            full = min(self.case.kv_lens[i], self.case.kv_lens[j]) // size
+            shared = int(self.rng.integers(full // 2, full + 1))
+            own[i][:shared] = own[j][:shared]
+            for tokens in (self.k, self.v):
+                tokens[i][: shared * size] = tokens[j][: shared * size]
 
     def _choose_blocks(self, fmt: BlockSparse) -> None:
         for q_len, kv_len in zip(self.case.q_lens, self.case.kv_lens, strict=True):

@@ -21,6 +21,7 @@ from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime import custom_op
 from warploom.runtime.args import Geometry, checked_kv, key_value
+from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import as_variant, group_size, make_spec
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
 from warploom.runtime.formats import Batch, make_batch
@@ -29,7 +30,7 @@ from warploom.runtime.inputs import Inputs, fits_float32
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
-from warploom.runtime.planner import Options, Planned, Planner
+from warploom.runtime.planner import Options, Planned
 from warploom.runtime.reference import run_reference
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
@@ -126,8 +127,7 @@ class AttentionWrapper:
             raise ArgumentError(name="sm_scale", reason=f"{sm_scale} is no finite float32")
         self._lse_scale = _LSE_SCALE[lse_base]
         self._bounds = bounds
-        frozen = bounds if cuda_graph else None
-        self._inputs = Inputs(self.spec.variant, self._geometry, frozen)
+        self._inputs = Inputs(self.spec.variant, self._geometry, bounds if cuda_graph else None)
         self._inputs.bind(self._bound_inputs())
         self.planned: Planned | None = None
         self._batch: Batch | None = None
@@ -175,7 +175,7 @@ class AttentionWrapper:
             ("lse_scale", self._lse_scale),
         ):
             self._params.set(name, value)
-        self._planner = Planner(
+        self._planner = planner_of(self.kv_format)(
             self.spec, self.heads, self._kernels, workspace, self._params, options, self.device
         )
         self._launcher = Launcher(self._geometry, self._params, self._inputs, workspace)

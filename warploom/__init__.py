@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from warploom.dsl.fields import Tensor as Tensor
     from warploom.dsl.flex import flex as flex
     from warploom.dsl.formats import BlockSparse as BlockSparse
+    from warploom.dsl.formats import Composed as Composed
     from warploom.dsl.formats import Dense as Dense
     from warploom.dsl.formats import Paged as Paged
     from warploom.dsl.formats import Ragged as Ragged
@@ -69,6 +70,10 @@ if TYPE_CHECKING:
     from warploom.runtime.append import append as append
     from warploom.runtime.attention import attention as attention
     from warploom.runtime.blocks import block_rows as block_rows
+    from warploom.runtime.compose import Level as Level
+    from warploom.runtime.compose import Part as Part
+    from warploom.runtime.compose import RadixTree as RadixTree
+    from warploom.runtime.compose import compose as compose
     from warploom.runtime.draw import draw_mask as draw_mask
     from warploom.runtime.huggingface import register_huggingface as register_huggingface
     from warploom.runtime.selection import PageSelectionWrapper as PageSelectionWrapper
@@ -79,6 +84,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BlockSparse": "warploom.dsl.formats",
+    "Composed": "warploom.dsl.formats",
     "Dense": "warploom.dsl.formats",
     "Paged": "warploom.dsl.formats",
     "Ragged": "warploom.dsl.formats",
@@ -137,6 +143,10 @@ _HOME = {
     "Variant": "warploom.dsl.variant",
     "register_huggingface": "warploom.runtime.huggingface",
     "block_rows": "warploom.runtime.blocks",
+    "Level": "warploom.runtime.compose",
+    "Part": "warploom.runtime.compose",
+    "RadixTree": "warploom.runtime.compose",
+    "compose": "warploom.runtime.compose",
     "forbid_compilation": "warploom.codegen.build",
     "TileConfig": "warploom.codegen.source",
     "Bounds": "warploom.scheduler.bounds",

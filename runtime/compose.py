@@ -1,0 +1,202 @@
+"""Page tables of requests that share pages: from parts, from levels, or from a tree of tokens.
+
+Sharing is said by page numbers alone: requests that list the same pages, from their first one on,
+share them. `AttentionWrapper.plan` finds that again in any page table, however it was made; these
+functions are for callers who do not have one yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from warploom.errors import ArgumentError
+from warploom.runtime.formats import indptr
+from warploom.runtime.tensors import host_int32
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pages that some requests read.
+
+    Attributes:
+        requests: these requests.
+        pages: their pages, in order.
+        last_page_len: tokens in the last page, or None if it is full. Only the last part of a
+            request may end within a page.
+    """
+
+    requests: Sequence[int]
+    pages: Sequence[int]
+    last_page_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """One format of a list of formats (FlashInfer, figure 3): block rows of neighbouring requests.
+
+    Attributes:
+        request_indptr: [groups + 1], the requests of each group.
+        kv_indptr: [groups + 1], the pages of each group.
+        kv_indices: pages.
+        last_page_len: [groups], tokens in each last page; None: all are full.
+    """
+
+    request_indptr: Any
+    kv_indptr: Any
+    kv_indices: Any
+    last_page_len: Any = None
+
+    def parts(self) -> Iterator[Part]:
+        """The groups, one by one."""
+        groups = indptr(self.request_indptr, "request_indptr")
+        begin = indptr(self.kv_indptr, "kv_indptr", entries=len(groups))
+        pages = host_int32(self.kv_indices, "kv_indices")
+        last = [None] * (len(groups) - 1)
+        if self.last_page_len is not None:
+            last = host_int32(self.last_page_len, "last_page_len").tolist()
+        for i, tokens in enumerate(last):
+            requests = range(int(groups[i]), int(groups[i + 1]))
+            yield Part(requests, pages[begin[i] : begin[i + 1]].tolist(), tokens)
+
+
+@dataclass
+class RadixTree:
+    """Token sequences that share whole pages wherever they begin alike, over several levels.
+
+    Pages are numbered as they are first needed, from `first_page` on.
+
+    Attributes:
+        page_size: tokens of a page.
+        first_page: number of the first page.
+        num_pages: pages in use.
+        tables: pages of each sequence, in the order of insertion.
+        lengths: tokens of each sequence.
+        fresh: of each sequence, the first page that it did not share when it was inserted: from
+            there on its keys and values have to be computed.
+    """
+
+    page_size: int
+    first_page: int = 0
+    num_pages: int = 0
+    tables: list[list[int]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
+    _root: dict[bytes, tuple[int, dict[bytes, Any]]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_tokens(
+        cls, sequences: Iterable[Any], page_size: int, *, first_page: int = 0
+    ) -> RadixTree:
+        """A tree of these sequences; each is a list or an array of token numbers."""
+        tree = cls(page_size, first_page)
+        for tokens in sequences:
+            tree.insert(tokens)
+        return tree
+
+    def insert(self, tokens: Any) -> int:
+        """Add a sequence.
+
+        Args:
+            tokens: token numbers, [length].
+
+        Returns:
+            Its number: the request it becomes.
+        """
+        array = host_int32(tokens, "tokens")
+        whole = len(array) // self.page_size
+        children = self._root
+        table: list[int] = []
+        shared = True
+        for page in array[: whole * self.page_size].reshape(whole, self.page_size):
+            key = page.tobytes()
+            if shared and key not in children:
+                shared = False
+                self.fresh.append(len(table))
+            found = children.get(key) or children.setdefault(key, (self._new_page(), {}))
+            table.append(found[0])
+            children = found[1]
+        if shared:
+            self.fresh.append(len(table))
+        if len(array) > whole * self.page_size:
+            table.append(self._new_page())
+        self.tables.append(table)
+        self.lengths.append(len(array))
+        return len(self.tables) - 1
+
+    def _new_page(self) -> int:
+        self.num_pages += 1
+        return self.first_page + self.num_pages - 1
+
+
+def compose(
+    source: RadixTree | Iterable[Part | Level],
+    *,
+    num_requests: int | None = None,
+    page_size: int | None = None,
+) -> dict[str, np.ndarray[Any, np.dtype[np.int32]]]:
+    """The page table of requests that share pages, as arguments of `plan` for `Composed` caches.
+
+    Args:
+        source: a tree of token sequences; or parts and levels, in the order of keys: what a request
+            reads is what its parts hold, one after the other.
+        num_requests: for parts: how many there are; None: up to the last one that is named.
+        page_size: for parts: tokens of a page.
+
+    Returns:
+        kv_indptr, kv_indices and last_page_len: `plan(qo_indptr, **compose(...))`.
+
+    Raises:
+        ArgumentError: a request goes on behind a page that is not full, or is out of range.
+        BadIndptr, WrongShape: a level's arrays are malformed.
+    """
+    if isinstance(source, RadixTree):
+        last = [(n - 1) % source.page_size + 1 if n else 0 for n in source.lengths]
+        return _page_table(source.tables, last)
+    if page_size is None:
+        raise ArgumentError(name="page_size", reason="parts need it")
+    parts: list[Part] = []
+    for given in source:
+        parts += given.parts() if isinstance(given, Level) else [given]
+    named = max((max(part.requests, default=-1) for part in parts), default=-1) + 1
+    count = named if num_requests is None else num_requests
+    if named > count:
+        reason = f"a part names request {named - 1}, but there are {count}"
+        raise ArgumentError(name="num_requests", reason=reason)
+    tables: list[list[int]] = [[] for _ in range(count)]
+    last = [0] * count
+    for part in parts:
+        _append(part, tables, last, page_size)
+    return _page_table(tables, last)
+
+
+def _append(part: Part, tables: list[list[int]], last: list[int], page_size: int) -> None:
+    pages = [int(page) for page in part.pages]
+    tokens = page_size if part.last_page_len is None else part.last_page_len
+    if not 1 <= tokens <= page_size:
+        reason = f"is {tokens}; expected 1 to {page_size}"
+        raise ArgumentError(name="last_page_len", reason=reason)
+    if not pages:
+        return
+    for request in part.requests:
+        if tables[request] and last[request] != page_size:
+            reason = (
+                f"request {request} has {last[request]} of {page_size} tokens in the last page of "
+                "a part, and another part after it; share full pages only"
+            )
+            raise ArgumentError(name="parts", reason=reason)
+        tables[request] += pages
+        last[request] = tokens
+
+
+def _page_table(
+    tables: Sequence[Sequence[int]], last: Sequence[int]
+) -> dict[str, np.ndarray[Any, np.dtype[np.int32]]]:
+    return {
+        "kv_indptr": np.cumsum([0, *map(len, tables)]).astype(np.int32),
+        "kv_indices": np.array([page for table in tables for page in table], np.int32),
+        "last_page_len": np.array(last, np.int32),
+    }

@@ -1,0 +1,178 @@
+"""The composed format on a GPU: random trees against the oracle, full-size prefixes, graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import warploom as wl
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.scheduler import sharing
+from warploom.scheduler.composed_plan import ComposedPlan
+from warploom.scheduler.verify_composed import verify_composed
+from warploom.testing import run_property, warm_up
+
+pytestmark = pytest.mark.gpu
+
+
+class EverySeat(wl.Variant):
+    """Each seat does something, and rows read what only their request has."""
+
+    per_row = wl.Tensor("float32", ("batch",))
+    per_key = wl.Tensor("float32", ("batch", "kv_pos"))
+    hidden = wl.Tensor("bool", ("kv_head", "kv_pos"))
+
+    def query_transform(self, q: Value, at: Position) -> Value:
+        return q * (self.per_row[at.batch] + wl.to_float(at.lane) / 64.0)
+
+    def key_transform(self, k: Value, at: Position) -> Value:
+        return wl.where(at.kv_pos % 3 == 0, -k, k)
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v + wl.mean(v) * wl.to_float(at.kv_pos % 5)
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        ahead = wl.to_float(at.q_pos - at.kv_pos) / wl.to_float(at.kv_len)
+        return logits + self.per_key[at.batch, at.kv_pos] * ahead
+
+    def logits_mask(self, at: Position) -> Value:
+        return (at.kv_pos <= at.q_pos + at.batch % 2) & ~self.hidden[at.kv_head, at.kv_pos]
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * wl.sigmoid(at.lse) + self.per_row[at.batch]
+
+
+def on_gpu(page: int, dtype: str, dim: int, layout: Any = "NHD") -> Setup:
+    return Setup(wl.Composed(page, layout=layout), dtype, dim, dim, "cuda")
+
+
+POOL = [
+    (wl.Variant(), on_gpu(16, "bfloat16", 128)),
+    (wl.Causal() & wl.SoftCap(5.0), on_gpu(1, "float16", 80)),
+    (wl.SlidingWindow(9, 2, 3), on_gpu(4, "bfloat16", 64)),
+    (wl.Causal() & wl.Rope(), on_gpu(16, "bfloat16", 128, "HND")),
+    (wl.Causal() & wl.Alibi(), on_gpu(8, "float16", 96)),
+    (wl.FlashSigmoid(bias=-2.0), on_gpu(7, "float16", 40)),
+    (wl.Causal() & wl.AttentionSink(), on_gpu(16, "float16", 256)),
+    (EverySeat(), on_gpu(4, "float16", 128)),
+]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    """Kernels of all subjects for every tile."""
+    jobs = []
+    for variant, setup in POOL:
+        wrapper = wl.AttentionWrapper(
+            variant, kv_format=setup.kv_format, num_q_heads=1, head_dim=setup.head_dim,
+            dtype=setup.dtype, device="cuda",
+        )  # fmt: skip
+        jobs += [(variant, replace(setup, tile=tile)) for tile in wrapper.tiles()]
+    return warm_up(jobs)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever may be a part is one, so that small batches have deep trees."""
+    monkeypatch.setattr(sharing, "PER_ITEM", 0)
+    monkeypatch.setattr(sharing, "PER_ROW", 0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_random_trees_agree_with_the_oracle(pool: Any) -> None:
+    run_property(pool, None, max_examples=300)
+
+
+@pytest.mark.parametrize("q_len", [1, 5])
+def test_many_requests_of_several_levels(pool: Any, q_len: int) -> None:
+    lengths = (700, 1, 0, 900, 650, 800, 777, 333, 640, 701, 702, 90)
+    for variant, setup in pool:
+        case = Case(setup, (q_len,) * 12, lengths, num_kv_heads=2, group_size=2, seed=q_len)
+        found = mismatch(variant, case)
+        assert found is None, f"{variant} {setup}: {found}"
+
+
+SHAPE: dict[str, Any] = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+
+
+def shared_prefix(prefix: int, suffixes: list[int], page: int = 16) -> dict[str, Any]:
+    """Requests that share their first `prefix` keys."""
+    shared = prefix // page
+    parts = [wl.Part(range(len(suffixes)), range(shared))]
+    fresh = shared
+    for i, suffix in enumerate(suffixes):
+        pages = -(-suffix // page)
+        last = (suffix - 1) % page + 1 if suffix else None
+        parts.append(wl.Part([i], range(fresh, fresh + pages), last))
+        fresh += pages
+    return wl.compose(parts, num_requests=len(suffixes), page_size=page)
+
+
+def attend(kv_format: Any, variant: Any, qo: Any, table: dict[str, Any], q: Any, kv: Any) -> Any:
+    wrapper = wl.AttentionWrapper(variant, kv_format=kv_format, device=q.device, **SHAPE)
+    wrapper.plan(qo, **table)
+    return wrapper, *wrapper.run(q, kv, return_lse=True)
+
+
+def close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    """Two results of bfloat16, each with an error of its own: per row, against the row's norm."""
+    out, expected = out.float(), expected.float()
+    error = (out - expected).norm(dim=-1)
+    assert bool((error <= 2e-2 * expected.norm(dim=-1) + 1e-6).all())
+
+
+@pytest.mark.parametrize("batch", [3, 16, 64])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_long_prefixes_agree_with_the_single_format(cuda: Any, batch: int, rows: int) -> None:
+    suffixes = [(37 * i) % 200 for i in range(batch)]
+    table = shared_prefix(8192, suffixes)
+    pages = int(table["kv_indices"].max()) + 1
+    kv = torch.randn(pages, 2, 16, 8, 128, device=cuda, dtype=torch.bfloat16)
+    q = torch.randn(batch * rows, 32, 128, device=cuda, dtype=torch.bfloat16)
+    qo = np.arange(batch + 1) * rows
+    for variant in (wl.Causal(), wl.Causal() & wl.Alibi(), wl.SlidingWindow(4000)):
+        composed, out, lse = attend(wl.Composed(16), variant, qo, table, q, kv)
+        _, expected, sums = attend(wl.Paged(16), variant, qo, table, q, kv)
+        close(out, expected)
+        torch.testing.assert_close(lse, sums, atol=2e-3, rtol=1e-4)
+        plan, batch_of = composed.planned.plan, composed.planned.batch
+        assert isinstance(plan, ComposedPlan)
+        assert plan.choices[0].kept
+        verify_composed(plan, batch_of.segments, composed.planned.visibility, 16)
+        for _ in range(5):
+            assert torch.equal(composed.run(q, kv), out)  # whoever comes last
+
+
+def test_one_graph_serves_changing_trees(cuda: Any) -> None:
+    rng = np.random.default_rng(0)
+    bounds = wl.Bounds(24, 24, 5000, 24 * 313, max_levels=3)
+    wrapper = wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Composed(16), device=cuda, bounds=bounds, cuda_graph=True, **SHAPE
+    )
+    kv = torch.randn(8000, 2, 16, 8, 128, device=cuda, dtype=torch.bfloat16)
+    q = torch.randn(24, 32, 128, device=cuda, dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+
+    def draw(prefix: int) -> tuple[Any, dict[str, Any]]:
+        suffixes = rng.integers(0, 900, 24).tolist()
+        return np.arange(25), shared_prefix(prefix, suffixes)
+
+    qo, table = draw(3200)
+    wrapper.plan(qo, **table)
+    wrapper.run(q, kv, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        wrapper.run(q, kv, out=out)
+    for prefix in (3200, 0, 16, 4000, 1600, 4080):
+        qo, table = draw(prefix)
+        wrapper.plan(qo, **table)
+        graph.replay()
+        _, expected, _ = attend(wl.Paged(16), wl.Causal(), qo, table, q, kv)
+        close(out, expected)
