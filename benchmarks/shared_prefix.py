@@ -1,0 +1,149 @@
+"""Decode of requests that share a prefix, suffixes of 128 keys, bf16, pages of 16.
+
+    python benchmarks/shared_prefix.py [--quick] [--only "composed,single format"] [--out FOLDER]
+
+One query row a request, heads of 128. Work is what must be moved: each key and value once, however
+many requests share it. The composed format and the single one take the same page table and the same
+caches; the single one reads the prefix once for each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from harness import (
+    QUICK,
+    Case,
+    Check,
+    Effort,
+    Implementation,
+    Report,
+    Thunk,
+    arguments,
+    chosen,
+    copies_needed,
+    copy_ceiling,
+    time_one,
+)
+
+import warploom as wl
+
+PAGE, SUFFIX, DIM = 16, 128, 128
+PREFIXES, BATCHES, HEADS = (1024, 8192, 32768), (16, 64), ((32, 32), (32, 8))
+TOLERANCE = 1e-2  # relative, bf16 against float64
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Queries [batch, q heads, dim], a cache [pages, 2, page, kv heads, dim] and its page table."""
+
+    q: torch.Tensor
+    cache: torch.Tensor
+    table: dict[str, Any]
+    prefix: int
+
+
+def page_table(batch: int, prefix: int) -> dict[str, Any]:
+    pages, own = prefix // PAGE, SUFFIX // PAGE
+    parts = [wl.Part(range(batch), range(pages))]
+    parts += [wl.Part([i], range(pages + i * own, pages + (i + 1) * own)) for i in range(batch)]
+    return wl.compose(parts, page_size=PAGE)
+
+
+def make_inputs(case: Case, device: torch.device) -> Shared:
+    p = case.params
+    pages = (p["prefix"] + p["batch"] * SUFFIX) // PAGE
+    shape = (pages, 2, PAGE, p["kv_heads"], DIM)
+    return Shared(
+        q=torch.randn(p["batch"], p["q_heads"], DIM, device=device, dtype=torch.bfloat16),
+        cache=torch.randn(shape, device=device, dtype=torch.bfloat16),
+        table=page_table(p["batch"], p["prefix"]),
+        prefix=p["prefix"],
+    )
+
+
+def warploom(kv_format: wl.Paged, inputs: Sequence[Shared]) -> list[Thunk]:
+    first = inputs[0]
+    batch, heads, dim = first.q.shape
+    attention = wl.AttentionWrapper(
+        wl.Causal(),
+        kv_format=kv_format,
+        num_q_heads=heads,
+        num_kv_heads=first.cache.shape[3],
+        head_dim=dim,
+        dtype=first.q.dtype,
+        device=first.q.device,
+    )
+    attention.plan(list(range(batch + 1)), **first.table)
+    caches = [(case.cache[:, 0], case.cache[:, 1]) for case in inputs]
+    return [partial(attention.run, case.q, kv) for case, kv in zip(inputs, caches, strict=True)]
+
+
+IMPLEMENTATIONS = (
+    Implementation("warploom", partial(warploom, wl.Composed(PAGE))),
+    Implementation("single format", partial(warploom, wl.Paged(PAGE))),
+)
+
+
+def check_against_float64(inputs: Shared) -> Check:
+    """Compares all heads of the first, middle and last request."""
+    batch, q_heads, dim = inputs.q.shape
+    group = q_heads // inputs.cache.shape[3]
+    requests = sorted({0, batch // 2, batch - 1})
+    indptr, indices = inputs.table["kv_indptr"], inputs.table["kv_indices"]
+
+    def truth(request: int) -> torch.Tensor:
+        pages = torch.from_numpy(indices[indptr[request] : indptr[request + 1]]).long()
+        kv = inputs.cache[pages.to(inputs.cache.device)].double()
+        k, v = (kv[:, i].flatten(0, 1).repeat_interleave(group, 1) for i in range(2))
+        logits = torch.einsum("hd,nhd->hn", inputs.q[request].double(), k) * dim**-0.5
+        return torch.einsum("hn,nhd->hd", logits.softmax(-1), v)
+
+    expected = torch.stack([truth(request) for request in requests])
+
+    def relative_error(output: torch.Tensor) -> float:
+        return float((output[requests].double() - expected).norm() / expected.norm())
+
+    return Check(relative_error, TOLERANCE)
+
+
+def case_of(batch: int, heads: tuple[int, int], prefix: int) -> Case:
+    q_heads, kv_heads = heads
+    cache = 4 * (prefix + batch * SUFFIX) * kv_heads * DIM
+    return Case(
+        name=f"{batch} x {prefix}, {q_heads}/{kv_heads}",
+        work=(cache + 4 * batch * q_heads * DIM) / 1e9,
+        unit="GB/s",
+        input_bytes=cache,
+        params={
+            "batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "prefix": prefix,
+            "suffix": SUFFIX, "head_dim": DIM, "page_size": PAGE, "dtype": "bfloat16",
+        },
+    )  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = arguments(__doc__ or "", argv)
+    device: torch.device = options.device
+    effort = QUICK if options.quick else Effort()
+    on_gpu = device.type == "cuda"
+    cases = [case_of(b, h, p) for h in HEADS for b in BATCHES for p in PREFIXES]
+    torch.manual_seed(0)
+    report = Report("shared_prefix", device, options.out)
+    report.add(copy_ceiling("shared_prefix", device, effort))
+    for case in cases if on_gpu else [case_of(4, (4, 2), 256)]:
+        inputs = [make_inputs(case, device) for _ in range(copies_needed(case, device))]
+        check = check_against_float64(inputs[0])
+        for implementation in chosen(IMPLEMENTATIONS, options.only):
+            report.add(
+                time_one("shared_prefix", case, implementation, inputs, check, effort, device)
+            )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
