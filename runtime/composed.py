@@ -27,6 +27,7 @@ from warploom.scheduler.prefixes import PrefixForest, find_prefixes
 from warploom.scheduler.visibility import Visibility
 
 MAX_LEVELS = 4  # parts that a request reads where no bounds say another number
+FEWEST_ROWS = 17.0  # fused rows that a tile is chosen for on a GPU
 _OF_REQUEST = frozenset(("batch", "q_len", "kv_len"))
 
 
@@ -79,10 +80,15 @@ class ComposedPlanner(Planner):
         Raises:
             ArgumentError: bits that do not depend on neighbours were asked for.
         """
-        if self._options.batch_invariant:
+        options = self._options
+        if options.batch_invariant:
             reason = "a composed plan joins states where other requests share a prefix"
             raise ArgumentError(name="batch_invariant", reason=reason)
-        return super().fixed_tile()
+        if options.tile is not None or not options.fixed_tile or options.bounds is None:
+            return options.tile
+        rows = options.bounds.max_q_rows * self._heads.group_size
+        tile = self._choose(rows / max(1, options.bounds.segments))
+        return replace(tile, reason=f"fixed for all batches: {tile.reason}")
 
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch and enqueue its upload on the current stream; raises as `Planner` does."""
@@ -117,7 +123,12 @@ class ComposedPlanner(Planner):
         fixed = self.fixed_tile()
         if fixed is not None:
             return fixed
-        return self._kernels.choose(mean_rows(batch, forest, self._heads.group_size))
+        return self._choose(mean_rows(batch, forest, self._heads.group_size))
+
+    def _choose(self, rows: float) -> TileConfig:
+        """On a GPU, tiles of 64 rows and more: those of 16 stream keys from item to item, and what
+        they would make of composed plans was not measured."""
+        return self._kernels.choose(max(rows, FEWEST_ROWS) if self._device.type == "cuda" else rows)
 
     def _compute_sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
         room = composed_capacity(
