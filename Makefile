@@ -58,6 +58,7 @@ test-gpu: $(READY_TEST) ## the tests that need a CUDA device
 bench: $(READY_DEMO) ## prefill and decode beside their peers; needs a GPU (ARGS=--quick: a short look)
 	$(RUNNER) benchmarks/prefill.py $(ARGS)
 	$(RUNNER) benchmarks/decode.py $(ARGS)
+	$(RUNNER) benchmarks/shared_prefix.py $(ARGS)
 	$(RUNNER) benchmarks/run_overhead.py $(ARGS)
 	$(RUNNER) benchmarks/plot.py
 

@@ -1,6 +1,6 @@
 """Decode of requests that share a prefix, suffixes of 128 keys, bf16, pages of 16.
 
-    python benchmarks/shared_prefix.py [--quick] [--only "composed,single format"] [--out FOLDER]
+    python benchmarks/shared_prefix.py [--quick] [--only "warploom,single format"] [--out FOLDER]
 
 One query row a request, heads of 128. Work is what must be moved: each key and value once, however
 many requests share it. The composed format and the single one take the same page table and the same
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import peers_flashinfer as flashinfer
 import torch
 from harness import (
     QUICK,
@@ -86,6 +87,7 @@ def warploom(kv_format: wl.Paged, inputs: Sequence[Shared]) -> list[Thunk]:
 IMPLEMENTATIONS = (
     Implementation("warploom", partial(warploom, wl.Composed(PAGE))),
     Implementation("single format", partial(warploom, wl.Paged(PAGE))),
+    flashinfer.TWO_LEVELS,
 )
 
 
