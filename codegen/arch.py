@@ -49,6 +49,8 @@ ARCHS: dict[str, Arch] = {
     arch.name: arch
     for arch in (
         Arch("sm_80", (8, 0), 163 * _KIB, 164 * _KIB, 2048),
+        Arch("sm_86", (8, 6), 99 * _KIB, 100 * _KIB, 1536),
+        Arch("sm_87", (8, 7), 163 * _KIB, 164 * _KIB, 1536),
         Arch("sm_89", (8, 9), 99 * _KIB, 100 * _KIB, 1536),
         Arch("sm_90a", (9, 0), 227 * _KIB, 228 * _KIB, 2048, ("hopper", "portable")),
         Arch("sm_100a", (10, 0), 227 * _KIB, 228 * _KIB, 2048),

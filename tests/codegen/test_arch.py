@@ -13,6 +13,8 @@ from warploom.errors import UnknownArchitecture
     ("capability", "name"),
     [
         ((8, 0), "sm_80"),
+        ((8, 6), "sm_86"),
+        ((8, 7), "sm_87"),
         ((8, 9), "sm_89"),
         ((9, 0), "sm_90a"),
         ((10, 0), "sm_100a"),
@@ -24,9 +26,9 @@ def test_a_device_gets_an_architecture_it_can_run(capability: tuple[int, int], n
     assert arch_for_capability(*capability).name == name
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 6), (9, 1), (10, 3), (13, 0)])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 8), (9, 1), (10, 3), (13, 0)])
 def test_a_device_that_would_refuse_the_cubin_is_refused(capability: tuple[int, int]) -> None:
-    with pytest.raises(UnknownArchitecture, match="known are sm_80, sm_89"):
+    with pytest.raises(UnknownArchitecture, match="known are sm_80, sm_86, sm_87, sm_89"):
         arch_for_capability(*capability)
 
 

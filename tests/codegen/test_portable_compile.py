@@ -66,6 +66,8 @@ def spilled(compiled: Compiled) -> int:
 
 ARCH_CASES = {
     "sm_80": (TileConfig(128, 64, 4, 2), spec(element="float16")),
+    "sm_86": (TileConfig(64, 64, 4, 2), spec(wl.Alibi())),
+    "sm_87": (TileConfig(128, 64, 4, 2), spec(element="float16", kv_format=wl.Dense())),
     "sm_89": (TileConfig(64, 32, 4, 2), spec(kv_format=wl.Paged(16))),
     "sm_90a": (TileConfig(16, 64, 4, 3), spec(kv_format=wl.Paged(1))),
     "sm_100a": (TileConfig(128, 32, 4, 2), spec(kv_format=wl.BlockSparse(block=(16, 8)))),
