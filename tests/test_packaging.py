@@ -102,6 +102,15 @@ def test_every_tool_has_a_tried_version() -> None:
     assert wanted - pinned == set()
 
 
+@pytest.mark.parametrize("extra", ["cu13", "cu12"])
+def test_compiler_and_headers_come_from_one_cuda_release(extra: str) -> None:
+    """A compiler with the headers of another release fails in ways that no message explains."""
+    wanted = PROJECT["project"]["optional-dependencies"][extra]
+    assert not [text for text in wanted if text.startswith("nvidia-cuda-")]
+    (toolkit,) = (text for text in wanted if text.startswith("cuda-toolkit["))
+    assert {"nvrtc", "cudart", "cccl"} <= set(re.split(r"[\[\],]", toolkit))
+
+
 def test_folders_import_downwards_only(tmp_path: Path) -> None:
     """import-linter reads one tree, so the root folders are linked together as they install."""
     tree = tmp_path / "warploom"
