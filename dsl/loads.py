@@ -1,4 +1,4 @@
-"""Which sizes a captured tensor must have, read off the expressions that index it."""
+"""Which sizes a tensor of no roles should have, read off the expressions that index it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _Q_IDX = as_node(symbolic("logits_mask").q_idx)
 
 
 def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
-    """For each tensor that a plain function captured: what indexes each of its axes directly.
+    """For each tensor: what indexes each of its axes directly.
 
     Computed indices are left out: what they need depends on data, and loads clamp them.
     """
     found: dict[str, list[set[str | int]]] = {
-        field.name: [set() for _ in field.roles] for field in traced.tensors if field.captured
+        field.name: [set() for _ in field.roles] for field in traced.tensors
     }
     for node in walk(*traced.seats.values()):
         if node.op == "load" and node.attr in found:

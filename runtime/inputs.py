@@ -266,7 +266,8 @@ class Inputs:
     def _check_sizes(self, field: TensorField, shape: tuple[int, ...]) -> None:
         sizes = self._sizes | self._lanes.get(field.name, {})
         check_roles(field, shape, sizes)
-        check_captured(field, shape, self._direct.get(field.name, ()), sizes)
+        if field.captured:  # a declared None is any size
+            check_captured(field, shape, self._direct[field.name], sizes)
 
     def _missing(self, name: str) -> MissingInput:
         if name in self._tensor_fields:

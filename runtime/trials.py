@@ -308,42 +308,52 @@ def random_inputs(
     """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
 
     Bound scalars keep their value, and so do bound tensors with a dimension of no role; those that
-    a plain function captured are continued with their last entries to the length of the batch.
+    a plain function captured are continued with their last entries to the length of the batch. A
+    dimension of no role that a position indexes as it is gets that position's length.
 
     Raises:
-        MissingInput: an unbound tensor has a dimension of no role, so that its size is unknown.
+        MissingInput: the size of an unbound tensor is unknown.
     """
     _, traced = traced_once(variant)
     bound = variant.inputs()
     lanes = lane_sizes(traced, case.setup.head_dim, case.setup.head_dim_v)
+    direct = direct_indices(traced)
     values: dict[str, Any] = {}
     for tensor in traced.tensors:
-        if tensor.name in given:
+        if tensor.name in given or (
+            tensor.name in bound and None in tensor.roles and not tensor.captured
+        ):
             continue
-        if tensor.captured and tensor.name in bound:
-            least = needed_sizes(direct_indices(traced)[tensor.name], _sizes(case))
+        sizes = {**_sizes(case), **lanes.get(tensor.name, {})}
+        least = needed_sizes(direct[tensor.name], sizes)
+        if tensor.captured:
             values[tensor.name] = extended(as_input(tensor, bound[tensor.name]), least)
-        elif None not in tensor.roles:
-            values[tensor.name] = _random_tensor(tensor, case, rng, lanes.get(tensor.name, {}))
-        elif tensor.name not in bound:
-            raise MissingInput(
-                variant=variant.name,
-                name=tensor.name,
-                expected=f"of {tensor.dtype.name}, roles {tensor.roles}: no size follows from the "
-                f"role None, so give check() inputs=lambda case, rng: {{{tensor.name!r}: ...}}, or "
-                "bind a tensor when the variant is made",
-            )
+            continue
+        roles = zip(tensor.roles, least, strict=True)
+        shape = tuple(size if role is None else sizes[role] for role, size in roles)
+        for axis, size in enumerate(shape):
+            if tensor.roles[axis] is None and size == 0:
+                raise _unknown_size(variant, tensor, axis)
+        values[tensor.name] = _random_tensor(tensor, shape, case, rng)
     for scalar in traced.scalars:
         if scalar.name not in (*given, *bound) and scalar.default is None:
             values[scalar.name] = _draw(scalar.dtype, (), case, rng).item()
     return values
 
 
+def _unknown_size(variant: Variant, field: TensorField, axis: int) -> MissingInput:
+    return MissingInput(
+        variant=variant.name,
+        name=field.name,
+        expected=f"of {field.dtype.name}: axis {axis} has no role and a computed index, so its "
+        f"size is unknown; give check() inputs=lambda case, rng: {{{field.name!r}: ...}}, or bind "
+        "a tensor when the variant is made",
+    )
+
+
 def _random_tensor(
-    field: TensorField, case: Case, rng: np.random.Generator, lanes: Mapping[str, int]
+    field: TensorField, shape: tuple[int, ...], case: Case, rng: np.random.Generator
 ) -> torch.Tensor:
-    sizes = {**_sizes(case), **lanes}
-    shape = tuple(sizes[role] for role in field.roles if role)
     return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(
         getattr(torch, field.dtype.name)
     )
@@ -359,7 +369,7 @@ def _sizes(case: Case) -> dict[str, int]:
         "kv_pos": longest,
         "q_pos": longest,
         "q_row": max(sum(case.q_lens), 1),
-        "q_idx": max(case.q_lens),
+        "q_idx": max((*case.q_lens, 1)),
     }
 
 

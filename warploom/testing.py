@@ -52,7 +52,9 @@ def check(
     smallest batch. The allowed error is twice that of a careless computation in the same dtype.
 
     Args:
-        variant: the variant; fields that have no value get random ones of the right shape.
+        variant: the variant; fields that have no value get random ones of the right shape. The size
+            of a dimension of no role is that of the position which indexes it; where the index is
+            computed, no size is known and `inputs` must give the tensor.
         formats: KV formats to draw from; one of each kind by default.
         dtypes: of q, k and v; float32 runs on the CPU only.
         head_dims: head dimensions to draw from.

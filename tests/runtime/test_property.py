@@ -5,10 +5,12 @@ Kernels come from a fixed pool, compiled once and in parallel; everything else i
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.fields import Scalar, Tensor
+from warploom.dsl.flex import flex
 from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged
 from warploom.dsl.functions import sigmoid, to_float, where
 from warploom.dsl.library.alibi import Alibi
@@ -25,7 +27,7 @@ from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.trials import Case, Setup, mismatch, random_inputs
 from warploom.testing import CheckFailed, check, run_property, warm_up
 
 # Small tiles, so that small batches have several, and split them.
@@ -132,11 +134,39 @@ class Raises(Variant):
     table = Tensor("float32", (None,))
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
-        return logits + self.table[at.kv_pos]
+        return logits + self.table[at.kv_pos % 9]
+
+
+class Direct(Variant):
+    """Its inputs have no roles, but positions index them as they are."""
+
+    table = Tensor("float32", (None, None))
+    offsets = Tensor("int32", ("batch", None))
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.table[at.kv_pos, at.q_head] + self.offsets[at.batch, at.q_idx]
+
+
+def test_check_draws_tensors_whose_sizes_follow_from_their_indices() -> None:
+    case = Case(Setup(Ragged()), (2, 5), (7, 30), num_kv_heads=2, group_size=3)
+    drawn = random_inputs(Direct(), case, np.random.default_rng(0), set())
+    assert {name: tuple(x.shape) for name, x in drawn.items()} == {
+        "table": (30, 6),
+        "offsets": (2, 5),
+    }
+    check(Direct(), formats=[Ragged()], dtypes=["float32"], devices=["cpu"], max_examples=10)
+
+
+def test_check_continues_captured_tensors_to_the_length_of_a_batch() -> None:
+    documents = np.repeat(np.arange(4, dtype=np.int32), 5)
+    variant = flex(None, lambda b, h, q_idx, kv_idx: documents[q_idx] == documents[kv_idx])
+    check(variant, formats=[Ragged()], dtypes=["float32"], devices=["cpu"], max_examples=20)
 
 
 def test_check_reports_errors_with_their_batch_and_takes_inputs() -> None:
     setup = {"formats": [Ragged()], "dtypes": ["float32"], "devices": ["cpu"], "max_examples": 10}
-    with pytest.raises(CheckFailed, match="MissingInput: Raises reads 'table'"):
+    with pytest.raises(
+        CheckFailed, match=r"MissingInput: Raises reads 'table'.*axis 0 has no role"
+    ):
         check(Raises(), **setup)  # type: ignore[arg-type]
     check(Raises(), inputs=lambda case, rng: {"table": rng.random(9)}, **setup)  # type: ignore[arg-type]
