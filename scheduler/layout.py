@@ -49,7 +49,10 @@ SEGMENT = Record(
             "kv_block",
             "first index into the blocked dimension, if storage is affine (batch if dense)",
         ),
-        ("kv_row", "first token within that block, if storage is affine"),
+        (
+            "kv_row",
+            "first token: within that block if storage is affine, of column 0 if block-sparse",
+        ),
         ("index_begin", "first entry of the segment's block list"),
         ("kv_pos", "position of the list's first key (0 but for composed formats)"),
         (

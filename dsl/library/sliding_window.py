@@ -12,7 +12,8 @@ class SlidingWindow(Variant):
     """Visible if q_pos - left <= kv_pos <= q_pos + right, or if the key is an attention-sink token.
 
     Both ends are inclusive: `left=4096` sees 4096 keys before the query's own, as in FlashInfer. It
-    does not imply causality; compose it with `Causal()`, or give `right=0`.
+    does not imply causality; compose it with `Causal()`, or give `right=0`. A side of -1 (any
+    negative number) is off, at run time too: one kernel serves layers with and without a window.
 
     Args:
         left: keys before the query; -1 is no limit.

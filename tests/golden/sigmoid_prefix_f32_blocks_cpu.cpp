@@ -22,7 +22,7 @@ struct alignas(16) Segment {
   int kv_len;  // keys of the request; kv_pos is below it
   int kv_count;  // keys in this segment's list
   int kv_block;  // first index into the blocked dimension, if storage is affine (batch if dense)
-  int kv_row;  // first token within that block, if storage is affine
+  int kv_row;  // first token: within that block if storage is affine, of column 0 if block-sparse
   int index_begin;  // first entry of the segment's block list
   int kv_pos;  // position of the list's first key (0 but for composed formats)
   int index_head_stride;  // entries between the lists of two key/value heads; 0: they share one
