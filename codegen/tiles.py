@@ -112,7 +112,10 @@ def choose_tile(
         )
     if fitting:
         tile, shape = max(fitting, key=lambda found: _merit(*found))  # the first of equals
-        return replace(tile, reason=_reason(tile, shape, arch, mean_fused_rows))
+        reason = _reason(tile, shape, arch, mean_fused_rows)
+        if spec.is_narrow and "hopper" in arch.templates and mean_fused_rows > 64:
+            reason += "; the Hopper template takes no 8-bit keys"
+        return replace(tile, reason=reason)
     raise UnsupportedSpec(
         what=f"head_dim {spec.head_dim_qk}/{spec.head_dim_v} on {arch.name}",
         reason="no tile fits its shared memory",

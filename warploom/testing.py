@@ -20,6 +20,7 @@ __all__ = ["CheckFailed", "cases", "check", "setups"]
 
 _KEYS = (0, 1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 127, 129, 200, 300)
 _ROWS = (0, 1, 1, 2, 3, 5, 16, 17, 33, 65)
+_KV_DTYPES = (None, "float8_e4m3fn", None, "float8_e5m2")
 
 
 class CheckFailed(AssertionError):
@@ -40,6 +41,7 @@ def check(
     formats: Sequence[KVFormat] | None = None,
     dtypes: Sequence[str] = ("float32", "bfloat16", "float16"),
     head_dims: Sequence[int] = (64,),
+    kv_dtypes: Sequence[str | None] | None = None,
     devices: Sequence[str] | None = None,
     inputs: MakeInputs | None = None,
     max_examples: int = 60,
@@ -58,6 +60,8 @@ def check(
         formats: KV formats to draw from; one of each kind by default.
         dtypes: of q, k and v; float32 runs on the CPU only.
         head_dims: head dimensions to draw from.
+        kv_dtypes: of k and v, where None is the dtype of q; by default every second kernel has an
+            8-bit one. On CUDA these need head dimensions that are multiples of 16.
         devices: "cpu", "cuda"; all that this machine has by default.
         inputs: `inputs(case, rng)` gives values of fields, where random ones would make no sense.
         max_examples: batches to try.
@@ -67,7 +71,9 @@ def check(
         CheckFailed: with a report of the smallest failing batch.
         MissingPackage: hypothesis is not installed.
     """
-    chosen = setups(formats=formats, dtypes=dtypes, head_dims=head_dims, devices=devices)
+    chosen = setups(
+        formats=formats, dtypes=dtypes, head_dims=head_dims, kv_dtypes=kv_dtypes, devices=devices
+    )
     subjects = warm_up([(variant, setup) for setup in chosen])
     run_property(subjects, inputs, max_examples, seed)
 
@@ -76,6 +82,7 @@ def setups(
     formats: Sequence[KVFormat] | None = None,
     dtypes: Sequence[str] = ("float32", "bfloat16", "float16"),
     head_dims: Sequence[int] = (64,),
+    kv_dtypes: Sequence[str | None] | None = None,
     devices: Sequence[str] | None = None,
 ) -> list[Setup]:
     """Few kernels that together meet each format, dtype, head dimension, device and tile.
@@ -95,11 +102,14 @@ def setups(
     found = []
     for device in devices:
         usable = [dtype for dtype in dtypes if device == "cpu" or dtype != "float32"]
-        for i in range(max(len(formats), len(usable), len(head_dims)) if usable else 0):
+        asked = (formats, usable, head_dims, kv_dtypes or ())
+        for i in range(max(map(len, asked)) if usable else 0):
             dim = head_dims[i % len(head_dims)]
-            found.append(
-                Setup(formats[i % len(formats)], usable[i % len(usable)], dim, dim, device)
-            )
+            dtype, narrow = usable[i % len(usable)], kv_dtypes or _KV_DTYPES
+            stored = narrow[i % len(narrow)]
+            if device == "cuda" and dim % 16:
+                stored = None
+            found.append(Setup(formats[i % len(formats)], dtype, dim, dim, device, kv_dtype=stored))
     return found
 
 

@@ -194,6 +194,7 @@ def test_narrow_keys_have_tiles_of_the_portable_template() -> None:
     for rows in (1, 50, 1000):
         tile = choose_tile(spec(stored="float8_e4m3fn"), arch_named("sm_90a"), rows)
         assert tile.template == "portable"
+    assert "Hopper template takes no 8-bit keys" in tile.reason
 
 
 def test_few_items_have_an_sm_alone() -> None:
