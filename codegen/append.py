@@ -33,6 +33,7 @@ STRIDES = (
     "k_cache_block_stride", "k_cache_token_stride", "k_cache_head_stride",
     "v_cache_block_stride", "v_cache_token_stride", "v_cache_head_stride",
 )  # fmt: skip
+# the counts of a batch come first
 _NUMBERS = (
     ("num_requests", "requests"),
     ("num_rows", "rows of k and v; those past indptr's last entry are left out"),
@@ -41,6 +42,8 @@ _NUMBERS = (
     ("num_q_heads", "query heads, for functors"),
     ("num_kv_heads", "key/value heads"),
 )
+POINTERS = tuple(name for _, name, _ in _POINTERS)
+COUNTS = tuple(name for name, _ in _NUMBERS[:4])
 
 
 @dataclass(frozen=True)

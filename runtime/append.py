@@ -15,6 +15,8 @@ import torch
 
 from warploom.codegen.abi import Packer
 from warploom.codegen.append import (
+    COUNTS,
+    POINTERS,
     STRIDES,
     AppendSpec,
     append_fields,
@@ -121,7 +123,12 @@ class Appender:
         self._block.set("num_q_heads", num_q_heads)
         self._block.set("num_kv_heads", num_kv_heads)
         self._inputs.write_planned(self._block)
-        self._launch = _kernel(self.spec, self.device)
+        self._needs_inputs = self._inputs.incomplete
+        self._write_strides = self._block.writer("q", STRIDES)
+        self._write_pointers = self._block.writer("Q", POINTERS)
+        self._write_counts = self._block.writer("i", COUNTS)
+        self._seen: tuple[object, ...] | None = None
+        self._launch = _kernel(self.spec, self.device)(self._block)
 
     def __call__(
         self,
@@ -157,30 +164,38 @@ class Appender:
             BadIndptr, BadLength, IndexOutOfRange: a wrong index array on the host.
             UnknownInput, MissingInput: a wrong input.
         """
-        k, v = as_torch(k, "k").detach(), as_torch(v, "v").detach()
-        k_cache, v_cache = (x.detach() for x in key_value(checked_kv(kv, self._format)))
-        strides = check_tensors(self.spec, self._geometry, k, v, k_cache, v_cache)
-        pages = min(k_cache.shape[0], v_cache.shape[0])
+        k, v = as_torch(k, "k"), as_torch(v, "v")
+        tensors = k, v, *key_value(checked_kv(kv, self._format))
+        addresses = [x.data_ptr() for x in tensors]
+        seen = (
+            tuple((x.shape, x.stride(), x.dtype, x.device) for x in tensors),
+            *(address & 15 for address in addresses),
+        )
+        if seen != self._seen:  # the same shapes again cost a comparison
+            self._seen = None
+            self._write_strides(*check_tensors(self.spec, self._geometry, *tensors))
+            self._seen = seen
+        pages = min(len(x) for x in tensors[2:])
         given = indptr, kv_indptr, kv_indices, last_page_len
         tables = index_arrays(self._format, self.device, given, len(k), pages)
-        block = self._block
-        for name, value in zip(STRIDES, strides, strict=True):
-            block.set(name, value)
-        pointers = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, **tables}
-        for name, tensor in pointers.items():
-            block.set(name, tensor.data_ptr())
-        block.set("num_requests", len(tables["indptr"]) - 1)
-        block.set("num_rows", len(k))
-        block.set("num_indices", len(tables["kv_indices"]))
-        block.set("num_pages", pages)
-        self._inputs.for_batch(_heads_only(len(tables["indptr"]) - 1))
-        kept = self._inputs.write_given(inputs, block)
-        if len(tables["indptr"]) > 1:
-            stream = 0
-            if self.device.type == "cuda":
-                stream = torch.cuda.current_stream(self.device).cuda_stream
-            self._launch(block, stream)
+        requests = len(tables[0]) - 1
+        self._write_pointers(*addresses, *(x.data_ptr() for x in tables))
+        self._write_counts(requests, len(k), len(tables[2]), pages)
+        kept: tuple[torch.Tensor, ...] = ()
+        if inputs or self._needs_inputs or self._inputs.overridden:
+            self._inputs.for_batch(_heads_only(requests))
+            kept = self._inputs.write_given(inputs, self._block)
+        if requests > 0:
+            self._enqueue()
         del kept  # given tensors live until here
+
+    def _enqueue(self) -> None:
+        if self.device.type == "cpu":
+            self._launch(0)
+            return
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        with torch.cuda.device(self.device):
+            self._launch(stream)
 
 
 def append(
@@ -282,11 +297,12 @@ def _heads_only(requests: int) -> Batch:
     return Batch(np.zeros(0, SEGMENT.dtype), np.zeros(0, np.int32), none, none, 0, 0)
 
 
-_loaded: dict[tuple[str, str], Callable[[Block, int], None]] = {}
+_Bind = Callable[[Block], Callable[[int], None]]
+_loaded: dict[tuple[str, str], _Bind] = {}
 
 
-def _kernel(spec: AppendSpec, device: torch.device) -> Callable[[Block, int], None]:
-    """The loaded kernel: (parameters, stream)."""
+def _kernel(spec: AppendSpec, device: torch.device) -> _Bind:
+    """The loaded kernel: from its parameters, a function that launches it on a stream."""
     source = render_append(spec, "cuda" if device.type == "cuda" else "cpp")
     key = source.text, str(device)
     if key not in _loaded:
@@ -296,10 +312,10 @@ def _kernel(spec: AppendSpec, device: torch.device) -> Callable[[Block, int], No
     return _loaded[key]
 
 
-def _load(source: KernelSource, device: torch.device) -> Callable[[Block, int], None]:
+def _load(source: KernelSource, device: torch.device) -> _Bind:
     target = cuda_facts(device.index).arch if device.type == "cuda" else host_target()
     artifact = build(source, target)
     if isinstance(target, Arch):
-        return CudaKernel(source.name, artifact, append_launch(), device.index).launch
+        return CudaKernel(source.name, artifact, append_launch(), device.index).bind
     host = CpuKernel(source.name, artifact)
-    return lambda block, _: host.launch(block, 1, 1)
+    return lambda block: lambda _: host.launch(block, 1, 1)

@@ -92,8 +92,8 @@ def _check_one(
 
 def index_arrays(
     kv_format: KVFormat, device: torch.device, given: tuple[Any, ...], rows: int, pages: int
-) -> dict[str, torch.Tensor]:
-    """indptr, kv_indptr, kv_indices and last_page_len as tensors on the device, by name.
+) -> list[torch.Tensor]:
+    """indptr, kv_indptr, kv_indices and last_page_len as tensors on the device.
 
     Those that lie there are taken as they are; others are checked and copied.
 
@@ -129,12 +129,12 @@ def index_arrays(
             raise WrongShape(
                 name=name, got=tuple(found[name].shape), expected=f"at least ({size},)"
             )
-    return found
+    return list(found.values())
 
 
 def _from_host(
     kv_format: KVFormat, device: torch.device, given: tuple[Any, ...], rows: int, pages: int
-) -> dict[str, torch.Tensor]:
+) -> list[torch.Tensor]:
     batch = make_batch(kv_format, *given)
     if batch.q_rows > rows:
         raise WrongShape(name="k", got=(rows,), expected=f"at least {batch.q_rows} rows")
@@ -158,7 +158,4 @@ def _from_host(
         torch.as_tensor(np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value))
         for value in given
     ]
-    return {
-        name: array.to(device, torch.int32).contiguous()
-        for name, array in zip(_TABLES, arrays, strict=True)
-    }
+    return [array.to(device, torch.int32).contiguous() for array in arrays]

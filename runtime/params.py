@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
+from functools import partial
 
 from warploom.codegen.abi import TENSOR_MAP_BYTES, Packer, param_fields
 from warploom.dsl.spec import AttentionSpec
@@ -30,11 +32,16 @@ class Block:
         self.address = ctypes.addressof(self._view)
         self._arguments = ctypes.c_void_p(self.address)
         self.arguments = ctypes.addressof(self._arguments)
-        offsets = packer.offsets
+        self._offsets = offsets = packer.offsets
         self._at = {
             name: (struct.Struct("=" + code), offsets[name])
             for name, code in zip(packer.names, packer.codes, strict=True)
         }
+
+    def writer(self, code: str, names: tuple[str, ...]) -> Callable[..., None]:
+        """A function that writes members which lie side by side, given in order."""
+        form, offset = _run(code, names, self._offsets)
+        return partial(form.pack_into, self._bytes, offset)
 
     def set(self, name: str, value: int | float) -> None:
         """Write one member."""
@@ -75,7 +82,7 @@ class ParamBlock(Block):
 
 def _run(code: str, names: tuple[str, ...], offsets: dict[str, int]) -> tuple[struct.Struct, int]:
     """A struct over members that lie side by side, and where it begins."""
-    first = offsets[names[0]]
-    if [offsets[name] for name in names] != [first + 8 * i for i in range(len(names))]:
+    first, size = offsets[names[0]], struct.calcsize("=" + code)
+    if [offsets[name] for name in names] != [first + size * i for i in range(len(names))]:
         raise RuntimeError(f"{names} do not lie side by side in Params")
     return struct.Struct(f"={len(names)}{code}"), first
