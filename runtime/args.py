@@ -177,7 +177,8 @@ def check_apart(
     out: torch.Tensor, lse: torch.Tensor | None, inputs: Sequence[torch.Tensor]
 ) -> None:
     """Refuse results whose bytes, first to last, reach into q, k, v or each other."""
-    taken = dict(zip(("q", "k", "v"), map(_byte_range, inputs), strict=True))
+    taken: dict[str, tuple[int, int]] = {}
+    taken |= zip("qkv", map(_byte_range, inputs), strict=True)
     for name, tensor in (("out", out), ("lse", lse)):
         if tensor is None:
             continue

@@ -161,12 +161,17 @@ def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: 
     q = torch.randn(2, 3, 8, 64, device=cuda, dtype=torch.float16)
     k, v = torch.randn(2, 2, 50, 2, 64, device=cuda, dtype=torch.float16)
     expected = wl.attention(q, k, v, variant=wl.Causal())
-    graphs, before = [], len(module._captured)
-    for _ in range(2):
+    before = len(module._captured)
+
+    def captured() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            out = [wl.attention(q, k, v, variant=wl.Causal()) for _ in range(3)][-1]
-        graphs.append(graph)
+            outs = [wl.attention(q, k, v, variant=wl.Causal()) for _ in range(3)]
+        return graph, outs[-1]
+
+    graphs = [captured()[0]]
+    second, out = captured()
+    graphs.append(second)
     assert len(module._captured) == before + 1
     graphs.pop(0)
     torch.cuda.synchronize()
@@ -175,7 +180,7 @@ def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: 
     out.zero_()
     graphs[0].replay()
     assert torch.equal(out, expected)
-    del graph
+    del second
     graphs.clear()
     torch.cuda.synchronize()
     deadline = time.monotonic() + 5  # destructors run on a thread of the driver

@@ -82,7 +82,8 @@ class CpuRun:
         self._make_queries()
         self._make_keys()
         inputs = {name: np.asarray(value) for name, value in case.variant.inputs().items()}
-        self._make_plan(TileAnalysis(traced, inputs, inputs))
+        numbers = {name: x.item() for name, x in inputs.items() if x.ndim == 0}
+        self._make_plan(TileAnalysis(traced, numbers, inputs))
         self._fill_params(inputs)
 
     def _random(self, *shape: int) -> torch.Tensor:
@@ -205,7 +206,8 @@ class CpuRun:
         for name, number in numbers.items():
             self.params.set(name, number)
         for scalar in self.spec.variant.scalars:
-            self.params.set(f"x_{scalar.name}", inputs.get(scalar.name, scalar.default))
+            given = inputs.get(scalar.name, scalar.default)
+            self.params.set(f"x_{scalar.name}", np.asarray(given).item())
         for tensor in self.spec.variant.tensors:
             value = np.ascontiguousarray(inputs[tensor.name], tensor.dtype.name)
             self.kept[f"x_{tensor.name}"] = value

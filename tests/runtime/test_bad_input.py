@@ -118,11 +118,12 @@ def test_results_that_reach_into_other_memory() -> None:
     lse = torch.zeros(3, 4)
     inside_out = out.view(-1)[7:19].view(3, 4)
     wrapper.run(q, (K, K), out=out, lse=lse)
-    for given, text in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"out": buffer[1:4]}, "out: reaches into the memory of q"),
         ({"lse": inside_out, "out": out}, "lse: reaches into the memory of out"),
         ({"lse": q.view(-1)[-12:].view(3, 4)}, "lse: reaches into the memory of q"),
-    ):
+    ]
+    for given, text in cases:
         for _ in range(2):
             with pytest.raises(errors.ArgumentError, match=text):
                 wrapper.run(q, (K, K), **given)

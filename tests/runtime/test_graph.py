@@ -118,6 +118,7 @@ def test_a_captured_plan_lives_as_long_as_its_graphs(capture: dict[str, bool]) -
     for _ in range(2):
         attention(*tensors(9), variant=variant)
     ((_, entry, hold),) = attention_module._captured
+    assert isinstance(hold, FakeHold)
     gone = weakref.ref(entry.wrapper)
     del entry
     capture["on"] = False
