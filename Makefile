@@ -78,6 +78,8 @@ format: $(READY_TEST) ## rewrite the sources in the project's style
 lint: $(READY_TEST) links ## style, and who may import whom
 	$(RUNNER) -m ruff check .
 	$(RUNNER) -m ruff format --check .
+	$(RUNNER) -c 'from vermin import main; main()' -q -t=3.10- --violations --exclude tomllib --no-tips $(FOLDERS) \
+	  warploom examples benchmarks tests
 	$(CLANG_FORMAT) --dry-run -Werror $(HEADERS)
 	cd build/links && $(RUNNER) -c 'from importlinter.cli import lint_imports_command as main; main()' \
 	  --config ../../pyproject.toml --no-cache
