@@ -12,6 +12,7 @@ from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.ir import walk
 from warploom.dsl.spec import TracedVariant
 from warploom.errors import ArgumentError
+from warploom.runtime.fast_planner import FastPlanner
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
@@ -143,4 +144,4 @@ class ComposedPlanner(Planner):
 
 def planner_of(kv_format: KVFormat) -> type[Planner]:
     """The class that plans for a format."""
-    return ComposedPlanner if kv_format.composed else Planner
+    return ComposedPlanner if kv_format.composed else FastPlanner

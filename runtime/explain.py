@@ -138,11 +138,12 @@ def _work(planned: Planned) -> dict[str, object]:
     part = "CTA" if on_gpu else "share"
     dealt = "" if on_gpu else f", dealt to {default_threads()} threads as they become free"
     return {
-        "batch": f"{batch.num_requests} requests, {int(batch.q_lens.sum())} query rows, "
+        "batch": f"{batch.num_requests} requests, {batch.total_q_rows} query rows, "
         f"{int(batch.kv_lens.sum())} keys, longest {batch.max_kv_len}",
         "grid": f"{plan.num_ctas} {part}s, {busy} with work, limit {plan.active_ctas}{dealt}",
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
+        "planned by": planned.by,
         "dealt": "evenly: few query tiles share keys" if plan.even else "longest first",
         **_shared(plan),
         "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",

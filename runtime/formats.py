@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from warploom.dsl.formats import BlockSparse, Composed, Dense, KVFormat, Paged, Ragged
 from warploom.errors import ArgumentError, BadIndptr, BadLength, IndexOutOfRange, WrongShape
+from warploom.runtime.batch import Batch as Batch
 from warploom.runtime.tensors import host_int32
 from warploom.scheduler.layout import SEGMENT
 
 _NO_INDICES = np.empty(0, np.int32)
 _INT32_MAX = np.iinfo(np.int32).max
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The lengths of one batch, in the planner's form.
-
-    Attributes:
-        segments: `layout.SEGMENT` records; a segment is a request, or a block row of one.
-        indices: int32 block list of all segments; empty if storage is affine.
-        q_lens: int32 [requests], query rows of each request.
-        kv_lens: int32 [requests], keys of each request.
-        q_rows: rows that a ragged q must have; for dense storage, rows of each batch entry.
-        kv_extent: what k and v must at least have: tokens (ragged, block-sparse), tokens of each
-            batch entry (dense), or pages (paged).
-    """
-
-    segments: np.ndarray
-    indices: np.ndarray
-    q_lens: np.ndarray
-    kv_lens: np.ndarray
-    q_rows: int
-    kv_extent: int
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.q_lens)
-
-    @property
-    def max_kv_len(self) -> int:
-        return int(self.kv_lens.max(initial=0))
 
 
 def make_batch(

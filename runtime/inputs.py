@@ -102,6 +102,7 @@ class Inputs:
         self.tensors: dict[str, torch.Tensor] = {}
         self.known: dict[str, np.ndarray[Any, Any]] = {}
         self.overridden = False
+        self._fixed: frozenset[str] = frozenset()
 
     @property
     def names(self) -> list[str]:
@@ -133,7 +134,12 @@ class Inputs:
 
     def for_batch(self, batch: Batch) -> None:
         """Take the lengths that tensors are checked against."""
+        self._fixed = frozenset()
         self._sizes = role_sizes(self._geometry, batch)
+
+    def fix(self, names: frozenset[str]) -> None:
+        """Refuse other tensors than the planned ones: a device has planned with their values."""
+        self._fixed = names
 
     def check_planned(self) -> None:
         """Check what is kept against the lengths.
@@ -183,7 +189,7 @@ class Inputs:
         for name, value in given.items():
             if name in self._tensor_fields:
                 field = self._tensor_fields[name]
-                if name in self.known and value is not self.tensors[name]:
+                if (name in self.known or name in self._fixed) and value is not self.tensors[name]:
                     raise PlanMismatch(name=name, got="another tensor", expected="its own values")
                 tensor = as_torch(value, name)
                 self._check_type(field, tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,8 +13,8 @@ from warploom.dsl.formats import BlockSparse
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import WorkspaceTooSmall
+from warploom.runtime.batch import Batch
 from warploom.runtime.device import cuda_facts
-from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel, Kernels
 from warploom.runtime.params import ParamBlock
@@ -51,13 +52,18 @@ class Options:
 
 @dataclass(frozen=True)
 class Planned:
-    """One plan that lies on the device."""
+    """One plan that lies on the device.
+
+    Attributes:
+        by: who planned, for `explain()`.
+    """
 
     batch: Batch
     plan: Plan
     kernel: Kernel
     visibility: Visibility
     size: WorkspaceSize
+    by: str = "NumPy"
 
 
 class Planner:
@@ -81,6 +87,8 @@ class Planner:
         self._options = options
         self._device = device
         self._upload = Upload(device)
+        self._addressed: tuple[int, Capacity] | None = None
+        self._chosen: dict[tuple[float, int], TileConfig] = {}
         self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
 
     def fixed_tile(self) -> TileConfig | None:
@@ -102,10 +110,12 @@ class Planner:
         fixed = self.fixed_tile()
         if fixed is not None:
             return fixed
-        rows = batch.segments["num_q"]
-        mean = float(rows[rows > 0].mean()) if (rows > 0).any() else 1.0
-        items = len(rows) * self._heads.num_kv
-        return self._kernels.choose(mean * self._heads.group_size, items)
+        key = batch.busy_rows * self._heads.group_size, batch.num_segments * self._heads.num_kv
+        if key not in self._chosen:
+            if len(self._chosen) > _SIZES_KEPT:
+                self._chosen.clear()
+            self._chosen[key] = self._kernels.choose(*key)
+        return self._chosen[key]
 
     def sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
         """Exact sizes of everything that batches within the bounds need."""
@@ -152,12 +162,8 @@ class Planner:
             CompileError and others of `Kernels.get`.
         """
         kernel = self._kernels.get(self.tile_for(batch))
-        room, size = self._fit(Bounds.of(batch.segments, len(batch.indices)), kernel)
-        block = self._spec.kv_format.block_kv
-        columns = block if isinstance(self._spec.kv_format, BlockSparse) else 0
-        traced = self._spec.variant
-        analysis = TileAnalysis(traced, inputs.scalars, inputs.known)
-        visibility = make_visibility(traced, analysis, batch, self._heads, columns)
+        room, size = self._fit(batch.least_bounds, kernel)
+        visibility = self._visibility(batch, inputs.scalars, inputs.known)
         plan = make_plan(
             batch.segments,
             num_kv_heads=self._heads.num_kv,
@@ -176,6 +182,29 @@ class Planner:
         self._workspace.fit(size)
         self._send(plan, room)
         return Planned(batch, plan, kernel, visibility, size)
+
+    def prepare(self) -> None:
+        """Build what planning needs, so that no plan has to."""
+
+    def measure(self, arguments: tuple[Any, ...]) -> Batch | None:
+        """Check plan arguments faster than `make_batch` does; None if only that can."""
+        return None
+
+    def lengths_on_device(self, arguments: tuple[Any, ...], q_rows: int | None) -> Batch | None:
+        """The batch of plan arguments from which the device plans; None if the host must."""
+        return None
+
+    def check_status(self) -> None:
+        """Raise BatchRefused if a device refused the last plan."""
+
+    def _visibility(
+        self, batch: Batch, scalars: Mapping[str, Any], known: Mapping[str, Any]
+    ) -> Visibility:
+        block = self._spec.kv_format.block_kv
+        columns = block if isinstance(self._spec.kv_format, BlockSparse) else 0
+        traced = self._spec.variant
+        analysis = TileAnalysis(traced, scalars, known)
+        return make_visibility(traced, analysis, batch, self._heads, columns)
 
     def _fit(self, exact: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
         """Sizes for the declared bounds, or else for the batch's own and some larger ones."""
@@ -206,7 +235,7 @@ class Planner:
             return False
         bounds = self._options.bounds
         if bounds is None:
-            rows, segments = int(batch.segments["num_q"].sum()), len(batch.segments)
+            rows, segments = batch.segment_rows, batch.num_segments
         else:
             rows, segments = bounds.max_q_rows, bounds.segments
         return rows * self._heads.group_size < SHARING_TILES * tile.rows * segments
@@ -215,8 +244,8 @@ class Planner:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
         if self._device.type != "cuda" or self.deals_evenly(batch, tile):
             return None
-        rows = int(batch.segments["num_q"].sum()) * self._heads.group_size
-        if rows < SHARING_TILES * tile.rows * len(batch.segments):
+        rows = batch.segment_rows * self._heads.group_size
+        if rows < SHARING_TILES * tile.rows * batch.num_segments:
             return None
         dims = self._spec.head_dim_qk + self._spec.head_dim_v
         return max(
@@ -229,7 +258,13 @@ class Planner:
             return room.offsets["indices"] + len(plan.indices)
 
         self._upload(self._workspace.plan_ints(), pack)
+        self._set_addresses(room)
+
+    def _set_addresses(self, room: Capacity) -> None:
         begin = self._workspace.address("plan")
+        if self._addressed == (begin, room):
+            return
+        self._addressed = begin, room
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
         for part in ("partial_o", "partial_lse", "arrivals"):

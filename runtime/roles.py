@@ -31,8 +31,8 @@ def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
         "kv_head": geometry.num_kv_heads,
         "kv_pos": batch.max_kv_len,
         "q_pos": batch.max_kv_len,
-        "q_row": int(batch.q_lens.sum()),
-        "q_idx": int(batch.q_lens.max(initial=0)),
+        "q_row": batch.total_q_rows,
+        "q_idx": batch.longest_q,
     }
 
 

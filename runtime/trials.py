@@ -133,7 +133,7 @@ class Trial:
             device=setup.device,
             tile=setup.tile,
         )
-        inputs = {
+        inputs: dict[str, Any] = {
             name: x.to(wrapper.device) if isinstance(x, torch.Tensor) else x
             for name, x in self.inputs.items()
         }

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from warploom.dsl.intervals import PARTIAL, SKIP, TileAnalysis
 from warploom.dsl.ir import Node, walk
 from warploom.dsl.spec import TracedVariant
-from warploom.runtime.formats import Batch
+from warploom.runtime.batch import Batch
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.visibility import AllVisible, Visibility
 

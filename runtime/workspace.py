@@ -141,17 +141,29 @@ class Upload:
             target: int32 device tensor.
             pack: writes into an int32 array of the same length; returns how many entries matter.
         """
+        staged = self._stage(target)
+        self._send(staged, target, pack(staged[: target.numel()].numpy()))
+
+    def write(self, target: torch.Tensor, pack: Callable[[int], int]) -> None:
+        """Fill `target` with what `pack` writes at an address on the host; else as the call."""
+        staged = self._stage(target)
+        self._send(staged, target, pack(staged.data_ptr()))
+
+    def _stage(self, target: torch.Tensor) -> torch.Tensor:
+        """Memory of the host that no copy reads, at least as long as `target`."""
         if self._device.type == "cpu":
-            pack(target.numpy())
-            return
+            return target
         turn = self._turn = (self._turn + 1) % _RING
         event = self._events[turn]
         if event is not None:
             event.synchronize()
         if self._buffers[turn].numel() < target.numel():
             self._buffers[turn] = torch.empty(target.numel(), dtype=torch.int32, pin_memory=True)
-        staged = self._buffers[turn][: target.numel()]
-        used = pack(staged.numpy())
+        return self._buffers[turn]
+
+    def _send(self, staged: torch.Tensor, target: torch.Tensor, used: int) -> None:
+        if self._device.type == "cpu":
+            return
         with torch.cuda.device(self._device):
             target[:used].copy_(staged[:used], non_blocking=True)
-            self._events[turn] = torch.cuda.current_stream().record_event()
+            self._events[self._turn] = torch.cuda.current_stream().record_event()

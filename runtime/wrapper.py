@@ -24,13 +24,12 @@ from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import as_variant, group_size, make_spec
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
-from warploom.runtime.formats import Batch, make_batch
-from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.inputs import Inputs, fits_float32
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
-from warploom.runtime.planner import Options, Planned
+from warploom.runtime.planner import Options
+from warploom.runtime.planning import Planning
 from warploom.runtime.reference import run_reference
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 _LSE_SCALE = {"e": 1.0, "2": math.log2(math.e)}
 
 
-class AttentionWrapper:
+class AttentionWrapper(Planning):
     """Attention of one variant over one KV format, for batches of any lengths.
 
     A wrapper serves one stream at a time, and one thread.
@@ -129,9 +128,9 @@ class AttentionWrapper:
         self._bounds = bounds
         self._inputs = Inputs(self.spec.variant, self._geometry, bounds if cuda_graph else None)
         self._inputs.bind(self._bound_inputs())
-        self.planned: Planned | None = None
-        self._batch: Batch | None = None
-        self._launcher: Launcher | None = None  # none for the reference
+        self.planned = None
+        self._batch = None
+        self._launcher = None  # none for the reference
         if self.backend != "reference":
             options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
             memory = None if workspace is None else as_torch(workspace, "workspace")
@@ -195,69 +194,6 @@ class AttentionWrapper:
         """Values bound at construction that the traced functors read."""
         bound = self._variant.inputs()
         return {name: bound[name] for name in self.spec.variant.input_names if name in bound}
-
-    def plan(
-        self,
-        qo_indptr: Any,
-        kv_indptr: Any,
-        kv_indices: Any = None,
-        last_page_len: Any = None,
-        *,
-        kv_lens: Any = None,
-        **inputs: Any,
-    ) -> None:
-        """Distribute the work of a batch; on the host, then copied on the current stream.
-
-        Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer; those on a
-        device are copied to the host first, which waits for that device.
-
-        Args:
-            qo_indptr: int32 [requests + 1], where each request's query rows begin.
-            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; paged: [requests + 1] in
-                pages; block-sparse: [block rows of all requests + 1] in blocks.
-            kv_indices: int32, pages or column blocks; indexed formats only.
-            last_page_len: int32 [requests], tokens in each last page; paged only.
-            kv_lens: int32 [requests], keys of each request; block-sparse only.
-            **inputs: values of the variant's fields. Scalars of the mask are fixed here. A tensor
-                of the mask given on the host is copied, and its values sharpen the plan.
-
-        Raises:
-            BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
-            UnknownInput, MissingInput, WrongDevice: a wrong input.
-            FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
-            BoundsExceeded, WorkspaceTooSmall: the batch does not fit; the plan before stays, unless
-                inputs were given with the new one.
-            ForbiddenUnderCapture: the current stream is being captured.
-        """
-        self._inputs.check_names(inputs)
-        refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
-        batch = make_batch(self.kv_format, qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens)
-        self._plan(batch, inputs)
-
-    def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
-        if self._bounds is not None:
-            self._bounds.admit(batch.segments, len(batch.indices))
-        before, self._batch = self._batch, None
-        try:
-            self._take(batch, inputs)
-        except Exception:
-            if before is not None and not inputs:  # half-taken inputs would fit no plan
-                self._inputs.for_batch(before)
-                self._batch = before
-            else:
-                self.planned = None
-            raise
-        self._batch = batch
-
-    def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
-        if self._launcher is not None:
-            self._launcher.before_plan()
-        self._inputs.bind(inputs)
-        self._inputs.for_batch(batch)
-        self._inputs.check_planned()
-        if self._launcher is not None:
-            self.planned = self._planner(batch, self._inputs)
-            self._launcher.planned(batch, self.planned.kernel)
 
     @overload
     def run(
@@ -356,6 +292,8 @@ class AttentionWrapper:
         build_all(self.build_jobs(), progress=progress)
         for tile in self.tiles():
             self._kernels.get(tile)
+        if self.backend != "reference":
+            self._planner.prepare()
 
     def build_jobs(self, tiles: Sequence[TileConfig] | None = None) -> list[Job]:
         """What `codegen.build.build_all` needs to build this wrapper's kernels with others'.

@@ -91,7 +91,7 @@ def make_composed_plan(
     joins, contributions, slots = _join(items, tile, tiles, units, pairs, parts, machine)
     indptr = np.zeros(machine.num_ctas + 1, np.int32)
     np.cumsum(np.bincount(cta, minlength=machine.num_ctas), out=indptr[1:])
-    counts = len(items), len(parts.records), len(joins), slots
+    counts = len(items), len(parts.records), len(joins), slots, 0
     return ComposedPlan(
         header=np.array([counts], HEADER.dtype),
         cta_indptr=indptr,

@@ -94,6 +94,7 @@ HEADER = Record(
         ("num_segments", "segments"),
         ("num_merges", "tiles that were split"),
         ("num_slots", "partial slots in use"),
+        ("status", "0, or why a device refused to plan the batch; there are no items then"),
     ),
 )
 

@@ -66,7 +66,7 @@ class Plan:
     @classmethod
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
         """Joins what was asked and what a planner found."""
-        counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots
+        counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots, 0
         return cls(
             header=np.array([counts], HEADER.dtype),
             cta_indptr=work.cta_indptr,

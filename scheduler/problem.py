@@ -41,7 +41,7 @@ class Problem:
     num_ctas: int
     active_ctas: int
     visibility: Visibility
-    split_size: int | None
+    split_size: int | None = None
     section_keys: int | None = None
     even: bool = False
 

@@ -231,6 +231,13 @@ class ForbiddenUnderCapture(ArgumentError):
     message = "{what} while a CUDA graph is being captured. {remedy}"
 
 
+class BatchRefused(ArgumentError):
+    message = (
+        "the device refused to plan the batch: {reason}. Runs since then computed nothing and left "
+        "their outputs as they were."
+    )
+
+
 class PlanInvalid(WarploomError):
     message = (
         "the plan breaks an invariant: {reason}. This is a bug of warploom; please report it with "

@@ -6,11 +6,12 @@
 
 namespace warploom {
 
-struct alignas(16) PlanHeader {
+struct alignas(4) PlanHeader {
   int num_items;  // work items in all
   int num_segments;  // segments
   int num_merges;  // tiles that were split
   int num_slots;  // partial slots in use
+  int status;  // 0, or why a device refused to plan the batch; there are no items then
 };
 
 struct alignas(16) Segment {

@@ -1,0 +1,241 @@
+"""The lengths of one batch, as the planner and the checks of `run` ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.layout import Records
+
+_ARRAYS = ("segments", "indices", "q_lens", "kv_lens")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The lengths of one batch, in the planner's form.
+
+    Attributes:
+        segments: `layout.SEGMENT` records; a segment is a request, or a block row of one.
+        indices: int32 block list of all segments; empty if storage is affine.
+        q_lens: int32 [requests], query rows of each request.
+        kv_lens: int32 [requests], keys of each request.
+        q_rows: rows that a ragged q must have; for dense storage, rows of each batch entry.
+        kv_extent: what k and v must at least have: tokens (ragged, block-sparse), tokens of each
+            batch entry (dense), or pages (paged).
+    """
+
+    segments: np.ndarray
+    indices: np.ndarray
+    q_lens: np.ndarray
+    kv_lens: np.ndarray
+    q_rows: int
+    kv_extent: int
+
+    @classmethod
+    def of(cls, segments: Records, indices: npt.NDArray[np.int32]) -> Batch:
+        """The batch of a plan with one segment for each request, for questions about lengths."""
+        return cls(segments, indices, segments["q_len"], segments["kv_len"], 0, 0)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.q_lens)
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.segments)
+
+    @property
+    def total_q_rows(self) -> int:
+        """Query rows of all requests."""
+        return int(self.q_lens.sum())
+
+    @property
+    def longest_q(self) -> int:
+        """Query rows of the longest request."""
+        return int(self.q_lens.max(initial=0))
+
+    @property
+    def segment_rows(self) -> int:
+        """Query rows of all segments."""
+        return int(self.segments["num_q"].sum(dtype=np.int64))
+
+    @property
+    def busy_rows(self) -> float:
+        """Mean number of query rows of the segments that have some; 1 if none has."""
+        rows = self.segments["num_q"]
+        return float(rows[rows > 0].mean()) if (rows > 0).any() else 1.0
+
+    @property
+    def max_kv_len(self) -> int:
+        return int(self.kv_lens.max(initial=0))
+
+    @property
+    def least_bounds(self) -> Bounds:
+        """The smallest bounds that admit this batch."""
+        return Bounds.of(self.segments, len(self.indices))
+
+
+class IndexArray(NamedTuple):
+    """An index array where a native planner reads it.
+
+    Attributes:
+        owner: keeps the memory.
+        address: of the first entry; 0 if the planner does not read it.
+        entries: how many there are.
+    """
+
+    owner: Any
+    address: int
+    entries: int
+
+
+class Measured(Batch):
+    """A batch of which only sizes are known; one segment for each request.
+
+    Its arrays are made when first asked for, which planning does not do.
+
+    Attributes:
+        lengths: qo_indptr, kv_indptr, last_page_len and kv_indices.
+        num_blocks: entries of the block list.
+        arrays: makes the whole batch.
+    """
+
+    arrays: Callable[[], Batch]
+    lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray]
+    num_blocks: int
+    _requests: int
+    _busy: int
+    _q_rows: int
+    _longest_q: int
+    _max_kv_len: int
+
+    def __init__(
+        self,
+        arrays: Callable[[], Batch],
+        *,
+        lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray],
+        num_requests: int,
+        busy_requests: int,
+        q_rows: int,
+        total_q_rows: int,
+        longest_q: int,
+        max_kv_len: int,
+        num_blocks: int,
+        kv_extent: int,
+    ) -> None:
+        """Take what a planner measured; see `Batch` for the names."""
+        self.__dict__.update(
+            arrays=arrays, lengths=lengths, num_blocks=num_blocks, q_rows=q_rows,
+            kv_extent=kv_extent, _requests=num_requests, _busy=busy_requests,
+            _q_rows=total_q_rows, _longest_q=longest_q, _max_kv_len=max_kv_len,
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        return _from_arrays(self, name)
+
+    @property
+    def num_requests(self) -> int:
+        return self._requests
+
+    @property
+    def num_segments(self) -> int:
+        return self._requests
+
+    @property
+    def total_q_rows(self) -> int:
+        return self._q_rows
+
+    @property
+    def segment_rows(self) -> int:
+        return self._q_rows
+
+    @property
+    def longest_q(self) -> int:
+        return self._longest_q
+
+    @property
+    def busy_rows(self) -> float:
+        return self._q_rows / self._busy if self._busy else 1.0
+
+    @property
+    def max_kv_len(self) -> int:
+        return self._max_kv_len
+
+    @property
+    def least_bounds(self) -> Bounds:
+        requests = self._requests
+        return Bounds(requests, self._q_rows, self._max_kv_len, self.num_blocks, requests)
+
+
+class OnDevice(Batch):
+    """A batch whose lengths only the device knows; the bounds stand for them.
+
+    Attributes:
+        tensors: qo_indptr, kv_indptr, last_page_len and kv_indices.
+        bounds: the largest batch.
+        arrays: reads the whole batch back from the plan.
+    """
+
+    tensors: tuple[torch.Tensor | None, ...]
+    bounds: Bounds
+    arrays: Callable[[], Batch]
+    _requests: int
+
+    def __init__(
+        self,
+        tensors: tuple[torch.Tensor | None, ...],
+        num_requests: int,
+        q_rows: int,
+        bounds: Bounds,
+    ) -> None:
+        """Take the lengths as `plan` was given them; see `Batch` for the names."""
+        self.__dict__.update(
+            tensors=tensors, bounds=bounds, q_rows=q_rows, kv_extent=0, _requests=num_requests
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return _from_arrays(self, name)
+
+    @property
+    def num_requests(self) -> int:
+        return self._requests
+
+    @property
+    def total_q_rows(self) -> int:
+        return self.q_rows
+
+    @property
+    def longest_q(self) -> int:
+        return self.bounds.max_q_rows
+
+    @property
+    def num_segments(self) -> int:
+        return self.bounds.segments  # so that all batches choose the same tile
+
+    @property
+    def segment_rows(self) -> int:
+        return self.q_rows
+
+    @property
+    def busy_rows(self) -> float:
+        return self.bounds.max_q_rows / max(1, self.bounds.segments)
+
+    @property
+    def max_kv_len(self) -> int:
+        return self.bounds.max_kv_len
+
+
+def _from_arrays(batch: Measured | OnDevice, name: str) -> Any:
+    """A field of the whole batch, which is then kept."""
+    if name not in _ARRAYS or "arrays" not in batch.__dict__:
+        raise AttributeError(name)
+    full = batch.arrays()
+    for part in _ARRAYS:
+        batch.__dict__[part] = getattr(full, part)
+    return batch.__dict__[name]

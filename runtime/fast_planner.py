@@ -1,0 +1,173 @@
+"""Plans of wrappers by the native planners where these can, and by NumPy elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from warploom.dsl.spec import AttentionSpec
+from warploom.errors import BatchRefused, BoundsExceeded
+from warploom.runtime.batch import Batch, Measured, OnDevice
+from warploom.runtime.inputs import Inputs
+from warploom.runtime.kernels import Kernel, Kernels
+from warploom.runtime.native_planner import NativePlanner, Site, device_lengths
+from warploom.runtime.params import ParamBlock
+from warploom.runtime.plan_status import PlanStatus
+from warploom.runtime.planner import Options, Planned, Planner
+from warploom.runtime.visibility import Heads
+from warploom.runtime.workspace import Workspace
+from warploom.scheduler.capacity import Capacity, WorkspaceSize
+from warploom.scheduler.layout import HEADER
+from warploom.scheduler.plan import Plan
+from warploom.scheduler.problem import Problem
+from warploom.scheduler.unpack import unpack, unpack_batch
+from warploom.scheduler.visibility import Visibility
+
+
+class ReadBack(Planned):
+    """A plan that a native planner wrote; it is read from the device when first asked for.
+
+    Only the last plan of a wrapper can be read.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        kernel: Kernel,
+        size: WorkspaceSize,
+        read: Callable[[], tuple[Plan, Visibility]],
+        by: str,
+    ) -> None:
+        """Take what was planned; see `Planned`."""
+        self.__dict__.update(batch=batch, kernel=kernel, size=size, _read=read, by=by)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("plan", "visibility"):
+            raise AttributeError(name)
+        self.__dict__["plan"], self.__dict__["visibility"] = self._read()
+        return self.__dict__[name]
+
+
+class FastPlanner(Planner):
+    """Plans of one wrapper."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        heads: Heads,
+        kernels: Kernels,
+        workspace: Workspace,
+        params: ParamBlock,
+        options: Options,
+        device: torch.device,
+    ) -> None:
+        super().__init__(spec, heads, kernels, workspace, params, options, device)
+        self._native = NativePlanner(spec.variant, spec.kv_format, heads, device)
+
+    def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
+        """Plan a batch on the current stream; raises as `Planner` does."""
+        if isinstance(batch, OnDevice):
+            return self._plan_on_device(batch, inputs, self._kernels.get(self.tile_for(batch)))
+        if not isinstance(batch, Measured) or not self._native.knows(inputs):
+            return super().__call__(batch, inputs)
+        kernel = self._kernels.get(self.tile_for(batch))
+        if not self.deals_evenly(batch, kernel.tile):
+            return super().__call__(batch, inputs)
+        room, size = self._fit(batch.least_bounds, kernel)
+        self._workspace.fit(size)
+        self._plan_natively(batch, inputs, self._site(kernel, room))
+        read = self._reader(kernel, room, inputs)
+        return ReadBack(batch, kernel, size, read, "the host, natively")
+
+    def prepare(self) -> None:
+        """Build the native planners."""
+        if not self._options.batch_invariant:
+            self._native.prepare(on_device=self._options.bounds is not None)
+
+    def measure(self, arguments: tuple[Any, ...]) -> Measured | None:
+        """Check plan arguments on the host, natively; None if `make_batch` must."""
+        if self._options.batch_invariant:
+            return None
+        return self._native.measure(arguments, self._options.bounds)
+
+    def lengths_on_device(self, arguments: tuple[Any, ...], q_rows: int | None) -> OnDevice | None:
+        """The batch, if the device can plan it: lengths lie there, and bounds stand for them.
+
+        Args:
+            arguments: qo_indptr, kv_indptr, kv_indices and last_page_len.
+            q_rows: rows that q will have; None: the most that the bounds allow.
+        """
+        bounds = self._options.bounds
+        if bounds is None or self._options.batch_invariant or self._device.type != "cuda":
+            return None
+        tensors = device_lengths(arguments, self._spec.kv_format, self._device)
+        if tensors is None:
+            return None
+        requests = len(arguments[0]) - 1
+        rows = bounds.max_q_rows if q_rows is None else q_rows
+        batch = OnDevice(tensors, requests, rows, bounds)
+        if not self.deals_evenly(batch, self.tile_for(batch)):
+            return None
+        if requests > min(bounds.max_requests, bounds.segments):
+            name, most = "max_requests", min(bounds.max_requests, bounds.segments)
+            raise BoundsExceeded(name=name, got=requests, bound=most)
+        return batch
+
+    def _plan_on_device(self, batch: OnDevice, inputs: Inputs, kernel: Kernel) -> Planned:
+        room, size = self.sizes(batch.bounds, kernel)
+        self._workspace.fit(size)
+        address = self._workspace.address("plan")
+        self._native.on_device(batch, inputs, self._site(kernel, room), address)
+        self._set_addresses(room)
+        read = self._reader(kernel, room, inputs)
+        planned = ReadBack(batch, kernel, size, read, "the device")
+        batch.__dict__["arrays"] = lambda: Batch.of(planned.plan.segments, planned.plan.indices)
+        return planned
+
+    def check_status(self) -> None:
+        """Raise BatchRefused if the device found something wrong; waits for the device."""
+        at = [name for name, _ in HEADER.fields].index("status")
+        status = PlanStatus(int(self._workspace.plan_ints()[at]))
+        if status is not PlanStatus.GOOD:
+            raise BatchRefused(reason=status.reason)
+
+    def _site(self, kernel: Kernel, room: Capacity) -> Site:
+        limit = self._options.sm_limit
+        active = kernel.num_ctas if limit is None else min(limit, kernel.num_ctas)
+        return Site(kernel.tile, room, active)
+
+    def _plan_natively(self, batch: Measured, inputs: Inputs, site: Site) -> None:
+        target, indices = self._workspace.plan_ints(), batch.lengths[3]
+        used = site.room.offsets["indices"] + batch.num_blocks
+        if batch.num_blocks and not indices.address:  # page numbers on the device stay there
+            used -= batch.num_blocks
+            target[used : used + batch.num_blocks].copy_(indices.owner[: batch.num_blocks])
+
+        def pack(address: int) -> int:
+            self._native.on_host(batch, inputs, site, address)
+            return used
+
+        self._upload.write(target, pack)
+        self._set_addresses(site.room)
+
+    def _reader(
+        self, kernel: Kernel, room: Capacity, inputs: Inputs
+    ) -> Callable[[], tuple[Plan, Visibility]]:
+        """Reads the plan back that lies in the workspace now."""
+        scalars, known = dict(inputs.scalars), dict(inputs.known)
+
+        def read() -> tuple[Plan, Visibility]:
+            packed = self._workspace.plan_ints()[: room.total_ints].cpu().numpy()
+            segments, indices = unpack_batch(packed, room, self._spec.kv_format.block_kv)
+            batch = Batch.of(segments, indices)
+            visibility = self._visibility(batch, scalars, known)
+            problem = Problem(
+                segments, self._heads.num_kv, self._heads.group_size, kernel.tile.rows,
+                kernel.tile.keys, kernel.num_ctas, self._site(kernel, room).active_ctas,
+                visibility, even=True,
+            )  # fmt: skip
+            return unpack(packed, room, problem, indices), visibility
+
+        return read

@@ -1,0 +1,114 @@
+"""`plan` of `AttentionWrapper`: what a new batch changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from warploom.dsl.formats import KVFormat
+from warploom.errors import NotPlanned
+from warploom.runtime.batch import Batch, Measured, OnDevice
+from warploom.runtime.device import Backend
+from warploom.runtime.inputs import Inputs
+from warploom.runtime.launch import Launcher
+from warploom.runtime.plan_batch import batch_of
+from warploom.runtime.planner import Planned, Planner
+from warploom.scheduler.bounds import Bounds
+
+
+class Planning:
+    """The part of a wrapper that plans; the wrapper's constructor makes the rest."""
+
+    device: torch.device
+    backend: Backend
+    kv_format: KVFormat
+    planned: Planned | None
+    _bounds: Bounds | None
+    _batch: Batch | None
+    _inputs: Inputs
+    _planner: Planner
+    _launcher: Launcher | None  # none for the reference
+
+    def plan(
+        self,
+        qo_indptr: Any,
+        kv_indptr: Any,
+        kv_indices: Any = None,
+        last_page_len: Any = None,
+        *,
+        kv_lens: Any = None,
+        q_rows: int | None = None,
+        **inputs: Any,
+    ) -> None:
+        """Distribute the work of a batch, on the host or on the device.
+
+        Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
+        bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
+        (`runtime.plan_batch` says when): nothing waits, and a CUDA graph can hold plan and run. It
+        does not compare pages and ragged keys with k and v; for what it refuses see `check_plan`.
+        Page numbers may always lie on the device; other arrays there are copied to the host if the
+        host must plan, which waits for the device.
+
+        Args:
+            qo_indptr: int32 [requests + 1], where each request's query rows begin.
+            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; paged: [requests + 1] in
+                pages; block-sparse: [block rows of all requests + 1] in blocks.
+            kv_indices: int32, pages or column blocks; indexed formats only.
+            last_page_len: int32 [requests], tokens in each last page; paged only.
+            kv_lens: int32 [requests], keys of each request; block-sparse only.
+            q_rows: rows that q will have, if the device plans; the most that the bounds allow by
+                default.
+            **inputs: values of the variant's fields. Scalars of the mask are fixed here. A tensor
+                of the mask given on the host is copied, and its values sharpen the plan.
+
+        Raises:
+            BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
+            UnknownInput, MissingInput, WrongDevice: a wrong input.
+            FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
+            BoundsExceeded, WorkspaceTooSmall: the batch does not fit; the plan before stays, unless
+                inputs were given with the new one.
+            ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
+        """
+        self._inputs.check_names(inputs)
+        arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
+        planner = None if self.backend == "reference" else self._planner
+        batch = batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
+        self._plan(batch, inputs)
+
+    def check_plan(self) -> None:
+        """Raise if the device refused the last plan; waits for the device.
+
+        Raises:
+            NotPlanned: there is no plan yet.
+            BatchRefused: an index array was wrong or passed the bounds.
+        """
+        if self._batch is None:
+            raise NotPlanned
+        if isinstance(self._batch, OnDevice):
+            self._planner.check_status()
+
+    def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
+        if self._bounds is not None and not isinstance(batch, (Measured, OnDevice)):
+            self._bounds.admit(batch.segments, len(batch.indices))
+        before, self._batch = self._batch, None
+        try:
+            self._take(batch, inputs)
+        except Exception:
+            if before is not None and not inputs:  # half-taken inputs would fit no plan
+                self._inputs.for_batch(before)
+                self._batch = before
+            else:
+                self.planned = None
+            raise
+        self._batch = batch
+
+    def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
+        if self._launcher is not None:
+            self._launcher.before_plan()
+        self._inputs.bind(inputs)
+        self._inputs.for_batch(batch)
+        self._inputs.check_planned()
+        if self._launcher is not None:
+            self.planned = self._planner(batch, self._inputs)
+            self._launcher.planned(batch, self.planned.kernel)

@@ -1,0 +1,73 @@
+// The plan arguments of a batch: lengths of each request, and what is wrong with them.
+#pragma once
+
+namespace warploom {
+
+enum class Storage : int { kDense = 0, kRagged = 1, kPaged = 2 };
+
+// What plan() refuses. The runtime makes the messages (runtime/plan_status.py).
+enum class PlanStatus : int {
+  kGood = 0,
+  kQoStart = 1,     // qo_indptr does not begin at 0
+  kQoFalls = 2,     // ... or decreases
+  kKvStart = 3,     // kv_indptr does not begin at 0
+  kKvFalls = 4,     // ... or decreases
+  kUneven = 5,      // dense requests differ in rows
+  kPage = 6,        // a page number is negative
+  kLastPage = 7,    // last_page_len is not in 1 .. page_size
+  kTooLong = 8,     // a request has more keys or fused rows than int32 counts
+  kMaxRows = 9,     // more query rows than declared
+  kMaxKvLen = 10,   // a request with more keys than declared
+  kMaxBlocks = 11,  // more pages than declared
+};
+
+template <class Params>
+struct Batch {
+  const Params& p;
+
+  WL_FN int q_len(int r) const { return p.qo_indptr[r + 1] - p.qo_indptr[r]; }
+  WL_FN int blocks(int r) const { return p.kv_indptr[r + 1] - p.kv_indptr[r]; }
+  WL_FN bool is_paged() const { return p.storage == int(Storage::kPaged); }
+  WL_FN wide kv_len(int r) const {
+    const int count = blocks(r);
+    if (!is_paged()) return count;
+    return count > 0 ? wide(count - 1) * p.page_size + p.last_page_len[r] : 0;
+  }
+  WL_FN int tiles(int r) const {
+    const wide fused = wide(q_len(r)) * p.group_size;
+    return int((fused + p.rows - 1) / p.rows);
+  }
+
+  // What is wrong with one request; the first wrong thing, in the order of PlanStatus.
+  WL_FN PlanStatus check(int r) const {
+    if (r == 0 && p.qo_indptr[0] != 0) return PlanStatus::kQoStart;
+    if (q_len(r) < 0) return PlanStatus::kQoFalls;
+    if (r == 0 && p.kv_indptr[0] != 0) return PlanStatus::kKvStart;
+    if (blocks(r) < 0) return PlanStatus::kKvFalls;
+    if (p.storage == int(Storage::kDense) && q_len(r) != q_len(0)) return PlanStatus::kUneven;
+    if (is_paged() && blocks(r) > 0) {
+      if (p.last_page_len[r] < 1 || p.last_page_len[r] > p.page_size) return PlanStatus::kLastPage;
+    }
+    const wide most = 0x7fffffff - 4096;  // places up to a tile past the end are computed in int
+    if (kv_len(r) > most || wide(q_len(r)) * p.group_size > most) return PlanStatus::kTooLong;
+    if (p.qo_indptr[r + 1] > p.max_q_rows) return PlanStatus::kMaxRows;
+    if (kv_len(r) > p.max_kv_len) return PlanStatus::kMaxKvLen;
+    if (is_paged() && p.kv_indptr[r + 1] > p.max_blocks) return PlanStatus::kMaxBlocks;
+    return PlanStatus::kGood;
+  }
+
+  template <class Segment>
+  WL_FN Segment segment(int r) const {
+    Segment s = {};
+    s.batch = r;
+    s.q_row = p.storage == int(Storage::kDense) ? 0 : p.qo_indptr[r];
+    s.num_q = s.q_len = q_len(r);
+    s.kv_len = s.kv_count = int(kv_len(r));
+    s.kv_block = p.storage == int(Storage::kDense) ? r : 0;
+    s.kv_row = p.storage == int(Storage::kRagged) ? p.kv_indptr[r] : 0;
+    s.index_begin = is_paged() ? p.kv_indptr[r] : 0;
+    return s;
+  }
+};
+
+}  // namespace warploom

@@ -1,0 +1,64 @@
+// Where the planner keeps what it has worked out; codegen/planner_source.py knows the size.
+#pragma once
+
+namespace warploom {
+
+// A boundary between two CTAs of a line: an item, and its visible key tiles that come before.
+struct Mark {
+  int item, visible;
+};
+
+// Cuts, and split items, up to a boundary.
+struct CutCount {
+  int cuts, opens;
+};
+
+constexpr int kOptions = 4;
+
+struct Scratch {
+  wide* begin;       // [tiles + 1] where the items of a line begin
+  wide* sort;        // [2 * tiles that are sorted]
+  Mark* marks;       // [kOptions][columns + 1]
+  CutCount* counts;  // [columns + 1]
+  Range* keys;       // [tiles] visible keys
+  int* visible;      // [tiles] visible key tiles
+  int* segment;      // [tiles]
+  int* order;        // [tiles] tile at each place of a line
+  int* first_tile;   // [segments + 1]
+  int* cut_key;      // [columns + 1] key at which a boundary cuts its item
+
+  template <class Params>
+  WL_FN Scratch(const Params& p, char* memory) {
+    const auto take = [&memory](auto& array, long long count) {
+      array = reinterpret_cast<decltype(+array)>(memory);
+      memory += count * sizeof(*array);
+    };
+    take(begin, p.max_tiles + 1);
+    take(sort, 2 * min(p.max_tiles, p.max_requests));
+    take(marks, kOptions * (p.columns + 1));
+    take(counts, p.columns + 1);
+    take(keys, p.max_tiles);
+    take(visible, p.max_tiles);
+    take(segment, p.max_tiles);
+    take(order, p.max_tiles);
+    take(first_tile, p.max_requests + 1);
+    take(cut_key, p.columns + 1);
+  }
+};
+
+// The last of `count` ascending values that is not above `wanted`; value(0) is not.
+template <class Value, class Wanted>
+WL_FN int last_not_above(int count, Wanted wanted, const Value& value) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (value(middle) <= wanted) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace warploom

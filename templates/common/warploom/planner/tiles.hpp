@@ -1,0 +1,110 @@
+// What the planner asks the mask about a tile of query rows: which keys, and how many key tiles.
+// The same answers as runtime/visibility.py gives, by the same analysis.
+#pragma once
+
+namespace warploom {
+
+struct QueryTile {
+  int segment, row_begin, row_end;
+};
+
+template <class K>
+class MaskOracle {
+  using Params = typename K::Params;
+  using Variant = typename K::Variant;
+
+ public:
+  // A tile of a request with so many query rows and keys.
+  WL_FN MaskOracle(const Params& p, const QueryTile& tile, int q_len, int kv_len)
+      : p_(p),
+        kv_len_(kv_len),
+        info_{tile.segment, 0, q_len, kv_len, p.num_q_heads, p.num_kv_heads} {
+    const int first = kv_len - q_len;
+    q_pos_ = {first + tile.row_begin / p.group_size, first + (tile.row_end - 1) / p.group_size + 1};
+  }
+
+  // Keys outside of which no row sees any, from a multiple of the key tile on; empty: {0, 0}.
+  WL_FN Range bounds() {
+    Range found{0, kv_len_};
+    if constexpr (Variant::kHasLogitsMask) {
+      found = {0x7fffffff, -1};
+      for (int head = 0; head < heads(); ++head) {
+        const Range seen = Variant::kv_bounds(p_, at(head), q_pos_, q_heads(head));
+        if (seen.begin >= seen.end) continue;
+        found = {min(found.begin, seen.begin), max(found.end, seen.end)};
+      }
+    }
+    const int begin = max(found.begin, 0), end = min(found.end, kv_len_);
+    return begin < end ? Range{begin - begin % p_.keys, end} : Range{0, 0};
+  }
+
+  // Key tiles in a range of whole ones that the kernel will not skip. Ranges of which some are seen
+  // and some are not are halved: a range's class holds for its parts.
+  WL_FN int visible(Range range) {
+    if (range.begin >= range.end) return 0;
+    const int first = range.begin / p_.keys, last = (range.end - 1) / p_.keys + 1;
+    if constexpr (!Variant::kHasLogitsMask) return last - first;
+    int count = 0, low = first, depth = 0;
+    int ends[33];
+    ends[0] = last;
+    while (depth >= 0) {
+      const int high = ends[depth];
+      const TileClass found = classify({low * p_.keys, min(high * p_.keys, range.end)});
+      if (found != TileClass::kPartial || high - low == 1) {
+        count += found == TileClass::kSkip ? 0 : high - low;
+        low = high;
+        --depth;
+      } else {
+        ends[++depth] = (low + high) / 2;
+      }
+    }
+    return count;
+  }
+
+  // The first place, of whole key tiles, with so many visible tiles between it and range.begin.
+  WL_FN int key_after(Range range, int total, int wanted) {
+    const int span = (range.end - range.begin - 1) / p_.keys + 1;
+    if (total == span) return range.begin + wanted * p_.keys;
+    int low = 0, high = span, before = 0;  // key tiles; fewer than wanted lie before low
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      const int begin = range.begin + low * p_.keys;
+      const int count = before + visible({begin, min(range.begin + middle * p_.keys, range.end)});
+      if (count >= wanted) {
+        high = middle;
+      } else {
+        low = middle;
+        before = count;
+      }
+    }
+    return range.begin + high * p_.keys;
+  }
+
+ private:
+  // Heads are asked one by one only if the mask tells them apart.
+  WL_FN int heads() const { return K::kMaskReadsKvHead ? p_.num_kv_heads : 1; }
+  WL_FN TileInfo at(int head) const {
+    TileInfo info = info_;
+    info.kv_head = head;
+    return info;
+  }
+  WL_FN Range q_heads(int head) const {
+    return heads() > 1 ? Range{head * p_.group_size, (head + 1) * p_.group_size}
+                       : Range{0, p_.num_q_heads};
+  }
+  WL_FN TileClass classify(Range kv_pos) {
+    TileClass found = Variant::classify(p_, at(0), q_pos_, kv_pos, q_heads(0));
+    for (int head = 1; head < heads(); ++head) {
+      const TileClass other = Variant::classify(p_, at(head), q_pos_, kv_pos, q_heads(head));
+      found = other == found ? found : TileClass::kPartial;
+    }
+    return found;
+  }
+
+  const Params& p_;
+  int kv_len_;
+  TileInfo info_;
+  Range q_pos_;
+};
+
+}  // namespace warploom

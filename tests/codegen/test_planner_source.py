@@ -1,0 +1,39 @@
+"""Planners: rendered text is shared where masks are, and compiles for every architecture."""
+
+from __future__ import annotations
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.arch import ARCHS
+from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.planner_source import planner_fields, planner_source
+from warploom.dsl.trace import trace
+from warploom.scheduler.layout import c_structs
+
+
+def test_variants_without_a_mask_share_one_planner() -> None:
+    plain, capped = (
+        planner_source(trace(variant), c_structs(), "cpp")
+        for variant in (wl.Variant(), wl.SoftCap(20.0) & wl.Alibi())
+    )
+    assert plain.text == capped.text
+    masked = planner_source(trace(wl.Causal()), c_structs(), "cpp")
+    assert masked.code != plain.code
+
+
+def test_only_inputs_of_the_mask_are_parameters() -> None:
+    names = {field.name for field in planner_fields(trace(wl.PrefixLM() & wl.Alibi()))}
+    assert {name for name in names if name.startswith("x_")} == {
+        "x_prefix_len",
+        "x_prefix_len_s0",
+        "x_prefix_len_n0",
+    }
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("arch", list(ARCHS))
+def test_planners_compile_without_spills(arch: str) -> None:
+    for variant in (wl.Variant(), wl.SlidingWindow(500), wl.PrefixLM()):
+        source = planner_source(trace(variant), c_structs(), "cuda")
+        assert run_nvrtc(source.text, ARCHS[arch], source.name).spill_bytes == 0

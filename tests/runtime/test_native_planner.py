@@ -1,0 +1,230 @@
+"""The native planner writes the plans of NumPy's planner, bit for bit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import warploom as wl
+from warploom.codegen.planner_source import scratch_bytes
+from warploom.codegen.source import TileConfig
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.intervals import TileAnalysis
+from warploom.dsl.spec import TracedVariant
+from warploom.dsl.trace import trace
+from warploom.errors import NoHostCompiler, WarploomError
+from warploom.runtime.formats import make_batch
+from warploom.runtime.native_planner import NativePlanner, Site
+from warploom.runtime.visibility import Heads, make_visibility
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import capacity
+from warploom.scheduler.plan import Plan, make_plan
+from warploom.scheduler.verify import verify
+
+UNTOUCHED = -7
+
+
+class ByHead(wl.Variant):
+    """Each key/value head sees a window of its own."""
+
+    def logits_mask(self, at: Any) -> Any:
+        return (at.kv_pos <= at.q_pos) & (at.q_pos - at.kv_pos < 100 * (at.kv_head + 1))
+
+
+class Sinks(wl.Variant):
+    """The first keys and the last ones, so that holes lie between."""
+
+    def logits_mask(self, at: Any) -> Any:
+        return (at.kv_pos <= at.q_pos) & ((at.kv_pos < 40) | (at.q_pos - at.kv_pos < 300))
+
+
+VARIANTS: dict[str, Any] = {
+    "all": wl.Variant(),
+    "causal": wl.Causal(),
+    "window": wl.Causal() & wl.SlidingWindow(500),
+    "by head": ByHead(),
+    "sinks": Sinks(),
+    "prefix": wl.PrefixLM(),
+}
+TRACED: dict[str, TracedVariant] = {name: trace(variant) for name, variant in VARIANTS.items()}
+
+
+def page_table(kv_lens: Any, page: int, rng: Any) -> tuple[Any, ...]:
+    pages = -(-kv_lens // page)
+    indptr = np.concatenate(([0], np.cumsum(pages))).astype(np.int32)
+    last = np.where(kv_lens > 0, (kv_lens - 1) % page + 1, 0).astype(np.int32)
+    return indptr, rng.permutation(int(indptr[-1])).astype(np.int32), last
+
+
+def draw_lengths(data: st.DataObject) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16), label="seed"))
+    size = data.draw(st.one_of(st.integers(0, 5), st.integers(0, 300)), label="requests")
+    longest = data.draw(st.sampled_from([1, 60, 900, 20_000]), label="longest")
+    kind = data.draw(st.sampled_from(["equal", "even", "zipf", "giants"]), label="lengths")
+    kv_lens = {
+        "equal": np.full(size, longest),
+        "even": rng.integers(0, longest + 1, size),
+        "zipf": np.minimum(rng.zipf(1.5, size) * 16, longest),
+        "giants": np.where(rng.random(size) < 0.1, longest, rng.integers(0, 70, size)),
+    }[kind]
+    rows = data.draw(st.sampled_from([1, 1, 4, 40]), label="rows")
+    q_lens = rng.integers(0, rows + 1, size) if rows > 1 else np.ones(size, int)
+    return q_lens, kv_lens, rng
+
+
+def draw_arguments(data: st.DataObject, kv_format: KVFormat) -> tuple[tuple[Any, ...], Any]:
+    q_lens, kv_lens, rng = draw_lengths(data)
+    if isinstance(kv_format, wl.Dense):
+        q_lens = np.full(len(q_lens), max(q_lens, default=1))
+    qo = np.concatenate(([0], np.cumsum(q_lens))).astype(np.int32)
+    if isinstance(kv_format, wl.Paged):
+        indptr, indices, last = page_table(kv_lens, kv_format.page_size, rng)
+        return (qo, indptr, indices, last), kv_lens
+    return (qo, np.concatenate(([0], np.cumsum(kv_lens))).astype(np.int32), None, None), kv_lens
+
+
+class Planners:
+    """NumPy's planner and the native one, for one batch."""
+
+    def __init__(self, name: str, kv_format: KVFormat, heads: Heads, inputs: Any) -> None:
+        self.traced, self.format, self.heads, self.inputs = TRACED[name], kv_format, heads, inputs
+        self.native = NativePlanner(self.traced, kv_format, heads, torch.device("cpu"))
+
+    def numpy_plan(self, arguments: tuple[Any, ...], site: Site) -> tuple[Plan, Any]:
+        batch = make_batch(self.format, *arguments)
+        analysis = TileAnalysis(self.traced, self.inputs.scalars, self.inputs.known)
+        visibility = make_visibility(self.traced, analysis, batch, self.heads)
+        plan = make_plan(
+            batch.segments, num_kv_heads=self.heads.num_kv, group_size=self.heads.group_size,
+            rows=site.tile.rows, keys=site.tile.keys, num_ctas=site.room.num_ctas,
+            visibility=visibility, capacity=site.room, sm_limit=site.active_ctas, even=True,
+            indices=batch.indices,
+        )  # fmt: skip
+        return plan, visibility
+
+    def native_plan(self, arguments: tuple[Any, ...], site: Site, bounds: Bounds) -> Any:
+        batch = self.native.measure(arguments, bounds)
+        assert batch is not None
+        assert self.native.knows(self.inputs)
+        found = np.full(site.room.total_ints, UNTOUCHED, np.int32)
+        self.native.on_host(batch, self.inputs, site, found.ctypes.data)
+        return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
+    kv_format = data.draw(st.sampled_from([wl.Paged(16), wl.Paged(1), wl.Ragged(), wl.Dense()]))
+    arguments, kv_lens = draw_arguments(data, kv_format)
+    num_kv = data.draw(st.sampled_from([1, 2, 5, 8]), label="heads")
+    heads = Heads(num_kv * data.draw(st.sampled_from([1, 3, 4])), num_kv)
+    tile = TileConfig(*data.draw(st.sampled_from([(16, 32), (64, 64), (12, 256)]), label="tile"))
+    num_ctas = data.draw(st.integers(1, 528), label="CTAs")
+    active = data.draw(st.integers(1, num_ctas), label="limit")
+    name = data.draw(st.sampled_from(list(VARIANTS)), label="mask")
+    known = {"prefix_len": (kv_lens // 3).astype(np.int32)} if name == "prefix" else {}
+    if name == "prefix" and len(kv_lens) == 0:
+        return
+    scalars = {field.name: field.default for field in TRACED[name].scalars}
+    inputs: Any = SimpleNamespace(scalars=scalars | {"left": 500} if scalars else {}, known=known)
+    batch = make_batch(kv_format, *arguments)
+    spare = data.draw(st.integers(0, 9), label="spare")
+    bounds = Bounds(
+        batch.num_requests + spare, int(batch.q_lens.sum()) + spare,
+        batch.max_kv_len + spare, len(batch.indices) + spare,
+    )  # fmt: skip
+    room = capacity(
+        bounds, rows=tile.rows, keys=tile.keys, num_kv_heads=num_kv,
+        group_size=heads.group_size, num_ctas=num_ctas,
+    )  # fmt: skip
+    site = Site(tile, room, active)
+    planners = Planners(name, kv_format, heads, inputs)
+    plan, visibility = planners.numpy_plan(arguments, site)
+    verify(plan, visibility)
+    expected = plan.pack(room, np.full(room.total_ints, UNTOUCHED, np.int32))
+    assert np.array_equal(planners.native_plan(arguments, site, bounds), expected)
+
+
+@pytest.mark.parametrize(("requests", "rows", "ctas"), [(1, 1, 1), (7, 3, 40), (300, 1, 528)])
+def test_scratch_memory_is_as_large_as_it_says(requests: int, rows: int, ctas: int) -> None:
+    heads, tile = Heads(4, 1), TileConfig(16, 32)
+    planners = Planners("causal", wl.Ragged(), heads, SimpleNamespace(scalars={}, known={}))
+    lens = np.arange(1, requests + 1) * 37 % 5000
+    arguments = np.arange(requests + 1) * rows, np.append(0, np.cumsum(lens)), None, None
+    arguments = tuple(None if a is None else a.astype(np.int32) for a in arguments)
+    bounds = Bounds(requests, requests * rows, 5000)
+    room = capacity(bounds, rows=16, keys=32, num_kv_heads=1, group_size=4, num_ctas=ctas)
+    site = Site(tile, room, ctas)
+    planners.native_plan(arguments, site, bounds)
+    host: Any = planners.native._host
+    size = scratch_bytes(requests * rows * 4 // 16 + requests, requests, ctas)
+    host._scratch = np.full(4 * size + 4096, 0xAB, np.uint8)
+    host._scratch_at = -(-host._scratch.ctypes.data // 16) * 16
+    planners.native_plan(arguments, site, bounds)
+    end = host._scratch_at - host._scratch.ctypes.data + size
+    assert (host._scratch[end:] == 0xAB).all()
+    assert (host._scratch[:end] != 0xAB).any()
+
+
+def wrapper(**options: Any) -> wl.AttentionWrapper:
+    return wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Paged(4), num_q_heads=4, num_kv_heads=2, head_dim=16,
+        dtype="float32", device="cpu", **options,
+    )  # fmt: skip
+
+
+def test_wrappers_plan_natively_and_read_the_plan_back() -> None:
+    attention = wrapper()
+    arguments = [0, 1, 2, 3], [0, 2, 2, 5], [7, 1, 0, 3, 9], [3, 0, 4]
+    attention.plan(*arguments)
+    planned = attention.planned
+    assert planned is not None
+    assert type(planned.batch).__name__ == "Measured"
+    verify(planned.plan, planned.visibility)
+    assert planned.plan.indices.tolist() == arguments[2]
+    assert planned.plan.segments["kv_len"].tolist() == [7, 0, 12]
+    assert planned.plan.loads.sum() > 0
+
+
+def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = wrapper()
+
+    def missing(*_: Any) -> Any:
+        raise NoHostCompiler(tried="c++")
+
+    monkeypatch.setattr("warploom.runtime.host_planner.HostPlanner", missing)
+    attention.plan([0, 1], [0, 2], [7, 1], [3])
+    assert attention.planned is not None
+    assert type(attention.planned.batch).__name__ == "Batch"
+
+
+WRONG: list[tuple[Any, ...]] = [
+    ([1, 2], [0, 2], [7, 1], [3]),
+    ([0, 2, 1], [0, 1, 2], [7, 1], [3, 3]),
+    ([0, 1], [1, 2], [7, 1], [3]),
+    ([0, 1, 2], [0, 2, 1], [7, 1], [3, 3]),
+    ([0, 1], [0, 2], [7, -1], [3]),
+    ([0, 1], [0, 2], [7], [3]),
+    ([0, 1], [0, 2], [7, 1], [5]),
+    ([0, 1], [0, 2], [7, 1], [0]),
+    ([0, 1], [0, 2], [7, 1], [3, 3]),
+    ([0, 1], [0, 2, 2], [7, 1], [3]),
+    ([], [0], [], []),
+    ([0, 1], [0, 2], [7, 1], None),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_errors_are_those_of_make_batch(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(WarploomError) as expected:
+        make_batch(wl.Paged(4), *arguments)
+    attention = wrapper()
+    with pytest.raises(type(expected.value)) as found:
+        attention.plan(*arguments)
+    assert str(found.value) == str(expected.value)

@@ -1,0 +1,147 @@
+"""The planner kernel's text, run by fibers on the host, writes the host's plans bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import warploom as wl
+import warploom.templates
+from warploom.codegen.hostcc import host_target
+from warploom.codegen.planner_source import planner_source, scratch_bytes
+from warploom.codegen.source import TileConfig
+from warploom.dsl.trace import trace
+from warploom.runtime.device_planner import DevicePlanner
+from warploom.runtime.native_planner import NativePlanner, Site
+from warploom.runtime.planner_params import PlannerParams
+from warploom.runtime.visibility import Heads
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import capacity
+from warploom.scheduler.layout import c_structs
+
+EMULATION = Path(__file__).resolve().parents[1] / "emulation"
+TEMPLATES = Path(warploom.templates.__file__).parent
+PAGE, LONGEST, REQUESTS = 16, 3000, 150
+
+_HARNESS = """
+char memory[1 << 20];
+extern "C" __attribute__((visibility("default"))) void emulate(
+    const warploom::Params* p, unsigned blocks, unsigned threads, int descending) {
+  fibers::run(blocks, threads, descending != 0, [p] { warploom_planner(*p); });
+}
+"""
+
+
+class Emulated:
+    """The planner kernel of one mask."""
+
+    def __init__(self, variant: Any, folder: Path) -> None:
+        target, traced = host_target(), trace(variant)
+        text = planner_source(traced, c_structs(), "cuda").text
+        source, library = folder / "kernel.cpp", folder / "kernel.so"
+        source.write_text('#include "cuda_on_fibers.hpp"\n' + text + _HARNESS)
+        folders = (EMULATION, *(TEMPLATES / name for name in ("include", "cpu", "common")))
+        command = [*target.command, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-attributes"]
+        command += [f"-I{folder}" for folder in folders]
+        done = subprocess.run(
+            [*command, str(source), "-o", str(library)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        self._run = ctypes.CDLL(str(library))["emulate"]
+        self._run.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_int)
+        self.params = PlannerParams(traced)
+        self.inputs: Any = SimpleNamespace(scalars=variant.inputs(), known={})
+        self.params.write_inputs(self.inputs.scalars)
+        self.native = NativePlanner(traced, wl.Paged(PAGE), HEADS, torch.device("cpu"))
+
+    def plan(self, batch: Any, site: Site, address: int, grid: tuple[int, int, int]) -> None:
+        """As `NativePlanner.on_host`, with lengths checked against the bounds."""
+        bounds = site.room.bounds
+        tiles = bounds.max_q_rows * HEADS.group_size // site.tile.rows + bounds.max_requests
+        limits = (
+            bounds.max_q_rows, bounds.max_kv_len, bounds.max_blocks, bounds.max_requests, tiles,
+        )  # fmt: skip
+        assert scratch_bytes(tiles, bounds.max_requests, site.active_ctas) < 2**20 - 512
+        qo, kv, last, indices = (array.address for array in batch)
+        self.params.write(
+            (qo, kv, last, indices, *site.outputs(address)),
+            self.native._numbers(batch[0].entries - 1, limits, site),
+        )
+        self._run(self.params.address, *grid)
+
+
+HEADS = Heads(8, 2)
+SITE = Site(
+    TileConfig(16, 32),
+    capacity(
+        Bounds(REQUESTS, REQUESTS * 5, LONGEST, 40_000),
+        rows=16, keys=32, num_kv_heads=2, group_size=4, num_ctas=70,
+    ),
+    66,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["all", "causal", "window"])
+def emulated(request: Any, tmp_path_factory: Any) -> Emulated:
+    variants = {"all": wl.Variant(), "causal": wl.Causal(), "window": wl.SlidingWindow(500)}
+    return Emulated(variants[request.param], tmp_path_factory.mktemp("planner"))
+
+
+@pytest.mark.parametrize("descending", [0, 1])
+@pytest.mark.parametrize(("blocks", "threads"), [(1, 64), (3, 96), (2, 1024)])
+def test_kernels_write_the_plans_of_the_host(
+    emulated: Emulated, blocks: int, threads: int, descending: int
+) -> None:
+    rng = np.random.default_rng(threads)
+    for size, rows in ((0, 1), (1, 1), (3, 5), (40, 1), (REQUESTS, 1), (REQUESTS, 5)):
+        for kind in ("equal", "even", "giants")[-1 if threads == 1024 else 0 :]:
+            kv_lens = {
+                "equal": np.full(size, 700),
+                "even": rng.integers(0, 900, size),
+                "giants": np.where(rng.random(size) < 0.1, LONGEST, rng.integers(0, 70, size)),
+            }[kind]
+            q_lens = rng.integers(0, rows + 1, size) if rows > 1 else np.ones(size, int)
+            arguments = paged(q_lens, kv_lens, rng)
+            batch = emulated.native.measure(arguments, SITE.room.bounds)
+            assert batch is not None
+            expected, found = (np.full(SITE.room.total_ints, -7, np.int32) for _ in range(2))
+            emulated.native.on_host(batch, emulated.inputs, SITE, expected.ctypes.data)
+            grid = blocks, threads, descending
+            emulated.plan(batch.lengths, SITE, found.ctypes.data, grid)
+            assert np.array_equal(found, expected)
+
+
+def test_kernels_refuse_what_passes_the_bounds(emulated: Emulated) -> None:
+    rng = np.random.default_rng(0)
+    arguments = paged(np.ones(2, int), np.array([LONGEST + 1, 5]), rng)
+    batch = emulated.native.measure(arguments, None)
+    assert batch is not None
+    found = np.full(SITE.room.total_ints, -7, np.int32)
+    emulated.plan(batch.lengths, SITE, found.ctypes.data, (2, 64, 0))
+    assert found[:5].tolist() == [0, 0, 0, 0, 10]
+    indptr = SITE.room.offsets["cta_indptr"]
+    assert not found[indptr : indptr + 71].any()
+
+
+def test_reserved_memory_is_that_of_the_team() -> None:
+    text = (TEMPLATES / "include" / "warploom" / "team.cuh").read_text()
+    assert "kBytes = 2 * 32 * sizeof(wide)" in text
+    assert DevicePlanner.RESERVED == 2 * 32 * 8
+
+
+def paged(q_lens: Any, kv_lens: Any, rng: Any) -> tuple[Any, ...]:
+    pages = -(-kv_lens // PAGE)
+    parts = (
+        np.append(0, np.cumsum(q_lens)),
+        np.append(0, np.cumsum(pages)),
+        rng.permutation(int(pages.sum())),
+        np.where(kv_lens > 0, (kv_lens - 1) % PAGE + 1, 0),
+    )
+    return tuple(part.astype(np.int32) for part in parts)
