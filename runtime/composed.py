@@ -39,7 +39,8 @@ def depends_on_request(traced: TracedVariant) -> str | None:
         if graph is not None:
             read = {str(found.attr) for found in walk(graph) if found.op == "var"} & _OF_REQUEST
             if read:
-                return f"{seat} reads {', '.join(sorted(read))}, which differ between requests"
+                differs = "differs" if len(read) == 1 else "differ"
+                return f"{seat} reads {', '.join(sorted(read))}, which {differs} between requests"
     return None
 
 

@@ -13,7 +13,8 @@ from rich.table import Table
 from warploom.codegen.arch import Arch
 from warploom.codegen.hostcc import HostTarget
 from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.spec import AttentionSpec, TracedVariant
+from warploom.runtime.composed import depends_on_request
 from warploom.runtime.cpu import default_threads
 from warploom.runtime.device import Backend
 from warploom.runtime.planner import Planned
@@ -85,7 +86,11 @@ def explain(wrapper: Explained) -> Explanation:
     elif wrapper.planned is None:
         facts["plan"] = "none yet; call plan()"
     else:
-        facts |= _kernel(wrapper.planned) | _work(wrapper.planned) | _memory(wrapper.planned)
+        facts |= (
+            _kernel(wrapper.planned)
+            | _work(wrapper.planned, spec.variant)
+            | _memory(wrapper.planned)
+        )
     return Explanation(f"warploom: {spec.variant.name}", facts)
 
 
@@ -126,7 +131,7 @@ def _kernel(planned: Planned) -> dict[str, object]:
     return facts
 
 
-def _work(planned: Planned) -> dict[str, object]:
+def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     plan, batch = planned.plan, planned.batch
     split = f"{len(plan.merges)} split tiles"
     if isinstance(plan, ComposedPlan):
@@ -145,13 +150,13 @@ def _work(planned: Planned) -> dict[str, object]:
         f"partial in {split}",
         "planned by": planned.by,
         "dealt": "evenly: few query tiles share keys" if plan.even else "longest first",
-        **_shared(plan),
+        **_shared(plan, variant),
         "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
         "mask": _classes(planned),
     }
 
 
-def _shared(plan: Plan) -> dict[str, object]:
+def _shared(plan: Plan, variant: TracedVariant) -> dict[str, object]:
     """What became of shared prefixes, the longest first."""
     if not isinstance(plan, ComposedPlan):
         return {}
@@ -159,7 +164,8 @@ def _shared(plan: Plan) -> dict[str, object]:
     lines = [str(choice) for choice in choices[:_MAX_PREFIXES]]
     if len(choices) > len(lines):
         lines.append(f"and {len(choices) - len(lines)} more")
-    return {"shared prefixes": "\n".join(lines) or "none"}
+    cause = depends_on_request(variant)
+    return {"shared prefixes": "\n".join(lines) or (f"none: {cause}" if cause else "none")}
 
 
 def _classes(planned: Planned) -> str:

@@ -71,6 +71,10 @@ POOL = [
     (EverySeat(), on_cpu(4, "float32", 64, 64, SMALL)),
     (EverySeat(), on_cpu(2, "float32", 32, 64, WIDE)),
     (KeysOfARequest(), on_cpu(4, "float32", 16, 16, SMALL)),
+    (
+        wl.HeadKVScale() & wl.Causal(),
+        Setup(wl.Composed(4), "bfloat16", 64, 64, tile=SMALL, kv_dtype="float8_e4m3fn"),
+    ),
 ]
 
 
@@ -201,8 +205,10 @@ def test_what_composed_plans_cannot_promise_is_refused() -> None:
 
 def test_keys_that_depend_on_the_request_are_not_shared() -> None:
     table = page_table(640, [700] * 6, 16)
-    plan = parts_of(both(KeysOfARequest(), np.arange(7), table, 16))
-    assert plan.choices == ()
+    wrapper = both(KeysOfARequest(), np.arange(7), table, 16)
+    assert parts_of(wrapper).choices == ()
+    why = str(wrapper.explain().facts["shared prefixes"])
+    assert why == "none: value_transform reads batch, which differs between requests"
 
 
 def test_bounds_hold_and_are_named_when_they_do_not() -> None:
