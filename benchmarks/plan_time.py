@@ -1,4 +1,7 @@
-"""Host time of `make_plan` and `Plan.pack` for typical batches, as a table and as JSON lines.
+"""Time of planning typical batches, as tables and as JSON lines.
+
+First `make_plan` and `Plan.pack`, which are NumPy; then, for decoding over a paged cache, the whole
+`AttentionWrapper.plan` with the native planners: on the host, and as a kernel where there is a GPU.
 
 Run: python benchmarks/plan_time.py [--out plan_time.jsonl] [--repeat 50] [--ctas 132]
 """
@@ -17,7 +20,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+import warploom as wl
 from warploom.scheduler.describe import summarize
 from warploom.scheduler.layout import SEGMENT, Ints, Records
 from warploom.scheduler.plan import AllVisible, Bounds, Plan, capacity, make_plan
@@ -140,6 +145,88 @@ def measure(batch: Batch, num_ctas: int, repeat: int) -> Measurement:
     )
 
 
+@dataclass(frozen=True)
+class WrapperMeasurement:
+    """Medians in microseconds; the kernel's from replays of a CUDA graph, None without a GPU."""
+
+    batch: str
+    device: str
+    items: int
+    plan_us: float
+    kernel_us: float | None
+
+
+def page_table(kv_lens: Lengths, page: int) -> list[torch.Tensor]:
+    """qo_indptr, kv_indptr, kv_indices and last_page_len of one query row for each request."""
+    pages = np.append(0, np.cumsum(-(-kv_lens // page)))
+    order = np.random.default_rng(0).permutation(int(pages[-1]))
+    parts = np.arange(len(kv_lens) + 1), pages, order, (kv_lens - 1) % page + 1
+    return [torch.from_numpy(part.astype(np.int32)) for part in parts]
+
+
+def measure_wrapper(
+    name: str, kv_lens: Lengths, device: torch.device, repeat: int
+) -> WrapperMeasurement:
+    lists = page_table(kv_lens, 16)
+    requests = len(kv_lens)
+    attention = wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Paged(16), num_q_heads=32, num_kv_heads=8, head_dim=128,
+        dtype="bfloat16", device=device, cuda_graph=True,
+        bounds=Bounds(requests, requests, int(kv_lens.max()), len(lists[2])),
+    )  # fmt: skip
+
+    def plan() -> None:
+        attention.plan(*lists)
+
+    timed(plan, 10)
+    times = timed(plan, repeat)
+    planned = attention.planned
+    assert planned is not None
+    items = len(planned.plan.items)
+    kernel = kernel_us(attention, [part.to(device) for part in lists], repeat)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return WrapperMeasurement(name, where, items, statistics.median(times) * 1e3, kernel)
+
+
+def kernel_us(
+    attention: wl.AttentionWrapper, lists: list[torch.Tensor], repeat: int
+) -> float | None:
+    """Time of the planner kernel, from graphs of many."""
+    if attention.device.type != "cuda":
+        return None
+    attention.plan(*lists)
+    attention.check_plan()
+    graph, many = torch.cuda.CUDAGraph(), 50
+    with torch.cuda.graph(graph):
+        for _ in range(many):
+            attention.plan(*lists)
+    times = []
+    for _ in range(repeat):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / many)
+    return statistics.median(times)
+
+
+def measure_wrappers(repeat: int) -> list[WrapperMeasurement]:
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    print(f"\n{'AttentionWrapper.plan':28} {'items':>6} {'plan us':>8} {'kernel us':>10}")
+    found = []
+    for size in (128, 1024):
+        for name, kv_lens in (
+            (f"decode {size} x 1024", np.full(size, 1024, np.int64)),
+            (f"decode {size}, zipf 1024", zipf(size, 1024)),
+        ):
+            row = measure_wrapper(name, kv_lens, device, repeat)
+            kernel = "" if row.kernel_us is None else f"{row.kernel_us:10.1f}"
+            print(f"{row.batch:28} {row.items:6} {row.plan_us:8.1f} {kernel}")
+            found.append(row)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="append JSON lines to this file")
@@ -156,6 +243,10 @@ def main() -> None:
         if options.out is not None:
             with options.out.open("a") as file:
                 file.write(json.dumps(asdict(found)) + "\n")
+    rows = measure_wrappers(options.repeat)
+    if options.out is not None:
+        with options.out.open("a") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 
 
 if __name__ == "__main__":

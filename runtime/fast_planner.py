@@ -64,6 +64,7 @@ class FastPlanner(Planner):
         device: torch.device,
     ) -> None:
         super().__init__(spec, heads, kernels, workspace, params, options, device)
+        self._last: tuple[Kernel, Site, WorkspaceSize] | None = None
         self._native = NativePlanner(spec.variant, spec.kv_format, heads, device)
 
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
@@ -75,11 +76,22 @@ class FastPlanner(Planner):
         kernel = self._kernels.get(self.tile_for(batch))
         if not self.deals_evenly(batch, kernel.tile):
             return super().__call__(batch, inputs)
-        room, size = self._fit(batch.least_bounds, kernel)
+        site, size = self._placed(batch, kernel)
+        room = site.room
         self._workspace.fit(size)
-        self._plan_natively(batch, inputs, self._site(kernel, room))
+        self._plan_natively(batch, inputs, site)
         read = self._reader(kernel, room, inputs)
         return ReadBack(batch, kernel, size, read, "the host, natively")
+
+    def _placed(self, batch: Measured, kernel: Kernel) -> tuple[Site, WorkspaceSize]:
+        """Where the plan of a batch goes; with bounds, where those before went."""
+        if self._options.bounds is None:
+            room, size = self._fit(batch.least_bounds, kernel)
+            return self._site(kernel, room), size
+        if self._last is None or self._last[0] is not kernel:
+            room, size = self.sizes(self._options.bounds, kernel)
+            self._last = kernel, self._site(kernel, room), size
+        return self._last[1:]
 
     def prepare(self) -> None:
         """Build the native planners."""

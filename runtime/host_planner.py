@@ -133,15 +133,12 @@ def _index_array(value: Any, name: str) -> IndexArray:
     """An index array on the host; page numbers may stay on the device."""
     if value is None:
         return IndexArray(None, 0, 0)
-    if type(value) is np.ndarray and value.dtype == np.int32 and value.flags.c_contiguous:
-        if value.ndim == 1:
-            return IndexArray(value, value.ctypes.data, len(value))
-    elif isinstance(value, torch.Tensor) and is_index_tensor(value):
-        if value.device.type == "cpu":
-            return IndexArray(value, value.data_ptr(), len(value))
+    if isinstance(value, torch.Tensor) and is_index_tensor(value):
+        if value.is_cpu:
+            return IndexArray(value, value.data_ptr(), value.numel())
         if name == "kv_indices":
-            return IndexArray(value, 0, len(value))
-    array = host_int32(value, name)
+            return IndexArray(value, 0, value.numel())
+    array = host_int32(value, name)  # the array itself if it is one of int32
     return IndexArray(array, array.ctypes.data, len(array))
 
 

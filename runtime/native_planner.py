@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from warploom.codegen.build import build
-from warploom.codegen.planner_source import planner_source, scratch_bytes
+from warploom.codegen.planner_source import OUTPUTS, planner_source, scratch_bytes
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import Dense, KVFormat, Paged, Ragged
 from warploom.dsl.spec import TracedVariant
@@ -40,13 +41,13 @@ class Site:
     room: Capacity
     active_ctas: int
 
+    @cached_property
+    def _offsets(self) -> tuple[int, ...]:
+        return tuple(4 * self.room.offsets[name] for name in OUTPUTS)
+
     def outputs(self, address: int) -> tuple[int, ...]:
         """Addresses of header, cta_indptr, segments, merges, items and indices."""
-        at = self.room.offsets
-        return tuple(
-            address + 4 * at[name]
-            for name in ("header", "cta_indptr", "segments", "merges", "items", "indices")
-        )
+        return tuple([address + offset for offset in self._offsets])
 
 
 class NativePlanner:
@@ -65,7 +66,7 @@ class NativePlanner:
         self._host: HostPlanner | None = None
         self._has_host = isinstance(kv_format, (Dense, Ragged, Paged))
         self._on_device: DevicePlanner | None = None
-        self._grids: dict[tuple[TileConfig, int, int], tuple[int, ...]] = {}
+        self._grid_of: tuple[Site, tuple[int, ...]] | None = None
 
     def prepare(self, on_device: bool) -> None:
         """Build the planner for the host, and for the device if it will plan, too."""
@@ -173,17 +174,17 @@ class NativePlanner:
 
     def _grid(self, site: Site) -> tuple[int, ...]:
         """Numbers of the planner from num_ctas on."""
-        key = site.tile, site.room.num_ctas, site.active_ctas
-        if key not in self._grids:
+        if self._grid_of is None or self._grid_of[0] is not site:
             heads, tile = self._heads, site.tile
             grid = Grid.of(site.active_ctas, heads.num_kv)
             cost = CostModel.for_even(tile.rows, tile.keys)
-            self._grids[key] = (
+            numbers = (
                 site.room.num_ctas, grid.lines, grid.heads, grid.columns, tile.rows, tile.keys,
                 heads.group_size, heads.num_q, heads.num_kv,
                 cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
             )  # fmt: skip
-        return self._grids[key]
+            self._grid_of = site, numbers
+        return self._grid_of[1]
 
     def _numbers(self, requests: int, limits: tuple[int, ...], site: Site) -> tuple[int, ...]:
         storage = STORAGE[type(self._format).__name__]

@@ -88,6 +88,7 @@ class Planner:
         self._device = device
         self._upload = Upload(device)
         self._addressed: tuple[int, Capacity] | None = None
+        self._fixed: TileConfig | None = None  # once known, where all plans have the same
         self._chosen: dict[tuple[float, int], TileConfig] = {}
         self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
 
@@ -107,7 +108,9 @@ class Planner:
 
     def tile_for(self, batch: Batch) -> TileConfig:
         """The tile for a batch: fixed, or by its segments and their mean number of fused rows."""
-        fixed = self.fixed_tile()
+        if self._options.fixed_tile and self._fixed is None:
+            self._fixed = self.fixed_tile()
+        fixed = self._fixed or self.fixed_tile()
         if fixed is not None:
             return fixed
         key = batch.busy_rows * self._heads.group_size, batch.num_segments * self._heads.num_kv

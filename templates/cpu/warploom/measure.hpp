@@ -27,9 +27,10 @@ PlanStatus measure(const Params& p, Measure& found) {
   found.kv_end = p.kv_indptr[p.num_requests];
   if (!batch.is_paged() || p.kv_indices == nullptr) return PlanStatus::kGood;
   int first = 0, last = -1;
-  for (int i = 0; i < found.kv_end; ++i) {
-    first = min(first, p.kv_indices[i]);
-    last = max(last, p.kv_indices[i]);
+  const int* const blocks = p.kv_indices;
+  for (int i = 0, count = found.kv_end; i < count; ++i) {
+    first = min(first, blocks[i]);
+    last = max(last, blocks[i]);
   }
   found.last_block = last;
   return first < 0 ? PlanStatus::kPage : PlanStatus::kGood;

@@ -158,7 +158,9 @@ class Planner {
   WL_FN void write_blocks() {
     if (!batch_.is_paged() || p_.kv_indices == nullptr) return;
     const Range mine = team_.part(p_.kv_indptr[p_.num_requests]);
-    for (int i = mine.begin; i < mine.end; ++i) p_.indices[i] = p_.kv_indices[i];
+    const int* const from = p_.kv_indices;  // copies, so that the loop can use vectors
+    int* const to = p_.indices;
+    for (int i = mine.begin; i < mine.end; ++i) to[i] = from[i];
   }
 
   WL_FN void write_header(const Totals& totals) {
@@ -205,8 +207,12 @@ class Planner {
     work.slot = work.merge = -1;
     return work;
   }
-  WL_FN void write(int index, const WorkItem& work) {
-    reinterpret_cast<WorkItem*>(p_.items)[index] = work;
+  // The head is written last, so that `work` stays in registers from head to head.
+  WL_FN WorkItem& write(int index, const WorkItem& work, int kv_head) {
+    WorkItem& item = reinterpret_cast<WorkItem*>(p_.items)[index];
+    item = work;
+    item.kv_head = kv_head;
+    return item;
   }
 
   WL_FN void write_whole_items() {
@@ -221,12 +227,10 @@ class Planner {
       left -= end - line;
       if (marks_[i + 1].item <= item) continue;  // it is cut
       const Column here = column(i);
-      WorkItem work = item_of(item);
-      work.kv_head += line;
+      const WorkItem work = item_of(item);
       const int place = here.begin + here.trail + item - marks_[i].item;
       for (; line < end; ++line) {
-        write(place + line * here.items, work);
-        ++work.kv_head;
+        write(place + line * here.items, work, work.kv_head + line);
       }
     }
   }
@@ -261,14 +265,11 @@ class Planner {
     }
   }
 
-  WL_FN void write_piece(const Column& here, int place, WorkItem work, int slot, int merge) {
-    work.slot = slot;
-    work.merge = merge;
+  WL_FN void write_piece(const Column& here, int place, const WorkItem& work, int slot, int merge) {
     for (int line = 0; line < p_.lines; ++line) {
-      write(here.begin + line * here.items + place, work);
-      ++work.kv_head;
-      work.slot += total_.cuts + total_.opens;
-      work.merge += total_.opens;
+      WorkItem& item = write(here.begin + line * here.items + place, work, work.kv_head + line);
+      item.slot = slot + line * (total_.cuts + total_.opens);
+      item.merge = merge + line * total_.opens;
     }
   }
 
