@@ -208,7 +208,8 @@ def kernel_us(
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / many)
-    return statistics.median(times)
+    median: float = statistics.median(times)
+    return median
 
 
 def measure_wrappers(repeat: int) -> list[WrapperMeasurement]:
