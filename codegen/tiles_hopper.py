@@ -32,7 +32,7 @@ def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
 
     Queries of the next item are copied early if there is room for two tiles of them.
     """
-    # The accumulators of 128 keys and 128 lanes leave just enough registers of 216 (232 if wide).
+    # The accumulators of 128 keys and 128 lanes leave just enough registers of 216 (224 if wide).
     most = 64 if max(spec.head_dim_qk, spec.head_dim_v) > 192 else 128
     for keys in (128, 96, 64):
         if keys > most or not _suits_blocks(keys, spec.kv_format.block_kv):

@@ -1,5 +1,4 @@
-// The Hopper attention kernel (sm_90a): a producer group copies, one to three consumer groups
-// compute.
+// The Hopper attention kernel (sm_90a): a producer group copies, two consumer groups compute.
 #pragma once
 
 #include <warploom/hopper/consumer.cuh>

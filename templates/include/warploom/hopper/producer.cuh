@@ -28,6 +28,11 @@ class ItemOpener {
  public:
   WL_FN Item<K> open(const typename K::Params& p, Shared<K> shared, int index, unsigned thread) {
     auto& barriers = shared.barriers();
+    // With one slot, nobody may write the next item while another warp reads this one: consumers
+    // give a slot back as soon as they have no more use for it.
+    if constexpr (kThreads > kWarpSize && Shared<K>::kItemStages == 1) {
+      named_sync(kProducersBarrier, kThreads);
+    }
     barrier_wait(&barriers.item_empty[ring_.stage], ring_.phase ^ 1);
     shared.item_stage = ring_.stage;
     const Item<K> item{p, shared};

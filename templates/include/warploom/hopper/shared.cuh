@@ -1,4 +1,5 @@
-// What lies where in the CTA's dynamic shared memory. codegen/tiles.py computes the same size.
+// What lies where in the CTA's dynamic shared memory. codegen/tiles_hopper.py computes the same
+// size.
 #pragma once
 
 #include <warploom/arena.cuh>
