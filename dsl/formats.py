@@ -8,7 +8,10 @@ of a list.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral
+from typing import Literal, get_args
+
+from warploom.errors import BadFormat
 
 Layout = Literal["NHD", "HND"]
 
@@ -22,6 +25,11 @@ class KVFormat:
     """
 
     layout: Layout = field(default="NHD", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raise BadFormat for a layout or a size that does not exist."""
+        if self.layout not in get_args(Layout):
+            raise BadFormat(what=self, expected="layout='NHD' or layout='HND'")
 
     @property
     def block_kv(self) -> int:
@@ -55,6 +63,11 @@ class Paged(KVFormat):
 
     page_size: int = 16
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _is_size(self.page_size):
+            raise BadFormat(what=self, expected="page_size to be an integer from 1 on")
+
     @property
     def block_kv(self) -> int:
         return self.page_size
@@ -84,6 +97,13 @@ class BlockSparse(KVFormat):
 
     block: tuple[int, int] = (1, 1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair = self.block if isinstance(self.block, tuple) else ()
+        if len(pair) != 2 or not all(map(_is_size, pair)):
+            expected = "block=(query rows, keys), two integers from 1 on"
+            raise BadFormat(what=self, expected=expected)
+
     @property
     def block_kv(self) -> int:
         return self.block[1]
@@ -91,3 +111,7 @@ class BlockSparse(KVFormat):
     @property
     def column_positions(self) -> bool:
         return True
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1

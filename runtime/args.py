@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
 from warploom.errors import (
     ArgumentError,
@@ -20,6 +21,9 @@ from warploom.errors import (
 )
 from warploom.runtime.formats import Batch
 from warploom.runtime.tensors import as_torch
+
+_COMPUTED = tuple(getattr(torch, found.name) for found in ATTENTION_DTYPES)  # float32 is last
+_NARROW = tuple(getattr(torch, found.name) for found in NARROW_DTYPES)
 
 KV: TypeAlias = tuple[torch.Tensor, torch.Tensor] | torch.Tensor  # a pair, or a cache of both
 
@@ -210,13 +214,28 @@ def _check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torc
     if tensor.device != geometry.device:
         raise WrongDevice(name=name, got=str(tensor.device), expected=str(geometry.device))
     if tensor.dtype != dtype:
-        declared = "kv_dtype" if 1 in (tensor.itemsize, dtype.itemsize) else "dtype"
         raise WrongDType(
             name=name,
             got=str(tensor.dtype),
             expected=str(dtype),
-            remedy=f"Convert it with .to({dtype}), or declare {declared}={tensor.dtype}.",
+            remedy=_remedy(tensor.dtype, name, geometry, dtype),
         )
+
+
+def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dtype) -> str:
+    """What to do about a tensor's type; no declaration is proposed that would be refused."""
+    if got in (torch.uint8, torch.int8):  # how 8-bit floats are stored where torch has no type
+        narrow = expected if expected in _NARROW else _NARROW[0]
+        declare = "" if expected in _NARROW else f" and declare kv_dtype={narrow}"
+        if name in ("k", "v"):
+            return f"If its bytes are 8-bit floats, pass it as .view({narrow}){declare}."
+    convert = f"Convert it with .to({expected})"
+    if name in ("k", "v") and got in (*_NARROW, geometry.dtype):
+        return f"{convert}, or declare kv_dtype={got}."
+    computed = _COMPUTED if geometry.device.type == "cpu" else _COMPUTED[:2]
+    if got in computed and expected == geometry.dtype:
+        return f"{convert}, or declare dtype={got}."
+    return f"{convert}."
 
 
 def _check_strides(tensor: torch.Tensor, name: str) -> None:

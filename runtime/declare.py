@@ -9,10 +9,10 @@ import torch
 
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
 from warploom.dsl.dtypes import kv_dtype as stored_dtype
-from warploom.dsl.formats import BlockSparse, KVFormat, Paged
+from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.dsl.variant import Variant
-from warploom.errors import ArgumentError, BadHeadDim, UnsupportedSpec
+from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
 
 
 def as_variant(variant: Any) -> Variant:
@@ -31,6 +31,22 @@ def as_variant(variant: Any) -> Variant:
     raise ArgumentError(name="variant", reason=f"{variant!r} is no Variant{hint}")
 
 
+def as_format(kv_format: Any) -> KVFormat:
+    """The format itself; None is `Ragged()`.
+
+    Raises:
+        BadFormat: a class or a name in place of an instance.
+    """
+    if kv_format is None:
+        return Ragged()
+    if isinstance(kv_format, KVFormat):
+        return kv_format
+    shown = kv_format.__name__ if isinstance(kv_format, type) else repr(kv_format)
+    raise BadFormat(
+        what=f"kv_format={shown}", expected="an instance, such as warploom.Paged(page_size=16)"
+    )
+
+
 def make_spec(
     traced: TracedVariant,
     head_dim: int,
@@ -46,17 +62,11 @@ def make_spec(
         BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256; of 16 for 8-bit keys
             and values on CUDA.
         UnsupportedSpec: a dtype that attention, or this device's back end, does not compute in.
-        ArgumentError: a page or block size below 1.
     """
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if value % 8 or not 8 <= value <= 256:
             raise BadHeadDim(name=name, value=value, multiple=8)
-    sizes = kv_format.block if isinstance(kv_format, BlockSparse) else (
-        (kv_format.page_size,) if isinstance(kv_format, Paged) else ()
-    )  # fmt: skip
-    if any(size < 1 for size in sizes):
-        raise ArgumentError(name="kv_format", reason=f"{kv_format} has a size below 1")
     # strides come with the tensors: both layouts are one kernel
     storage = replace(kv_format, layout="NHD")
     computed = _element(element, device)
@@ -91,10 +101,14 @@ def _stored(given: str | DType | torch.dtype, computed: DType) -> DType | None:
     except KeyError:
         found = None
     if found not in (computed, *NARROW_DTYPES):
+        is_bytes = str(given).rpartition(".")[2] in ("uint8", "int8")
         raise UnsupportedSpec(
             what=f"kv_dtype {given} with dtype {computed.name}",
             reason=f"keys and values are stored in one of {names}",
-            remedy="Convert the cache, or the queries.",
+            remedy="If the cache holds 8-bit floats as bytes, declare them and pass the cache "
+            f"as .view(torch.{NARROW_DTYPES[0].name})."
+            if is_bytes
+            else "Convert the cache, or the queries.",
         )
     return None if found == computed else found
 

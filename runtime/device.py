@@ -49,19 +49,27 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = torch.device(device)
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise _no_back_end(device) from None
     if found.type == "cpu":
         return torch.device("cpu")
     if found.type != "cuda":
-        raise UnsupportedSpec(
-            what=f"device {found.type!r}", reason="back ends are cuda and cpu", remedy="Use one."
-        )
+        raise _no_back_end(found.type)
     if not torch.cuda.is_available():
         raise NoGpu(reason="torch sees none")
     index = torch.cuda.current_device() if found.index is None else found.index
     if index >= torch.cuda.device_count():
         raise NoGpu(reason=f"there is no device {index}")
     return torch.device("cuda", index)
+
+
+def _no_back_end(device: object) -> UnsupportedSpec:
+    reason = "back ends are cuda and cpu"
+    return UnsupportedSpec(
+        what=f"device {device!r}", reason=reason, remedy="Use 'cuda', 'cuda:1' or 'cpu'."
+    )
 
 
 def resolve_backend(backend: str | None, device: torch.device) -> Backend:

@@ -15,14 +15,14 @@ import torch
 from warploom.codegen.build import Job, build_all
 from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import DType
-from warploom.dsl.formats import KVFormat, Ragged
+from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime import custom_op
 from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.composed import planner_of
-from warploom.runtime.declare import as_variant, group_size, make_spec
+from warploom.runtime.declare import as_format, as_variant, group_size, make_spec
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
 from warploom.runtime.inputs import Inputs, fits_float32
 from warploom.runtime.kernels import Kernels
@@ -114,11 +114,14 @@ class AttentionWrapper(Planning):
             NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
         """
         self._variant = as_variant(variant)
-        self._setup(traced_once(self._variant)[1], kv_format or Ragged(), num_q_heads, num_kv_heads,
+        self._setup(traced_once(self._variant)[1], as_format(kv_format), num_q_heads, num_kv_heads,
                     head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device),
                     backend)  # fmt: skip
         if lse_base not in _LSE_SCALE:
             raise ArgumentError(name="lse_base", reason=f"{lse_base!r} is neither 'e' nor '2'")
+        if bounds is not None and not isinstance(bounds, Bounds):
+            reason = f"{bounds!r} is no Bounds; give warploom.Bounds(max_requests=..., ...)"
+            raise ArgumentError(name="bounds", reason=reason)
         if cuda_graph and bounds is None:
             raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
         self.sm_scale = head_dim**-0.5 if sm_scale is None else float(sm_scale)

@@ -130,6 +130,10 @@ class ArgumentError(WarploomError):
     message = "{name}: {reason}."
 
 
+class BadFormat(ArgumentError):
+    message = "{what} describes no KV format; expected {expected}."
+
+
 class WrongDType(ArgumentError):
     message = "{name} has dtype {got}; expected {expected}. {remedy}"
 

@@ -252,7 +252,6 @@ def test_wrong_arguments(changes: Any, error: type[Exception], text: str) -> Non
     [
         ({"head_dim": 12}, errors.BadHeadDim),
         ({"kv_format": wl.Ragged()}, errors.ArgumentError),
-        ({"kv_format": wl.Paged(0)}, errors.ArgumentError),
         ({"dtype": "int32"}, errors.ArgumentError),
         ({"num_q_heads": 3}, errors.ArgumentError),
     ],

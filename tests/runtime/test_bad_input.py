@@ -265,7 +265,6 @@ def test_scalars_of_the_mask_are_needed_by_plan() -> None:
         ({"sm_scale": float("nan")}, errors.ArgumentError, "sm_scale: nan is no finite float32"),
         ({"sm_scale": 1e39}, errors.ArgumentError, "no finite float32"),
         ({"cuda_graph": True}, errors.ArgumentError, "bounds: cuda_graph=True needs them"),
-        ({"kv_format": Paged(0)}, errors.ArgumentError, "size below 1"),
         ({"variant": "causal"}, errors.ArgumentError, "'causal' is no Variant"),
         ({"variant": lambda s, b, h, q, k: s}, errors.ArgumentError, "warploom.flex"),
         ({"workspace": torch.zeros(8)}, errors.WrongDType, "workspace has dtype"),

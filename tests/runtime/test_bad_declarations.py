@@ -1,0 +1,90 @@
+"""Declarations that no kernel serves: formats, stored types, bounds and devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from warploom import errors
+from warploom.dsl.formats import BlockSparse, Dense, Paged
+from warploom.runtime.wrapper import AttentionWrapper
+
+SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "device": "cpu"}
+Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
+E4M3, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+
+
+def declared(**changes: Any) -> AttentionWrapper:
+    return AttentionWrapper(**{**SHAPE, "dtype": "float32", "backend": "reference", **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "text"),
+    [
+        (Paged, {"layout": "hnd"}, r"layout='hnd'.*expected layout='NHD' or layout='HND'"),
+        (Dense, {"layout": None}, "layout='NHD'"),
+        (Paged, {"page_size": 16.0}, r"page_size=16.0.*integer from 1 on"),
+        (Paged, {"page_size": 0}, "page_size=0.*integer from 1 on"),
+        (Paged, {"page_size": -4}, "page_size=-4"),
+        (BlockSparse, {"block": 16}, r"block=16.*block=\(query rows, keys\)"),
+        (BlockSparse, {"block": (16, 0)}, "two integers from 1 on"),
+        (BlockSparse, {"block": (16,)}, "two integers from 1 on"),
+    ],
+)
+def test_formats_are_checked_when_they_are_made(kind: Any, given: Any, text: str) -> None:
+    with pytest.raises(errors.BadFormat, match=text):
+        kind(**given)
+
+
+def test_sizes_may_be_any_integers() -> None:
+    size: Any = np.int64(4)
+    assert Paged(size) == Paged(4)
+    assert BlockSparse((size, 2)) == BlockSparse((4, 2))
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "text"),
+    [("paged", "kv_format='paged'"), (Paged, "kv_format=Paged"), (16, "kv_format=16")],
+)
+def test_what_is_no_format(kv_format: Any, text: str) -> None:
+    with pytest.raises(errors.BadFormat, match=f"{text} .*an instance, such as warploom.Paged"):
+        declared(kv_format=kv_format)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"bounds": {"max_requests": 3}}, errors.ArgumentError, "bounds: .* give warploom.Bounds"),
+        ({"device": "mars"}, errors.UnsupportedSpec, "device 'mars'.*cuda and cpu. Use 'cuda'"),
+        ({"device": ["cpu"]}, errors.UnsupportedSpec, r"device \['cpu'\] is not supported"),
+        ({"kv_dtype": torch.uint8}, errors.UnsupportedSpec, r"\.view\(torch.float8_e4m3fn\)"),
+        ({"kv_dtype": FNUZ}, errors.UnsupportedSpec, "fnuz .*Convert the cache"),
+    ],
+)
+def test_wrong_declarations(changes: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        declared(**changes)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "k", "remedy"),
+    [
+        (E4M3, K.to(torch.uint8), r"pass it as \.view\(torch.float8_e4m3fn\)\.$"),
+        (None, K.to(torch.uint8), r"\.view\(torch.float8_e4m3fn\) and declare kv_dtype=torch.fl"),
+        (E4M3, K.to(FNUZ), r"Convert it with \.to\(torch.float8_e4m3fn\)\.$"),
+        (None, K.to(FNUZ), r"Convert it with \.to\(torch.float32\)\.$"),
+        (None, K.to(E4M3), r"or declare kv_dtype=torch.float8_e4m3fn\.$"),
+        (E4M3, K, r"or declare kv_dtype=torch.float32\.$"),
+        (None, K.half(), r"or declare dtype=torch.float16\.$"),
+        (None, K.double(), r"Convert it with \.to\(torch.float32\)\.$"),
+    ],
+)
+def test_remedies_for_stored_types_work(kv_dtype: Any, k: torch.Tensor, remedy: str) -> None:
+    """No message proposes a declaration that is refused, or a conversion that changes the bits."""
+    wrapper = AttentionWrapper(**SHAPE, dtype="float32", kv_dtype=kv_dtype)
+    wrapper.plan([0, 3], [0, 5])
+    with pytest.raises(errors.WrongDType, match=remedy):
+        wrapper.run(Q, (k, k))
