@@ -15,12 +15,14 @@ from warploom.dsl.formats import Paged
 from warploom.errors import (
     ArgumentError,
     BadLength,
+    IndexOutOfRange,
     NotPlanned,
     WrongDevice,
     WrongDType,
     WrongShape,
     WrongStride,
 )
+from warploom.runtime.args import checked_kv, key_value
 from warploom.runtime.formats import Batch, indptr, segments_of
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.tensors import as_torch, host_int32
@@ -43,6 +45,7 @@ class PageSelectionWrapper(AttentionWrapper):
     """
 
     _selection: torch.Tensor | None = None
+    _num_pages: torch.Tensor
 
     def plan(  # type: ignore[override]
         self,
@@ -56,8 +59,9 @@ class PageSelectionWrapper(AttentionWrapper):
 
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
-            selection: the tensor that `run` reads; its contents do not matter here. They are never
-                checked: each entry that is read must be a page of the cache.
+            selection: the tensor that `run` reads; its contents do not matter here. Each entry that
+                is read must be a page of the cache: on the CPU `run` checks that, on a GPU nothing
+                does, and a wrong entry reads memory outside of the cache.
             num_pages: int32 [requests], entries that are read of each request's lists.
             last_page_len: int32 [requests], tokens in the last page of each list.
             **inputs: values of the variant's fields.
@@ -74,7 +78,32 @@ class PageSelectionWrapper(AttentionWrapper):
         tensor = self._checked(selection, len(rows) - 1)
         batch = selected_batch(rows, tensor, num_pages, last_page_len, self.kv_format.page_size)
         self._plan(batch, inputs)
+        self._num_pages = torch.from_numpy(host_int32(num_pages, "num_pages")).clone()
         self._use(tensor)
+
+    def run(self, q: Any, kv: Any, **rest: Any) -> Any:
+        """Attention over the selected pages; see `AttentionWrapper.run`.
+
+        Raises:
+            IndexOutOfRange: on the CPU, an entry of the selection that is no page of the cache.
+            and those of `AttentionWrapper.run`.
+        """
+        if self._selection is not None and self.device.type == "cpu":
+            self._check_pages(self._selection, kv)
+        return super().run(q, kv, **rest)
+
+    def _check_pages(self, selection: torch.Tensor, kv: Any) -> None:
+        """Raise for the first entry that a run would read outside of the cache."""
+        requests = len(self._num_pages)
+        entries = selection[:requests]
+        pages = min(len(x) for x in key_value(checked_kv(kv, self.kv_format)))
+        read = torch.arange(entries.shape[2]) < self._num_pages[:, None, None]
+        wrong = read & ((entries < 0) | (entries >= pages))
+        if bool(wrong.any()):
+            at = tuple(wrong.nonzero()[0].tolist())
+            index = ", ".join(map(str, at))
+            value = int(entries[at])
+            raise IndexOutOfRange(name="selection", index=index, value=value, last=pages - 1)
 
     def select(self, selection: Any) -> None:
         """Read another tensor from the next run on; shape and strides are those of the plan.

@@ -147,3 +147,21 @@ def test_select_wants_a_plan_and_its_shape() -> None:
         wl.PageSelectionWrapper(
             num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, dtype="float32", device="cpu"
         ).plan([0, 1], GOOD, [1], [1])
+
+
+@pytest.mark.parametrize("page", [-1, PAGES, 10**6])
+def test_a_page_outside_of_the_cache_is_refused(page: int) -> None:
+    trial = Trial([1, 1], 5, 16, 4, "float32")
+    trial.counts = np.array([2, 1])
+    attention = wrapper(wl.Variant(), 16, "float32", "NHD")
+    selection = torch.zeros(2, KV_HEADS, 4, dtype=torch.int32)
+    attention.plan([0, 1, 2], selection, trial.counts, [16, 16])
+    selection[0, :, 2:] = selection[1, :, 1:] = page  # never read
+    good = attention.run(trial.q, (trial.k, trial.v))
+    selection[0, 1, 1] = page
+    text = rf"selection\[0, 1, 1\] is {page}; valid are 0 to {PAGES - 1}"
+    for cache in ((trial.k, trial.v), torch.stack((trial.k, trial.v), 1)):
+        with pytest.raises(errors.IndexOutOfRange, match=text):
+            attention.run(trial.q, cache)
+    selection[0, 1, 1] = 0
+    torch.testing.assert_close(attention.run(trial.q, (trial.k, trial.v)), good)
