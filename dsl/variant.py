@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 import warploom.dsl.functions  # noqa: F401  (torch and NumPy find them by name)
@@ -12,7 +12,7 @@ from warploom.dsl.fields import READING, VALUES, Field, Reading, Scalar, Tensor
 from warploom.dsl.position import Position
 from warploom.dsl.spec import SEATS
 from warploom.dsl.symbols import Value
-from warploom.errors import UnknownInput
+from warploom.errors import ArgumentError, UnknownInput
 
 if TYPE_CHECKING:
     from warploom.dsl.compose import Composed
@@ -142,6 +142,10 @@ class Variant:
         from warploom.dsl.compose import compose  # `other` is no instance: a class, or a mistake
 
         return compose(other, self)
+
+    def __bool__(self) -> NoReturn:
+        reason = "a variant is neither true nor false; compose with `a & b`, not `a and b`"
+        raise ArgumentError(name=self.name, reason=f"{reason}, and ask for None with `is None`")
 
     def __repr__(self) -> str:
         shown = (f"{name}={_short(value)}" for name, value in self.inputs().items())

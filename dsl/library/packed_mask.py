@@ -11,6 +11,7 @@ from warploom.dsl.fields import Tensor
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError
 
 
 class _Packed(Variant):
@@ -66,9 +67,23 @@ class TreeMask(_Packed):
 def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Pack one boolean mask [rows, columns] for each request.
 
+    Args:
+        masks: as many masks as requests, in their order; sizes may differ.
+
     Returns:
         Bits as uint8 [bytes], each request padded to whole bytes, and int32 [requests + 1] offsets.
+
+    Raises:
+        ArgumentError: a mask that has not 2 dimensions, as the parts of a single mask.
     """
-    packed = [np.packbits(np.asarray(mask, bool).ravel(), bitorder="little") for mask in masks]
+    arrays = [np.asarray(mask, bool) for mask in masks]
+    for number, array in enumerate(arrays):
+        if array.ndim != 2:
+            reason = (
+                f"masks[{number}] has shape {array.shape}; each mask must have 2 dimensions, "
+                "[rows, columns]. Give a list of masks, one for each request"
+            )
+            raise ArgumentError(name="masks", reason=reason)
+    packed = [np.packbits(array.ravel(), bitorder="little") for array in arrays]
     offsets = np.cumsum([0, *(len(part) for part in packed)]).astype(np.int32)
     return np.concatenate([np.zeros(0, np.uint8), *packed]), offsets

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
+
 from warploom.dsl.fields import Scalar
 from warploom.dsl.functions import tanh
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError
 
 
 class SoftCap(Variant):
     """logits -> cap * tanh(logits / cap).
 
     Args:
-        cap: the bound, in units of scaled logits.
+        cap: the bound, in units of scaled logits; above 0. Without a soft-cap, leave `SoftCap` out.
+            A value given later, to `plan` or `run`, is not checked: 0 makes all weights equal.
+
+    Raises:
+        ArgumentError: a cap that is not above 0 or not finite.
     """
 
     cap = Scalar("float32")
 
     def __init__(self, cap: float) -> None:
         self.cap = cap
+        if not 0 < self.cap < math.inf:
+            reason = f"{cap} is not above 0 and finite; leave SoftCap out to switch it off"
+            raise ArgumentError(name="cap", reason=reason)
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
         return self.cap * tanh(logits / self.cap)

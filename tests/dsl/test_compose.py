@@ -8,7 +8,7 @@ import pytest
 import warploom as wl
 from warploom.dsl.reference import reference_attention, visible
 from warploom.dsl.trace import trace
-from warploom.errors import ComposeClash, WrongResult
+from warploom.errors import ArgumentError, ComposeClash, WrongResult
 
 
 class Shift(wl.Variant):
@@ -109,3 +109,8 @@ def test_classes_compose_and_other_things_do_not() -> None:
     assert trace(wl.Causal() & Shift) == trace(wl.Causal & Shift())
     with pytest.raises(ComposeClash, match="Causal with function: that is no variant"):
         _ = wl.Causal() & (lambda b, h, q, k: q >= k)
+
+
+def test_and_as_a_word_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="compose with `a & b`"):
+        wl.Causal() and wl.SoftCap(30.0)

@@ -10,7 +10,7 @@ import pytest
 import warploom as wl
 from warploom.dsl.reference import reference_attention, visible
 from warploom.dsl.trace import trace
-from warploom.errors import MissingInput
+from warploom.errors import ArgumentError, MissingInput
 
 RNG = np.random.default_rng(5)
 ROWS, KEYS, Q_HEADS, KV_HEADS, DIM = 4, 9, 4, 2, 16
@@ -373,3 +373,17 @@ def test_scales_of_stored_keys_and_values() -> None:
     check(wl.TokenKVScale() & wl.Causal(), expected, inputs=tokens)
     with pytest.raises(MissingInput):
         check(wl.KVScale(k=0.5), expected)
+
+
+@pytest.mark.parametrize("cap", [0.0, -30.0, math.inf, math.nan])
+def test_a_soft_cap_must_be_above_0(cap: float) -> None:
+    with pytest.raises(ArgumentError, match="leave SoftCap out to switch it off"):
+        wl.SoftCap(cap)
+
+
+def test_a_single_mask_is_no_list_of_masks() -> None:
+    with pytest.raises(ArgumentError, match=r"masks\[0\] has shape \(9,\); .* 2 dimensions"):
+        wl.pack_masks(np.ones((4, 9), bool))
+    bits, offsets = wl.pack_masks([np.ones((4, 9), bool), np.ones((0, 3), bool)])
+    assert offsets.tolist() == [0, 5, 5]
+    assert len(bits) == 5
