@@ -12,13 +12,24 @@ from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles import cuda_launch
 from warploom.dsl.dtypes import dtype
+from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.scheduler.layout import c_structs
 
 pytestmark = [pytest.mark.nvrtc, pytest.mark.usefixtures("toolchain")]
 
 EVERYTHING = wl.Causal() & wl.Alibi() & wl.SoftCap(30.0) & wl.Rope()
+
+
+class NormOfRequest(wl.Variant):
+    """The output transform reduces over lanes what it loads for the row's request."""
+
+    weight = wl.Tensor("float32", ("batch",))
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * wl.rsqrt(wl.sum(o * o * self.weight[at.batch]) + 1.0)
 
 
 def compiled(variant: wl.Variant, tile: TileConfig, arch: str, page: int, dim: int) -> Compiled:
@@ -42,6 +53,8 @@ TILES = {
     "16, four threads a row": (wl.Causal(), TileConfig(16, 64, 4, 3), 16, 96),
     "128": (wl.Causal() & wl.SlidingWindow(100), TileConfig(128, 64, 4, 2), 16, 128),
     "every seat": (EVERYTHING, TileConfig(64, 32, 4, 2), 16, 128),
+    "output": (wl.Causal() & NormOfRequest(), TileConfig(128, 64, 8, 2), 16, 128),
+    "hopper, output": (NormOfRequest(), TileConfig(128, 128, 8, 2, "hopper", 1), 16, 128),
     "hopper": (wl.Variant(), TileConfig(128, 128, 8, 2, "hopper", 1), 16, 128),
 }
 

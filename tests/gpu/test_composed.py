@@ -48,6 +48,16 @@ class EverySeat(wl.Variant):
         return o * wl.sigmoid(at.lse) + self.per_row[at.batch]
 
 
+class NormOfRequest(wl.Variant):
+    """The output transform reduces over lanes what it loads for the row's request."""
+
+    weight = wl.Tensor("float32", ("batch",))
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        weight = self.weight[at.batch]
+        return o * wl.rsqrt(wl.sum(o * o * weight * weight) + 1.0)
+
+
 def on_gpu(page: int, dtype: str, dim: int, layout: Any = "NHD") -> Setup:
     return Setup(wl.Composed(page, layout=layout), dtype, dim, dim, "cuda")
 
@@ -61,6 +71,7 @@ POOL = [
     (wl.FlashSigmoid(bias=-2.0), on_gpu(7, "float16", 40)),
     (wl.Causal() & wl.AttentionSink(), on_gpu(16, "float16", 256)),
     (EverySeat(), on_gpu(4, "float16", 128)),
+    (NormOfRequest(), on_gpu(4, "bfloat16", 64)),
 ]
 
 
@@ -96,6 +107,18 @@ def test_many_requests_of_several_levels(pool: Any, q_len: int) -> None:
         case = Case(setup, (q_len,) * 12, lengths, num_kv_heads=2, group_size=2, seed=q_len)
         found = mismatch(variant, case)
         assert found is None, f"{variant} {setup}: {found}"
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("seed", range(4))
+def test_output_transforms_that_reduce_where_ctas_have_no_items(pool: Any, seed: int) -> None:
+    """Few short requests: rows are joined by CTAs that never opened an item, too."""
+    for variant, setup in pool:
+        if not isinstance(variant, NormOfRequest):
+            continue
+        case = Case(setup, (3, 1, 2), (40, 33, 45), num_kv_heads=1, group_size=2, seed=seed)
+        found = mismatch(variant, case)
+        assert found is None, f"{setup}: {found}"
 
 
 SHAPE: dict[str, Any] = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}

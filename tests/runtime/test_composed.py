@@ -48,6 +48,16 @@ class EverySeat(wl.Variant):
         return o * wl.sigmoid(at.lse) + self.per_row[at.batch]
 
 
+class NormOfRequest(wl.Variant):
+    """The output transform reduces over lanes what it loads for the row's request."""
+
+    weight = wl.Tensor("float32", ("batch",))
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        weight = self.weight[at.batch]
+        return o * wl.rsqrt(wl.sum(o * o * weight * weight) + 1.0)
+
+
 class KeysOfARequest(wl.Variant):
     """Shared keys look different to each request."""
 
@@ -70,6 +80,7 @@ POOL = [
     (wl.Causal() & wl.DocumentMask(), on_cpu(3, "float32", 8, 64, SMALL)),
     (EverySeat(), on_cpu(4, "float32", 64, 64, SMALL)),
     (EverySeat(), on_cpu(2, "float32", 32, 64, WIDE)),
+    (NormOfRequest(), on_cpu(4, "float32", 32, 32, SMALL)),
     (KeysOfARequest(), on_cpu(4, "float32", 16, 16, SMALL)),
     (
         wl.HeadKVScale() & wl.Causal(),
@@ -96,6 +107,16 @@ def test_many_requests_of_several_levels(subject: Any, q_len: int) -> None:
     variant, setup = subject
     lengths = (700, 1, 0, 900, 650, 800, 777, 333, 640, 701, 702, 90)
     case = Case(setup, (q_len,) * 12, lengths, num_kv_heads=2, group_size=2, seed=q_len)
+    found = mismatch(variant, case)
+    assert found is None, found
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("seed", range(4))
+def test_output_transforms_that_reduce_where_ctas_have_no_items(seed: int) -> None:
+    """Few short requests: rows are joined by CTAs that never opened an item, too."""
+    variant, setup = NormOfRequest(), on_cpu(4, "float32", 32, 32, SMALL)
+    case = Case(setup, (3, 1, 2), (40, 33, 45), num_kv_heads=1, group_size=2, seed=seed)
     found = mismatch(variant, case)
     assert found is None, found
 

@@ -74,17 +74,15 @@ struct JoinBatch {
   }
 };
 
-// Rows that a CTA joins at a time: its threads' rows, as far as the arena describes rows.
+// Joins the partial results of one row by the threads of that row. They keep its position
+// themselves: rows in shared memory are those of the last item, which the copying warps of a Hopper
+// kernel may still read, and none where a CTA had no item.
 template <class K>
-constexpr int kJoinRows =
-    RowStore<K>::kPassRows < K::Config::kRows ? RowStore<K>::kPassRows : K::Config::kRows;
-
-// Joins the partial results of one row by the threads of that row; `row` is its place in the arena.
-template <class K>
-WL_FN void join_row(const Item<K>& item, const typename K::Join& join, int row, bool exists) {
+WL_FN void join_row(const Item<K>& item, const typename K::Join& join, bool exists) {
   using S = Sizes<K>;
   constexpr bool kSoftmax = K::Variant::kSoftmax;
   constexpr int kPanels = JoinBatch<K>::kPanels;
+  const Row<K> row = item.row_of_unit(join.row, join.kv_head);
   float joined[kPanels][kVector] = {};
   float largest = -kInfinity, sum = 0.0f;
 #pragma unroll 1
@@ -132,6 +130,7 @@ WL_FN void join_row(const Item<K>& item, const typename K::Join& join, int row, 
 template <class K>
 WL_FN void join_rows(const Item<K>& item) {
   using Join = typename K::Join;
+  constexpr int kRows = RowStore<K>::kPassRows;  // that a CTA joins at a time
   auto& facts = item.arena.facts();
   const int total = __ldg(item.p.header + 2);
   if (total == 0) return;  // in all CTAs
@@ -143,18 +142,15 @@ WL_FN void join_rows(const Item<K>& item) {
   __threadfence();  // the count, before the others' rows
   while (facts.is_last) {
     if (threadIdx.x == 0) {
-      facts.index = int(atomicAdd(counters + kTakenRows, unsigned(kJoinRows<K>)));
+      facts.index = int(atomicAdd(counters + kTakenRows, unsigned(kRows)));
     }
     item.arena.sync();
     const int first = facts.index;
     if (first >= total) break;
-    const bool exists = thread_row < kJoinRows<K> && first + thread_row < total;
+    const bool exists = first + thread_row < total;
     const auto join = load_record<Join>(item.p.joins, exists ? first + thread_row : first);
-    if (exists && threadIdx.x % Sizes<K>::kRowThreads == 0) {
-      item.arena.row(thread_row) = item.row_of_unit(join.row, join.kv_head);
-    }
-    join_row(item, join, exists ? thread_row : 0, exists);
-    item.arena.sync();  // rows and slabs are read
+    join_row(item, join, exists);
+    item.arena.sync();  // slabs and the index are read
   }
   if (threadIdx.x == 0 && atomicAdd(counters + kLeftCtas, 1u) + 1 == gridDim.x) {
     counters[kDoneCtas] = counters[kTakenRows] = counters[kLeftCtas] = 0;

@@ -74,7 +74,7 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
     }
     __syncwarp();
     const float lse2 = K::Variant::kSoftmax ? row_lse(largest, sum, 1.0f) : 0.0f;
-    RowStore<K>::write_final(item, row, exists, slab, lse2);
+    RowStore<K>::write_final(item, item.row(row), exists, slab, lse2);
   }
 }
 

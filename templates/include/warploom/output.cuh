@@ -19,10 +19,11 @@ struct RowStore {
   static constexpr int kPassRows = S::kThreads / kRowThreads;
   WL_FN static int first_lane() { return threadIdx.x % kRowThreads * kVector; }
 
-  // Writes a row of final values; `values` are its C::kHeadDimV floats in shared memory.
-  WL_FN static void write_final(const Item<K>& item, int row, bool exists, const float* values,
-                                float lse2) {
-    const OutputPlace<Row<K>> at{item.row(row), lse2 * kLn2};
+  // Writes a row of final values; `values` are its C::kHeadDimV floats in shared memory. An absent
+  // row has a place too, since what functors load for it must exist.
+  WL_FN static void write_final(const Item<K>& item, const Row<K>& row, bool exists,
+                                const float* values, float lse2) {
+    const OutputPlace<Row<K>> at{row, lse2 * kLn2};
     const auto x = [values](int lane) { return values[lane]; };
     float r[OutputSeat<K>::kReductions + 1];
     if constexpr (K::Variant::kHasOutputTransform) {
@@ -73,7 +74,7 @@ struct RowStore {
   WL_FN static void write(const Item<K>& item, int row, bool exists, const float* values,
                           float lse2) {
     if (item.facts().slot < 0) {
-      write_final(item, row, exists, values, lse2);
+      write_final(item, item.row(row), exists, values, lse2);
     } else {
       write_partial(item, row, exists, values, lse2);
     }
