@@ -83,7 +83,7 @@ def flex(
     They are traced at once, to find the tensors they capture. Captured tensors (torch or NumPy;
     closure, globals, defaults, attributes of captured modules) become inputs of the kernel. Each
     call of `attention` reads what they hold then; a wrapper binds them when it is made, as it does
-    any input. Captured Python numbers are constants.
+    any input, and each plan reads those of the mask again. Captured Python numbers are constants.
 
     A captured tensor must be as long as the positions that index it: too small a one is refused. An
     index that is computed (`bias[h, q_idx - kv_idx + 8]`) cannot be foreseen and is clamped into

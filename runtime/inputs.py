@@ -55,7 +55,8 @@ class Inputs:
 
     They come from the variant's construction, then from `plan`, then from `run`; the later wins.
     What `run` gives holds for that run only. Tensors that the mask reads and that are given on the
-    host are copied: the plan is made for those values, so the kernel must see the same.
+    host are copied: the plan is made for those values, so the kernel must see the same. The next
+    plan reads them again.
 
     Frozen inputs are those of a wrapper for CUDA graphs: captured launches read tensors by address,
     size and stride, so all three stay from the first plan on. Tensors from the host are then copied
@@ -101,6 +102,7 @@ class Inputs:
         }
         self.tensors: dict[str, torch.Tensor] = {}
         self.known: dict[str, np.ndarray[Any, Any]] = {}
+        self._sources: dict[str, Any] = {}  # of what is known, as given
         self.overridden = False
         self._fixed: frozenset[str] = frozenset()
 
@@ -131,6 +133,15 @@ class Inputs:
                 self._bind_tensor(self._tensor_fields[name], value)
             else:
                 self._bind_scalar(name, self._scalar(name, value))
+
+    def rewritten(self) -> dict[str, Any]:
+        """Host tensors of the mask whose contents have changed since they were copied."""
+        return {name: source for name, source in self._sources.items() if self._differs(name)}
+
+    def _differs(self, name: str) -> bool:
+        now = as_input(self._tensor_fields[name], self._sources[name])
+        copied = torch.from_numpy(self.known[name])[tuple(map(slice, self._shapes[name]))]
+        return not torch.equal(now, copied)
 
     def for_batch(self, batch: Batch) -> None:
         """Take the lengths that tensors are checked against."""
@@ -189,8 +200,14 @@ class Inputs:
         for name, value in given.items():
             if name in self._tensor_fields:
                 field = self._tensor_fields[name]
-                if (name in self.known or name in self._fixed) and value is not self.tensors[name]:
-                    raise PlanMismatch(name=name, got="another tensor", expected="its own values")
+                if name in self.known or name in self._fixed:
+                    if name in self._sources and value is self._sources[name]:
+                        if self._differs(name):
+                            raise PlanMismatch(name=name, got="changed", expected="what it held")
+                        continue  # the planned copy has its values
+                    if value is not self.tensors[name]:
+                        expected = "the values of the one given before"
+                        raise PlanMismatch(name=name, got="another tensor", expected=expected)
                 tensor = as_torch(value, name)
                 self._check_type(field, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
@@ -220,8 +237,10 @@ class Inputs:
             if got != before:
                 raise FrozenByGraph(name=name, got=got, expected=before)
         self.known.pop(name, None)
+        self._sources.pop(name, None)
         if tensor.device.type == "cpu" and name in self._mask_tensors:
             self.known[name] = extended(tensor, tuple(placed.shape)).clone().numpy()
+            self._sources[name] = value
         self.tensors[name] = placed
         self._shapes[name] = tuple(tensor.shape)
 

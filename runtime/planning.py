@@ -60,7 +60,8 @@ class Planning:
             q_rows: rows that q will have, if the device plans; the most that the bounds allow by
                 default.
             **inputs: values of the variant's fields. Scalars of the mask are fixed here. A tensor
-                of the mask given on the host is copied, and its values sharpen the plan.
+                of the mask given on the host, here or to the variant, is copied, and its values
+                sharpen the plan; it is read again by each plan, and by no run.
 
         Raises:
             BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
@@ -91,6 +92,7 @@ class Planning:
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._bounds is not None and not isinstance(batch, (Measured, OnDevice)):
             self._bounds.admit(batch.segments, len(batch.indices))
+        inputs = self._inputs.rewritten() | inputs
         before, self._batch = self._batch, None
         try:
             self._take(batch, inputs)

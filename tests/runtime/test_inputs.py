@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from warploom.dsl.fields import Tensor
+from warploom.dsl.flex import flex
 from warploom.dsl.formats import Ragged
+from warploom.dsl.library.document_mask import DocumentMask
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.qk_norm import QKNorm
 from warploom.dsl.library.sliding_window import SlidingWindow
@@ -17,13 +19,14 @@ from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
-from warploom.errors import FrozenByGraph, WrongShape
+from warploom.errors import FrozenByGraph, NotPlanned, PlanMismatch, WrongShape
 from warploom.runtime.args import Geometry
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
 BOUNDS = Bounds(max_requests=3, max_q_rows=12, max_kv_len=64)
+LONGER = Bounds(max_requests=3, max_q_rows=20, max_kv_len=64)
 SHAPE: dict[str, Any] = {"num_q_heads": 2, "head_dim": 32, "dtype": "float32", "device": "cpu"}
 
 
@@ -94,3 +97,63 @@ def test_lanes_match_the_vectors_that_read_them(lanes: int) -> None:
     with pytest.raises(WrongShape, match="lane=32"):
         attention.plan([0, 1], [0, 1], q_weight=torch.ones(lanes), k_weight=torch.ones(lanes))
     attention.plan([0, 1], [0, 1], q_weight=torch.ones(32), k_weight=torch.ones(32))
+
+
+def _document_mask(ids: Any) -> Variant:
+    return DocumentMask(ids)
+
+
+def _captured_mask(ids: Any) -> Variant:
+    return flex(None, lambda b, h, q_idx, kv_idx: ids[b, q_idx] == ids[b, kv_idx])
+
+
+@pytest.mark.parametrize("made", [_document_mask, _captured_mask])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64, np.int32])
+@pytest.mark.parametrize("make", ["plain", "graphed"])
+def test_plan_reads_tensors_of_the_mask_again(made: Any, kind: Any, make: str) -> None:
+    is_torch = isinstance(kind, torch.dtype)
+    ids: Any = torch.zeros(1, 20, dtype=kind) if is_torch else np.zeros((1, 20), kind)
+    options: dict[str, Any] = {"bounds": LONGER, "cuda_graph": True} if make == "graphed" else {}
+    wrapper = AttentionWrapper(made(ids), **SHAPE, **options)
+    q, k, v = torch.randn(20, 2, 32), torch.randn(20, 2, 32), torch.randn(20, 2, 32)
+
+    def expected() -> torch.Tensor:
+        fresh = AttentionWrapper(made(ids), **SHAPE)
+        fresh.plan([0, 20], [0, 20])
+        return fresh.run(q, (k, v))
+
+    wrapper.plan([0, 20], [0, 20])
+    name, held = next(iter(wrapper._inputs.tensors.items()))
+    address, before = held.data_ptr(), expected()
+    ids[0, 12:] = 1
+    assert torch.equal(wrapper.run(q, (k, v)), before)  # as planned
+    wrapper.plan([0, 20], [0, 20])
+    assert torch.equal(wrapper.run(q, (k, v)), expected())
+    assert not torch.equal(before, expected())
+    assert wrapper._inputs.tensors[name].data_ptr() == address
+
+
+def test_run_takes_the_planned_tensor_of_the_mask_and_no_other() -> None:
+    ids = torch.zeros(1, 20, dtype=torch.int32)
+    wrapper = AttentionWrapper(DocumentMask(ids), **SHAPE)
+    wrapper.plan([0, 20], [0, 20])
+    q, k, v = torch.randn(20, 2, 32), torch.randn(20, 2, 32), torch.randn(20, 2, 32)
+    same = wrapper.run(q, (k, v), document_ids=ids)
+    assert torch.equal(same, wrapper.run(q, (k, v)))
+    with pytest.raises(PlanMismatch, match="document_ids is another tensor"):
+        wrapper.run(q, (k, v), document_ids=ids.clone())
+    ids[0, 5:] = 1
+    with pytest.raises(PlanMismatch, match="document_ids is changed"):
+        wrapper.run(q, (k, v), document_ids=ids)
+    assert torch.equal(same, wrapper.run(q, (k, v)))
+
+
+def test_a_plan_that_fails_with_a_changed_mask_leaves_none() -> None:
+    ids = torch.zeros(1, 20, dtype=torch.int32)
+    wrapper = graphed(DocumentMask(ids), bounds=LONGER)
+    wrapper.plan([0, 20], [0, 20])
+    ids[0, 5:] = 1
+    with pytest.raises(WrongShape, match="kv_pos"):
+        wrapper.plan([0, 1], [0, 30])
+    with pytest.raises(NotPlanned):
+        wrapper.run(torch.randn(20, 2, 32), (torch.randn(20, 2, 32), torch.randn(20, 2, 32)))
