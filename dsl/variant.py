@@ -12,7 +12,7 @@ from warploom.dsl.fields import READING, VALUES, Field, Reading, Scalar, Tensor
 from warploom.dsl.position import Position
 from warploom.dsl.spec import SEATS
 from warploom.dsl.symbols import Value
-from warploom.errors import ArgumentError, UnknownInput
+from warploom.errors import ArgumentError, NoUnion, UnknownInput
 
 if TYPE_CHECKING:
     from warploom.dsl.compose import Composed
@@ -146,6 +146,12 @@ class Variant:
     def __bool__(self) -> NoReturn:
         reason = "a variant is neither true nor false; compose with `a & b`, not `a and b`"
         raise ArgumentError(name=self.name, reason=f"{reason}, and ask for None with `is None`")
+
+    def __or__(self, other: Any) -> NoReturn:
+        right = other.name if isinstance(other, Variant) else getattr(other, "__name__", other)
+        raise NoUnion(left=self.name, right=right)
+
+    __ror__ = __or__
 
     def __repr__(self) -> str:
         shown = (f"{name}={_short(value)}" for name, value in self.inputs().items())

@@ -135,7 +135,7 @@ def index_arrays(
 def _from_host(
     kv_format: KVFormat, device: torch.device, given: tuple[Any, ...], rows: int, pages: int
 ) -> list[torch.Tensor]:
-    batch = make_batch(kv_format, *given)
+    batch = make_batch(kv_format, *given, rows_name="indptr")
     if batch.q_rows > rows:
         raise WrongShape(name="k", got=(rows,), expected=f"at least {batch.q_rows} rows")
     if batch.kv_extent > pages:

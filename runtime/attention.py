@@ -20,6 +20,7 @@ from warploom.errors import (
     BadLength,
     ForbiddenUnderCapture,
     UnknownInput,
+    WrongCall,
     WrongShape,
 )
 from warploom.runtime import custom_op
@@ -92,7 +93,7 @@ def attention(
     q: Any,
     k: Any,
     v: Any,
-    *,
+    *more: object,
     variant: Variant | type[Variant] | None = None,
     sm_scale: float | None = None,
     return_lse: bool = False,
@@ -132,6 +133,9 @@ def attention(
         UnsupportedSpec, BadHeadDim: no kernel serves these types or sizes.
         ForbiddenUnderCapture: a CUDA graph is being captured, and the lengths are new.
     """
+    if more:
+        reason = "it takes q, k and v by position; name the others, such as variant=..."
+        raise WrongCall(function="attention", reason=reason)
     if torch.compiler.is_compiling():
         lens = None if kv_lens is None else torch.as_tensor(kv_lens)
         return custom_op.compiled_attention(

@@ -23,6 +23,8 @@ def make_batch(
     kv_indices: Any = None,
     last_page_len: Any = None,
     kv_lens: Any = None,
+    *,
+    rows_name: str = "qo_indptr",
 ) -> Batch:
     """Check the plan arguments of a format and lower them.
 
@@ -34,6 +36,7 @@ def make_batch(
         kv_indices: int32, pages or column blocks; indexed formats only.
         last_page_len: int32 [requests], tokens in each request's last page; paged only.
         kv_lens: int32 [requests], keys of each request; block-sparse only.
+        rows_name: what the caller calls `qo_indptr`, for messages.
 
     Raises:
         BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: see `warploom.errors`.
@@ -53,7 +56,7 @@ def make_batch(
             raise ArgumentError(name=name, reason=f"the {kind} format does not take it")
         if value is None and name in takes[type(kv_format)]:
             raise ArgumentError(name=name, reason=f"the {kind} format needs it")
-    qo = indptr(qo_indptr, "qo_indptr")
+    qo = indptr(qo_indptr, rows_name)
     if isinstance(kv_format, BlockSparse):
         return _block_sparse(qo, kv_indptr, kv_indices, kv_lens, kv_format.block)
     kv = indptr(kv_indptr, "kv_indptr", entries=len(qo))
@@ -65,27 +68,19 @@ def make_batch(
 def indptr(value: Any, name: str, entries: int | None = None) -> np.ndarray:
     """Check an index pointer: starts at 0, never decreases, has the wanted number of entries."""
     array = host_int32(value, name)
-    expected = "at least 1" if entries is None else str(entries)
-    if len(array) != (entries or max(len(array), 1)):
-        raise BadIndptr(
-            name=name,
-            reason=f"has {len(array)} entries",
-            index=len(array) - 1,
-            values=array[-2:].tolist(),
-            expected=expected,
-        )
-    if array[0] != 0:
-        raise BadIndptr(
-            name=name, reason="starts above or below 0", index=0, values=array[:2].tolist(),
-            expected=expected,
-        )  # fmt: skip
-    falls = np.flatnonzero(array[1:] < array[:-1])
-    if falls.size:
+    expected = "one entry more than there are requests" if entries is None else f"{entries} entries"
+    reason = None
+    if len(array) == 0:
+        reason = "is empty"
+    elif entries is not None and len(array) != entries:
+        reason = f"has {len(array)}"
+    elif array[0] != 0:
+        reason = f"starts with {array[0]}"
+    elif (falls := np.flatnonzero(array[1:] < array[:-1])).size:
         at = int(falls[0])
-        raise BadIndptr(
-            name=name, reason="decreases", index=at + 1, values=array[at : at + 2].tolist(),
-            expected=expected,
-        )  # fmt: skip
+        reason = f"decreases at index {at + 1}, from {array[at]} to {array[at + 1]}"
+    if reason is not None:
+        raise BadIndptr(name=name, reason=reason, expected=expected)
     return array
 
 

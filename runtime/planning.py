@@ -9,6 +9,7 @@ import torch
 from warploom.dsl.formats import KVFormat
 from warploom.errors import NotPlanned
 from warploom.runtime.batch import Batch, Measured, OnDevice
+from warploom.runtime.calls import explained
 from warploom.runtime.device import Backend
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.launch import Launcher
@@ -30,6 +31,7 @@ class Planning:
     _planner: Planner
     _launcher: Launcher | None  # none for the reference
 
+    @explained
     def plan(
         self,
         qo_indptr: Any,

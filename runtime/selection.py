@@ -23,6 +23,7 @@ from warploom.errors import (
     WrongStride,
 )
 from warploom.runtime.args import checked_kv, key_value
+from warploom.runtime.calls import explained
 from warploom.runtime.formats import Batch, indptr, segments_of
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.tensors import as_torch, host_int32
@@ -47,6 +48,7 @@ class PageSelectionWrapper(AttentionWrapper):
     _selection: torch.Tensor | None = None
     _num_pages: torch.Tensor
 
+    @explained
     def plan(  # type: ignore[override]
         self,
         qo_indptr: Any,
@@ -131,7 +133,12 @@ class PageSelectionWrapper(AttentionWrapper):
         if tensor.device != self.device:
             raise WrongDevice(name="selection", got=str(tensor.device), expected=str(self.device))
         if tensor.dtype != torch.int32:
-            raise WrongDType(name="selection", got=str(tensor.dtype), expected="torch.int32")
+            raise WrongDType(
+                name="selection",
+                got=str(tensor.dtype),
+                expected="torch.int32",
+                remedy="Convert it with .to(torch.int32).",
+            )
         heads = self.heads.num_kv
         if tensor.dim() != 3 or tensor.shape[0] < requests or tensor.shape[1] != heads:
             raise WrongShape(

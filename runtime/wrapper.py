@@ -18,9 +18,10 @@ from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant
-from warploom.errors import ArgumentError, NotPlanned
+from warploom.errors import ArgumentError, NotPlanned, WrongCall
 from warploom.runtime import custom_op
 from warploom.runtime.args import Geometry, checked_kv, key_value
+from warploom.runtime.calls import explained
 from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import as_format, as_variant, group_size, make_spec
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
@@ -61,6 +62,7 @@ class AttentionWrapper(Planning):
         handle: number under which the custom operator finds this wrapper.
     """
 
+    @explained
     def __init__(
         self,
         variant: Variant | type[Variant] | None = None,
@@ -219,7 +221,7 @@ class AttentionWrapper(Planning):
         self,
         q: Any,
         kv: Any,
-        *,
+        *more: object,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
@@ -250,6 +252,9 @@ class AttentionWrapper(Planning):
                 wrapper has planned into this one's workspace.
             NoGradient: later, when `backward()` reaches this call.
         """
+        if more:
+            reason = "keys and values are one argument: run(q, (k, v)); the others need their names"
+            raise WrongCall(function="run", reason=reason)
         if torch.compiler.is_dynamo_compiling():
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
         launcher = self._launcher

@@ -162,7 +162,11 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from difflib import get_close_matches  # for mistakes only
+
+    near = get_close_matches(name, _HOME, n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -8,8 +8,9 @@ print the line with a caret under the column.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from warploom.hints import hint
 
 if TYPE_CHECKING:
     from warploom.dsl.ir import Source
@@ -110,6 +111,13 @@ class ComposeClash(VariantError):
     message = "cannot compose {left} with {right}: {reason}."
 
 
+class NoUnion(VariantError):
+    message = (
+        "{left} | {right}: variants have no union. Write one variant whose logits_mask joins both "
+        "conditions with |; {left} & {right} shows what both show."
+    )
+
+
 class UnsupportedSpec(WarploomError):
     message = "{what} is not supported: {reason}. {remedy}"
 
@@ -154,10 +162,7 @@ class WrongStride(ArgumentError):
 
 
 class BadIndptr(ArgumentError):
-    message = (
-        "{name} {reason} (at index {index}: {values}). It must start at 0, never decrease, and "
-        "have {expected} entries."
-    )
+    message = "{name} {reason}. It must start at 0, never decrease, and have {expected}."
 
 
 class IndexOutOfRange(ArgumentError):
@@ -180,9 +185,15 @@ class UnknownInput(ArgumentError):
         cls, variant: str, name: str, known: Sequence[str], arguments: Sequence[str] = ()
     ) -> UnknownInput:
         """With the nearest of the variant's inputs and of the call's own arguments as a hint."""
-        near = get_close_matches(name, [*known, *arguments], n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return cls(variant=variant, name=name, hint=hint, known=", ".join(known) or "nothing")
+        found = hint(name, known, arguments)
+        return cls(variant=variant, name=name, hint=found, known=", ".join(known) or "nothing")
+
+
+class WrongCall(ArgumentError, TypeError):
+    message = "{function}(): {reason}.{hint}"
+
+    def __init__(self, *, hint: str = "", **facts: Any) -> None:
+        super().__init__(hint=hint, **facts)
 
 
 class NotPlanned(ArgumentError):

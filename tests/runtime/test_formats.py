@@ -72,10 +72,10 @@ def test_torch_numpy_and_lists_are_the_same() -> None:
 
 INDPTR_MISTAKES = [
     ([0, 3, 2], "decreases"),
-    ([1, 3, 4], "start"),
-    ([0, 3], "entries"),
-    ([0, 3, 4, 5], "entries"),
-    ([], "entries"),
+    ([1, 3, 4], r"kv_indptr starts with 1\. It must start at 0"),
+    ([0, 3], "kv_indptr has 2. .* and have 3 entries"),
+    ([0, 3, 4, 5], "has 4. .* and have 3 entries"),
+    ([], "is empty"),
 ]
 
 
@@ -85,8 +85,13 @@ def test_a_wrong_indptr_is_refused(kv_indptr: list[int], reason: str) -> None:
         make_batch(Ragged(), [0, 1, 2], kv_indptr)
 
 
+def test_the_first_indptr_decides_how_many_requests_there_are() -> None:
+    with pytest.raises(BadIndptr, match=r"qo_indptr is empty. .* one entry more than there are"):
+        make_batch(Ragged(), [], [0])
+
+
 def test_a_wrong_indptr_says_where() -> None:
-    with pytest.raises(BadIndptr, match=r"qo_indptr decreases \(at index 2: \[5, 4\]\)"):
+    with pytest.raises(BadIndptr, match=r"qo_indptr decreases at index 2, from 5 to 4\."):
         make_batch(Ragged(), [0, 5, 4], [0, 1, 2])
 
 

@@ -118,7 +118,7 @@ GOOD = torch.zeros(2, KV_HEADS, 4, dtype=torch.int32)
 @pytest.mark.parametrize(
     ("selection", "pages", "last", "error", "text"),
     [
-        (GOOD.long(), [1, 1], [1, 1], errors.WrongDType, "selection"),
+        (GOOD.long(), [1, 1], [1, 1], errors.WrongDType, r"selection.*\.to\(torch.int32\)"),
         (GOOD[:1], [1, 1], [1, 1], errors.WrongShape, "requests>=2"),
         (GOOD[:, :1], [1, 1], [1, 1], errors.WrongShape, "kv_head=2"),
         (GOOD.mT.contiguous().mT, [1, 1], [1, 1], errors.WrongStride, "the last must be 1"),

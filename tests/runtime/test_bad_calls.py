@@ -1,0 +1,106 @@
+"""Calls as other libraries have them, and names that are nearly right, are told the right way."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import warploom as wl
+from warploom import errors
+
+Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
+SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "dtype": "float32"}
+MAKE: Any = wl.AttentionWrapper
+
+
+def planned() -> wl.AttentionWrapper:
+    wrapper = wl.AttentionWrapper(**SHAPE, device="cpu", backend="reference")
+    wrapper.plan([0, 3], [0, 5])
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("scale", "The factor of q.k is called sm_scale"),
+        ("causal", r"warploom.Causal\(\)"),
+        ("is_causal", r"warploom.Causal\(\)"),
+        ("attn_mask", "A mask is a variant"),
+        ("soft_max_scale", "It takes: nothing"),
+        ("sm_scal", "Did you mean 'sm_scale'"),
+    ],
+)
+def test_names_of_other_libraries_in_attention(name: str, text: str) -> None:
+    given: Any = {name: 1.0}
+    with pytest.raises(errors.UnknownInput, match=f"no input '{name}'.*{text}"):
+        wl.attention(Q[None], K[None], K[None], **given)
+
+
+def test_a_near_input_of_the_variant_comes_before_other_libraries() -> None:
+    with pytest.raises(errors.UnknownInput, match="Did you mean 'v_scale'"):
+        wl.attention(Q[None], K[None], K[None], variant=wl.KVScale(1.0, 1.0), scale=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"num_qo_heads": 4}, r"AttentionWrapper\(\): it takes no 'num_qo_heads'. .*'num_q_heads'"),
+        ({"num_q_head": 4}, "Did you mean 'num_q_heads'[?]"),
+        ({**SHAPE, "layout": "HND"}, r"kv_format=warploom.Paged\(16, layout='HND'\)"),
+        ({**SHAPE, "page_size": 16}, r"kv_format=warploom.Paged\(page_size\)"),
+        ({**SHAPE, "colour": 1}, "it takes no 'colour'.$"),
+        ({"num_q_heads": 4}, "missing a required argument: 'head_dim'"),
+    ],
+)
+def test_declarations_with_unknown_names(given: Any, text: str) -> None:
+    with pytest.raises(errors.WrongCall, match=text):
+        MAKE(**given)
+    with pytest.raises(TypeError):  # what Python raises for it
+        MAKE(**given)
+
+
+def test_a_type_error_from_inside_stays_as_it_is() -> None:
+    with pytest.raises(TypeError) as caught:
+        MAKE(**{**SHAPE, "head_dim": "64"}, device="cpu")
+    assert not isinstance(caught.value, errors.WrongCall)
+
+
+def test_keys_and_values_apart() -> None:
+    run: Any = planned().run
+    with pytest.raises(errors.WrongCall, match=r"run\(q, \(k, v\)\)"):
+        run(Q, K, K)
+    attend: Any = wl.attention
+    with pytest.raises(errors.WrongCall, match=r"attention\(\): .* such as variant="):
+        attend(Q[None], K[None], K[None], wl.Causal())
+
+
+def test_plan_with_flashinfers_names() -> None:
+    plan: Any = planned().plan
+    with pytest.raises(errors.WrongCall, match=r"plan\(\): missing .*'kv_indptr'.* mean 'kv_indp"):
+        plan([0, 3], paged_kv_indptr=[0, 5])
+    with pytest.raises(errors.UnknownInput, match="Did you mean 'kv_indices'"):
+        plan([0, 3], [0, 5], paged_kv_indices=[0])
+
+
+def test_misspelt_names_of_the_package() -> None:
+    with pytest.raises(AttributeError, match=r"'Casual'. Did you mean 'Causal'"):
+        wl.Casual  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'zzz'$"):
+        wl.zzz  # noqa: B018
+
+
+def test_variants_have_no_union() -> None:
+    left, right = wl.Causal(), wl.SlidingWindow(3)
+    for other in (right, wl.SlidingWindow, 3):
+        with pytest.raises(errors.NoUnion, match=r"logits_mask joins both conditions with \|"):
+            left | other
+    with pytest.raises(errors.NoUnion, match="Causal & SlidingWindow shows what both show"):
+        left | right
+
+
+def test_wrong_calls_cross_processes() -> None:
+    error = errors.WrongCall(function="run", reason="no", hint=" Yes.")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

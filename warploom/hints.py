@@ -1,0 +1,52 @@
+"""What an unknown name may have meant: the nearest known one, or what other libraries call it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+_SCALE = "The factor of q.k is called sm_scale."
+_CAUSAL = "Causality is a variant: warploom.Causal()."
+_MASK = "A mask is a variant: warploom.PackedMask, or a class of your own with logits_mask."
+_BIAS = "A bias is a variant: a class of your own with a Tensor field and logits_transform."
+_CAP = "A cap of the logits is a variant: warploom.SoftCap(cap)."
+_WINDOW = "A window is a variant: warploom.SlidingWindow(left, right)."
+_LAYOUT = "The layout belongs to the format: kv_format=warploom.Paged(16, layout='HND')."
+_PAGE = "The page size belongs to the format: kv_format=warploom.Paged(page_size)."
+
+# names in the calls of torch, FlashAttention and FlashInfer -> what stands for them here
+_ELSEWHERE = {
+    "scale": _SCALE,
+    "softmax_scale": _SCALE,
+    "causal": _CAUSAL,
+    "is_causal": _CAUSAL,
+    "attn_mask": _MASK,
+    "custom_mask": _MASK,
+    "mask": _MASK,
+    "attn_bias": _BIAS,
+    "logits_soft_cap": _CAP,
+    "softcap": _CAP,
+    "window_left": _WINDOW,
+    "window_size": _WINDOW,
+    "alibi_slopes": "ALiBi is a variant: warploom.Alibi.",
+    "layout": _LAYOUT,
+    "kv_layout": _LAYOUT,
+    "page_size": _PAGE,
+    "q_data_type": "The type of q is called dtype.",
+    "kv_data_type": "The type of k and v is called kv_dtype.",
+}
+
+
+def hint(name: str, known: Sequence[str], arguments: Sequence[str] = ()) -> str:
+    """A sentence about an unknown name, with a space before it; empty if there is nothing to say.
+
+    Args:
+        name: what was given.
+        known: names of the variant's inputs; the nearest comes first.
+        arguments: names of the call's own arguments.
+    """
+    near = get_close_matches(name, known, n=1)
+    if not near and name in _ELSEWHERE:
+        return f" {_ELSEWHERE[name]}"
+    near = near or get_close_matches(name, arguments, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
