@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Launcher:
         self._misaligned = _ALIGNMENT - 1 if is_cuda else 0
         self._only_device = not is_cuda or torch.cuda.device_count() == 1
         self._allocate = shortcuts.allocator(device)
-        self._streams = Streams(device) if is_cuda else None
+        self._streams = Streams(device, self._used_on) if is_cuda else None
         self._maps_of: dict[TileConfig, TensorMaps | None] = {}
         self._form: tuple[bool, ...] | None = None
 
@@ -78,6 +78,15 @@ class Launcher:
         self._form = None
         if self._streams is not None:
             self._streams.current()
+
+    def _used_on(self, stream: torch.cuda.Stream) -> None:
+        """Let torch give away no memory of plans and inputs before what this stream does is done.
+
+        It may be dropped at any time from now on: a workspace that grows leaves its old one.
+        """
+        for tensor in (self._workspace.memory, *self._inputs.tensors.values()):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
 
     def knows(self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool) -> bool:
         """True if a call with these differs from the admitted one in addresses at most."""
@@ -193,11 +202,21 @@ class Streams:
     """Order between the streams that carry one wrapper's plans and runs.
 
     All of them use the same plan, partial results and counters, so each waits for the one before.
-    On one stream everything is ordered by itself, and this costs a comparison.
+    On one stream everything is ordered by itself, and this costs a comparison. The same holds of
+    captured launches: the streams that replay them are the caller's to order.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, taken: Callable[[torch.cuda.Stream], None] | None = None
+    ) -> None:
+        """Begin before the first plan.
+
+        Args:
+            device: where the streams are.
+            taken: told of each stream that follows another one, before work is enqueued there.
+        """
         self._device = device
+        self._taken = taken
         self._index = device.index
         self._last: torch.cuda.Stream | None = None
         self._handle = -1
@@ -209,5 +228,7 @@ class Streams:
             stream = torch.cuda.current_stream(self._device)
             if self._last is not None:
                 stream.wait_stream(self._last)
+            if self._taken is not None:
+                self._taken(stream)
             self._last, self._handle = stream, handle
         return handle

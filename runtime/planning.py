@@ -65,6 +65,9 @@ class Planning:
                 of the mask given on the host, here or to the variant, is copied, and its values
                 sharpen the plan; it is read again by each plan, and by no run.
 
+        Runs wait for this plan, and it waits for runs, on whichever streams they are. Replays of a
+        captured run are seen by nobody: replay on the stream of `plan`, or order the two.
+
         Raises:
             BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
             UnknownInput, MissingInput, WrongDevice: a wrong input.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, ClassVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -24,9 +24,7 @@ class Workspace:
     takes it and clears the counters, and from then on those of the others do not run.
     """
 
-    _holders: ClassVar[WeakValueDictionary[tuple[torch.device, int], Workspace]] = (
-        WeakValueDictionary()
-    )
+    _shared: ClassVar[WeakSet[Workspace]] = WeakSet()  # those in the caller's memory
 
     def __init__(self, device: torch.device, memory: torch.Tensor | None = None) -> None:
         """Use the caller's memory, or allocate when sizes are known.
@@ -42,8 +40,15 @@ class Workspace:
         self._given = memory is not None
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._size: WorkspaceSize | None = None
+        self._is_held = not self._given
         if memory is not None:
             self._memory = _checked(memory, device)
+            self._shared.add(self)
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The block, uint8."""
+        return self._memory
 
     @property
     def bytes(self) -> int:
@@ -74,7 +79,7 @@ class Workspace:
             self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
         self._size = size
         if self._given:
-            self._holders[self._device, self._memory.data_ptr()] = self
+            self._take_from_others()
         self._part("arrivals", size.arrivals_bytes).zero_()
 
     def check_held(self) -> None:
@@ -83,10 +88,23 @@ class Workspace:
         Raises:
             PlanMismatch: another wrapper did.
         """
-        if not self._given:
-            return
-        if self._holders.get((self._device, self._memory.data_ptr())) is not self:
+        if not self._is_held:
             raise PlanMismatch(name="workspace", got="another wrapper's since", expected="this one")
+
+    def _take_from_others(self) -> None:
+        """Hold what is laid out; whoever has a plan in one of these bytes holds nothing more."""
+        mine = self._bytes_used()
+        for other in self._shared:
+            theirs = other._bytes_used()
+            overlap = mine.start < theirs.stop and theirs.start < mine.stop
+            if other._device == self._device and overlap:
+                other._is_held = False
+        self._is_held = True
+
+    def _bytes_used(self) -> range:
+        """Addresses of the layout."""
+        begin = self._memory.data_ptr()
+        return range(begin, begin + (0 if self._size is None else self._size.total))
 
     def address(self, part: str) -> int:
         """Address of a part: plan, partial_o, partial_lse or arrivals."""

@@ -152,7 +152,8 @@ def test_each_stream_waits_for_the_one_before(
     capture: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = [FakeStream(0), FakeStream(7), FakeStream(8)]
-    order = launch.Streams(torch.device("cuda", 0))
+    taken: list[FakeStream] = []
+    order = launch.Streams(torch.device("cuda", 0), taken.append)  # type: ignore[arg-type]
     for turn in (0, 0, 1, 2, 1, 0):
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _, s=streams[turn]: s)
         assert order.current() == streams[turn].cuda_stream
@@ -161,3 +162,4 @@ def test_each_stream_waits_for_the_one_before(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[2])
     assert order.current() == 8
     assert streams[2].waited == [7]
+    assert [stream.cuda_stream for stream in taken] == [0, 7, 8, 7, 0]

@@ -1,0 +1,73 @@
+"""Who may use the bytes of a workspace: wrappers that share them, and streams."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from warploom.errors import PlanMismatch
+from warploom.runtime.launch import Launcher
+from warploom.runtime.workspace import Workspace
+from warploom.scheduler.capacity import WorkspaceSize
+
+CPU = torch.device("cpu")
+SIZE = WorkspaceSize(512, 0, 0, 256)
+
+
+def holds(space: Workspace) -> bool:
+    try:
+        space.check_held()
+    except PlanMismatch:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("begin", "is_shared"), [(0, True), (256, True), (SIZE.total - 16, True), (SIZE.total, False)]
+)
+def test_slices_that_share_bytes_are_held_by_the_last_to_plan(begin: int, is_shared: bool) -> None:
+    memory = torch.empty(4096, dtype=torch.uint8)
+    first, second = Workspace(CPU, memory), Workspace(CPU, memory[begin:])
+    first.fit(SIZE)
+    assert holds(first)
+    assert not holds(second)  # it has no plan
+    second.fit(SIZE)
+    assert holds(second)
+    assert holds(first) != is_shared
+    first.fit(SIZE)
+    assert holds(first)
+    assert holds(second) != is_shared
+
+
+def test_bytes_beyond_the_layout_are_nobodys() -> None:
+    memory = torch.empty(4096, dtype=torch.uint8)
+    first, second = Workspace(CPU, memory), Workspace(CPU, memory[1024:])
+    first.fit(SIZE)
+    second.fit(SIZE)
+    assert holds(first)
+    first.fit(WorkspaceSize(1536, 0, 0, 256))
+    assert not holds(second)
+
+
+class FakeTensor:
+    def __init__(self, is_cuda: bool) -> None:
+        self.is_cuda = is_cuda
+        self.streams: list[Any] = []
+
+    def record_stream(self, stream: Any) -> None:
+        self.streams.append(stream)
+
+
+def test_memory_that_may_be_dropped_is_kept_for_each_stream_that_reads_it() -> None:
+    memory, copied, on_host = FakeTensor(True), FakeTensor(True), FakeTensor(False)
+    launcher: Any = SimpleNamespace(
+        _workspace=SimpleNamespace(memory=memory),
+        _inputs=SimpleNamespace(tensors={"a": copied, "b": on_host}),
+    )
+    for stream in ("one", "other"):
+        Launcher._used_on(launcher, stream)  # type: ignore[arg-type]
+    assert memory.streams == copied.streams == ["one", "other"]
+    assert on_host.streams == []
