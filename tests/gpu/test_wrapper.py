@@ -244,3 +244,22 @@ def test_what_cuda_cannot_serve_is_refused(cuda: Any) -> None:
     attention.run(q, (k, v))
     with pytest.raises(errors.WrongStride, match="16 bytes"):
         attention.run(shifted, (k, v))
+
+
+@pytest.mark.parametrize("rows", [1, 40, 200])
+@pytest.mark.parametrize("spoilt", ["key", "every key"])
+def test_what_is_no_number_shows(cuda: Any, rows: int, spoilt: str) -> None:
+    """Also where keys are split, and only one part is spoilt."""
+    attention = wl.AttentionWrapper(
+        wl.Causal(), num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float16", device=cuda
+    )
+    attention.plan([0, rows], [0, 9000])
+    q = torch.randn(rows, 4, 64, device=cuda, dtype=torch.float16)
+    k, v = torch.randn(2, 9000, 2, 64, device=cuda, dtype=torch.float16)
+    k[100 if spoilt == "key" else slice(None), 0, 3] = float("nan")
+    out, lse = attention.run(q, (k, v), return_lse=True)
+    expected = torch.zeros(rows, 4, dtype=torch.bool, device=cuda)
+    expected[:, :2] = True
+    assert torch.equal(out.isnan().all(-1), expected)
+    assert torch.equal(out.isnan().any(-1), expected)
+    assert torch.equal(lse.isnan(), expected)

@@ -54,6 +54,25 @@ def sdpa(
     return out[0].transpose(0, 1)
 
 
+@pytest.mark.parametrize("keys", [40, 5000])
+@pytest.mark.parametrize("spoilt", ["query", "key", "every key"])
+def test_what_is_no_number_shows(spoilt: str, keys: int) -> None:
+    """Also where keys are split, and only one part is spoilt; what is hidden spoils nothing."""
+    attention = make(SlidingWindow(keys, 0))
+    attention.plan([0, 2], [0, keys])
+    q, k, v = tensors(2, keys)
+    if spoilt == "query":
+        q[1, 0, 3] = math.nan
+    else:
+        k[keys - 1 if spoilt == "key" else slice(None), 0, 3] = math.nan
+    out, lse = attention.run(q, (k, v), return_lse=True)
+    expected = torch.zeros(2, 4, dtype=torch.bool)
+    expected[1 if spoilt != "every key" else slice(None), : 1 if spoilt == "query" else 2] = True
+    assert torch.equal(out.isnan().all(-1), expected)
+    assert torch.equal(out.isnan().any(-1), expected)
+    assert torch.equal(lse.isnan(), expected)
+
+
 def test_ragged_batches_agree_with_sdpa() -> None:
     attention = make(Causal())
     attention.plan([0, 5, 5, 20], [0, 30, 31, 46])

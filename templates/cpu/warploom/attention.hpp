@@ -238,7 +238,7 @@ class Attention {
       if constexpr (Variant::kSoftmax) {
         const float sum = sum_lanes(m_.running[r].sum)[0];
         states.lse[r] = m_.running[r].max[0] + __builtin_log2f(sum);
-        const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         for (int lane = 0; lane < States<K>::kStride; lane += kLanes) {
           store_vec(states.row(r) + lane, load_vec(states.row(r) + lane) * inverse);
         }

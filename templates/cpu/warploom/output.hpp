@@ -107,7 +107,7 @@ void merge_row(const Item<K>& item, int count, const PartialRow& partial_row, in
     for (int lane = 0; lane < kDim; ++lane) o[lane] += weight * part[lane];
     sum += weight;
   }
-  const float inverse = !kSoftmax ? 1.0f : sum > 0.0f ? 1.0f / sum : 0.0f;
+  const float inverse = !kSoftmax ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
   for (int lane = 0; lane < kDim; ++lane) o[lane] *= inverse;
   states.lse[r] = kSoftmax ? max + __builtin_log2f(sum) : 0.0f;
 }

@@ -44,8 +44,9 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
       const float reference = max(largest, lse2);
       float old_weight = 1.0f, weight = 1.0f;
       if constexpr (K::Variant::kSoftmax) {
-        old_weight = reference == -kInfinity ? 0.0f : exp2(largest - reference);
-        weight = reference == -kInfinity ? 0.0f : exp2(lse2 - reference);
+        const float base = reference == -kInfinity ? 0.0f : reference;
+        old_weight = exp2(largest - base);
+        weight = exp2(lse2 - base);  // not a number if the part's result is none
       }
       sum = sum * old_weight + weight;
       largest = reference;

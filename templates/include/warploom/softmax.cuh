@@ -103,10 +103,10 @@ struct Softmax {
   float reference_[kRows];  // largest * factor, or 0 while that is -inf
 };
 
-// Base-2 log-sum-exp of a row; -inf if nothing was visible.
+// Base-2 log-sum-exp of a row; -inf if nothing was visible. A sum that is no number stays one.
 WL_FN float row_lse(float largest, float sum, float factor) {
-  return sum > 0.0f ? largest * factor + log2(sum) : -kInfinity;
+  return sum == 0.0f ? -kInfinity : largest * factor + log2(sum);
 }
-WL_FN float row_scale(float sum) { return sum > 0.0f ? reciprocal(sum) : 0.0f; }
+WL_FN float row_scale(float sum) { return sum == 0.0f ? 0.0f : reciprocal(sum); }
 
 }  // namespace warploom
