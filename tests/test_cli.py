@@ -147,3 +147,9 @@ assert not {{"torch", "cuda", "jinja2", "warploom.codegen.nvrtc"}} & set(sys.mod
 assert not any("libcuda" in line or "libnvrtc" in line for line in open("/proc/self/maps"))
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd="/")
+
+
+def test_doctor_shows_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = "pip install 'warploom[cu13]'"
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("NVRTC", False, advice, "cuda")])
+    assert advice in run("doctor").output

@@ -112,13 +112,15 @@ def show_env() -> None:
 @main.command()
 def doctor() -> None:
     """Say what works on this machine, by trying it; exit with 1 if no back end does."""
+    from rich.markup import escape
+
     from warploom.doctor import examine, working_back_ends
 
     table = _table("part", "state", "what was found, or what to do")
     findings = examine()
     for finding in findings:
         state = "[green]works[/]" if finding.works else "[yellow]missing[/]"
-        table.add_row(finding.part, state, finding.detail)
+        table.add_row(finding.part, state, escape(finding.detail))  # [cu13] is no markup
     _console().print(table)
     working = working_back_ends(findings)
     click.echo(f"back ends that work here: {', '.join([*working, 'reference (NumPy, slow)'])}")
