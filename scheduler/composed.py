@@ -149,7 +149,7 @@ def _deal(
         ("row_begin", first_row),
         ("kv_begin", tiles.kv_begin),
         ("kv_end", tiles.kv_end),
-        ("reserved", tiles.rows),
+        ("rows", tiles.rows),
     ):
         items[field] = values[tile]
     items["kv_head"] = head
@@ -203,7 +203,7 @@ def _join(
     target = pairs.unit[pair] * heads + items["kv_head"][item]
     number = np.bincount(target, minlength=len(units.request) * heads)
     partial = np.bincount(item, number[target] > 1, len(items)) > 0
-    rows = items["reserved"].astype(np.int64) * partial
+    rows = items["rows"].astype(np.int64) * partial
     items["slot"] = np.where(partial, np.cumsum(rows) - rows, -1)
     # In order of units and heads, then of keys; what was written directly joins nothing.
     listed = np.flatnonzero(partial[item])

@@ -75,7 +75,7 @@ WORK_ITEM = Record(
         ("kv_end", "one past the last key"),
         ("slot", "partial slot that takes the result, or -1: write the output"),
         ("merge", "index of the merge record, or -1"),
-        ("reserved", "0"),
+        ("rows", "fused rows of the tile in a composed plan, else 0"),
     ),
 )
 
@@ -92,15 +92,15 @@ HEADER = Record(
     (
         ("num_items", "work items in all"),
         ("num_segments", "segments"),
-        ("num_merges", "tiles that were split"),
+        ("num_merges", "tiles that were split; joins in a composed plan"),
         ("num_slots", "partial slots in use"),
         ("status", "0, or why a device refused to plan the batch; there are no items then"),
     ),
 )
 
-# Composed plans read a work item's `row_begin` as the tile's first entry in `packed_rows`, its
-# `reserved` as the tile's rows, and its `slot` as the first partial row. In place of merges they
-# have joins, which run when all items are done.
+# Composed plans read a work item's `row_begin` as the tile's first entry in `packed_rows` and its
+# `slot` as the first partial row. In place of merges they have joins, which run when all items are
+# done.
 UNIT = Record(
     "Unit",
     (

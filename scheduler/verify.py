@@ -120,7 +120,7 @@ def _counts(plan: Plan) -> _Checks:
 
 def _ranges(plan: Plan, work: _Work) -> _Checks:
     items, segments = plan.items, plan.segments
-    yield items["reserved"] == 0, "an item's reserved field is not 0"
+    yield items["rows"] == 0, "an item names its rows, as those of composed plans do"
     yield (items["segment"] >= 0) & (items["segment"] < len(segments)), "an item has no segment"
     yield (items["kv_head"] >= 0) & (items["kv_head"] < plan.num_kv_heads), "an item has no head"
     yield items["row_begin"] % plan.rows == 0, "an item's rows do not begin at a tile"

@@ -89,7 +89,7 @@ def _units(plan: ComposedPlan, requests: Records) -> _Checks:
 
 def _tiles(plan: ComposedPlan, unit: Ints, within: Ints) -> _Checks:
     """Tiles hold whole units and begin where a unit does."""
-    first, rows = (plan.items[name].astype(np.int64) for name in ("row_begin", "reserved"))
+    first, rows = (plan.items[name].astype(np.int64) for name in ("row_begin", "rows"))
     yield (rows >= 1) & (rows <= plan.rows), "an item has no rows, or more than a tile"
     yield (first >= 0) & (first + rows <= len(unit)), "an item's rows lie outside packed_rows"
     yield (unit >= 0) & (unit < len(plan.units)), "a row names no unit"
@@ -103,7 +103,7 @@ def _tiles(plan: ComposedPlan, unit: Ints, within: Ints) -> _Checks:
 
 def _entries(plan: ComposedPlan, unit: Ints, within: Ints) -> tuple[Ints, Ints, Ints]:
     """For each item and each unit of its tile: item, unit, and the unit's first row in the tile."""
-    first, rows = (plan.items[name].astype(np.int64) for name in ("row_begin", "reserved"))
+    first, rows = (plan.items[name].astype(np.int64) for name in ("row_begin", "rows"))
     item = np.repeat(np.arange(len(rows)), rows)
     place = np.arange(len(item)) - np.repeat(np.cumsum(rows) - rows, rows)
     row = first[item] + place
@@ -200,7 +200,7 @@ def _joins(plan: ComposedPlan, item: Ints, unit: Ints, place: Ints) -> _Checks:
     yield joins["count"] == counted[run], "a join miscounts its contributions"
     yield joins["first"] == first[run], "a join reads another row's contributions"
     used = plan.items["slot"] >= 0
-    rows = plan.items["reserved"][used].astype(np.int64)
+    rows = plan.items["rows"][used].astype(np.int64)
     first = plan.items["slot"][used].astype(np.int64)
     by_slot = np.argsort(first)
     yield first[by_slot] == np.cumsum(rows[by_slot]) - rows[by_slot], "partial rows overlap"

@@ -41,7 +41,7 @@ def spec(
     stored: str | None = None,
 ) -> AttentionSpec:
     return AttentionSpec(
-        trace(variant or wl.Causal()),
+        trace(wl.Causal() if variant is None else variant),
         head_dim,
         head_dim_v or head_dim,
         dtype(element),

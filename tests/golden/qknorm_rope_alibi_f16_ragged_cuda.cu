@@ -9,7 +9,7 @@ namespace warploom {
 struct alignas(4) PlanHeader {
   int num_items;  // work items in all
   int num_segments;  // segments
-  int num_merges;  // tiles that were split
+  int num_merges;  // tiles that were split; joins in a composed plan
   int num_slots;  // partial slots in use
   int status;  // 0, or why a device refused to plan the batch; there are no items then
 };
@@ -37,7 +37,7 @@ struct alignas(16) WorkItem {
   int kv_end;  // one past the last key
   int slot;  // partial slot that takes the result, or -1: write the output
   int merge;  // index of the merge record, or -1
-  int reserved;  // 0
+  int rows;  // fused rows of the tile in a composed plan, else 0
 };
 
 struct alignas(4) Merge {

@@ -200,7 +200,7 @@ def test_a_long_prefix_of_many_requests_is_read_by_full_tiles(kit: Any) -> None:
     assert [choice.kept for choice in plan.choices] == [True]
     assert plan.segments["kv_count"].tolist() == [8192] + [128] * 64
     shared = plan.items[plan.items["segment"] == 0]
-    assert (shared["reserved"] == 64).all()  # 16 requests of 4 rows
+    assert (shared["rows"] == 64).all()  # 16 requests of 4 rows
     assert "in place of 64 save" in str(plan.choices[0])
     # all of the load is dealt evenly
     assert plan.loads.max() <= 1.1 * plan.loads.mean()
@@ -259,7 +259,7 @@ DAMAGE = {
     "items slot": lambda p: p.items["slot"].__setitem__(3, p.items["slot"][4]),
     "items direct": lambda p: p.items["slot"].__setitem__(3, -1),
     "items head": lambda p: p.items["kv_head"].__setitem__(0, (p.items["kv_head"][0] + 1) % 8),
-    "items rows": lambda p: p.items["reserved"].__setitem__(0, p.items["reserved"][0] - 1),
+    "items rows": lambda p: p.items["rows"].__setitem__(0, p.items["rows"][0] - 1),
     "units q_row": lambda p: p.units["q_row"].__setitem__(7, 8),
     "units q_pos": lambda p: p.units["q_pos"].__setitem__(7, 0),
     "units kv_len": lambda p: p.units["kv_len"].__setitem__(7, 9000),

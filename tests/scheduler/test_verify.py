@@ -144,7 +144,7 @@ DAMAGE: dict[str, tuple[Callable[[Plan], None], str]] = {
     "negative segment": (change("segment", whole, -100), "has no segment"),
     "unknown head": (change("kv_head", whole, 2), "has no head"),
     "other head": (change("kv_head", empty, 1), "no item|share keys|has no head"),
-    "reserved": (change("reserved", whole, 1), "reserved"),
+    "rows": (change("rows", whole, 1), "names its rows"),
     "slot of a whole tile": (change("slot", whole, 1), "whole tile has a slot"),
     "merge of a whole tile": (change("merge", whole, 1), "whole tile has a slot"),
     "slot off by one": (change("slot", partial, 1), "do not ascend"),

@@ -16,7 +16,7 @@ WL_INLINE Record load_record(const int* records, int index) {
 // Fused rows of a work item.
 template <class K, class Params, class WorkItem, class Segment>
 WL_INLINE int rows_of(const Params& p, const WorkItem& work, const Segment& segment) {
-  if constexpr (K::Config::kComposed) return work.reserved;
+  if constexpr (K::Config::kComposed) return work.rows;
   return min_int(K::Config::kRows, segment.num_q * p.group_size - work.row_begin);
 }
 

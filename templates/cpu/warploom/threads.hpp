@@ -42,7 +42,7 @@ void run_cta(const typename K::Params& p, int cta, Scratch<K>& scratch) {
 template <class K>
 void run_joins(const typename K::Params& p, std::atomic<int>& next, States<K>& states) {
   constexpr int kRows = K::Config::kRows;
-  const int total = p.header[2];
+  const int total = load_record<typename K::PlanHeader>(p.header, 0).num_merges;
   for (int first = next.fetch_add(kRows); first < total; first = next.fetch_add(kRows)) {
     join_rows(Item<K>(p, first, min_int(kRows, total - first)), first, states);
   }

@@ -132,7 +132,8 @@ WL_FN void join_rows(const Item<K>& item) {
   using Join = typename K::Join;
   constexpr int kRows = RowStore<K>::kPassRows;  // that a CTA joins at a time
   auto& facts = item.arena.facts();
-  const int total = __ldg(item.p.header + 2);
+  const int total =
+      __ldg(&reinterpret_cast<const typename K::PlanHeader*>(item.p.header)->num_merges);
   if (total == 0) return;  // in all CTAs
   unsigned* counters = item.p.arrivals;
   const int thread_row = threadIdx.x / Sizes<K>::kRowThreads;
