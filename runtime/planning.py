@@ -48,9 +48,13 @@ class Planning:
         Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
         bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
         (`runtime.plan_batch` says when): nothing waits, and a CUDA graph can hold plan and run. It
-        does not compare pages and ragged keys with k and v; for what it refuses see `check_plan`.
-        Page numbers may always lie on the device; other arrays there are copied to the host if the
-        host must plan, which waits for the device.
+        does not compare pages and ragged keys with k and v, so a page beyond the cache, which only
+        `run` gets to see, is read past its end. For what the device refuses see `check_plan`: runs
+        of such a plan compute nothing and leave `out` and `lse` as they were, and new ones
+        uninitialised.
+        Page numbers may always lie on the device, where those of a plan by the host are not checked
+        at all; other arrays there are copied to the host if the host must plan, which waits for the
+        device.
 
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
@@ -84,6 +88,8 @@ class Planning:
 
     def check_plan(self) -> None:
         """Raise if the device refused the last plan; waits for the device.
+
+        The output of runs in between is undefined: such a plan computes nothing.
 
         Raises:
             NotPlanned: there is no plan yet.

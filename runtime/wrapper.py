@@ -243,7 +243,7 @@ class AttentionWrapper(Planning):
 
         Returns:
             The output, and with `return_lse` the log-sum-exp: -inf (and output 0) for rows that see
-            nothing.
+            nothing. Undefined if the device refused the plan, which `check_plan` tells.
 
         Raises:
             NotPlanned: there is no plan yet.

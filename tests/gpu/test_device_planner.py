@@ -137,8 +137,8 @@ def test_refused_batches_compute_nothing(cuda: Any) -> None:
     q = torch.randn(REQUESTS, 8, 64, device=cuda, dtype=torch.bfloat16)
     cache = torch.randn(64, 2, PAGE, 2, 64, device=cuda, dtype=torch.bfloat16)
 
-    def plan(qo: Any, kv: Any, last: Any) -> None:
-        pages = torch.zeros(4096, dtype=torch.int32, device=cuda)
+    def plan(qo: Any, kv: Any, last: Any, page: int = 0) -> None:
+        pages = torch.full((4096,), page, dtype=torch.int32, device=cuda)
         lists = [torch.tensor(x, dtype=torch.int32, device=cuda) for x in (qo, kv, last)]
         attention.plan(lists[0], lists[1], pages, lists[2])
 
@@ -158,6 +158,9 @@ def test_refused_batches_compute_nothing(cuda: Any) -> None:
         with pytest.raises(BatchRefused, match=reason):
             attention.check_plan()
         assert (out == 7.0).all()
+    plan([0, 1], [0, 1], [3], page=-1)
+    with pytest.raises(BatchRefused, match="page number is negative"):
+        attention.check_plan()
     plan([0, 1], [0, 1], [3])
     attention.check_plan()
     with pytest.raises(BoundsExceeded):

@@ -130,6 +130,21 @@ def test_kernels_refuse_what_passes_the_bounds(emulated: Emulated) -> None:
     assert not found[indptr : indptr + 71].any()
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_kernels_refuse_negative_pages(emulated: Emulated, blocks: int) -> None:
+    rng = np.random.default_rng(0)
+    for at, status in ((0, 6), (29, 6), (30, 0)):  # the last is behind those of requests
+        qo, kv, pages, last = paged(np.ones(3, int), np.array([10 * PAGE] * 3), rng)
+        batch = emulated.native.measure((qo, kv, np.append(pages, 0), last), None)
+        assert batch is not None
+        indices = batch.lengths[3]
+        indices.owner[at] = -1
+        found = np.full(SITE.room.total_ints, -7, np.int32)
+        emulated.plan(batch.lengths, SITE, found.ctypes.data, (blocks, 64, 0))
+        assert found[4] == status
+        assert (found[0] > 0) == (status == 0)
+
+
 def test_reserved_memory_is_that_of_the_team() -> None:
     text = (TEMPLATES / "include" / "warploom" / "team.cuh").read_text()
     assert "kBytes = 2 * 32 * sizeof(wide)" in text

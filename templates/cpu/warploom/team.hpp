@@ -8,6 +8,8 @@
 namespace warploom {
 
 struct Solo {
+  static constexpr bool kIsMeasured = true;  // measure() has looked at the pages
+
   WL_FN Range range(int count) const { return {0, count}; }  // the part of this thread
   WL_FN Range part(int count) const { return {0, count}; }   // the same among all teams
   WL_FN bool is_first() const { return true; }

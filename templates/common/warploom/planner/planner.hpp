@@ -69,6 +69,9 @@ class Planner {
     }
     wrong = int(team_.max(wrong));
     if (wrong != 0) return PlanStatus(wrong);
+    if constexpr (!Team::kIsMeasured) {
+      if (has_negative_page()) return PlanStatus::kPage;
+    }
     has_several_ = team_.max(several) != 0;
     int first = int(team_.before(tiles, total));
     for (int r = mine.begin; r < mine.end; ++r) {
@@ -79,6 +82,16 @@ class Planner {
     if (team_.is_first()) s_.first_tile[p_.num_requests] = tiles_;
     team_.sync();
     return PlanStatus::kGood;
+  }
+
+  // Only where `kv_indptr` is right. Every team looks at all pages, for none can ask the others.
+  WL_FN bool has_negative_page() {
+    if (!batch_.is_paged() || p_.kv_indices == nullptr) return false;
+    const int* const pages = p_.kv_indices;
+    const Range mine = team_.range(p_.kv_indptr[p_.num_requests]);
+    bool found = false;
+    for (int i = mine.begin; i < mine.end; ++i) found |= pages[i] < 0;
+    return team_.max(found) != 0;
   }
 
   WL_FN QueryTile tile(int t, int segment) const {
