@@ -6,6 +6,7 @@ traced, NumPy values for the oracle, and the bound value otherwise.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol, TypeAlias
 
 from warploom.dsl import location
@@ -102,11 +103,17 @@ class Tensor:
     def accept(self, value: object) -> object:
         """The value as it is bound; raises FieldMisuse if it has another rank."""
         shape = getattr(value, "shape", None)
+        axes = ", ".join(str(role or "any") for role in self.roles)
         if shape is None:
-            raise misuse(self.owner, self.name, f"got {type(value).__name__}; expected an array")
+            reason = f"got {type(value).__name__}; expected an array [{axes}]"
+            remedy = f"Give a tensor, such as torch.tensor(..., dtype=torch.{self.dtype.name})."
+            raise misuse(self.owner, self.name, reason, remedy)
         if len(shape) != len(self.roles):
-            expected = f"{len(self.roles)} dimensions {self.roles}"
-            raise misuse(self.owner, self.name, f"got shape {tuple(shape)}; expected {expected}")
+            reason = f"got shape {tuple(shape)}; expected {len(self.roles)} dimensions [{axes}]"
+            remedy = "Add the missing ones with .unsqueeze() or .expand()."
+            if len(shape) > len(self.roles):
+                remedy = "Take one of it, or reshape it."
+            raise misuse(self.owner, self.name, reason, remedy)
         return value
 
     def read(self, reading: Reading) -> Value:
@@ -122,10 +129,10 @@ class Tensor:
 Field: TypeAlias = Scalar | Tensor
 
 
-def misuse(variant: str, name: str, reason: str) -> FieldMisuse:
+def misuse(variant: str, name: str, reason: str, remedy: str = "") -> FieldMisuse:
     """The error for a wrong declaration or use of a field, placed at the user's line."""
-    place = location.source(location.here())
-    return FieldMisuse(variant=variant, name=name, reason=reason, source=place)
+    place = location.source(location.caller())
+    return FieldMisuse(variant=variant, name=name, reason=reason, remedy=remedy, source=place)
 
 
 def as_scalar(
@@ -139,11 +146,12 @@ def as_scalar(
     item = getattr(value, "item", None)
     number = item() if item is not None and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(number, (bool, int, float)):
-        raise misuse(owner, name, f"got {type(value).__name__}; expected a number")
+        reason = f"got {type(value).__name__}; expected a number"
+        raise misuse(owner, name, reason, f"Give a Python number that fits {kind.name}.")
     if kind.kind is Kind.FLOAT:
         return float(number)
-    if number != int(number):
-        raise misuse(owner, name, f"got {number}; expected {kind.name}")
+    if not math.isfinite(number) or number != int(number):
+        raise misuse(owner, name, f"got {number}; expected {kind.name}", "Give a whole number.")
     return bool(number) if kind.kind is Kind.BOOL else int(number)
 
 

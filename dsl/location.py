@@ -38,6 +38,17 @@ def here() -> Place | None:
     return None
 
 
+def caller() -> Place | None:
+    """The innermost running frame outside of warploom, for mistakes outside of functors."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not _is_machinery(module) and not module.startswith(_SHIPPED):
+            return Place(frame.f_code, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
 def source(place: Place | None) -> Source | None:
     """Resolve a place; the column is 0 before Python 3.11, which does not record it."""
     if place is None:

@@ -355,18 +355,26 @@ def _address(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def as_input(field: TensorField, value: Any) -> torch.Tensor:
-    """A tensor for a field; host values get the declared dtype if only their width differs."""
+    """A tensor for a field; host values get the declared dtype if only their width differs.
+
+    Raises:
+        ArgumentError: an integer on the host beyond int32, where that is declared.
+    """
     expected = getattr(torch, field.dtype.name)
     if isinstance(value, (list, tuple, int, float)):
         value = torch.as_tensor(value, dtype=expected)
     tensor = as_torch(value, field.name).detach()
     if tensor.device.type != "cpu" or tensor.dtype == expected:
         return tensor
-    floats = tensor.is_floating_point() and expected.is_floating_point
-    integers = tensor.dtype in (torch.int64, torch.int16) and expected == torch.int32
-    if floats or (integers and bool((tensor.abs() < 2**31).all())):
+    if tensor.dtype in (torch.int64, torch.int16) and expected == torch.int32:
+        outside = (tensor.to(expected) != tensor).nonzero()
+        if len(outside):
+            at = outside[0].tolist()
+            reason = f"its value {int(tensor[tuple(at)])} at {at} does not fit into int32"
+            raise ArgumentError(name=field.name, reason=f"{reason}; renumber the values")
         return tensor.to(expected)
-    return tensor
+    floats = tensor.is_floating_point() and expected.is_floating_point
+    return tensor.to(expected) if floats else tensor
 
 
 def _write_tensor(block: Block, name: str, tensor: torch.Tensor) -> None:

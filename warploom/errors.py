@@ -89,7 +89,10 @@ class WrongSignature(VariantError):
 
 
 class FieldMisuse(VariantError):
-    message = "field {name!r} of {variant}: {reason}."
+    message = "field {name!r} of {variant}: {reason}.{remedy}"
+
+    def __init__(self, *, remedy: str = "", **facts: Any) -> None:
+        super().__init__(remedy=remedy and f" {remedy.lstrip()}", **facts)
 
 
 class CannotTrace(VariantError):

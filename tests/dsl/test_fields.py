@@ -102,6 +102,29 @@ def test_wrong_declarations_and_values(declare, reason, source) -> None:
     assert source(caught.value).file == __file__ and "lambda" in source(caught.value).text
 
 
+@pytest.mark.parametrize(
+    ("make", "given", "text"),
+    [
+        (wl.SlidingWindow, 2.5, "got 2.5; expected int32. Give a whole number."),
+        (wl.SlidingWindow, float("nan"), "got nan; expected int32. Give a whole number."),
+        (wl.SoftCap, None, "got NoneType; expected a number. Give a Python number"),
+        (wl.PrefixLM, 5, "an array [batch]. Give a tensor, such as torch.tensor(..., dtype="),
+        (
+            wl.DocumentMask,
+            np.zeros(4),
+            "got shape (4,); expected 2 dimensions [batch, kv_pos].",
+        ),
+        (wl.DocumentMask, np.zeros((1, 4, 1)), "Take one of it, or reshape it."),
+    ],
+)
+def test_wrong_values_for_shipped_variants_point_at_the_call(make, given, text, source, placed):
+    """Not into the variant's own file, where there is nothing to mend."""
+    with pytest.raises(FieldMisuse) as caught:
+        make(given)
+    assert text in str(caught.value)
+    assert source(caught.value).file == __file__ and placed(caught.value, "make(given)")
+
+
 def test_reserved_names() -> None:
     for name in ("softmax", "logits_mask", "inputs", "_hidden"):
         # Python before 3.12 wraps errors of __set_name__

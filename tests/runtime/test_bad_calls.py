@@ -104,3 +104,18 @@ def test_variants_have_no_union() -> None:
 def test_wrong_calls_cross_processes() -> None:
     error = errors.WrongCall(function="run", reason="no", hint=" Yes.")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize("value", [2**33, 2**31, -(2**63)])
+def test_values_beyond_the_declared_type_are_at_fault_not_their_type(value: int) -> None:
+    """Converting them, as for another type, would cut them off."""
+    ids = torch.zeros(1, 5, dtype=torch.int64)
+    ids[0, 3] = value
+    with pytest.raises(errors.ArgumentError, match=rf"value {value} at \[0, 3\] does not fit") as e:
+        wl.attention(Q[None], K[None], K[None], variant=wl.DocumentMask(ids))
+    assert not isinstance(e.value, errors.WrongDType) and ".to(" not in str(e.value)
+
+
+def test_the_least_int32_is_taken() -> None:
+    ids = torch.full((1, 5), -(2**31), dtype=torch.int64)
+    wl.attention(Q[None], K[None], K[None], variant=wl.DocumentMask(ids), backend="reference")
