@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles import STREAMED_ROWS
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.ir import walk
@@ -28,7 +29,7 @@ from warploom.scheduler.prefixes import PrefixForest, find_prefixes
 from warploom.scheduler.visibility import Visibility
 
 MAX_LEVELS = 4  # parts that a request reads where no bounds say another number
-FEWEST_ROWS = 17.0  # fused rows that a tile is chosen for on a GPU
+FEWEST_ROWS = STREAMED_ROWS + 1.0  # fused rows that a tile is chosen for on a GPU
 _OF_REQUEST = frozenset(("batch", "q_len", "kv_len"))
 
 
@@ -80,12 +81,16 @@ class ComposedPlanner(Planner):
         """The tile of all plans, or None if each batch chooses.
 
         Raises:
-            ArgumentError: bits that do not depend on neighbours were asked for.
+            ArgumentError: bits that do not depend on neighbours were asked for, or on a GPU a tile
+                whose warps stream keys.
         """
         options = self._options
         if options.batch_invariant:
             reason = "a composed plan joins states where other requests share a prefix"
             raise ArgumentError(name="batch_invariant", reason=reason)
+        if options.tile is not None and self._on_gpu and options.tile.rows <= STREAMED_ROWS:
+            reason = f"composed plans need tiles of 64 rows and more, not of {options.tile.rows}"
+            raise ArgumentError(name="tile", reason=reason)
         if options.tile is not None or not options.fixed_tile or options.bounds is None:
             return options.tile
         rows = options.bounds.max_q_rows * self._heads.group_size
@@ -128,9 +133,20 @@ class ComposedPlanner(Planner):
         return self._choose(mean_rows(batch, forest, self._heads.group_size))
 
     def _choose(self, rows: float) -> TileConfig:
+        return self._kernels.choose(max(rows, self._fewest_rows))
+
+    def _candidates(self) -> list[TileConfig]:
+        return self._kernels.candidates(self._fewest_rows)
+
+    @property
+    def _fewest_rows(self) -> float:
         """On a GPU, tiles of 64 rows and more: those of 16 stream keys from item to item, and what
         they would make of composed plans was not measured."""
-        return self._kernels.choose(max(rows, FEWEST_ROWS) if self._device.type == "cuda" else rows)
+        return FEWEST_ROWS if self._on_gpu else 1.0
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
 
     def _compute_sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
         room = composed_capacity(

@@ -83,9 +83,10 @@ class Kernels:
             return choose_tile(self._spec, self.target, mean_fused_rows, share)
         return cpu_tile(self._spec, mean_fused_rows)
 
-    def candidates(self) -> list[TileConfig]:
-        """Every tile that `choose` can give."""
-        return list(dict.fromkeys(self.choose(rows, n) for rows in _SAMPLES for n in (1, None)))
+    def candidates(self, fewest_rows: float = 1) -> list[TileConfig]:
+        """Every tile that `choose` can give, for this many fused rows or more."""
+        samples = [max(rows, fewest_rows) for rows in _SAMPLES]
+        return list(dict.fromkeys(self.choose(rows, n) for rows in samples for n in (1, None)))
 
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:

@@ -106,6 +106,14 @@ class Planner:
         tile = self._kernels.choose(rows, items)
         return replace(tile, reason=f"fixed for all batches: {tile.reason}")
 
+    def tiles(self) -> list[TileConfig]:
+        """Every tile that a plan can have."""
+        fixed = self.fixed_tile()
+        return [fixed] if fixed else self._candidates()
+
+    def _candidates(self) -> list[TileConfig]:
+        return self._kernels.candidates()
+
     def tile_for(self, batch: Batch) -> TileConfig:
         """The tile for a batch: fixed, or by its segments and their mean number of fused rows."""
         if self._options.fixed_tile and self._fixed is None:
@@ -143,9 +151,7 @@ class Planner:
 
     def largest_size(self, bounds: Bounds) -> WorkspaceSize:
         """The largest of the sizes that the tiles to choose from need."""
-        fixed = self.fixed_tile()
-        tiles = [fixed] if fixed else self._kernels.candidates()
-        sizes = [self.sizes(bounds, self._kernels.get(tile))[1] for tile in tiles]
+        sizes = [self.sizes(bounds, self._kernels.get(tile))[1] for tile in self.tiles()]
         return max(sizes, key=lambda size: size.total)
 
     def reserve(self) -> None:

@@ -316,8 +316,7 @@ class AttentionWrapper(Planning):
         """Tiles that a plan can choose; none for the reference back end."""
         if self.backend == "reference":
             return []
-        fixed = self._planner.fixed_tile()
-        return [fixed] if fixed else self._kernels.candidates()
+        return self._planner.tiles()
 
     def workspace_size(self, bounds: Bounds | None = None) -> WorkspaceSize:
         """Exact bytes that any batch within the bounds needs (FlashInfer, appendix D).

@@ -49,8 +49,7 @@ def test_every_architecture(arch: str) -> None:
 
 
 TILES = {
-    "16": (wl.Causal(), TileConfig(16, 32, 2, 3), 1, 128),
-    "16, four threads a row": (wl.Causal(), TileConfig(16, 64, 4, 3), 16, 96),
+    "four threads a row": (wl.Causal(), TileConfig(64, 32, 2, 2), 16, 96),
     "128": (wl.Causal() & wl.SlidingWindow(100), TileConfig(128, 64, 4, 2), 16, 128),
     "every seat": (EVERYTHING, TileConfig(64, 32, 4, 2), 16, 128),
     "output": (wl.Causal() & NormOfRequest(), TileConfig(128, 64, 8, 2), 16, 128),

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from warploom.codegen.arch import arch_named
 from warploom.codegen.hostcc import host_target
+from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import dtype
-from warploom.dsl.formats import Ragged
+from warploom.dsl.formats import Composed, Paged, Ragged
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError
 from warploom.runtime import kernels
+from warploom.runtime.composed import planner_of
 from warploom.runtime.kernels import Kernels
+from warploom.runtime.planner import Options, Planner
+from warploom.runtime.visibility import Heads
 
 
 def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +47,24 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
     assert found[0] is not found[2]
     assert len(loads) == 2
     assert loads[0] == loads[1]
+
+
+def test_composed_plans_on_a_gpu_have_no_tile_that_streams_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels, "cuda_facts", lambda index: SimpleNamespace(num_sms=132))
+
+    def planner(kv_format: Any, tile: TileConfig | None = None) -> Planner:
+        spec = AttentionSpec(trace(Variant()), 128, 128, dtype("bfloat16"), kv_format)
+        made = Kernels(spec, torch.device("cpu"))
+        made.target = arch_named("sm_90a")
+        options, nothing = Options(None, False, False, None, tile), SimpleNamespace()
+        device = torch.device("cuda", 0)
+        return planner_of(kv_format)(
+            spec, Heads(8, 2), made, nothing, nothing, options, device  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    assert min(tile.rows for tile in planner(Paged(16)).tiles()) == 16
+    assert {tile.rows for tile in planner(Composed(16)).tiles()} == {64, 128}
+    with pytest.raises(ArgumentError, match=r"tile: .*64 rows and more, not of 16"):
+        planner(Composed(16), TileConfig(16, 64, 2, 2)).tiles()

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <warploom/attend.cuh>
-#include <warploom/join.cuh>
 #include <warploom/merge.cuh>
 
 namespace warploom {
@@ -43,19 +42,11 @@ class Scout {
   }
 };
 
-// After the last item, if there was any: the scout has nothing to do with it.
-template <class K>
-WL_FN void join_composed(const typename K::Params& p, char* shared_memory) {
-  if (threadIdx.x < Sizes<K>::kThreads) join_rows(item_of<K>(p, shared_memory, 0));
-}
-
 template <class K>
 WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
+  static_assert(!K::Config::kComposed, "composed plans have tiles of 64 rows and more");
   const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
-  if (first >= end) {
-    if constexpr (K::Config::kComposed) join_composed<K>(p, shared_memory);
-    return;
-  }
+  if (first >= end) return;
   const Item<K> opened = item_of<K>(p, shared_memory, first);
   opened.open(first, threadIdx.x, Sizes<K>::kThreads + kWarpSize);
   __syncthreads();
@@ -78,7 +69,6 @@ WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
     merge_if_last(item);
   }
   cute::cp_async_wait<0>();
-  if constexpr (K::Config::kComposed) join_composed<K>(p, shared_memory);
 }
 
 }  // namespace warploom
