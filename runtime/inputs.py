@@ -43,6 +43,8 @@ _ARGUMENTS = (
     *("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens"),
     *("out", "lse", "return_lse"),
 )
+# Of the wrapper, given to the wrong call.
+_OPTIONS = ("sm_scale", "lse_base", "sm_limit", "backend", "bounds", "tile", "batch_invariant")
 _NUMBERS = {
     Kind.FLOAT: "a Python float or int",
     Kind.INT: "a Python int",
@@ -119,7 +121,14 @@ class Inputs:
         """Raise UnknownInput for the first name that is no input."""
         for name in given:
             if name not in self._scalar_fields and name not in self._tensor_fields:
-                raise UnknownInput.of(self._name, name, self.names, _ARGUMENTS)
+                raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnknownInput:
+        if name not in _OPTIONS:
+            return UnknownInput.of(self._name, name, self.names, _ARGUMENTS)
+        hint = f" It is an option of the wrapper: AttentionWrapper(..., {name}=...)."
+        known = ", ".join(self.names) or "nothing"
+        return UnknownInput(variant=self._name, name=name, hint=hint, known=known)
 
     def bind(self, given: Mapping[str, Any]) -> None:
         """Keep values for the runs to come.
@@ -265,7 +274,7 @@ class Inputs:
     def _scalar(self, name: str, value: Any) -> Number:
         field = self._scalar_fields.get(name)
         if field is None:
-            raise UnknownInput.of(self._name, name, self.names, _ARGUMENTS)
+            raise self._unknown(name)
         return checked_scalar(field, value)
 
     def _check_type(

@@ -173,6 +173,7 @@ def test_a_page_beyond_the_cache() -> None:
         ),
         ({"gian": 1.0}, errors.UnknownInput, "no input 'gian'. Did you mean 'gain'[?] It takes"),
         ({"retrun_lse": True}, errors.UnknownInput, "Did you mean 'return_lse'[?]"),
+        ({"lse_base": "2"}, errors.UnknownInput, "option of the wrapper: .*lse_base=..."),
         ({"gain": 1e300}, errors.ArgumentError, "1e[+]300 does not fit into float32"),
         ({"gain": "much"}, errors.WrongDType, "gain has dtype str.*Give a Python float or int"),
         ({"gain": 1.0, "bias": torch.zeros(4, 4)}, errors.WrongShape, "kv_pos>=5"),
@@ -212,6 +213,8 @@ def test_misspelt_arguments_are_found_before_anything_else(make: Any) -> None:
     known.run(Q, (K, K))
     with pytest.raises(errors.UnknownInput, match="Did you mean 'out'"):
         known.run(Q, (K, K), outt=Q)
+    with pytest.raises(errors.UnknownInput, match="option of the wrapper"):
+        known.run(Q, (K, K), lse_base="2")
 
 
 def test_lengths_that_are_no_integers() -> None:
