@@ -237,13 +237,20 @@ def _artifact(entry: Entry, symbol: str, compiled: bool) -> Artifact:
 
 
 def _wait(names: Sequence[str], futures: Sequence[Future[Artifact]], wanted: bool | None) -> None:
-    """Waits for all, with a progress bar on stderr if it takes long enough for a person to ask."""
+    """Waits for all, with a progress bar on stderr if it takes long enough for a person to ask.
+
+    Where stderr is no terminal, a line takes the place of the bar.
+    """
     wanted = env.show_progress() if wanted is None else wanted
-    if not (sys.stderr.isatty() if wanted is None else wanted):
+    if wanted is False:
         wait(futures)
         return
     done, pending = wait(futures, timeout=_PATIENCE_SECONDS)
     if not pending:
+        return
+    if wanted is None and not sys.stderr.isatty():  # a sign of life in a log
+        sys.stderr.write(f"warploom: compiling {len(pending)} kernels\n")
+        wait(futures)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

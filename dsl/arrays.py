@@ -34,7 +34,8 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         plain = [np.asarray(value) if isinstance(value, Array) else value for value in args]
         if "out" in kwargs:  # NumPy's own functions, such as mean, write into their temporaries
             kwargs["out"] = tuple(np.asarray(value) for value in kwargs["out"])
-        return self._keep(getattr(ufunc, method)(*plain, **kwargs))
+        with np.errstate(all="ignore"):  # kernels do not warn of x / 0 either
+            return self._keep(getattr(ufunc, method)(*plain, **kwargs))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return self._keep(super().__array_function__(func, types, args, kwargs))

@@ -295,6 +295,8 @@ def _compare(what: str, got: _Floats, exact: _Floats, naive: _Floats, dtype: str
     where = ", ".join(
         f"{name} {i}" for name, i in zip(("row", "head", "lane"), worst, strict=False)
     )
+    if np.isnan(exact[worst]):
+        return f"{what}, {where}: the functors themselves give nan here; got {got[worst]:.7g}"
     return (
         f"{what}, {where}: got {got[worst]:.7g}, the functors say {exact[worst]:.7g}; "
         f"the error {error[worst]:.3g} exceeds {allowed:.3g}, at {int((error > allowed).sum())} of "

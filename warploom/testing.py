@@ -69,13 +69,30 @@ def check(
 
     Raises:
         CheckFailed: with a report of the smallest failing batch.
+        MissingInput: a tensor's size is unknown; found before anything is compiled.
         MissingPackage: hypothesis is not installed.
     """
     chosen = setups(
         formats=formats, dtypes=dtypes, head_dims=head_dims, kv_dtypes=kv_dtypes, devices=devices
     )
+    _draw_once(variant, chosen, inputs)
     subjects = warm_up([(variant, setup) for setup in chosen])
     run_property(subjects, inputs, max_examples, seed)
+
+
+def _draw_once(variant: Variant, chosen: Sequence[Setup], inputs: MakeInputs | None) -> None:
+    """Draw the inputs of an ordinary batch, to find what is missing before a long compile."""
+    import numpy as np
+
+    from warploom.runtime.trials import Case, random_inputs
+
+    for setup in chosen[:1]:
+        case, rng = (
+            Case(setup, (3, 3), (20, 20), num_kv_heads=2, group_size=2),
+            np.random.default_rng,
+        )
+        given = {} if inputs is None else inputs(case, rng(0))
+        random_inputs(variant, case, rng(0), set(given))
 
 
 def setups(

@@ -27,6 +27,7 @@ from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+from warploom.errors import MissingInput
 from warploom.runtime.trials import Case, Setup, mismatch, random_inputs
 from warploom.testing import CheckFailed, check, run_property, warm_up
 
@@ -165,8 +166,19 @@ def test_check_continues_captured_tensors_to_the_length_of_a_batch() -> None:
 
 def test_check_reports_errors_with_their_batch_and_takes_inputs() -> None:
     setup = {"formats": [Ragged()], "dtypes": ["float32"], "devices": ["cpu"], "max_examples": 10}
-    with pytest.raises(
-        CheckFailed, match=r"MissingInput: Raises reads 'table'.*axis 0 has no role"
-    ):
+    with pytest.raises(MissingInput, match=r"Raises reads 'table'.*axis 0 has no role"):
         check(Raises(), **setup)  # type: ignore[arg-type]
+    with pytest.raises(CheckFailed, match=r"IndexError|WrongShape"):
+        check(Raises(), inputs=lambda case, rng: {"table": rng.random((9, 9))}, **setup)  # type: ignore[arg-type]
     check(Raises(), inputs=lambda case, rng: {"table": rng.random(9)}, **setup)  # type: ignore[arg-type]
+
+
+class Undefined(Variant):
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + (to_float(at.kv_pos - at.kv_pos) / (at.kv_pos - at.kv_pos))
+
+
+def test_check_says_when_the_functors_give_nan(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(CheckFailed, match="the functors themselves give nan here"):
+        check(Undefined(), formats=[Ragged()], dtypes=["float32"], devices=["cpu"], max_examples=10)
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
