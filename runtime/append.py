@@ -25,16 +25,14 @@ from warploom.codegen.append import (
     render_append,
 )
 from warploom.codegen.arch import Arch
-from warploom.codegen.build import build
+from warploom.codegen.build import Artifact
 from warploom.codegen.hostcc import host_target
-from warploom.codegen.source import KernelSource
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
 from warploom.dsl.formats import Layout, Paged
 from warploom.dsl.variant import Variant
 from warploom.errors import (
     ArgumentError,
     BadHeadDim,
-    CompileForbidden,
     WrongShape,
 )
 from warploom.runtime.append_args import check_tensors, index_arrays
@@ -44,8 +42,8 @@ from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.declare import as_variant, group_size
 from warploom.runtime.device import cuda_facts, resolve_device
 from warploom.runtime.formats import Batch
-from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import Inputs
+from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import Block
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
@@ -298,24 +296,18 @@ def _heads_only(requests: int) -> Batch:
 
 
 _Bind = Callable[[Block], Callable[[int], None]]
-_loaded: dict[tuple[str, str], _Bind] = {}
+_loaded: Loaded[_Bind] = Loaded()
 
 
 def _kernel(spec: AppendSpec, device: torch.device) -> _Bind:
     """The loaded kernel: from its parameters, a function that launches it on a stream."""
     source = render_append(spec, "cuda" if device.type == "cuda" else "cpp")
-    key = source.text, str(device)
-    if key not in _loaded:
-        if is_capturing(device):
-            raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
-        _loaded[key] = _load(source, device)
-    return _loaded[key]
-
-
-def _load(source: KernelSource, device: torch.device) -> _Bind:
     target = cuda_facts(device.index).arch if device.type == "cuda" else host_target()
-    artifact = build(source, target)
-    if isinstance(target, Arch):
-        return CudaKernel(source.name, artifact, append_launch(), device.index).bind
-    host = CpuKernel(source.name, artifact)
-    return lambda block: lambda _: host.launch(block, 1, 1)
+
+    def load(artifact: Artifact) -> _Bind:
+        if isinstance(target, Arch):
+            return CudaKernel(source.name, artifact, append_launch(), device.index).bind
+        host = CpuKernel(source.name, artifact)
+        return lambda block: lambda _: host.launch(block, 1, 1)
+
+    return _loaded.get(source, target, device, load)

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.build import Artifact, build, content_key
+from warploom.codegen.build import Artifact
 from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.dsl.spec import AttentionSpec
-from warploom.errors import CompileForbidden
 from warploom.runtime.cpu import CpuKernel, default_num_ctas
 from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.device import cuda_facts
-from warploom.runtime.graph import is_capturing
+from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import ParamBlock
 from warploom.scheduler.layout import c_structs
 
@@ -46,7 +45,7 @@ class Kernel:
     bind: Callable[[ParamBlock], Callable[[int], None]]
 
 
-_loaded: dict[tuple[str, str], Kernel] = {}  # by the digest of all that decides, and the device
+_loaded: Loaded[Kernel] = Loaded()
 
 
 class Kernels:
@@ -109,13 +108,9 @@ class Kernels:
 
     def _find(self, tile: TileConfig) -> Kernel:
         source = self.source(tile)
-        key = (content_key(source, self.target).digest, str(self._device))
-        found = _loaded.get(key)
-        if found is None:
-            if is_capturing(self._device):
-                raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
-            found = _loaded[key] = self._load(tile, source, build(source, self.target))
-        return found
+        return _loaded.get(
+            source, self.target, self._device, lambda built: self._load(tile, source, built)
+        )
 
     def _load(self, tile: TileConfig, source: KernelSource, artifact: Artifact) -> Kernel:
         if not isinstance(self.target, Arch):

@@ -32,6 +32,7 @@ class TensorMaps:
         self._box_lanes = 64 if all(-(-dim // 32) % 2 == 0 for dim in dims) else 32
         self._type = "FLOAT16" if geometry.dtype == torch.float16 else "BFLOAT16"
         self._layout: tuple[object, ...] = ()
+        self._maps: MapsOfLayout | None = None
 
     @classmethod
     def of(cls, geometry: Geometry, tile: TileConfig) -> TensorMaps | None:
@@ -46,11 +47,12 @@ class TensorMaps:
         Raises:
             WrongStride: the copy engine cannot step through a tensor.
         """
+        # Type and device are those of the wrapper: whoever asks has checked that.
         layout = (k.shape, k.stride(), v.shape, v.stride())
-        if layout != self._layout:
-            self._maps = MapsOfLayout(self._encoder(k, "k"), self._encoder(v, "v"))
-            self._maps(k.data_ptr(), v.data_ptr())
-            self._layout = layout
+        if self._maps is None or layout != self._layout:
+            maps = MapsOfLayout(self._encoder(k, "k"), self._encoder(v, "v"))
+            maps(k.data_ptr(), v.data_ptr())
+            self._maps, self._layout = maps, layout
         return self._maps
 
     def _encoder(self, tensor: torch.Tensor, name: str) -> Encode:

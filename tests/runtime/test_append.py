@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 import warploom as wl
 from warploom import errors
+from warploom.codegen import build as build_module
+from warploom.codegen.hostcc import host_target
 from warploom.dsl.arrays import Array32
 from warploom.dsl.reference import Precision, reference_keys_values
 from warploom.dsl.rounding import assert_close, rounder
+from warploom.runtime import append as append_module
+from warploom.runtime import loaded
 
 MARK = 7.0  # what the cache holds before, and must hold where nothing was appended
 
@@ -272,3 +276,20 @@ def test_inputs_are_checked() -> None:
     with pytest.raises(errors.WrongShape, match="kv_head=2"):
         appender(*arguments(), k_scale=torch.ones(3))
     appender(*arguments(), k_scale=torch.ones(2))
+
+
+def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+
+    def build(source: Any, target: Any) -> Any:
+        built.append(target)
+        return build_module.build(source, target)
+
+    monkeypatch.setattr(loaded, "build", build)
+    monkeypatch.setattr(append_module, "_loaded", loaded.Loaded())
+    for flags in ((), (), ("-DOTHER",)):
+        target = host_target()
+        target = replace(target, flags=(*target.flags, *flags))
+        monkeypatch.setattr(append_module, "host_target", lambda found=target: found)
+        wl.Appender(kv_format=wl.Paged(2), num_kv_heads=1, head_dim=8, device="cpu")
+    assert len(built) == 2

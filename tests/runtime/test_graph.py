@@ -16,7 +16,7 @@ from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.errors import CompileForbidden, ForbiddenUnderCapture
 from warploom.runtime import attention as attention_module
-from warploom.runtime import graph, kernels, launch, workspace, wrapper
+from warploom.runtime import graph, launch, loaded, workspace, wrapper
 from warploom.runtime.attention import attention
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
@@ -45,7 +45,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
     def is_capturing(device: torch.device) -> bool:
         return state["on"]
 
-    for module in (graph, kernels, launch, attention_module):
+    for module in (graph, loaded, launch, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
     monkeypatch.setattr(attention_module, "_captured", [])
     monkeypatch.setattr(attention_module, "GraphHold", FakeHold)

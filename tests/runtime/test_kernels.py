@@ -18,7 +18,7 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError
-from warploom.runtime import kernels
+from warploom.runtime import kernels, loaded
 from warploom.runtime.composed import planner_of
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.planner import Options, Planner
@@ -33,8 +33,8 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
         return object()
 
     monkeypatch.setattr(Kernels, "_load", load)
-    monkeypatch.setattr(kernels, "build", lambda source, target: None)
-    monkeypatch.setattr(kernels, "_loaded", {})
+    monkeypatch.setattr(loaded, "build", lambda source, target: None)
+    monkeypatch.setattr(kernels, "_loaded", loaded.Loaded())
     spec = AttentionSpec(trace(Variant()), 64, 64, dtype("float32"), Ragged())
     found = []
     for flags in ((), (), ("-DOTHER",)):

@@ -1,0 +1,51 @@
+"""Kernels that this process has loaded, each once for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+
+from warploom.codegen.arch import Arch
+from warploom.codegen.build import Artifact, build, content_key
+from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.source import KernelSource
+from warploom.errors import CompileForbidden
+from warploom.runtime.graph import is_capturing
+
+T = TypeVar("T")
+
+
+class Loaded(Generic[T]):
+    """Kernels of one kind, by the digest of all that decides what is built, and the device."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], T] = {}
+
+    def get(
+        self,
+        source: KernelSource,
+        target: Arch | HostTarget,
+        device: torch.device,
+        load: Callable[[Artifact], T],
+    ) -> T:
+        """The kernel of a source, built and loaded if it is new.
+
+        Args:
+            source: its text.
+            target: what it is compiled for.
+            device: where it runs.
+            load: from what was built to the kernel.
+
+        Raises:
+            CompileForbidden: it is new and a CUDA graph is being captured, or compiling is
+                forbidden and it is not cached.
+            CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: it could not be made.
+        """
+        key = content_key(source, target).digest, str(device)
+        if key not in self._found:
+            if is_capturing(device):
+                raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
+            self._found[key] = load(build(source, target))
+        return self._found[key]
