@@ -116,7 +116,8 @@ def composed_capacity(
 
     A unit is in one tile for each part that it reads, at most `bounds.max_levels`. Levelling cuts
     at most `num_ctas - 1` pieces off, each with the rows of one tile. A prefix that is a part has
-    two requests or more, and on one level no request has two prefixes.
+    two requests or more, and on one level no request has two prefixes. With one level, the items
+    that pieces were cut off are the only others with partial rows.
 
     Args:
         bounds: the largest batch.
@@ -133,13 +134,14 @@ def composed_capacity(
     cuts = num_ctas - 1 if units and bounds.max_kv_len else 0
     smallest = group_size if pieces == 1 else (group_size % rows or rows)
     fused = bounds.max_q_rows * group_size
+    whole = num_kv_heads * fused * levels  # partial rows of what was not cut off
     result = ComposedCapacity(
         bounds=bounds,
         num_ctas=num_ctas,
         max_items=num_kv_heads * units * levels + cuts,
         max_segments=requests + (levels - 1) * (requests // 2),
         max_merges=0,
-        max_slots=num_kv_heads * fused * levels + cuts * rows,
+        max_slots=(min(whole, cuts * rows) if levels == 1 else whole) + cuts * rows,
         max_indices=bounds.max_blocks,
         max_units=units,
         max_packed_rows=fused * levels,

@@ -157,6 +157,14 @@ def test_every_plan_is_exact_and_fits_its_bounds(
         assert np.array_equal(packed[start : start + len(content)], content)
 
 
+def test_partial_rows_of_one_level_are_those_of_two_tiles_for_each_cta() -> None:
+    numbers: dict[str, Any] = {"rows": 128, "num_kv_heads": 8, "group_size": 4, "num_ctas": 132}
+    bounds = Bounds(64, 8192, 16384, 65536, max_levels=1)
+    assert composed_capacity(bounds, **numbers).max_slots == 2 * 131 * 128
+    deeper = composed_capacity(replace(bounds, max_levels=2), **numbers)
+    assert deeper.max_slots == 8192 * 4 * 8 * 2 + 131 * 128
+
+
 @dataclass(frozen=True)
 class PartWindow:
     """Causal, and `left` keys back; segments may begin at any position."""
