@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from warploom.codegen.arch import Arch
 from warploom.codegen.functors import scale_factors
 from warploom.codegen.source import TileConfig
+from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.codegen.tiles_hopper import hopper_launch, hopper_tiles
 from warploom.dsl.ir import walk
 from warploom.dsl.spec import AttentionSpec
@@ -20,7 +21,6 @@ from warploom.errors import UnsupportedSpec
 
 _WARP = 32
 STREAMED_ROWS = 16  # of tiles whose warps stream keys (stream.cuh)
-_FACTS_BYTES = 112  # ItemFacts
 _RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
 
 
@@ -201,7 +201,7 @@ def _hopper_reason(tile: TileConfig, mean_fused_rows: float) -> str:
 
 def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     """Size of `Arena` in templates/include/warploom/arena.cuh; a test compares the two."""
-    dim_qk, dim_v = _round_up(spec.head_dim_qk, 32), _round_up(spec.head_dim_v, 32)
+    dim_qk, dim_v = round_up(spec.head_dim_qk, 32), round_up(spec.head_dim_v, 32)
     streams = tile.rows == STREAMED_ROWS
     staged = 2 * tile.rows * dim_qk * (1 + streams) + tile.stages * tile.keys * _key_bytes(spec)
     if spec.is_narrow:  # seats make 16-bit numbers of a whole tile
@@ -217,20 +217,15 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
         staged += 4 * (tile.stages + 1) * tile.keys
     slab_rows = 16 * tile.warps
     output = 4 * slab_rows * (dim_v + 8) + 8 * slab_rows
-    row_bytes = 32 if spec.kv_format.composed else 12  # PackedRow, RowInfo
-    item = _round_up(row_bytes * tile.rows, 16) + _FACTS_BYTES
+    item = staged_item_bytes(spec.kv_format, tile)
     if streams:  # from item to item: nothing takes the place of anything
-        return _round_up(_round_up(staged, 16) + output, 16) + 4 * item
-    return _round_up(max(staged, output), 16) + item
+        return round_up(round_up(staged, 16) + output, 16) + 4 * item
+    return round_up(max(staged, output), 16) + item
 
 
 def _key_bytes(spec: AttentionSpec) -> int:
     """Bytes of a staged key and value, padded to whole swizzled blocks."""
     dims = spec.head_dim_qk, spec.head_dim_v
     if spec.is_narrow:
-        return sum(_round_up(dim, 64) for dim in dims)
-    return sum(2 * _round_up(dim, 32) for dim in dims)
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+        return sum(round_up(dim, 64) for dim in dims)
+    return sum(2 * round_up(dim, 32) for dim in dims)

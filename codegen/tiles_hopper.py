@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from warploom.codegen.source import TileConfig
+from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec
 
 GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
-_FACTS_BYTES = 112  # ItemFacts
+_BARRIER_BYTES = 8  # Barrier
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 
 
@@ -53,18 +54,13 @@ def _suits_blocks(keys: int, block: int) -> bool:
 
 def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     """Size of `hopper::Shared` in templates/include/warploom/hopper/shared.cuh; a test compares."""
-    dim_qk, dim_v = _round_up(spec.head_dim_qk, 32), _round_up(spec.head_dim_v, 32)
+    dim_qk, dim_v = round_up(spec.head_dim_qk, 32), round_up(spec.head_dim_v, 32)
     row_threads = 8 if dim_qk % 64 == 0 and dim_v % 64 == 0 else 4
     staged = 2 * (
         tile.query_stages * tile.rows * dim_qk + tile.stages * tile.keys * (dim_qk + dim_v)
     )
     slab = 4 * (32 * tile.warps // row_threads) * (dim_v + 8)
     positions = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
-    row_bytes = 32 if spec.kv_format.composed else 12  # PackedRow, RowInfo
-    items = tile.query_stages * (_FACTS_BYTES + _round_up(row_bytes * tile.rows, 16))
-    barriers = 8 * (4 * tile.query_stages + 4 * tile.stages)
-    return _round_up(staged + slab + positions, 16) + items + barriers
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+    items = tile.query_stages * staged_item_bytes(spec.kv_format, tile)
+    barriers = _BARRIER_BYTES * (4 * tile.query_stages + 4 * tile.stages)
+    return round_up(staged + slab + positions, 16) + items + barriers

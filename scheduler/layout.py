@@ -123,7 +123,7 @@ JOIN = Record(
         ("kv_head", "key/value head"),
     ),
 )
-ROW_CODE = 256  # an entry of `packed_rows` is unit * ROW_CODE + row within the unit
+ROW_CODE = 256  # an entry of `packed_rows` is unit * ROW_CODE + row within the unit; C++: kRowCode
 
 RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom as wl
-from warploom.codegen.planner_source import scratch_bytes
+from warploom.codegen.build import build
+from warploom.codegen.hostcc import host_target
+from warploom.codegen.planner_source import NUMBERS, planner_source, scratch_bytes
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
@@ -21,9 +25,11 @@ from warploom.dsl.trace import trace
 from warploom.errors import NoHostCompiler, WarploomError
 from warploom.runtime.formats import make_batch
 from warploom.runtime.native_planner import NativePlanner, Site
+from warploom.runtime.planner_params import PlannerParams
 from warploom.runtime.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
+from warploom.scheduler.layout import c_structs
 from warploom.scheduler.plan import Plan, make_plan
 from warploom.scheduler.verify import verify
 
@@ -170,6 +176,26 @@ def test_scratch_memory_is_as_large_as_it_says(requests: int, rows: int, ctas: i
     end = host._scratch_at - host._scratch.ctypes.data + size
     assert (host._scratch[end:] == 0xAB).all()
     assert (host._scratch[:end] != 0xAB).any()
+
+
+def test_scratch_memory_ends_where_the_header_says() -> None:
+    end = """
+    extern "C" __attribute__((visibility("default"))) long long scratch_end(
+        const warploom::Params* p) {
+      const warploom::Scratch scratch(*p, nullptr);
+      return reinterpret_cast<long long>(scratch.cut_key + p->columns + 1);
+    }
+    """
+    source = planner_source(TRACED["causal"], c_structs(), "cpp")
+    artifact = build(replace(source, text=source.text + end), host_target())
+    found = ctypes.CDLL(str(artifact.path)).scratch_end
+    found.argtypes, found.restype = (ctypes.c_void_p,), ctypes.c_longlong
+    params = PlannerParams(TRACED["causal"])
+    names = [name for name, _ in NUMBERS]
+    for tiles, requests, columns in ((1, 1, 1), (70, 9, 132), (9, 70, 17)):
+        sizes = {"max_tiles": tiles, "max_requests": requests, "columns": columns}
+        params.write((0,) * 10, tuple(sizes.get(name, 0) for name in names))
+        assert found(params.address) == scratch_bytes(tiles, requests, columns)
 
 
 def wrapper(**options: Any) -> wl.AttentionWrapper:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -290,3 +291,8 @@ def test_verify_sees_damage(kit: Any, name: str) -> None:
     DAMAGE[name](broken)
     with pytest.raises(PlanInvalid):
         verify_composed(broken, requests, AllVisible(requests), 16)
+
+
+def test_rows_have_the_codes_that_kernels_read() -> None:
+    text = Path(__file__).parents[2] / "templates" / "common" / "warploom" / "variant_base.hpp"
+    assert f"constexpr int kRowCode = {ROW_CODE};" in text.read_text()

@@ -40,6 +40,8 @@ struct Arena {
   using O = Operands<K>;
   using Unit = half_t;  // 16 bits of staged keys or values
 
+  static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
+
   // 8 floats of padding put the rows that one store touches into different banks.
   static constexpr int kSlabStride = S::kDimV + 8;
   static constexpr int kSlabRows = 16 * C::kWarps;

@@ -22,6 +22,8 @@ constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multip
 struct alignas(16) PackedRow : RowInfo {
   int batch, q_len, kv_len, kv_head;
 };
+static_assert(sizeof(RowInfo) == 12 && sizeof(PackedRow) == 32, "as in codegen/staged_item.py");
+
 template <bool kComposed>
 struct RowOf {
   using Type = RowInfo;

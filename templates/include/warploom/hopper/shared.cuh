@@ -18,6 +18,8 @@ struct Shared {
   using C = typename K::Config;
   using Element = typename C::Element;
 
+  static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
+
   // With two, the producer opens an item and copies ahead while the consumers are at the one
   // before.
   static constexpr int kItemStages = C::kQueryStages;
