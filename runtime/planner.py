@@ -277,7 +277,8 @@ class Planner:
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
         for part in ("partial_o", "partial_lse", "arrivals"):
-            self._params.set(part, self._workspace.address(part))
+            if part not in room.offsets:
+                self._params.set(part, self._workspace.address(part))
 
 
 def _roomy(bounds: Bounds) -> Bounds:

@@ -49,6 +49,7 @@ class ComposedPlan(Plan):
             "packed_rows": self.packed_rows,
             "joins": self.joins.view(np.int32),
             "contributions": self.contributions,
+            "arrivals": np.zeros(JOIN_COUNTERS, np.int32),  # also after a launch that was aborted
             "indices": indices,
         }
 
@@ -91,6 +92,7 @@ class ComposedCapacity(Capacity):
             "packed_rows": self.max_packed_rows,
             "joins": self.max_joins * len(JOIN.fields),
             "contributions": self.max_contributions,
+            "arrivals": JOIN_COUNTERS,
             "indices": indices,
         }
 
@@ -100,7 +102,7 @@ class ComposedCapacity(Capacity):
             plan_bytes=4 * self.total_ints,
             partial_o_bytes=4 * self.max_slots * head_dim_v,
             partial_lse_bytes=4 * self.max_slots,
-            arrivals_bytes=4 * JOIN_COUNTERS,
+            arrivals_bytes=0,  # they are a section of the plan
         )
 
 
