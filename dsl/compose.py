@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from warploom.dsl import check
@@ -61,6 +62,10 @@ class Composed(Variant):
 
     def functors(self) -> list[tuple[str, Any]]:
         return [found for part in self.parts for found in part.functors()]
+
+    def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
+        for part in self.parts:
+            part.check_lengths(known, q_lens, kv_lens)
 
     def under(self, reading: Reading) -> Composed:
         made = copy.copy(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
@@ -87,6 +88,19 @@ class Variant:
         return o
 
     # --- what the engine asks
+
+    def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
+        """Refuse tensors that do not fit a batch, where roles cannot say which size they must have.
+
+        `plan` calls it; by default everything fits.
+
+        Args:
+            known: NumPy values of the mask's tensors that were given on the host.
+            q_lens, kv_lens: int32 [requests].
+
+        Raises:
+            ArgumentError: by a variant that overrides this.
+        """
 
     @property
     def name(self) -> str:

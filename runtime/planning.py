@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from warploom.dsl.formats import KVFormat
+from warploom.dsl.variant import Variant
 from warploom.errors import NotPlanned
 from warploom.runtime.batch import Batch, Measured, OnDevice
 from warploom.runtime.calls import explained
@@ -28,6 +29,7 @@ class Planning:
     _bounds: Bounds | None
     _batch: Batch | None
     _inputs: Inputs
+    _variant: Variant
     _planner: Planner
     _launcher: Launcher | None  # none for the reference
 
@@ -122,6 +124,8 @@ class Planning:
         self._inputs.bind(inputs)
         self._inputs.for_batch(batch)
         self._inputs.check_planned()
+        if self._inputs.known and not isinstance(batch, OnDevice):
+            self._variant.check_lengths(self._inputs.known, batch.q_lens, batch.kv_lens)
         if self._launcher is not None:
             self.planned = self._planner(batch, self._inputs)
             self._launcher.planned(batch, self.planned.kernel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,36 @@ class _Packed(Variant):
         byte = self.packed_mask[self.mask_indptr[at.batch] + (index >> 3)]
         return ((byte >> (index & 7)) & 1) == 1
 
+    def _columns(self, q_lens: Any, kv_lens: Any) -> Any:
+        """Bits of each row of each request."""
+        return kv_lens
+
+    def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
+        if not known.keys() >= {"packed_mask", "mask_indptr"}:
+            return  # on a device, or given to the run
+        begins, requests = known["mask_indptr"].astype(np.int64), len(q_lens)
+        if len(begins) <= requests:
+            reason = f"has {len(begins)} entries; expected requests + 1 = {requests + 1}"
+            raise ArgumentError(name="mask_indptr", reason=reason)
+        columns = np.asarray(self._columns(q_lens, kv_lens), np.int64)
+        ends = np.minimum(begins[1 : requests + 1], len(known["packed_mask"]))
+        bits = 8 * np.maximum(ends - begins[:requests], 0)
+        short = np.flatnonzero((begins[:requests] < 0) | (bits < q_lens * columns))
+        if short.size:
+            at = int(short[0])
+            reason = (
+                f"request {at} has {bits[at]} bits; the plan needs {q_lens[at]} rows of "
+                f"{columns[at]}. Pack a mask of that size"
+            )
+            raise ArgumentError(name="packed_mask", reason=reason)
+
 
 class PackedMask(_Packed):
     """Visible where bit q_idx * kv_len + kv_pos of the request is set; make the bits with
     `pack_masks`.
 
-    A request may have up to 2^31 pairs, and all requests 2^31 bytes.
+    A request may have up to 2^31 pairs, and all requests 2^31 bytes. `plan` refuses host masks with
+    fewer bits than the batch has pairs; larger ones it cannot tell from padding.
 
     Args:
         packed_mask: [bytes] uint8; None leaves it to be given at run time.
@@ -58,6 +82,9 @@ class TreeMask(_Packed):
             time.
         mask_indptr: [batch + 1] int32, first byte of each request.
     """
+
+    def _columns(self, q_lens: Any, kv_lens: Any) -> Any:
+        return q_lens
 
     def logits_mask(self, at: Position) -> Value:
         node = at.kv_pos - (at.kv_len - at.q_len)

@@ -11,7 +11,9 @@ import torch
 from warploom.dsl.fields import Tensor
 from warploom.dsl.flex import flex
 from warploom.dsl.formats import Ragged
+from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.document_mask import DocumentMask
+from warploom.dsl.library.packed_mask import PackedMask, TreeMask, pack_masks
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.qk_norm import QKNorm
 from warploom.dsl.library.sliding_window import SlidingWindow
@@ -19,7 +21,7 @@ from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
-from warploom.errors import FrozenByGraph, NotPlanned, PlanMismatch, WrongShape
+from warploom.errors import ArgumentError, FrozenByGraph, NotPlanned, PlanMismatch, WrongShape
 from warploom.runtime.args import Geometry
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.wrapper import AttentionWrapper
@@ -157,3 +159,21 @@ def test_a_plan_that_fails_with_a_changed_mask_leaves_none() -> None:
         wrapper.plan([0, 1], [0, 30])
     with pytest.raises(NotPlanned):
         wrapper.run(torch.randn(20, 2, 32), (torch.randn(20, 2, 32), torch.randn(20, 2, 32)))
+
+
+@pytest.mark.parametrize("kind", [PackedMask, TreeMask])
+@pytest.mark.parametrize("options", [{}, {"bounds": LONGER, "cuda_graph": True}])
+def test_packed_masks_must_cover_the_batch(kind: Any, options: Any) -> None:
+    def plan(*shapes: tuple[int, int]) -> None:
+        masks = pack_masks([np.ones(shape, bool) for shape in shapes])
+        attention = AttentionWrapper(kind(*masks) & Causal(), **SHAPE, **options)
+        attention.plan([0, 4, 14], [0, 20, 50])
+
+    sizes = [(4, 20), (10, 30)] if kind is PackedMask else [(4, 4), (10, 10)]
+    plan(*sizes)
+    with pytest.raises(ArgumentError, match=r"request 0 has 8 bits; the plan needs 4 rows of"):
+        plan((4, 2), sizes[1])
+    with pytest.raises(ArgumentError, match="request 1 has 48 bits; the plan needs 10 rows of"):
+        plan(sizes[0], (7, 6))
+    with pytest.raises(ArgumentError, match=r"mask_indptr: has 2 entries; expected .* = 3"):
+        plan(sizes[0])
