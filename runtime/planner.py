@@ -27,7 +27,9 @@ from warploom.scheduler.visibility import Visibility
 
 _SIZES_KEPT = 256
 INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
-SHARING_TILES = 4  # tiles per segment from which on they are dealt in the order of their keys
+# Tiles per segment from which on they are dealt in the order of their keys. All of them read the
+# same keys, and fewer leave the cache too little to share for that to decide the order.
+SHARING_TILES = 4
 INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
 
 

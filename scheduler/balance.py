@@ -17,8 +17,12 @@ from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING
 
-SHORT_ROUND = 24  # a round that deals fewer items costs more than a heap does
-HEAP_BLOCK = 512  # items dealt by the heap before rounds are tried again
+# A round is a handful of array operations, whose overhead does not depend on how many items it
+# deals: one that deals few costs more than pushing these through a heap.
+SHORT_ROUND = 24
+# To and from a heap the whole queue is copied and sorted, so it must deal many items each time; but
+# costs that fall may make rounds long again, so not all of them.
+HEAP_BLOCK = 512
 
 
 def deal(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:

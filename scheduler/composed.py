@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import ArgumentError
-from warploom.scheduler.balance import deal, level
+from warploom.scheduler.balance import Moves, deal, level
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.composed_tiles import (
     PackedTiles,
@@ -142,6 +142,27 @@ def _deal(
     tile, head = np.concatenate(((first[0] + shared, first[1]), then), axis=1)
     cost = cost[tile]
     cta, queue = deal(cost, machine.active_ctas)
+    items = _whole_items(tiles, tile, head)
+    if len(items) == 0:
+        return items, cta, cost, tile
+    last = np.zeros(machine.active_ctas, np.int64)
+    last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
+    moves = level(queue, span[tile[last]], mean, model)
+    if moves is None:
+        return items, cta, cost, tile
+    owner = last[moves.owner]
+    pieces = _cut(items, owner, moves, machine.keys)
+    cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
+    return (
+        np.concatenate((items, pieces)),
+        np.concatenate((cta, moves.cta)),
+        np.concatenate((cost, model.of_chunks(moves.end - moves.begin))),
+        np.concatenate((tile, tile[owner])),
+    )
+
+
+def _whole_items(tiles: PackedTiles, tile: Ints, head: Ints) -> Records:
+    """An item for each of these tiles and key/value heads."""
     items = np.zeros(len(tile), WORK_ITEM.dtype)
     first_row = np.cumsum(tiles.rows) - tiles.rows
     for field, values in (
@@ -154,30 +175,17 @@ def _deal(
         items[field] = values[tile]
     items["kv_head"] = head
     items["slot"] = items["merge"] = -1
-    if len(items) == 0:
-        return items, cta, cost, tile
-    last = np.zeros(machine.active_ctas, np.int64)
-    last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
-    moves = level(queue, span[tile[last]], mean, model)
-    if moves is None:
-        return items, cta, cost, tile
-    owner = last[moves.owner]
+    return items
+
+
+def _cut(items: Records, owner: Ints, moves: Moves, keys: int) -> Records:
+    """The pieces that moves cut from their owners' items, which end before them from now on."""
     pieces = items[owner]
-    begin = tiles.kv_begin[tile[owner]] + moves.begin * machine.keys
-    pieces["kv_begin"] = begin
-    pieces["kv_end"] = np.minimum(
-        tiles.kv_begin[tile[owner]] + moves.end * machine.keys, pieces["kv_end"]
-    )
-    kept = owner[moves.opens]
-    items["kv_end"][kept] = begin[moves.opens]
-    cost[kept] = model.of_chunks(moves.begin[moves.opens])
-    cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
-    return (
-        np.concatenate((items, pieces)),
-        np.concatenate((cta, moves.cta)),
-        cost,
-        np.concatenate((tile, tile[owner])),
-    )
+    first = items["kv_begin"][owner].astype(np.int64)
+    pieces["kv_begin"] = first + moves.begin * keys
+    pieces["kv_end"] = np.minimum(first + moves.end * keys, pieces["kv_end"])
+    items["kv_end"][owner[moves.opens]] = pieces["kv_begin"][moves.opens]
+    return pieces
 
 
 def _join(
