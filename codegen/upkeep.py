@@ -105,17 +105,21 @@ def sweep(store: Store, *, max_bytes: int, max_age: float) -> list[Item]:
 
 
 def sweep_daily(store: Store) -> None:
-    """Sweeps with the limits of the settings, at most once a day and once in this process."""
-    _sweep_once(store.root)
+    """Sweeps with the limits of the settings, at most once a day and once in this process.
+
+    Raises:
+        BadSetting: a limit that is no number, also where no sweep is due.
+    """
+    _sweep_once(store.root, env.cache_size_bytes(), env.cache_age_seconds())
 
 
 @lru_cache
-def _sweep_once(root: Path) -> None:
+def _sweep_once(root: Path, max_bytes: int, max_age: float) -> None:
     stamp = root / _STAMP
     with suppress(OSError):  # read-only or full: another process, or another day
         if time.time() - _modified(stamp) > _DAY:
             stamp.touch()
-            sweep(Store(root), max_bytes=env.cache_size_bytes(), max_age=env.cache_age_seconds())
+            sweep(Store(root), max_bytes=max_bytes, max_age=max_age)
 
 
 def _drafts(store: Store) -> list[Item]:

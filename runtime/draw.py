@@ -109,6 +109,12 @@ def draw_mask(
     return target
 
 
+def _shaded(color: str) -> str:
+    """A colour as it looks under visible elements, which all those of a full tile are."""
+    parts = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part * (1 - _SHADE)):02x}" for part in parts)
+
+
 def _paint(mask: Grid, classes: Grid, tile: tuple[int, int], title: str) -> Figure:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
@@ -129,9 +135,10 @@ def _paint(mask: Grid, classes: Grid, tile: tuple[int, int], title: str) -> Figu
     axes.set(xlabel="key position", ylabel="query row")
     axes.set_title(title, fontsize=9)
     counts = np.bincount(classes.ravel(), minlength=3)
+    drawn = (_COLORS[0], _COLORS[1], _shaded(_COLORS[2]))
     legend = [
         Patch(color=color, label=f"{name} ({count})")
-        for color, name, count in zip(_COLORS, CLASSES, counts, strict=True)
+        for color, name, count in zip(drawn, CLASSES, counts, strict=True)
     ]
     legend.append(Patch(color=(0, 0, 0, _SHADE), label="visible element"))
     figure.legend(handles=legend, loc="outside lower center", ncols=4, frameon=False, fontsize=8)

@@ -74,7 +74,7 @@ def explain(wrapper: Explained) -> Explanation:
     """Facts of a wrapper: the declaration, and, once it has a plan, kernel, work and memory."""
     spec, heads = wrapper.spec, wrapper.heads
     facts: dict[str, object] = {
-        "back end": f"{wrapper.backend} on {wrapper.device}{_because(wrapper)}",
+        "back end": f"{_where(wrapper)}{_because(wrapper)}",
         "KV format": wrapper.kv_format,
         "types": f"{_types(spec)}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
         "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
@@ -98,6 +98,15 @@ def _types(spec: AttentionSpec) -> str:
     if spec.kv_dtype is None:
         return spec.dtype.name
     return f"{spec.dtype.name} with {spec.kv_dtype.name} keys and values"
+
+
+def _where(wrapper: Explained) -> str:
+    device = str(wrapper.device)
+    return device if wrapper.backend == wrapper.device.type else f"{wrapper.backend} on {device}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _because(wrapper: Explained) -> str:
@@ -133,19 +142,23 @@ def _kernel(planned: Planned) -> dict[str, object]:
 
 def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     plan, batch = planned.plan, planned.batch
-    split = f"{len(plan.merges)} split tiles"
+    split = _counted(len(plan.merges), "split tile")
     if isinstance(plan, ComposedPlan):
-        split = f"{len(plan.segments)} parts, {len(plan.joins)} rows joined"
+        split = f"{_counted(len(plan.segments), 'part')}, {_counted(len(plan.joins), 'row')} joined"
     loads = plan.loads[: plan.active_ctas]
     mean = float(loads.mean()) if len(loads) else 0.0
     busy = int((np.diff(plan.cta_indptr) > 0).sum())
     on_gpu = planned.kernel.source.language == "cuda"
     part = "CTA" if on_gpu else "share"
-    dealt = "" if on_gpu else f", dealt to {default_threads()} threads as they become free"
+    dealt = (
+        "" if on_gpu else f", dealt to {_counted(default_threads(), 'thread')} as they become free"
+    )
     return {
-        "batch": f"{batch.num_requests} requests, {batch.total_q_rows} query rows, "
-        f"{int(batch.kv_lens.sum())} keys, longest {batch.max_kv_len}",
-        "grid": f"{plan.num_ctas} {part}s, {busy} with work, limit {plan.active_ctas}{dealt}",
+        "batch": f"{_counted(batch.num_requests, 'request')}, "
+        f"{_counted(batch.total_q_rows, 'query row')}, "
+        f"{_counted(int(batch.kv_lens.sum()), 'key')}, longest {batch.max_kv_len}",
+        "grid": f"{_counted(plan.num_ctas, part)}, {busy} with work, "
+        f"limit {plan.active_ctas}{dealt}",
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
@@ -177,7 +190,7 @@ def _classes(planned: Planned) -> str:
     down, across = -(-fused // plan.rows), -(-keys // plan.keys)
     every = int((down * across).sum())
     if not isinstance(visibility, MaskVisibility) or every == 0:
-        return f"none: {every} tiles, all full"
+        return f"none: {_counted(every, 'tile')}, all full"
     if every > _MAX_TILES:
         return f"{every} tiles, too many to classify here"
     segment = np.repeat(np.arange(len(fused)), down * across)
@@ -188,7 +201,9 @@ def _classes(planned: Planned) -> str:
     key_end = np.minimum(key + plan.keys, keys[segment])
     found = visibility.classify(segment, row, row_end, key, key_end)
     skip, partial, full = np.bincount(found, minlength=3).tolist()
-    return f"{every} tiles: {skip} skipped, {partial} partial, {full} full (no mask code)"
+    return (
+        f"{_counted(every, 'tile')}: {skip} skipped, {partial} partial, {full} full (no mask code)"
+    )
 
 
 def _memory(planned: Planned) -> dict[str, object]:

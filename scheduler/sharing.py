@@ -47,7 +47,8 @@ class Choice:
     def __str__(self) -> str:
         verdict = "a part of its own" if self.kept else "read with what follows"
         return (
-            f"{self.keys} keys of {self.requests} requests: {verdict} ({self.tiles} tiles in place "
+            f"{self.keys} keys of {self.requests} requests: {verdict} ({self.tiles} query "
+            f"{'tile' if self.tiles == 1 else 'tiles'} in place "
             f"of {self.others} save {self.saved} reads of a key, and joining costs as much as "
             f"{self.paid})"
         )

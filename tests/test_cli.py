@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,23 @@ def test_doctor_tries_everything(cache: Store, monkeypatch: pytest.MonkeyPatch) 
     working = working_back_ends(list(findings.values()))
     assert result.exit_code == (0 if working else 1)
     assert "reference (NumPy, slow)" in result.output
+
+
+def test_rows_of_doctor_end_where_their_text_does(
+    cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = [Finding("short", True, "a"), Finding("long", True, "b" * 300)]
+    monkeypatch.setattr(doctor, "examine", lambda: findings)
+    lines = run("doctor").output.splitlines()
+    (short,) = (line for line in lines if "short" in line)
+    assert short.endswith(" a") and len(short) < 80
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_the_host_compilers_line_holds_no_digest() -> None:
+    (found,) = (finding for finding in examine() if finding.part == "host compiler")
+    assert re.search(r"[0-9a-f]{32}", found.detail) is None
+    assert max(map(len, found.detail.splitlines())) <= 120
 
 
 def test_a_back_end_works_only_with_all_its_parts() -> None:

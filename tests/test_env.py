@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from warploom import env
+from warploom.codegen.store import Store
+from warploom.codegen.upkeep import sweep_daily
 from warploom.errors import BadSetting
 
 
@@ -17,3 +21,14 @@ def test_numbers_are_read_and_other_text_is_refused_by_name(
     expected = "WARPLOOM_THREADS is 'two'; expected a whole number"
     with pytest.raises(BadSetting, match=expected):
         env.cpu_threads(1)
+
+
+@pytest.mark.parametrize("name", ["WARPLOOM_CACHE_SIZE", "WARPLOOM_CACHE_AGE"])
+def test_limits_of_the_cache_are_read_where_no_sweep_is_due(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    store = Store(tmp_path)
+    sweep_daily(store)
+    monkeypatch.setenv(name, "lots")
+    with pytest.raises(BadSetting, match=f"{name} is 'lots'"):
+        sweep_daily(store)

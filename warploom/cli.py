@@ -63,7 +63,7 @@ def cache_list() -> None:
         )
     total = sum(item.size for item in upkeep.items(store))
     images = len([item for item in upkeep.items(store) if item.path.suffix == ".pch"])
-    _console().print(table)
+    _show(table)
     click.echo(
         f"{len(kernels)} kernels and {images} precompiled headers in {store.root}: "
         f"{_bytes(total)} of {_bytes(env.cache_size_bytes())}"
@@ -106,7 +106,7 @@ def show_env() -> None:
         value = env.given(setting.name)
         shown = "[dim]not set[/]" if value is None else f"[green]{value}[/]"
         table.add_row(setting.name, shown, setting.default, setting.meaning)
-    _console().print(table)
+    _show(table)
 
 
 @main.command()
@@ -121,7 +121,7 @@ def doctor() -> None:
     for finding in findings:
         state = "[green]works[/]" if finding.works else "[yellow]missing[/]"
         table.add_row(finding.part, state, escape(finding.detail))  # [cu13] is no markup
-    _console().print(table)
+    _show(table)
     working = working_back_ends(findings)
     click.echo(f"back ends that work here: {', '.join([*working, 'reference (NumPy, slow)'])}")
     if not working:
@@ -140,6 +140,17 @@ def _console() -> Console:
     if sys.stdout.isatty():
         return Console()
     return Console(width=_PIPED_WIDTH)  # one line for each entry, whatever COLUMNS says
+
+
+def _show(table: Table) -> None:
+    """Print a table; rows that no terminal shows end where their text does."""
+    console = _console()
+    if sys.stdout.isatty():
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _table(*columns: str) -> Table:

@@ -6,6 +6,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 from warploom import __version__, env
 from warploom.errors import WarploomError
@@ -61,8 +62,9 @@ def _cache() -> str:
 def _host() -> str:
     from warploom.codegen.hostcc import host_target
 
-    target = host_target()
-    return "; ".join([target.name, *(f"{k} {v}" for k, v in target.key_parts().items())])
+    parts = host_target().key_parts()
+    flags = fill(parts["flags"], 90, break_on_hyphens=False)
+    return f"{parts['compiler']}\n{flags}"  # the other parts are hashes, for the cache
 
 
 def _headers() -> str:

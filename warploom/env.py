@@ -20,7 +20,11 @@ class Setting:
 
 SETTINGS = (
     Setting("WARPLOOM_CACHE_DIR", "folder of the compiled kernels", "the user's cache folder"),
-    Setting("WARPLOOM_CACHE_SIZE", "limit of the cache in MiB; oldest entries go first", "4096"),
+    Setting(
+        "WARPLOOM_CACHE_SIZE",
+        "limit of the cache in MiB; what was used longest ago goes first",
+        "4096",
+    ),
     Setting("WARPLOOM_CACHE_AGE", "days an unused entry is kept", "90"),
     Setting("WARPLOOM_FORBID_COMPILE", "1 makes any compilation an error", "unset"),
     Setting("WARPLOOM_BUILD_JOBS", "kernels compiled at the same time", "number of CPUs"),

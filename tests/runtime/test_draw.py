@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from warploom.dsl.position import Position
 from warploom.dsl.reference import visible
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
-from warploom.runtime.draw import draw_mask, tile_classes
+from warploom.runtime.draw import _paint, draw_mask, tile_classes
 
 
 class RequestWindow(Variant):
@@ -51,3 +52,15 @@ def test_the_picture_is_written(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     path = draw_mask(Causal(), tmp_path / "new folder" / f"mask{ending}", q_len=40, kv_len=64)
     assert path.stat().st_size > 5_000
+
+
+def test_the_legend_shows_full_tiles_as_they_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    figure = _paint(np.ones((64, 64), bool), np.full((1, 1), 2), (64, 64), "all is visible")
+    figure.savefig(tmp_path / "mask.png")
+    pixels = imread(tmp_path / "mask.png")
+    drawn = pixels[pixels.shape[0] // 2, pixels.shape[1] // 2, :3]
+    shown: Any = figure.legends[0].get_patches()[2].get_facecolor()
+    np.testing.assert_allclose(shown[:3], drawn, atol=0.01)

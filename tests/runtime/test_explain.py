@@ -1,0 +1,29 @@
+"""What `explain()` says reads as a sentence would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.runtime.wrapper import AttentionWrapper
+
+
+def test_one_thing_is_not_named_as_many() -> None:
+    wrapper = AttentionWrapper(num_q_heads=1, head_dim=64, dtype="float32", device="cpu")
+    wrapper.plan([0, 1], [0, 1])
+    facts = wrapper.explain().facts
+    assert facts["batch"] == "1 request, 1 query row, 1 key, longest 1"
+    assert facts["mask"] == "none: 1 tile, all full"
+    wrapper.plan([0, 1, 3], [0, 1, 4])
+    assert str(wrapper.explain().facts["batch"]).startswith("2 requests, 3 query rows, 4 keys")
+
+
+def test_a_back_end_of_its_devices_name_is_said_once() -> None:
+    declared: dict[str, Any] = {
+        "num_q_heads": 1,
+        "head_dim": 64,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    assert str(AttentionWrapper(**declared).explain().facts["back end"]).startswith("cpu: ")
+    reference = AttentionWrapper(**declared, backend="reference")
+    assert str(reference.explain().facts["back end"]).startswith("reference on cpu: NumPy")
