@@ -39,8 +39,8 @@ struct RowStore {
         float value = x(lane + i);
         if constexpr (K::Variant::kHasOutputTransform) {
           using Seat = OutputSeat<K>;
-          const auto shared = Seat::lane_state(item, Seat::tile_state(item), lane + i);
-          const auto state = Seat::own_state(item, at, shared, lane + i);
+          const auto of_row = Seat::own_tile_state(item, at);
+          const auto state = Seat::own_lane_state(item, at, of_row, lane + i);
           value = Seat::value(item, at, state, lane + i, x, r);
         }
         rounded[i] = from_float<Element>(value);

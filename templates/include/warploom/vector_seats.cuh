@@ -49,11 +49,13 @@ constexpr bool kIsKey<int> = true;
     WL_FN static Lane lane_state(const Item<K>& item, const Tile& of_tile, int lane) {           \
       return Variant::name##_lane(item.p, item.tile(), of_tile, lane, kHeadDim);                 \
     }                                                                                            \
-    /* What is kept for a lane: the same for all vectors, unless their requests differ. */       \
-    WL_FN static Lane own_state(const Item<K>& item, const Place& at, const Lane& shared,        \
-                                int lane) {                                                      \
-      if constexpr (!K::Config::kComposed || kIsKey<Place>) return shared;                       \
-      const auto of_tile = Variant::name##_tile(item.p, item.tile_of(who));                      \
+    /* What is kept is the same for all vectors, unless their requests differ: then a row's. */  \
+    static constexpr bool kOwnStates = K::Config::kComposed && !kIsKey<Place>;                   \
+    WL_FN static Tile own_tile_state(const Item<K>& item, const Place& at) {                     \
+      return Variant::name##_tile(item.p, item.tile_of(who));                                    \
+    }                                                                                            \
+    WL_FN static Lane own_lane_state(const Item<K>& item, const Place& at, const Tile& of_tile,  \
+                                     int lane) {                                                 \
       return Variant::name##_lane(item.p, item.tile_of(who), of_tile, lane, kHeadDim);           \
     }                                                                                            \
     template <class X>                                                                           \
@@ -118,10 +120,10 @@ WL_FN void transform_tile(const Item<K>& item, const void* staged,
   constexpr int kRowThreads = Sizes<K>::kRowThreads;
   constexpr int kPanels = NewTile::kElements / kRows / Sizes<K>::kBlock;
   const int column = thread % kRowThreads * kVector;
-  const auto of_tile = Seat::tile_state(item);
+  const auto of_tile = Seat::tile_state(item);  // unless rows have their own
   typename Seat::Lane states[kPanels][kVector];
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
+  for (int panel = 0; !Seat::kOwnStates && panel < kPanels; ++panel) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       states[panel][i] = Seat::lane_state(item, of_tile, panel * Sizes<K>::kBlock + column + i);
@@ -137,6 +139,7 @@ WL_FN void transform_tile(const Item<K>& item, const void* staged,
     const StagedRow<Tile, Stored> x{staged, row};
     float r[Seat::kReductions + 1];
     reduce_lanes<Seat>(item, at, x, thread % kRowThreads, r);
+    const auto of_row = Seat::own_tile_state(item, at);
     alignas(16) Element changed[kPanels][kVector] = {};
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
@@ -144,7 +147,8 @@ WL_FN void transform_tile(const Item<K>& item, const void* staged,
       if (lane >= Seat::kHeadDim) continue;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const auto state = Seat::own_state(item, at, states[panel][i], lane + i);
+        const auto state =
+            Seat::kOwnStates ? Seat::own_lane_state(item, at, of_row, lane + i) : states[panel][i];
         changed[panel][i] = from_float<Element>(Seat::value(item, at, state, lane + i, x, r));
       }
     }
