@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from warploom.dsl import build, location
 from warploom.dsl.ir import Kind, Node, Source
-from warploom.errors import BranchOnSymbol
+from warploom.errors import BranchOnSymbol, NoNumber
 
 Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the reading
 
@@ -221,7 +221,11 @@ class Symbol:
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "item":  # what numbers of other libraries are told by
-            raise AttributeError(name)
+            raise NoNumber(
+                what="turning a value of the kernel into a Python number with .item()",
+                remedy="Leave it out: what is read from a tensor is used as it is.",
+                source=location.source(location.here()),
+            )
         if name in NAMED:
             return functools.partial(NAMED[name], self)
         raise build.refuse(f"the attribute .{name} of a value of the kernel", _known())
@@ -249,7 +253,7 @@ def as_node(value: Value) -> Node:
         raise build.refuse(
             f"a plain {type(value).__module__}.{type(value).__name__} of shape "
             f"{tuple(value.shape)}",
-            _OUTSIDE,
+            f"{_OUTSIDE} A functor can make no tensors, and draw no random numbers.",
         )
     raise build.refuse(f"a value of type {type(value).__name__}", _known())
 

@@ -99,6 +99,10 @@ class CannotTrace(VariantError):
     message = "{what} cannot be traced into a kernel. {remedy}"
 
 
+class NoNumber(CannotTrace, AttributeError):
+    """Also an AttributeError: libraries ask for `.item` to tell whether a value is a number."""
+
+
 class GlobalMutated(VariantError):
     message = (
         "{seat} of {variant} changed {name!r} while it was traced. A functor must be a pure "

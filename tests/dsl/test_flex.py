@@ -19,6 +19,7 @@ from warploom.errors import (
     CannotTrace,
     GlobalMutated,
     ImpureFunctor,
+    NoNumber,
     WrongResult,
     WrongSignature,
 )
@@ -316,3 +317,15 @@ def test_rows_are_counted_from_the_first_or_stand_among_the_keys() -> None:
     assert (rows.sum(), places.sum()) == (1, 9)
     with pytest.raises(ArgumentError, match="neither 'row' nor 'position'"):
         wl.flex(None, causal, q_idx="end")  # type: ignore[arg-type]
+
+
+def test_item_of_what_is_read_is_told_to_be_left_out(placed) -> None:
+    slopes = torch.arange(4.0)
+    with pytest.raises(NoNumber, match=r"Leave it out: what is read from a tensor") as caught:
+        wl.flex(lambda s, b, h, i, j: s + slopes[h].item())
+    assert placed(caught.value, "slopes[h].item")
+
+
+def test_drawing_random_numbers_is_named() -> None:
+    with pytest.raises(CannotTrace, match="draw no random numbers"):
+        wl.flex(lambda s, b, h, i, j: s + torch.rand(1))
