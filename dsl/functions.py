@@ -68,12 +68,16 @@ erf = _unary("erf", _numpy_erf, "Gauss error function.")
 
 def floor(x: Value) -> Value:
     """Largest whole number not above x, as a float."""
-    return wrap(build.math_function("floor", x.node)) if isinstance(x, Symbol) else np.floor(x)
+    if isinstance(x, Symbol):
+        return wrap(build.math_function("floor", x.node))
+    return np.floor(x, dtype=np.float64)  # NumPy 2.1 and later leave whole numbers as they are
 
 
 def ceil(x: Value) -> Value:
     """Smallest whole number not below x, as a float."""
-    return wrap(build.math_function("ceil", x.node)) if isinstance(x, Symbol) else np.ceil(x)
+    if isinstance(x, Symbol):
+        return wrap(build.math_function("ceil", x.node))
+    return np.ceil(x, dtype=np.float64)  # NumPy 2.1 and later leave whole numbers as they are
 
 
 def abs(x: Value) -> Value:

@@ -6,7 +6,7 @@ import operator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from warploom.dsl import functions as wl
@@ -97,6 +97,7 @@ def _run(tree, leaves):
 
 @settings(max_examples=200, deadline=None)
 @given(tree=_trees())
+@example(tree=("floordiv", -2, ("floor", "kv")))
 def test_any_expression_means_the_same_traced_and_on_numpy(graph, tree) -> None:
     arrays = {"kv": POSITIONS["kv_pos"], "q": POSITIONS["q_pos"], "x": LOGITS}
     with np.errstate(all="ignore"):
