@@ -86,7 +86,7 @@ lint: $(READY_TEST) links ## style, and who may import whom
 
 types: $(READY_TEST) links ## mypy (strict), and pyright as a second opinion
 	$(RUNNER) -m mypy
-	$(RUNNER) -m pyright
+	$(RUNNER) -m pyright --pythonpath "$$($(RUNNER) -c 'import sys; print(sys.executable)')"
 
 wheel-check: $(READY_TEST) ## build the wheel, install it away from the tree, test that one
 	rm -rf build/lib build/bdist.* build/wheel *.egg-info

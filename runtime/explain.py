@@ -33,7 +33,9 @@ class Explained(Protocol):
     kv_format: KVFormat
     heads: Heads
     device: torch.device
-    planned: Planned | None
+
+    @property
+    def planned(self) -> Planned | None: ...
 
     @property
     def backend(self) -> Backend: ...
