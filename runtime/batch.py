@@ -95,21 +95,41 @@ class IndexArray(NamedTuple):
     entries: int
 
 
-class Measured(Batch):
-    """A batch of which only sizes are known; one segment for each request.
+class SizesOnly(Batch):
+    """A batch of which sizes are known; its arrays are made when first asked for.
 
-    Its arrays are made when first asked for, which planning does not do.
+    Planning does not ask for them.
 
     Attributes:
-        lengths: qo_indptr, kv_indptr, last_page_len and kv_indices.
-        num_blocks: entries of the block list.
         arrays: makes the whole batch.
     """
 
     arrays: Callable[[], Batch]
+    _requests: int
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _ARRAYS or "arrays" not in self.__dict__:
+            raise AttributeError(name)
+        full = self.arrays()
+        for part in _ARRAYS:
+            self.__dict__[part] = getattr(full, part)
+        return self.__dict__[name]
+
+    @property
+    def num_requests(self) -> int:
+        return self._requests
+
+
+class Measured(SizesOnly):
+    """A batch that a planner measured on the host; one segment for each request.
+
+    Attributes:
+        lengths: qo_indptr, kv_indptr, last_page_len and kv_indices.
+        num_blocks: entries of the block list.
+    """
+
     lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray]
     num_blocks: int
-    _requests: int
     _busy: int
     _q_rows: int
     _longest_q: int
@@ -135,13 +155,6 @@ class Measured(Batch):
             kv_extent=kv_extent, _requests=num_requests, _busy=busy_requests,
             _q_rows=total_q_rows, _longest_q=longest_q, _max_kv_len=max_kv_len,
         )  # fmt: skip
-
-    def __getattr__(self, name: str) -> Any:
-        return _from_arrays(self, name)
-
-    @property
-    def num_requests(self) -> int:
-        return self._requests
 
     @property
     def num_segments(self) -> int:
@@ -173,19 +186,17 @@ class Measured(Batch):
         return Bounds(requests, self._q_rows, self._max_kv_len, self.num_blocks, requests)
 
 
-class OnDevice(Batch):
+class OnDevice(SizesOnly):
     """A batch whose lengths only the device knows; the bounds stand for them.
 
     Attributes:
         tensors: qo_indptr, kv_indptr, last_page_len and kv_indices.
         bounds: the largest batch.
-        arrays: reads the whole batch back from the plan.
+        arrays: reads the whole batch back from the plan; set once there is one.
     """
 
     tensors: tuple[torch.Tensor | None, ...]
     bounds: Bounds
-    arrays: Callable[[], Batch]
-    _requests: int
 
     def __init__(
         self,
@@ -198,13 +209,6 @@ class OnDevice(Batch):
         self.__dict__.update(
             tensors=tensors, bounds=bounds, q_rows=q_rows, kv_extent=0, _requests=num_requests
         )
-
-    def __getattr__(self, name: str) -> Any:
-        return _from_arrays(self, name)
-
-    @property
-    def num_requests(self) -> int:
-        return self._requests
 
     @property
     def total_q_rows(self) -> int:
@@ -229,13 +233,3 @@ class OnDevice(Batch):
     @property
     def max_kv_len(self) -> int:
         return self.bounds.max_kv_len
-
-
-def _from_arrays(batch: Measured | OnDevice, name: str) -> Any:
-    """A field of the whole batch, which is then kept."""
-    if name not in _ARRAYS or "arrays" not in batch.__dict__:
-        raise AttributeError(name)
-    full = batch.arrays()
-    for part in _ARRAYS:
-        batch.__dict__[part] = getattr(full, part)
-    return batch.__dict__[name]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
-import torch
-
-from warploom.dsl.spec import AttentionSpec
 from warploom.errors import BatchRefused, BoundsExceeded
 from warploom.runtime.batch import Batch, Measured, OnDevice
 from warploom.runtime.inputs import Inputs
-from warploom.runtime.kernels import Kernel, Kernels
+from warploom.runtime.kernels import Kernel
 from warploom.runtime.native_planner import NativePlanner, Site, device_lengths
-from warploom.runtime.params import ParamBlock
 from warploom.runtime.plan_status import PlanStatus
-from warploom.runtime.planner import Options, Planned, Planner
-from warploom.runtime.visibility import Heads
-from warploom.runtime.workspace import Workspace
+from warploom.runtime.planner import Planned, Planner
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.layout import HEADER
 from warploom.scheduler.plan import Plan
@@ -53,19 +48,12 @@ class ReadBack(Planned):
 class FastPlanner(Planner):
     """Plans of one wrapper."""
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        heads: Heads,
-        kernels: Kernels,
-        workspace: Workspace,
-        params: ParamBlock,
-        options: Options,
-        device: torch.device,
-    ) -> None:
-        super().__init__(spec, heads, kernels, workspace, params, options, device)
-        self._last: tuple[Kernel, Site, WorkspaceSize] | None = None
-        self._native = NativePlanner(spec.variant, spec.kv_format, heads, device)
+    _last: tuple[Kernel, Site, WorkspaceSize] | None = None
+
+    @cached_property
+    def _native(self) -> NativePlanner:
+        spec = self._spec
+        return NativePlanner(spec.variant, spec.kv_format, self._heads, self._device)
 
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Planner` does."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from composed_variants import EverySeat, NormOfRequest
 
 import warploom as wl
 from warploom import errors
@@ -19,43 +20,6 @@ from warploom.scheduler.verify_composed import verify_composed
 from warploom.testing import run_property, warm_up
 
 SMALL, WIDE = wl.TileConfig(12, 64, 1, 1), wl.TileConfig(48, 128, 1, 1)
-
-
-class EverySeat(wl.Variant):
-    """Each seat does something, and rows read what only their request has."""
-
-    per_row = wl.Tensor("float32", ("batch",))
-    per_key = wl.Tensor("float32", ("batch", "kv_pos"))
-    hidden = wl.Tensor("bool", ("kv_head", "kv_pos"))
-
-    def query_transform(self, q: Value, at: Position) -> Value:
-        return q * (self.per_row[at.batch] + wl.to_float(at.lane) / 64.0)
-
-    def key_transform(self, k: Value, at: Position) -> Value:
-        return wl.where(at.kv_pos % 3 == 0, -k, k)
-
-    def value_transform(self, v: Value, at: Position) -> Value:
-        return v + wl.mean(v) * wl.to_float(at.kv_pos % 5)
-
-    def logits_transform(self, logits: Value, at: Position) -> Value:
-        ahead = wl.to_float(at.q_pos - at.kv_pos) / wl.to_float(at.kv_len)
-        return logits + self.per_key[at.batch, at.kv_pos] * ahead
-
-    def logits_mask(self, at: Position) -> Value:
-        return (at.kv_pos <= at.q_pos + at.batch % 2) & ~self.hidden[at.kv_head, at.kv_pos]
-
-    def output_transform(self, o: Value, at: Position) -> Value:
-        return o * wl.sigmoid(at.lse) + self.per_row[at.batch]
-
-
-class NormOfRequest(wl.Variant):
-    """The output transform reduces over lanes what it loads for the row's request."""
-
-    weight = wl.Tensor("float32", ("batch",))
-
-    def output_transform(self, o: Value, at: Position) -> Value:
-        weight = self.weight[at.batch]
-        return o * wl.rsqrt(wl.sum(o * o * weight * weight) + 1.0)
 
 
 class KeysOfARequest(wl.Variant):
