@@ -27,7 +27,6 @@ from rich.table import Table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MAX_COPIES = 16
-MIN_GRAPH_MS = 2.0  # shorter graphs are lengthened: an event is only good to a few microseconds
 MAX_GRAPH_PASSES = 32
 
 Thunk = Callable[[], torch.Tensor]
@@ -39,11 +38,15 @@ class NotAvailable(Exception):
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: the median is over at least `replays` and `seconds` of replays."""
+    """How long to measure: the median is over at least `replays` and `seconds` of replays.
+
+    Graphs shorter than `graph_ms` are lengthened, for an event is only good to a few microseconds.
+    """
 
     replays: int = 10
     seconds: float = 0.15
     max_replays: int = 300
+    graph_ms: float = 2.0
 
 
 QUICK = Effort(replays=5, seconds=0.05, max_replays=50)
@@ -153,7 +156,7 @@ def replay_times(thunks: Sequence[Thunk], device: torch.device, effort: Effort) 
     if device.type != "cuda":
         return _until(effort, lambda: _seconds(one_pass) * 1e3 / len(thunks))
     pass_ms = _event_ms(one_pass)
-    passes = max(1, min(MAX_GRAPH_PASSES, round(MIN_GRAPH_MS / pass_ms)))
+    passes = max(1, min(MAX_GRAPH_PASSES, round(effort.graph_ms / pass_ms)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(passes):

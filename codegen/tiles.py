@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.functors import scale_factors
@@ -121,6 +122,25 @@ def choose_tile(
         reason="no tile fits its shared memory",
         remedy="Use a smaller head_dim.",
     )
+
+
+def every_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
+    """All tiles that a batch of some kind may get and that fit, for measurements of the choice."""
+    found = dict.fromkeys(
+        tile
+        for rows in (1, 16, 64, 128)
+        for few in (True, False)
+        for tile in _candidates(spec, arch, rows, few)
+        if cuda_launch(spec, tile, arch).shared_bytes <= arch.shared_per_cta
+    )
+    if "hopper" in arch.templates and not spec.is_narrow:
+        fitting = (
+            tile
+            for tile in hopper_tiles(spec)
+            if hopper_launch(spec, tile).shared_bytes <= arch.shared_per_cta
+        )
+        found |= dict.fromkeys(islice(fitting, 1))
+    return list(found)
 
 
 def _candidates(

@@ -118,6 +118,15 @@ def test_every_table_is_right_where_it_is_small(
     assert "warploom" in plot.markdown(table, machine, rows)
 
 
+def test_a_sweep_times_every_tile_and_stops_in_time(harness: ModuleType, tmp_path: Path) -> None:
+    sweep = __import__("tile_sweep")
+    sweep.main(["--device", "cpu", "--out", str(tmp_path)])
+    _, rows = harness.load_rows(tmp_path / "tile_sweep.jsonl")
+    assert len(rows) == 4 and all(row.value and row.error < 1e-2 for row in rows)
+    sweep.main(["--device", "cpu", "--out", str(tmp_path), "--budget", "0"])
+    assert harness.load_rows(tmp_path / "tile_sweep.jsonl")[1] == []
+
+
 def test_the_truth_notices_a_wrong_mask(harness: ModuleType) -> None:
     batches = __import__("batches")
     inputs = batches.make_inputs(batches.Shape((8, 3), (16, 5), 4, 2, 16, torch.float32), CPU)
