@@ -1,7 +1,4 @@
-"""A Llama of transformers over a paged cache: appends and attends through warploom, layer by layer.
-
-Keys are rotated as they are appended, so the attending variant rotates queries alone.
-"""
+"""A Llama of transformers over a paged cache: each layer appends and attends through warploom."""
 
 import numpy as np
 import torch
@@ -13,16 +10,16 @@ PAGE = 16
 DEVICE, DTYPE = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
 
 
-class QueryRope(wl.Rope):  # the cache holds rotated keys
+class QueryRope(wl.Rope):  # the keys are rotated as they are appended
     def key_transform(self, k, at):
         return k
 
 
-def small_llama() -> LlamaForCausalLM:
-    """Random weights: 3 layers, 8 query and 2 key/value heads of 64."""
+def small_llama(layers: int = 3) -> LlamaForCausalLM:
+    """Random weights: 8 query and 2 key/value heads of 64."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=97, hidden_size=512, intermediate_size=768, num_hidden_layers=3,
+        vocab_size=97, hidden_size=512, intermediate_size=768, num_hidden_layers=layers,
         num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=512,
         initializer_range=0.1, attn_implementation="sdpa", eos_token_id=None,
     )  # fmt: skip
@@ -44,13 +41,9 @@ class PagedLlama:
         size = (2, pages, PAGE, config.num_key_value_heads, self.dim)
         self.caches = [torch.zeros(size, dtype=DTYPE, device=DEVICE) for _ in model.model.layers]
 
-    def planned(self, tokens: torch.Tensor, tables: tuple) -> torch.Tensor:
-        """Plan a batch of its own, then the logits."""
-        self.attention.plan(*tables)
-        return self(tokens, tables)
-
     def __call__(self, tokens: torch.Tensor, tables: tuple) -> torch.Tensor:
-        """Logits [rows, vocabulary] of the planned batch; `tables` as `Appender` takes them."""
+        """Logits [rows, vocabulary] of a batch; `tables` as `plan` and `Appender` take them."""
+        self.attention.plan(*tables)  # once for all layers
         x = self.model.model.embed_tokens(tokens)
         for layer, cache in zip(self.model.model.layers, self.caches, strict=True):
             attend, h = layer.self_attn, layer.input_layernorm(x)
@@ -62,13 +55,19 @@ class PagedLlama:
         return self.model.lm_head(self.model.model.norm(x))
 
 
+def is_greedy(model: LlamaForCausalLM, prompt: torch.Tensor, new: torch.Tensor) -> bool:
+    """True if each new token is SDPA's first choice after those before it; fp16 may tie two."""
+    scores = model(torch.cat((prompt, new))[None]).logits[0, len(prompt) - 1 : -1].float()
+    missed = scores.amax(-1) - scores.gather(1, new[:, None])[:, 0]
+    return bool((missed <= (0.0 if DEVICE == "cpu" else 4e-3 * scores.abs().amax())).all())
+
+
 @torch.no_grad()
 def main() -> None:
     model = small_llama()
     tokens = torch.randint(0, 97, (40 + 21,), device=DEVICE)  # two prompts, one after the other
     tables = [0, 40, 61], [0, 3, 5], np.random.default_rng(0).permutation(8)[:5], [8, 5]
-    paged = PagedLlama(model, pages=8)
-    logits = paged.planned(tokens, tables)
+    logits = PagedLlama(model, pages=8)(tokens, tables)
     theirs = torch.cat([model(part[None]).logits[0] for part in (tokens[:40], tokens[40:])])
     difference = ((logits - theirs).abs().max() / theirs.abs().max()).item()
     print(f"prompts of 40 and 21 tokens: relative difference to SDPA's logits {difference:.1e}")
