@@ -1,4 +1,4 @@
-"""Decode over a paged cache beside its peers: all lengths, pages of 16 and 1, selected pages.
+"""Decode over a paged cache beside its peers: lengths, pages of 16 and 1, selected pages, plans.
 
     python benchmarks/decode.py [--tables decode decode_page1] [--quick] [--only warploom]
 
@@ -7,7 +7,7 @@ GB/s count what must be moved: keys and values once, queries and outputs once. b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -113,6 +113,58 @@ def narrow_trials(setting: Setting) -> Iterator[Trial]:
             yield replace(trial, make=partial(make_representable, shape))
 
 
+def step_of(inputs: Inputs) -> tuple[wl.AttentionWrapper, Callable[[], None]]:
+    """A wrapper as generation loops have it, and its plan, from tables on the device."""
+    batch, most = inputs.shape.batch, max(inputs.shape.kv_lens)
+    bounds = wl.Bounds(batch, batch, most, len(inputs.indices))
+    attention = planned(wl.Causal(), inputs, bounds=bounds, cuda_graph=True)
+    tables = inputs.qo_indptr, inputs.kv_indptr, inputs.indices, inputs.last_page_len
+    plan = partial(attention.plan, *(table.to(inputs.q.device) for table in tables))
+    plan()
+    attention.check_plan()
+    return attention, plan
+
+
+def plan_and_run(inputs: Sequence[Inputs]) -> list[Thunk]:
+    attention, plan = step_of(inputs[0])
+
+    def step(one: Inputs) -> torch.Tensor:
+        plan()
+        return attention.run(one.q, (one.k, one.v))
+
+    return [partial(step, one) for one in inputs]
+
+
+def run_alone(inputs: Sequence[Inputs]) -> list[Thunk]:
+    attention, _ = step_of(inputs[0])
+    return [partial(attention.run, one.q, (one.k, one.v)) for one in inputs]
+
+
+def plan_alone(inputs: Sequence[Inputs]) -> list[Thunk]:
+    """Plans one after the other; what is checked is a run of such a plan."""
+    attention, plan = step_of(inputs[0])
+    out = attention.run(inputs[0].q, (inputs[0].k, inputs[0].v))
+
+    def again() -> torch.Tensor:
+        plan()
+        return out
+
+    return [again for _ in inputs]
+
+
+def step_trials(setting: Setting) -> Iterator[Trial]:
+    """A step of one layer whose graph holds the plan too, and its two halves."""
+    contestants = (
+        Implementation("warploom plan and run", plan_and_run),
+        Implementation("warploom run", run_alone),
+        Implementation("warploom plan", plan_alone),
+    )
+    length = 1024 if setting.on_gpu else 64
+    for batch in setting.pick((16, 128, 1024), 4):
+        shape = decode_shape((length,) * batch, (32, 8) if setting.on_gpu else (4, 2), 16)
+        yield attention_trial(f"{batch} x {length}", shape, contestants, unit="us")
+
+
 TABLES = (
     Table("decode", partial(decode_trials, 16), ("copy", "read")),
     Table("decode_page1", partial(decode_trials, 1), ("copy", "read")),
@@ -120,6 +172,7 @@ TABLES = (
     Table("decode_selections", selection_trials),
     Table("decode_balance", balance_trials),
     Table("decode_fp8", narrow_trials),
+    Table("decode_step", step_trials),
 )
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ TITLES = {
     "decode_selections": "Decode over selected pages of 16, 32 heads of 128, bf16",
     "decode_balance": "Decode of lengths with one giant, load balanced or not, bf16",
     "decode_fp8": "Decode with keys and values in 8 bits, heads of 128",
+    "decode_step": "Decode step of one layer, planned on the device, heads 32/8, bf16",
     "shared_prefix": "Decode of requests that share a prefix, suffixes of 128, bf16",
     "cpu_attention": "Attention on the CPU",
     "run_overhead": "Host time of one call",
@@ -106,6 +107,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "decode_selections": draw_bars,
     "decode_balance": draw_bars,
     "decode_fp8": draw_bars,
+    "decode_step": draw_bars,
     "shared_prefix": draw_bars,
 }
 

@@ -101,7 +101,7 @@ def test_pictures_show_every_measured_implementation(
      ("", "_full", "_variants", "_own", "_rope", "_ragged", "_paged", "_split")]
     + [
         ("decode", f"decode{name}")
-        for name in ("", "_page1", "_long", "_selections", "_balance", "_fp8")
+        for name in ("", "_page1", "_long", "_selections", "_balance", "_fp8", "_step")
     ],
 )  # fmt: skip
 def test_every_table_is_right_where_it_is_small(
@@ -110,6 +110,7 @@ def test_every_table_is_right_where_it_is_small(
     tables = __import__("tables")
     chosen = [one for one in __import__(script).TABLES if one.name == table]
     only = "warploom,warploom causal,warploom without,warploom uncut,warploom e4m3 cache"
+    only += ",warploom plan and run,warploom run,warploom plan"
     tables.main(chosen, "", ["--device", "cpu", "--quick", "--out", str(tmp_path), "--only", only])
     machine, rows = harness.load_rows(tmp_path / f"{table}.jsonl")
     measured = [row for row in rows if row.case != "ceiling" and row.impl.startswith("warploom")]
