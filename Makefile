@@ -52,8 +52,8 @@ test test-gpu golden: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
 test: $(READY_TEST) links ## all tests that need no GPU
 	$(RUNNER) -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal $(ARGS)
 
-test-gpu: $(READY_TEST) ## the tests that need a CUDA device
-	$(RUNNER) -m pytest -m gpu $(ARGS)
+test-gpu: $(READY_TEST) links ## the tests that need a CUDA device; processes compile kernels side by side
+	$(RUNNER) -m pytest -m gpu -n $(JOBS) --dist worksteal $(ARGS)
 
 bench: $(READY_DEMO) ## prefill and decode beside their peers; needs a GPU (ARGS=--quick: a short look)
 	$(RUNNER) benchmarks/prefill.py $(ARGS)

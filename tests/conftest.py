@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_record import Recorder
 
 import warploom.templates
 
@@ -36,6 +37,10 @@ if settings is not None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Recorder(), "warploom-gpu-recorder")
 
 
 @pytest.fixture

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 
+import gpu_record as record
 import pytest
 
 from warploom.errors import StaleVerification
 
-RECORD = Path(__file__).resolve().parent / "gpu" / "record.py"
+TESTS = Path(__file__).resolve().parent
 
 
-@pytest.fixture
-def record() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("warploom_gpu_record", RECORD)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_recorded_gpu_run_passed_and_is_of_these_sources(record: ModuleType) -> None:
+def test_the_recorded_gpu_run_passed_and_is_of_these_sources() -> None:
     found = record.read()
     reason = record.complaint(found, record.digest())
     if reason is not None:
@@ -34,7 +26,7 @@ def test_the_recorded_gpu_run_passed_and_is_of_these_sources(record: ModuleType)
         assert found["passed"] > 0
 
 
-def test_a_change_of_the_sources_is_noticed(record: ModuleType, tmp_path: Path) -> None:
+def test_a_change_of_the_sources_is_noticed(tmp_path: Path) -> None:
     for name in ("codegen/a.py", "templates/include/b.cuh"):
         path = tmp_path / name
         path.parent.mkdir(parents=True)
@@ -50,3 +42,59 @@ def test_a_change_of_the_sources_is_noticed(record: ModuleType, tmp_path: Path) 
     assert "changed since the GPU run of 2026-01-01 on a GPU" in record.complaint(run, after)
     assert "no GPU run is recorded" in record.complaint(None, after)
     assert record.read(tmp_path / "none.json") is None
+
+
+SUITE = """
+import pytest
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("passes", [True, True, True, False])
+def test_on_a_gpu(passes):
+    assert passes
+
+@pytest.mark.gpu
+def test_that_skips():
+    pytest.skip("not here")
+
+def test_without_a_gpu():
+    pass
+"""
+CONFTEST = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import gpu_record
+
+def write(outcomes, seconds):
+    Path({path!r}).write_text(json.dumps(outcomes))
+
+gpu_record.write = write
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    config.pluginmanager.register(gpu_record.Recorder())
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ([], True),
+        (["-m", "gpu", "-n", "2"], True),
+        (["-n", "2", "-k", "on_a_gpu"], False),
+    ],
+)
+def test_whole_runs_are_recorded_by_one_process_and_by_many(
+    options: list[str], recorded: bool, tmp_path: Path
+) -> None:
+    if "-n" in options:
+        pytest.importorskip("xdist")
+    path, suite = tmp_path / "outcomes.json", tmp_path / "gpu"  # a folder's name is no marker
+    suite.mkdir()
+    (suite / "test_some.py").write_text(SUITE)
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(tests=str(TESTS), path=str(path)))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    subprocess.run([*command, "--rootdir", str(tmp_path), str(tmp_path)], cwd=tmp_path, check=False)
+    assert path.exists() == recorded
+    if recorded:
+        assert json.loads(path.read_text()) == {"passed": 3, "failed": 1, "skipped": 1}

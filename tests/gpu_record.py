@@ -1,4 +1,9 @@
-"""`verified.json`: which templates and generator were last tested on a GPU, and how it went."""
+"""`gpu/verified.json`: which templates and generator were last tested on a GPU, and how it went.
+
+`conftest.py` next door registers the recorder, and not that of `gpu`: with pytest-xdist tests are
+collected, and that file is loaded, by workers only, but one record is written by whom they report
+to.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,15 @@ import hashlib
 import json
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-RECORD = HERE / "verified.json"
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "tests" / "gpu" / "verified.json"
+NEEDS_GPU = "needs", "gpu"  # a property of reports; their keywords also name folders
 SUFFIXES = (".py", ".cuh", ".hpp", ".h", ".j2")
 
 
@@ -78,3 +86,32 @@ def complaint(record: dict[str, Any] | None, current: str) -> str | None:
             f"{record['gpu']}; on a machine with a GPU run: make test-gpu"
         )
     return None
+
+
+class Recorder:
+    """Counts the outcomes of GPU tests, and records them if none was left out."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.begin = time.monotonic()
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        if item.get_closest_marker("gpu"):
+            item.user_properties.append(NEEDS_GPU)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if NEEDS_GPU not in map(tuple, report.user_properties):
+            return
+        if report.when == "call" or (report.when == "setup" and report.outcome != "passed"):
+            self.outcomes[report.outcome] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.outcomes["passed"] and is_whole(session.config):
+            write(dict(self.outcomes), time.monotonic() - self.begin)
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """True if the command line chose no tests but by `-m gpu`, and this is no worker of many."""
+    narrowed = config.option.keyword or getattr(config.option, "lf", False)
+    files = [arg for arg in config.args if "::" in arg or Path(arg).suffix == ".py"]
+    return not narrowed and not files and not hasattr(config, "workerinput")
