@@ -39,8 +39,8 @@ def test_a_change_of_the_sources_is_noticed(tmp_path: Path) -> None:
     assert after != before
     run = {"digest": before, "date": "2026-01-01", "gpu": "a GPU"}
     assert record.complaint(run, before) is None
-    assert "changed since the GPU run of 2026-01-01 on a GPU" in record.complaint(run, after)
-    assert "no GPU run is recorded" in record.complaint(None, after)
+    assert "changed since the GPU run of 2026-01-01 on a GPU" in str(record.complaint(run, after))
+    assert "no GPU run is recorded" in str(record.complaint(None, after))
     assert record.read(tmp_path / "none.json") is None
 
 
