@@ -92,7 +92,7 @@ class Variant:
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
         """Refuse tensors that do not fit a batch, where roles cannot say which size they must have.
 
-        `plan` calls it; by default everything fits.
+        `plan` and `attention` call it; by default everything fits.
 
         Args:
             known: NumPy values of the mask's tensors that were given on the host.

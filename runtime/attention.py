@@ -130,6 +130,7 @@ def attention(
     Raises:
         WrongShape, WrongDType, WrongDevice, WrongStride, BadLength: a wrong tensor.
         UnknownInput, MissingInput: a wrong input.
+        ArgumentError: the variant refuses these lengths, as `PackedMask` does with too few bits.
         UnsupportedSpec, BadHeadDim: no kernel serves these types or sizes.
         ForbiddenUnderCapture: a CUDA graph is being captured, and the lengths are new.
     """
@@ -172,7 +173,9 @@ def attention(
             lse_base=lse_base,
         )
 
-    wrapper = _planned(_Call(kind, q.device, sizes, counted, values), make)
+    call = _Call(kind, q.device, sizes, counted, values)
+    wrapper = _planned(call, make)
+    _check_lengths(given, wrapper, {**given.inputs(), **inputs}, call)
     at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
     return wrapper.run(q, (k, v), return_lse=return_lse, **at_run)
 
@@ -363,6 +366,24 @@ def _on_device(field: TensorField, bound: Any, device: torch.device) -> torch.Te
         return _copies(bound, device, field.dtype, lambda: as_input(field, bound))
     tensor = as_input(field, bound)
     return tensor if tensor.device.type != "cpu" else tensor.to(device)
+
+
+def _check_lengths(
+    given: Variant, wrapper: AttentionWrapper, values: Mapping[str, Any], call: _Call
+) -> None:
+    """Let the variant refuse tensors of the mask that are too small, where the host knows them."""
+    if type(given).check_lengths is Variant.check_lengths:
+        return
+    known: dict[str, np.ndarray[Any, Any]] = {}
+    for field in wrapper.spec.variant.tensors:
+        if field.name in wrapper.mask_tensors and field.name in values:
+            tensor = as_input(field, values[field.name])
+            if tensor.device.type == "cpu":  # NumPy does not have all types of floats
+                tensor = tensor.float() if tensor.is_floating_point() else tensor
+                known[field.name] = tensor.numpy()
+    batch, lens = call.sizes.batch, call.lens
+    kv_lens = np.full(batch, call.sizes.keys, np.int32) if lens is None else lens
+    given.check_lengths(known, np.full(batch, call.sizes.rows, np.int32), kv_lens)
 
 
 def _checked_lens(kv_lens: Any, sizes: Sizes) -> np.ndarray[Any, Any]:

@@ -97,7 +97,7 @@ class Inputs:
         mask = traced.seats.get("logits_mask")
         nodes = [] if mask is None else list(walk(mask))
         self.mask_scalars = frozenset(str(n.attr) for n in nodes if n.op == "scalar")
-        self._mask_tensors = frozenset(str(n.attr) for n in nodes if n.op == "load")
+        self.mask_tensors = frozenset(str(n.attr) for n in nodes if n.op == "load")
         self._sizes: dict[str, int] = {}
         self.scalars: dict[str, Number] = {
             field.name: field.default for field in traced.scalars if field.default is not None
@@ -247,7 +247,7 @@ class Inputs:
                 raise FrozenByGraph(name=name, got=got, expected=before)
         self.known.pop(name, None)
         self._sources.pop(name, None)
-        if tensor.device.type == "cpu" and name in self._mask_tensors:
+        if tensor.device.type == "cpu" and name in self.mask_tensors:
             self.known[name] = extended(tensor, tuple(placed.shape)).clone().numpy()
             self._sources[name] = value
         self.tensors[name] = placed
@@ -256,7 +256,7 @@ class Inputs:
     def _placed(self, field: TensorField, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself, or a copy in memory that belongs to these inputs."""
         device = self._geometry.device
-        shared = device.type == "cpu" and field.name not in self._mask_tensors
+        shared = device.type == "cpu" and field.name not in self.mask_tensors
         if tensor.device.type != "cpu" or (shared and not self._frozen):
             return tensor
         own = self._own.get(field.name)

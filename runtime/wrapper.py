@@ -195,6 +195,11 @@ class AttentionWrapper(Planning):
         """Scalars that the mask reads: `plan` fixes them, and `run` refuses other values."""
         return self._inputs.mask_scalars
 
+    @property
+    def mask_tensors(self) -> frozenset[str]:
+        """Tensors that the mask reads."""
+        return self._inputs.mask_tensors
+
     def _bound_inputs(self) -> dict[str, Any]:
         """Values bound at construction that the traced functors read."""
         bound = self._variant.inputs()

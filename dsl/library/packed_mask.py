@@ -48,7 +48,7 @@ class _Packed(Variant):
         if short.size:
             at = int(short[0])
             reason = (
-                f"request {at} has {bits[at]} bits; the plan needs {q_lens[at]} rows of "
+                f"request {at} has {bits[at]} bits; the batch needs {q_lens[at]} rows of "
                 f"{columns[at]}. Pack a mask of that size"
             )
             raise ArgumentError(name="packed_mask", reason=reason)
@@ -58,8 +58,8 @@ class PackedMask(_Packed):
     """Visible where bit q_idx * kv_len + kv_pos of the request is set; make the bits with
     `pack_masks`.
 
-    A request may have up to 2^31 pairs, and all requests 2^31 bytes. `plan` refuses host masks with
-    fewer bits than the batch has pairs; larger ones it cannot tell from padding.
+    A request may have up to 2^31 pairs, and all requests 2^31 bytes. `plan` and `attention` refuse
+    host masks with fewer bits than the batch has pairs; larger ones look like padding to them.
 
     Args:
         packed_mask: [bytes] uint8; None leaves it to be given at run time.

@@ -15,12 +15,13 @@ from warploom.dsl.flex import flex
 from warploom.dsl.functions import floor
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.packed_mask import PackedMask, TreeMask, pack_masks
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
-from warploom.errors import WrongShape
+from warploom.errors import ArgumentError, WrongShape
 from warploom.runtime import attention as module
 from warploom.runtime.attention import attention
 
@@ -228,3 +229,26 @@ def test_flex_callables_decode_like_they_prefill() -> None:
     q, k, v = torch.randn(2, 9, 4, 64), torch.randn(2, 9, 2, 64), torch.randn(2, 9, 2, 64)
     prefill = attention(q, k, v, variant=causal)
     torch.testing.assert_close(attention(q[:, -1:], k, v, variant=causal), prefill[:, -1:])
+
+
+@pytest.mark.parametrize("kind", [PackedMask, TreeMask])
+def test_packed_masks_must_cover_dense_batches_too(kind: Any) -> None:
+    q, (k, v) = torch.randn(2, 4, 2, 32), torch.randn(2, 2, 20, 2, 32)
+    columns = 20 if kind is PackedMask else 4
+
+    def attend(*shapes: tuple[int, int], given: bool = False, **options: Any) -> torch.Tensor:
+        masks = pack_masks([np.ones(shape, bool) for shape in shapes])
+        if not given:
+            return attention(q, k, v, variant=kind(*masks) & Causal(), **options)
+        names = {"packed_mask": torch.from_numpy(masks[0]), "mask_indptr": masks[1]}
+        return attention(q, k, v, variant=kind(), **names, **options)
+
+    enough = [(4, columns), (4, columns)]
+    for given in (False, True):
+        attend(*enough, given=given)  # the lengths of the calls below have a plan
+        with pytest.raises(ArgumentError, match=r"request 1 has 8 bits; the batch needs 4 rows of"):
+            attend(enough[0], (2, 3), given=given)
+        with pytest.raises(ArgumentError, match=r"mask_indptr: has 2 entries; expected .* = 3"):
+            attend(enough[0], given=given)
+    if kind is PackedMask:
+        attend((4, 9), (4, 20), kv_lens=[9, 20])

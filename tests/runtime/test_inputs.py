@@ -171,9 +171,9 @@ def test_packed_masks_must_cover_the_batch(kind: Any, options: Any) -> None:
 
     sizes = [(4, 20), (10, 30)] if kind is PackedMask else [(4, 4), (10, 10)]
     plan(*sizes)
-    with pytest.raises(ArgumentError, match=r"request 0 has 8 bits; the plan needs 4 rows of"):
+    with pytest.raises(ArgumentError, match=r"request 0 has 8 bits; the batch needs 4 rows of"):
         plan((4, 2), sizes[1])
-    with pytest.raises(ArgumentError, match="request 1 has 48 bits; the plan needs 10 rows of"):
+    with pytest.raises(ArgumentError, match="request 1 has 48 bits; the batch needs 10 rows of"):
         plan(sizes[0], (7, 6))
     with pytest.raises(ArgumentError, match=r"mask_indptr: has 2 entries; expected .* = 3"):
         plan(sizes[0])
