@@ -62,8 +62,8 @@ class PageSelectionWrapper(AttentionWrapper):
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
             selection: the tensor that `run` reads; its contents do not matter here. Each entry that
-                is read must be a page of the cache: on the CPU `run` checks that, on a GPU nothing
-                does, and a wrong entry reads memory outside of the cache.
+                is read must be a page of the cache: on the CPU `run` checks that, on a GPU only
+                `check_selection` does, and a wrong entry reads memory outside of the cache.
             num_pages: int32 [requests], entries that are read of each request's lists.
             last_page_len: int32 [requests], tokens in the last page of each list.
             **inputs: values of the variant's fields.
@@ -91,15 +91,30 @@ class PageSelectionWrapper(AttentionWrapper):
             and those of `AttentionWrapper.run`.
         """
         if self._selection is not None and self.device.type == "cpu":
-            self._check_pages(self._selection, kv)
+            self.check_selection(kv)
         return super().run(q, kv, **rest)
 
-    def _check_pages(self, selection: torch.Tensor, kv: Any) -> None:
-        """Raise for the first entry that a run would read outside of the cache."""
-        requests = len(self._num_pages)
-        entries = selection[:requests]
+    def check_selection(self, kv: Any) -> None:
+        """Raise for the first entry that a run would read outside of the cache now.
+
+        On a GPU it waits for the device, so it is for finding mistakes: call it before `run`.
+
+        Args:
+            kv: the cache, as `run` takes it.
+
+        Raises:
+            NotPlanned: there is no plan yet.
+            IndexOutOfRange: an entry is no page of the cache.
+            ForbiddenUnderCapture: the current stream is being captured.
+        """
+        if self._batch is None or self._selection is None:
+            raise NotPlanned
+        remedy = "Call it before the capture, or between replays."
+        refuse_under_capture(self.device, "check_selection() was called", remedy)
+        entries = self._selection[: len(self._num_pages)]
         pages = min(len(x) for x in key_value(checked_kv(kv, self.kv_format)))
-        read = torch.arange(entries.shape[2]) < self._num_pages[:, None, None]
+        place = torch.arange(entries.shape[2], device=self.device)
+        read = place < self._num_pages.to(self.device)[:, None, None]
         wrong = read & ((entries < 0) | (entries >= pages))
         if bool(wrong.any()):
             at = tuple(wrong.nonzero()[0].tolist())

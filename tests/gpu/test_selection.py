@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import warploom as wl
+from warploom.errors import IndexOutOfRange, NotPlanned
 
 pytestmark = pytest.mark.gpu
 
@@ -49,3 +50,20 @@ def test_selections_change_between_replays(cuda: Any, page_size: int, rows: int)
         on_cpu.plan(plan[0], selection.cpu(), *plan[1:])
         expected = on_cpu.run(q, tuple(cache))
         torch.testing.assert_close(out.cpu(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_entries_outside_of_the_cache_are_found_when_asked_for(cuda: Any) -> None:
+    attention = wl.PageSelectionWrapper(
+        wl.Causal(), kv_format=wl.Paged(16), num_q_heads=HEADS, num_kv_heads=KV_HEADS,
+        head_dim=DIM, dtype="bfloat16", device=cuda,
+    )  # fmt: skip
+    cache = torch.zeros(PAGES, 2, 16, KV_HEADS, DIM, dtype=torch.bfloat16, device=cuda)
+    with pytest.raises(NotPlanned):
+        attention.check_selection(cache)
+    selection = torch.zeros(2, KV_HEADS, BUDGET, dtype=torch.int32, device=cuda)
+    attention.plan([0, 1, 2], selection, [3, BUDGET], [16, 16])
+    selection[0, :, 3:] = PAGES  # never read
+    attention.check_selection(cache)
+    selection[0, 2, 1] = PAGES
+    with pytest.raises(IndexOutOfRange, match=rf"selection\[0, 2, 1\] is {PAGES}"):
+        attention.check_selection(tuple(cache.unbind(1)))

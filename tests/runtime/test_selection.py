@@ -140,6 +140,8 @@ def test_select_wants_a_plan_and_its_shape() -> None:
     attention = wrapper(wl.Causal(), 16, "float32", "NHD")
     with pytest.raises(errors.NotPlanned):
         attention.select(GOOD)
+    with pytest.raises(errors.NotPlanned):
+        attention.check_selection(torch.zeros(PAGES, 2, 16, KV_HEADS, DIM))
     attention.plan([0, 1, 2], GOOD, [1, 4], [3, 16])
     with pytest.raises(errors.WrongStride, match="as planned"):
         attention.select(torch.zeros(2, KV_HEADS, 5, dtype=torch.int32))
@@ -163,5 +165,7 @@ def test_a_page_outside_of_the_cache_is_refused(page: int) -> None:
     for cache in ((trial.k, trial.v), torch.stack((trial.k, trial.v), 1)):
         with pytest.raises(errors.IndexOutOfRange, match=text):
             attention.run(trial.q, cache)
+        with pytest.raises(errors.IndexOutOfRange, match=text):
+            attention.check_selection(cache)
     selection[0, 1, 1] = 0
     torch.testing.assert_close(attention.run(trial.q, (trial.k, trial.v)), good)
