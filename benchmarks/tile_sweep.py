@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ import warploom as wl
 from warploom.codegen.arch import Arch
 from warploom.codegen.build import build_all
 from warploom.codegen.source import TileConfig
+from warploom.codegen.tile_cost import MOST_TILES
 from warploom.codegen.tiles import every_tile
 from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.errors import WarploomError
@@ -38,7 +39,6 @@ KV_HEADS, PAGE = 8, 16
 EFFORT = Effort(replays=3, seconds=0.01, max_replays=10, graph_ms=0.2)
 TOLERANCE = 1e-2  # of the relative difference between two tiles' outputs, bf16
 ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 1024)
-MOST_TILES = 16  # of one request: more of them, each reading its keys, are hopelessly slow
 
 
 @dataclass(frozen=True)
@@ -183,16 +183,13 @@ def plan(attention: wl.AttentionWrapper, batch: Batch) -> None:
     attention.plan(starts * batch.rows, starts * pages, scattered, last_page_len)
 
 
-def tile_name(tile: TileConfig) -> str:
-    return f"{tile.template} {tile.rows}x{tile.keys}, {tile.warps} warps"
-
-
 def facts(attention: wl.AttentionWrapper) -> dict[str, Any]:
     """The tile and its kernel, to keep beside the figure."""
     assert attention.planned is not None
     kernel = attention.planned.kernel
     used = kernel.artifact.resources
-    tile = {name: value for name, value in asdict(kernel.tile).items() if name != "reason"}
+    tile = {field.name: getattr(kernel.tile, field.name) for field in fields(TileConfig)
+            if field.compare}  # fmt: skip
     return {
         "tile": tile,
         "num_ctas": kernel.num_ctas,
@@ -219,7 +216,7 @@ def time_tile(
 ) -> Row:
     """One row; a failure is written down and ends no run."""
     device, params = memory.device, asdict(batch) | {"fused_rows": batch.fused_rows}
-    row = partial(Row, NAME, str(batch), tile_name(tile), unit="us")
+    row = partial(Row, NAME, str(batch), tile.label, unit="us")
     try:
         attention = wrapper(batch.dim, batch.group_size, device, tile)
         plan(attention, batch)

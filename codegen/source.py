@@ -23,7 +23,8 @@ class TileConfig:
         template: which CUDA template: "portable", or "hopper", whose blocks have four more warps
             that copy.
         query_stages: tiles of queries in flight; Hopper only.
-        reason: why these sizes were chosen, for `explain()`; not part of the identity.
+        reason: why these sizes were chosen, for `explain()`; not part of the identity, as `costs`.
+        costs: microseconds that a model predicts for each tile it weighed, the best first.
     """
 
     rows: int
@@ -33,6 +34,11 @@ class TileConfig:
     template: Literal["portable", "hopper"] = "portable"
     query_stages: int = 1
     reason: str = field(default="", compare=False)
+    costs: tuple[tuple[str, float], ...] = field(default=(), compare=False)
+
+    @property
+    def label(self) -> str:
+        return f"{self.template} {self.rows}x{self.keys}, {self.warps} warps"
 
 
 @dataclass(frozen=True)

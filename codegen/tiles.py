@@ -1,20 +1,28 @@
 """Which tile a CUDA kernel is compiled for, and what its launch needs: pure functions, no device.
 
-Sizes follow FlashAttention-2 and FlashInfer (section 3.2.2): the row tile is the smallest of 16, 64
-and 128 that holds the mean number of fused rows of a request, and the rest is what fits the
-architecture and, for few rows, how many items there are.
+Where a sweep was recorded, the model of `tile_cost.py` chooses. Elsewhere sizes follow
+FlashAttention-2 and FlashInfer (section 3.2.2): the row tile is the smallest of 16, 64 and 128 that
+holds the mean number of fused rows of a request, and the rest is what fits the architecture and,
+for few rows, how many items there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.functors import scale_factors
 from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
+from warploom.codegen.tile_cost import (
+    MANY_ITEMS,
+    TYPICAL_KEYS,
+    Work,
+    is_known,
+    predicted_us,
+    weighed_tiles,
+)
 from warploom.codegen.tiles_hopper import hopper_launch, hopper_tiles
 from warploom.dsl.ir import walk
 from warploom.dsl.spec import AttentionSpec
@@ -77,15 +85,20 @@ def launch_bounds(tile: TileConfig) -> str:
 
 
 def choose_tile(
-    spec: AttentionSpec, arch: Arch, mean_fused_rows: float, items_per_sm: float | None = None
+    spec: AttentionSpec,
+    arch: Arch,
+    mean_fused_rows: float,
+    items_per_sm: float | None = None,
+    mean_keys: float | None = None,
 ) -> TileConfig:
-    """The tile for a batch.
+    """The tile for a batch: the cheapest by a model of costs, or where none was fitted, by rows.
 
     Args:
         spec: what to compute.
         arch: where.
         mean_fused_rows: query rows x query heads per key/value head, mean over the requests.
         items_per_sm: requests x key/value heads for each SM; None if unknown, taken as many.
+        mean_keys: keys of a request; None if unknown. Only the model asks for them.
 
     Returns:
         A tile that fits the architecture, with the reason in words.
@@ -93,10 +106,17 @@ def choose_tile(
     Raises:
         UnsupportedSpec: no tile fits.
     """
-    if "hopper" in arch.templates and mean_fused_rows > 64 and not spec.is_narrow:
-        for tile in hopper_tiles(spec):
-            if hopper_launch(spec, tile).shared_bytes <= arch.shared_per_cta:
-                return replace(tile, reason=_hopper_reason(tile, mean_fused_rows))
+    work = Work(
+        mean_fused_rows,
+        MANY_ITEMS if items_per_sm is None else items_per_sm,
+        TYPICAL_KEYS if mean_keys is None else mean_keys,
+    )
+    pool = tiles_weighed(spec, arch)
+    if pool:
+        return _cheapest(spec, arch, pool, work)
+    if mean_fused_rows > 64:
+        for tile in _hopper_tile(spec, arch):
+            return replace(tile, reason=_hopper_reason(tile, mean_fused_rows))
     few = items_per_sm is not None and items_per_sm <= 1
     fitting = [
         (tile, shape)
@@ -124,23 +144,53 @@ def choose_tile(
     )
 
 
+def tiles_weighed(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
+    """Tiles that a model of costs chooses from, the highest last; none where there is no model."""
+    sizes = weighed_tiles(spec, arch)
+    tiles = [TileConfig(*size, 2) for size in sizes]
+    return [*_fitting(spec, arch, tiles), *(_hopper_tile(spec, arch) if sizes else ())]
+
+
 def every_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     """All tiles that a batch of some kind may get and that fit, for measurements of the choice."""
-    found = dict.fromkeys(
-        tile
-        for rows in (1, 16, 64, 128)
-        for few in (True, False)
-        for tile in _candidates(spec, arch, rows, few)
-        if cuda_launch(spec, tile, arch).shared_bytes <= arch.shared_per_cta
+    cases = ((rows, few) for rows in (1, 16, 64, 128) for few in (True, False))
+    tiles = [tile for rows, few in cases for tile in _candidates(spec, arch, rows, few)]
+    fitting = _fitting(spec, arch, [*tiles_weighed(spec, arch), *tiles])
+    return list(dict.fromkeys([*fitting, *_hopper_tile(spec, arch)]))
+
+
+def _fitting(spec: AttentionSpec, arch: Arch, tiles: Iterable[TileConfig]) -> list[TileConfig]:
+    return [
+        tile for tile in tiles if cuda_launch(spec, tile, arch).shared_bytes <= arch.shared_per_cta
+    ]
+
+
+def _hopper_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
+    """The best tile of the Hopper template, if there is one."""
+    if "hopper" not in arch.templates or spec.is_narrow:
+        return []
+    return _fitting(spec, arch, hopper_tiles(spec))[:1]
+
+
+def _cheapest(
+    spec: AttentionSpec, arch: Arch, pool: Sequence[TileConfig], work: Work
+) -> TileConfig:
+    """The tile that the model predicts to be fastest."""
+    known = [tile for tile in pool if is_known(tile, work)] or pool[-1:]
+    costs = {tile: predicted_us(spec, arch, tile, work) for tile in known}
+    ranked = sorted(known, key=lambda tile: costs[tile])  # the first of equals
+    tile = ranked[0]
+    shape = cuda_launch(spec, tile, arch)
+    if tile.template == "hopper":
+        reason = _hopper_reason(tile, work.rows)
+    else:
+        reason = _reason(tile, shape, arch, work.rows)
+    given = f"{work.items:.3g} pairs of a request and a head for each SM and {work.keys:.4g} keys"
+    return replace(
+        tile,
+        reason=f"{reason}; the cheapest of {len(known)} by the model of costs, for {given}",
+        costs=tuple((found.label, costs[found]) for found in ranked),
     )
-    if "hopper" in arch.templates and not spec.is_narrow:
-        fitting = (
-            tile
-            for tile in hopper_tiles(spec)
-            if hopper_launch(spec, tile).shared_bytes <= arch.shared_per_cta
-        )
-        found |= dict.fromkeys(islice(fitting, 1))
-    return list(found)
 
 
 def _candidates(

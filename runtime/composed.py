@@ -125,8 +125,12 @@ class ComposedPlanner(Planner):
         self._send(plan, room)
         return Planned(batch, plan, kernel, answers(batch.segments), size)
 
-    def _tile(self, batch: Batch, forest: PrefixForest) -> TileConfig:
+    def tile_for(self, batch: Batch) -> TileConfig:
         """The tile of all plans, or the one for the rows that a key meets in this batch."""
+        page_size = self._spec.kv_format.block_kv
+        return self._tile(batch, shared_prefixes(batch, self._spec.variant, page_size))
+
+    def _tile(self, batch: Batch, forest: PrefixForest) -> TileConfig:
         fixed = self.fixed_tile()
         if fixed is not None:
             return fixed

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.runtime.composed import depends_on_request
@@ -36,6 +37,9 @@ class Explained(Protocol):
 
     @property
     def planned(self) -> Planned | None: ...
+
+    @property
+    def tile(self) -> TileConfig | None: ...
 
     @property
     def backend(self) -> Backend: ...
@@ -89,7 +93,7 @@ def explain(wrapper: Explained) -> Explanation:
         facts["plan"] = "none yet; call plan()"
     else:
         facts |= (
-            _kernel(wrapper.planned)
+            _kernel(wrapper.planned, wrapper.tile)
             | _work(wrapper.planned, spec.variant)
             | _memory(wrapper.planned)
         )
@@ -120,9 +124,10 @@ def _because(wrapper: Explained) -> str:
     return f": {target.command[0]}, vectors of {target.vector_bytes} bytes"
 
 
-def _kernel(planned: Planned) -> dict[str, object]:
+def _kernel(planned: Planned, chosen: TileConfig | None) -> dict[str, object]:
+    """What runs; the tile as chosen for this batch, for another may have loaded the kernel."""
     kernel = planned.kernel
-    tile, artifact, used = kernel.tile, kernel.artifact, kernel.artifact.resources
+    artifact, used, tile = kernel.artifact, kernel.artifact.resources, chosen or kernel.tile
     on_gpu = kernel.source.language == "cuda"
     how = f", {tile.warps} warps, {tile.stages} stages" if on_gpu else ""
     facts: dict[str, object] = {
@@ -130,6 +135,7 @@ def _kernel(planned: Planned) -> dict[str, object]:
         "template": tile.template if on_gpu else "cpu",
         "tile": f"{tile.rows} rows x {tile.keys} keys" + how,
         "why this tile": tile.reason or "given by the caller",
+        **_weighed(tile),
         "built": f"{'compiled' if artifact.compiled else 'found in the cache'}"
         f" ({artifact.compile_seconds:.2f} s when compiled)",
         "source": artifact.source_path,
@@ -140,6 +146,12 @@ def _kernel(planned: Planned) -> dict[str, object]:
             f"{used.registers} registers, spills {spills}, local {used.local_bytes} B"
         )
     return facts
+
+
+def _weighed(tile: TileConfig) -> dict[str, object]:
+    """What each tile would cost, if a model chose."""
+    lines = [f"{us:8.3g} us  {label}" for label, us in tile.costs]
+    return {"predicted cost": "\n".join(lines)} if lines else {}
 
 
 def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:

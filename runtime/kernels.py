@@ -12,7 +12,7 @@ from warploom.codegen.build import Artifact
 from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
+from warploom.codegen.tiles import choose_tile, cuda_launch, tiles_weighed
 from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.dsl.spec import AttentionSpec
 from warploom.runtime.cpu import CpuKernel, default_num_ctas
@@ -69,21 +69,26 @@ class Kernels:
         self._sources: dict[TileConfig, KernelSource] = {}
         self._kernels: dict[TileConfig, Kernel] = {}
 
-    def choose(self, mean_fused_rows: float, items: int | None = None) -> TileConfig:
+    def choose(
+        self, mean_fused_rows: float, items: int | None = None, keys: int | None = None
+    ) -> TileConfig:
         """The tile for requests with this many query rows x query heads per key/value head.
 
         Args:
             mean_fused_rows: that number.
             items: requests x key/value heads, if known.
+            keys: of a request, if known.
         """
         if isinstance(self.target, Arch):
             sms = cuda_facts(self._device.index).num_sms
             share = None if items is None else items / sms
-            return choose_tile(self._spec, self.target, mean_fused_rows, share)
+            return choose_tile(self._spec, self.target, mean_fused_rows, share, keys)
         return cpu_tile(self._spec, mean_fused_rows)
 
     def candidates(self, fewest_rows: float = 1) -> list[TileConfig]:
         """Every tile that `choose` can give, for this many fused rows or more."""
+        if isinstance(self.target, Arch) and (weighed := tiles_weighed(self._spec, self.target)):
+            return weighed
         samples = [max(rows, fewest_rows) for rows in _SAMPLES]
         return list(dict.fromkeys(self.choose(rows, n) for rows in samples for n in (1, None)))
 

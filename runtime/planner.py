@@ -91,7 +91,7 @@ class Planner:
         self._upload = Upload(device)
         self._addressed: tuple[int, Capacity] | None = None
         self._fixed: TileConfig | None = None  # once known, where all plans have the same
-        self._chosen: dict[tuple[float, int], TileConfig] = {}
+        self._chosen: dict[tuple[float, int, int], TileConfig] = {}
         self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
 
     def fixed_tile(self) -> TileConfig | None:
@@ -101,11 +101,12 @@ class Planner:
             return options.tile
         if not (options.fixed_tile or options.batch_invariant):
             return None
-        rows, items = INVARIANT_ROWS, None
+        rows, items, keys = INVARIANT_ROWS, None, None
         if bounds is not None:
             rows = bounds.max_q_rows * self._heads.group_size / max(1, bounds.segments)
             items = bounds.segments * self._heads.num_kv
-        tile = self._kernels.choose(rows, items)
+            keys = bounds.max_kv_len
+        tile = self._kernels.choose(rows, items, keys)
         return replace(tile, reason=f"fixed for all batches: {tile.reason}")
 
     def tiles(self) -> list[TileConfig]:
@@ -123,7 +124,11 @@ class Planner:
         fixed = self._fixed or self.fixed_tile()
         if fixed is not None:
             return fixed
-        key = batch.busy_rows * self._heads.group_size, batch.num_segments * self._heads.num_kv
+        key = (
+            batch.busy_rows * self._heads.group_size,
+            batch.num_segments * self._heads.num_kv,
+            1 << batch.max_kv_len.bit_length(),  # or each step of decoding would choose anew
+        )
         if key not in self._chosen:
             if len(self._chosen) > _SIZES_KEPT:
                 self._chosen.clear()

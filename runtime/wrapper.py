@@ -317,6 +317,13 @@ class AttentionWrapper(Planning):
         tiles = self.tiles() if tiles is None else tiles
         return [(self._kernels.source(tile), self._kernels.target) for tile in tiles]
 
+    @property
+    def tile(self) -> TileConfig | None:
+        """The tile of the last plan, with what spoke for it; None before, and for the reference."""
+        if self._launcher is None or self.planned is None:
+            return None
+        return self._planner.tile_for(self.planned.batch)
+
     def tiles(self) -> list[TileConfig]:
         """Tiles that a plan can choose; none for the reference back end."""
         if self.backend == "reference":

@@ -1,0 +1,108 @@
+"""The model that chooses tiles, beside the sweep that it was fitted to; no device, no timing."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.arch import arch_named
+from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles import choose_tile, every_tile, tiles_weighed
+from warploom.dsl.dtypes import bfloat16
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+
+SWEEP = Path(__file__).resolve().parents[2] / "benchmarks/results/tile_sweep.jsonl"
+HOPPER = arch_named("sm_90a")
+KV_HEADS = 8  # of the sweep
+
+
+@cache
+def spec(dim: int, kv_format: KVFormat, variant: type[wl.Variant] = wl.Causal) -> AttentionSpec:
+    return AttentionSpec(trace(variant()), dim, dim, bfloat16, kv_format)
+
+
+@cache
+def recorded() -> tuple[int, dict[tuple[int, ...], dict[TileConfig, float]]]:
+    """SMs, and (head_dim, fused rows, requests, keys, group size) -> tile -> microseconds."""
+    if not SWEEP.exists():
+        pytest.skip(
+            f"{SWEEP.name} was not recorded yet: benchmarks/tile_sweep.py makes it on a GPU"
+        )
+    machine, *rows = map(json.loads, SWEEP.read_text().splitlines())
+    cases: dict[tuple[int, ...], dict[TileConfig, float]] = defaultdict(dict)
+    for row in rows:
+        case = row["params"]
+        names = ("dim", "fused_rows", "requests", "keys", "group_size")
+        if row["value"] is not None:
+            cases[tuple(case[name] for name in names)][TileConfig(**case["tile"])] = row["value"]
+    return machine["machine"]["multiprocessors"], cases
+
+
+@pytest.mark.parametrize("lengths_known", [True, False])
+def test_choices_are_close_to_the_best_of_the_sweep(lengths_known: bool) -> None:
+    sms, cases = recorded()
+    losses = {}
+    for case, times in cases.items():
+        dim, fused_rows, requests, keys, _ = case
+        given = keys if lengths_known else None
+        tile = choose_tile(
+            spec(dim, wl.Paged(16)), HOPPER, fused_rows, requests * KV_HEADS / sms, given
+        )
+        losses[case] = times[tile] / min(times.values())
+    worst = sorted(losses.items(), key=lambda found: -found[1])[:10]
+    assert worst[0][1] <= 1.5, worst
+    assert sum(loss <= 1.1 for loss in losses.values()) >= 0.9 * len(losses), worst
+
+
+def test_the_cheapest_tile_comes_first_and_says_so() -> None:
+    tile = choose_tile(spec(128, wl.Paged(16)), HOPPER, 4, 0.5, 1000)
+    names, costs = zip(*tile.costs, strict=True)
+    assert names[0] == tile.label and list(costs) == sorted(costs) and costs[0] > 0
+    assert len(names) == len(tiles_weighed(spec(128, wl.Paged(16)), HOPPER)) == 4
+    assert "cheapest of 4" in tile.reason and "1000 keys" in tile.reason
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_more_rows_take_higher_tiles(dim: int) -> None:
+    rows = [
+        choose_tile(spec(dim, wl.Ragged()), HOPPER, n, 4).rows for n in (1, 16, 17, 64, 65, 4000)
+    ]
+    assert rows == sorted(rows) and rows[0] == 16 and rows[-1] == 128
+
+
+@pytest.mark.parametrize("dim", [8, 64, 72, 128, 256])
+def test_a_choice_is_one_of_the_tiles_that_are_warmed_up_and_swept(dim: int) -> None:
+    of = spec(dim, wl.Ragged())
+    pool = tiles_weighed(of, HOPPER)
+    assert set(pool) <= set(every_tile(of, HOPPER))
+    for rows in (1, 5, 30, 100, 1000):
+        assert all(choose_tile(of, HOPPER, rows, n) in pool for n in (0.01, 0.7, 3, 40, None))
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("items", [2, 8, 31, 250])
+@pytest.mark.parametrize("keys", [200, 1024, 65_536])
+def test_decoding_streams_keys(dim: int, items: float, keys: int) -> None:
+    tile = choose_tile(spec(dim, wl.Paged(16)), HOPPER, 4, items, keys)
+    assert (tile.rows, tile.keys, tile.warps) == (16, 64, 2)
+
+
+def test_few_rows_over_very_many_keys_read_them_once() -> None:
+    tile = choose_tile(spec(128, wl.Paged(16)), HOPPER, 128, 8 / 132, 131_072)
+    assert tile.template == "hopper"
+
+
+def test_what_no_sweep_covers_is_chosen_by_rows() -> None:
+    assert not tiles_weighed(spec(128, wl.Ragged()), arch_named("sm_80"))
+    assert not tiles_weighed(spec(128, wl.Composed(16)), HOPPER)
+    assert not tiles_weighed(spec(128, wl.BlockSparse(block=(16, 16))), HOPPER)
+    assert not tiles_weighed(spec(128, wl.Ragged(), wl.Rope), HOPPER)
+    assert choose_tile(spec(128, wl.Ragged(), wl.Rope), HOPPER, 64).rows == 64
+    assert not choose_tile(spec(128, wl.Ragged()), arch_named("sm_80"), 64).costs
