@@ -148,4 +148,18 @@ struct TokenRows {
   }
 };
 
+// Strides that matter are multiples of 16 bytes.
+template <class K>
+WL_FN TokenRows key_rows(const Item<K>& item) {
+  constexpr int kPerUnit = Sizes<K>::kPerUnit;
+  return {reinterpret_cast<const half_t*>(item.facts().keys), item.p.k_block_stride / kPerUnit,
+          item.p.k_token_stride / kPerUnit};
+}
+template <class K>
+WL_FN TokenRows value_rows(const Item<K>& item) {
+  constexpr int kPerUnit = Sizes<K>::kPerUnit;
+  return {reinterpret_cast<const half_t*>(item.facts().values), item.p.v_block_stride / kPerUnit,
+          item.p.v_token_stride / kPerUnit};
+}
+
 }  // namespace warploom

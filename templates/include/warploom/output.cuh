@@ -139,7 +139,34 @@ WL_FN void write_rows(const Item<K>& item, const Softmax<K>& softmax,
   }
 }
 
-// All warps have the same rows and different keys: their results are joined in the order of warps.
+// All warps have the same rows and different keys: what the result of each counts in a row, of
+// which warp w has its part at slab row w * kStep + row. Returns the row's log-sum-exp in base 2.
+template <int kStep, class K>
+WL_FN float warp_weights(const Item<K>& item, int row, float factor,
+                         float (&weight)[K::Config::kWarps]) {
+  constexpr int kWarps = K::Config::kWarps;
+  if constexpr (!K::Variant::kSoftmax) {
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) weight[w] = 1.0f;
+    return 0.0f;
+  }
+  float largest = -kInfinity, sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) largest = max(largest, item.arena.statistics(kStep * w + row).x);
+  const float reference = largest == -kInfinity ? 0.0f : largest;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float2 part = item.arena.statistics(kStep * w + row);
+    weight[w] = exp2((part.x - reference) * factor);
+    sum += weight[w] * part.y;
+  }
+  const float scale = row_scale(sum);
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) weight[w] *= scale;
+  return row_lse(largest, sum, factor);
+}
+
+// Joins these results in the order of warps.
 template <class K>
 WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
                              const typename WarpMma<K>::Output& output) {
@@ -160,26 +187,7 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
     if (row >= K::Config::kRows) break;
     const bool exists = row < item.facts().rows;
     float weight[kWarps];
-    float lse2 = 0.0f;
-    if constexpr (K::Variant::kSoftmax) {
-      float largest = -kInfinity, sum = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w)
-        largest = max(largest, item.arena.statistics(16 * w + row).x);
-      const float reference = largest == -kInfinity ? 0.0f : largest;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const float2 part = item.arena.statistics(16 * w + row);
-        weight[w] = exp2((part.x - reference) * softmax.factor);
-        sum += weight[w] * part.y;
-      }
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) weight[w] *= row_scale(sum);
-      lse2 = row_lse(largest, sum, softmax.factor);
-    } else {
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) weight[w] = 1.0f;
-    }
+    const float lse2 = warp_weights<16>(item, row, softmax.factor, weight);
     __syncwarp();
 #pragma unroll
     for (int l = RowStore<K>::first_lane(); l < S::kDimV; l += S::kBlock) {

@@ -135,8 +135,8 @@ class KeyPipeline {
       const int token = (visit.begin() + int(thread())) % C::kBlockKv;
       const bool exists = block >= 0;
       ahead().arena.addresses(slot, group())[thread()] = {
-          exists ? reinterpret_cast<long long>(key_rows().row(block, token)) : kAbsent,
-          exists ? reinterpret_cast<long long>(value_rows().row(block, token)) : kAbsent};
+          exists ? reinterpret_cast<long long>(key_rows(ahead()).row(block, token)) : kAbsent,
+          exists ? reinterpret_cast<long long>(value_rows(ahead()).row(block, token)) : kAbsent};
       if constexpr (C::kColumnPositions) {
         ahead().arena.positions(slot, group())[thread()] =
             exists ? block * C::kBlockKv + token : -1;
@@ -153,8 +153,8 @@ class KeyPipeline {
     if constexpr (C::kIndexed) {
       copy_listed(ahead().arena.addresses(slot, group()), keys, values);
     } else {
-      copy_affine<KeyCopy<K>>(key_rows(), ring_[place].begin(), keys);
-      copy_affine<ValueCopy<K>>(value_rows(), ring_[place].begin(), values);
+      copy_affine<KeyCopy<K>>(key_rows(ahead()), ring_[place].begin(), keys);
+      copy_affine<ValueCopy<K>>(value_rows(ahead()), ring_[place].begin(), values);
     }
     cute::cp_async_fence();
   }
@@ -185,16 +185,6 @@ class KeyPipeline {
       const auto from = reinterpret_cast<const Unit*>(rows[pass].y) + column;
       ValueCopy<K>::copy_row(from, rows[pass].y >= 0, values, me, pass);
     }
-  }
-
-  // Strides that matter are multiples of 16 bytes.
-  WL_FN TokenRows key_rows() const {
-    return {reinterpret_cast<const Unit*>(ahead().facts().keys),
-            ahead().p.k_block_stride / S::kPerUnit, ahead().p.k_token_stride / S::kPerUnit};
-  }
-  WL_FN TokenRows value_rows() const {
-    return {reinterpret_cast<const Unit*>(ahead().facts().values),
-            ahead().p.v_block_stride / S::kPerUnit, ahead().p.v_token_stride / S::kPerUnit};
   }
 
   KeyWalk<K> walk_;         // of the item of the tile found last
