@@ -1,10 +1,12 @@
-// CTAs of a CUDA kernel on one host thread: a fiber for each thread of a CTA. Fibers take turns at
-// barriers and shuffles, in ascending or descending order, so that a missing barrier gives wrong
-// results in one of the two.
+// CTAs of a CUDA kernel on one host thread, one CTA after the other: a fiber for each thread of a
+// CTA. Fibers run up to a barrier or shuffle, in ascending or descending order, so that a missing
+// barrier gives wrong results in one of the two.
 #pragma once
 
 #include <ucontext.h>
 
+#include <cmath>
+#include <cstring>
 #include <vector>
 
 #define __device__
@@ -27,10 +29,25 @@ static std::vector<ucontext_t> contexts;
 static std::vector<long long> values;  // what each thread shuffles
 static unsigned running;
 
+struct Barrier {
+  unsigned arrived, passed;
+};
+static std::vector<Barrier> barriers;  // one for each warp, and one for all
+
 static void yield() {
   const unsigned mine = running;
   swapcontext(&contexts[mine], &scheduler);
 }
+
+static void wait(Barrier& barrier, unsigned threads) {
+  const unsigned passed = barrier.passed;
+  if (++barrier.arrived == threads) {
+    barrier.arrived = 0;
+    ++barrier.passed;
+  }
+  while (barrier.passed == passed) yield();
+}
+static void wait_for_warp() { wait(barriers[running / 32], 32); }
 
 template <class Body>
 static void run(unsigned blocks, unsigned threads, bool descending, Body body) {
@@ -44,6 +61,7 @@ static void run(unsigned blocks, unsigned threads, bool descending, Body body) {
     blockIdx.x = block;
     contexts.assign(threads, {});
     values.assign(threads, 0);
+    barriers.assign(threads / 32 + 1, {});
     finished.assign(threads, 0);
     for (unsigned t = 0; t < threads; ++t) {
       getcontext(&contexts[t]);
@@ -69,24 +87,41 @@ static void run(unsigned blocks, unsigned threads, bool descending, Body body) {
   }
 }
 
-static long long exchange(long long value, unsigned from) {
-  values[running] = value;
-  yield();
-  const long long found = values[from];
-  yield();
+// What thread `from` of the warp gives.
+template <class T>
+static T exchange(T value, unsigned from) {
+  static_assert(sizeof(T) <= sizeof(long long));
+  std::memcpy(&values[running], &value, sizeof(T));
+  wait_for_warp();
+  T found;
+  std::memcpy(&found, &values[from], sizeof(T));
+  wait_for_warp();
   return found;
+}
+
+// A reduction over the warp.
+template <class T, class Join>
+static T reduce(T value, Join join) {
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) {
+    value = join(value, exchange(value, running ^ lanes));
+  }
+  return value;
 }
 
 }  // namespace fibers
 
-static void __syncthreads() { fibers::yield(); }
-static long long __shfl_xor_sync(unsigned, long long value, int lanes) {
+static void __syncthreads() { fibers::wait(fibers::barriers.back(), blockDim.x); }
+template <class T>
+static T __shfl_xor_sync(unsigned, T value, int lanes) {
   return fibers::exchange(value, fibers::running ^ lanes);
 }
-static long long __shfl_up_sync(unsigned, long long value, int lanes) {
+template <class T>
+static T __shfl_up_sync(unsigned, T value, int lanes) {
   const unsigned lane = fibers::running % 32;
-  return fibers::exchange(value, lane < unsigned(lanes) ? fibers::running : fibers::running - lanes);
+  return fibers::exchange(value,
+                          lane < unsigned(lanes) ? fibers::running : fibers::running - lanes);
 }
-static long long __shfl_sync(unsigned, long long value, int lane) {
-  return fibers::exchange(value, fibers::running / 32 * 32 + lane);
+template <class T>
+static T __shfl_sync(unsigned, T value, int lane, int width = 32) {
+  return fibers::exchange(value, fibers::running / width * width + lane % width);
 }
