@@ -52,7 +52,7 @@ def kernel_context(
         "config_struct": config_struct(config),
         "config": config,
         "entry": "warploom_kernel",
-        "launch_bounds": launch_bounds(tile),
+        "launch_bounds": launch_bounds(spec, tile),
     }
 
 

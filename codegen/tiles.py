@@ -1,6 +1,7 @@
 """Which tile a CUDA kernel is compiled for, and what its launch needs: pure functions, no device.
 
-Where a sweep was recorded, the model of `tile_cost.py` chooses. Elsewhere sizes follow
+One fused row a request has a tile of its own (`tiles_single.py`). Of the others, where a sweep was
+recorded, the model of `tile_cost.py` chooses. Elsewhere sizes follow
 FlashAttention-2 and FlashInfer (section 3.2.2): the row tile is the smallest of 16, 64 and 128 that
 holds the mean number of fused rows of a request, and the rest is what fits the architecture and,
 for few rows, how many items there are.
@@ -24,7 +25,16 @@ from warploom.codegen.tile_cost import (
     weighed_tiles,
 )
 from warploom.codegen.tiles_hopper import hopper_launch, hopper_tiles
-from warploom.dsl.ir import walk
+from warploom.codegen.tiles_single import (
+    SINGLE_ROW,
+    SINGLE_ROWS_CHOSEN,
+    check_single_row,
+    mask_reads_inputs,
+    single_registers,
+    single_row_obstacle,
+    single_shared_bytes,
+    single_tile,
+)
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
@@ -65,6 +75,8 @@ def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShap
 
 def _registers(spec: AttentionSpec, tile: TileConfig) -> int:
     """Registers of a thread, at most: all that there are, but for few rows of narrow heads."""
+    if tile.rows == SINGLE_ROW:
+        return single_registers(spec)
     narrow = max(spec.head_dim_qk, spec.head_dim_v) <= 128
     return 168 if tile.rows == STREAMED_ROWS and narrow else 255
 
@@ -74,13 +86,19 @@ def portable_threads(tile: TileConfig) -> int:
     return (tile.warps + (tile.rows == STREAMED_ROWS)) * _WARP
 
 
-def launch_bounds(tile: TileConfig) -> str:
+def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
     """Arguments of `__launch_bounds__`.
 
     Where warps stream keys, shared memory limits the CTAs of an SM, and asking for one alone keeps
-    the compiler from saving registers for more.
+    the compiler from saving registers for more. Tiles of one row live in registers.
+
+    Raises:
+        UnsupportedSpec: a tile of one row cannot compute this.
     """
     threads = portable_threads(tile)
+    if tile.rows == SINGLE_ROW:
+        check_single_row(spec)
+        return f"{threads}, {65536 // (single_registers(spec) * threads)}"
     return f"{threads}, 1" if tile.rows == STREAMED_ROWS else str(threads)
 
 
@@ -91,7 +109,7 @@ def choose_tile(
     items_per_sm: float | None = None,
     mean_keys: float | None = None,
 ) -> TileConfig:
-    """The tile for a batch: the cheapest by a model of costs, or where none was fitted, by rows.
+    """The tile for a batch: of one row, or the cheapest by a model of costs, or by rows.
 
     Args:
         spec: what to compute.
@@ -106,6 +124,25 @@ def choose_tile(
     Raises:
         UnsupportedSpec: no tile fits.
     """
+    is_single = SINGLE_ROWS_CHOSEN and mean_fused_rows <= SINGLE_ROW
+    obstacle = single_row_obstacle(spec) if is_single else None
+    if is_single and not obstacle:
+        tile = single_tile(spec)
+        shape = cuda_launch(spec, tile, arch)
+        return replace(tile, reason=_reason(tile, shape, arch, mean_fused_rows))
+    tile = _tall_tile(spec, arch, mean_fused_rows, items_per_sm, mean_keys)
+    reason = f"{tile.reason}; not one row, since {obstacle}" if obstacle else tile.reason
+    return replace(tile, reason=reason)
+
+
+def _tall_tile(
+    spec: AttentionSpec,
+    arch: Arch,
+    mean_fused_rows: float,
+    items_per_sm: float | None,
+    mean_keys: float | None,
+) -> TileConfig:
+    """The cheapest tile of 16 rows or more by a model, or where none was fitted, by rows."""
     work = Work(
         mean_fused_rows,
         MANY_ITEMS if items_per_sm is None else items_per_sm,
@@ -236,8 +273,7 @@ def _needs_registers(spec: AttentionSpec, arch: Arch) -> bool:
     seats = spec.variant.seats
     if "logits_mask" not in seats or "logits_transform" in seats:
         return "logits_transform" in seats
-    reads = any(found.op in ("load", "scalar") for found in walk(seats["logits_mask"]))
-    return reads or arch.capability >= (10, 0)
+    return mask_reads_inputs(spec) or arch.capability >= (10, 0)
 
 
 def _merit(tile: TileConfig, shape: LaunchShape) -> tuple[int, int]:
@@ -250,11 +286,17 @@ def _merit(tile: TileConfig, shape: LaunchShape) -> tuple[int, int]:
 
 
 def _reason(tile: TileConfig, shape: LaunchShape, arch: Arch, mean_fused_rows: float) -> str:
+    rows = f"{mean_fused_rows:.4g} fused query rows per request on average"
+    if tile.rows == SINGLE_ROW:
+        return (
+            f"{rows}: without tensor cores, {tile.warps} warps keep {tile.keys} keys in registers, "
+            f"{shape.ctas_per_sm} CTAs per SM on {arch.name}"
+        )
     share = "all warps share the rows and split the keys" if tile.rows == 16 else (
         f"each of {tile.warps} warps has {tile.rows // tile.warps} rows"
     )  # fmt: skip
     return (
-        f"{mean_fused_rows:.4g} fused query rows per request on average: {tile.rows} rows, "
+        f"{rows}: {tile.rows} rows, "
         f"{share}; {tile.keys} keys in {tile.stages} stages take {shape.shared_bytes / 1024:.4g} "
         f"KiB of shared memory, of {arch.shared_per_cta // 1024} on {arch.name}: "
         f"{shape.ctas_per_sm} CTAs per SM"
@@ -271,6 +313,8 @@ def _hopper_reason(tile: TileConfig, mean_fused_rows: float) -> str:
 
 def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     """Size of `Arena` in templates/include/warploom/arena.cuh; a test compares the two."""
+    if tile.rows == SINGLE_ROW:
+        return single_shared_bytes(spec, tile)
     dim_qk, dim_v = round_up(spec.head_dim_qk, 32), round_up(spec.head_dim_v, 32)
     streams = tile.rows == STREAMED_ROWS
     staged = 2 * tile.rows * dim_qk * (1 + streams) + tile.stages * tile.keys * _key_bytes(spec)

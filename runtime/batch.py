@@ -228,7 +228,7 @@ class OnDevice(SizesOnly):
 
     @property
     def busy_rows(self) -> float:
-        return self.bounds.max_q_rows / max(1, self.bounds.segments)
+        return max(1.0, self.bounds.max_q_rows / max(1, self.bounds.segments))
 
     @property
     def max_kv_len(self) -> int:

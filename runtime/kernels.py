@@ -88,7 +88,7 @@ class Kernels:
     def candidates(self, fewest_rows: float = 1) -> list[TileConfig]:
         """Every tile that `choose` can give, for this many fused rows or more."""
         if isinstance(self.target, Arch) and (weighed := tiles_weighed(self._spec, self.target)):
-            return weighed
+            return list(dict.fromkeys([self.choose(fewest_rows), *weighed]))
         samples = [max(rows, fewest_rows) for rows in _SAMPLES]
         return list(dict.fromkeys(self.choose(rows, n) for rows in samples for n in (1, None)))
 

@@ -103,7 +103,8 @@ class Planner:
             return None
         rows, items, keys = INVARIANT_ROWS, None, None
         if bounds is not None:
-            rows = bounds.max_q_rows * self._heads.group_size / max(1, bounds.segments)
+            mean = bounds.max_q_rows / max(1, bounds.segments)
+            rows = max(1.0, mean) * self._heads.group_size  # who has rows has one at least
             items = bounds.segments * self._heads.num_kv
             keys = bounds.max_kv_len
         tile = self._kernels.choose(rows, items, keys)
@@ -115,7 +116,7 @@ class Planner:
         return [fixed] if fixed else self._candidates()
 
     def _candidates(self) -> list[TileConfig]:
-        return self._kernels.candidates()
+        return self._kernels.candidates(self._heads.group_size)
 
     def tile_for(self, batch: Batch) -> TileConfig:
         """The tile for a batch: fixed, or by its segments and their mean number of fused rows."""

@@ -46,8 +46,9 @@ class Example:
 
 # Every row tile, format and seat at least once; head dimensions that are padded, too.
 EXAMPLES = {
-    "decode paged 1": Example(wl.Causal(), 128, 128, Paged(1), 1),
-    "decode wide block-sparse": Example(wl.SoftCap(30.0), 256, 256, BlockSparse(block=(16, 16)), 1),
+    "decode one row": Example(wl.Causal(), 128, 128, Paged(1), 1),
+    "decode paged 1": Example(wl.Causal(), 128, 128, Paged(1), 7),
+    "decode wide block-sparse": Example(wl.SoftCap(30.0), 256, 256, BlockSparse(block=(16, 16)), 7),
     "chunk ragged": Example(wl.Rope() & wl.Causal(), 128, 128, Ragged(), 50),
     "chunk wide paged": Example(wl.Causal(), 256, 256, Paged(16), 50),
     "prefill dense padded": Example(wl.QKNorm() & wl.Alibi(), 72, 40, Dense(), 1000),
@@ -80,7 +81,9 @@ def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
-@pytest.mark.parametrize("name", ["decode paged 1", "chunk ragged", "prefill ragged"])
+@pytest.mark.parametrize(
+    "name", ["decode one row", "decode paged 1", "chunk ragged", "prefill ragged"]
+)
 def test_every_architecture_compiles_without_spills(name: str, arch: Arch) -> None:
     example = EXAMPLES[name]
     compiled(example, arch, choose_tile(example.spec, arch, example.rows))

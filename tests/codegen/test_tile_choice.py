@@ -51,6 +51,8 @@ def test_choices_are_close_to_the_best_of_the_sweep(lengths_known: bool) -> None
     losses = {}
     for case, times in cases.items():
         dim, fused_rows, requests, keys, _ = case
+        if fused_rows == 1:
+            continue  # has a tile of its own, which the sweep does not know
         given = keys if lengths_known else None
         tile = choose_tile(
             spec(dim, wl.Paged(16)), HOPPER, fused_rows, requests * KV_HEADS / sms, given
@@ -72,9 +74,9 @@ def test_the_cheapest_tile_comes_first_and_says_so() -> None:
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_more_rows_take_higher_tiles(dim: int) -> None:
     rows = [
-        choose_tile(spec(dim, wl.Ragged()), HOPPER, n, 4).rows for n in (1, 16, 17, 64, 65, 4000)
+        choose_tile(spec(dim, wl.Ragged()), HOPPER, n, 4).rows for n in (1, 2, 16, 17, 64, 4000)
     ]
-    assert rows == sorted(rows) and rows[0] == 16 and rows[-1] == 128
+    assert rows == sorted(rows) and rows[:2] == [1, 16] and rows[-1] == 128
 
 
 @pytest.mark.parametrize("dim", [8, 64, 72, 128, 256])
@@ -82,7 +84,7 @@ def test_a_choice_is_one_of_the_tiles_that_are_warmed_up_and_swept(dim: int) -> 
     of = spec(dim, wl.Ragged())
     pool = tiles_weighed(of, HOPPER)
     assert set(pool) <= set(every_tile(of, HOPPER))
-    for rows in (1, 5, 30, 100, 1000):
+    for rows in (2, 5, 30, 100, 1000):
         assert all(choose_tile(of, HOPPER, rows, n) in pool for n in (0.01, 0.7, 3, 40, None))
 
 

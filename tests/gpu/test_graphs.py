@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ BATCHES = [
     ((1,), (LONGEST,)),
     ((96,), (300,)),
     ((0, 3, 0), (50, 0, 0)),
+    ((13, 0, 3), (300, 50, 5000)),
     ((40, 1, 1, 20), (5000, 9000, 1, 20)),
     ((), ()),
     ((2,) * 16, (1900,) * 16),
@@ -48,22 +50,27 @@ def allocations() -> int:
     return found
 
 
-def test_one_graph_serves_all_batches_within_the_bounds(cuda: Any) -> None:
+@pytest.mark.parametrize(("kv_heads", "most_rows"), [(2, ROWS), (8, REQUESTS)])
+def test_one_graph_serves_all_batches_within_the_bounds(
+    kv_heads: int, most_rows: int, cuda: Any
+) -> None:
+    """In the second case bounds speak of decoding without groups, which has tiles of one row."""
     variant = wl.Causal() & wl.SlidingWindow(3000) & wl.SoftCap(20.0)
-    graphed = wl.AttentionWrapper(
-        variant, kv_format=wl.Paged(PAGE), device=cuda, bounds=BOUNDS, cuda_graph=True, **SHAPE
-    )
-    eager = wl.AttentionWrapper(variant, kv_format=wl.Paged(PAGE), device=cuda, **SHAPE)
-    q = torch.randn(ROWS, 8, 128, device=cuda, dtype=torch.bfloat16)
-    cache = torch.randn(PAGES, 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16)
+    shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "num_kv_heads": kv_heads, "device": cuda}
+    bounds = replace(BOUNDS, max_q_rows=most_rows)
+    graphed = wl.AttentionWrapper(variant, bounds=bounds, cuda_graph=True, **shape)
+    eager = wl.AttentionWrapper(variant, **shape)
+    q = torch.randn(most_rows, 8, 128, device=cuda, dtype=torch.bfloat16)
+    cache = torch.randn(PAGES, 2, PAGE, kv_heads, 128, device=cuda, dtype=torch.bfloat16)
     out = torch.empty_like(q)
-    lse = torch.empty(ROWS, 8, device=cuda)
+    lse = torch.empty(most_rows, 8, device=cuda)
     eager.warm_up()
-    graphed.plan(**paged(*BATCHES[0], seed=0))
+    batches = [batch for batch in BATCHES if sum(batch[0]) <= most_rows]
+    graphed.plan(**paged(*batches[0], seed=0))
     graph = torch.cuda.CUDAGraph()
     with wl.forbid_compilation(), torch.cuda.graph(graph):
         graphed.run(q, cache, out=out, lse=lse)
-    for seed, (q_lens, kv_lens) in enumerate(BATCHES * 3):
+    for seed, (q_lens, kv_lens) in enumerate(batches * 3):
         batch = paged(q_lens, kv_lens, seed)
         eager.plan(**batch)
         rows = sum(q_lens)

@@ -18,7 +18,10 @@ pytestmark = pytest.mark.gpu
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 SMALL, DEEP = TileConfig(16, 32, 2, 3), TileConfig(16, 128, 4, 2)
 MIDDLE, TALL = TileConfig(64, 32, 2, 2), TileConfig(128, 64, 8, 2)
+SINGLE = TileConfig(1, 128, 4, 1)
 POOL = [
+    (wl.TokenKVScale(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SINGLE, E4M3)),
+    (wl.HeadKVScale(), Setup(wl.Paged(5, layout="HND"), "float16", 96, 64, "cuda", SINGLE, E5M2)),
     (wl.Variant(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SMALL, E4M3)),
     (wl.Variant(), Setup(wl.Paged(1), "float16", 128, 128, "cuda", DEEP, E5M2)),
     (

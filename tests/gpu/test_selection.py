@@ -17,15 +17,17 @@ HEADS, KV_HEADS, DIM, PAGES, REQUESTS, BUDGET = 8, 4, 128, 512, 6, 40
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("rows", [1, 5, 40])
-def test_selections_change_between_replays(cuda: Any, page_size: int, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "heads"), [(1, KV_HEADS), (1, HEADS), (5, HEADS), (40, HEADS)])
+def test_selections_change_between_replays(
+    cuda: Any, page_size: int, rows: int, heads: int
+) -> None:
     rng = np.random.default_rng(rows)
     declared: dict[str, Any] = {
-        "kv_format": wl.Paged(page_size), "num_q_heads": HEADS, "num_kv_heads": KV_HEADS,
+        "kv_format": wl.Paged(page_size), "num_q_heads": heads, "num_kv_heads": KV_HEADS,
         "head_dim": DIM, "dtype": "bfloat16",
     }  # fmt: skip
     cache = torch.randn(2, PAGES, page_size, KV_HEADS, DIM).bfloat16()
-    q = torch.randn(REQUESTS * rows, HEADS, DIM).bfloat16()
+    q = torch.randn(REQUESTS * rows, heads, DIM).bfloat16()
     counts = rng.integers(1, BUDGET + 1, REQUESTS)
     plan = np.arange(REQUESTS + 1) * rows, counts, rng.integers(1, page_size + 1, REQUESTS)
     on_cpu = wl.PageSelectionWrapper(wl.Causal(), **declared, device="cpu")

@@ -153,18 +153,21 @@ def test_invariant_wrappers_give_a_request_the_same_bits_among_any_neighbours(cu
     assert torch.equal(alone, attention.run(q, (k, v))[:5])
 
 
+@pytest.mark.parametrize("kv_heads", [2, 8])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_decoding_is_invariant_while_neighbours_come_and_go(kv_dtype: Any, cuda: Any) -> None:
+def test_decoding_is_invariant_while_neighbours_come_and_go(
+    kv_dtype: Any, kv_heads: int, cuda: Any
+) -> None:
     """The same request alone, among 64, and after half of these have finished."""
     pages = torch.randint(1, 60, (64,), generator=torch.Generator().manual_seed(1)).tolist()
     pages[40] = 625  # 10,000 keys: cut, alone or not
     ends = np.cumsum([0, *pages]).astype(np.int32)
     q = torch.randn(64, 8, 128, device=cuda, dtype=torch.bfloat16)
-    cache = torch.randn(ends[-1], 2, 16, 2, 128, device=cuda).to(kv_dtype)
+    cache = torch.randn(ends[-1], 2, 16, kv_heads, 128, device=cuda).to(kv_dtype)
     indices = np.random.default_rng(0).permutation(ends[-1]).astype(np.int32)
     attention = wl.AttentionWrapper(
         wl.Causal(), kv_format=wl.Paged(16), device=cuda, batch_invariant=True, kv_dtype=kv_dtype,
-        bounds=wl.Bounds(64, 64, 10_000, int(ends[-1])), **SHAPE,
+        bounds=wl.Bounds(64, 64, 10_000, int(ends[-1])), **{**SHAPE, "num_kv_heads": kv_heads},
     )  # fmt: skip
 
     def decode(first: int, last: int) -> torch.Tensor:
@@ -246,20 +249,20 @@ def test_what_cuda_cannot_serve_is_refused(cuda: Any) -> None:
         attention.run(shifted, (k, v))
 
 
-@pytest.mark.parametrize("rows", [1, 40, 200])
+@pytest.mark.parametrize(("rows", "heads"), [(1, 2), (1, 4), (40, 4), (200, 4)])
 @pytest.mark.parametrize("spoilt", ["key", "every key"])
-def test_what_is_no_number_shows(cuda: Any, rows: int, spoilt: str) -> None:
+def test_what_is_no_number_shows(cuda: Any, rows: int, heads: int, spoilt: str) -> None:
     """Also where keys are split, and only one part is spoilt."""
     attention = wl.AttentionWrapper(
-        wl.Causal(), num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float16", device=cuda
+        wl.Causal(), num_q_heads=heads, num_kv_heads=2, head_dim=64, dtype="float16", device=cuda
     )
     attention.plan([0, rows], [0, 9000])
-    q = torch.randn(rows, 4, 64, device=cuda, dtype=torch.float16)
+    q = torch.randn(rows, heads, 64, device=cuda, dtype=torch.float16)
     k, v = torch.randn(2, 9000, 2, 64, device=cuda, dtype=torch.float16)
     k[100 if spoilt == "key" else slice(None), 0, 3] = float("nan")
     out, lse = attention.run(q, (k, v), return_lse=True)
-    expected = torch.zeros(rows, 4, dtype=torch.bool, device=cuda)
-    expected[:, :2] = True
+    expected = torch.zeros(rows, heads, dtype=torch.bool, device=cuda)
+    expected[:, : heads // 2] = True
     assert torch.equal(out.isnan().all(-1), expected)
     assert torch.equal(out.isnan().any(-1), expected)
     assert torch.equal(lse.isnan(), expected)

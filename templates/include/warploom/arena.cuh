@@ -32,7 +32,8 @@ struct alignas(16) ItemFacts {
 //                         | kv_pos of staged keys (column formats only)
 // After the walk:         one slab of fp32 rows per warp | their softmax statistics
 // Always, at the end:     positions of the rows | facts of the item
-template <class K>
+// One row has another arena (single.cuh).
+template <class K, int kRows = K::Config::kRows>
 struct Arena {
   using S = Sizes<K>;
   using C = typename K::Config;

@@ -29,6 +29,7 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   using S = Sizes<K>;
   using C = typename K::Config;
   constexpr int kPanels = S::kDimV / S::kBlock;
+  if (S::kSingle && threadIdx.x >= kWarpSize) return;  // others would have no row
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
   float* slab = item.arena.slab_row(thread_row);
   for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {

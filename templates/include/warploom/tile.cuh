@@ -17,6 +17,7 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kVector = 8;  // 16-bit elements in 16 bytes, the unit of every copy
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : 2 * power_of_two_from((n + 1) / 2); }
 
 // A row of a composed plan's tile, which holds rows of several requests: with the facts of its own.
 struct alignas(16) PackedRow : RowInfo {
@@ -36,14 +37,15 @@ template <class K>
 using Row = typename RowOf<K::Config::kComposed>::Type;
 
 // How the warps of a CTA share a tile. 64 and 128 rows: each warp has its own rows and sees all
-// keys. 16 rows (decoding): all warps have the same rows and each its own keys, so that no warp
-// waits for another before the end of the work item.
+// keys. 16 rows (decoding), or 1: all warps have the same rows and each its own keys, so that no
+// warp waits for another before the end of the work item.
 template <class K>
 struct Sizes {
   using C = typename K::Config;
 
   static constexpr int kThreads = C::kWarps * kWarpSize;
-  static constexpr bool kSplitKeys = C::kRows == 16;
+  static constexpr bool kSingle = C::kRows == 1;  // see single.cuh
+  static constexpr bool kSplitKeys = C::kRows <= 16;
   static constexpr int kRowWarps = kSplitKeys ? 1 : C::kWarps;
   static constexpr int kGroups =
       kSplitKeys ? C::kWarps : 1;  // groups of threads that stage keys alone
@@ -75,11 +77,12 @@ struct Sizes {
                 "a row must be whole 16-byte vectors, or a copy would cross into the next row");
   static_assert(!kNarrow || (C::kHeadDimQk % 16 == 0 && C::kHeadDimV % 16 == 0), "likewise");
   static_assert(C::kHeadDimQk <= 256 && C::kHeadDimV <= 256, "head_dim is at most 256");
-  static_assert(C::kRows % (16 * kRowWarps) == 0, "every warp needs whole blocks of 16 rows");
+  static_assert(kSingle || C::kRows % (16 * kRowWarps) == 0,
+                "every warp needs whole blocks of 16 rows");
   static_assert(kRowBlocks <= 2, "a warp has at most 32 rows: more accumulators than registers");
   static_assert(kGroupKeys <= kGroupThreads, "a thread looks up one row of a tile");
   static_assert(kGroupKeys % 16 == 0, "every warp needs whole MMA steps of 16 keys");
-  static_assert(C::kStages >= 2, "one tile is copied while another is used");
+  static_assert(kSingle || C::kStages >= 2, "one tile is copied while another is used");
 };
 
 // kRows rows of kDim elements, as kDim / kBlock panels of kRows x kBlock; in a panel, a row's

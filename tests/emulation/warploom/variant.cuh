@@ -2,3 +2,7 @@
 #pragma once
 
 #include <warploom/variant.hpp>
+
+namespace warploom {
+inline float reciprocal(float x) { return 1.0f / x; }
+}  // namespace warploom

@@ -1,0 +1,98 @@
+"""The kernel for one query row compiles for its seats and formats, without spills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.arch import arch_named
+from warploom.codegen.cubin import read_resources
+from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.render import render_cuda
+from warploom.codegen.source import TileConfig
+from warploom.codegen.tiles import choose_tile, cuda_launch
+from warploom.codegen.tiles_single import single_tile
+from warploom.dsl.dtypes import dtype, kv_dtype
+from warploom.dsl.position import Position
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.symbols import Value
+from warploom.dsl.trace import trace
+from warploom.errors import UnsupportedSpec
+from warploom.scheduler.layout import c_structs
+
+
+class Turned(wl.Variant):
+    """A query transform that reads all of a row, an output transform, and a scale of values."""
+
+    def query_transform(self, q: Value, at: Position) -> Value:
+        return q * wl.rsqrt(wl.sum(q * q) + 1e-6)
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * wl.to_float(at.kv_pos)
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * wl.rsqrt(wl.sum(o * o) + 1.0) + at.lse
+
+
+class Shifted(wl.Variant):
+    """A value transform that is no scale."""
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v + 1.0
+
+
+def spec(
+    variant: wl.Variant, kv_format: Any, dims: tuple[int, int] = (128, 128), stored: str = ""
+) -> AttentionSpec:
+    narrow = kv_dtype(stored) if stored else None
+    return AttentionSpec(trace(variant), *dims, dtype("bfloat16"), kv_format, narrow)
+
+
+BLOCKS = wl.BlockSparse(block=(1, 8))
+CASES = {
+    "paged": (spec(wl.Causal(), wl.Paged(16)), "sm_90a"),
+    "page of 5": (spec(wl.SlidingWindow(100), wl.Paged(5, layout="HND")), "sm_80"),
+    "ragged": (spec(Turned(), wl.Ragged(), (64, 64)), "sm_86"),
+    "dense": (spec(wl.Causal() & wl.SoftCap(30.0), wl.Dense()), "sm_87"),
+    "blocks": (spec(wl.Causal() & wl.Alibi(), BLOCKS, (40, 72)), "sm_89"),
+    "mask reads": (spec(wl.Causal() & wl.DocumentMask(), wl.Paged(1)), "sm_100a"),
+    "wide": (spec(wl.FlashSigmoid(), wl.Paged(16), (256, 256)), "sm_90a"),
+    "latent": (spec(wl.AttentionSink() & wl.Causal(), wl.Paged(16), (192, 128)), "sm_120"),
+    "least": (spec(wl.Causal(), wl.Ragged(), (8, 8)), "sm_120"),
+    "e4m3": (spec(wl.TokenKVScale(), wl.Paged(16), stored="float8_e4m3fn"), "sm_90a"),
+    "e5m2": (spec(wl.HeadKVScale(), wl.Paged(16), stored="float8_e5m2"), "sm_80"),
+}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("name", CASES)
+def test_one_row(name: str) -> None:
+    of, arch = CASES[name][0], arch_named(CASES[name][1])
+    tile = single_tile(of)
+    shape = cuda_launch(of, tile, arch)
+    source = render_cuda(of, tile, c_structs())
+    claim = f"\nstatic_assert(warploom::Arena<warploom::Kernel>::kBytes == {shape.shared_bytes});\n"
+    compiled = run_nvrtc(source.text + claim, arch, source.name)
+    used = read_resources(compiled.cubin)
+    assert max(used.local_bytes, compiled.spill_bytes) == 0
+    assert used.registers * shape.threads * shape.ctas_per_sm <= arch.registers_per_sm
+
+
+@pytest.mark.parametrize("variant", [wl.Rope(), wl.QKNorm(), Shifted()], ids=repr)
+def test_seats_that_need_staged_rows_have_tiles_of_16(variant: wl.Variant) -> None:
+    of = spec(variant, wl.Paged(16))
+    tile = choose_tile(of, arch_named("sm_90a"), 1)
+    assert tile.rows == 16
+    assert "not one row, since a" in tile.reason
+    with pytest.raises(UnsupportedSpec, match=r"tile of one row .*needs staged .*16 rows"):
+        render_cuda(of, TileConfig(1, 64, 4, 1), c_structs())
+
+
+def test_tiles_of_one_row_are_for_requests_of_one_fused_row() -> None:
+    of = spec(wl.Causal(), wl.Paged(16))
+    one, two = (choose_tile(of, arch_named("sm_90a"), rows) for rows in (1, 2))
+    assert (one.rows, two.rows) == (1, 16)
+    assert "without tensor cores" in one.reason

@@ -1,0 +1,58 @@
+// What the attention kernels use of CUDA beyond barriers and shuffles, on fibers.
+#pragma once
+
+#include "cuda_on_fibers.hpp"
+
+struct int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) longlong2 {
+  long long x, y;
+};
+static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+static void __syncwarp() { fibers::wait_for_warp(); }
+static bool __any_sync(unsigned, bool value) {
+  return fibers::reduce(value, [](bool a, bool b) { return a || b; });
+}
+static bool __all_sync(unsigned, bool value) {
+  return fibers::reduce(value, [](bool a, bool b) { return a && b; });
+}
+static int __reduce_min_sync(unsigned, int value) {
+  return fibers::reduce(value, [](int a, int b) { return a < b ? a : b; });
+}
+static int __reduce_max_sync(unsigned, int value) {
+  return fibers::reduce(value, [](int a, int b) { return a < b ? b : a; });
+}
+static int __ffs(int value) { return __builtin_ffs(value); }
+
+template <class T>
+static T __ldg(const T* from) {
+  return *from;
+}
+template <class T>
+static T __ldcg(const T* from) {
+  return *from;
+}
+static void __threadfence() {}
+static unsigned atomicAdd(unsigned* to, unsigned value) {
+  const unsigned before = *to;
+  *to += value;
+  return before;
+}
+static long long clock64() { return 0; }
+static void __nanosleep(unsigned) {}
+static void __trap() { __builtin_trap(); }
