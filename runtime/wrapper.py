@@ -14,6 +14,7 @@ import torch
 
 from warploom.codegen.build import Job, build_all
 from warploom.codegen.source import TileConfig
+from warploom.codegen.specialize import for_group_size
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import TracedVariant
@@ -169,7 +170,7 @@ class AttentionWrapper(Planning):
     def _connect(self, options: Options, workspace: Workspace) -> None:
         """Join the parts that only a compiled back end has."""
         self._workspace = workspace
-        self._kernels = Kernels(self.spec, self.device)
+        self._kernels = Kernels(for_group_size(self.spec, self.heads.group_size), self.device)
         self._params = ParamBlock(self.spec)
         for name, value in (
             ("num_q_heads", self.heads.num_q),
