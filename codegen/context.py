@@ -7,7 +7,7 @@ Keys:
     variant_struct: custom functions and `struct Variant`.
     config_struct: `struct Config`, the sizes as compile-time constants.
     entry: the kernel's `extern "C"` name.
-    launch_bounds: arguments of `__launch_bounds__` for the portable template.
+    launch_bounds: arguments of `__launch_bounds__`, for CUDA templates.
     config: the same sizes as values, where a template must choose text: element and kv_element (C++
         types), head_dim_qk, head_dim_v, rows, keys, warps, stages, block_kv (tokens per indexed
         block; 0 if affine), indexed, column_positions, composed (a tile may hold rows of several

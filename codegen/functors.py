@@ -6,10 +6,11 @@ Only what the user changed is written; the rest is inherited from `IdentityVaria
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from warploom.codegen.interval_cpp import tile_functions
+from warploom.codegen.lane_reads import lane_reads
 from warploom.codegen.lower import C_TYPES, Block, reachable
 from warploom.codegen.split import (
     Level,
@@ -20,8 +21,9 @@ from warploom.codegen.split import (
     with_float_distances,
     with_reciprocals,
 )
+from warploom.codegen.staged_item import round_up
 from warploom.dsl.ir import Kind, Node
-from warploom.dsl.spec import TensorField, TracedVariant
+from warploom.dsl.spec import SCALAR_SEATS, TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
 
 Language = Literal["cuda", "cpp"]
@@ -65,16 +67,11 @@ def variant_struct(variant: TracedVariant, language: Language) -> str:
     """
     tensors = {field.name: field for field in variant.tensors}
     parts = [_flags(variant)]
-    element_seats = {
-        seat: variant.seats[seat]
-        for seat in ("logits_transform", "logits_mask")
-        if seat in variant.seats
-    }
-    if element_seats:
-        parts += _element_seats(element_seats, tensors)
+    if any(seat in variant.seats for seat in SCALAR_SEATS):
+        parts += _element_seats(variant.seats, tensors)
     for seat, short, where in _VECTOR_SEATS:
         if seat in variant.seats:
-            parts.append(_vector_seat(variant.seats[seat], short, where, tensors))
+            parts.append(_vector_seat(variant.seats[seat], short, where, tensors, language))
     factors = scale_factors(variant.seats.get("value_transform"))
     if factors:
         parts.append(_value_scale(factors, tensors))
@@ -112,13 +109,10 @@ def _function(signature: str, block: Block) -> str:
 
 
 def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]) -> list[str]:
-    seats = dict(seats)
-    if "logits_transform" in seats:
-        mask = [root for seat, root in seats.items() if seat == "logits_mask"]
-        transform = with_reciprocals(seats["logits_transform"], mask)
-        seats["logits_transform"] = with_float_distances(transform)
-    parts = split(tuple(seats.values()))
+    seats, parts = _split_seats(seats)
     text = [_state(row, parts, tensors) for row in _STATES if parts.members(row[0])]
+    if parts.column:
+        text.append("  static constexpr bool kHasColState = true;")
     bound = parts.bound(Level.ELEMENT)
     if "logits_transform" in seats:
         block = _returning(seats["logits_transform"], Block(tensors, bound))
@@ -128,6 +122,26 @@ def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]
         text.append(_function(f"bool mask({_ELEMENT_PARAMETERS})", block))
         text.append(tile_functions(seats["logits_mask"], tensors))
     return text
+
+
+def _split_seats(seats: Mapping[str, Node]) -> tuple[dict[str, Node], Split]:
+    """The seats on logits in a form that leaves the inner loop little, and its states."""
+    found = {seat: seats[seat] for seat in SCALAR_SEATS if seat in seats}
+    if "logits_transform" in found:
+        mask = [root for seat, root in found.items() if seat == "logits_mask"]
+        transform = with_reciprocals(found["logits_transform"], mask)
+        found["logits_transform"] = with_float_distances(transform)
+    return found, split(tuple(found.values()))
+
+
+def column_state_bytes(variant: TracedVariant) -> int:
+    """Size of the C++ `Variant::ColState`; 0 if there is nothing to keep of a column."""
+    members = _split_seats(variant.seats)[1].column
+    size, widest = 0, 1
+    for member in members:
+        width = 1 if member.kind is Kind.BOOL else 4
+        size, widest = round_up(size, width) + width, max(widest, width)
+    return round_up(size, widest)
 
 
 def _returning(root: Node, block: Block) -> Block:
@@ -152,12 +166,17 @@ def _state(
     )
 
 
-def _vector_seat(root: Node, short: str, where: str, tensors: Mapping[str, TensorField]) -> str:
+def _vector_seat(
+    root: Node, short: str, where: str, tensors: Mapping[str, TensorField], language: Language
+) -> str:
     reductions = [node for node in reachable([root]) if node.op in ("sum_lanes", "max_lanes")]
     bound = {
         node: f"r[{i}]" if node.kind is Kind.FLOAT else f"int(r[{i}])"
         for i, node in enumerate(reductions)
     }
+    halves, reads = lane_reads(root)
+    if language == "cuda":  # on a CPU, vector registers hold one lane of many vectors
+        bound |= reads
     parameters = (
         "const Params& p, const TileInfo& tile, {}\n"
         "      int lane, int head_dim, const X& x, const float* r"
@@ -166,6 +185,8 @@ def _vector_seat(root: Node, short: str, where: str, tensors: Mapping[str, Tenso
     text = _reductions(short, plain, reductions, bound, tensors) if reductions else []
     kept = lane_parts(root)
     text.append(_lane_state(short, kept, tensors))
+    if language == "cuda" and halves:
+        text.append(f"  static constexpr int k{short.capitalize()}Halves = {halves};")
     bound |= {node: f"ls.l{i}" for i, node in enumerate(kept)}
     block = _returning(root, Block(tensors, bound))
     with_state = parameters.format(f"{where}, const {short.capitalize()}Lane& ls,")
@@ -229,6 +250,10 @@ def _value_scale(factors: tuple[Node, ...], tensors: Mapping[str, TensorField]) 
     return flag + _function(signature, block)
 
 
+def _without(bound: Mapping[Node, str], nodes: Sequence[Node]) -> dict[Node, str]:
+    return {node: text for node, text in bound.items() if node not in nodes}
+
+
 def _reductions(
     short: str,
     parameters: str,
@@ -240,7 +265,7 @@ def _reductions(
     count = f"  static constexpr int k{short.capitalize()}Reductions = {len(reductions)};"
     lanes = Block(tensors)
     for i, node in enumerate(reductions):
-        inner = Block(tensors, {done: bound[done] for done in reductions[:i]}, indent=6)
+        inner = Block(tensors, _without(bound, reductions[i:]), indent=6)
         lanes.finish(f"if constexpr (I == {i}) {{")
         lanes.statements += _returning(node.args[0], inner).statements
         lanes.finish("}")

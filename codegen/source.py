@@ -20,8 +20,8 @@ class TileConfig:
         keys: keys per tile.
         warps: CUDA warps that compute; 1 on the CPU.
         stages: tiles of keys in flight.
-        template: which CUDA template: "portable", or "hopper", whose blocks have four more warps
-            that copy.
+        template: which CUDA template: "portable", or "hopper", whose blocks have more warps, which
+            copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
         reason: why these sizes were chosen, for `explain()`; not part of the identity, as `costs`.
         costs: microseconds that a model predicts for each tile it weighed, the best first.

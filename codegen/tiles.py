@@ -24,7 +24,7 @@ from warploom.codegen.tile_cost import (
     predicted_us,
     weighed_tiles,
 )
-from warploom.codegen.tiles_hopper import hopper_launch, hopper_tiles
+from warploom.codegen.tiles_hopper import hopper_launch, hopper_threads, hopper_tiles
 from warploom.codegen.tiles_single import (
     SINGLE_ROW,
     SINGLE_ROWS_CHOSEN,
@@ -95,6 +95,8 @@ def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
     Raises:
         UnsupportedSpec: a tile of one row cannot compute this.
     """
+    if tile.template == "hopper":
+        return f"{hopper_threads(spec, tile)}, 1"
     threads = portable_threads(tile)
     if tile.rows == SINGLE_ROW:
         check_single_row(spec)

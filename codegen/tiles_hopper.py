@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from warploom.codegen.functors import column_state_bytes
 from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
@@ -12,12 +13,13 @@ from warploom.dsl.spec import AttentionSpec
 
 GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
 _BARRIER_BYTES = 8  # Barrier
+_TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 
 
 @dataclass(frozen=True)
 class HopperLaunch:
-    """What a launch needs: a block has four warps that copy besides those that compute."""
+    """What a launch needs."""
 
     threads: int
     shared_bytes: int
@@ -25,7 +27,13 @@ class HopperLaunch:
 
 def hopper_launch(spec: AttentionSpec, tile: TileConfig) -> HopperLaunch:
     """Launch shape of the Hopper kernel."""
-    return HopperLaunch(32 * (tile.warps + 4), _shared_bytes(spec, tile))
+    return HopperLaunch(hopper_threads(spec, tile), _shared_bytes(spec, tile))
+
+
+def hopper_threads(spec: AttentionSpec, tile: TileConfig) -> int:
+    """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
+    transforms = any(seat in spec.variant.seats for seat in _TRANSFORMS)
+    return 32 * (tile.warps + 4 + 4 * (transforms and spec.head_dim_v <= 128))
 
 
 def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
@@ -61,6 +69,8 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     )
     slab = 4 * (32 * tile.warps // row_threads) * (dim_v + 8)
     positions = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
+    if not spec.kv_format.composed:
+        positions += (tile.stages + 1) * tile.keys * column_state_bytes(spec.variant)
     items = tile.query_stages * staged_item_bytes(spec.kv_format, tile)
-    barriers = _BARRIER_BYTES * (4 * tile.query_stages + 4 * tile.stages)
+    barriers = _BARRIER_BYTES * (5 * tile.query_stages + 6 * tile.stages)
     return round_up(staged + slab + positions, 16) + items + barriers

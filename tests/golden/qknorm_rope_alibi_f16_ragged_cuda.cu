@@ -113,6 +113,7 @@ struct Variant : IdentityVariant<Params> {
   WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
     return {float(kv_pos)};
   }
+  static constexpr bool kHasColState = true;
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
     return logits + rs.r0 * (cs.c0 - rs.r1);
@@ -140,8 +141,7 @@ struct Variant : IdentityVariant<Params> {
   WL_FN static float query_reduce(const Params& p, const TileInfo& tile, const RowInfo& row,
       int lane, int head_dim, const X& x, const float* r) {
     if constexpr (I == 0) {
-      const float v0 = x(lane);
-      return v0 * v0;
+      return x.own(lane) * x.own(lane);
     }
   }
   struct QueryTile { float t0; };
@@ -154,24 +154,22 @@ struct Variant : IdentityVariant<Params> {
     const int v1 = lane < v0 ? lane + v0 : lane - v0;
     return {precise::exp2(float(mod(lane, v0)) * (-2.0f / float(head_dim)) * ts.t0), load(p.x_q_weight, clamp_index(v1, p.x_q_weight_n0) * p.x_q_weight_s0)};
   }
+  static constexpr int kQueryHalves = -1;
   template <class X>
   WL_FN static float query(const Params& p, const TileInfo& tile, const RowInfo& row, const QueryLane& ls,
       int lane, int head_dim, const X& x, const float* r) {
     const float v0 = precise::rsqrt(r[0] / float(head_dim) + p.x_norm_eps);
     const float v1 = load(p.x_q_weight, clamp_index(lane, p.x_q_weight_n0) * p.x_q_weight_s0);
     const float v2 = float(row.q_pos) * ls.l0;
-    const int v3 = head_dim >> 1;
-    const bool v4 = lane < v3;
-    const float v5 = x(clamp_index(v4 ? lane + v3 : lane - v3, head_dim)) * v0 * ls.l1;
-    return x(lane) * v0 * v1 * cos(v2) + (v4 ? -v5 : v5) * sin(v2);
+    const float v3 = x.half(lane, head_dim, head_dim) * v0 * ls.l1;
+    return x.own(lane) * v0 * v1 * cos(v2) + (lane < (head_dim >> 1) ? -v3 : v3) * sin(v2);
   }
   static constexpr int kKeyReductions = 1;
   template <int I, class X>
   WL_FN static float key_reduce(const Params& p, const TileInfo& tile, int kv_pos,
       int lane, int head_dim, const X& x, const float* r) {
     if constexpr (I == 0) {
-      const float v0 = x(lane);
-      return v0 * v0;
+      return x.own(lane) * x.own(lane);
     }
   }
   struct KeyTile { float t0; };
@@ -184,16 +182,15 @@ struct Variant : IdentityVariant<Params> {
     const int v1 = lane < v0 ? lane + v0 : lane - v0;
     return {precise::exp2(float(mod(lane, v0)) * (-2.0f / float(head_dim)) * ts.t0), load(p.x_k_weight, clamp_index(v1, p.x_k_weight_n0) * p.x_k_weight_s0)};
   }
+  static constexpr int kKeyHalves = -1;
   template <class X>
   WL_FN static float key(const Params& p, const TileInfo& tile, int kv_pos, const KeyLane& ls,
       int lane, int head_dim, const X& x, const float* r) {
     const float v0 = precise::rsqrt(r[0] / float(head_dim) + p.x_norm_eps);
     const float v1 = load(p.x_k_weight, clamp_index(lane, p.x_k_weight_n0) * p.x_k_weight_s0);
     const float v2 = float(kv_pos) * ls.l0;
-    const int v3 = head_dim >> 1;
-    const bool v4 = lane < v3;
-    const float v5 = x(clamp_index(v4 ? lane + v3 : lane - v3, head_dim)) * v0 * ls.l1;
-    return x(lane) * v0 * v1 * cos(v2) + (v4 ? -v5 : v5) * sin(v2);
+    const float v3 = x.half(lane, head_dim, head_dim) * v0 * ls.l1;
+    return x.own(lane) * v0 * v1 * cos(v2) + (lane < (head_dim >> 1) ? -v3 : v3) * sin(v2);
   }
 };
 

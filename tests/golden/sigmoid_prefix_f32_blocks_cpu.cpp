@@ -99,6 +99,7 @@ struct Variant : IdentityVariant<Params> {
   WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
     return {kv_pos < ts.t0};
   }
+  static constexpr bool kHasColState = true;
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
     return sigmoid(logits * p.x_scale + p.x_bias);

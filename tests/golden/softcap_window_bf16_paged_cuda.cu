@@ -99,6 +99,7 @@ struct Variant : IdentityVariant<Params> {
   WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
     return {kv_pos < p.x_sink_tokens};
   }
+  static constexpr bool kHasColState = true;
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
     return p.x_cap * tanh(logits * ts.t0);

@@ -98,8 +98,9 @@ WL_APPEND_SEAT(NewValue, value, Value, v, kHeadDimV)
 
 // A vector in memory, as functors read it.
 template <class Element>
-struct StoredVector {
+struct StoredVector : LaneByLane<StoredVector<Element>> {
   const Element* from;
+  WL_FN explicit StoredVector(const Element* vector) : from(vector) {}
   WL_FN float operator()(int lane) const { return to_float(from[lane]); }
 };
 

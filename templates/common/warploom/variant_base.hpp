@@ -25,6 +25,25 @@ struct RowInfo {  // one fused query row
   int q_pos, q_head, q_row;
 };
 
+// Lane l of the first half of `width` lanes is paired with lane l of the second.
+WL_FN int half_partner(int lane, int width) {
+  return lane < width / 2 ? lane + width / 2 : lane - width / 2;
+}
+
+// How a seat reads its vector besides by x(lane): at the lane that it computes, and at its partner.
+// For vectors that gain nothing by knowing.
+template <class X>
+struct LaneByLane {
+  WL_FN float own(int lane) const { return x()(lane); }
+  WL_FN float pair(int lane) const { return x()(lane ^ 1); }
+  WL_FN float half(int lane, int width, int head_dim) const {
+    return x()(clamp_index(half_partner(lane, width), head_dim));
+  }
+
+ private:
+  WL_FN const X& x() const { return static_cast<const X&>(*this); }
+};
+
 // Kernels test a kHas flag before they spend work on a seat; without it the function is the
 // identity.
 template <class Params>
@@ -36,6 +55,7 @@ struct IdentityVariant {
   static constexpr bool kHasKeyTransform = false;
   static constexpr bool kHasValueTransform = false;
   static constexpr bool kHasOutputTransform = false;
+  static constexpr bool kHasColState = false;
 
   // Parts of logits() and mask() that do not depend on the element, computed once each.
   struct TileState {};
@@ -88,6 +108,11 @@ struct IdentityVariant {
   struct ValueLane {};
   struct OutputTile {};
   struct OutputLane {};
+  // Lanes whose halves the seat pairs (RoPE): 0 none, -1 all of the vector.
+  static constexpr int kQueryHalves = 0;
+  static constexpr int kKeyHalves = 0;
+  static constexpr int kValueHalves = 0;
+  static constexpr int kOutputHalves = 0;
   static constexpr int kQueryReductions = 0;
   static constexpr int kKeyReductions = 0;
   static constexpr int kValueReductions = 0;

@@ -61,6 +61,7 @@ struct Arena {
   static constexpr int kAddressesAt =
       kWideValuesAt + (O::kWidensValues ? S::kGroups * O::WideValues::kBytes : 0);
   static constexpr int kPositionsAt = kAddressesAt + (C::kIndexed ? kSlots * C::kKeys * 16 : 0);
+  static constexpr bool kStagesColumns = false;  // each thread works out its columns' states
   static constexpr int kWalkBytes =
       kPositionsAt + (C::kColumnPositions ? kSlots * C::kKeys * 4 : 0);
   static constexpr int kSlabsAt = S::kSplitKeys ? round_up(kWalkBytes, 16) : 0;

@@ -6,21 +6,28 @@
 
 namespace warploom {
 
+template <class Seat, class Tile, class NewTile, class K, class NewElement>
+WL_FN void transform_keys(const KeyPipeline<K>& pipeline, const Item<K>& item, const void* staged,
+                          NewElement* changed) {
+  using S = Sizes<K>;
+  const LaneStates<Seat, K> states(item, pipeline.thread());
+  const Columns<K> columns = pipeline.columns(item);
+  TileTransform<Seat, Tile, typename S::KvElement, NewTile, S::kGroupKeys, S::kGroupThreads, 1, K,
+                Columns<K>>(item, states, pipeline.thread(), columns)
+      .transform(staged, changed);
+}
+
 // Key and value transform of the tile whose turn it is.
 template <class K>
 WL_FN void transform_staged(const Item<K>& item, const KeyPipeline<K>& pipeline) {
-  using S = Sizes<K>;
   using O = Operands<K>;
-  using Stored = typename S::KvElement;
   if constexpr (O::kTransformsKeys) {
-    transform_tile<KeySeat<K>, KeyTile<K>, Stored, typename O::Keys, S::kGroupKeys,
-                   S::kGroupThreads>(item, pipeline.keys(), pipeline.new_keys(), pipeline.thread(),
-                                     pipeline.columns(item));
+    transform_keys<KeySeat<K>, KeyTile<K>, typename O::Keys>(pipeline, item, pipeline.keys(),
+                                                             pipeline.new_keys());
   }
   if constexpr (O::kTransformsValues) {
-    transform_tile<ValueSeat<K>, ValueTile<K>, Stored, typename O::Values, S::kGroupKeys,
-                   S::kGroupThreads>(item, pipeline.values(), pipeline.new_values(),
-                                     pipeline.thread(), pipeline.columns(item));
+    transform_keys<ValueSeat<K>, ValueTile<K>, typename O::Values>(
+        pipeline, item, pipeline.values(), pipeline.new_values());
   }
   if constexpr (O::kTransformsKeys || O::kTransformsValues) sync_group<K>();
 }

@@ -32,7 +32,8 @@ struct ThreadRows {
   WL_FN const typename Variant::TileState& tile(int r) const { return tiles[kComposed ? r : 0]; }
 
   // What depends on the column alone: once for all rows, unless they see it differently.
-  WL_FN auto column(const Item<K>& item, int kv_pos) const {
+  WL_FN auto column(const Item<K>& item, const Columns<K>& columns, int key, int kv_pos) const {
+    if constexpr (K::template Arena<K>::kStagesColumns) return columns.states[key];
     return Variant::col_state(item.p, item.tile(), tiles[0], kv_pos);
   }
   template <class Column>
@@ -77,7 +78,7 @@ WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const 
   for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
     const int key = c / 2 * 8 + first + c % 2;
     const int kv_pos = columns.kv_pos(key);
-    const auto shared = rows.column(item, kv_pos);
+    const auto shared = rows.column(item, columns, key, kv_pos);
 #pragma unroll
     for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
       const auto column = rows.column_of(item, info[r], r, kv_pos, shared);

@@ -7,6 +7,13 @@
 
 namespace warploom {
 
+// A row of the output, as functors read it.
+struct OutputRow : LaneByLane<OutputRow> {
+  const float* values;
+  WL_FN explicit OutputRow(const float* v) : values(v) {}
+  WL_FN float operator()(int lane) const { return values[lane]; }
+};
+
 // The threads of a row of the output, and what they do together. A warp must call these as a whole;
 // `exists` says whether this thread's row does.
 template <class K>
@@ -24,7 +31,7 @@ struct RowStore {
   WL_FN static void write_final(const Item<K>& item, const Row<K>& row, bool exists,
                                 const float* values, float lse2) {
     const OutputPlace<Row<K>> at{row, lse2 * kLn2};
-    const auto x = [values](int lane) { return values[lane]; };
+    OutputRow x{values};
     float r[OutputSeat<K>::kReductions + 1];
     if constexpr (K::Variant::kHasOutputTransform) {
       reduce_lanes<OutputSeat<K>>(item, at, x, threadIdx.x % kRowThreads, r);

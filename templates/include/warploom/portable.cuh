@@ -11,15 +11,6 @@
 namespace warploom {
 
 template <class K>
-WL_FN void transform_queries(const Item<K>& item) {
-  if constexpr (K::Variant::kHasQueryTransform) {
-    transform_rows<QuerySeat<K>, QueryTile<K>, K::Config::kRows, Sizes<K>::kThreads>(
-        item, item.arena.queries(), threadIdx.x, QueryRows<K>{item});
-    __syncthreads();
-  }
-}
-
-template <class K>
 WL_FN void run_item(const Item<K>& item) {
   KeyPipeline<K> pipeline(item, 0, 1);
   pipeline.look_up();
@@ -28,7 +19,10 @@ WL_FN void run_item(const Item<K>& item) {
   pipeline.start();
   pipeline.wait();
   __syncthreads();  // the queries and the positions of rows are everyone's
-  transform_queries(item);
+  if constexpr (K::Variant::kHasQueryTransform) {
+    transform_queries<Sizes<K>::kThreads>(item, item.arena.queries(), threadIdx.x);
+    __syncthreads();
+  }
   typename WarpMma<K>::Output output = {};
   Softmax<K> softmax(softmax_factor<K>(item.p));
   attend(item, pipeline, softmax, output);

@@ -275,14 +275,15 @@ class SingleRow {
         *reinterpret_cast<uint4*>(staged + at) = *reinterpret_cast<const uint4*>(row + at);
       }
       __syncwarp();
-      transform_rows<QuerySeat<K>, StagedQuery, 1, kWarpSize>(item_, staged, threadIdx.x,
+      const LaneStates<QuerySeat<K>, K> lanes(item_, threadIdx.x);
+      transform_rows<QuerySeat<K>, StagedQuery, 1, kWarpSize>(item_, lanes, staged, threadIdx.x,
                                                               QueryRows<K>{item_});
     }
     __syncthreads();
     return staged;
   }
   struct StagedQuery {
-    static constexpr int kElements = S::kDimQk;
+    static constexpr int kElements = S::kDimQk, kWidth = S::kDimQk;
     WL_FN static int offset(int /*row*/, int lane) { return lane; }
   };
 

@@ -34,8 +34,7 @@ class Scout {
       cute::cp_async_wait<0>();
       if constexpr (K::Variant::kHasQueryTransform) {
         __syncwarp();
-        transform_rows<QuerySeat<K>, QueryTile<K>, C::kRows, kWarpSize>(item, item.arena.queries(),
-                                                                        lane, QueryRows<K>{item});
+        transform_queries<kWarpSize>(item, item.arena.queries(), lane);
       }
       __syncthreads();
     }

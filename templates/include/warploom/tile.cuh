@@ -96,6 +96,7 @@ struct SmemTile {
       cute::Stride<cute::Int<kBlock>, cute::Stride<cute::_1, cute::Int<kRows * kBlock>>>>;
   using Layout = decltype(cute::composition(Swizzle{}, Panels{}));
 
+  static constexpr int kWidth = kBlock;  // elements from row to row of a panel
   static constexpr int kElements = kRows * kDim;
   static constexpr int kPanelBytes = 2 * kRows * kBlock;
   static constexpr int kBytes = 2 * kElements;

@@ -26,6 +26,7 @@ constexpr bool kIsKey<int> = true;
   struct Name##Seat {                                                                            \
     using Variant = typename K::Variant;                                                         \
     static constexpr int kReductions = Variant::k##Name##Reductions;                             \
+    static constexpr int kHalves = Variant::k##Name##Halves;                                     \
     static constexpr int kHeadDim = K::Config::dim;                                              \
     template <int I>                                                                             \
     WL_FN static float identity() {                                                              \
@@ -73,8 +74,7 @@ WL_VECTOR_SEAT(Output, output, kHeadDimV, OutputPlace<Row<K>>, at.row, at.row, a
 
 // A row's reductions over lanes, each by all threads of the row; results in r.
 template <class Seat, class K, class Place, class X, int I = 0>
-WL_FN void reduce_lanes(const Item<K>& item, const Place& at, const X& x, unsigned thread,
-                        float* r) {
+WL_FN void reduce_lanes(const Item<K>& item, const Place& at, X& x, unsigned thread, float* r) {
   if constexpr (I < Seat::kReductions) {
     float result = Seat::template identity<I>();
 #pragma unroll
@@ -95,81 +95,188 @@ WL_FN void reduce_lanes(const Item<K>& item, const Place& at, const X& x, unsign
   }
 }
 
-// A row of a staged tile, as functors read it.
-template <class Tile, class Element>
-struct StagedRow {
-  const void* tile;
-  int row;
+// A row of a staged tile, as functors read it. A thread's own lanes come in whole vectors, one of
+// each panel, and so do their partners if they are whole vectors too.
+template <class Seat, class Tile, class Element, int kPanels, int kPanelLanes>
+class StagedRow {
+  static constexpr int kPerUnit = 2 / int(sizeof(Element));
+  static constexpr int kHalf = (Seat::kHalves < 0 ? Seat::kHeadDim : Seat::kHalves) / 2;
+  static constexpr bool kInside = 0 < kHalf && 2 * kHalf <= Seat::kHeadDim;
+  static constexpr bool kPairsPanels = kInside && kHalf % kPanelLanes == 0;
+  static constexpr bool kPairsVectors = kInside && !kPairsPanels && kHalf % kVector == 0;
+
+ public:
+  // `thread` of those that share the row.
+  WL_FN void load(const uint16_t* tile, int row, unsigned thread) {
+    tile_ = tile;
+    row_ = row;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int lane = panel * kPanelLanes + thread * kVector;
+      load_vector(lane, own_[panel]);
+      if constexpr (kPairsVectors) load_vector(half_partner(lane, 2 * kHalf), partners_[panel]);
+    }
+  }
+  WL_FN float own(int lane) const { return to_float(own_[lane / kPanelLanes][lane % kVector]); }
+  WL_FN float pair(int lane) const { return own(lane ^ 1); }
+  WL_FN float half(int lane, int width, int head_dim) const {
+    const int partner = half_partner(lane, width);
+    if constexpr (kPairsPanels) return own(partner);
+    if constexpr (kPairsVectors) return to_float(partners_[lane / kPanelLanes][lane % kVector]);
+    return (*this)(clamp_index(partner, head_dim));
+  }
   WL_FN float operator()(int lane) const {
-    constexpr int kPerUnit = 2 / int(sizeof(Element));
-    const int place = kPerUnit * Tile::offset(row, lane / kPerUnit) + lane % kPerUnit;
-    return to_float(static_cast<const Element*>(tile)[place]);
+    const uint16_t* unit = tile_ + Tile::offset(row_, lane / kPerUnit);
+    return to_float(reinterpret_cast<const Element*>(unit)[lane % kPerUnit]);
+  }
+
+ private:
+  WL_FN void load_vector(int lane, Element (&to)[kVector]) const {
+    using Bytes = cute::conditional_t<sizeof(Element) == 2, uint4, uint2>;
+    const uint16_t* from = tile_ + Tile::offset(row_, lane / kPerUnit);
+    const Bytes bytes = *reinterpret_cast<const Bytes*>(from);
+    memcpy(to, &bytes, sizeof(bytes));
+  }
+
+  const uint16_t* tile_;
+  int row_;
+  Element own_[kPanels][kVector];
+  Element partners_[kPairsVectors ? kPanels : 1][kVector];
+};
+
+// What a seat keeps of each lane of a thread, for as long as the work item lasts.
+template <class Seat, class K>
+struct LaneStates {
+  static constexpr int kPanels = round_up(Seat::kHeadDim, Sizes<K>::kBlock) / Sizes<K>::kBlock;
+  // Rows of several requests have each their own. Reductions over many lanes need the registers.
+  static constexpr bool kKept = !Seat::kOwnStates && (kPanels <= 2 || Seat::kReductions == 0);
+  typename Seat::Lane of[kKept ? kPanels : 1][kVector];
+
+  WL_FN LaneStates(const Item<K>& item, unsigned thread) {
+    if constexpr (kKept) {
+      const auto of_tile = Seat::tile_state(item);
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const int lane = panel * Sizes<K>::kBlock + thread % Sizes<K>::kRowThreads * kVector + i;
+          of[panel][i] = Seat::lane_state(item, of_tile, lane);
+        }
+      }
+    }
   }
 };
 
 // Transforms the rows of a staged tile of `Stored` numbers: in place, or, where those have 8 bits,
 // to another tile, all of which is written then. `rows.place(row)` is the seat's position; rows
 // that do not exist become or stay zeros, which no functor may change: 0 * NaN is not 0.
-template <class Seat, class Tile, class Stored, class NewTile, int kRows, int kThreads, class K,
-          class Rows>
-WL_FN void transform_tile(const Item<K>& item, const void* staged,
-                          typename K::Config::Element* changed_tile, unsigned thread,
-                          const Rows& rows) {
+//
+// Each thread has kBatch rows under way at a time.
+template <class Seat, class Tile, class Stored, class NewTile, int kRows, int kThreads, int kBatch,
+          class K, class Rows>
+class TileTransform {
   using Element = typename K::Config::Element;
-  constexpr bool kInPlace = sizeof(Stored) == sizeof(Element);
-  constexpr int kRowThreads = Sizes<K>::kRowThreads;
-  constexpr int kPanels = NewTile::kElements / kRows / Sizes<K>::kBlock;
-  const int column = thread % kRowThreads * kVector;
-  const auto of_tile = Seat::tile_state(item);  // unless rows have their own
-  typename Seat::Lane states[kPanels][kVector];
+  using States = LaneStates<Seat, K>;
+  static constexpr bool kInPlace = sizeof(Stored) == sizeof(Element);
+  static constexpr int kBlock = Sizes<K>::kBlock;
+  static constexpr int kRowThreads = Sizes<K>::kRowThreads;
+  static constexpr int kPassRows = kThreads / kRowThreads;
+  static constexpr int kPanels = States::kPanels;
+  // A tile of few rows leaves threads without one. These look at the last: threads of a warp reduce
+  // together, but what another row's threads write must not be read, not even in vain.
+  static constexpr bool kFillsPasses = kRows % (kPassRows * kBatch) == 0;
+  // Passes are whole swizzle patterns apart.
+  static constexpr bool kStepsEvenly = kFillsPasses && kPassRows % 8 == 0;
+  struct alignas(16) NewRow {
+    Element of[kPanels][kVector];
+  };
+
+ public:
+  WL_FN TileTransform(const Item<K>& item, const States& states, unsigned thread, const Rows& rows)
+      : item_(item), states_(states), thread_(thread), rows_(rows) {}
+
+  WL_FN void transform(const void* staged, Element* changed) const {
+    const auto* units = static_cast<const uint16_t*>(staged);
+#pragma unroll 1
+    for (int first = 0; first < kRows; first += kPassRows * kBatch) {
+      NewRow made[kBatch];
+      make_rows(units, first, made);
+      __syncwarp();
 #pragma unroll
-  for (int panel = 0; !Seat::kOwnStates && panel < kPanels; ++panel) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      states[panel][i] = Seat::lane_state(item, of_tile, panel * Sizes<K>::kBlock + column + i);
+      for (int b = 0; b < kBatch; ++b) store_row(made[b], changed, first + b * kPassRows);
     }
   }
-  for (int first = 0; first < kRows; first += kThreads / kRowThreads) {
-    const int tile_row = first + thread / kRowThreads;
-    const bool exists = tile_row < kRows && rows.exists(tile_row);
-    // All threads of a warp take part in reductions. Each stays at its own row: what another row's
-    // threads write must not be read, not even in vain.
-    const int row = min(tile_row, kRows - 1);
-    const auto at = rows.place(row);
-    const StagedRow<Tile, Stored> x{staged, row};
+
+ private:
+  WL_FN int own_row() const { return thread_ / kRowThreads; }
+  WL_FN int row_of(int pass_row) const {
+    return kFillsPasses ? pass_row + own_row() : min(pass_row + own_row(), kRows - 1);
+  }
+
+  WL_FN void make_rows(const uint16_t* units, int first, NewRow (&made)[kBatch]) const {
+    StagedRow<Seat, Tile, Stored, kPanels, kBlock> x[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int pass_row = first + b * kPassRows;
+      if constexpr (kStepsEvenly) {
+        x[b].load(units + pass_row * Tile::kWidth, own_row(), thread_ % kRowThreads);
+      } else {
+        x[b].load(units, row_of(pass_row), thread_ % kRowThreads);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      make_row(x[b], rows_.place(row_of(first + b * kPassRows)), made[b]);
+  }
+
+  template <class X, class Place>
+  WL_FN void make_row(X& x, const Place& at, NewRow& made) const {
     float r[Seat::kReductions + 1];
-    reduce_lanes<Seat>(item, at, x, thread % kRowThreads, r);
-    const auto of_row = Seat::own_tile_state(item, at);
-    alignas(16) Element changed[kPanels][kVector] = {};
+    reduce_lanes<Seat>(item_, at, x, thread_ % kRowThreads, r);
+    const auto of_row = Seat::own_tile_state(item_, at);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const int lane = panel * Sizes<K>::kBlock + column;
+      const int lane = panel * kBlock + thread_ % kRowThreads * kVector;
       if (lane >= Seat::kHeadDim) continue;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const auto state =
-            Seat::kOwnStates ? Seat::own_lane_state(item, at, of_row, lane + i) : states[panel][i];
-        changed[panel][i] = from_float<Element>(Seat::value(item, at, state, lane + i, x, r));
+        const auto state = States::kKept ? states_.of[panel][i]
+                                         : Seat::own_lane_state(item_, at, of_row, lane + i);
+        made.of[panel][i] = from_float<Element>(Seat::value(item_, at, state, lane + i, x, r));
       }
     }
-    __syncwarp();
+  }
+
+  WL_FN void store_row(const NewRow& made, Element* changed, int pass_row) const {
+    const int tile_row = pass_row + own_row();
+    const bool exists = tile_row < kRows && rows_.exists(tile_row);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const int lane = panel * Sizes<K>::kBlock + column;
+      const int lane = panel * kBlock + thread_ % kRowThreads * kVector;
       const bool is_new = exists && lane < Seat::kHeadDim;
       if (kInPlace ? !is_new : tile_row >= kRows) continue;
-      *reinterpret_cast<uint4*>(changed_tile + NewTile::offset(row, lane)) =
-          is_new ? *reinterpret_cast<const uint4*>(changed[panel]) : uint4{};
+      Element* to = kStepsEvenly
+                        ? changed + pass_row * NewTile::kWidth + NewTile::offset(own_row(), lane)
+                        : changed + NewTile::offset(tile_row, lane);
+      *reinterpret_cast<uint4*>(to) =
+          is_new ? *reinterpret_cast<const uint4*>(made.of[panel]) : uint4{};
     }
   }
-}
 
-// In place.
-template <class Seat, class Tile, int kRows, int kThreads, class K, class Rows>
-WL_FN void transform_rows(const Item<K>& item, typename K::Config::Element* staged, unsigned thread,
-                          const Rows& rows) {
-  transform_tile<Seat, Tile, typename K::Config::Element, Tile, kRows, kThreads>(
-      item, staged, staged, thread, rows);
+  const Item<K>& item_;
+  const States& states_;
+  unsigned thread_;
+  const Rows& rows_;
+};
+
+// In place, with what was kept of the lanes.
+template <class Seat, class Tile, int kRows, int kThreads, int kBatch = 1, class K, class Rows>
+WL_FN void transform_rows(const Item<K>& item, const LaneStates<Seat, K>& states,
+                          typename K::Config::Element* staged, unsigned thread, const Rows& rows) {
+  using Element = typename K::Config::Element;
+  TileTransform<Seat, Tile, Element, Tile, kRows, kThreads, kBatch, K, Rows>(item, states, thread,
+                                                                             rows)
+      .transform(staged, staged);
 }
 
 // The rows of the query tile, for transform_rows.
@@ -179,5 +286,14 @@ struct QueryRows {
   WL_FN bool exists(int row) const { return row < item.facts().rows; }
   WL_FN const Row<K>& place(int row) const { return item.row(row); }
 };
+
+// The query tile, in place.
+template <int kThreads, class K>
+WL_FN void transform_queries(const Item<K>& item, typename K::Config::Element* staged,
+                             unsigned thread) {
+  const LaneStates<QuerySeat<K>, K> states(item, thread);
+  transform_rows<QuerySeat<K>, QueryTile<K>, K::Config::kRows, kThreads>(
+      item, states, staged, thread, QueryRows<K>{item});
+}
 
 }  // namespace warploom

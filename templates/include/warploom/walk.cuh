@@ -121,11 +121,15 @@ struct Columns {
   int first;             // position of the tile's first key, unless they are listed
   int count;             // keys that exist
   const int* positions;  // Arena::positions of listed columns
+  using State = typename K::Variant::ColState;
+  const State* states;  // what seats on logits keep of each key, if that is staged
 
-  WL_FN Columns(const Item<K>& item, const Visit& visit, const int* positions_of_tile)
+  WL_FN Columns(const Item<K>& item, const Visit& visit, const int* positions_of_tile,
+                const State* states_of_tile = nullptr)
       : first(item.facts().kv_pos + visit.begin()),
         count(item.facts().places.end - visit.begin()),
-        positions(positions_of_tile) {}
+        positions(positions_of_tile),
+        states(states_of_tile) {}
 
   WL_FN int kv_pos(int key) const {
     if constexpr (C::kColumnPositions) return positions[key];

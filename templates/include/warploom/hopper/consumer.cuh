@@ -5,6 +5,7 @@
 // and 3.2).
 #pragma once
 
+#include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/mma.cuh>
 #include <warploom/join.cuh>
 #include <warploom/merge.cuh>
@@ -19,10 +20,13 @@ class Consumer {
   using Mma = GroupMma<K>;
 
   // Groups take turns to issue products, so that one computes its softmax while the other
-  // multiplies. They wait for each other anyway where a staged tile must be transformed.
+  // multiplies. They wait for each other anyway where they transform staged tiles themselves.
   static constexpr int kGroups = C::kRows / 64;
-  static constexpr bool kTakesTurns =
-      kGroups == 2 && !Variant::kHasKeyTransform && !Variant::kHasValueTransform;
+  static constexpr bool kTransformsQueries =
+      Variant::kHasQueryTransform && !Shared<K>::kLandsQueries;
+  static constexpr bool kTransformsKeys = Variant::kHasKeyTransform && !Shared<K>::kLandsKeys;
+  static constexpr bool kTransformsValues = Variant::kHasValueTransform && !Shared<K>::kLandsValues;
+  static constexpr bool kTakesTurns = kGroups == 2 && !kTransformsKeys && !kTransformsValues;
 
  public:
   WL_FN Consumer(Shared<K> shared, int group)
@@ -43,7 +47,7 @@ class Consumer {
     const Item<K> item{p, shared_};
     const ThreadRows<K> rows(item);
     barrier_wait(&barriers_.q_full[query_ring_.stage], query_ring_.phase);
-    prepare_queries(item);
+    take_queries(item);
     typename Mma::Output output;
     Softmax<K> softmax(softmax_factor<K>(p));
     attend(item, rows, softmax, output);
@@ -147,7 +151,7 @@ class Consumer {
   }
 
   WL_FN Columns<K> columns(const Item<K>& item, const Visit& visit, int slot) const {
-    return {item, visit, shared_.positions(slot)};
+    return {item, visit, shared_.positions(slot), shared_.column_states(slot)};
   }
 
   WL_FN void begin_turn() const {
@@ -168,24 +172,28 @@ class Consumer {
     fence_async_proxy();
     shared_.sync();
   }
+  template <class Seat, class Tile>
+  WL_FN void transform(const Item<K>& item, typename C::Element* staged,
+                       const Columns<K>& columns) const {
+    const LaneStates<Seat, K> lanes(item, threadIdx.x);
+    transform_rows<Seat, Tile, C::kKeys, S::kThreads>(item, lanes, staged, threadIdx.x, columns);
+    publish_to_all();
+  }
 
-  WL_FN void prepare_queries(const Item<K>& item) const {
-    if constexpr (Variant::kHasQueryTransform) {
-      transform_rows<QuerySeat<K>, QueryTile<K>, C::kRows, S::kThreads>(
-          item, shared_.queries(query_ring_.stage), threadIdx.x, QueryRows<K>{item});
+  WL_FN void take_queries(const Item<K>& item) const {
+    if constexpr (kTransformsQueries) {
+      transform_queries<S::kThreads>(item, shared_.queries(query_ring_.stage), threadIdx.x);
       publish_to_all();
-    } else {
+    } else if constexpr (!Shared<K>::kLandsQueries) {
       fence_async_proxy();  // rows came by cp.async
     }
   }
 
   WL_FN void wait_keys(const Item<K>& item, const Columns<K>& columns) const {
     barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
-    if constexpr (Variant::kHasKeyTransform) {
-      transform_rows<KeySeat<K>, KeyTile<K>, C::kKeys, S::kThreads>(item, shared_.keys(ring_.stage),
-                                                                    threadIdx.x, columns);
-      publish_to_all();
-    } else if constexpr (!C::kBulk) {
+    if constexpr (kTransformsKeys) {
+      transform<KeySeat<K>, KeyTile<K>>(item, shared_.keys(ring_.stage), columns);
+    } else if constexpr (!C::kBulk && !Shared<K>::kLandsKeys) {
       fence_async_proxy();
     }
   }
@@ -193,33 +201,20 @@ class Consumer {
   WL_FN void wait_values(const Item<K>& item, const Columns<K>& columns, const Visit& visit,
                          const Ring<C::kStages>& ring) const {
     barrier_wait(&barriers_.v_full[ring.stage], ring.phase);
+    if constexpr (Shared<K>::kLandsValues) return;  // absent values are zeros
     typename C::Element* staged = shared_.values(ring.stage);
-    // A tensor copy brings whatever lies behind the last key, and 0 * NaN is not 0.
-    const bool clears =
-        C::kBulk && !visit.is_full() && (C::kColumnPositions || columns.count < C::kKeys);
-    if constexpr (Variant::kHasValueTransform) {
-      if (clears) clear_absent(columns, staged, threadIdx.x, S::kThreads);
-      transform_rows<ValueSeat<K>, ValueTile<K>, C::kKeys, S::kThreads>(item, staged, threadIdx.x,
-                                                                        columns);
-      publish_to_all();
+    const bool clears = leaves_garbage(columns, visit);
+    // Both groups write the same zeros, so that neither waits for the other.
+    if (clears) clear_absent(columns, staged);
+    if constexpr (kTransformsValues) {
+      transform<ValueSeat<K>, ValueTile<K>>(item, staged, columns);
     } else if constexpr (C::kBulk) {
-      // Both groups write the same zeros, so that neither waits for the other.
       if (clears) {
-        clear_absent(columns, staged, threadIdx.x % 128, 128);
         fence_async_proxy();
         sync_threads_of_group();
       }
     } else {
       fence_async_proxy();
-    }
-  }
-
-  WL_FN static void clear_absent(const Columns<K>& columns, typename C::Element* staged, int thread,
-                                 int threads) {
-    for (int i = thread; i < C::kKeys * (S::kDimV / kVector); i += threads) {
-      const int key = i / (S::kDimV / kVector), lane = i % (S::kDimV / kVector) * kVector;
-      if (columns.exists(key)) continue;
-      *reinterpret_cast<uint4*>(staged + ValueTile<K>::offset(key, lane)) = make_uint4(0, 0, 0, 0);
     }
   }
 

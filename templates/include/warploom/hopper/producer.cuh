@@ -2,8 +2,8 @@
 // of the consumers.
 //
 // Bulk mode (storage in blocks of 8 tokens and more, or affine): one warp opens items and issues
-// tensor copies of keys, one those of values, two gather queries. Gather mode (smaller blocks): all
-// four warps do everything together.
+// tensor copies of keys, one those of values, two gather queries and work out what seats on logits
+// keep of each key. Gather mode (smaller blocks): all four warps do everything together.
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
@@ -94,12 +94,66 @@ class QueryProducer {
     const auto from = static_cast<const typename C::Element*>(item.p.q);
     Copy::copy(from + Copy::column(thread), Rows{item, Copy::first_row(thread)},
                item.arena.queries(ring_.stage), thread);
-    arrive_after_copies(&barriers.q_full[ring_.stage]);
+    arrive_after_copies(barriers.q_copied(ring_.stage));
     ring_.advance();
   }
 
  private:
   Ring<C::kQueryStages> ring_;
+};
+
+// Position of the key at a place of a list of blocks; -1 past its end.
+template <class K>
+WL_FN int listed_position(const Item<K>& item, int place) {
+  const int block = block_of(item, place);
+  return block < 0 ? -1 : block * K::Config::kBlockKv + place % K::Config::kBlockKv;
+}
+
+// Works out what the seats on logits keep of each key, for the two warps that copy queries.
+template <class K>
+class ColumnProducer {
+  using C = typename K::Config;
+  using Variant = typename K::Variant;
+  static constexpr int kOwn = C::kKeys / kBulkQueryThreads;  // keys of a thread
+  static_assert(C::kKeys % kWarpSize == 0);
+
+ public:
+  WL_FN void produce(const Item<K>& item, unsigned thread) {
+    auto& barriers = item.arena.barriers();
+    const auto of_tile = Variant::tile_state(item.p, item.tile());
+    KeyWalk<K> walk(item, 0);
+    for (Visit visit = walk.next(); visit.begin() < item.facts().places.end; visit = walk.next()) {
+      // What is loaded is on its way before there is room.
+      typename Variant::ColState states[kOwn + 1];
+#pragma unroll
+      for (int i = 0; i <= kOwn; ++i) {
+        const int key = thread + i * kBulkQueryThreads;
+        if (key < C::kKeys) {
+          states[i] = Variant::col_state(item.p, item.tile(), of_tile, position(item, visit, key));
+        }
+      }
+      barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
+#pragma unroll
+      for (int i = 0; i <= kOwn; ++i) {
+        const int key = thread + i * kBulkQueryThreads;
+        if (key < C::kKeys) item.arena.column_states(slot_)[key] = states[i];
+      }
+      barrier_arrive(&barriers.k_full[ring_.stage]);
+      slot_ = next_slot<K>(slot_);
+      ring_.advance();
+    }
+    __syncwarp();  // nobody looks at the item any more
+    if (thread % kWarpSize == 0) barrier_arrive(&barriers.item_empty[item.arena.item_stage]);
+  }
+
+ private:
+  WL_FN static int position(const Item<K>& item, const Visit& visit, int key) {
+    if constexpr (C::kColumnPositions) return listed_position(item, visit.begin() + key);
+    return item.facts().kv_pos + visit.begin() + key;
+  }
+
+  Ring<C::kStages> ring_;
+  int slot_ = 0;
 };
 
 // Tensor copies of keys or of values, issued by one warp: keys never wait for room for values.
@@ -123,12 +177,12 @@ class BulkProducer {
       const int boxes = (min(end - visit.begin(), C::kKeys) + kBoxTokens - 1) / kBoxTokens;
       if constexpr (kOfValues) {
         barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
-        copy_tile<S::kDimV>(item, &item.p.v_map, &barriers.v_full[ring_.stage], visit, boxes,
+        copy_tile<S::kDimV>(item, &item.p.v_map, barriers.v_copied(ring_.stage), visit, boxes,
                             shared.values(ring_.stage), lane);
       } else {
         barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
         if constexpr (C::kColumnPositions) write_positions(item, visit, lane);
-        copy_tile<S::kDimQk>(item, &item.p.k_map, &barriers.k_full[ring_.stage], visit, boxes,
+        copy_tile<S::kDimQk>(item, &item.p.k_map, barriers.k_copied(ring_.stage), visit, boxes,
                              shared.keys(ring_.stage), lane);
       }
       ring_.advance();
@@ -160,12 +214,10 @@ class BulkProducer {
   }
   WL_FN void write_positions(const Item<K>& item, const Visit& visit, int lane) {
     for (int key = lane; key < C::kKeys; key += kWarpSize) {
-      const int place = visit.begin() + key;
-      const int block = block_of(item, place);
-      item.arena.positions(slot_)[key] = block < 0 ? -1 : block * C::kBlockKv + place % C::kBlockKv;
+      item.arena.positions(slot_)[key] = listed_position(item, visit.begin() + key);
     }
     slot_ = next_slot<K>(slot_);
-    barrier_arrive(&item.arena.barriers().k_full[ring_.stage]);
+    barrier_arrive(item.arena.barriers().k_copied(ring_.stage));
   }
 
   Ring<C::kStages> ring_;
@@ -177,6 +229,7 @@ template <class K>
 class GatherProducer {
   using S = Sizes<K>;
   using C = typename K::Config;
+  using Variant = typename K::Variant;
   using CopyKeys = RowCopy<C::kKeys, C::kHeadDimQk, S::kDimQk, S::kBlock, kProducerThreads>;
   using CopyValues = RowCopy<C::kKeys, C::kHeadDimV, S::kDimV, S::kBlock, kProducerThreads>;
   static_assert(CopyKeys::kPasses * CopyKeys::kWarpRows <= kWarpSize,
@@ -189,6 +242,7 @@ class GatherProducer {
     const Shared<K> shared = item.arena;
     auto& barriers = shared.barriers();
     const int row = CopyKeys::looked_up_row(thread);
+    const auto of_tile = Variant::tile_state(p, item.tile());
     KeyWalk<K> walk(item, 0);
     Visit visit = walk.next();
     int block = block_of(item, visit.begin() + row);
@@ -196,24 +250,29 @@ class GatherProducer {
       const Visit next = walk.next();
       const int next_block = block_of(item, next.begin() + row);  // a tile ahead
       const int token = (visit.begin() + row) % C::kBlockKv;
-      barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
-      if constexpr (C::kColumnPositions) {
-        if (row < C::kKeys) {
-          shared.positions(slot_)[row] = block < 0 ? -1 : block * C::kBlockKv + token;
-        }
-        slot_ = next_slot<K>(slot_);
+      const int kv_pos = C::kColumnPositions ? (block < 0 ? -1 : block * C::kBlockKv + token)
+                                             : item.facts().kv_pos + visit.begin() + row;
+      typename Variant::ColState state;
+      if constexpr (Shared<K>::kStagesColumns) {
+        state = Variant::col_state(p, item.tile(), of_tile, kv_pos);
       }
+      barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
+      if (row < C::kKeys) {
+        if constexpr (C::kColumnPositions) shared.positions(slot_)[row] = kv_pos;
+        if constexpr (Shared<K>::kStagesColumns) shared.column_states(slot_)[row] = state;
+      }
+      slot_ = next_slot<K>(slot_);
       const ShuffledRows<CopyKeys> keys{
           block < 0 ? kAbsent : block * p.k_block_stride + token * p.k_token_stride, thread};
       CopyKeys::copy(item.facts().keys + CopyKeys::column(thread), keys, shared.keys(ring_.stage),
                      thread);
-      arrive(&barriers.k_full[ring_.stage]);
+      arrive(barriers.k_copied(ring_.stage));
       barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
       const ShuffledRows<CopyValues> values{
           block < 0 ? kAbsent : block * p.v_block_stride + token * p.v_token_stride, thread};
       CopyValues::copy(item.facts().values + CopyValues::column(thread), values,
                        shared.values(ring_.stage), thread);
-      arrive(&barriers.v_full[ring_.stage]);
+      arrive(barriers.v_copied(ring_.stage));
       ring_.advance();
       visit = next;
       block = next_block;
@@ -234,13 +293,21 @@ class GatherProducer {
 // Arrivals that complete a phase of the barriers.
 template <class K>
 struct Arrivals {
+  using Variant = typename K::Variant;
   static constexpr bool kBulk = K::Config::kBulk;
+  static constexpr int kColumnThreads = kBulk && Shared<K>::kStagesColumns ? kBulkQueryThreads : 0;
   static constexpr int kItem = kBulk ? kWarpSize : kProducerThreads;
-  static constexpr int kReaders = kBulk ? 1 : 0;  // of items, besides the consumer groups
+  // Of items, besides the consumer groups: one for values, each warp for columns, the transformer.
+  static constexpr int kReaders =
+      (kBulk ? 1 : 0) + kColumnThreads / kWarpSize + (kHasTransformer<K> ? 1 : 0);
   static constexpr int kQueries = kBulk ? kBulkQueryThreads : kProducerThreads;
   static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
   // Each lane that wrote positions arrives for itself.
   static constexpr int kKeys = kValues + (kBulk && K::Config::kColumnPositions ? kWarpSize : 0);
+  // On the barriers that consumers wait for.
+  static constexpr int kFullQueries = Shared<K>::kLandsQueries ? 1 : kQueries;
+  static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? 1 : kKeys) + kColumnThreads;
+  static constexpr int kFullValues = Shared<K>::kLandsValues ? 1 : kValues;
 };
 
 template <class K>
@@ -272,8 +339,13 @@ WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
     }
   } else {
     QueryProducer<K, kBulkQueryThreads> queries;
+    ColumnProducer<K> columns;
     OpenedItems<K> items{p, shared};
-    for (int i = begin; i < end; ++i) queries.copy(items.next(), thread - 2 * kWarpSize);
+    for (int i = begin; i < end; ++i) {
+      const Item<K> item = items.next();
+      queries.copy(item, thread - 2 * kWarpSize);
+      if constexpr (Shared<K>::kStagesColumns) columns.produce(item, thread - 2 * kWarpSize);
+    }
   }
 }
 

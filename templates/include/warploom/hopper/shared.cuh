@@ -7,8 +7,15 @@
 
 namespace warploom::hopper {
 
-// Q stages | K stages | V stages | fp32 slab | kv_pos of staged keys (column formats) | items |
-// barriers
+// Whether a group of its own transforms what was staged. Accumulators of wide heads leave no
+// registers for a fourth group: there, consumers transform.
+template <class K>
+constexpr bool kHasTransformer = (K::Variant::kHasQueryTransform || K::Variant::kHasKeyTransform ||
+                                  K::Variant::kHasValueTransform) &&
+                                 K::Config::kHeadDimV <= 128;
+
+// Q stages | K stages | V stages | fp32 slab | kv_pos of staged keys (column formats) | column
+// states of staged keys | items | barriers
 //
 // The slab has one row for every kRowThreads consumer threads: output leaves the registers through
 // it.
@@ -16,6 +23,7 @@ template <class K>
 struct Shared {
   using S = Sizes<K>;
   using C = typename K::Config;
+  using Variant = typename K::Variant;
   using Element = typename C::Element;
 
   static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
@@ -27,23 +35,39 @@ struct Shared {
     ItemFacts<K> facts;
     Row<K> rows[C::kRows];
   };
+  // A tile that a group transforms has landed before it is full.
+  static constexpr bool kLandsQueries = kHasTransformer<K> && Variant::kHasQueryTransform;
+  static constexpr bool kLandsKeys = kHasTransformer<K> && Variant::kHasKeyTransform;
+  static constexpr bool kLandsValues = kHasTransformer<K> && Variant::kHasValueTransform;
   struct Barriers {
     Barrier item_full[kItemStages], item_empty[kItemStages];
-    Barrier q_full[C::kQueryStages], q_empty[C::kQueryStages];
-    Barrier k_full[C::kStages], k_empty[C::kStages];
-    Barrier v_full[C::kStages], v_empty[C::kStages];
+    Barrier q_landed[C::kQueryStages], q_full[C::kQueryStages], q_empty[C::kQueryStages];
+    Barrier k_landed[C::kStages], k_full[C::kStages], k_empty[C::kStages];
+    Barrier v_landed[C::kStages], v_full[C::kStages], v_empty[C::kStages];
+    // What copies arrive on.
+    WL_FN Barrier* q_copied(int i) { return kLandsQueries ? q_landed + i : q_full + i; }
+    WL_FN Barrier* k_copied(int i) { return kLandsKeys ? k_landed + i : k_full + i; }
+    WL_FN Barrier* v_copied(int i) { return kLandsValues ? v_landed + i : v_full + i; }
   };
 
   static constexpr int kSlabStride = S::kDimV + 8;
   static constexpr int kSlabRows = S::kThreads / S::kRowThreads;
-  // Positions of a tile are read after its keys were released.
-  static constexpr int kPositionSlots = C::kColumnPositions ? C::kStages + 1 : 0;
+  // What the seats on logits hoist for each key is worked out once for all rows. A composed tile's
+  // rows each see another.
+  static constexpr bool kStagesColumns = Variant::kHasColState && !C::kComposed;
+  using ColState = typename Variant::ColState;
+  // Both are read after the tile's keys were released.
+  static constexpr int kSlots = C::kColumnPositions || kStagesColumns ? C::kStages + 1 : 0;
+  static constexpr int kPositionBytes = C::kColumnPositions ? kSlots * C::kKeys * 4 : 0;
+  static constexpr int kColumnBytes =
+      kStagesColumns ? kSlots * C::kKeys * int(sizeof(ColState)) : 0;
 
   static constexpr int kKeysAt = C::kQueryStages * QueryTile<K>::kBytes;
   static constexpr int kValuesAt = kKeysAt + C::kStages * KeyTile<K>::kBytes;
   static constexpr int kSlabAt = kValuesAt + C::kStages * ValueTile<K>::kBytes;
   static constexpr int kPositionsAt = kSlabAt + kSlabRows * kSlabStride * 4;
-  static constexpr int kItemsAt = round_up(kPositionsAt + kPositionSlots * C::kKeys * 4, 16);
+  static constexpr int kColumnsAt = kPositionsAt + kPositionBytes;
+  static constexpr int kItemsAt = round_up(kColumnsAt + kColumnBytes, 16);
   static constexpr int kBarriersAt = kItemsAt + kItemStages * int(sizeof(StagedItem));
   static constexpr int kBytes = kBarriersAt + int(sizeof(Barriers));
 
@@ -66,6 +90,10 @@ struct Shared {
   WL_FN int* positions(int slot) const {
     return reinterpret_cast<int*>(base + kPositionsAt) + slot * C::kKeys;
   }
+  // What the seats on logits keep of each key of a staged tile.
+  WL_FN ColState* column_states(int slot) const {
+    return reinterpret_cast<ColState*>(base + kColumnsAt) + slot * C::kKeys;
+  }
   WL_FN ItemFacts<K>& facts() const { return staged_item().facts; }
   WL_FN Row<K>& row(int r) const { return staged_item().rows[r]; }
   WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + kBarriersAt); }
@@ -79,10 +107,10 @@ struct Shared {
   }
 };
 
-// Slot of Shared::positions for one tile after another.
+// Slot of Shared::positions and column_states for one tile after another.
 template <class K>
 WL_FN int next_slot(int slot) {
-  constexpr int kSlots = Shared<K>::kPositionSlots;
+  constexpr int kSlots = Shared<K>::kSlots;
   return kSlots == 0 || slot + 1 == kSlots ? 0 : slot + 1;
 }
 
