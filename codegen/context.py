@@ -11,7 +11,8 @@ Keys:
     config: the same sizes as values, where a template must choose text: element and kv_element (C++
         types), head_dim_qk, head_dim_v, rows, keys, warps, stages, block_kv (tokens per indexed
         block; 0 if affine), indexed, column_positions, composed (a tile may hold rows of several
-        requests); for Hopper also query_stages and bulk (whether keys come by tensor copies).
+        requests); for Hopper also query_stages, threads and bulk (whether keys come by
+        tensor copies).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from warploom.codegen.abi import param_fields, struct_text
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles import launch_bounds
-from warploom.codegen.tiles_hopper import copies_in_bulk
+from warploom.codegen.tiles_hopper import copies_in_bulk, hopper_threads
 from warploom.dsl.spec import AttentionSpec
 
 _SHORT_DTYPE = {
@@ -102,7 +103,11 @@ def config_values(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int 
         "composed": spec.kv_format.composed,
     }
     if tile.template == "hopper":
-        values |= {"query_stages": tile.query_stages, "bulk": copies_in_bulk(spec.kv_format, tile)}
+        values |= {
+            "query_stages": tile.query_stages,
+            "bulk": copies_in_bulk(spec.kv_format, tile),
+            "threads": hopper_threads(spec, tile),
+        }
     return values
 
 

@@ -31,6 +31,7 @@ from warploom.codegen.tiles_single import (
     check_single_row,
     mask_reads_inputs,
     single_registers,
+    single_row_drawback,
     single_row_obstacle,
     single_shared_bytes,
     single_tile,
@@ -127,7 +128,7 @@ def choose_tile(
         UnsupportedSpec: no tile fits.
     """
     is_single = SINGLE_ROWS_CHOSEN and mean_fused_rows <= SINGLE_ROW
-    obstacle = single_row_obstacle(spec) if is_single else None
+    obstacle = (single_row_obstacle(spec) or single_row_drawback(spec)) if is_single else None
     if is_single and not obstacle:
         tile = single_tile(spec)
         shape = cuda_launch(spec, tile, arch)

@@ -9,6 +9,7 @@ from warploom.codegen.functors import column_state_bytes
 from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
+from warploom.dsl.ir import walk
 from warploom.dsl.spec import AttentionSpec
 
 GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
@@ -32,8 +33,14 @@ def hopper_launch(spec: AttentionSpec, tile: TileConfig) -> HopperLaunch:
 
 def hopper_threads(spec: AttentionSpec, tile: TileConfig) -> int:
     """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
-    transforms = any(seat in spec.variant.seats for seat in _TRANSFORMS)
-    return 32 * (tile.warps + 4 + 4 * (transforms and spec.head_dim_v <= 128))
+    return 32 * (tile.warps + 4 + 4 * _has_transformer(spec))
+
+
+def _has_transformer(spec: AttentionSpec) -> bool:
+    """`kHasTransformer` in templates/include/warploom/hopper/shared.cuh, which asserts the same."""
+    roots = [spec.variant.seats[seat] for seat in _TRANSFORMS if seat in spec.variant.seats]
+    reduces = any(found.op in ("sum_lanes", "max_lanes") for found in walk(*roots))
+    return bool(roots) and not reduces and max(spec.head_dim_qk, spec.head_dim_v) <= 128
 
 
 def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
@@ -41,7 +48,7 @@ def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
 
     Queries of the next item are copied early if there is room for two tiles of them.
     """
-    # The accumulators of 128 keys and 128 lanes leave just enough registers of 216 (224 if wide).
+    # The accumulators of 128 keys and 128 lanes leave just enough registers of 192 (224 if wide).
     most = 64 if max(spec.head_dim_qk, spec.head_dim_v) > 192 else 128
     for keys in (128, 96, 64):
         if keys > most or not _suits_blocks(keys, spec.kv_format.block_kv):
@@ -68,9 +75,9 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
         tile.query_stages * tile.rows * dim_qk + tile.stages * tile.keys * (dim_qk + dim_v)
     )
     slab = 4 * (32 * tile.warps // row_threads) * (dim_v + 8)
-    positions = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
+    columns = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
     if not spec.kv_format.composed:
-        positions += (tile.stages + 1) * tile.keys * column_state_bytes(spec.variant)
+        columns += (tile.stages + 1) * tile.keys * column_state_bytes(spec.variant)
     items = tile.query_stages * staged_item_bytes(spec.kv_format, tile)
     barriers = _BARRIER_BYTES * (5 * tile.query_stages + 6 * tile.stages)
-    return round_up(staged + slab + positions, 16) + items + barriers
+    return round_up(staged + slab + columns, 16) + items + barriers

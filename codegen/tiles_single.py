@@ -14,7 +14,8 @@ SINGLE_ROW = 1
 # it to tiles of 16 rows.
 SINGLE_ROWS_CHOSEN = True
 
-_WARPS = 4  # small CTAs, four on an SM if heads are narrow: one ends an item, the others read
+_FEWEST_TOKENS = 8  # of a block; pages of 1 were slower and pages of 16 faster than with 16 rows
+_WARPS = 4  # small CTAs, two to four on an SM: one ends an item, the others read
 
 
 def single_tile(spec: AttentionSpec) -> TileConfig:
@@ -30,10 +31,23 @@ def single_tile(spec: AttentionSpec) -> TileConfig:
 def single_row_obstacle(spec: AttentionSpec) -> str | None:
     """Why such tiles cannot compute this, or None: keys and values never lie in shared memory."""
     seats = spec.variant.seats
+    if spec.kv_format.composed:
+        return "rows of several requests share a tile of composed plans"
     if "key_transform" in seats:
         return "a key transform needs staged keys"
     if "value_transform" in seats and not scale_factors(seats["value_transform"]):
         return "a value transform that is no scale needs staged values"
+    return None
+
+
+def single_row_drawback(spec: AttentionSpec) -> str | None:
+    """Why such tiles are slower here, though they can compute it; or None.
+
+    On an H200 pages of 1 cost them 5 to 10 % of bandwidth (16 x 1,024 keys: 3,867 against 4,216
+    GB/s), and tiles of 16 rows, whose addresses are looked up ahead, nearly nothing.
+    """
+    if 0 < spec.kv_format.block_kv < _FEWEST_TOKENS:
+        return "blocks of few tokens are looked up ahead there"
     return None
 
 

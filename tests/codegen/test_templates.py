@@ -18,12 +18,19 @@ from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.dsl.dtypes import bfloat16, float16
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
+from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 from warploom.scheduler.layout import c_structs
 
 pytestmark = pytest.mark.nvrtc
+
+
+class ShiftedValues(wl.Variant):
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * 2.0 + 1.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Example:
 
 # Every row tile, format and seat at least once; head dimensions that are padded, too.
 EXAMPLES = {
-    "decode one row": Example(wl.Causal(), 128, 128, Paged(1), 1),
+    "decode one row": Example(wl.Causal(), 128, 128, Paged(16), 1),
     "decode paged 1": Example(wl.Causal(), 128, 128, Paged(1), 7),
     "decode wide block-sparse": Example(wl.SoftCap(30.0), 256, 256, BlockSparse(block=(16, 16)), 7),
     "chunk ragged": Example(wl.Rope() & wl.Causal(), 128, 128, Ragged(), 50),
@@ -55,6 +62,12 @@ EXAMPLES = {
     "prefill ragged": Example(wl.Causal() & wl.SoftCap(50.0), 128, 128, Ragged(), 1001),
     "prefill paged 3 sink": Example(wl.AttentionSink() & wl.Causal(), 64, 64, Paged(3), 500),
     "prefill paged 16 latent": Example(wl.Causal(), 192, 128, Paged(16), 501),
+    "prefill rope over pages": Example(wl.Rope() & wl.Causal(), 128, 128, Paged(16), 501),
+    "prefill norm and rope": Example(
+        wl.QKNorm() & wl.Rope() & wl.Causal(), 128, 128, Ragged(), 501
+    ),
+    "prefill latent rope": Example(wl.Rope() & wl.Causal(), 192, 128, Paged(16), 501),
+    "prefill listed values": Example(ShiftedValues(), 128, 128, BlockSparse(block=(1, 8)), 501),
     "prefill block-sparse sigmoid": Example(
         wl.FlashSigmoid() & wl.Causal(), 128, 128, BlockSparse(block=(64, 64)), 500
     ),

@@ -49,6 +49,13 @@ class EverySeat(wl.Variant):
         return o * wl.sigmoid(at.lse)
 
 
+class ShiftedValues(wl.Variant):
+    """Values change and keys do not, so that each goes its own way through the kernel."""
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * 2.0 + 1.0
+
+
 def on_gpu(kv_format: Any, dtype: str, dim: int, dim_v: int | None = None) -> Setup:
     return Setup(kv_format, dtype, dim, dim_v or dim, "cuda")
 
@@ -70,6 +77,10 @@ POOL = [
     (wl.Causal(), on_gpu(wl.Paged(64), "float16", 192, 128)),
     (EverySeat(), on_gpu(wl.BlockSparse(block=(5, 3)), "bfloat16", 64)),
     (EverySeat(), on_gpu(wl.Paged(4), "float16", 128)),
+    (ShiftedValues(), on_gpu(wl.BlockSparse(block=(1, 8)), "float16", 128)),
+    (wl.Rope(interleaved=True) & wl.SoftCap(5.0), on_gpu(wl.Ragged(), "float16", 128)),
+    (wl.Causal() & wl.Rope(dim=64), on_gpu(wl.Paged(64), "bfloat16", 128)),
+    (wl.Causal() & wl.Rope() & wl.QKNorm(), on_gpu(wl.Paged(16), "bfloat16", 192, 128)),
 ]
 
 

@@ -148,8 +148,8 @@ class StagedRow {
 template <class Seat, class K>
 struct LaneStates {
   static constexpr int kPanels = round_up(Seat::kHeadDim, Sizes<K>::kBlock) / Sizes<K>::kBlock;
-  // Rows of several requests have each their own. Reductions over many lanes need the registers.
-  static constexpr bool kKept = !Seat::kOwnStates && (kPanels <= 2 || Seat::kReductions == 0);
+  // Rows of several requests have each their own.
+  static constexpr bool kKept = !Seat::kOwnStates;
   typename Seat::Lane of[kKept ? kPanels : 1][kVector];
 
   WL_FN LaneStates(const Item<K>& item, unsigned thread) {
@@ -182,8 +182,8 @@ class TileTransform {
   static constexpr int kRowThreads = Sizes<K>::kRowThreads;
   static constexpr int kPassRows = kThreads / kRowThreads;
   static constexpr int kPanels = States::kPanels;
-  // A tile of few rows leaves threads without one. These look at the last: threads of a warp reduce
-  // together, but what another row's threads write must not be read, not even in vain.
+  // A tile of few rows leaves threads without one. These look at the last row, since threads of a
+  // warp reduce together, and store nothing.
   static constexpr bool kFillsPasses = kRows % (kPassRows * kBatch) == 0;
   // Passes are whole swizzle patterns apart.
   static constexpr bool kStepsEvenly = kFillsPasses && kPassRows % 8 == 0;

@@ -74,7 +74,7 @@ class Consumer {
     typename Mma::Scores scores;
     typename Mma::Probabilities probabilities;
     float rescale[Softmax<K>::kRows];
-    int slot = slot_;  // of Shared::positions
+    int slot = slot_;  // of Shared::positions and column_states
     wait_keys(item, columns(item, visit, slot));
     begin_turn();
     mma_.start_scores(query_ring_.stage, ring_.stage, scores);

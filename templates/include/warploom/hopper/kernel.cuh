@@ -22,6 +22,8 @@ struct RegisterBudget {
   static constexpr int kConsumer = kHasTransformer<K> ? (kNarrow ? 176 : 192) : (kWide ? 224 : 216);
   static constexpr int kPool = kHasTransformer<K> ? 4 * 128 : 3 * 168;
   static_assert(C::kRows == 128, "two consumer groups of 64 rows");
+  static_assert(C::kThreads == kPool / (kHasTransformer<K> ? 128 : 168) * 128,
+                "codegen/tiles_hopper.py launches as many groups as there are roles");
   static_assert(kProducer + kTransformer + 2 * kConsumer == kPool,
                 "roles exchange registers, they make none");
 };

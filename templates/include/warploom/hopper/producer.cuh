@@ -28,10 +28,14 @@ class ItemOpener {
  public:
   WL_FN Item<K> open(const typename K::Params& p, Shared<K> shared, int index, unsigned thread) {
     auto& barriers = shared.barriers();
-    // With one slot, nobody may write the next item while another warp reads this one: consumers
+    // With one slot, nobody may write the next item while another thread reads this one: consumers
     // give a slot back as soon as they have no more use for it.
-    if constexpr (kThreads > kWarpSize && Shared<K>::kItemStages == 1) {
-      named_sync(kProducersBarrier, kThreads);
+    if constexpr (Shared<K>::kItemStages == 1) {
+      if constexpr (kThreads == kWarpSize) {
+        __syncwarp();
+      } else {
+        named_sync(kProducersBarrier, kThreads);
+      }
     }
     barrier_wait(&barriers.item_empty[ring_.stage], ring_.phase ^ 1);
     shared.item_stage = ring_.stage;
@@ -114,8 +118,7 @@ template <class K>
 class ColumnProducer {
   using C = typename K::Config;
   using Variant = typename K::Variant;
-  static constexpr int kOwn = C::kKeys / kBulkQueryThreads;  // keys of a thread
-  static_assert(C::kKeys % kWarpSize == 0);
+  static constexpr int kOwn = (C::kKeys + kBulkQueryThreads - 1) / kBulkQueryThreads;  // keys
 
  public:
   WL_FN void produce(const Item<K>& item, unsigned thread) {
@@ -124,19 +127,20 @@ class ColumnProducer {
     KeyWalk<K> walk(item, 0);
     for (Visit visit = walk.next(); visit.begin() < item.facts().places.end; visit = walk.next()) {
       // What is loaded is on its way before there is room.
-      typename Variant::ColState states[kOwn + 1];
+      const bool is_read = Variant::kHasLogitsTransform || !visit.is_full();
+      typename Variant::ColState states[kOwn];
 #pragma unroll
-      for (int i = 0; i <= kOwn; ++i) {
+      for (int i = 0; i < kOwn; ++i) {
         const int key = thread + i * kBulkQueryThreads;
-        if (key < C::kKeys) {
+        if (is_read && key < C::kKeys) {
           states[i] = Variant::col_state(item.p, item.tile(), of_tile, position(item, visit, key));
         }
       }
       barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
 #pragma unroll
-      for (int i = 0; i <= kOwn; ++i) {
+      for (int i = 0; i < kOwn; ++i) {
         const int key = thread + i * kBulkQueryThreads;
-        if (key < C::kKeys) item.arena.column_states(slot_)[key] = states[i];
+        if (is_read && key < C::kKeys) item.arena.column_states(slot_)[key] = states[i];
       }
       barrier_arrive(&barriers.k_full[ring_.stage]);
       slot_ = next_slot<K>(slot_);

@@ -8,11 +8,14 @@
 namespace warploom::hopper {
 
 // Whether a group of its own transforms what was staged. Accumulators of wide heads leave no
-// registers for a fourth group: there, consumers transform.
+// registers for a fourth group, nor does what a thread keeps of more than 128 lanes or for
+// reductions over them: there, consumers transform.
 template <class K>
-constexpr bool kHasTransformer = (K::Variant::kHasQueryTransform || K::Variant::kHasKeyTransform ||
-                                  K::Variant::kHasValueTransform) &&
-                                 K::Config::kHeadDimV <= 128;
+constexpr bool kHasTransformer =
+    (K::Variant::kHasQueryTransform || K::Variant::kHasKeyTransform ||
+     K::Variant::kHasValueTransform) &&
+    K::Variant::kQueryReductions + K::Variant::kKeyReductions + K::Variant::kValueReductions == 0 &&
+    K::Config::kHeadDimQk <= 128 && K::Config::kHeadDimV <= 128;
 
 // Q stages | K stages | V stages | fp32 slab | kv_pos of staged keys (column formats) | column
 // states of staged keys | items | barriers
@@ -37,7 +40,10 @@ struct Shared {
   };
   // A tile that a group transforms has landed before it is full.
   static constexpr bool kLandsQueries = kHasTransformer<K> && Variant::kHasQueryTransform;
-  static constexpr bool kLandsKeys = kHasTransformer<K> && Variant::kHasKeyTransform;
+  // Where keys are listed, who transforms values learns their positions with the keys.
+  static constexpr bool kLandsKeys =
+      kHasTransformer<K> && (Variant::kHasKeyTransform ||
+                             (Variant::kHasValueTransform && C::kBulk && C::kColumnPositions));
   static constexpr bool kLandsValues = kHasTransformer<K> && Variant::kHasValueTransform;
   struct Barriers {
     Barrier item_full[kItemStages], item_empty[kItemStages];

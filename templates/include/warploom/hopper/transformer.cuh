@@ -15,7 +15,7 @@ class Transformer {
   static constexpr int kThreads = 128;
   // Rows that a thread has under way: as many as registers hold.
   template <class Seat>
-  static constexpr int kBatch = LaneStates<Seat, K>::kPanels <= 2 && Seat::kReductions == 0 ? 2 : 1;
+  static constexpr int kBatch = LaneStates<Seat, K>::kPanels <= 2 ? 2 : 1;
 
  public:
   WL_FN explicit Transformer(Shared<K> shared)
@@ -47,10 +47,12 @@ class Transformer {
     KeyWalk<K> walk(item, 0);
     for (Visit visit = walk.next(); visit.begin() < item.facts().places.end; visit = walk.next()) {
       const Columns<K> columns{item, visit, shared_.positions(slot_)};
-      if constexpr (Variant::kHasKeyTransform) {
+      if constexpr (Shared<K>::kLandsKeys) {
         barrier_wait(&barriers_.k_landed[ring_.stage], ring_.phase);
-        transform_rows<KeySeat<K>, KeyTile<K>, C::kKeys, kThreads, kBatch<KeySeat<K>>>(
-            item, key_lanes, shared_.keys(ring_.stage), thread_, columns);
+        if constexpr (Variant::kHasKeyTransform) {
+          transform_rows<KeySeat<K>, KeyTile<K>, C::kKeys, kThreads, kBatch<KeySeat<K>>>(
+              item, key_lanes, shared_.keys(ring_.stage), thread_, columns);
+        }
         publish(barriers_.k_full[ring_.stage]);
       }
       if constexpr (Variant::kHasValueTransform) take_values(item, value_lanes, columns, visit);
