@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from warploom.dsl.formats import Layout
-from warploom.dsl.variant import ALIVE, Variant
-from warploom.errors import ArgumentError, CannotTrace, NoGradient
+from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError, NoGradient
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
@@ -56,21 +56,8 @@ def _found(table: Mapping[int, T], handle: int, what: str) -> T:
         raise ArgumentError(name=what, reason=reason) from None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _register_variant(identity: int) -> int:
-    """A handle for the variant with this `id`, made while torch.compile traces.
-
-    Before torch 2.13 only numbers and strings can go in, so the object is looked up.
-
-    Raises:
-        CannotTrace: no variant was made in the ordinary way under this id.
-    """
-    variant = ALIVE.get(identity)
-    if variant is None:
-        raise CannotTrace(
-            what="the variant of this call of attention()",
-            remedy="Make it once, outside of the compiled function.",
-        )
+def register_variant(variant: Variant | type[Variant]) -> int:
+    """The handle of a variant, which gets one at its first graph."""
     for handle, known in _variants.items():
         if known is variant:
             return handle
@@ -109,8 +96,10 @@ def compiled_attention(
     inputs: Mapping[str, Any],
 ) -> Result:
     """`attention` through its operator."""
+    from warploom.runtime.constants import handle_of  # brings in torch._dynamo
+
     packed = _pack(inputs)
-    handle = _NO_VARIANT if variant is None else _register_variant(id(variant))
+    handle = _NO_VARIANT if variant is None else handle_of(id(variant))
     o, sums = attention_op(
         q, k, v, kv_lens, *packed, handle, sm_scale, return_lse, layout, lse_base, backend
     )
@@ -137,15 +126,11 @@ def _pack(inputs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[int], lis
     floats = {name: x for name, x in inputs.items() if isinstance(x, float)}
     for name, value in inputs.items():
         if name not in tensors and name not in ints and name not in floats:
-            _refuse_input(name, type(value).__name__)
+            from warploom.runtime.constants import refuse_input  # brings in torch._dynamo
+
+            refuse_input(name, type(value).__name__)
     names = ",".join((*tensors, *ints, *floats))
     return list(tensors.values()), list(ints.values()), list(floats.values()), names
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _refuse_input(name: str, kind: str) -> None:
-    """Raise from where torch.compile lets errors through."""
-    raise ArgumentError(name=name, reason=f"a {kind} cannot be given under torch.compile")
 
 
 def _unpack(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -167,7 +169,7 @@ def test_operators_pass_torchs_own_checks() -> None:
     for return_lse in (True, False):
         args = (q, k, v, [], [], [2.0], "cap", wrapper.handle, return_lse)
         torch.library.opcheck(custom_op.run_op, args, test_utils=checks)
-    handle = custom_op._register_variant(id(VARIANT))
+    handle = custom_op.register_variant(VARIANT)
     rest = ([], [], [], "", handle, None, True, "NHD", "e", None)
     torch.library.opcheck(custom_op.attention_op, (*tensors(), None, *rest), test_utils=checks)
 
@@ -191,3 +193,21 @@ def test_handles_of_what_is_gone() -> None:
         custom_op.run_op(q[0], k[0], v[0], [], [], [], "", handle, False)
     with pytest.raises(ArgumentError, match="the variant of a compiled graph is gone"):
         custom_op.attention_op(q, k, v, None, [], [], [], "", 10**9, None, False, "NHD", "e", None)
+
+
+EAGER = """
+import sys, torch, warploom as wl
+q, k = torch.ones(1, 2, 4, 64), torch.ones(1, 5, 2, 64)
+wl.attention(q, k, k, variant=wl.Causal(), backend="reference")
+wrapper = wl.AttentionWrapper(num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32",
+                              device="cpu", backend="reference")
+wrapper.plan([0, 2], [0, 5])
+wrapper.run(q[0], (k[0], k[0]))
+assert "warploom.runtime.custom_op" in sys.modules
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_eager_calls_do_not_wait_for_dynamo() -> None:
+    """Importing it takes seconds, which the first call of a process would pay."""
+    subprocess.run([sys.executable, "-c", EAGER], check=True, timeout=120)
