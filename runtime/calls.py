@@ -15,7 +15,7 @@ _R = TypeVar("_R")
 
 
 def explained(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function; calls that its signature refuses raise WrongCall."""
+    """The method; calls that its signature refuses raise WrongCall."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -23,7 +23,7 @@ def explained(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return function(*args, **kwargs)
         except TypeError:
-            wrong = _wrong_call(function.__qualname__, signature, args, kwargs)
+            wrong = _wrong_call(function.__name__, signature, args, kwargs)
             if wrong is None:  # it was raised inside
                 raise
         raise wrong
@@ -38,11 +38,18 @@ def _wrong_call(
         signature.bind(*args, **kwargs)
     except TypeError as problem:
         known = list(signature.parameters)
-        unknown = [given for given in kwargs if given not in known]
-        hints = [text for given in unknown if (text := hint(given, (), known))]
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        reason = f"it takes no {unknown[0]!r}" if unknown and not takes_any else str(problem)
+        hints = {given: hint(given, (), known) for given in kwargs if given not in known}
+        reason = str(problem)
+        if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+            # others may be inputs of the variant
+            hints = {given: text for given, text in hints.items() if text}
+            reason = f"{next(iter(hints))!r} is no argument of it; {reason}" if hints else reason
+        elif hints:
+            reason = f"it takes no {next(iter(hints))!r}"
+        owner = type(args[0]).__name__  # the class that users know
         return WrongCall(
-            function=name.removesuffix(".__init__"), reason=reason, hint="".join(hints[:1])
+            function=owner if name == "__init__" else f"{owner}.{name}",
+            reason=reason,
+            hint=next(iter(hints.values()), ""),
         )
     return None

@@ -13,6 +13,10 @@ _CAP = "A cap of the logits is a variant: warploom.SoftCap(cap)."
 _WINDOW = "A window is a variant: warploom.SlidingWindow(left, right)."
 _LAYOUT = "The layout belongs to the format: kv_format=warploom.Paged(16, layout='HND')."
 _PAGE = "The page size belongs to the format: kv_format=warploom.Paged(page_size)."
+_FLEX = "Wrap it: variant=warploom.flex(score_mod, mask_mod)."
+_BLOCK_MASK = f"The blocks that a mask shows are derived from it. {_FLEX}"
+_TABLE = "A page table is planned as kv_indptr, kv_indices and last_page_len of warploom.Paged."
+_LENS = "Lengths are kv_lens in attention(), kv_indptr (paged: and last_page_len) in plan()."
 
 # names in the calls of torch, FlashAttention and FlashInfer -> what stands for them here
 _ELSEWHERE = {
@@ -29,6 +33,13 @@ _ELSEWHERE = {
     "window_left": _WINDOW,
     "window_size": _WINDOW,
     "alibi_slopes": "ALiBi is a variant: warploom.Alibi.",
+    "score_mod": _FLEX,
+    "mask_mod": _FLEX,
+    "block_mask": _BLOCK_MASK,
+    "paged_kv_indptr": "It is called kv_indptr.",
+    "block_tables": _TABLE,
+    "seq_lens": _LENS,
+    "cache_seqlens": _LENS,
     "layout": _LAYOUT,
     "kv_layout": _LAYOUT,
     "page_size": _PAGE,

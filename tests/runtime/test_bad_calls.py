@@ -29,6 +29,12 @@ def planned() -> wl.AttentionWrapper:
         ("causal", r"warploom.Causal\(\)"),
         ("is_causal", r"warploom.Causal\(\)"),
         ("attn_mask", "A mask is a variant"),
+        ("score_mod", r"Wrap it: variant=warploom.flex\(score_mod, mask_mod\)"),
+        ("mask_mod", r"Wrap it: variant=warploom.flex\(score_mod, mask_mod\)"),
+        ("block_mask", r"derived from it. Wrap it: variant=warploom.flex\(score_mod, mask_mod\)"),
+        ("cache_seqlens", r"kv_lens in attention\(\)"),
+        ("seq_lens", r"kv_lens in attention\(\)"),
+        ("block_tables", "A page table is planned as kv_indptr, kv_indices"),
         ("soft_max_scale", "It takes: nothing"),
         ("sm_scal", "Did you mean 'sm_scale'"),
     ],
@@ -79,8 +85,18 @@ def test_keys_and_values_apart() -> None:
 
 def test_plan_with_flashinfers_names() -> None:
     plan: Any = planned().plan
-    with pytest.raises(errors.WrongCall, match=r"plan\(\): missing .*'kv_indptr'.* mean 'kv_indp"):
-        plan([0, 3], paged_kv_indptr=[0, 5])
+    for name, text in (
+        ("paged_kv_indptr", "It is called kv_indptr"),
+        ("block_tables", "A page table is planned as"),
+        ("kv_indprt", "Did you mean 'kv_indptr'"),
+    ):
+        reason = rf"^AttentionWrapper.plan\(\): '{name}' is no argument of it; missing .*_indptr'"
+        with pytest.raises(errors.WrongCall, match=f"{reason}. {text}"):
+            plan([0, 3], **{name: [0, 5]})
+    with pytest.raises(errors.WrongCall, match=r"plan\(\): missing .*'kv_indptr'.$"):
+        plan([0, 3], colour=1)  # it may be an input
+    with pytest.raises(errors.UnknownInput, match=r"no input 'paged_kv_indptr'. It is called kv"):
+        plan([0, 3], [0, 5], paged_kv_indptr=[0])
     with pytest.raises(errors.UnknownInput, match="Did you mean 'kv_indices'"):
         plan([0, 3], [0, 5], paged_kv_indices=[0])
 
