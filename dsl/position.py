@@ -26,6 +26,9 @@ AVAILABLE: Mapping[str, tuple[str, ...]] = {
     "output_transform": (*_REQUEST, *_QUERY, *_VECTOR, "lse"),
 }
 
+# FlexAttention's names, some of them near to those of other positions
+_FLEX = {"kv_idx": "kv_pos", "b": "batch", "h": "q_head"}
+
 
 class Position:
     """Position of the element that a functor works on; ints, but for `lse`.
@@ -92,6 +95,7 @@ def _unavailable(seat: str, name: str) -> Exception:
     here = AVAILABLE[seat]
     if name in POSITIONS or name == "q_idx":
         return build.refuse(f"at.{name} in {seat}", f"There it reads: {', '.join(sorted(here))}.")
-    close = get_close_matches(name, here, n=1)
-    hint = f"Did you mean at.{close[0]}? " if close else ""
+    meant = _FLEX.get(name)
+    close = get_close_matches(name, here, n=1) if meant is None else [meant] * (meant in here)
+    hint = "".join(f"Did you mean at.{one}? " for one in close)
     return build.refuse(f"at.{name}", f"{hint}{seat} reads: {', '.join(sorted(here))}.")

@@ -131,6 +131,16 @@ def test_a_misspelt_position_is_explained(placed) -> None:
         trace(Writes())
 
 
+@pytest.mark.parametrize(("name", "meant"), [("kv_idx", "kv_pos"), ("b", "batch"), ("h", "q_head")])
+def test_positions_by_flexattentions_names_are_explained(name, meant) -> None:
+    class Foreign(wl.Variant):
+        def logits_mask(self, at):
+            return getattr(at, name) > 0
+
+    with pytest.raises(CannotTrace, match=rf"Did you mean at\.{meant}[?]"):
+        trace(Foreign())
+
+
 def test_q_idx_counts_the_requests_rows(graph) -> None:
     class Row(wl.Variant):
         def logits_mask(self, at):
