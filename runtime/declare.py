@@ -9,10 +9,11 @@ import torch
 
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
 from warploom.dsl.dtypes import kv_dtype as stored_dtype
-from warploom.dsl.formats import KVFormat, Ragged
+from warploom.dsl.formats import BlockSparse, KVFormat, Paged, Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
+from warploom.scheduler.bounds import Bounds
 
 
 def as_variant(variant: Any) -> Variant:
@@ -45,6 +46,30 @@ def as_format(kv_format: Any) -> KVFormat:
     raise BadFormat(
         what=f"kv_format={shown}", expected="an instance, such as warploom.Paged(page_size=16)"
     )
+
+
+def check_bounds(bounds: Any, kv_format: KVFormat) -> None:
+    """Refuse bounds that no batch of an indexed format could keep.
+
+    Raises:
+        ArgumentError: something else than `Bounds`, or no room for the list of blocks.
+    """
+    if not isinstance(bounds, Bounds):
+        reason = f"{bounds!r} is no Bounds; give warploom.Bounds(max_requests=..., ...)"
+        raise ArgumentError(name="bounds", reason=reason)
+    if bounds.max_blocks or not isinstance(kv_format, (Paged, BlockSparse)):
+        return
+    lists, number = "max_requests", bounds.max_requests
+    if isinstance(kv_format, BlockSparse):
+        lists, number = "max_segments", bounds.segments
+    keys = kv_format.block_kv
+    enough = number * -(-bounds.max_kv_len // keys)
+    if enough:
+        reason = (
+            f"is 0, and {type(kv_format).__name__} reads a list of blocks. "
+            f"{lists} * ceil(max_kv_len / {keys}) = {enough} is enough for every batch"
+        )
+        raise ArgumentError(name="Bounds.max_blocks", reason=reason)
 
 
 def make_spec(

@@ -45,6 +45,7 @@ class PageSelectionWrapper(AttentionWrapper):
     graph may hold what makes the selection and the attention over it.
     """
 
+    _plans_blocks = False  # the selection is the list
     _selection: torch.Tensor | None = None
     _num_pages: torch.Tensor
 

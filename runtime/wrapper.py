@@ -16,7 +16,7 @@ from warploom.codegen.build import Job, build_all
 from warploom.codegen.source import TileConfig
 from warploom.codegen.specialize import for_group_size
 from warploom.dsl.dtypes import DType
-from warploom.dsl.formats import KVFormat
+from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned, WrongCall
@@ -24,7 +24,13 @@ from warploom.runtime import custom_op
 from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.calls import explained
 from warploom.runtime.composed import planner_of
-from warploom.runtime.declare import as_format, as_variant, group_size, make_spec
+from warploom.runtime.declare import (
+    as_format,
+    as_variant,
+    check_bounds,
+    group_size,
+    make_spec,
+)
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
 from warploom.runtime.inputs import Inputs, fits_float32
 from warploom.runtime.kernels import Kernels
@@ -62,6 +68,8 @@ class AttentionWrapper(Planning):
         planned: the plan on the device, or None.
         handle: number under which the custom operator finds this wrapper.
     """
+
+    _plans_blocks = True  # plans of indexed formats hold lists of blocks
 
     @explained
     def __init__(
@@ -122,9 +130,8 @@ class AttentionWrapper(Planning):
                     backend)  # fmt: skip
         if lse_base not in _LSE_SCALE:
             raise ArgumentError(name="lse_base", reason=f"{lse_base!r} is neither 'e' nor '2'")
-        if bounds is not None and not isinstance(bounds, Bounds):
-            reason = f"{bounds!r} is no Bounds; give warploom.Bounds(max_requests=..., ...)"
-            raise ArgumentError(name="bounds", reason=reason)
+        if bounds is not None:
+            check_bounds(bounds, self.kv_format if self._plans_blocks else Ragged())
         if cuda_graph and bounds is None:
             raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
         self.sm_scale = head_dim**-0.5 if sm_scale is None else float(sm_scale)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import warploom as wl
 from warploom import errors
 from warploom.dsl.formats import BlockSparse, Dense, Paged
 from warploom.runtime.wrapper import AttentionWrapper
@@ -88,3 +89,28 @@ def test_remedies_for_stored_types_work(kv_dtype: Any, k: torch.Tensor, remedy: 
     wrapper.plan([0, 3], [0, 5])
     with pytest.raises(errors.WrongDType, match=remedy):
         wrapper.run(Q, (k, k))
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "formula"),
+    [
+        (wl.Paged(16), r"max_requests \* ceil\(max_kv_len / 16\) = 21"),
+        (wl.Composed(16), r"max_requests \* ceil\(max_kv_len / 16\) = 21"),
+        (wl.BlockSparse((4, 32)), r"max_segments \* ceil\(max_kv_len / 32\) = 20"),
+    ],
+)
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_bounds_of_indexed_formats_need_blocks(kv_format: Any, formula: str, backend: Any) -> None:
+    shape: Any = {"num_q_heads": 4, "head_dim": 64, "dtype": "float32", "device": "cpu"}
+    bounds = wl.Bounds(3, 3, 100, max_segments=5)
+    with pytest.raises(errors.ArgumentError, match=rf"Bounds.max_blocks: is 0, .* {formula}"):
+        wl.AttentionWrapper(
+            wl.Causal(), kv_format=kv_format, bounds=bounds, backend=backend, **shape
+        )
+
+
+def test_bounds_of_selections_need_no_blocks() -> None:
+    wl.PageSelectionWrapper(
+        kv_format=wl.Paged(16), bounds=wl.Bounds(3, 3, 100), num_q_heads=4, head_dim=64,
+        dtype="float32", device="cpu",
+    )  # fmt: skip
