@@ -10,6 +10,9 @@ from warploom.errors import UnknownArchitecture
 _KIB = 1024
 
 
+REGISTERS_PER_SM = 65536  # on all architectures so far
+
+
 @dataclass(frozen=True)
 class Arch:
     """One architecture that kernels are compiled for.
@@ -31,7 +34,7 @@ class Arch:
     shared_per_sm: int
     threads_per_sm: int
     templates: tuple[Literal["portable", "hopper"], ...] = ("portable",)
-    registers_per_sm: int = 65536
+    registers_per_sm: int = REGISTERS_PER_SM
     registers_per_thread: int = 255
 
     @property

@@ -22,7 +22,7 @@ from warploom.codegen.split import (
     with_reciprocals,
 )
 from warploom.codegen.staged_item import round_up
-from warploom.dsl.ir import Kind, Node
+from warploom.dsl.ir import REDUCTIONS, Kind, Node
 from warploom.dsl.spec import SCALAR_SEATS, TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
 
@@ -169,7 +169,7 @@ def _state(
 def _vector_seat(
     root: Node, short: str, where: str, tensors: Mapping[str, TensorField], language: Language
 ) -> str:
-    reductions = [node for node in reachable([root]) if node.op in ("sum_lanes", "max_lanes")]
+    reductions = [node for node in reachable([root]) if node.op in REDUCTIONS]
     bound = {
         node: f"r[{i}]" if node.kind is Kind.FLOAT else f"int(r[{i}])"
         for i, node in enumerate(reductions)
@@ -237,7 +237,7 @@ def scale_factors(root: Node | None) -> tuple[Node, ...]:
 
 def _reads_vector(root: Node) -> bool:
     return any(
-        found.op in ("element", "sum_lanes", "max_lanes") or found.attr == "lane"
+        found.op == "element" or found.op in REDUCTIONS or found.attr == "lane"
         for found in reachable([root])
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from warploom.codegen.lower import reachable
-from warploom.dsl.ir import COMPARISONS, LEAVES, Kind, Node, const, node
+from warploom.dsl.ir import COMPARISONS, LEAVES, REDUCTIONS, Kind, Node, const, node
 
 
 class Level(Enum):
@@ -41,8 +41,7 @@ _VARIABLES: Mapping[str, Level] = {
 _STEPS = COMPARISONS | {"floor", "ceil", "to_int", "floordiv", "mod", "call"}
 
 
-_REDUCTIONS = frozenset({"sum_lanes", "max_lanes"})
-_OF_VECTORS = _REDUCTIONS | {"element", "logits"}
+_OF_VECTORS = REDUCTIONS | {"element", "logits"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def _largest_without(roots: Sequence[Node], moving: Sequence[str]) -> tuple[Node
         current = waiting.pop()
         if fixed[current] and current.kind is Kind.FLOAT and current.op not in LEAVES:
             found[current] = None
-        elif current.op not in _REDUCTIONS:
+        elif current.op not in REDUCTIONS:
             waiting.extend(current.args)
     return tuple(found)
 

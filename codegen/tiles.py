@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from warploom.codegen.arch import Arch
+from warploom.codegen.arch import REGISTERS_PER_SM, Arch
 from warploom.codegen.functors import scale_factors
 from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
@@ -27,7 +27,6 @@ from warploom.codegen.tile_cost import (
 from warploom.codegen.tiles_hopper import hopper_launch, hopper_threads, hopper_tiles
 from warploom.codegen.tiles_single import (
     SINGLE_ROW,
-    SINGLE_ROWS_CHOSEN,
     check_single_row,
     mask_reads_inputs,
     single_registers,
@@ -101,7 +100,7 @@ def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
     threads = portable_threads(tile)
     if tile.rows == SINGLE_ROW:
         check_single_row(spec)
-        return f"{threads}, {65536 // (single_registers(spec) * threads)}"
+        return f"{threads}, {REGISTERS_PER_SM // (single_registers(spec) * threads)}"
     return f"{threads}, 1" if tile.rows == STREAMED_ROWS else str(threads)
 
 
@@ -127,7 +126,7 @@ def choose_tile(
     Raises:
         UnsupportedSpec: no tile fits.
     """
-    is_single = SINGLE_ROWS_CHOSEN and mean_fused_rows <= SINGLE_ROW
+    is_single = mean_fused_rows <= SINGLE_ROW
     obstacle = (single_row_obstacle(spec) or single_row_drawback(spec)) if is_single else None
     if is_single and not obstacle:
         tile = single_tile(spec)

@@ -9,7 +9,7 @@ from warploom.codegen.functors import column_state_bytes
 from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
-from warploom.dsl.ir import walk
+from warploom.dsl.ir import REDUCTIONS, walk
 from warploom.dsl.spec import AttentionSpec
 
 GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
@@ -39,7 +39,7 @@ def hopper_threads(spec: AttentionSpec, tile: TileConfig) -> int:
 def _has_transformer(spec: AttentionSpec) -> bool:
     """`kHasTransformer` in templates/include/warploom/hopper/shared.cuh, which asserts the same."""
     roots = [spec.variant.seats[seat] for seat in _TRANSFORMS if seat in spec.variant.seats]
-    reduces = any(found.op in ("sum_lanes", "max_lanes") for found in walk(*roots))
+    reduces = any(found.op in REDUCTIONS for found in walk(*roots))
     return bool(roots) and not reduces and max(spec.head_dim_qk, spec.head_dim_v) <= 128
 
 

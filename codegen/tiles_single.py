@@ -10,9 +10,6 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
 SINGLE_ROW = 1
-# Decoding with one query row and one query head per key/value head uses these tiles; False leaves
-# it to tiles of 16 rows.
-SINGLE_ROWS_CHOSEN = True
 
 _FEWEST_TOKENS = 8  # of a block; pages of 1 were slower and pages of 16 faster than with 16 rows
 _WARPS = 4  # small CTAs, two to four on an SM: one ends an item, the others read

@@ -59,6 +59,7 @@ COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 LOGIC = frozenset({"and", "or", "xor", "not"})  # on bools
 BITWISE = frozenset({"bitand", "bitor", "bitxor", "shl", "shr"})  # on ints
 LEAVES = frozenset({"const", "var", "logits", "scalar"})
+REDUCTIONS = frozenset({"sum_lanes", "max_lanes"})  # args: (body,), over lane = 0 .. head_dim - 1
 OPERATIONS = (
     UNARY_MATH
     | ARITHMETIC
@@ -66,6 +67,7 @@ OPERATIONS = (
     | LOGIC
     | BITWISE
     | LEAVES
+    | REDUCTIONS
     | frozenset(
         {
             "select",  # (condition, if true, if false)
@@ -73,8 +75,6 @@ OPERATIONS = (
             "to_float",
             "load",  # attr: tensor field's name; args: one INT index per dimension
             "element",  # args: (lane,); that lane of the seat's own vector
-            "sum_lanes",  # args: (body,); sum of body over lane = 0 .. head_dim - 1
-            "max_lanes",
             "call",  # attr: name of a CustomFunction; args: its arguments
         }
     )

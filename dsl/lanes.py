@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from warploom.dsl import build
-from warploom.dsl.ir import Kind, Node, const, substitute, var, walk
+from warploom.dsl.ir import REDUCTIONS, Kind, Node, const, substitute, var, walk
 
 LANE = var("lane")
 HEAD_DIM = var("head_dim")
-_REDUCTIONS = ("sum_lanes", "max_lanes")
 
 # (lane, rotated width) -> (lane it takes its value from, whether the sign flips); on nodes
 Partner: TypeAlias = Callable[[Node, Node], tuple[Node, Node]]
@@ -63,7 +62,7 @@ def permute_array(x: Any, partner: Partner, dim: int | None) -> Any:
 
 def _at_lane(root: Node, lane: Node) -> Node:
     """`root` at another lane; reductions bind their own lane and stay."""
-    kept = {found: found for found in walk(root) if found.op in _REDUCTIONS}
+    kept = {found: found for found in walk(root) if found.op in REDUCTIONS}
     return substitute(root, {**kept, LANE: lane})
 
 
@@ -74,6 +73,6 @@ def _open_nodes(root: Node) -> set[Node]:
         current = stack.pop()
         if current not in seen:
             seen.add(current)
-            if current.op not in _REDUCTIONS:
+            if current.op not in REDUCTIONS:
                 stack.extend(current.args)
     return seen

@@ -140,6 +140,7 @@ class SingleRow {
   using Keys = WarpRows<KvElement, C::kHeadDimQk, S::kGroupKeys>;
   using Values = WarpRows<KvElement, C::kHeadDimV, S::kGroupKeys>;
 
+  static_assert(!C::kComposed, "rows of several requests share a tile of composed plans");
   static_assert(!Variant::kHasKeyTransform &&
                     (!Variant::kHasValueTransform || Variant::kScalesValues),
                 "keys and values are not staged, where their seats could see them");
