@@ -1,6 +1,8 @@
 // What the attention kernels use of CUDA beyond barriers and shuffles, on fibers.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda_on_fibers.hpp"
 
 struct int2 {
@@ -8,6 +10,9 @@ struct int2 {
 };
 struct alignas(16) int4 {
   int x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
 };
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
