@@ -36,7 +36,12 @@ from warploom.dsl.trace import trace
 from warploom.errors import NoCudaCompiler, NoHostCompiler
 from warploom.scheduler.layout import c_structs
 
-CUDA_TILES = (TileConfig(128, 64, warps=8), TileConfig(64, 64), TileConfig(16, 64))
+CUDA_TILES = (
+    TileConfig(128, 64, warps=8),
+    TileConfig(64, 64),
+    TileConfig(16, 64),
+    TileConfig(128, 128, warps=8, template="hopper", query_stages=2),
+)
 CPU_TILE = TileConfig(32, 64, warps=1)
 LOAD = """
 import sys, time
@@ -109,7 +114,7 @@ def load_seconds(source: KernelSource, target: str, samples: int) -> list[float]
 
 def cuda_rows(report: Report, arch: Arch, tile: TileConfig, samples: int) -> None:
     source = render_cuda(gemma_like(), tile, c_structs())
-    case = f"{arch.name}, tile {tile.rows}x{tile.keys}"
+    case = f"{arch.name}, {tile.template}, tile {tile.rows}x{tile.keys}"
 
     def compile_it(use_pch: bool) -> str:
         return run_nvrtc(source.text, arch, source.name, use_pch=use_pch).pch
