@@ -100,6 +100,16 @@ def starts(counts: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
 
 
+def page_table(
+    kv_lens: tuple[int, ...], page_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """kv_indptr, kv_indices, last_page_len, int32 on the CPU; pages lie scattered."""
+    pages = tuple(-(-length // page_size) for length in kv_lens)
+    indices = np.random.default_rng(11).permutation(sum(pages)).astype(np.int32)
+    last = torch.tensor([(n - 1) % page_size + 1 for n in kv_lens], dtype=torch.int32)
+    return starts(pages), torch.from_numpy(indices), last
+
+
 @dataclass(frozen=True)
 class Inputs:
     """One batch.
@@ -121,23 +131,20 @@ class Inputs:
     @cached_property
     def kv_indptr(self) -> torch.Tensor:
         """In tokens, or in pages."""
-        return starts(self.shape.kv_lens if not self.shape.page_size else self.pages)
+        return self.page_table[0] if self.shape.page_size else starts(self.shape.kv_lens)
+
+    @cached_property
+    def page_table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `page_table`; for paged caches."""
+        return page_table(self.shape.kv_lens, self.shape.page_size)
 
     @property
-    def pages(self) -> tuple[int, ...]:
-        """Pages of each request."""
-        return tuple(-(-length // self.shape.page_size) for length in self.shape.kv_lens)
-
-    @cached_property
     def indices(self) -> torch.Tensor:
-        """int32 pages of all requests, scattered over the cache."""
-        rng = np.random.default_rng(11)
-        return torch.from_numpy(rng.permutation(sum(self.pages)).astype(np.int32))
+        return self.page_table[1]
 
-    @cached_property
+    @property
     def last_page_len(self) -> torch.Tensor:
-        size = self.shape.page_size
-        return torch.tensor([(n - 1) % size + 1 for n in self.shape.kv_lens], dtype=torch.int32)
+        return self.page_table[2]
 
     def stored(self, cache: torch.Tensor, request: int) -> torch.Tensor:
         """Keys or values of a request, [tokens, kv heads, dim]."""

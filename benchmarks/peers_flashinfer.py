@@ -6,7 +6,7 @@ takes it 10 to 70 seconds, once: later runs load it from its cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -129,6 +129,35 @@ def run_persistent(inputs: Sequence[Inputs]) -> list[Thunk]:
         return out
 
     return [partial(call, one) for one in inputs]
+
+
+class NewTokens(Protocol):
+    """Keys and values to be copied into a paged cache; see `append.Batch`."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    cache: torch.Tensor
+    tables: tuple[torch.Tensor, ...]
+
+    @property
+    def unchanged(self) -> bool: ...
+
+    def places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+
+def append(batches: Sequence[NewTokens]) -> Callable[[NewTokens], object]:
+    """Its copy; requests and positions of rows are computed before, as once for all layers."""
+    first = batches[0]
+    run = library(first.k.device).append_paged_kv_cache
+    if not first.unchanged:
+        raise NotAvailable("copies keys and values as they are")
+    request, position, _ = (x.to(torch.int32) for x in first.places())
+    _, kv_indptr, kv_indices, last_page_len = first.tables
+
+    def call(one: NewTokens) -> None:
+        run(one.k, one.v, request, position, tuple(one.cache), kv_indices, kv_indptr, last_page_len)
+
+    return call
 
 
 class SharedPrefix(Protocol):

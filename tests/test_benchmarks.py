@@ -102,7 +102,8 @@ def test_pictures_show_every_measured_implementation(
     + [
         ("decode", f"decode{name}")
         for name in ("", "_page1", "_long", "_selections", "_balance", "_fp8", "_step")
-    ],
+    ]
+    + [("append", "append")],
 )  # fmt: skip
 def test_every_table_is_right_where_it_is_small(
     harness: ModuleType, plot: ModuleType, script: str, table: str, tmp_path: Path
@@ -117,6 +118,30 @@ def test_every_table_is_right_where_it_is_small(
     assert measured and all(row.value is not None for row in measured), measured
     assert table in plot.TITLES and table in plot.DRAWINGS
     assert "warploom" in plot.markdown(table, machine, rows)
+
+
+def test_an_append_that_writes_elsewhere_too_is_wrong(harness: ModuleType) -> None:
+    append, batches = __import__("append"), __import__("batches")
+    shape = batches.Shape((3, 1), (20, 40), 2, 2, append.DIM, torch.bfloat16, append.PAGE)
+    for way in append.WAYS.values():
+        batch = append.make_batch(way, shape, CPU)
+        check = append.check_append(batch)
+        (call,) = append.CONTESTANTS[0].prepare([batch])
+        cache = call()
+        assert check.relative_error(cache) < append.TOLERANCE
+        page, slot = divmod(int(batch.places()[2][0]), append.PAGE)
+        cache[1, page, slot - 1] = 1.0  # the token before the first new one
+        assert check.relative_error(cache) > append.TOLERANCE
+
+
+def test_a_table_without_figures_is_left_out(
+    harness: ModuleType, plot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness.Report("append", CPU, tmp_path).add(
+        harness.Row("append", "ceiling", "copy", 700.0, "GB/s")
+    )
+    plot.main([str(tmp_path)])
+    assert "New keys" not in capsys.readouterr().out and not list(tmp_path.glob("*.png"))
 
 
 def test_a_sweep_times_every_tile_and_stops_in_time(harness: ModuleType, tmp_path: Path) -> None:
