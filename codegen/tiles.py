@@ -74,11 +74,15 @@ def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShap
 
 
 def _registers(spec: AttentionSpec, tile: TileConfig) -> int:
-    """Registers of a thread, at most: all that there are, but for few rows of narrow heads."""
+    """Registers of a thread, at most: all that there are, but for few rows of narrow heads.
+
+    Joining holds several partial results of a row.
+    """
     if tile.rows == SINGLE_ROW:
         return single_registers(spec)
     narrow = max(spec.head_dim_qk, spec.head_dim_v) <= 128
-    return 168 if tile.rows == STREAMED_ROWS and narrow else 255
+    few = 200 if spec.kv_format.composed else 168
+    return few if tile.rows == STREAMED_ROWS and narrow else 255
 
 
 def portable_threads(tile: TileConfig) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles import STREAMED_ROWS
+from warploom.codegen.tiles_single import SINGLE_ROW
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.ir import walk
@@ -82,14 +83,14 @@ class ComposedPlanner(Planner):
 
         Raises:
             ArgumentError: bits that do not depend on neighbours were asked for, or on a GPU a tile
-                whose warps stream keys.
+                of one row.
         """
         options = self._options
         if options.batch_invariant:
             reason = "a composed plan joins states where other requests share a prefix"
             raise ArgumentError(name="batch_invariant", reason=reason)
-        if options.tile is not None and self._on_gpu and options.tile.rows <= STREAMED_ROWS:
-            reason = f"composed plans need tiles of 64 rows and more, not of {options.tile.rows}"
+        if options.tile is not None and self._on_gpu and options.tile.rows == SINGLE_ROW:
+            reason = "rows of several requests share a tile of composed plans: one row is too few"
             raise ArgumentError(name="tile", reason=reason)
         if options.tile is not None or not options.fixed_tile or options.bounds is None:
             return options.tile

@@ -43,13 +43,20 @@ def compiled(variant: wl.Variant, tile: TileConfig, arch: str, page: int, dim: i
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_architecture(arch: str) -> None:
-    kernel = compiled(wl.Causal(), TileConfig(64, 32, 2, 2), arch, 16, 128)
+@pytest.mark.parametrize(
+    "tile",
+    [TileConfig(16, 64, 2, 2), TileConfig(64, 32, 2, 2)],
+    ids=lambda tile: f"{tile.rows} rows",
+)
+def test_every_architecture(arch: str, tile: TileConfig) -> None:
+    kernel = compiled(wl.Causal(), tile, arch, 16, 128)
     assert kernel.spill_bytes == 0
 
 
 TILES = {
     "four threads a row": (wl.Causal(), TileConfig(64, 32, 2, 2), 16, 96),
+    "streamed": (wl.Causal(), TileConfig(16, 128, 4, 2), 16, 128),
+    "streamed, every seat": (EVERYTHING, TileConfig(16, 64, 2, 2), 16, 128),
     "128": (wl.Causal() & wl.SlidingWindow(100), TileConfig(128, 64, 4, 2), 16, 128),
     "every seat": (EVERYTHING, TileConfig(64, 32, 4, 2), 16, 128),
     "output": (wl.Causal() & NormOfRequest(), TileConfig(128, 64, 8, 2), 16, 128),

@@ -32,7 +32,7 @@ static unsigned running;
 struct Barrier {
   unsigned arrived, passed;
 };
-static std::vector<Barrier> barriers;  // one for each warp, and one for all
+static std::vector<Barrier> barriers;  // one for each warp, one for some threads, one for all
 
 static void yield() {
   const unsigned mine = running;
@@ -61,7 +61,7 @@ static void run(unsigned blocks, unsigned threads, bool descending, Body body) {
     blockIdx.x = block;
     contexts.assign(threads, {});
     values.assign(threads, 0);
-    barriers.assign(threads / 32 + 1, {});
+    barriers.assign(threads / 32 + 2, {});
     finished.assign(threads, 0);
     for (unsigned t = 0; t < threads; ++t) {
       getcontext(&contexts[t]);

@@ -24,6 +24,7 @@ def on_gpu(page: int, dtype: str, dim: int, layout: Any = "NHD") -> Setup:
     return Setup(wl.Composed(page, layout=layout), dtype, dim, dim, "cuda")
 
 
+STREAMED = wl.TileConfig(16, 32, 2, 2)
 POOL = [
     (wl.Variant(), on_gpu(16, "bfloat16", 128)),
     (wl.Causal() & wl.SoftCap(5.0), on_gpu(1, "float16", 80)),
@@ -46,7 +47,8 @@ def pool() -> Any:
             variant, kv_format=setup.kv_format, num_q_heads=1, head_dim=setup.head_dim,
             dtype=setup.dtype, device="cuda",
         )  # fmt: skip
-        jobs += [(variant, replace(setup, tile=tile)) for tile in wrapper.tiles()]
+        tiles = dict.fromkeys([*wrapper.tiles(), STREAMED])
+        jobs += [(variant, replace(setup, tile=tile)) for tile in tiles]
     return warm_up(jobs)
 
 

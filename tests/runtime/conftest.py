@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from emulator import Emulator
 
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import HostTarget, host_target
@@ -27,6 +28,7 @@ from warploom.dsl.variant import Variant
 from warploom.errors import NoHostCompiler
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.formats import Batch, make_batch
+from warploom.runtime.kernels import Kernels
 from warploom.runtime.params import STRIDES, ParamBlock
 from warploom.runtime.visibility import Heads, make_visibility
 from warploom.scheduler.layout import c_structs
@@ -296,3 +298,11 @@ def cpu_run(
         return CpuRun(Case(*args, **fields), target or host)
 
     return make
+
+
+@pytest.fixture
+def emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    """Kernels of the CPU are CUDA kernels of the portable template, run by fibers."""
+    emulator = Emulator(tmp_path)
+    monkeypatch.setattr(Kernels, "get", lambda kernels, tile: emulator.get(kernels, tile))
+    return emulator

@@ -49,7 +49,7 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
     assert loads[0] == loads[1]
 
 
-def test_composed_plans_on_a_gpu_have_no_tile_that_streams_keys(
+def test_composed_plans_on_a_gpu_have_tiles_that_stream_keys_only_if_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernels, "cuda_facts", lambda index: SimpleNamespace(num_sms=132))
@@ -66,5 +66,7 @@ def test_composed_plans_on_a_gpu_have_no_tile_that_streams_keys(
 
     assert min(tile.rows for tile in planner(Paged(16)).tiles()) == 16
     assert {tile.rows for tile in planner(Composed(16)).tiles()} == {64, 128}
-    with pytest.raises(ArgumentError, match=r"tile: .*64 rows and more, not of 16"):
-        planner(Composed(16), TileConfig(16, 64, 2, 2)).tiles()
+    streamed = TileConfig(16, 64, 2, 2)
+    assert planner(Composed(16), streamed).tiles() == [streamed]
+    with pytest.raises(ArgumentError, match=r"tile: .*one row is too few"):
+        planner(Composed(16), TileConfig(1, 64, 4, 1)).tiles()

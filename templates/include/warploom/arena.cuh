@@ -1,6 +1,7 @@
 // What lies where in the CTA's dynamic shared memory. codegen/tiles.py computes the same size.
 #pragma once
 
+#include <warploom/ptx.cuh>
 #include <warploom/tile.cuh>
 
 namespace warploom {
@@ -78,7 +79,7 @@ struct Arena {
   // Waits for all threads that compute.
   WL_FN static void sync() {
     if constexpr (S::kSplitKeys) {
-      asm volatile("bar.sync 1, %0;" ::"n"(S::kThreads) : "memory");
+      sync_some<S::kThreads>();
     } else {
       __syncthreads();
     }

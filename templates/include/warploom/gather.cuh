@@ -5,26 +5,10 @@
 // the row's offset in shared memory for the others.
 #pragma once
 
-#include <cute/arch/copy_sm80.hpp>
-
 #include <warploom/item.cuh>
+#include <warploom/ptx.cuh>
 
 namespace warploom {
-
-// cp.async of 16 bytes past L1, or of zeros: the source is then not read. CuTe's ZFILL atom says so
-// by a size of 0 bytes, for which ptxas emits pointer arithmetic with every copy; a predicate costs
-// nothing.
-template <class Element>
-WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
-  // A sign, because what tells absent rows from others is one.
-  asm volatile(
-      "{\n"
-      "  .reg .pred ignore;\n"
-      "  setp.lt.s32 ignore, %2, 0;\n"
-      "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n"
-      "}\n" ::"r"(cute::cast_smem_ptr_to_uint(to)),
-      "l"(from), "r"(exists ? 0 : -1));
-}
 
 // Copies kRows rows with kThreads threads. Where the tile's width is that of kHeadDim padded, the
 // padding becomes zeros.

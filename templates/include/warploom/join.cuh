@@ -18,12 +18,6 @@ enum JoinCounter : int { kDoneCtas = 0, kTakenRows = 1, kLeftCtas = 2 };
 constexpr long long kLongestWait = 1 << 18;  // cycles, about 140 us
 constexpr int kJoinBatch = 8;                // partial rows on their way at a time
 
-WL_FN unsigned load_acquire(const unsigned* address) {
-  unsigned value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
 // True when all CTAs have done their items; false after a long time.
 WL_FN bool wait_for_others(unsigned* counters) {
   __threadfence();  // our rows, before the count

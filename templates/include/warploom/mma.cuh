@@ -8,6 +8,7 @@
 #include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/mma_sm80.hpp>
 
+#include <warploom/ptx.cuh>
 #include <warploom/tile.cuh>
 #include <warploom/widen.cuh>
 
@@ -16,21 +17,9 @@ namespace warploom {
 template <class Element>
 struct MmaAtom;
 template <>
-struct MmaAtom<half_t> : cute::SM80_16x8x16_F32F16F16F32_TN {
-  WL_FN static unsigned pack(float low, float high) {
-    unsigned packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-  }
-};
+struct MmaAtom<half_t> : cute::SM80_16x8x16_F32F16F16F32_TN {};
 template <>
-struct MmaAtom<bfloat16_t> : cute::SM80_16x8x16_F32BF16BF16F32_TN {
-  WL_FN static unsigned pack(float low, float high) {
-    unsigned packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-  }
-};
+struct MmaAtom<bfloat16_t> : cute::SM80_16x8x16_F32BF16BF16F32_TN {};
 
 // A lane's place in a staged tile, from which it reads 16x16 blocks: swizzling is worked out once.
 // Rows 8 apart are permuted alike, and the vectors of a row by exclusive or, so that moving by
@@ -159,9 +148,8 @@ struct WarpMma {
       for (int k = 0; k < S::kDimQk / 16; ++k) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          held_[k][i] =
-              MmaAtom<half_t>::pack(__uint_as_float(held_[k][i] << 16) * scale[i % 2],
-                                    __uint_as_float(held_[k][i] & 0xffff0000u) * scale[i % 2]);
+          held_[k][i] = pack(half_t{}, __uint_as_float(held_[k][i] << 16) * scale[i % 2],
+                             __uint_as_float(held_[k][i] & 0xffff0000u) * scale[i % 2]);
         }
       }
     }
@@ -233,7 +221,7 @@ struct WarpMma {
           const int r = 2 * m + i % 2, key = 8 * (n + i / 2) + lane() % 4 * 2;
           const float* pair = &logits[m][n + i / 2][i % 2 * 2];
           const float low = weight(r, key, pair[0]), high = weight(r, key + 1, pair[1]);
-          a[m][i] = ValueAtom::pack(low, high);
+          a[m][i] = pack(ValueElement{}, low, high);
         }
       }
 #pragma unroll

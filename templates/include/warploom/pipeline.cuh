@@ -95,14 +95,6 @@ class KeyPipeline {
  private:
   WL_FN const Item<K>& ahead() const { return walk_.item(); }
 
-  // threadIdx.x, read anew at each use: addresses that follow from it would otherwise be kept over
-  // the loop, in registers that the accumulators need.
-  WL_FN static unsigned cta_thread() {
-    unsigned thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-  }
-
   // The next tile, of the item that was searched last or of the one after it.
   WL_FN Visit find() {
     Visit visit = walk_.next();

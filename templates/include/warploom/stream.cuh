@@ -7,6 +7,7 @@
 #pragma once
 
 #include <warploom/attend.cuh>
+#include <warploom/join.cuh>
 #include <warploom/merge.cuh>
 
 namespace warploom {
@@ -41,18 +42,13 @@ class Scout {
   }
 };
 
+// All items of a CTA, by all its threads.
 template <class K>
-WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
-  static_assert(!K::Config::kComposed, "composed plans have tiles of 64 rows and more");
-  const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
-  if (first >= end) return;
+WL_FN void stream_items(const typename K::Params& p, char* shared_memory, int first, int end) {
   const Item<K> opened = item_of<K>(p, shared_memory, first);
   opened.open(first, threadIdx.x, Sizes<K>::kThreads + kWarpSize);
   __syncthreads();
-  if (threadIdx.x >= Sizes<K>::kThreads) {
-    Scout<K>::run(p, shared_memory, first, end);
-    return;
-  }
+  if (threadIdx.x >= Sizes<K>::kThreads) return Scout<K>::run(p, shared_memory, first, end);
   KeyPipeline<K> pipeline(opened, first, end);
   pipeline.look_up();
   sync_group<K>();
@@ -68,6 +64,15 @@ WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
     merge_if_last(item);
   }
   cute::cp_async_wait<0>();
+}
+
+template <class K>
+WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
+  const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
+  if (first < end) stream_items<K>(p, shared_memory, first, end);
+  if constexpr (K::Config::kComposed) {
+    if (threadIdx.x < Sizes<K>::kThreads) join_rows(item_of<K>(p, shared_memory, 0));
+  }
 }
 
 }  // namespace warploom

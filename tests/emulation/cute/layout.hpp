@@ -1,6 +1,7 @@
-// Names of CuTe that headers mention and emulated kernels do not use.
+// What headers use of CuTe, on the host.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 namespace cute {
@@ -8,6 +9,10 @@ namespace cute {
 using std::is_same_v;
 template <bool kFirst, class A, class B>
 using conditional_t = std::conditional_t<kFirst, A, B>;
+
+struct alignas(16) uint128_t {
+  std::uint64_t low, high;
+};
 
 template <int>
 struct Int;
@@ -17,16 +22,20 @@ struct Shape;
 template <class...>
 struct Stride;
 template <class...>
-struct Layout;
+struct Layout {};
 template <int, int, int>
-struct Swizzle;
-template <class A, class B>
-A composition(A, B);
+struct Swizzle {};
 
-template <int>
-void cp_async_wait();
-void cp_async_fence();
-template <class T>
-unsigned cast_smem_ptr_to_uint(T*);
+// Rows in panels, whose vectors of 8 are permuted by the lowest bits of the row.
+template <int kRows, int kWidth, int kBits>
+struct SwizzledPanels {
+  int operator()(int row, int lane) const {
+    const int at = row * kWidth + lane % kWidth + lane / kWidth * (kRows * kWidth);
+    return at ^ (at >> 3 & ((1 << kBits) - 1) << 3);
+  }
+};
+template <int kRows, int kWidth, int kPanels, int kBits, class Strides>
+SwizzledPanels<kRows, kWidth, kBits> composition(
+    Swizzle<kBits, 3, 3>, Layout<Shape<Int<kRows>, Shape<Int<kWidth>, Int<kPanels>>>, Strides>);
 
 }  // namespace cute

@@ -245,8 +245,8 @@ class Consumer {
         unsigned pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          pairs[i] = WarpMma<K>::Atom::pack(output[0][l + i][2 * r] * scale,
-                                            output[0][l + i][2 * r + 1] * scale);
+          pairs[i] = warploom::pack(typename K::Config::Element{}, output[0][l + i][2 * r] * scale,
+                                    output[0][l + i][2 * r + 1] * scale);
         }
         transpose_over_four_threads(pairs, quarter);
         const int lane = (l + quarter) * kVector;

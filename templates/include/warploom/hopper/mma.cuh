@@ -129,8 +129,8 @@ class GroupMma {
     for (int n = 0; n < C::kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        probabilities[n / 2][n % 2 * 2 + i] =
-            WarpMma<K>::Atom::pack(scores[0][n][2 * i], scores[0][n][2 * i + 1]);
+        probabilities[n / 2][n % 2 * 2 + i] = warploom::pack(
+            typename K::Config::Element{}, scores[0][n][2 * i], scores[0][n][2 * i + 1]);
       }
     }
   }

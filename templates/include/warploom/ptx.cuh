@@ -1,0 +1,57 @@
+// What only PTX says. `tests/emulation` has a header of this name for the host.
+#pragma once
+
+#include <cute/arch/copy_sm80.hpp>
+
+#include <warploom/load.cuh>
+
+namespace warploom {
+
+// cp.async of 16 bytes past L1, or of zeros: the source is then not read. CuTe's ZFILL atom says so
+// by a size of 0 bytes, for which ptxas emits pointer arithmetic with every copy; a predicate costs
+// nothing.
+template <class Element>
+WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
+  // A sign, because what tells absent rows from others is one.
+  asm volatile(
+      "{\n"
+      "  .reg .pred ignore;\n"
+      "  setp.lt.s32 ignore, %2, 0;\n"
+      "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n"
+      "}\n" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+      "l"(from), "r"(exists ? 0 : -1));
+}
+
+// Two numbers, rounded to 16 bits.
+WL_FN unsigned pack(half_t, float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+WL_FN unsigned pack(bfloat16_t, float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// threadIdx.x, read anew at each use: addresses that follow from it would otherwise be kept over
+// a loop, in registers that the accumulators need.
+WL_FN unsigned cta_thread() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+// Waits for kThreads threads of the CTA, always the same ones.
+template <int kThreads>
+WL_FN void sync_some() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+WL_FN unsigned load_acquire(const unsigned* address) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+}  // namespace warploom

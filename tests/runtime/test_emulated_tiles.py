@@ -1,0 +1,48 @@
+"""Kernels for tiles of 16 and 64 rows, run by fibers on the host, agree with the oracle."""
+
+from __future__ import annotations
+
+import pytest
+from composed_variants import EverySeat, NormOfRequest
+from emulator import Emulator
+
+import warploom as wl
+from warploom.codegen.source import TileConfig
+from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.scheduler import sharing
+
+PAIRED, ALONE, TALL = (
+    TileConfig(16, 32, 2, 2), TileConfig(16, 64, 4, 2), TileConfig(64, 32, 2, 2)
+)  # fmt: skip
+CASES = {
+    "paged": (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 64, 64, tile=PAIRED)),
+    "window": (wl.SlidingWindow(40), Setup(wl.Ragged(), "float16", 32, 64, tile=ALONE)),
+    "tall": (wl.Causal(), Setup(wl.Paged(4), "float16", 32, 32, tile=TALL)),
+    "composed": (wl.Causal(), Setup(wl.Composed(16), "bfloat16", 64, 64, tile=PAIRED)),
+    "four warps": (wl.Causal(), Setup(wl.Composed(4), "float16", 32, 32, tile=ALONE)),
+    "one warp": (wl.Variant(), Setup(wl.Composed(4), "float16", 32, tile=TileConfig(16, 16, 1, 2))),
+    "every seat": (EverySeat(), Setup(wl.Composed(4), "float16", 32, 32, tile=PAIRED)),
+    "norm": (NormOfRequest(), Setup(wl.Composed(3), "bfloat16", 64, 64, tile=PAIRED)),
+    "narrow": (
+        wl.Causal() & wl.TokenKVScale(),
+        Setup(wl.Composed(16), "bfloat16", 64, 64, tile=PAIRED, kv_dtype="float8_e4m3fn"),
+    ),
+    "composed, tall": (wl.Causal(), Setup(wl.Composed(4), "float16", 32, 32, tile=TALL)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_agree_with_the_oracle(
+    emulator: Emulator, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "PER_ITEM", 0)  # whatever may be a part is one
+    monkeypatch.setattr(sharing, "PER_ROW", 0)
+    variant, setup = CASES[name]
+    for emulator.descending, q_lens, kv_lens, heads in (
+        (0, (1,) * 7, (70, 64, 90, 0, 81, 33, 66), (2, 2)),  # decoding
+        (1, (1, 1), (150, 160), (1, 1)),  # few items, whose keys are split
+        (1, (3, 0, 2, 1), (40, 5, 33, 41), (1, 4)),
+    ):
+        case = Case(setup, q_lens, kv_lens, *heads, scale=2.0, seed=3)
+        found = mismatch(variant, case)
+        assert found is None, f"{case}: {found}"
