@@ -22,7 +22,7 @@ from warploom.runtime.planner import Planned, Planner
 from warploom.runtime.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
-from warploom.scheduler.composed import Machine, make_composed_plan
+from warploom.scheduler.composed import Machine, count_reads, make_composed_plan
 from warploom.scheduler.composed_plan import composed_capacity
 from warploom.scheduler.composed_tiles import VisibilityOf
 from warploom.scheduler.layout import Records
@@ -103,8 +103,7 @@ class ComposedPlanner(Planner):
         page_size = self._spec.kv_format.block_kv
         forest = shared_prefixes(batch, self._spec.variant, page_size)
         kernel = self._kernels.get(self._tile(batch, forest))
-        bounds = self._options.bounds
-        levels = min(forest.depth + 1, MAX_LEVELS if bounds is None else bounds.max_levels)
+        levels = self._levels(forest)
         exact = Bounds.of(batch.segments, len(batch.indices))
         room, size = self._fit(replace(exact, max_levels=levels), kernel)
         analysis = TileAnalysis(self._spec.variant, inputs.scalars, inputs.known)
@@ -135,18 +134,34 @@ class ComposedPlanner(Planner):
         fixed = self.fixed_tile()
         if fixed is not None:
             return fixed
-        return self._choose(mean_rows(batch, forest, self._heads.group_size))
+        heads = self._heads
+
+        def reads_with(rows: int) -> tuple[int, int, int]:
+            reads = count_reads(
+                batch.segments, forest, heads.group_size, rows, self._levels(forest),
+                self._spec.kv_format.block_kv,
+            )  # fmt: skip
+            keys, walked, tiles = (heads.num_kv * count for count in reads)
+            return keys, walked, tiles
+
+        cheapest = self._kernels.cheapest_composed(reads_with)
+        return cheapest or self._choose(mean_rows(batch, forest, heads.group_size))
+
+    def _levels(self, forest: PrefixForest) -> int:
+        """Most parts that a request of a plan reads."""
+        bounds = self._options.bounds
+        return min(forest.depth + 1, MAX_LEVELS if bounds is None else bounds.max_levels)
 
     def _choose(self, rows: float) -> TileConfig:
         return self._kernels.choose(max(rows, self._fewest_rows))
 
     def _candidates(self) -> list[TileConfig]:
-        return self._kernels.candidates(self._fewest_rows)
+        return self._kernels.composed_candidates(self._fewest_rows)
 
     @property
     def _fewest_rows(self) -> float:
-        """On a GPU, tiles of 64 rows and more: those of 16 stream keys from item to item, and what
-        they would make of composed plans was not measured."""
+        """On a GPU, where rows alone decide, tiles of 64 rows and more: those of 16 read long
+        prefixes of many rows again and again."""
         return FEWEST_ROWS if self._on_gpu else 1.0
 
     @property

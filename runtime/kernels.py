@@ -12,6 +12,7 @@ from warploom.codegen.build import Artifact
 from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.tile_cost_composed import Reading, cheapest_composed_tile, composed_tiles
 from warploom.codegen.tiles import choose_tile, cuda_launch, tiles_weighed
 from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.dsl.spec import AttentionSpec
@@ -91,6 +92,26 @@ class Kernels:
             return list(dict.fromkeys([self.choose(fewest_rows), *weighed]))
         samples = [max(rows, fewest_rows) for rows in _SAMPLES]
         return list(dict.fromkeys(self.choose(rows, n) for rows in samples for n in (1, None)))
+
+    def composed_candidates(self, fewest_rows: float) -> list[TileConfig]:
+        """Every tile that a composed plan can have: the model's, or if there is none, by rows."""
+        pool = composed_tiles(self._spec, self.target) if isinstance(self.target, Arch) else []
+        return pool or self.candidates(fewest_rows)
+
+    def cheapest_composed(
+        self, reads_with: Callable[[int], tuple[int, int, int]]
+    ) -> TileConfig | None:
+        """The tile of a composed plan by the model of costs, or None where there is none.
+
+        Args:
+            reads_with: keys that are read, keys that are walked, and tiles, for so many rows.
+        """
+        if not isinstance(self.target, Arch):
+            return None
+        sms = cuda_facts(self._device.index).num_sms
+        return cheapest_composed_tile(
+            self._spec, self.target, lambda rows: Reading(*(x / sms for x in reads_with(rows)))
+        )
 
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:

@@ -116,6 +116,23 @@ def make_composed_plan(
     )
 
 
+def count_reads(
+    requests: Records, forest: PrefixForest, group_size: int, rows: int, levels: int, page_size: int
+) -> tuple[int, int, int]:
+    """What tiles of so many rows would do for each key/value head; masks are not asked.
+
+    Returns:
+        Keys that are read once or more, keys that tiles walk (each for every tile), and tiles.
+    """
+    units = cut_units(requests, group_size, rows)
+    count = np.bincount(units.request, minlength=len(requests))
+    fused = requests["num_q"].astype(np.int64) * group_size
+    kept, choices = choose_parts(forest, count, fused, rows, levels)
+    keys = Parts.of(requests, forest, kept, page_size).records["kv_count"].astype(np.int64)
+    tiles = np.append(np.array([one.tiles for one in choices if one.kept], np.int64), count)
+    return int(keys[tiles > 0].sum()), int(keys @ tiles), int(tiles.sum())
+
+
 def _packed_rows(tiles: PackedTiles, pairs: Pairs, units: Units) -> npt.NDArray[np.int32]:
     """Code of each row of each tile; tiles are runs of pairs, so pairs in order give them all."""
     rows = units.rows[pairs.unit]

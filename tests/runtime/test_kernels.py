@@ -49,7 +49,7 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
     assert loads[0] == loads[1]
 
 
-def test_composed_plans_on_a_gpu_have_tiles_that_stream_keys_only_if_asked(
+def test_tiles_of_composed_plans_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernels, "cuda_facts", lambda index: SimpleNamespace(num_sms=132))
@@ -65,8 +65,8 @@ def test_composed_plans_on_a_gpu_have_tiles_that_stream_keys_only_if_asked(
         )  # fmt: skip
 
     assert min(tile.rows for tile in planner(Paged(16)).tiles()) == 16
-    assert {tile.rows for tile in planner(Composed(16)).tiles()} == {64, 128}
-    streamed = TileConfig(16, 64, 2, 2)
+    assert {tile.rows for tile in planner(Composed(16)).tiles()} == {16, 64, 128}
+    streamed = TileConfig(16, 32, 2, 2)
     assert planner(Composed(16), streamed).tiles() == [streamed]
     with pytest.raises(ArgumentError, match=r"tile: .*one row is too few"):
         planner(Composed(16), TileConfig(1, 64, 4, 1)).tiles()
