@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError
 from warploom.runtime import kernels, loaded
 from warploom.runtime.composed import planner_of
+from warploom.runtime.formats import make_batch
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.planner import Options, Planner
 from warploom.runtime.visibility import Heads
@@ -66,6 +68,15 @@ def test_tiles_of_composed_plans_on_a_gpu(
 
     assert min(tile.rows for tile in planner(Paged(16)).tiles()) == 16
     assert {tile.rows for tile in planner(Composed(16)).tiles()} == {16, 64, 128}
+    for prefix, batch, rows in ((1024, 16, 16), (8192, 64, 128)):
+        table = [range(prefix // 16)] * batch
+        pages = np.array([[*shared, prefix + i] for i, shared in enumerate(table)], np.int32)
+        indptr = np.arange(batch + 1, dtype=np.int32)
+        qo, last = indptr, np.full(batch, 16, np.int32)
+        planned = make_batch(Composed(16), qo, indptr * pages.shape[1], pages.ravel(), last)
+        tile = planner(Composed(16)).tile_for(planned)
+        assert tile.rows == rows
+        assert "shared prefixes" in tile.reason
     streamed = TileConfig(16, 32, 2, 2)
     assert planner(Composed(16), streamed).tiles() == [streamed]
     with pytest.raises(ArgumentError, match=r"tile: .*one row is too few"):
