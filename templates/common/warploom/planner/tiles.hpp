@@ -38,25 +38,24 @@ class MaskOracle {
     return begin < end ? Range{begin - begin % p_.keys, end} : Range{0, 0};
   }
 
-  // Key tiles in a range of whole ones that the kernel will not skip. Ranges of which some are seen
-  // and some are not are halved: a range's class holds for its parts.
+  // Key tiles in a range of whole ones that the kernel will not skip. The first tile and the last
+  // are asked alone, for masks mostly end there; of those between, fewer as long as some are seen
+  // and some are not: a range's class holds for its parts.
   WL_FN int visible(Range range) {
     if (range.begin >= range.end) return 0;
     const int first = range.begin / p_.keys, last = (range.end - 1) / p_.keys + 1;
     if constexpr (!Variant::kHasLogitsMask) return last - first;
-    int count = 0, low = first, depth = 0;
-    int ends[33];
-    ends[0] = last;
-    while (depth >= 0) {
-      const int high = ends[depth];
-      const TileClass found = classify({low * p_.keys, min(high * p_.keys, range.end)});
-      if (found != TileClass::kPartial || high - low == 1) {
-        count += found == TileClass::kSkip ? 0 : high - low;
-        low = high;
-        --depth;
-      } else {
-        ends[++depth] = (low + high) / 2;
+    int count = 0;
+    for (int low = first, size = 1; low < last;) {
+      size = min(size, max(last - 1 - low, 1));
+      const TileClass found = classify({low * p_.keys, min((low + size) * p_.keys, range.end)});
+      if (found == TileClass::kPartial && size > 1) {
+        size /= 2;
+        continue;
       }
+      count += found == TileClass::kSkip ? 0 : size;
+      low += size;
+      size = low == first + 1 ? last - first : 2 * size;
     }
     return count;
   }
