@@ -21,6 +21,7 @@ from warploom.dsl.spec import TracedVariant
 
 ENTRY = "warploom_planner"
 MEASURE = "warploom_measure"
+OPTIONS = 4  # `kOptions` of scratch.hpp: candidates for the boundaries of a line
 
 # Members of the planner's `Params`, in the order in which the runtime writes them.
 INPUTS = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
@@ -56,6 +57,7 @@ def planner_fields(variant: TracedVariant) -> tuple[ParamField, ...]:
     """Members of the planner's `Params` for the mask of a variant."""
     fields = [ParamField("const int*", name, "of plan()") for name in INPUTS]
     fields += [ParamField("int*", name, "of the plan") for name in OUTPUTS]
+    fields.append(ParamField("int*", "votes", "of the teams of a device, or null"))
     fields += [ParamField("int", name, meaning) for name, meaning in NUMBERS]
     read = _read(variant)
     mask = replace(
@@ -96,7 +98,7 @@ def planner_source(
 def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
     """Size of `Scratch` in templates/common/warploom/planner/scratch.hpp; a test compares them."""
     wide = 8 * (max_tiles + 1) + 16 * min(max_tiles, max_requests)
-    boundaries = (4 * 8 + 8 + 4) * (columns + 1)
+    boundaries = (OPTIONS * 8 + 8 + 4) * (columns + 1)
     return wide + boundaries + (8 + 3 * 4) * max_tiles + 4 * (max_requests + 1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from warploom.codegen.build import build
@@ -15,8 +17,40 @@ from warploom.runtime.graph import is_capturing
 from warploom.runtime.planner_params import PlannerParams
 from warploom.scheduler.layout import c_structs
 
-_THREADS = 1024
+_MOST_THREADS = 1024
 _MOST_TEAMS = 32  # all of them find the cuts, and share the writing
+_ITEMS, _BLOCKS = 32, 2048  # of a team, with which it is as fast as with fewer
+
+
+@dataclass(frozen=True)
+class PlanSize:
+    """The most that a planner works on.
+
+    Attributes:
+        scratch: bytes that it works in.
+        tiles: query tiles.
+        boundaries: candidates for the boundaries between CTAs.
+        items: work items.
+        blocks: pages.
+    """
+
+    scratch: int
+    tiles: int
+    boundaries: int
+    items: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        """A thread for each tile and each boundary; more only wait for one another."""
+        wanted = max(self.tiles, self.boundaries, 128)
+        return min(_MOST_THREADS, -(-wanted // 128) * 128)
+
+    @property
+    def teams(self) -> int:
+        """Teams that share the writing."""
+        wanted = max(-(-self.items // _ITEMS), -(-self.blocks // _BLOCKS), 1)
+        return min(_MOST_TEAMS, wanted)
 
 
 class DevicePlanner:
@@ -24,21 +58,18 @@ class DevicePlanner:
 
     Attributes:
         params: its argument.
-        scratch: bytes of shared memory that each CTA works in.
+        size: the most that it works on.
     """
 
-    RESERVED = 512  # bytes of shared memory that `PlannerTeam` takes
+    RESERVED = 528  # bytes of shared memory that `PlannerTeam` takes
 
-    def __init__(
-        self, variant: TracedVariant, device: torch.device, scratch: int, items: int
-    ) -> None:
+    def __init__(self, variant: TracedVariant, device: torch.device, size: PlanSize) -> None:
         """Build and load the kernel.
 
         Args:
             variant: its mask counts.
             device: where it runs.
-            scratch: bytes that it works in.
-            items: most work items that it writes.
+            size: of the largest batch.
 
         Raises:
             CompileForbidden: a CUDA graph is being captured.
@@ -48,11 +79,13 @@ class DevicePlanner:
         if is_capturing(device):
             raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
         artifact = build(source, cuda_facts(device.index).arch)
-        shape = LaunchShape(_THREADS, self.RESERVED + scratch, 1)
+        shape = LaunchShape(size.threads, self.RESERVED + size.scratch, 1)
         self._kernel = CudaKernel(source.name, artifact, shape, device.index)
-        self._kernel.num_ctas = max(1, min(_MOST_TEAMS, -(-items // _THREADS)))
+        self._kernel.num_ctas = size.teams
         self.params = PlannerParams(variant)
-        self.scratch = scratch
+        self.size = size
+        self._votes = torch.zeros(1, dtype=torch.int32, device=device)
+        self.params.set("votes", self._votes.data_ptr())
 
     def launch(self, stream: int) -> None:
         """Enqueue it on a stream, given the stream's handle."""

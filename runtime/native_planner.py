@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from warploom.codegen.build import build
-from warploom.codegen.planner_source import OUTPUTS, planner_source, scratch_bytes
+from warploom.codegen.planner_source import OPTIONS, OUTPUTS, planner_source, scratch_bytes
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import Dense, KVFormat, Paged, Ragged
 from warploom.dsl.spec import TracedVariant
 from warploom.errors import ArgumentError, MissingInput
 from warploom.runtime.batch import Measured, OnDevice
 from warploom.runtime.device import cuda_facts
-from warploom.runtime.device_planner import DevicePlanner
+from warploom.runtime.device_planner import DevicePlanner, PlanSize
 from warploom.runtime.host_planner import STORAGE, HostPlanner, host_planner, is_index_tensor
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.visibility import Heads
@@ -155,8 +155,12 @@ class NativePlanner:
 
     def _device_planner(self, bounds: Bounds, site: Site) -> DevicePlanner:
         tiles = self._most_tiles(bounds.max_q_rows, bounds.max_requests, site.tile)
-        scratch = scratch_bytes(tiles, bounds.max_requests, self._grid(site)[3])
-        if self._on_device is None or self._on_device.scratch != scratch:
+        columns = self._grid(site)[3]
+        scratch = scratch_bytes(tiles, bounds.max_requests, columns)
+        size = PlanSize(
+            scratch, tiles, OPTIONS * (columns + 1), tiles * self._heads.num_kv, bounds.max_blocks
+        )
+        if self._on_device is None or self._on_device.size != size:
             arch = cuda_facts(self._device.index).arch
             if scratch > arch.shared_per_cta - DevicePlanner.RESERVED:
                 reason = (
@@ -165,8 +169,7 @@ class NativePlanner:
                     "the lengths on the host"
                 )
                 raise ArgumentError(name="bounds", reason=reason)
-            items = tiles * self._heads.num_kv
-            self._on_device = DevicePlanner(self._variant, self._device, scratch, items)
+            self._on_device = DevicePlanner(self._variant, self._device, size)
         return self._on_device
 
     def _most_tiles(self, q_rows: int, requests: int, tile: TileConfig) -> int:

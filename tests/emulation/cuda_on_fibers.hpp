@@ -111,6 +111,14 @@ static T reduce(T value, Join join) {
 }  // namespace fibers
 
 static void __syncthreads() { fibers::wait(fibers::barriers.back(), blockDim.x); }
+static int __syncthreads_or(int value) {
+  fibers::values[fibers::running] = value;
+  __syncthreads();
+  bool found = false;
+  for (const long long other : fibers::values) found |= other != 0;
+  __syncthreads();
+  return found;
+}
 template <class T>
 static T __shfl_xor_sync(unsigned, T value, int lanes) {
   return fibers::exchange(value, fibers::running ^ lanes);

@@ -165,3 +165,19 @@ def test_refused_batches_compute_nothing(cuda: Any) -> None:
     attention.check_plan()
     with pytest.raises(BoundsExceeded):
         plan(list(range(REQUESTS + 2)), [0] * (REQUESTS + 2), [0] * (REQUESTS + 1))
+
+
+def test_one_negative_page_refuses_a_batch_of_many_teams(cuda: Any) -> None:
+    attention = make(wl.Causal(), (8, 2), 1, PAGE)
+    pages = torch.arange(30_000, dtype=torch.int32, device=cuda) % 4096
+    rest = [torch.arange(REQUESTS + 1, dtype=torch.int32, device=cuda) * n for n in (1, 100)]
+    last = torch.full((REQUESTS,), PAGE, dtype=torch.int32, device=cuda)
+    for at in (0, 12_345, 29_999):
+        good = int(pages[at])
+        pages[at] = -1
+        attention.plan(*rest, pages, last)
+        with pytest.raises(BatchRefused, match="page number is negative"):
+            attention.check_plan()
+        pages[at] = good
+        attention.plan(*rest, pages, last)
+        attention.check_plan()

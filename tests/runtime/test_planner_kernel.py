@@ -46,7 +46,7 @@ class Emulated:
         target, traced = host_target(), trace(variant)
         text = planner_source(traced, c_structs(), "cuda").text
         source, library = folder / "kernel.cpp", folder / "kernel.so"
-        source.write_text('#include "cuda_on_fibers.hpp"\n' + text + _HARNESS)
+        source.write_text('#include "cuda_intrinsics.hpp"\n' + text + _HARNESS)
         folders = (EMULATION, *(TEMPLATES / name for name in ("include", "cpu", "common")))
         command = [*target.command, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-attributes"]
         command += [f"-I{folder}" for folder in folders]
@@ -57,6 +57,8 @@ class Emulated:
         self._run = ctypes.CDLL(str(library))["emulate"]
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_int)
         self.params = PlannerParams(traced)
+        self.votes = np.zeros(1, np.int32)
+        self.params.set("votes", self.votes.ctypes.data)
         self.inputs: Any = SimpleNamespace(scalars=variant.inputs(), known={})
         self.params.write_inputs(self.inputs.scalars)
         self.native = NativePlanner(traced, wl.Paged(PAGE), HEADS, torch.device("cpu"))
@@ -68,13 +70,14 @@ class Emulated:
         limits = (
             bounds.max_q_rows, bounds.max_kv_len, bounds.max_blocks, bounds.max_requests, tiles,
         )  # fmt: skip
-        assert scratch_bytes(tiles, bounds.max_requests, site.active_ctas) < 2**20 - 512
+        assert scratch_bytes(tiles, bounds.max_requests, site.active_ctas) < 2**20 - 528
         qo, kv, last, indices = (array.address for array in batch)
         self.params.write(
             (qo, kv, last, indices, *site.outputs(address)),
             self.native._numbers(batch[0].entries - 1, limits, site),
         )
         self._run(self.params.address, *grid)
+        assert self.votes[0] == 0
 
 
 HEADS = Heads(8, 2)
@@ -131,24 +134,33 @@ def test_kernels_refuse_what_passes_the_bounds(emulated: Emulated) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_kernels_refuse_negative_pages(emulated: Emulated, blocks: int) -> None:
+@pytest.mark.parametrize("shift", [0, 1])  # lists that begin where vectors may not
+@pytest.mark.parametrize("rows", [0, 1])  # without rows, there is no work
+def test_kernels_refuse_negative_pages(
+    emulated: Emulated, blocks: int, shift: int, rows: int
+) -> None:
     rng = np.random.default_rng(0)
-    for at, status in ((0, 6), (29, 6), (30, 0)):  # the last is behind those of requests
-        qo, kv, pages, last = paged(np.ones(3, int), np.array([10 * PAGE] * 3), rng)
-        batch = emulated.native.measure((qo, kv, np.append(pages, 0), last), None)
+    last_of_vectors, last_of_all, behind = 27, 29, 30
+    for at in (0, last_of_vectors, last_of_vectors + 1, last_of_all, behind):
+        qo, kv, pages, last = paged(np.full(3, rows), np.array([10 * PAGE] * 3), rng)
+        pages = np.concatenate((np.zeros(8, np.int32), pages, np.zeros(1, np.int32)))
+        begin = (-pages.ctypes.data // 4) % 4 + shift
+        pages[begin : begin + 30] = pages[8:38]
+        batch = emulated.native.measure((qo, kv, pages[begin : begin + 31], last), None)
         assert batch is not None
-        indices = batch.lengths[3]
-        indices.owner[at] = -1
+        pages[begin + at] = -1
         found = np.full(SITE.room.total_ints, -7, np.int32)
         emulated.plan(batch.lengths, SITE, found.ctypes.data, (blocks, 64, 0))
-        assert found[4] == status
-        assert (found[0] > 0) == (status == 0)
+        is_refused = at < behind
+        assert found[4] == (6 if is_refused else 0)
+        assert (found[0] > 0) == (rows > 0 and not is_refused)
+        assert found[1] == (0 if is_refused else 3)
 
 
 def test_reserved_memory_is_that_of_the_team() -> None:
     text = (TEMPLATES / "include" / "warploom" / "team.cuh").read_text()
-    assert "kBytes = 2 * 32 * sizeof(wide)" in text
-    assert DevicePlanner.RESERVED == 2 * 32 * 8
+    assert "kBytes = (2 * 32 + 2) * sizeof(wide)" in text
+    assert DevicePlanner.RESERVED == (2 * 32 + 2) * 8
 
 
 def paged(q_lens: Any, kv_lens: Any, rng: Any) -> tuple[Any, ...]:

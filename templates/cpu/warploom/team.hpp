@@ -8,18 +8,48 @@
 namespace warploom {
 
 struct Solo {
-  static constexpr bool kIsMeasured = true;  // measure() has looked at the pages
-
   WL_FN Range range(int count) const { return {0, count}; }  // the part of this thread
-  WL_FN Range part(int count) const { return {0, count}; }   // the same among all teams
+  template <class Step>
+  WL_FN static void each(Range range, const Step& step) {
+    for (int i = range.begin; i < range.end; ++i) step(i);
+  }
+  // The same among all teams.
+  template <class Step>
+  WL_FN static void each_of_all(int count, const Step& step) {
+    for (int i = 0; i < count; ++i) step(i);
+  }
+  // Calls step(i, lines) for all i < count, with some of the lines in each call.
+  template <class Step>
+  WL_FN static void each_line(int count, int lines, const Step& step, int = 0) {
+    for (int i = 0; i < count; ++i) step(i, Range{0, lines});
+  }
   WL_FN bool is_first() const { return true; }
-  WL_FN bool is_first_of_all() const { return true; }
+  WL_FN bool is_first_team() const { return true; }
   WL_FN void sync() const {}
-  WL_FN wide max(wide value) const { return value; }
+  WL_FN bool any(bool value) const { return value; }
   // The sum of the threads before, and of all.
   WL_FN wide before(wide value, wide& total) const {
     total = value;
     return 0;
+  }
+  // The greatest value(group, 0 .. count - 1) of each group, or 0.
+  template <class Value>
+  WL_FN const wide* max_of_each(int groups, int count, const Value& value) {
+    for (int group = 0; group < groups; ++group) {
+      most_[group] = 0;
+      for (int i = 0; i < count; ++i) most_[group] = max(most_[group], value(group, i));
+    }
+    return most_;
+  }
+  // measure() has looked for negative numbers.
+  WL_FN static bool copy(const int* from, int* to, int count) {
+    std::memcpy(to, from, count * sizeof(int));
+    return false;
+  }
+  WL_FN void vote(bool) const {}
+  WL_FN bool is_last(bool& is_objected) const {
+    is_objected = false;
+    return true;
   }
 
   // Sorts by the upper halves, of which equal ones keep their order; there is room for as many more
@@ -44,6 +74,9 @@ struct Solo {
     }
     return from;
   }
+
+ private:
+  wide most_[32];
 };
 
 }  // namespace warploom

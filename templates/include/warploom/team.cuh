@@ -7,37 +7,170 @@ namespace warploom {
 
 class PlannerTeam {
  public:
-  static constexpr bool kIsMeasured = false;            // nobody has looked at the pages
-  static constexpr int kBytes = 2 * 32 * sizeof(wide);  // of shared memory
+  static constexpr int kBytes = (2 * 32 + 2) * sizeof(wide);  // of shared memory
 
-  WL_FN explicit PlannerTeam(char* memory) : sums_(reinterpret_cast<wide*>(memory)) {}
+  // `votes` is zero between launches.
+  WL_FN PlannerTeam(char* memory, int* votes)
+      : sums_(reinterpret_cast<wide*>(memory)), votes_(reinterpret_cast<unsigned*>(votes)) {}
 
-  WL_FN static int share(int count, int members) { return (count + members - 1) / members; }
-  WL_FN static Range nth(int index, int size, int count) {
-    return {min(index * size, count), min((index + 1) * size, count)};
+  // The part of this thread: neighbours in order, most often one or none.
+  WL_FN Range range(int count) const {
+    int size = 1;  // found without a division, which is 20 instructions
+    while (size * int(blockDim.x) < count) ++size;
+    const int begin = threadIdx.x * size;
+    return {min(begin, count), min(begin + size, count)};
   }
-  WL_FN Range range(int count) const { return nth(threadIdx.x, share(count, blockDim.x), count); }
-  WL_FN Range part(int count) const {
-    const int members = blockDim.x * gridDim.x;
-    return nth(blockIdx.x * blockDim.x + threadIdx.x, share(count, members), count);
+  // Not unrolled, and so most loops below: few pass twice, and code that runs once must be fetched.
+  template <class Step>
+  WL_FN static void each(Range range, const Step& step) {
+#pragma unroll 1
+    for (int i = range.begin; i < range.end; ++i) step(i);
   }
+  // The same among all teams, warp by warp, from the warp on that comes after `behind` others.
+  template <class Step>
+  WL_FN static void each_of_all(int count, const Step& step, int behind = 0) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
+    for (int i = (warp * gridDim.x + blockIdx.x) * 32 + lane - behind; i < count;
+         i += gridDim.x * blockDim.x) {
+      if (i >= 0) step(i);
+    }
+  }
+  // Calls step(i, lines) for all i < count, with some of the lines in each call.
+  template <class Step>
+  WL_FN static void each_line(int count, int lines, const Step& step, int behind = 0) {
+    const auto each = [&](int at) {
+      const int i = at / lines, line = at - i * lines;
+      step(i, Range{line, line + 1});
+    };
+    each_of_all(count * lines, each, behind * lines);
+  }
+
   WL_FN bool is_first() const { return threadIdx.x == 0; }
-  WL_FN bool is_first_of_all() const { return threadIdx.x == 0 && blockIdx.x == 0; }
+  WL_FN bool is_first_team() const { return blockIdx.x == 0; }
   WL_FN void sync() const { __syncthreads(); }
+  WL_FN bool any(bool value) const { return __syncthreads_or(value) != 0; }
 
-  WL_FN wide max(wide value) {
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-      value = warploom::max(value, __shfl_xor_sync(~0u, value, lanes));
-    }
+  // The sum of the threads before, and of all.
+  WL_FN wide before(wide value, wide& total) {
+    const wide mine = up_to(value);
     wide* const shared = next_sums();
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+    const int warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (lane == 31) shared[warp] = mine;
     __syncthreads();
-    value = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : value;
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-      value = warploom::max(value, __shfl_xor_sync(~0u, value, lanes));
-    }
-    return value;
+    const wide warp_sums = up_to(lane < warps ? shared[lane] : 0);
+    total = __shfl_sync(~0u, warp_sums, 31);
+    const wide before_warp = __shfl_sync(~0u, warp_sums, warp == 0 ? 0 : warp - 1);
+    return mine - value + (warp == 0 ? 0 : before_warp);
   }
+
+  // The greatest value(group, 0 .. count - 1) of each group, or 0. A warp works on a group.
+  template <class Value>
+  WL_FN const wide* max_of_each(int groups, int count, const Value& value) {
+    wide* const found = next_sums();
+#pragma unroll 1
+    for (int group = threadIdx.x / 32; group < groups; group += blockDim.x / 32) {
+      wide most = 0;
+#pragma unroll 1
+      for (int i = threadIdx.x % 32; i < count; i += 32) most = max(most, value(group, i));
+#pragma unroll 1
+      for (int lanes = 16; lanes > 0; lanes /= 2) {
+        most = max(most, __shfl_xor_sync(~0u, most, lanes));
+      }
+      if (threadIdx.x % 32 == 0) found[group] = most;
+    }
+    __syncthreads();
+    return found;
+  }
+
+  // Sorts by the upper halves, of which equal ones keep their order, and none is the greatest int;
+  // there is room for as many more behind. The place of a value is how many belong before it: first
+  // among 32, then in runs twice as long, where a search counts those of the other run.
+  WL_FN const wide* sort(wide* from, int count) {
+    __syncthreads();
+    bool falls = false;
+#pragma unroll 1
+    for (int i = threadIdx.x + 1; i < count; i += blockDim.x) {
+      falls |= upper(from[i - 1]) > upper(from[i]);
+    }
+    if (!any(falls)) return from;
+    wide* to = from + count;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      const wide value = from[i];
+      const int first = i & -32, last = min(first + 32, count);
+      int place = first;
+#pragma unroll 8
+      for (int j = first; j < last; ++j) place += upper(from[j]) < upper(value) + (j < i);
+      to[place] = value;
+    }
+#pragma unroll 1
+    for (int run = 32; run < count; run *= 2) {
+      __syncthreads();
+      wide* const sorted = to;
+      to = from;
+      from = sorted;
+#pragma unroll 1
+      for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const wide value = from[i];
+        const int other = (i & -run) ^ run, size = min(run, count - other);
+        const int bound = upper(value) + (other < i);
+        int before = 0;
+#pragma unroll 1
+        for (int step = run; step > 0; step /= 2) {
+          const int next = before + step;
+          if (next <= size && upper(from[other + next - 1]) < bound) before = next;
+        }
+        to[(i & -2 * run) + (i & (run - 1)) + before] = value;
+      }
+    }
+    __syncthreads();
+    return to;
+  }
+
+  // Copies a part of a list; true if this thread has seen a negative number.
+  WL_FN static bool copy(const int* from, int* to, int count) {
+    const auto places =
+        reinterpret_cast<unsigned long long>(from) | reinterpret_cast<unsigned long long>(to);
+    const int quads = places % sizeof(int4) == 0 ? count / 4 : 0;
+    bool found = false;
+    each_of_all(quads, [&](int i) {
+      const int4 values = reinterpret_cast<const int4*>(from)[i];
+      found |= (values.x | values.y | values.z | values.w) < 0;
+      reinterpret_cast<int4*>(to)[i] = values;
+    });
+    each_of_all(count - 4 * quads, [&](int i) {
+      const int value = from[4 * quads + i];
+      found |= value < 0;
+      to[4 * quads + i] = value;
+    });
+    return found;
+  }
+
+  // Nobody waits for the other teams: each votes when it can, and the last to vote knows all votes.
+  // They count teams, and in their upper half the threads that object.
+  WL_FN void vote(bool objects) {
+    if (objects) atomicAdd(votes_, 1u << 16);
+    __syncthreads();
+    if (threadIdx.x == 0) seen_ = atomicAdd(votes_, 1u);
+  }
+  // True in the team that voted last; it takes the votes back.
+  WL_FN bool is_last(bool& is_objected) {
+    unsigned* const shared = reinterpret_cast<unsigned*>(sums_ + 2 * 32);
+    if (threadIdx.x == 0) {
+      const unsigned teams = seen_ % (1u << 16) % gridDim.x + 1, objections = seen_ >> 16;
+      shared[0] = teams == gridDim.x;
+      shared[1] = objections;
+      if (teams == gridDim.x) atomicAdd(votes_, 0u - (objections << 16) - gridDim.x);
+    }
+    __syncthreads();
+    is_objected = shared[1] != 0;
+    return shared[0] != 0;
+  }
+
+ private:
+  // Two sets take turns, so that one barrier is enough.
+  WL_FN wide* next_sums() { return sums_ + 32 * (turn_ ^= 1); }
 
   WL_FN static wide up_to(wide value) {  // inclusive sum over a warp
     for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -47,81 +180,11 @@ class PlannerTeam {
     return value;
   }
 
-  WL_FN wide before(wide value, wide& total) {
-    const wide mine = up_to(value);
-    wide* const shared = next_sums();
-    if (threadIdx.x % 32 == 31) shared[threadIdx.x / 32] = mine;
-    __syncthreads();
-    const int warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const wide warp_sums = up_to(lane < warps ? shared[lane] : 0);
-    total = __shfl_sync(~0u, warp_sums, 31);
-    const wide before_warp = __shfl_sync(~0u, warp_sums, warp == 0 ? 0 : warp - 1);
-    return mine - value + (warp == 0 ? 0 : before_warp);
-  }
-
-  // Bitonic; there is room up to the next power of two. Values differ.
-  WL_FN const wide* sort(wide* values, int count) {
-    int size = 1;
-    while (size < count) size *= 2;
-    if (size <= int(blockDim.x)) {
-      sort_one_each(values, count, size);
-    } else {
-      sort_in_memory(values, count, size);
-    }
-    return values;
-  }
-
- private:
-  // Two sets take turns, so that one barrier is enough.
-  WL_FN wide* next_sums() { return sums_ + 32 * (turn_ ^= 1); }
-
-  static constexpr wide kLast = 0x7fffffffffffffffll;
-
-  // Each thread holds a value; partners within a warp meet by shuffles.
-  WL_FN void sort_one_each(wide* values, int count, int size) {
-    const int i = threadIdx.x;
-    __syncthreads();
-    wide value = i < count ? values[i] : kLast;
-    for (int run = 2; run <= size; run *= 2) {
-      for (int stride = run / 2; stride > 0; stride /= 2) {
-        wide other;
-        if (stride < 32) {
-          other = __shfl_xor_sync(~0u, value, stride);
-        } else {
-          __syncthreads();
-          if (i < size) values[i] = value;
-          __syncthreads();
-          other = i < size ? values[i ^ stride] : value;
-        }
-        const bool keeps_less = ((i & run) == 0) == ((i & stride) == 0);
-        value = (value < other) == keeps_less ? value : other;
-      }
-    }
-    __syncthreads();
-    if (i < size) values[i] = value;
-    __syncthreads();
-  }
-
-  WL_FN void sort_in_memory(wide* values, int count, int size) {
-    for (int i = count + threadIdx.x; i < size; i += blockDim.x) values[i] = kLast;
-    for (int run = 2; run <= size; run *= 2) {
-      for (int stride = run / 2; stride > 0; stride /= 2) {
-        __syncthreads();
-        for (int i = threadIdx.x; i < size; i += blockDim.x) {
-          const int partner = i ^ stride;
-          const bool rises = (i & run) == 0;
-          if (partner > i && (values[i] > values[partner]) == rises) {
-            const wide value = values[i];
-            values[i] = values[partner];
-            values[partner] = value;
-          }
-        }
-      }
-    }
-    __syncthreads();
-  }
+  WL_FN static int upper(wide value) { return int(value >> 32); }
 
   wide* sums_;
+  unsigned* votes_;
+  unsigned seen_ = 0;
   int turn_ = 0;
 };
 

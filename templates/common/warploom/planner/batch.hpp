@@ -33,26 +33,30 @@ struct Batch {
     if (!is_paged()) return count;
     return count > 0 ? wide(count - 1) * p.page_size + p.last_page_len[r] : 0;
   }
-  WL_FN int tiles(int r) const {
-    const wide fused = wide(q_len(r)) * p.group_size;
-    return int((fused + p.rows - 1) / p.rows);
+  WL_FN int tiles(int r) const {  // of a request that is good
+    const int fused = q_len(r) * p.group_size;
+    return fused / p.rows + (fused % p.rows > 0);
   }
 
-  // What is wrong with one request; the first wrong thing, in the order of PlanStatus.
+  // What is wrong with one request; the first wrong thing, in the order of PlanStatus. All loads
+  // come first, so that a device waits once.
   WL_FN PlanStatus check(int r) const {
-    if (r == 0 && p.qo_indptr[0] != 0) return PlanStatus::kQoStart;
-    if (q_len(r) < 0) return PlanStatus::kQoFalls;
-    if (r == 0 && p.kv_indptr[0] != 0) return PlanStatus::kKvStart;
-    if (blocks(r) < 0) return PlanStatus::kKvFalls;
-    if (p.storage == int(Storage::kDense) && q_len(r) != q_len(0)) return PlanStatus::kUneven;
-    if (is_paged() && blocks(r) > 0) {
-      if (p.last_page_len[r] < 1 || p.last_page_len[r] > p.page_size) return PlanStatus::kLastPage;
-    }
+    const int q_begin = p.qo_indptr[r], q_end = p.qo_indptr[r + 1], num_q = q_end - q_begin;
+    const int kv_begin = p.kv_indptr[r], kv_end = p.kv_indptr[r + 1], count = kv_end - kv_begin;
+    const int last_page = is_paged() ? p.last_page_len[r] : 1;
+    const bool has_pages = is_paged() && count > 0;
+    const wide keys = has_pages ? wide(count - 1) * p.page_size + last_page : count;
+    if (r == 0 && q_begin != 0) return PlanStatus::kQoStart;
+    if (num_q < 0) return PlanStatus::kQoFalls;
+    if (r == 0 && kv_begin != 0) return PlanStatus::kKvStart;
+    if (count < 0) return PlanStatus::kKvFalls;
+    if (p.storage == int(Storage::kDense) && num_q != q_len(0)) return PlanStatus::kUneven;
+    if (has_pages && (last_page < 1 || last_page > p.page_size)) return PlanStatus::kLastPage;
     const wide most = 0x7fffffff - 4096;  // places up to a tile past the end are computed in int
-    if (kv_len(r) > most || wide(q_len(r)) * p.group_size > most) return PlanStatus::kTooLong;
-    if (p.qo_indptr[r + 1] > p.max_q_rows) return PlanStatus::kMaxRows;
-    if (kv_len(r) > p.max_kv_len) return PlanStatus::kMaxKvLen;
-    if (is_paged() && p.kv_indptr[r + 1] > p.max_blocks) return PlanStatus::kMaxBlocks;
+    if (keys > most || wide(num_q) * p.group_size > most) return PlanStatus::kTooLong;
+    if (q_end > p.max_q_rows) return PlanStatus::kMaxRows;
+    if (keys > p.max_kv_len) return PlanStatus::kMaxKvLen;
+    if (is_paged() && kv_end > p.max_blocks) return PlanStatus::kMaxBlocks;
     return PlanStatus::kGood;
   }
 

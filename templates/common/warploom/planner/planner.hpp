@@ -1,5 +1,6 @@
 // Plans a batch: the even dealing of scheduler/even.py, by a team of threads (a host has a team of
-// one). Every team works out where the line is cut; then all teams write the plan together.
+// one). Every team works out where the line is cut; then all teams write the plan together. None
+// waits for another: the last to have looked at its share of the pages signs the plan.
 #pragma once
 
 #include <warploom/planner/batch.hpp>
@@ -23,31 +24,19 @@ class Planner {
 
   // Returns what is wrong with the batch; then the plan is empty, and says so in its header.
   WL_FN PlanStatus run() {
-    const PlanStatus status = count_tiles();
+    PlanStatus status = count_tiles();
     if (status != PlanStatus::kGood) {
-      write_empty(int(status));
+      if (team_.is_first_team()) sign(status);
       return status;
     }
-    if (tiles_ == 0) {
-      write_segments();
-      write_blocks();
-      write_empty(0);
-      return status;
-    }
-    ask_mask();
-    Line<K, Team> line(p_, team_, s_, tiles_);
-    line.lay(has_several_);
-    line.choose();
-    items_ = line.items();
-    marks_ = line.best();
-    count_cuts();
+    team_.vote(write_blocks());
+    if (tiles_ > 0) deal();
+    bool has_negative = false;  // of all pages, which the last team knows
+    const bool is_last = team_.is_last(has_negative);
+    if (has_negative) status = PlanStatus::kPage;
+    if (is_last) sign(status);
     write_segments();
-    write_blocks();
-    write_header({0, p_.num_requests, p_.lines * total_.opens,
-                  p_.lines * (total_.cuts + total_.opens), p_.lines * (items_ + total_.cuts)});
-    write_ctas();
-    write_whole_items();
-    write_pieces();
+    if (tiles_ > 0) write_items();
     return status;
   }
 
@@ -58,40 +47,42 @@ class Planner {
 
   WL_FN PlanStatus count_tiles() {
     const Range mine = team_.range(p_.num_requests);
-    int wrong = 0;
+    int wrong = 0, tiles = 0;
     bool several = false;
-    wide tiles = 0, total = 0;
-    for (int r = mine.begin; r < mine.end && wrong == 0; ++r) {
-      wrong = int(batch_.check(r));
-      const int own = batch_.tiles(r);
+    team_.each(mine, [&](int r) {
+      if (wrong == 0) wrong = int(batch_.check(r));
+      const int own = wrong == 0 ? batch_.tiles(r) : 0;
       tiles += own;
       several |= own > 1;
-    }
-    wrong = int(team_.max(wrong));
-    if (wrong != 0) return PlanStatus(wrong);
-    if constexpr (!Team::kIsMeasured) {
-      if (has_negative_page()) return PlanStatus::kPage;
-    }
-    has_several_ = team_.max(several) != 0;
+    });
+    if (team_.any(wrong != 0)) return worst(wrong);
+    has_several_ = team_.any(several);
+    wide total = 0;
     int first = int(team_.before(tiles, total));
-    for (int r = mine.begin; r < mine.end; ++r) {
+    team_.each(mine, [&](int r) {
       s_.first_tile[r] = first;
       first += batch_.tiles(r);
-    }
+    });
     tiles_ = int(total);
     if (team_.is_first()) s_.first_tile[p_.num_requests] = tiles_;
     team_.sync();
     return PlanStatus::kGood;
   }
+  WL_FN PlanStatus worst(int wrong) const {
+    int found = int(PlanStatus::kMaxBlocks);
+    while (!team_.any(wrong == found)) --found;
+    return PlanStatus(found);
+  }
 
-  // Only where `kv_indptr` is right. Every team looks at all pages, for none can ask the others.
-  WL_FN bool has_negative_page() {
-    if (!batch_.is_paged() || p_.kv_indices == nullptr) return false;
-    const int* const pages = p_.kv_indices;
-    const Range mine = team_.range(p_.kv_indptr[p_.num_requests]);
-    bool found = false;
-    for (int i = mine.begin; i < mine.end; ++i) found |= pages[i] < 0;
-    return team_.max(found) != 0;
+  // Works out the line and its cuts: every team does, for none waits for the others.
+  WL_FN void deal() {
+    ask_mask();
+    Line<K, Team> line(p_, team_, s_, tiles_);
+    line.lay(has_several_);
+    line.choose();
+    items_ = line.items();
+    marks_ = line.best();
+    count_cuts();
   }
 
   WL_FN QueryTile tile(int t, int segment) const {
@@ -105,12 +96,11 @@ class Planner {
   }
 
   WL_FN void ask_mask() {
-    const Range mine = team_.range(tiles_);
+    const bool is_one_each = !has_several_ && tiles_ == p_.num_requests;
+    const auto first_tile = [this](int r) { return s_.first_tile[r]; };
     int segment = -1;
-    for (int t = mine.begin; t < mine.end; ++t) {
-      if (segment < 0) {
-        segment = last_not_above(p_.num_requests, t, [this](int r) { return s_.first_tile[r]; });
-      }
+    team_.each(team_.range(tiles_), [&](int t) {
+      if (segment < 0) segment = is_one_each ? t : last_not_above(p_.num_requests, t, first_tile);
       while (s_.first_tile[segment + 1] <= t) ++segment;
       s_.segment[t] = segment;
       MaskOracle<K> mask = mask_of(t);
@@ -118,7 +108,7 @@ class Planner {
       const int visible = mask.visible(keys);
       s_.keys[t] = visible > 0 ? keys : Range{0, 0};
       s_.visible[t] = visible;
-    }
+    });
     team_.sync();
   }
 
@@ -126,16 +116,16 @@ class Planner {
   WL_FN void count_cuts() {
     const Range mine = team_.range(p_.columns + 1);
     wide found = 0, total = 0;
-    for (int i = mine.begin; i < mine.end; ++i) found += cut_at(i);
+    team_.each(mine, [&](int i) { found += cut_at(i); });
     wide before = team_.before(found, total);
-    for (int i = mine.begin; i < mine.end; ++i) {
+    team_.each(mine, [&](int i) {
       before += cut_at(i);
       s_.counts[i] = {int(before), int(before >> 32)};
       if (marks_[i].visible > 0) {
-        const int t = s_.order[marks_[i].item % tiles_];
+        const int t = tile_at(marks_[i].item);
         s_.cut_key[i] = mask_of(t).key_after(s_.keys[t], s_.visible[t], marks_[i].visible);
       }
-    }
+    });
     total_ = {int(total), int(total >> 32)};
     team_.sync();
   }
@@ -162,22 +152,38 @@ class Planner {
   }
 
   WL_FN void write_segments() {
-    const Range mine = team_.part(p_.num_requests);
-    for (int r = mine.begin; r < mine.end; ++r) {
+    team_.each_of_all(p_.num_requests, [&](int r) {
       reinterpret_cast<Segment*>(p_.segments)[r] = batch_.template segment<Segment>(r);
-    }
+    });
   }
 
-  WL_FN void write_blocks() {
-    if (!batch_.is_paged() || p_.kv_indices == nullptr) return;
-    const Range mine = team_.part(p_.kv_indptr[p_.num_requests]);
-    const int* const from = p_.kv_indices;  // copies, so that the loop can use vectors
-    int* const to = p_.indices;
-    for (int i = mine.begin; i < mine.end; ++i) to[i] = from[i];
+  // Only where `kv_indptr` is right. True if this thread has seen a negative page.
+  WL_FN bool write_blocks() const {
+    if (!batch_.is_paged() || p_.kv_indices == nullptr) return false;
+    return team_.copy(p_.kv_indices, p_.indices, p_.kv_indptr[p_.num_requests]);
+  }
+
+  // Writes what a kernel reads first, and without which it does nothing.
+  WL_FN void sign(PlanStatus status) {
+    Totals totals = {int(status), 0, 0, 0, 0};
+    if (status == PlanStatus::kGood) {
+      totals = {0, p_.num_requests, p_.lines * total_.opens,
+                p_.lines * (total_.cuts + total_.opens), p_.lines * (items_ + total_.cuts)};
+    }
+    if (team_.is_first()) write_header(totals);
+    const int busy = totals.items > 0 ? p_.columns : 0;
+    team_.each(team_.range(busy), [&](int i) {
+      const Column here = column(i);
+      team_.each({0, p_.lines}, [&](int line) {
+        p_.cta_indptr[i * p_.lines + line] = here.begin + line * here.items;
+      });
+    });
+    const int idle = busy * p_.lines;  // the first that has nothing to do
+    team_.each(team_.range(p_.num_ctas + 1 - idle),
+               [&](int i) { p_.cta_indptr[idle + i] = totals.items; });
   }
 
   WL_FN void write_header(const Totals& totals) {
-    if (!team_.is_first_of_all()) return;
     typename K::PlanHeader header = {};
     header.num_items = totals.items;
     header.num_segments = totals.segments;
@@ -187,33 +193,12 @@ class Planner {
     *reinterpret_cast<typename K::PlanHeader*>(p_.header) = header;
   }
 
-  WL_FN void write_empty(int status) {
-    write_header({status, status == 0 ? p_.num_requests : 0, 0, 0, 0});
-    const Range mine = team_.part(p_.num_ctas + 1);
-    for (int cta = mine.begin; cta < mine.end; ++cta) p_.cta_indptr[cta] = 0;
-  }
-
-  WL_FN void write_ctas() {
-    const Range mine = team_.part(p_.columns + 1);
-    for (int i = mine.begin; i < mine.end; ++i) {
-      if (i == p_.columns) {
-        for (int cta = i * p_.lines; cta <= p_.num_ctas; ++cta) {
-          p_.cta_indptr[cta] = p_.lines * (items_ + total_.cuts);
-        }
-        continue;
-      }
-      const Column here = column(i);
-      for (int line = 0; line < p_.lines; ++line) {
-        p_.cta_indptr[i * p_.lines + line] = here.begin + line * here.items;
-      }
-    }
-  }
-
+  WL_FN int tile_at(int item) const { return s_.order[item - head_of(p_, tiles_, item) * tiles_]; }
   WL_FN WorkItem item_of(int item) const {
-    const int t = s_.order[item % tiles_], segment = s_.segment[t];
+    const int t = tile_at(item), segment = s_.segment[t];
     WorkItem work = {};
     work.segment = segment;
-    work.kv_head = item / tiles_;
+    work.kv_head = head_of(p_, tiles_, item);
     work.row_begin = tile(t, segment).row_begin;
     work.kv_begin = s_.keys[t].begin;
     work.kv_end = s_.keys[t].end;
@@ -228,77 +213,66 @@ class Planner {
     return item;
   }
 
-  WL_FN void write_whole_items() {
+  // A device writes pieces and whole items side by side, by different warps.
+  WL_FN void write_items() {
+    team_.each_line(p_.columns, p_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
     const auto first_whole = [this](int i) { return marks_[i].item + (marks_[i].visible > 0); };
-    const Range mine = team_.part(items_ * p_.lines);
-    if (mine.begin >= mine.end) return;
-    int item = mine.begin / p_.lines, line = mine.begin % p_.lines;
-    int i = last_not_above(p_.columns, item, first_whole);
-    for (int left = mine.end - mine.begin; left > 0; ++item, line = 0) {
+    int i = -1;  // column of the item; items ascend
+    const auto write_whole = [&](int item, Range lines) {
+      if (i < 0) i = last_not_above(p_.columns, item, first_whole);
       while (i + 1 < p_.columns && first_whole(i + 1) <= item) ++i;
-      const int end = min(p_.lines, line + left);
-      left -= end - line;
-      if (marks_[i + 1].item <= item) continue;  // it is cut
+      if (marks_[i + 1].item <= item) return;  // it is cut
       const Column here = column(i);
       const WorkItem work = item_of(item);
       const int place = here.begin + here.trail + item - marks_[i].item;
-      for (; line < end; ++line) {
+      for (int line = lines.begin; line < lines.end; ++line) {
         write(place + line * here.items, work, work.kv_head + line);
       }
+    };
+    team_.each_line(items_, p_.lines, write_whole, p_.columns);
+  }
+
+  // The partial items of column i, which come first in each CTA, and the merge that one opens.
+  WL_FN void write_pieces(int i, Range lines) {
+    const Mark first = marks_[i], last = marks_[i + 1];
+    const Column here = column(i);
+    if (here.items == 0) return;
+    const bool opens = last.visible > 0 && (last.item > first.item || first.visible == 0);
+    for (int piece = 0; piece < here.lead + opens; ++piece) {
+      const bool leads = here.lead && piece == 0;
+      write_piece(i, here, piece, leads, lines);
+      if (!leads) write_merge(i + 1, lines);
     }
   }
 
-  // Partial items, which come first in each CTA, and the merges of those that open one.
-  WL_FN void write_pieces() {
-    const Range mine = team_.part(p_.columns);
-    for (int i = mine.begin; i < mine.end; ++i) {
-      const Mark first = marks_[i], last = marks_[i + 1];
-      const Column here = column(i);
-      if (here.items == 0) continue;
-      if (here.lead) {
-        WorkItem work = item_of(first.item);
-        work.kv_begin = s_.cut_key[i];
-        if (last.item == first.item) work.kv_end = s_.cut_key[i + 1];
-        const CutCount count = s_.counts[i];
-        write_piece(here, 0, work, count.cuts + count.opens - 1, count.opens - 1);
-      } else if (last.item == first.item || here.trail) {
-        WorkItem work = item_of(last.item);
-        work.kv_end = s_.cut_key[i + 1];
-        const CutCount count = s_.counts[i + 1];
-        write_piece(here, 0, work, count.cuts + count.opens - 2, count.opens - 1);
-        write_merge(i + 1);
-      }
-      if (here.lead && here.trail) {
-        WorkItem work = item_of(last.item);
-        work.kv_end = s_.cut_key[i + 1];
-        const CutCount count = s_.counts[i + 1];
-        write_piece(here, 1, work, count.cuts + count.opens - 2, count.opens - 1);
-        write_merge(i + 1);
-      }
-    }
-  }
-
-  WL_FN void write_piece(const Column& here, int place, const WorkItem& work, int slot, int merge) {
-    for (int line = 0; line < p_.lines; ++line) {
-      WorkItem& item = write(here.begin + line * here.items + place, work, work.kv_head + line);
+  // The piece before boundary i + 1 opens its item; the one that leads ends there, or before.
+  WL_FN void write_piece(int i, const Column& here, int piece, bool leads, Range lines) {
+    const int item_index = leads ? marks_[i].item : marks_[i + 1].item;
+    WorkItem work = item_of(item_index);
+    if (leads) work.kv_begin = s_.cut_key[i];
+    if (marks_[i + 1].item == item_index) work.kv_end = s_.cut_key[i + 1];
+    const CutCount count = s_.counts[leads ? i : i + 1];
+    const int slot = count.cuts + count.opens - (leads ? 1 : 2), merge = count.opens - 1;
+    team_.each(lines, [&](int line) {
+      const int place = here.begin + line * here.items + piece;
+      WorkItem& item = write(place, work, work.kv_head + line);
       item.slot = slot + line * (total_.cuts + total_.opens);
       item.merge = merge + line * total_.opens;
-    }
+    });
   }
 
   // The merge of the item that boundary i is the first to cut.
-  WL_FN void write_merge(int i) {
+  WL_FN void write_merge(int i, Range lines) {
     const CutCount count = s_.counts[i];
     const int last = i + last_not_above(p_.columns + 1 - i, marks_[i].item, [this, i](int further) {
                        return marks_[i + further].item;
                      });
-    Merge merge;
-    merge.first_slot = count.cuts + count.opens - 2;
-    merge.num_slots = s_.counts[last].cuts - count.cuts + 2;
-    for (int line = 0; line < p_.lines; ++line) {
-      reinterpret_cast<Merge*>(p_.merges)[line * total_.opens + count.opens - 1] = merge;
-      merge.first_slot += total_.cuts + total_.opens;
-    }
+    const int num_slots = s_.counts[last].cuts - count.cuts + 2;
+    team_.each(lines, [&](int line) {
+      Merge& merge = reinterpret_cast<Merge*>(p_.merges)[line * total_.opens + count.opens - 1];
+      merge.first_slot = count.cuts + count.opens - 2 + line * (total_.cuts + total_.opens);
+      merge.num_slots = num_slots;
+    });
   }
 
   const Params& p_;

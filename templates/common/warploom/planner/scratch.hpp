@@ -46,6 +46,12 @@ struct Scratch {
   }
 };
 
+// The head of an item among those of its line; most lines have one, and dividing is slow.
+template <class Params>
+WL_FN int head_of(const Params& p, int tiles, int item) {
+  return p.heads_per_line == 1 ? 0 : item / tiles;
+}
+
 // The last of `count` ascending values that is not above `wanted`; value(0) is not.
 template <class Value, class Wanted>
 WL_FN int last_not_above(int count, Wanted wanted, const Value& value) {
