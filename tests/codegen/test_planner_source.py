@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 
 import warploom as wl
@@ -31,9 +33,11 @@ def test_only_inputs_of_the_mask_are_parameters() -> None:
     }
 
 
+MASKS = (wl.Variant(), wl.SlidingWindow(500), wl.PrefixLM())
+
+
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("arch", list(ARCHS))
-def test_planners_compile_without_spills(arch: str) -> None:
-    for variant in (wl.Variant(), wl.SlidingWindow(500), wl.PrefixLM()):
-        source = planner_source(trace(variant), c_structs(), "cuda")
-        assert run_nvrtc(source.text, ARCHS[arch], source.name).spill_bytes == 0
+@pytest.mark.parametrize(("arch", "variant"), list(zip(ARCHS, cycle(MASKS))))
+def test_planners_compile_without_spills(arch: str, variant: wl.Variant) -> None:
+    source = planner_source(trace(variant), c_structs(), "cuda")
+    assert run_nvrtc(source.text, ARCHS[arch], source.name).spill_bytes == 0

@@ -11,6 +11,7 @@ To show that nothing is read or written out of bounds, run this file on instrume
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -117,24 +118,26 @@ def test_groups_and_decoding(cpu_run: Run, num_q_heads: int, num_kv_heads: int, 
     run.check(run.launch())
 
 
+VARIANTS = [
+    Full(),
+    Causal() & SoftCap(3.0),
+    SlidingWindow(20, 5, sink_tokens=2),
+    Causal() & Alibi(),
+    Alibi(np.linspace(0.1, 0.9, 4)),
+    FlashSigmoid(1.5, -2.0),
+    Causal() & FlashSigmoid(1.0, -1.0),
+    Causal() & Rope(),
+    Rope(theta=500.0, interleaved=True, dim=32),
+    QKNorm(np.linspace(0.5, 2, 64), np.linspace(1, 3, 64)) & Rope(),
+    DequantizedOutputGate(value_scale=np.linspace(0.5, 2.0, 2 * 200).reshape(2, 200)),
+]
+
+
 @pytest.mark.parametrize(
-    "variant",
-    [
-        Full(),
-        Causal() & SoftCap(3.0),
-        SlidingWindow(20, 5, sink_tokens=2),
-        Causal() & Alibi(),
-        Alibi(np.linspace(0.1, 0.9, 4)),
-        FlashSigmoid(1.5, -2.0),
-        Causal() & FlashSigmoid(1.0, -1.0),
-        Causal() & Rope(),
-        Rope(theta=500.0, interleaved=True, dim=32),
-        QKNorm(np.linspace(0.5, 2, 64), np.linspace(1, 3, 64)) & Rope(),
-        DequantizedOutputGate(value_scale=np.linspace(0.5, 2.0, 2 * 200).reshape(2, 200)),
-    ],
-    ids=lambda variant: variant.name,
+    ("variant", "dtype"),
+    list(zip(VARIANTS, cycle(["float32", "bfloat16"]))),
+    ids=lambda value: value.name if isinstance(value, Variant) else value,
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_variants(cpu_run: Run, variant: Variant, dtype: str) -> None:
     run = cpu_run(variant, Q_LENS, KV_LENS, dtype=dtype)
     run.check(run.launch())
