@@ -103,12 +103,13 @@ def key_value(kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
 
 def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
     """Check q; returns its (batch, row, head) strides."""
-    _check_type(q, "q", geometry, geometry.dtype)
+    check_type(q, "q", geometry, geometry.dtype)
     expected = geometry.q_shape(batch, geometry.head_dim_qk)
     if tuple(q.shape) != expected:
-        raise WrongShape(
-            name="q", got=tuple(q.shape), expected=_described(expected, geometry.q_axes)
-        )
+        text = _described(expected, geometry.q_axes)
+        if geometry.is_dense and q.dim() == 4 and tuple(q.transpose(1, 2).shape) == expected:
+            text += _other_layout(geometry)
+        raise WrongShape(name="q", got=tuple(q.shape), expected=text)
     _check_strides(q, "q")
     return row_strides(q.stride(), geometry)
 
@@ -117,7 +118,7 @@ def check_key_value(
     tensor: torch.Tensor, name: str, geometry: Geometry, batch: Batch
 ) -> tuple[int, ...]:
     """Check k or v; returns its (block, token, head) strides."""
-    _check_type(tensor, name, geometry, geometry.kv_dtype)
+    check_type(tensor, name, geometry, geometry.kv_dtype)
     dim = geometry.head_dim_qk if name == "k" else geometry.head_dim_v
     exact = {"head": geometry.num_kv_heads, "dim": dim}
     least = {"token": batch.kv_extent, "block": batch.num_requests}
@@ -125,17 +126,20 @@ def check_key_value(
         exact["token"] = geometry.kv_format.page_size
         least = {"block": 0}
     axes = geometry.kv_axes
-    sizes = dict(zip(axes, tensor.shape, strict=False))
-    wrong = tensor.dim() != len(axes) or any(sizes[a] != n for a, n in exact.items() if a in axes)
-    if wrong or any(sizes[axis] < size for axis, size in least.items() if axis in axes):
-        wanted = [
-            f"{axis}={exact[axis]}" if axis in exact else f"{axis}>={least[axis]}" for axis in axes
-        ]
-        raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{', '.join(wanted)}]")
-    if isinstance(geometry.kv_format, Paged) and sizes["block"] < batch.kv_extent:
+    if not _fits(tensor, axes, exact, least):
+        sizes = {axis: f">={n}" for axis, n in least.items()}
+        sizes |= {axis: f"={n}" for axis, n in exact.items()}
+        shown = {"block": "batch" if geometry.is_dense else "page"}
+        wanted = [shown.get(axis, axis) + sizes[axis] for axis in axes]
+        swapped = tuple({"token": "head", "head": "token"}.get(axis, axis) for axis in axes)
+        hint = _other_layout(geometry) if _fits(tensor, swapped, exact, least) else ""
+        raise WrongShape(
+            name=name, got=tuple(tensor.shape), expected=f"[{', '.join(wanted)}]{hint}"
+        )
+    if isinstance(geometry.kv_format, Paged) and len(tensor) < batch.kv_extent:
         at = int(batch.indices.argmax())
         raise IndexOutOfRange(
-            name="kv_indices", index=at, value=int(batch.indices[at]), last=sizes["block"] - 1
+            name="kv_indices", index=at, value=int(batch.indices[at]), last=len(tensor) - 1
         )
     _check_strides(tensor, name)
     strides = dict(zip(axes, tensor.stride(), strict=True))
@@ -145,9 +149,24 @@ def check_key_value(
     return block, token, head
 
 
+def _fits(
+    tensor: torch.Tensor, axes: tuple[str, ...], exact: dict[str, int], least: dict[str, int]
+) -> bool:
+    """Whether the tensor has these axes, with sizes that are right or large enough."""
+    if tensor.dim() != len(axes):
+        return False
+    sizes = zip(axes, tensor.shape, strict=True)
+    return all(n == exact[axis] if axis in exact else n >= least[axis] for axis, n in sizes)
+
+
+def _other_layout(geometry: Geometry) -> str:
+    """A hint for shapes that have heads where tokens are expected."""
+    return f"; layout={'HND' if geometry.kv_format.layout == 'NHD' else 'NHD'!r} would fit it"
+
+
 def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
     """Check the caller's output tensor; returns its (batch, row, head) strides."""
-    _check_type(out, "out", geometry, geometry.dtype)
+    check_type(out, "out", geometry, geometry.dtype)
     expected = geometry.q_shape(batch, geometry.head_dim_v)
     if tuple(out.shape) != expected:
         raise WrongShape(
@@ -210,7 +229,8 @@ def byte_span(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torch.dtype) -> None:
+def check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torch.dtype) -> None:
+    """Check device and type of q, k, v or out."""
     if tensor.device != geometry.device:
         raise WrongDevice(name=name, got=str(tensor.device), expected=str(geometry.device))
     if tensor.dtype != dtype:

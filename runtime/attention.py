@@ -16,7 +16,6 @@ from warploom.dsl.formats import Dense, Layout
 from warploom.dsl.spec import TensorField, TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import (
-    ArgumentError,
     BadLength,
     ForbiddenUnderCapture,
     UnknownInput,
@@ -29,6 +28,8 @@ from warploom.runtime.declare import as_variant
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.graph_hold import GraphHold
 from warploom.runtime.inputs import as_input
+from warploom.runtime.missing import refuse_missing
+from warploom.runtime.sizes import Sizes
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch, host_int32
 from warploom.runtime.wrapper import AttentionWrapper
@@ -142,8 +143,7 @@ def attention(
         return custom_op.compiled_attention(
             q, k, v, variant, sm_scale, return_lse, layout, lse_base, backend, lens, inputs
         )
-    given = as_variant(variant)
-    structure, traced = traced_once(given)
+    structure, traced = traced_once(given := as_variant(variant))
     _check_names(given, traced, inputs)
     q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
     runs = _runs(structure, given, backend)
@@ -158,6 +158,8 @@ def attention(
         return (empty, sums) if return_lse else empty
 
     def make() -> AttentionWrapper:
+        sizes.check(q, k, v, layout, kv_dtype)
+        refuse_missing(traced, values)
         return _Unbound(
             given,
             kv_format=Dense(layout=layout),
@@ -178,53 +180,6 @@ def attention(
     _check_lengths(given, wrapper, {**given.inputs(), **inputs}, call)
     at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
     return wrapper.run(q, (k, v), return_lse=return_lse, **at_run)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the tensors of one call."""
-
-    batch: int
-    rows: int
-    keys: int
-    q_heads: int
-    kv_heads: int
-    dim_qk: int
-    dim_v: int
-
-    @classmethod
-    def of(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Sizes:
-        """Read sizes off tensors, and refuse what the wrapper's own checks could not.
-
-        Raises:
-            WrongShape: not four dimensions, or k and v disagree with q or with each other.
-            ArgumentError: no such layout.
-        """
-        if layout not in ("NHD", "HND"):
-            raise ArgumentError(name="layout", reason=f"{layout!r} is neither 'NHD' nor 'HND'")
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if x.dim() != 4:
-                raise WrongShape(name=name, got=tuple(x.shape), expected=f"4 dimensions, {layout}")
-        if k.shape[0] != q.shape[0]:
-            raise WrongShape(name="k", got=tuple(k.shape), expected=f"batch {q.shape[0]}, as q")
-        if v.shape[:3] != k.shape[:3]:
-            expected = f"{tuple(k.shape[:3])} before the head dimension, as k"
-            raise WrongShape(name="v", got=tuple(v.shape), expected=expected)
-        token, head = (1, 2) if layout == "NHD" else (2, 1)
-        return cls(
-            batch=q.shape[0],
-            rows=q.shape[token],
-            keys=k.shape[token],
-            q_heads=q.shape[head],
-            kv_heads=k.shape[head],
-            dim_qk=q.shape[3],
-            dim_v=v.shape[3],
-        )
-
-    @property
-    def of_kernel(self) -> tuple[int, ...]:
-        """Those that a wrapper is declared for."""
-        return self.q_heads, self.kv_heads, self.dim_qk, self.dim_v
 
 
 class _Unbound(AttentionWrapper):

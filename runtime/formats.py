@@ -68,12 +68,14 @@ def make_batch(
 def indptr(value: Any, name: str, entries: int | None = None) -> np.ndarray:
     """Check an index pointer: starts at 0, never decreases, has the wanted number of entries."""
     array = host_int32(value, name)
-    expected = "one entry more than there are requests" if entries is None else f"{entries} entries"
+    expected = "one entry more than there are requests"
+    if entries is not None:
+        expected = f"{entries} entries, {expected}"
     reason = None
     if len(array) == 0:
         reason = "is empty"
     elif entries is not None and len(array) != entries:
-        reason = f"has {len(array)}"
+        reason = f"has {len(array)} entries"
     elif array[0] != 0:
         reason = f"starts with {array[0]}"
     elif (falls := np.flatnonzero(array[1:] < array[:-1])).size:

@@ -24,6 +24,7 @@ from warploom.errors import (
 )
 from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
+from warploom.runtime.missing import missing_input
 from warploom.runtime.params import Block
 from warploom.runtime.roles import (
     check_captured,
@@ -83,6 +84,7 @@ class Inputs:
             frozen: bounds of all batches, if nothing may change between plans that a captured CUDA
                 graph reads.
         """
+        self._traced = traced
         self._name = traced.name
         self._scalar_fields = {field.name: field for field in traced.scalars}
         self._tensor_fields = {field.name: field for field in traced.tensors}
@@ -217,7 +219,7 @@ class Inputs:
                     if value is not self.tensors[name]:
                         expected = "the values of the one given before"
                         raise PlanMismatch(name=name, got="another tensor", expected=expected)
-                tensor = as_torch(value, name)
+                tensor = as_input(field, value) if value is None else as_torch(value, name)
                 self._check_type(field, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
                 values[name] = tensor
@@ -304,13 +306,7 @@ class Inputs:
             check_captured(field, shape, self._direct[field.name], sizes)
 
     def _missing(self, name: str) -> MissingInput:
-        if name in self._tensor_fields:
-            field = self._tensor_fields[name]
-            sizes = self._sizes | self._lanes.get(name, {})
-            expected = f"a {field.dtype.name} tensor {roles_text(field, sizes)}"
-        else:
-            expected = f"a {self._scalar_fields[name].dtype.name} number"
-        return MissingInput(variant=self._name, name=name, expected=expected)
+        return missing_input(self._traced, name, self._sizes | self._lanes.get(name, {}))
 
 
 def checked_scalar(field: ScalarField, value: Any) -> Number:
@@ -370,6 +366,9 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
         ArgumentError: an integer on the host beyond int32, where that is declared.
     """
     expected = getattr(torch, field.dtype.name)
+    if value is None:
+        kind = f"{field.dtype.name} tensor {roles_text(field, {})}"
+        raise ArgumentError(name=field.name, reason=f"is None; the variant reads it: give a {kind}")
     if isinstance(value, (list, tuple, int, float)):
         value = torch.as_tensor(value, dtype=expected)
     tensor = as_torch(value, field.name).detach()

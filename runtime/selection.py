@@ -145,6 +145,11 @@ class PageSelectionWrapper(AttentionWrapper):
         self._params.set("indices", tensor.data_ptr())
 
     def _checked(self, selection: Any, requests: int) -> torch.Tensor:
+        if isinstance(selection, (list, tuple)):  # new contents of a copy would not be seen
+            reason = f"is a {type(selection).__name__}, and runs read it where it lies"
+            raise ArgumentError(
+                name="selection", reason=f"{reason}: give a torch.int32 tensor on {self.device}"
+            )
         tensor = as_torch(selection, "selection")
         if tensor.device != self.device:
             raise WrongDevice(name="selection", got=str(tensor.device), expected=str(self.device))
@@ -153,7 +158,7 @@ class PageSelectionWrapper(AttentionWrapper):
                 name="selection",
                 got=str(tensor.dtype),
                 expected="torch.int32",
-                remedy="Convert it with .to(torch.int32).",
+                remedy="Runs read it where it lies; convert it with .to(torch.int32).",
             )
         heads = self.heads.num_kv
         if tensor.dim() != 3 or tensor.shape[0] < requests or tensor.shape[1] != heads:

@@ -169,7 +169,10 @@ class WrongStride(ArgumentError):
 
 
 class BadIndptr(ArgumentError):
-    message = "{name} {reason}. It must start at 0, never decrease, and have {expected}."
+    message = (
+        "{name} {reason}. It holds running totals of lengths: it must start at 0, never decrease, "
+        "and have {expected}. np.cumsum([0, *lengths]) makes one."
+    )
 
 
 class IndexOutOfRange(ArgumentError):

@@ -135,3 +135,79 @@ def test_values_beyond_the_declared_type_are_at_fault_not_their_type(value: int)
 def test_the_least_int32_is_taken() -> None:
     ids = torch.full((1, 5), -(2**31), dtype=torch.int64)
     wl.attention(Q[None], K[None], K[None], variant=wl.DocumentMask(ids), backend="reference")
+
+
+def forbidden_attention(*tensors: torch.Tensor, **options: Any) -> None:
+    """Wrong calls end before a kernel is made, which takes seconds."""
+    with wl.forbid_compilation():
+        wl.attention(*tensors, **options)
+
+
+class Listed(wl.Variant):
+    ids = wl.Tensor("int32", ("batch", "kv_pos"))
+
+    def logits_mask(self, at: Any) -> Any:
+        return self.ids[at.batch, at.kv_pos] > 0
+
+
+def test_wrong_tensors_of_attention_cost_no_kernel() -> None:
+    q = torch.zeros(1, 6, 2, 16)
+    wide = torch.zeros(1, 6, 2, 24)
+    with pytest.raises(errors.WrongShape, match=r"k has shape .* head dimension 16, as q"):
+        forbidden_attention(q, wide, wide)
+    for wrong in ((q, q.half(), q), (q, q, q.half())):
+        with pytest.raises(errors.WrongDType, match=r"torch.float16; expected torch.float32"):
+            forbidden_attention(*wrong)
+    with pytest.raises(errors.WrongDevice, match="k is on meta"):
+        forbidden_attention(q, q.to("meta"), q.to("meta"))
+    three = torch.zeros(1, 6, 3, 16)
+    with pytest.raises(errors.ArgumentError, match="q: its 2 heads are no multiple of k's 3"):
+        forbidden_attention(q, three, three)
+    with pytest.raises(errors.MissingInput, match=r"Pass ids=... \(int32 tensor \[batch, kv_pos"):
+        forbidden_attention(q, q, q, variant=Listed())
+
+
+def test_tensors_of_the_other_layout_are_recognised() -> None:
+    q, k = torch.zeros(1, 4, 3, 16), torch.zeros(1, 2, 9, 16)
+    with pytest.raises(errors.ArgumentError, match="layout='HND' they are 4 and 2"):
+        forbidden_attention(q, k, k)
+    shape: dict[str, Any] = {**SHAPE, "head_dim": 16, "device": "cpu", "backend": "reference"}
+    dense = wl.AttentionWrapper(kv_format=wl.Dense(), **shape)
+    dense.plan([0, 3], [0, 9])
+    with pytest.raises(errors.WrongShape, match=r"head, dim\]; layout='HND' would fit it"):
+        dense.run(q, (k, k))
+    with pytest.raises(
+        errors.WrongShape, match=r"\[batch>=1, token>=9, .*; layout='HND' would fit"
+    ):
+        dense.run(q.transpose(1, 2), (k, k))
+    with pytest.raises(errors.WrongShape, match=r"\[batch>=1, token>=9, head=2, dim=16\]\.$"):
+        dense.run(q.transpose(1, 2), (k[..., :8], k))
+    paged = wl.AttentionWrapper(kv_format=wl.Paged(9, layout="HND"), **shape)
+    paged.plan([0, 3], [0, 1], [0], [9])
+    with pytest.raises(errors.WrongShape, match=r"\[page>=0, head=2.*; layout='NHD' would fit"):
+        paged.run(q[0].transpose(0, 1), (k.transpose(1, 2),) * 2)
+
+
+def test_a_field_that_is_none_is_named() -> None:
+    q = torch.zeros(1, 6, 2, 16)
+    for call in (
+        lambda: wl.attention(q, q, q, variant=Listed(), ids=None),
+        lambda: wl.AttentionWrapper(Listed(), **SHAPE, device="cpu").plan([0, 3], [0, 5], ids=None),
+    ):
+        with pytest.raises(errors.ArgumentError, match=r"ids: is None; the variant reads it: give"):
+            call()
+
+
+def test_index_pointers_say_what_they_are() -> None:
+    wrapper = wl.AttentionWrapper(**SHAPE, device="cpu", backend="reference")
+    with pytest.raises(errors.BadIndptr, match=r"kv_indptr has 3 entries\. .*have 2 entries, one"):
+        wrapper.plan([0, 3], [0, 2, 5])
+    with pytest.raises(errors.BadIndptr, match=r"starts with 1\. It holds running totals.*cumsum"):
+        wrapper.plan([1, 3], [0, 2])
+
+
+@pytest.mark.parametrize("wrong", [[[[0]]], torch.zeros(1, 2, 1, dtype=torch.int64)])
+def test_selections_are_int32_tensors(wrong: Any) -> None:
+    shape: dict[str, Any] = {**SHAPE, "kv_format": wl.Paged(4), "device": "cpu"}
+    with pytest.raises(errors.ArgumentError, match=r"where it lies.*torch\.int32"):
+        wl.PageSelectionWrapper(**shape).plan([0, 1], wrong, [1], [4])

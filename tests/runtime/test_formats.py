@@ -72,9 +72,9 @@ def test_torch_numpy_and_lists_are_the_same() -> None:
 
 INDPTR_MISTAKES = [
     ([0, 3, 2], "decreases"),
-    ([1, 3, 4], r"kv_indptr starts with 1\. It must start at 0"),
-    ([0, 3], "kv_indptr has 2. .* and have 3 entries"),
-    ([0, 3, 4, 5], "has 4. .* and have 3 entries"),
+    ([1, 3, 4], r"kv_indptr starts with 1\. .* must start at 0"),
+    ([0, 3], r"kv_indptr has 2 entries\. .* and have 3 entries"),
+    ([0, 3, 4, 5], r"has 4 entries\. .* and have 3 entries"),
     ([], "is empty"),
 ]
 

@@ -1,0 +1,28 @@
+"""Fields of a variant that have no value: what to say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from warploom.dsl.spec import TracedVariant
+from warploom.errors import MissingInput
+from warploom.runtime.roles import roles_text
+
+
+def missing_input(
+    traced: TracedVariant, name: str, sizes: Mapping[str, int] | None = None
+) -> MissingInput:
+    """The error for a field without a value; sizes of its axes as far as they are known."""
+    kinds = {field.name: f"{field.dtype.name} number" for field in traced.scalars}
+    for field in traced.tensors:
+        kinds[field.name] = f"{field.dtype.name} tensor {roles_text(field, sizes or {})}"
+    return MissingInput(variant=traced.name, name=name, expected=kinds[name])
+
+
+def refuse_missing(traced: TracedVariant, values: Mapping[str, Any]) -> None:
+    """Raise MissingInput for the first field that has neither a value nor a default."""
+    defaults = {field.name for field in traced.scalars if field.default is not None}
+    for name in traced.input_names:
+        if name not in values and name not in defaults:
+            raise missing_input(traced, name)
