@@ -69,14 +69,18 @@ class Planning:
                 default.
             **inputs: values of the variant's fields. Scalars of the mask are fixed here. A tensor
                 of the mask given on the host, here or to the variant, is copied, and its values
-                sharpen the plan; it is read again by each plan, and by no run.
+                sharpen the plan; it is read again by each plan, and by no run. One that only `run`
+                is given leaves the plan right, but nothing is skipped for what it holds, and no
+                `check_lengths` sees it. A device plans with all that the mask reads.
 
         Runs wait for this plan, and it waits for runs, on whichever streams they are. Replays of a
         captured run are seen by nobody: replay on the stream of `plan`, or order the two.
 
         Raises:
             BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
-            UnknownInput, MissingInput, WrongDevice: a wrong input.
+            UnknownInput, WrongDevice: a wrong input.
+            MissingInput: a scalar of the mask has no value, or the device plans and a tensor has
+                none.
             FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
             BoundsExceeded, WorkspaceTooSmall: the batch does not fit; the plan before stays, unless
                 inputs were given with the new one.

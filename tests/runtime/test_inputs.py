@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from warploom.dsl.fields import Tensor
 from warploom.dsl.flex import flex
-from warploom.dsl.formats import Ragged
+from warploom.dsl.formats import BlockSparse, Composed, Paged, Ragged
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.document_mask import DocumentMask
 from warploom.dsl.library.packed_mask import PackedMask, TreeMask, pack_masks
@@ -21,9 +22,19 @@ from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
-from warploom.errors import ArgumentError, FrozenByGraph, NotPlanned, PlanMismatch, WrongShape
+from warploom.errors import (
+    ArgumentError,
+    FrozenByGraph,
+    MissingInput,
+    NotPlanned,
+    PlanMismatch,
+    WrongShape,
+)
 from warploom.runtime.args import Geometry
 from warploom.runtime.inputs import Inputs
+from warploom.runtime.native_planner import NativePlanner
+from warploom.runtime.planner_params import PlannerParams
+from warploom.runtime.visibility import Heads
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
@@ -177,3 +188,66 @@ def test_packed_masks_must_cover_the_batch(kind: Any, options: Any) -> None:
         plan(sizes[0], (7, 6))
     with pytest.raises(ArgumentError, match=r"mask_indptr: has 2 entries; expected .* = 3"):
         plan(sizes[0])
+
+
+class Reached(Variant):
+    """Keys up to a limit for each request, which also reads every key's own entry."""
+
+    limit = Tensor("int32", ("batch",))
+    hidden = Tensor("bool", (None,))
+
+    def logits_mask(self, at: Position) -> Value:
+        return (at.kv_pos < self.limit[at.batch]) & ~self.hidden[at.kv_pos]
+
+
+# 300 keys and 40: pages of 20, of which the first two are shared, or blocks of 20 keys
+INDEXED: Any = ([0, 15, 17], [*range(15), 0, 1])
+LENGTHS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ragged": (Ragged(), {"kv_indptr": [0, 300, 340]}),
+    "paged": (Paged(20), dict(zip(("kv_indptr", "kv_indices"), INDEXED, strict=True))),
+    "composed": (Composed(20), dict(zip(("kv_indptr", "kv_indices"), INDEXED, strict=True))),
+    "blocks": (
+        BlockSparse((4, 20)),
+        dict(kv_indptr=[0, 15, 17], kv_indices=INDEXED[1], kv_lens=[300, 40]),
+    ),
+}
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+@pytest.mark.parametrize("storage", LENGTHS)
+def test_a_mask_that_only_run_is_given_is_not_planned_with(storage: str, graphed: bool) -> None:
+    kv_format, lengths = LENGTHS[storage]
+    if storage in ("paged", "composed"):
+        lengths = lengths | {"last_page_len": [20, 20]}
+    bounds = Bounds(max_requests=2, max_q_rows=8, max_kv_len=300, max_blocks=17, max_segments=2)
+    options: dict[str, Any] = {"bounds": bounds, "cuda_graph": True} if graphed else {}
+    options |= {"kv_format": kv_format, **SHAPE}
+    keys = (15, 20) if storage in ("paged", "composed") else (340,)
+    q, k, v = torch.randn(8, 2, 32), torch.randn(*keys, 2, 32), torch.randn(*keys, 2, 32)
+    later = AttentionWrapper(Reached(), **options)
+    later.plan([0, 4, 8], **lengths)
+    for seed in (1, 2):  # one plan, two masks
+        draw = torch.Generator().manual_seed(seed)
+        given = {
+            "limit": torch.randint(1, 40, (2,), generator=draw, dtype=torch.int32),
+            "hidden": torch.rand(300, generator=draw) < 0.5,
+        }
+        known = AttentionWrapper(Reached(), **options)
+        known.plan([0, 4, 8], **lengths, **given)
+        torch.testing.assert_close(later.run(q, (k, v), **given), known.run(q, (k, v)))
+        if storage != "blocks" and not graphed:
+            assert known.explain().facts != later.explain().facts
+    with pytest.raises(MissingInput, match=r"Reached reads 'hidden'"):
+        later.run(q, (k, v), limit=given["limit"])
+
+
+def test_the_device_plans_with_all_that_the_mask_reads_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced = trace(Reached())
+    planner = NativePlanner(traced, Ragged(), Heads(2, 2), torch.device("cpu"))
+    made: Any = SimpleNamespace(params=PlannerParams(traced))
+    monkeypatch.setattr(planner, "_device_planner", lambda bounds, site: made)
+    inputs: Any = SimpleNamespace(scalars={}, tensors={"hidden": torch.zeros(3, dtype=torch.bool)})
+    with pytest.raises(MissingInput, match=r"Reached reads 'limit'.*plan\(\)"):
+        planner.on_device(SimpleNamespace(bounds=LONGER), inputs, None, 0)  # type: ignore[arg-type]
