@@ -22,6 +22,7 @@ from warploom.codegen.split import (
     with_reciprocals,
 )
 from warploom.codegen.staged_item import round_up
+from warploom.codegen.turns import Turn, key_turn
 from warploom.dsl.ir import REDUCTIONS, Kind, Node
 from warploom.dsl.spec import SCALAR_SEATS, TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
@@ -187,11 +188,36 @@ def _vector_seat(
     text.append(_lane_state(short, kept, tensors))
     if language == "cuda" and halves:
         text.append(f"  static constexpr int k{short.capitalize()}Halves = {halves};")
-    bound |= {node: f"ls.l{i}" for i, node in enumerate(kept)}
-    block = _returning(root, Block(tensors, bound))
+    of_lane = {node: f"ls.l{i}" for i, node in enumerate(kept)}
+    can_turn = language == "cuda" and "kv_pos" in where and not reductions
+    turn = key_turn(root) if can_turn else None
+    if turn is not None:
+        text.append(_turn(short, turn, of_lane, tensors))
+    calls = turn.calls if turn is not None else {}
+    block = _returning(root, Block(tensors, bound | of_lane, calls=calls))
     with_state = parameters.format(f"{where}, const {short.capitalize()}Lane& ls,")
     text.append("  template <class X>\n" + _function(f"float {short}({with_state})", block))
     return "\n".join(text)
+
+
+def _turn(
+    short: str, turn: Turn, of_lane: Mapping[Node, str], tensors: Mapping[str, TensorField]
+) -> str:
+    """An angle that grows evenly from key to key, and its growth."""
+    parameters = (
+        "const Params& p, const TileInfo& tile, {}"
+        f"const {short.capitalize()}Lane& ls,\n      int lane, int head_dim"
+    )
+    angle, rate = (_returning(root, Block(tensors, of_lane)) for root in (turn.angle, turn.rate))
+    return "\n".join(
+        (
+            f"  static constexpr bool k{short.capitalize()}Turns = true;",
+            f"  WL_FN static constexpr int {short}_turn_lane(int lane, int head_dim) {{\n"
+            f"    return {turn.owner};\n  }}",
+            _function(f"float {short}_angle({parameters.format('int kv_pos, ')})", angle),
+            _function(f"float {short}_rate({parameters.format('')})", rate),
+        )
+    )
 
 
 def _lane_state(short: str, lanes: tuple[Node, ...], tensors: Mapping[str, TensorField]) -> str:

@@ -62,6 +62,7 @@ class Block:
         positions: C++ text of each position variable.
         wide: compute integers in 64 bits (`wide`), for analysis that must not overflow.
         indent: spaces before each statement.
+        calls: C++ text of calls of one argument that are not lowered as usual, with {} for it.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Block:
         positions: Mapping[str, str] = POSITION_TEXT,
         wide: bool = False,
         indent: int = 4,
+        calls: Mapping[Node, str] | None = None,
     ) -> None:
         self.statements: list[str] = []
         self._tensors = tensors
         self._positions = positions
         self._wide = wide
         self._indent = " " * indent
+        self._calls = calls or {}
         self._text = {node: (text, _ATOM) for node, text in (bound or {}).items()}
         self._last_place = ""
         self._names = 0
@@ -204,6 +207,8 @@ class Block:
             arguments = ", ".join(self._operand(arg, Kind.FLOAT) for arg in args)
             return f"warploom::{current.attr}({arguments})"  # a member may have the same name
         inner = ", ".join(self._operand(arg, current.kind) for arg in args)
+        if current in self._calls:
+            return self._calls[current].format(inner)
         space = "precise::" if current.attr == ("precise",) else ""
         return f"{space}{op}({inner})"
 

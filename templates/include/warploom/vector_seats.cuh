@@ -97,13 +97,13 @@ WL_FN void reduce_lanes(const Item<K>& item, const Place& at, X& x, unsigned thr
 
 // A row of a staged tile, as functors read it. A thread's own lanes come in whole vectors, one of
 // each panel, and so do their partners if they are whole vectors too.
-template <class Seat, class Tile, class Element, int kPanels, int kPanelLanes>
+template <class Seat, class Tile, class Element, int kPanels, int kPanelLanes, int kLanes = kVector>
 class StagedRow {
   static constexpr int kPerUnit = 2 / int(sizeof(Element));
   static constexpr int kHalf = (Seat::kHalves < 0 ? Seat::kHeadDim : Seat::kHalves) / 2;
   static constexpr bool kInside = 0 < kHalf && 2 * kHalf <= Seat::kHeadDim;
   static constexpr bool kPairsPanels = kInside && kHalf % kPanelLanes == 0;
-  static constexpr bool kPairsVectors = kInside && !kPairsPanels && kHalf % kVector == 0;
+  static constexpr bool kPairsVectors = kInside && !kPairsPanels && kHalf % kLanes == 0;
 
  public:
   // `thread` of those that share the row.
@@ -112,27 +112,31 @@ class StagedRow {
     row_ = row;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const int lane = panel * kPanelLanes + thread * kVector;
+      const int lane = panel * kPanelLanes + thread * kLanes;
       load_vector(lane, own_[panel]);
       if constexpr (kPairsVectors) load_vector(half_partner(lane, 2 * kHalf), partners_[panel]);
     }
   }
-  WL_FN float own(int lane) const { return to_float(own_[lane / kPanelLanes][lane % kVector]); }
+  WL_FN float own(int lane) const { return to_float(own_[lane / kPanelLanes][lane % kLanes]); }
   WL_FN float pair(int lane) const { return own(lane ^ 1); }
   WL_FN float half(int lane, int width, int head_dim) const {
     const int partner = half_partner(lane, width);
     if constexpr (kPairsPanels) return own(partner);
-    if constexpr (kPairsVectors) return to_float(partners_[lane / kPanelLanes][lane % kVector]);
+    if constexpr (kPairsVectors) return to_float(partners_[lane / kPanelLanes][lane % kLanes]);
     return (*this)(clamp_index(partner, head_dim));
   }
+  WL_FN float sine(int /*lane*/, float angle) const { return sin(angle); }
+  WL_FN float cosine(int /*lane*/, float angle) const { return cos(angle); }
   WL_FN float operator()(int lane) const {
     const uint16_t* unit = tile_ + Tile::offset(row_, lane / kPerUnit);
     return to_float(reinterpret_cast<const Element*>(unit)[lane % kPerUnit]);
   }
 
  private:
-  WL_FN void load_vector(int lane, Element (&to)[kVector]) const {
-    using Bytes = cute::conditional_t<sizeof(Element) == 2, uint4, uint2>;
+  WL_FN void load_vector(int lane, Element (&to)[kLanes]) const {
+    constexpr int kBytes = sizeof(Element) * kLanes;
+    using Bytes = cute::conditional_t<kBytes == 16, uint4, uint2>;
+    static_assert(sizeof(Bytes) == kBytes);
     const uint16_t* from = tile_ + Tile::offset(row_, lane / kPerUnit);
     const Bytes bytes = *reinterpret_cast<const Bytes*>(from);
     memcpy(to, &bytes, sizeof(bytes));
@@ -140,17 +144,18 @@ class StagedRow {
 
   const uint16_t* tile_;
   int row_;
-  Element own_[kPanels][kVector];
-  Element partners_[kPairsVectors ? kPanels : 1][kVector];
+  Element own_[kPanels][kLanes];
+  Element partners_[kPairsVectors ? kPanels : 1][kLanes];
 };
 
 // What a seat keeps of each lane of a thread, for as long as the work item lasts.
-template <class Seat, class K>
+template <class Seat, class K, int kLanes = kVector>
 struct LaneStates {
   static constexpr int kPanels = round_up(Seat::kHeadDim, Sizes<K>::kBlock) / Sizes<K>::kBlock;
+  static constexpr int kRowThreads = Sizes<K>::kBlock / kLanes;
   // Rows of several requests have each their own.
   static constexpr bool kKept = !Seat::kOwnStates;
-  typename Seat::Lane of[kKept ? kPanels : 1][kVector];
+  typename Seat::Lane of[kKept ? kPanels : 1][kLanes];
 
   WL_FN LaneStates(const Item<K>& item, unsigned thread) {
     if constexpr (kKept) {
@@ -158,8 +163,8 @@ struct LaneStates {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const int lane = panel * Sizes<K>::kBlock + thread % Sizes<K>::kRowThreads * kVector + i;
+        for (int i = 0; i < kLanes; ++i) {
+          const int lane = panel * Sizes<K>::kBlock + thread % kRowThreads * kLanes + i;
           of[panel][i] = Seat::lane_state(item, of_tile, lane);
         }
       }

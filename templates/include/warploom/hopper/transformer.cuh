@@ -4,7 +4,7 @@
 
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/producer.cuh>
-#include <warploom/vector_seats.cuh>
+#include <warploom/turned_rows.cuh>
 
 namespace warploom::hopper {
 
@@ -16,6 +16,13 @@ class Transformer {
   // Rows that a thread has under way: as many as registers hold.
   template <class Seat>
   static constexpr int kBatch = LaneStates<Seat, K>::kPanels <= 2 ? 2 : 1;
+  // What is kept for as long as a work item lasts.
+  template <class Seat, class Tile>
+  using Kept =
+      cute::conditional_t<has_turned_rows<Seat, K>(), TurnedRows<Seat, Tile, C::kKeys, kThreads, K>,
+                          LaneStates<Seat, K>>;
+  using KeptOfKeys = Kept<KeySeat<K>, KeyTile<K>>;
+  using KeptOfValues = Kept<ValueSeat<K>, ValueTile<K>>;
 
  public:
   WL_FN explicit Transformer(Shared<K> shared)
@@ -26,6 +33,8 @@ class Transformer {
     const int end = __ldg(p.cta_indptr + blockIdx.x + 1);
     for (int i = __ldg(p.cta_indptr + blockIdx.x); i < end; ++i) {
       const Item<K> item = items.next();
+      // Else registers would hold parts of each lane's state for all items.
+      asm volatile("" : "+r"(thread_));
       if constexpr (Shared<K>::kLandsQueries) take_queries(item);
       if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
       sync();  // nobody looks at the item any more
@@ -42,32 +51,41 @@ class Transformer {
   }
 
   WL_FN void walk_keys(const Item<K>& item) {
-    const LaneStates<KeySeat<K>, K> key_lanes(item, thread_);
-    const LaneStates<ValueSeat<K>, K> value_lanes(item, thread_);
+    const KeptOfKeys of_keys(item, thread_);
+    const KeptOfValues of_values(item, thread_);
     KeyWalk<K> walk(item, 0);
     for (Visit visit = walk.next(); visit.begin() < item.facts().places.end; visit = walk.next()) {
       const Columns<K> columns{item, visit, shared_.positions(slot_)};
       if constexpr (Shared<K>::kLandsKeys) {
         barrier_wait(&barriers_.k_landed[ring_.stage], ring_.phase);
         if constexpr (Variant::kHasKeyTransform) {
-          transform_rows<KeySeat<K>, KeyTile<K>, C::kKeys, kThreads, kBatch<KeySeat<K>>>(
-              item, key_lanes, shared_.keys(ring_.stage), thread_, columns);
+          transform<KeySeat<K>, KeyTile<K>>(item, of_keys, shared_.keys(ring_.stage), columns);
         }
         publish(barriers_.k_full[ring_.stage]);
       }
-      if constexpr (Variant::kHasValueTransform) take_values(item, value_lanes, columns, visit);
+      if constexpr (Variant::kHasValueTransform) take_values(item, of_values, columns, visit);
       slot_ = next_slot<K>(slot_);
       ring_.advance();
     }
   }
 
-  WL_FN void take_values(const Item<K>& item, const LaneStates<ValueSeat<K>, K>& lanes,
+  template <class Seat, class Tile>
+  WL_FN void transform(const Item<K>& item, const Kept<Seat, Tile>& kept,
+                       typename C::Element* staged, const Columns<K>& columns) const {
+    if constexpr (has_turned_rows<Seat, K>()) {
+      kept.transform(staged, columns);
+    } else {
+      transform_rows<Seat, Tile, C::kKeys, kThreads, kBatch<Seat>>(item, kept, staged, thread_,
+                                                                   columns);
+    }
+  }
+
+  WL_FN void take_values(const Item<K>& item, const KeptOfValues& of_values,
                          const Columns<K>& columns, const Visit& visit) {
     barrier_wait(&barriers_.v_landed[ring_.stage], ring_.phase);
     typename C::Element* staged = shared_.values(ring_.stage);
     if (leaves_garbage(columns, visit)) clear_absent(columns, staged);
-    transform_rows<ValueSeat<K>, ValueTile<K>, C::kKeys, kThreads, kBatch<ValueSeat<K>>>(
-        item, lanes, staged, thread_, columns);
+    transform<ValueSeat<K>, ValueTile<K>>(item, of_values, staged, columns);
     publish(barriers_.v_full[ring_.stage]);
   }
 

@@ -1,0 +1,107 @@
+"""Angles that grow evenly from key to key: a rotation gives their sines from those of another row.
+
+Where a seat takes the sine and cosine of `a * kv_pos + b`, whatever `a` and `b` are for a lane, d
+keys further turn the pair (cos, sin) by the angle a * d: four multiply-adds in place of a range
+reduction and two operations of the special function unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.codegen.lower import reachable
+from warploom.dsl import build
+from warploom.dsl.ir import REDUCTIONS, Kind, Node, const, var
+from warploom.dsl.lanes import HEAD_DIM, LANE
+
+_KV_POS = var("kv_pos")
+# What a rotation would need for each vector anew; `precise` functions stay as exact as asked for.
+_OF_VECTORS = REDUCTIONS | {"element", "logits"}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An angle of a vector seat that grows evenly.
+
+    Attributes:
+        angle: in radians.
+        rate: its growth from one key to the next, the same for all keys.
+        calls: C++ text of what takes its sine or cosine, as a format of the angle.
+        owner: C++ text of a lane with the same angle: where it repeats, the first such lane.
+    """
+
+    angle: Node
+    rate: Node
+    calls: dict[Node, str]
+    owner: str
+
+
+def key_turn(root: Node) -> Turn | None:
+    """The first angle of a key or value seat that grows evenly; a thread has room for one."""
+    for found in reachable([root]):
+        if not _is_turn(found):
+            continue
+        angle = found.args[0]
+        rate = _rate(angle)
+        if rate is None or any(part.op in _OF_VECTORS for part in reachable([angle])):
+            continue
+        calls = {
+            call: "x.%s(lane, {})" % ("sine" if call.op == "sin" else "cosine")
+            for call in reachable([root])
+            if _is_turn(call) and call.args[0] is angle
+        }
+        return Turn(angle, build.to_kind(rate, Kind.FLOAT), calls, _owner(angle))
+    return None
+
+
+def _is_turn(current: Node) -> bool:
+    return current.op in ("sin", "cos") and current.attr != ("precise",)
+
+
+def _rate(current: Node) -> Node | None:
+    """What an expression of kv_pos grows by from one key to the next, if by the same for all."""
+    if current is _KV_POS:
+        return const(1)
+    moving = [arg for arg in current.args if _reads_key(arg)]
+    rates = {arg: rate for arg in moving if (rate := _rate(arg)) is not None}
+    if len(rates) < len(set(moving)):
+        return None
+    op, args = current.op, current.args
+    if op == "neg":
+        return build.negate(rates[args[0]])
+    if op == "to_float":
+        return build.to_kind(rates[args[0]], Kind.FLOAT)
+    if op in ("add", "sub"):
+        left, right = (rates.get(arg, const(0)) for arg in args)
+        return build.arithmetic(op, left, right)
+    if op == "mul" and len(moving) == 1:
+        factor = args[1] if args[0] is moving[0] else args[0]
+        return _times(rates[moving[0]], factor)
+    if op == "div" and moving == [args[0]]:
+        return build.true_divide(rates[args[0]], args[1])
+    return None
+
+
+def _times(rate: Node, factor: Node) -> Node:
+    is_one = rate.op == "const" and rate.attr == 1
+    return build.to_kind(factor, rate.kind) if is_one else build.arithmetic("mul", rate, factor)
+
+
+def _reads_key(root: Node) -> bool:
+    return any(found is _KV_POS for found in reachable([root]))
+
+
+def _owner(angle: Node) -> str:
+    """The lane whose angle this one has: rotary frequencies are those of pairs of lanes."""
+    readers = [found for found in reachable([angle]) if LANE in found.args]
+    if len(readers) == 1 and readers[0].args[0] is LANE:
+        (reader,) = readers
+        divisor = reader.args[-1]
+        if reader.op == "mod" and divisor.op == "const":
+            return f"lane % {divisor.attr}"
+        if reader.op == "mod" and divisor.op == "floordiv" and divisor.args[0] is HEAD_DIM:
+            parts = divisor.args[1]
+            return f"lane % (head_dim / {parts.attr})" if parts.op == "const" else "lane"
+        if reader.op == "floordiv" and divisor.op == "const":
+            return f"lane - lane % {divisor.attr}"
+    return "lane"
