@@ -1,8 +1,8 @@
 """Angles that grow evenly from key to key: a rotation gives their sines from those of another row.
 
 Where a seat takes the sine and cosine of `a * kv_pos + b`, whatever `a` and `b` are for a lane, d
-keys further turn the pair (cos, sin) by the angle a * d: four multiply-adds in place of a range
-reduction and two operations of the special function unit.
+keys further turn the pair (cos, sin) by the angle a * d: few multiply-adds in place of a range
+reduction and two operations of the special function unit. `turned_rows.cuh` does it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from warploom.dsl.ir import REDUCTIONS, Kind, Node, const, var
 from warploom.dsl.lanes import HEAD_DIM, LANE
 
 _KV_POS = var("kv_pos")
-# What a rotation would need for each vector anew; `precise` functions stay as exact as asked for.
+# Angles of the vector itself are no more the same for all.
 _OF_VECTORS = REDUCTIONS | {"element", "logits"}
 
 
@@ -55,6 +55,7 @@ def key_turn(root: Node) -> Turn | None:
 
 
 def _is_turn(current: Node) -> bool:
+    """Functions that are to be precise are left as exact as asked for."""
     return current.op in ("sin", "cos") and current.attr != ("precise",)
 
 
@@ -64,7 +65,7 @@ def _rate(current: Node) -> Node | None:
         return const(1)
     moving = [arg for arg in current.args if _reads_key(arg)]
     rates = {arg: rate for arg in moving if (rate := _rate(arg)) is not None}
-    if len(rates) < len(set(moving)):
+    if not moving or len(rates) < len(set(moving)):
         return None
     op, args = current.op, current.args
     if op == "neg":
@@ -72,8 +73,10 @@ def _rate(current: Node) -> Node | None:
     if op == "to_float":
         return build.to_kind(rates[args[0]], Kind.FLOAT)
     if op in ("add", "sub"):
-        left, right = (rates.get(arg, const(0)) for arg in args)
-        return build.arithmetic(op, left, right)
+        if len(moving) == 2:
+            return build.arithmetic(op, *(rates[arg] for arg in args))
+        rate = rates[moving[0]]
+        return rate if op == "add" or moving[0] is args[0] else build.negate(rate)
     if op == "mul" and len(moving) == 1:
         factor = args[1] if args[0] is moving[0] else args[0]
         return _times(rates[moving[0]], factor)

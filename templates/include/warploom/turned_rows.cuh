@@ -5,6 +5,7 @@
 #pragma once
 
 #include <warploom/vector_seats.cuh>
+#include <warploom/walk.cuh>
 
 namespace warploom {
 
@@ -29,7 +30,7 @@ WL_FN Turn precise_turn_of(float angle) {
   const float x = ::fmaf(-n, -4.371139e-8f, ::fmaf(-n, 1.5707964f, angle));
   const float x2 = x * x;
   const float s =
-      x * (1 + x2 * (-1 / 6.0f + x2 * (1 / 120.0f + x2 * (-1 / 5040.0f + x2 / 362880))));
+      x * (1 + x2 * (-1 / 6.0f + x2 * (1 / 120.0f + x2 * (-1 / 5040.0f + x2 * (1 / 362880.0f)))));
   const float c =
       1 + x2 * (-1 / 2.0f + x2 * (1 / 24.0f + x2 * (-1 / 720.0f + x2 * (1 / 40320.0f))));
   const int quarter = int(n) & 3;

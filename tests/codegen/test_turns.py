@@ -1,0 +1,126 @@
+"""Angles that grow evenly from key to key: where they are found, and how exact their sines stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom as wl
+from warploom.codegen.functors import variant_struct
+from warploom.codegen.turns import Turn, key_turn
+from warploom.dsl.fields import Scalar, Tensor
+from warploom.dsl.functions import cos, sin
+from warploom.dsl.functions import sum as sum_lanes
+from warploom.dsl.library.rope_scaling import Llama3Scaling, YarnScaling
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
+
+
+def turn_of(variant: Variant) -> Turn | None:
+    return key_turn(trace(variant).seats["key_transform"])
+
+
+def turn_by(angle: Callable[[Any, Position], Any], precise: bool = False) -> Turn | None:
+    class Turning(wl.Variant):
+        speed = Scalar("float32")
+        phases = Tensor("float32", ("kv_pos",))
+
+        def key_transform(self, k: Value, at: Position) -> Value:
+            return k * sin(angle(self, at), precise=precise)
+
+    return turn_of(Turning(speed=1.0))
+
+
+@pytest.mark.parametrize(
+    ("rope", "owner"),
+    [
+        (wl.Rope(), "lane % (head_dim / 2)"),
+        (wl.Rope(dim=64), "lane % 32"),
+        (wl.Rope(interleaved=True), "lane - lane % 2"),
+        (wl.Rope(scaling=Llama3Scaling()), "lane % (head_dim / 2)"),
+        (wl.Rope(interleaved=True, scaling=YarnScaling(4.0, 4096)), "lane - lane % 2"),
+    ],
+)
+def test_rotary_angles_grow_evenly(rope: Variant, owner: str) -> None:
+    turn = turn_of(rope)
+    assert turn is not None and turn.owner == owner
+    assert set(turn.calls.values()) == {"x.sine(lane, {})", "x.cosine(lane, {})"}
+    assert turn.rate is turn.angle.args[1]  # the frequency
+
+
+def test_positions_that_are_read_do_not_grow_evenly() -> None:
+    assert turn_of(wl.Rope(positions="sequence")) is None
+
+
+def test_growth_of_sums_and_products() -> None:
+    assert turn_by(lambda v, at: 0.5 * (3 * at.kv_pos - at.lane) / v.speed + 1.0) is not None
+    assert turn_by(lambda v, at: v.speed - at.kv_pos * v.speed) is not None
+    assert turn_by(lambda v, at: (at.kv_len - at.kv_pos - (at.kv_pos + 1)) / 7.0) is not None
+
+
+def test_what_does_not_grow_evenly_is_computed() -> None:
+    for angle in (
+        lambda v, at: at.kv_pos * at.kv_pos * 0.1,
+        lambda v, at: 1.0 / (1.0 + at.kv_pos),
+        lambda v, at: (at.kv_pos // 2) * v.speed,
+        lambda v, at: v.phases[at.kv_pos],
+        lambda v, at: v.speed * at.lane,
+    ):
+        assert turn_by(angle) is None
+    assert turn_by(lambda v, at: 0.1 * at.kv_pos, precise=True) is None
+
+
+def test_angles_of_the_vector_itself_are_computed() -> None:
+    class OfVector(wl.Variant):
+        def key_transform(self, k: Value, at: Position) -> Value:
+            return k * cos(at.kv_pos * sum_lanes(k * k)) + sin(at.kv_pos * 0.1 + k)
+
+    assert turn_of(OfVector()) is None
+
+
+def test_only_cuda_turns_and_only_keys_and_values() -> None:
+    text = variant_struct(trace(wl.Rope()), "cuda")
+    assert "kKeyTurns = true" in text and "x.sine(lane, v0)" in text
+    assert "query_turn_lane" not in text and "kQueryTurns" not in text
+    assert "Turns" not in variant_struct(trace(wl.Rope()), "cpp")
+
+
+def test_seats_that_reduce_do_not_turn() -> None:
+    assert "Turns" not in variant_struct(trace(wl.QKNorm() & wl.Rope()), "cuda")
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
+
+
+@pytest.mark.parametrize("theta", [1e4, 5e5])
+def test_sines_by_recurrence_are_as_exact_as_computed_ones(theta: float) -> None:
+    """As in turned_rows.cuh: runs of 8 rows, 8 keys apart, at positions up to 131072."""
+    frequency = np.float32(theta ** (-2.0 / 128 * np.arange(64)))
+    position = np.random.default_rng(0).integers(0, 131072, (4000, 1))
+    step = np.float64(frequency) * 8
+    cos_step, sin_step = np.float32(np.cos(step)), np.float32(np.sin(step))
+    angle = np.float64(np.float32(np.float32(position) * frequency))
+    c, s = [np.float32(np.cos(angle))], [np.float32(np.sin(angle))]
+    c.append(fma(c[0], cos_step, -np.float32(s[0] * sin_step)))
+    s.append(fma(s[0], cos_step, np.float32(c[0] * sin_step)))
+    for row in range(2, 8):
+        for x in (c, s):
+            x.append(fma(2 * cos_step, x[row - 1], -x[row - 2]))
+    from_recurrence = from_angles = 0.0
+    for row in range(8):
+        exact = (position + 8 * row) * np.float64(frequency)
+        computed = np.float32(np.float32(position + 8 * row) * frequency)
+        drift = np.hypot(c[row] - np.cos(angle + row * step), s[row] - np.sin(angle + row * step))
+        assert drift.max() < 3e-6  # a sine of the special function unit: about 5e-7; fp16: 5e-4
+        from_recurrence += np.hypot(c[row] - np.cos(exact), s[row] - np.sin(exact)).mean()
+        from_angles += np.hypot(
+            np.cos(np.float64(computed)) - np.cos(exact),
+            np.sin(np.float64(computed)) - np.sin(exact),
+        ).mean()
+    assert from_recurrence < 1.01 * from_angles  # the rounding of large angles
