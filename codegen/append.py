@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
-from warploom.codegen.context import config_struct
+from warploom.codegen.context import config_struct, short_dims, short_dtypes
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.render import environment
 from warploom.codegen.source import KernelSource
@@ -119,4 +119,12 @@ def render_append(spec: AppendSpec, language: Literal["cuda", "cpp"]) -> KernelS
         "entry": "warploom_kernel",
         "threads": THREADS,
     }
-    return KernelSource(name, environment().get_template(template).render(context), language)
+    text = environment().get_template(template).render(context)
+    labels = (
+        ("kind", "append"),
+        ("variant", spec.variant.name),
+        ("dtype", short_dtypes(spec.dtype, spec.cache_dtype)),
+        ("head_dim", short_dims(spec.head_dim_qk, spec.head_dim_v)),
+        ("format", f"paged{spec.page_size}"),
+    )
+    return KernelSource(name, text, language, labels=labels)

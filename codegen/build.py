@@ -179,7 +179,8 @@ def _compile(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> 
     except CompileError as error:
         kept = _write(lambda place: place.keep_failed(key, name, text))
         raise CompileError(**{**error.facts, "path": kept}) from None
-    draft = Draft((name, text), binary, {**facts, "warploom": warploom.__version__})
+    facts |= {"labels": dict(source.labels), "warploom": warploom.__version__}
+    draft = Draft((name, text), binary, facts)
     entry = _write(lambda place: place.save(key, draft))
     upkeep.sweep_daily(store)
     return _artifact(entry, source.entry, compiled=True)

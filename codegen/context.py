@@ -22,9 +22,10 @@ from typing import Literal
 
 from warploom.codegen.abi import param_fields, struct_text
 from warploom.codegen.functors import variant_struct
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import LABELS, TileConfig
 from warploom.codegen.tiles import launch_bounds
 from warploom.codegen.tiles_hopper import copies_in_bulk, hopper_threads
+from warploom.dsl.dtypes import DType
 from warploom.dsl.spec import AttentionSpec
 
 _SHORT_DTYPE = {
@@ -59,26 +60,35 @@ def kernel_context(
 
 def kernel_name(spec: AttentionSpec, tile: TileConfig, template: str) -> str:
     """Readable name such as `portable_SoftCap_Causal_bf16_d128_paged16_r128k64`."""
-    variant = re.sub(r"\W+", "_", spec.variant.name).strip("_")
-    dims = f"d{spec.head_dim_qk}"
-    if spec.head_dim_v != spec.head_dim_qk:
-        dims += f"v{spec.head_dim_v}"
+    labels = dict(kernel_labels(spec, tile, template))
+    labels["head_dim"] = "d" + labels["head_dim"].replace("/", "v")
+    return "_".join(re.sub(r"\W+", "_", label).strip("_") for label in labels.values())
+
+
+def kernel_labels(
+    spec: AttentionSpec, tile: TileConfig, template: str
+) -> tuple[tuple[str, str], ...]:
+    """What people tell a kernel by."""
     storage = type(spec.kv_format).__name__.lower() + (str(spec.kv_format.block_kv or ""))
-    return "_".join(
-        (
-            template.partition(".")[0],
-            variant,
-            _short_dtype(spec),
-            dims,
-            storage,
-            f"r{tile.rows}k{tile.keys}",
-        )
+    labels = (
+        template.partition(".")[0],
+        spec.variant.name,
+        short_dtypes(spec.dtype, spec.stored_dtype),
+        short_dims(spec.head_dim_qk, spec.head_dim_v),
+        storage,
+        f"r{tile.rows}k{tile.keys}",
     )
+    return tuple(zip(LABELS, labels, strict=True))
 
 
-def _short_dtype(spec: AttentionSpec) -> str:
-    names = [spec.dtype] if spec.kv_dtype is None else [spec.dtype, spec.kv_dtype]
-    return "_".join(_SHORT_DTYPE[found.name] for found in names)
+def short_dtypes(dtype: DType, stored: DType) -> str:
+    """Of queries, and of keys and values if theirs is another."""
+    names = [_SHORT_DTYPE[found.name] for found in (dtype, stored)]
+    return "/".join(dict.fromkeys(names))
+
+
+def short_dims(head_dim_qk: int, head_dim_v: int) -> str:
+    return "/".join(dict.fromkeys((str(head_dim_qk), str(head_dim_v))))
 
 
 def _dtypes(spec: AttentionSpec) -> str:

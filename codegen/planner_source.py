@@ -92,7 +92,8 @@ def planner_source(
             entry=ENTRY,
         )
     )
-    return KernelSource(name, text, language, ENTRY)
+    labels = ("kind", "planner"), ("variant", variant.name)
+    return KernelSource(name, text, language, ENTRY, labels)
 
 
 def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:

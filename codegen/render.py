@@ -7,7 +7,7 @@ from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from warploom.codegen.context import kernel_context, kernel_name
+from warploom.codegen.context import kernel_context, kernel_labels, kernel_name
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.spec import AttentionSpec
 
@@ -43,7 +43,8 @@ def _render(
 ) -> KernelSource:
     context = kernel_context(spec, tile, plan_structs, template, language)
     text = environment().get_template(template).render(context)
-    return KernelSource(kernel_name(spec, tile, template), text, language)
+    name, labels = kernel_name(spec, tile, template), kernel_labels(spec, tile, template)
+    return KernelSource(name, text, language, labels=labels)
 
 
 @lru_cache(maxsize=1)

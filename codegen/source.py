@@ -41,6 +41,10 @@ class TileConfig:
         return f"{self.template} {self.rows}x{self.keys}, {self.warps} warps"
 
 
+# What a kernel can be told by, in the order in which lists of kernels show it.
+LABELS = ("kind", "variant", "dtype", "head_dim", "format", "tile")
+
+
 @dataclass(frozen=True)
 class KernelSource:
     """One translation unit.
@@ -50,12 +54,14 @@ class KernelSource:
         text: full source; begins with a comment that names the spec and the template.
         language: which compiler takes it.
         entry: the `extern "C"` symbol to launch.
+        labels: (what, value) pairs that tell people what the kernel is, named as in `LABELS`.
     """
 
     name: str
     text: str
     language: Literal["cuda", "cpp"]
     entry: str = "warploom_kernel"
+    labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def code(self) -> str:

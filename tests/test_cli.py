@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -30,8 +31,12 @@ def run(*arguments: str, answer: str | None = None) -> Result:
     return CliRunner().invoke(cli.main, arguments, input=answer, catch_exceptions=False)
 
 
+LABELS = {"kind": "portable", "dtype": "bf16/e4m3", "head_dim": "128/64", "format": "paged16"}
+
+
 def add(store: Store, name: str) -> Path:
     facts = {
+        "labels": LABELS | {"variant": name, "tile": "r16k64"},
         "compile_seconds": 3.25,
         "resources": {"registers": 168, "local_bytes": 0, "shared_bytes": 1024},
     }
@@ -45,29 +50,42 @@ def test_path(cache: Store) -> None:
 
 def test_list(cache: Store) -> None:
     assert "0 kernels" in run("cache", "list").output
-    add(cache, "portable_Causal")
-    (add(cache, "portable_Broken") / "key.json").unlink()
+    folder = add(cache, "Causal & SoftCap")
+    (add(cache, "Broken") / "key.json").unlink()
     result = run("cache", "list")
     assert result.exit_code == 0
-    (line,) = (line for line in result.output.splitlines() if "portable_Causal" in line)
-    assert all(fact in line for fact in ("sm_90a", "168", "1 KiB", "5 KiB", "3.2 s", "just now"))
-    (line,) = (line for line in result.output.splitlines() if "portable_Broken" in line)
+    (line,) = (line for line in result.output.splitlines() if "SoftCap" in line)
+    what = ["portable", "Causal", "&", "SoftCap", "bf16/e4m3", "128/64", "paged16", "r16k64"]
+    key = folder.name.rpartition("-")[2]
+    assert line.split() == [*what, "sm_90a", "6", "KiB", "just", "now", key[:8]]
+    (line,) = (line for line in result.output.splitlines() if "Broken" in line)
     assert "damaged" in line
     assert "2 kernels and 0 precompiled headers" in result.output and "of 4.0 GiB" in result.output
+    (line,) = (
+        line for line in run("cache", "list", "--full").output.splitlines() if "Soft" in line
+    )
+    assert all(fact in line for fact in ("168", "1 KiB", "3.2 s", key))
+
+
+def test_kernels_without_labels_are_listed_by_name(cache: Store) -> None:
+    folder = add(cache, "Causal")
+    facts = json.loads((folder / "key.json").read_text())
+    del facts["labels"]
+    (folder / "key.json").write_text(json.dumps(facts | {"name": "portable_Causal_f16"}))
+    assert "portable_Causal_f16" in run("cache", "list").output
 
 
 def test_a_list_that_no_terminal_shows_has_one_line_for_each_kernel(
     cache: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    names = [f"portable_{'Long' * 12}_{i}" for i in range(3)]
+    names = [f"{'Long' * 12}_{i}" for i in range(3)]
     for name in names:
         add(cache, name)
-    lines = run("cache", "list").output.splitlines()
+    lines = run("cache", "list", "--full").output.splitlines()
     for name in names:
         (line,) = (line for line in lines if name in line)
-        assert line.split()[1:] == ["sm_90a", "168", "0", "B", "1", "KiB", *line.split()[7:]]
-        assert "just now" in line
+        assert "just now" in line and line.split()[:2] == ["portable", name]
 
 
 def test_verify(cache: Store) -> None:

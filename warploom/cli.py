@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from warploom.codegen.store import Store
 
 _PIPED_WIDTH = 10_000  # wider than any line
+_RESOURCES = ("registers", "local", "shared", "compiled")
+_KEY_DIGITS = 8  # enough to find its folder
 
 
 @click.group()
@@ -37,37 +40,51 @@ def cache_path() -> None:
 
 
 @cache.command("list")
-def cache_list() -> None:
+@click.option("--full", is_flag=True, help="Also what each one takes, and its whole key.")
+def cache_list(full: bool) -> None:
     """List the compiled kernels, last used first."""
     from warploom.codegen import upkeep
+    from warploom.codegen.source import LABELS
 
     store = _store()
-    table = _table("kernel", "target", "registers", "local", "shared", "size", "compiled", "used")
-    for column in table.columns[2:]:
-        column.justify = "right"
+    table = _table(*LABELS, "target", *(_RESOURCES if full else ()), "size", "used", "key")
+    for column in table.columns:
+        column.no_wrap = column.header not in ("variant", "key")
+        column.justify = "right" if column.header in (*_RESOURCES, "size", "used") else "left"
     kernels = upkeep.kernels(store)
     for kernel in kernels:
-        if kernel.problem:
-            table.add_row(kernel.item.path.name, "[red]damaged[/]")
-            continue
-        resources = kernel.facts.get("resources") or {}
-        used_memory = (resources.get(name) for name in ("local_bytes", "shared_bytes"))
+        name, _, digest = kernel.item.path.name.rpartition("-")
+        key = digest if full else digest[:_KEY_DIGITS]
+        facts = kernel.facts or {"labels": {"kind": "[red]damaged[/]", "variant": name}}
+        # a kernel compiled before there were labels has its name alone
+        labels = facts.get("labels") or {"variant": facts["name"]}
         table.add_row(
-            kernel.facts["name"],
-            kernel.facts["parts"]["target"],
-            str(resources.get("registers", "")),
-            *("" if size is None else _bytes(size) for size in used_memory),
+            *(labels.get(label, "") for label in LABELS),
+            facts.get("parts", {}).get("target", ""),
+            *(_resources(facts) if full else ()),
             _bytes(kernel.item.size),
-            f"{kernel.facts['compile_seconds']:.1f} s",
             _ago(kernel.item.used),
+            key,
         )
-    total = sum(item.size for item in upkeep.items(store))
-    images = len([item for item in upkeep.items(store) if item.path.suffix == ".pch"])
+    items = upkeep.items(store)
+    images = len([item for item in items if item.path.suffix == ".pch"])
     _show(table)
     click.echo(
         f"{len(kernels)} kernels and {images} precompiled headers in {store.root}: "
-        f"{_bytes(total)} of {_bytes(env.cache_size_bytes())}"
+        f"{_bytes(sum(item.size for item in items))} of {_bytes(env.cache_size_bytes())}"
     )
+
+
+def _resources(facts: Mapping[str, Any]) -> list[str]:
+    """What a kernel takes, in the order of `_RESOURCES`; empty where it is not known."""
+    used = facts.get("resources") or {}
+    memory = (used.get(name) for name in ("local_bytes", "shared_bytes"))
+    seconds = facts.get("compile_seconds")
+    return [
+        str(used.get("registers", "")),
+        *("" if size is None else _bytes(size) for size in memory),
+        "" if seconds is None else f"{seconds:.1f} s",
+    ]
 
 
 @cache.command("verify")
