@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,20 +16,31 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(path: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def runner() -> Iterator[subprocess.Popen[str]]:
     # without a GPU also where there is one: these are the tests of the CPU back end
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "WARPLOOM_PROGRESS": "0"}
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
+    changes = {"CUDA_VISIBLE_DEVICES": "", "WARPLOOM_PROGRESS": "0", "HF_HUB_OFFLINE": "1"}
+    script = str(Path(__file__).with_name("preloaded.py"))
+    slow = "transformers.models.llama.modeling_llama", "torch", "warploom.runtime.attention"
+    with subprocess.Popen(
+        [sys.executable, script, *slow],
+        env=os.environ | changes,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip(), "an example says what it shows"
+    ) as process:
+        yield process  # its input ends at the end of the block, and so does it
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(path: Path, tmp_path: Path, runner: subprocess.Popen[str]) -> None:
+    assert runner.stdin is not None and runner.stdout is not None
+    log = tmp_path / "log"
+    print(json.dumps([str(path), str(tmp_path), str(log)]), file=runner.stdin, flush=True)
+    status = runner.stdout.readline().strip()
+    output = log.read_text()
+    assert status == "0", output
+    assert output.strip(), "an example says what it shows"
 
 
 @pytest.mark.gpu
