@@ -142,7 +142,7 @@ def check_append(batch: Batch) -> Check:
 
 
 def into_blank(
-    prepare: Callable[[Sequence[Any]], Callable[[Batch], object]], batches: Sequence[Batch]
+    prepare: Callable[[Sequence[Any]], Callable[[Any], object]], batches: Sequence[Batch]
 ) -> list[Thunk]:
     """Calls that return the cache; what another contestant wrote is removed first."""
     append = prepare(batches)

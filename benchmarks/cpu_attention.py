@@ -128,7 +128,8 @@ def flex_call(problem: Problem, q: Any, k: Any, v: Any) -> Call:
         options["block_mask"] = create_block_mask(mask, None, None, *lengths, device="cpu")
     if problem.soft_cap:
         options["score_mod"] = soft_cap
-    return partial(torch.compile(flex_attention, dynamic=False), q, k, v, **options)
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return partial(compiled, q, k, v, **options)
 
 
 CALLS: Mapping[str, Callable[..., Call]] = {

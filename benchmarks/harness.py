@@ -166,13 +166,13 @@ def replay_times(thunks: Sequence[Thunk], device: torch.device, effort: Effort) 
     return _until(effort, lambda: _event_ms(graph.replay) / calls)
 
 
-def _seconds(run: Callable[[], None]) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
 
 
-def _event_ms(run: Callable[[], None]) -> float:
+def _event_ms(run: Callable[[], object]) -> float:
     torch.cuda.synchronize()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()

@@ -112,7 +112,7 @@ def run_flex(mods: ModsOf, by_head: bool, inputs: Sequence[Inputs]) -> list[Thun
     if mask_mod is not None:
         sizes = None, q.shape[1] if by_head else None, q.shape[2], k.shape[2]
         mask = create_block_mask(mask_mod, *sizes, device=str(q.device))
-    compiled = partial(
+    compiled: Any = partial(
         torch.compile(flex_attention, dynamic=False),
         score_mod=score_mod,
         block_mask=mask,

@@ -48,7 +48,7 @@ def planned(device: torch.device, **options: Any) -> tuple[wl.AttentionWrapper, 
         variant, kv_format=wl.Paged(PAGE), device=device, **SHAPE, **options
     )
     pages = KEYS // PAGE
-    batch = {
+    batch: dict[str, Any] = {
         "qo_indptr": list(range(REQUESTS + 1)),
         "kv_indptr": [i * pages for i in range(REQUESTS + 1)],
         "kv_indices": list(range(REQUESTS * pages)),
@@ -63,6 +63,7 @@ def calls(device: torch.device) -> dict[str, Callable[[], object]]:
     bounds = wl.Bounds(REQUESTS, REQUESTS, KEYS, max_blocks=REQUESTS * KEYS // PAGE)
     bounded, _ = planned(device, bounds=bounds, cuda_graph=True)
     if device.type == "cpu":
+        assert attention._launcher is not None
         attention._launcher._enqueue = lambda stream: None
     options = {"dtype": torch.bfloat16, "device": device}
     q = torch.randn(REQUESTS, 8, 128, **options)

@@ -29,9 +29,9 @@ def small_llama(layers: int = 3) -> LlamaForCausalLM:
 
 
 class PagedLlama:
-    """The model with a cache of pages, one for each layer."""
+    """A LlamaForCausalLM with a cache of pages, one for each layer."""
 
-    def __init__(self, model: LlamaForCausalLM, pages: int, **options) -> None:
+    def __init__(self, model, pages: int, **options) -> None:
         config, self.model, self.dim = model.config, model, model.config.head_dim
         shape = {
             "num_q_heads": config.num_attention_heads, "num_kv_heads": config.num_key_value_heads,

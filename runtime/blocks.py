@@ -14,7 +14,7 @@ from warploom.runtime.tensors import host_array
 _Array = np.ndarray[Any, Any]
 
 
-def block_rows(masks: Any, block: tuple[int, int] | None = None) -> dict[str, _Array]:
+def block_rows(masks: Any, block: tuple[int, int] | None = None) -> dict[str, Any]:
     """The arguments of `plan` for `BlockSparse(block)`, from one mask for each request.
 
     Args:

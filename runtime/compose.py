@@ -137,7 +137,7 @@ def compose(
     *,
     num_requests: int | None = None,
     page_size: int | None = None,
-) -> dict[str, np.ndarray[Any, np.dtype[np.int32]]]:
+) -> dict[str, Any]:
     """The page table of requests that share pages, as arguments of `plan` for `Composed` caches.
 
     Args:
@@ -192,9 +192,7 @@ def _append(part: Part, tables: list[list[int]], last: list[int], page_size: int
         last[request] = tokens
 
 
-def _page_table(
-    tables: Sequence[Sequence[int]], last: Sequence[int]
-) -> dict[str, np.ndarray[Any, np.dtype[np.int32]]]:
+def _page_table(tables: Sequence[Sequence[int]], last: Sequence[int]) -> dict[str, Any]:
     return {
         "kv_indptr": np.cumsum([0, *map(len, tables)]).astype(np.int32),
         "kv_indices": np.array([page for table in tables for page in table], np.int32),

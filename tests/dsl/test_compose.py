@@ -113,4 +113,4 @@ def test_classes_compose_and_other_things_do_not() -> None:
 
 def test_and_as_a_word_is_refused() -> None:
     with pytest.raises(ArgumentError, match="compose with `a & b`"):
-        wl.Causal() and wl.SoftCap(30.0)
+        _ = wl.Causal() and wl.SoftCap(30.0)

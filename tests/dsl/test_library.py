@@ -383,7 +383,7 @@ def test_a_soft_cap_must_be_above_0(cap: float) -> None:
 
 def test_a_single_mask_is_no_list_of_masks() -> None:
     with pytest.raises(ArgumentError, match=r"masks\[0\] has shape \(9,\); .* 2 dimensions"):
-        wl.pack_masks(np.ones((4, 9), bool))
+        wl.pack_masks(np.ones((4, 9), bool))  # pyright: ignore[reportArgumentType]
     bits, offsets = wl.pack_masks([np.ones((4, 9), bool), np.ones((0, 3), bool)])
     assert offsets.tolist() == [0, 5, 5]
     assert len(bits) == 5

@@ -124,8 +124,9 @@ def test_a_scale_may_have_any_sign(sm_scale: float, cuda: Any) -> None:
         tile=TileConfig(64, 64, 4, 2),
     )  # fmt: skip
     attention.plan([0, 40], [0, 40])
+    q4, k4, v4 = (x.float().transpose(0, 1)[None] for x in (q, k, v))
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.float().transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, scale=sm_scale
+        q4, k4, v4, is_causal=True, scale=sm_scale
     )
     out = attention.run(q, (k, v))
     torch.testing.assert_close(out.float(), expected[0].transpose(0, 1), atol=5e-3, rtol=5e-3)

@@ -112,9 +112,9 @@ def test_variants_have_no_union() -> None:
     left, right = wl.Causal(), wl.SlidingWindow(3)
     for other in (right, wl.SlidingWindow, 3):
         with pytest.raises(errors.NoUnion, match=r"logits_mask joins both conditions with \|"):
-            left | other
+            _ = left | other
     with pytest.raises(errors.NoUnion, match="Causal & SlidingWindow shows what both show"):
-        left | right
+        _ = left | right
 
 
 def test_wrong_calls_cross_processes() -> None:

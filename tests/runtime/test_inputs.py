@@ -72,7 +72,7 @@ def test_frozen_inputs_keep_their_memory_and_mean_what_they_would() -> None:
     places = []
     for rows, keys, entries in ((4, 20, 9), (12, 64, 9), (2, 5, 3)):
         q, k, v = torch.randn(rows, 2, 32), torch.randn(keys, 2, 32), torch.randn(keys, 2, 32)
-        given = {"bias": torch.randn(rows, keys), "table": torch.randn(entries)}
+        given: dict[str, Any] = {"bias": torch.randn(rows, keys), "table": torch.randn(entries)}
         for attention in (wrapper, plain):
             attention.plan([0, rows], [0, keys], **given)
         torch.testing.assert_close(wrapper.run(q, (k, v)), plain.run(q, (k, v)))
@@ -201,15 +201,17 @@ class Reached(Variant):
 
 
 # 300 keys and 40: pages of 20, of which the first two are shared, or blocks of 20 keys
-INDEXED: Any = ([0, 15, 17], [*range(15), 0, 1])
+PAGES: dict[str, Any] = {
+    "kv_indptr": [0, 15, 17], "kv_indices": [*range(15), 0, 1], "last_page_len": [20, 20],
+}  # fmt: skip
+BLOCKS: dict[str, Any] = {
+    "kv_indptr": [0, 15, 17], "kv_indices": [*range(15), 0, 1], "kv_lens": [300, 40],
+}  # fmt: skip
 LENGTHS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ragged": (Ragged(), {"kv_indptr": [0, 300, 340]}),
-    "paged": (Paged(20), dict(zip(("kv_indptr", "kv_indices"), INDEXED, strict=True))),
-    "composed": (Composed(20), dict(zip(("kv_indptr", "kv_indices"), INDEXED, strict=True))),
-    "blocks": (
-        BlockSparse((4, 20)),
-        dict(kv_indptr=[0, 15, 17], kv_indices=INDEXED[1], kv_lens=[300, 40]),
-    ),
+    "paged": (Paged(20), PAGES),
+    "composed": (Composed(20), PAGES),
+    "blocks": (BlockSparse((4, 20)), BLOCKS),
 }
 
 
@@ -217,8 +219,6 @@ LENGTHS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("storage", LENGTHS)
 def test_a_mask_that_only_run_is_given_is_not_planned_with(storage: str, graphed: bool) -> None:
     kv_format, lengths = LENGTHS[storage]
-    if storage in ("paged", "composed"):
-        lengths = lengths | {"last_page_len": [20, 20]}
     bounds = Bounds(max_requests=2, max_q_rows=8, max_kv_len=300, max_blocks=17, max_segments=2)
     options: dict[str, Any] = {"bounds": bounds, "cuda_graph": True} if graphed else {}
     options |= {"kv_format": kv_format, **SHAPE}
@@ -228,7 +228,7 @@ def test_a_mask_that_only_run_is_given_is_not_planned_with(storage: str, graphed
     later.plan([0, 4, 8], **lengths)
     for seed in (1, 2):  # one plan, two masks
         draw = torch.Generator().manual_seed(seed)
-        given = {
+        given: dict[str, Any] = {
             "limit": torch.randint(1, 40, (2,), generator=draw, dtype=torch.int32),
             "hidden": torch.rand(300, generator=draw) < 0.5,
         }
