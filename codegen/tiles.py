@@ -24,7 +24,12 @@ from warploom.codegen.tile_cost import (
     predicted_us,
     weighed_tiles,
 )
-from warploom.codegen.tiles_hopper import hopper_launch, hopper_threads, hopper_tiles
+from warploom.codegen.tiles_hopper import (
+    GROUP_ROWS,
+    hopper_launch,
+    hopper_threads,
+    hopper_tiles,
+)
 from warploom.codegen.tiles_single import (
     SINGLE_ROW,
     check_single_row,
@@ -310,8 +315,9 @@ def _reason(tile: TileConfig, shape: LaunchShape, arch: Arch, mean_fused_rows: f
 
 
 def _hopper_reason(tile: TileConfig, mean_fused_rows: float) -> str:
+    groups = f"{tile.rows // GROUP_ROWS} groups of {GROUP_ROWS} rows"
     return (
-        f"{mean_fused_rows:.4g} fused query rows per request on average: two groups of 64 rows "
+        f"{mean_fused_rows:.4g} fused query rows per request on average: {groups} "
         f"take turns on Hopper's tensor cores; {tile.keys} keys in {tile.stages} stages and "
         f"{tile.query_stages} tiles of queries are what fits the shared memory"
     )

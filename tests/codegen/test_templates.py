@@ -61,6 +61,7 @@ EXAMPLES = {
     "prefill dense padded": Example(wl.QKNorm() & wl.Alibi(), 72, 40, Dense(), 1000),
     "prefill ragged": Example(wl.Causal() & wl.SoftCap(50.0), 128, 128, Ragged(), 1001),
     "prefill paged 3 sink": Example(wl.AttentionSink() & wl.Causal(), 64, 64, Paged(3), 500),
+    "prefill narrow": Example(wl.Causal(), 64, 64, Ragged(), 500),
     "prefill norm and rope": Example(
         wl.QKNorm() & wl.Rope() & wl.Causal(), 128, 128, Paged(16), 501
     ),
@@ -127,6 +128,17 @@ def test_every_seat_and_format_compiles_for_hopper(name: str) -> None:
 def test_wide_heads_fit_small_shared_memory(name: str) -> None:
     example = EXAMPLES[name]
     compiled(example, ARCHS["sm_89"], choose_tile(example.spec, ARCHS["sm_89"], example.rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [
+        ("prefill ragged", TileConfig(64, 128, 4, 2, "hopper", 2)),
+        ("prefill narrow", TileConfig(192, 96, 12, 3, "hopper", 2)),
+    ],
+)
+def test_one_and_three_groups_compute_on_hopper(name: str, tile: TileConfig) -> None:
+    compiled(EXAMPLES[name], ARCHS["sm_90a"], tile)
 
 
 def test_hopper_uses_its_own_instructions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from typing import Any
@@ -168,6 +169,9 @@ def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: 
     q = torch.randn(2, 3, 8, 64, device=cuda, dtype=torch.float16)
     k, v = torch.randn(2, 2, 50, 2, 64, device=cuda, dtype=torch.float16)
     expected = wl.attention(q, k, v, variant=wl.Causal())
+    gc.collect()  # graphs of other tests, which must not go while this one counts
+    torch.cuda.synchronize()
+    module._drop_released()
     before = len(module._captured)
 
     def captured() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

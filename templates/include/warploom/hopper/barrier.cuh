@@ -72,7 +72,7 @@ WL_FN void set_registers_down() {
 constexpr int kConsumersBarrier = 1;  // all consumer threads
 constexpr int kTurnBarrier = 2;       // + group: that group may issue its products
 constexpr int kGroupBarrier = 5;      // + group: the 128 threads of a group
-constexpr int kProducersBarrier = 8;  // the producer group
+constexpr int kOpenersBarrier = 8;    // those of the producer group that open items
 constexpr int kTransformBarrier = 9;  // the group that transforms staged tiles
 
 // Position in a ring of kStages buffers; the phase flips each time round.

@@ -1,7 +1,7 @@
 // A consumer group: 128 threads and 64 fused query rows of the CTA's tile.
 //
 // While the product of tile i with its values runs, the group computes the softmax of tile i + 1,
-// and the other group's products fill the tensor cores between (FlashAttention-3, sections 3.1
+// and the other groups' products fill the tensor cores between (FlashAttention-3, sections 3.1
 // and 3.2).
 #pragma once
 
@@ -22,28 +22,29 @@ class Consumer {
   // Groups take turns to issue products, so that one computes its softmax while the other
   // multiplies. They wait for each other anyway where they transform staged tiles themselves.
   static constexpr int kGroups = C::kRows / 64;
+  static constexpr int kTurnThreads = 2 * 128;  // of the group that ends its turn, and the next
   static constexpr bool kTransformsQueries =
       Variant::kHasQueryTransform && !Shared<K>::kLandsQueries;
   static constexpr bool kTransformsKeys = Variant::kHasKeyTransform && !Shared<K>::kLandsKeys;
   static constexpr bool kTransformsValues = Variant::kHasValueTransform && !Shared<K>::kLandsValues;
-  static constexpr bool kTakesTurns = kGroups == 2 && !kTransformsKeys && !kTransformsValues;
+  static constexpr bool kTakesTurns = kGroups > 1 && !kTransformsKeys && !kTransformsValues;
 
  public:
   WL_FN Consumer(Shared<K> shared, int group)
       : shared_(shared), barriers_(shared.barriers()), group_(group), mma_(shared, group) {
-    if (kTakesTurns && group == 1) end_turn();
+    if (kTakesTurns && group == kGroups - 1) end_turn();
   }
 
   WL_FN void run(const typename K::Params& p) {
-    const int end = __ldg(p.cta_indptr + blockIdx.x + 1);
-    for (int i = __ldg(p.cta_indptr + blockIdx.x); i < end; ++i) run_item(p);
+    int left = __ldg(p.cta_indptr + blockIdx.x + 1) - __ldg(p.cta_indptr + blockIdx.x);
+    for (; left > 0; --left) run_item(p);
     if constexpr (C::kComposed) join_rows(Item<K>{p, shared_});
   }
 
  private:
   WL_FN void run_item(const typename K::Params& p) {
     barrier_wait(&barriers_.item_full[item_ring_.stage], item_ring_.phase);
-    shared_.item_stage = item_ring_.stage;
+    shared_.index = item_ring_.stage;
     const Item<K> item{p, shared_};
     const ThreadRows<K> rows(item);
     barrier_wait(&barriers_.q_full[query_ring_.stage], query_ring_.phase);
@@ -155,10 +156,10 @@ class Consumer {
   }
 
   WL_FN void begin_turn() const {
-    if constexpr (kTakesTurns) named_sync(kTurnBarrier + group_, S::kThreads);
+    if constexpr (kTakesTurns) named_sync(kTurnBarrier + group_, kTurnThreads);
   }
   WL_FN void end_turn() const {
-    if constexpr (kTakesTurns) named_arrive(kTurnBarrier + (group_ ^ 1), S::kThreads);
+    if constexpr (kTakesTurns) named_arrive(kTurnBarrier + (group_ + 1) % kGroups, kTurnThreads);
   }
   WL_FN void sync_threads_of_group() const { named_sync(kGroupBarrier + group_, 128); }
 
@@ -204,7 +205,7 @@ class Consumer {
     if constexpr (Shared<K>::kLandsValues) return;  // absent values are zeros
     typename C::Element* staged = shared_.values(ring.stage);
     const bool clears = leaves_garbage(columns, visit);
-    // Both groups write the same zeros, so that neither waits for the other.
+    // All groups write the same zeros, so that none waits for another.
     if (clears) clear_absent(columns, staged);
     if constexpr (kTransformsValues) {
       transform<ValueSeat<K>, ValueTile<K>>(item, staged, columns);

@@ -1,5 +1,6 @@
-// The Hopper attention kernel (sm_90a): a producer group copies, two consumer groups compute, and
-// where a seat transforms queries, keys or values, another group does that between the two.
+// The Hopper attention kernel (sm_90a): a producer group copies, one to three consumer groups of 64
+// rows compute, and where a seat transforms queries, keys or values, another group does that
+// between the two.
 #pragma once
 
 #include <warploom/hopper/consumer.cuh>
@@ -8,24 +9,31 @@
 
 namespace warploom::hopper {
 
-// Registers of a thread of each role. The CTA's pool is what it was launched with, 168 for each of
-// three groups or 128 for each of four: giving consumers more than the others free would wait for
-// ever. Wide heads fill 224 registers with accumulators; a producer that only issues tensor copies
-// needs few.
+// Registers of a thread of each role. Roles exchange what the CTA was launched with: giving
+// consumers more than the others free would wait for ever. Wide heads fill 224 with accumulators; a
+// producer that only issues tensor copies needs few. Two roles alone have as many as a thread can
+// name.
 template <class K>
 struct RegisterBudget {
   using C = typename K::Config;
-  static constexpr bool kWide = C::kHeadDimV > 128 && C::kBulk;
+  static constexpr int kConsumers = C::kRows / 64;
+  static constexpr int kRoles = kConsumers + 1 + kHasTransformer<K>;
+  static constexpr bool kExchanges = kRoles > 2;
+  static constexpr int kPool = kRoles == 4 ? 4 * 128 : kRoles * 168;
   static constexpr bool kNarrow = C::kHeadDimV <= 64;
-  static constexpr int kProducer = kHasTransformer<K> || kWide ? 56 : 72;
+  static constexpr bool kWide = C::kHeadDimV > 128 && C::kBulk;
+  // Column states pass through a producer's registers, and so do the rows of more queries.
+  static constexpr int kFewest = kHasTransformer<K> || kWide ? 56 : 72;
+  static constexpr int kProducer = kConsumers == 3             ? 80
+                                   : Shared<K>::kStagesColumns ? kFewest + 16
+                                                               : kFewest;
   static constexpr int kTransformer = !kHasTransformer<K> ? 0 : kNarrow ? 104 : 72;
-  static constexpr int kConsumer = kHasTransformer<K> ? (kNarrow ? 176 : 192) : (kWide ? 224 : 216);
-  static constexpr int kPool = kHasTransformer<K> ? 4 * 128 : 3 * 168;
-  static_assert(C::kRows == 128, "two consumer groups of 64 rows");
-  static_assert(C::kThreads == kPool / (kHasTransformer<K> ? 128 : 168) * 128,
+  static constexpr int kShare = (kPool - kProducer - kTransformer) / kConsumers;
+  static constexpr int kConsumer = kShare < 240 ? kShare : 240;
+  static_assert(kConsumers <= 3 && kRoles <= 4, "an SM has 65,536 registers");
+  static_assert(kConsumer % 8 == 0, "registers change hands in eights");
+  static_assert(C::kThreads == kRoles * 128,
                 "codegen/tiles_hopper.py launches as many groups as there are roles");
-  static_assert(kProducer + kTransformer + 2 * kConsumer == kPool,
-                "roles exchange registers, they make none");
 };
 
 template <class K>
@@ -55,20 +63,20 @@ WL_FN void init_barriers(Shared<K> shared) {
 
 template <class K>
 WL_FN void run_hopper_kernel(const typename K::Params& p) {
-  constexpr int kGroups = K::Config::kRows / 64;
+  using Budget = RegisterBudget<K>;
   extern __shared__ __align__(1024) char shared_memory[];
   const Shared<K> shared{shared_memory};
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   const int group = __shfl_sync(kAllLanes, int(threadIdx.x) / 128, 0);
-  if (group == kGroups) {
-    set_registers_down<RegisterBudget<K>::kProducer>();
+  if (group == Budget::kConsumers) {
+    if constexpr (Budget::kExchanges) set_registers_down<Budget::kProducer>();
     produce(p, shared);
-  } else if (kHasTransformer<K> && group > kGroups) {
-    set_registers_down<RegisterBudget<K>::kTransformer>();
+  } else if (kHasTransformer<K> && group > Budget::kConsumers) {
+    if constexpr (Budget::kExchanges) set_registers_down<Budget::kTransformer>();
     if constexpr (kHasTransformer<K>) Transformer<K>(shared).run(p);
   } else {
-    set_registers_up<RegisterBudget<K>::kConsumer>();
+    if constexpr (Budget::kExchanges) set_registers_up<Budget::kConsumer>();
     Consumer<K>(shared, group).run(p);
   }
 }

@@ -1,9 +1,10 @@
 // The producer group: opens work items, and copies queries, keys and values to shared memory ahead
 // of the consumers.
 //
-// Bulk mode (storage in blocks of 8 tokens and more, or affine): one warp opens items and issues
-// tensor copies of keys, one those of values, two gather queries and work out what seats on logits
-// keep of each key. Gather mode (smaller blocks): all four warps do everything together.
+// Bulk mode (storage in blocks of 8 tokens and more, or affine): one warp issues tensor copies of
+// keys, one those of values, and two open items, gather queries and work out what seats on logits
+// keep of each key. Those that wait for room for keys open no items, so that the next is open long
+// before its turn. Gather mode (smaller blocks): all four warps do everything together.
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
@@ -30,22 +31,12 @@ class ItemOpener {
     auto& barriers = shared.barriers();
     // With one slot, nobody may write the next item while another thread reads this one: consumers
     // give a slot back as soon as they have no more use for it.
-    if constexpr (Shared<K>::kItemStages == 1) {
-      if constexpr (kThreads == kWarpSize) {
-        __syncwarp();
-      } else {
-        named_sync(kProducersBarrier, kThreads);
-      }
-    }
+    if constexpr (Shared<K>::kItemStages == 1) named_sync(kOpenersBarrier, kThreads);
     barrier_wait(&barriers.item_empty[ring_.stage], ring_.phase ^ 1);
-    shared.item_stage = ring_.stage;
+    shared.index = ring_.stage;
     const Item<K> item{p, shared};
     item.open(index, thread, kThreads);
-    if constexpr (kThreads == kWarpSize) {
-      __syncwarp();  // the openers read what they opened
-    } else {
-      named_sync(kProducersBarrier, kThreads);
-    }
+    named_sync(kOpenersBarrier, kThreads);  // they read what they opened
     barrier_arrive(&barriers.item_full[ring_.stage]);
     ring_.advance();
     return item;
@@ -63,7 +54,7 @@ class OpenedItems {
 
   WL_FN Item<K> next() {
     barrier_wait(&shared_.barriers().item_full[ring_.stage], ring_.phase);
-    shared_.item_stage = ring_.stage;
+    shared_.index = ring_.stage;
     ring_.advance();
     return {p_, shared_};
   }
@@ -146,8 +137,6 @@ class ColumnProducer {
       slot_ = next_slot<K>(slot_);
       ring_.advance();
     }
-    __syncwarp();  // nobody looks at the item any more
-    if (thread % kWarpSize == 0) barrier_arrive(&barriers.item_empty[item.arena.item_stage]);
   }
 
  private:
@@ -300,10 +289,9 @@ struct Arrivals {
   using Variant = typename K::Variant;
   static constexpr bool kBulk = K::Config::kBulk;
   static constexpr int kColumnThreads = kBulk && Shared<K>::kStagesColumns ? kBulkQueryThreads : 0;
-  static constexpr int kItem = kBulk ? kWarpSize : kProducerThreads;
-  // Of items, besides the consumer groups: one for values, each warp for columns, the transformer.
-  static constexpr int kReaders =
-      (kBulk ? 1 : 0) + kColumnThreads / kWarpSize + (kHasTransformer<K> ? 1 : 0);
+  static constexpr int kItem = kBulk ? kBulkQueryThreads : kProducerThreads;
+  // Of items, besides the consumer groups: one each for keys and values, and the transformer.
+  static constexpr int kReaders = (kBulk ? 2 : 0) + (kHasTransformer<K> ? 1 : 0);
   static constexpr int kQueries = kBulk ? kBulkQueryThreads : kProducerThreads;
   static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
   // Each lane that wrote positions arrives for itself.
@@ -313,6 +301,21 @@ struct Arrivals {
   static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? 1 : kKeys) + kColumnThreads;
   static constexpr int kFullValues = Shared<K>::kLandsValues ? 1 : kValues;
 };
+
+// Copies keys or values of the items that others open, by one warp.
+template <bool kOfValues, class K>
+WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared, int items) {
+  BulkProducer<K, kOfValues> tokens;
+  OpenedItems<K> opened{p, shared};
+  for (; items > 0; --items) {
+    const Item<K> item = opened.next();
+    tokens.copy(item);
+    __syncwarp();  // nobody looks at the item any more
+    if (threadIdx.x % kWarpSize == 0) {
+      barrier_arrive(&shared.barriers().item_empty[item.arena.index]);
+    }
+  }
+}
 
 template <class K>
 WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
@@ -328,25 +331,15 @@ WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
       tokens.copy(item, thread);
     }
   } else if (thread < kWarpSize) {
-    ItemOpener<K, kWarpSize> items;
-    BulkProducer<K, false> keys;
-    for (int i = begin; i < end; ++i) keys.copy(items.open(p, shared, i, thread));
+    produce_in_bulk<false>(p, shared, end - begin);
   } else if (thread < 2 * kWarpSize) {
-    auto& barriers = shared.barriers();
-    BulkProducer<K, true> values;
-    OpenedItems<K> items{p, shared};
-    for (int i = begin; i < end; ++i) {
-      const Item<K> item = items.next();
-      values.copy(item);
-      __syncwarp();  // nobody looks at the item any more
-      if (thread == kWarpSize) barrier_arrive(&barriers.item_empty[item.arena.item_stage]);
-    }
+    produce_in_bulk<true>(p, shared, end - begin);
   } else {
+    ItemOpener<K, kBulkQueryThreads> items;
     QueryProducer<K, kBulkQueryThreads> queries;
     ColumnProducer<K> columns;
-    OpenedItems<K> items{p, shared};
     for (int i = begin; i < end; ++i) {
-      const Item<K> item = items.next();
+      const Item<K> item = items.open(p, shared, i, thread - 2 * kWarpSize);
       queries.copy(item, thread - 2 * kWarpSize);
       if constexpr (Shared<K>::kStagesColumns) columns.produce(item, thread - 2 * kWarpSize);
     }

@@ -1,0 +1,58 @@
+"""The Hopper kernel on a GPU with one, two and three groups that compute, whatever is chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.source import TileConfig
+from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.testing import warm_up
+
+pytestmark = pytest.mark.gpu
+
+ONE, TWO = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 1)
+THREE, DEEP = TileConfig(192, 96, 12, 3, "hopper", 2), TileConfig(192, 64, 12, 4, "hopper", 1)
+
+
+def on_gpu(kv_format: wl.KVFormat, dtype: str, dim: int, tile: TileConfig) -> Setup:
+    return Setup(kv_format, dtype, dim, dim, "cuda", tile)
+
+
+JOBS = [
+    (wl.Causal(), on_gpu(wl.Ragged(), "float16", 128, ONE)),
+    (wl.Causal() & wl.Rope(), on_gpu(wl.Paged(16), "bfloat16", 128, ONE)),
+    (wl.DocumentMask(), on_gpu(wl.Ragged(), "bfloat16", 128, ONE)),
+    (wl.QKNorm(), on_gpu(wl.Paged(3), "float16", 64, ONE)),
+    (wl.Variant(), on_gpu(wl.BlockSparse(block=(32, 16)), "float16", 128, ONE)),
+    (wl.Causal() & wl.SoftCap(5.0), on_gpu(wl.Paged(16), "float16", 128, TWO)),
+    (wl.Causal(), on_gpu(wl.Ragged(), "float16", 64, THREE)),
+    (wl.SlidingWindow(40), on_gpu(wl.Paged(1), "bfloat16", 64, THREE)),
+    (wl.Causal() & wl.SoftCap(5.0), on_gpu(wl.Paged(16), "float16", 32, THREE)),
+    (wl.FlashSigmoid(bias=-2.0), on_gpu(wl.Ragged(), "bfloat16", 40, DEEP)),
+    (wl.Variant(), on_gpu(wl.Dense(), "float16", 64, DEEP)),
+]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Any:
+    return warm_up(JOBS)
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(
+    ("q_lens", "kv_lens"),
+    [((70, 1, 0, 33), (130, 257, 40, 33)), ((3, 500, 1), (0, 600, 1200)), ((100,), (5000,))],
+)
+def test_any_number_of_groups_agrees_with_the_oracle(
+    q_lens: tuple[int, ...], kv_lens: tuple[int, ...], kernels: Any
+) -> None:
+    for variant, setup in kernels:
+        equal = isinstance(setup.kv_format, wl.Dense)
+        q_lens = (q_lens[0],) * len(q_lens) if equal else q_lens
+        kv_lens = (kv_lens[0],) * len(kv_lens) if equal else kv_lens
+        case = Case(setup, q_lens, kv_lens, num_kv_heads=2, group_size=2, seed=3)
+        found = mismatch(variant, case)
+        assert found is None, f"{variant!r} {case}: {found}"
