@@ -65,7 +65,8 @@ class NativePlanner:
         self._device = device
         self._host: HostPlanner | None = None
         self._has_host = isinstance(kv_format, (Dense, Ragged, Paged))
-        self._on_device: DevicePlanner | None = None
+        # All of them stay: a CUDA graph may replay any.
+        self._on_device: dict[PlanSize, DevicePlanner] = {}
         self._grid_of: tuple[Site, tuple[int, ...]] | None = None
 
     def prepare(self, on_device: bool) -> None:
@@ -147,7 +148,9 @@ class NativePlanner:
         rows = min(batch.q_rows, bounds.max_q_rows)
         limits = rows, bounds.max_kv_len, blocks, bounds.max_requests, tiles
         planner.params.write_inputs(values)
-        pointers = (0 if tensor is None else tensor.data_ptr() for tensor in batch.tensors)
+        tensors = batch.tensors if batch.num_requests else (*batch.tensors[:3], None)
+        # Nobody looks at the pages of no request: kv_indptr[0] is checked with the first one.
+        pointers = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
         planner.params.write(
             (*pointers, *site.outputs(address)), self._numbers(batch.num_requests, limits, site)
         )
@@ -160,7 +163,7 @@ class NativePlanner:
         size = PlanSize(
             scratch, tiles, OPTIONS * (columns + 1), tiles * self._heads.num_kv, bounds.max_blocks
         )
-        if self._on_device is None or self._on_device.size != size:
+        if size not in self._on_device:
             arch = cuda_facts(self._device.index).arch
             if scratch > arch.shared_per_cta - DevicePlanner.RESERVED:
                 reason = (
@@ -169,8 +172,8 @@ class NativePlanner:
                     "the lengths on the host"
                 )
                 raise ArgumentError(name="bounds", reason=reason)
-            self._on_device = DevicePlanner(self._variant, self._device, size)
-        return self._on_device
+            self._on_device[size] = DevicePlanner(self._variant, self._device, size)
+        return self._on_device[size]
 
     def _most_tiles(self, q_rows: int, requests: int, tile: TileConfig) -> int:
         return q_rows * self._heads.group_size // tile.rows + requests
