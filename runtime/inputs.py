@@ -219,7 +219,8 @@ class Inputs:
                     if value is not self.tensors[name]:
                         expected = "the values of the one given before"
                         raise PlanMismatch(name=name, got="another tensor", expected=expected)
-                tensor = as_input(field, value) if value is None else as_torch(value, name)
+                refuse_none(field, value)
+                tensor = as_torch(value, name)
                 self._check_type(field, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
                 values[name] = tensor
@@ -359,16 +360,21 @@ def _address(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
+def refuse_none(field: TensorField, value: Any) -> None:
+    """Raise ArgumentError for a tensor given as None, which as a default means that none is."""
+    if value is None:
+        kind = f"{field.dtype.name} tensor {roles_text(field, {})}"
+        raise ArgumentError(name=field.name, reason=f"is None; the variant reads it: give a {kind}")
+
+
 def as_input(field: TensorField, value: Any) -> torch.Tensor:
     """A tensor for a field; host values get the declared dtype if only their width differs.
 
     Raises:
-        ArgumentError: an integer on the host beyond int32, where that is declared.
+        ArgumentError: None, or an integer on the host beyond int32, where that is declared.
     """
+    refuse_none(field, value)
     expected = getattr(torch, field.dtype.name)
-    if value is None:
-        kind = f"{field.dtype.name} tensor {roles_text(field, {})}"
-        raise ArgumentError(name=field.name, reason=f"is None; the variant reads it: give a {kind}")
     if isinstance(value, (list, tuple, int, float)):
         value = torch.as_tensor(value, dtype=expected)
     tensor = as_torch(value, field.name).detach()

@@ -30,7 +30,7 @@ from warploom.scheduler.composed_tiles import (
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import HEADER, JOIN, MERGE, ROW_CODE, WORK_ITEM, Ints, Records
 from warploom.scheduler.prefixes import PrefixForest
-from warploom.scheduler.sharing import choose_parts
+from warploom.scheduler.sharing import Choice, choose_parts
 from warploom.scheduler.worklist import longest_first
 
 MAX_UNITS = 2**31 // ROW_CODE - 1
@@ -78,13 +78,10 @@ def make_composed_plan(
     Raises:
         ArgumentError: the batch has more units than a row's code can name.
     """
-    units = cut_units(requests, machine.group_size, machine.rows)
+    sizes = machine.group_size, machine.rows, machine.levels, machine.page_size
+    units, parts, choices = _share(requests, forest, *sizes)
     if len(units.request) > MAX_UNITS:
         raise ArgumentError(name="qo_indptr", reason=f"gives more than {MAX_UNITS} query tiles")
-    count = np.bincount(units.request, minlength=len(requests))
-    fused = requests["num_q"].astype(np.int64) * machine.group_size
-    kept, choices = choose_parts(forest, count, fused, machine.rows, machine.levels)
-    parts = Parts.of(requests, forest, kept, machine.page_size)
     pairs = make_pairs(units, parts, machine.group_size, visibility_of)
     tiles = pack(units, parts, pairs, machine.rows, machine.keys)
     items, cta, cost, tile = _deal(tiles, parts.num_shared, machine)
@@ -124,13 +121,22 @@ def count_reads(
     Returns:
         Keys that are read once or more, keys that tiles walk (each for every tile), and tiles.
     """
+    units, parts, choices = _share(requests, forest, group_size, rows, levels, page_size)
+    count = np.bincount(units.request, minlength=len(requests))
+    keys = parts.records["kv_count"].astype(np.int64)
+    tiles = np.append(np.array([one.tiles for one in choices if one.kept], np.int64), count)
+    return int(keys[tiles > 0].sum()), int(keys @ tiles), int(tiles.sum())
+
+
+def _share(
+    requests: Records, forest: PrefixForest, group_size: int, rows: int, levels: int, page_size: int
+) -> tuple[Units, Parts, tuple[Choice, ...]]:
+    """Query tiles that each request has alone, which keys become parts, and why."""
     units = cut_units(requests, group_size, rows)
     count = np.bincount(units.request, minlength=len(requests))
     fused = requests["num_q"].astype(np.int64) * group_size
     kept, choices = choose_parts(forest, count, fused, rows, levels)
-    keys = Parts.of(requests, forest, kept, page_size).records["kv_count"].astype(np.int64)
-    tiles = np.append(np.array([one.tiles for one in choices if one.kept], np.int64), count)
-    return int(keys[tiles > 0].sum()), int(keys @ tiles), int(tiles.sum())
+    return units, Parts.of(requests, forest, kept, page_size), choices
 
 
 def _packed_rows(tiles: PackedTiles, pairs: Pairs, units: Units) -> npt.NDArray[np.int32]:

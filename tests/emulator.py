@@ -28,6 +28,20 @@ extern "C" __attribute__((visibility("default"))) void emulate(
 """
 
 
+def compile_for_fibers(text: str, source: Path) -> ctypes.CDLL:
+    """CUDA text as a library of the host; the text is kept in `source`."""
+    source.write_text('#include "cuda_intrinsics.hpp"\n' + text)
+    library = source.with_suffix(".so")
+    folders = [EMULATION, *(TEMPLATES / x for x in ("include", "cpu", "common"))]
+    command = [*host_target().command, "-std=c++17", "-O1", "-fPIC", "-shared", "-w"]
+    command += [f"-I{folder}" for folder in folders]
+    done = subprocess.run(
+        [*command, str(source), "-o", str(library)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library))
+
+
 class Emulator:
     """Builds the CUDA text of kernels for the host."""
 
@@ -48,16 +62,9 @@ class Emulator:
         )  # fmt: skip
 
     def _build(self, text: str) -> Any:
-        number = len(self._built)
-        source, library = (self._folder / f"kernel{number}.{kind}" for kind in ("cpp", "so"))
-        source.write_text('#include "cuda_intrinsics.hpp"\n' + text + _HARNESS)
-        folders = [EMULATION, *(TEMPLATES / x for x in ("include", "cpu", "common"))]
-        command = [*host_target().command, "-std=c++17", "-O1", "-fPIC", "-shared", "-w"]
-        command += [f"-I{folder}" for folder in folders]
-        done = subprocess.run(
-            [*command, str(source), "-o", str(library)], capture_output=True, text=True
+        library = compile_for_fibers(
+            text + _HARNESS, self._folder / f"kernel{len(self._built)}.cpp"
         )
-        assert done.returncode == 0, done.stderr
-        run = ctypes.CDLL(str(library))["emulate"]
+        run = library["emulate"]
         run.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_int)
         return run

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from emulator import compile_for_fibers
 
 import warploom as wl
-import warploom.templates
-from warploom.codegen.hostcc import host_target
 from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import float16
@@ -24,8 +22,6 @@ from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 from warploom.scheduler.layout import c_structs
 
-TESTS = Path(__file__).resolve().parents[1]
-TEMPLATES = Path(warploom.templates.__file__).parent
 ROWS = 128
 
 _HEADERS = """
@@ -86,16 +82,7 @@ def build(variant: Variant, dim: int, folder: Path) -> Callable[..., bool]:
     harness = harness.replace("p.$THETA", "p.x_rope_theta = theta;" if has_theta else "")
     text = render_cuda(spec, TileConfig(64, 64, 4, 2), c_structs()).text
     structs = text[text.index("namespace warploom {") : text.index('extern "C"')]
-    source, library = folder / "turned.cpp", folder / "turned.so"
-    source.write_text('#include "cuda_intrinsics.hpp"\n' + _HEADERS + structs + harness)
-    folders = [TESTS / "emulation", *(TEMPLATES / x for x in ("include", "cpu", "common"))]
-    command = [*host_target().command, "-std=c++17", "-O1", "-fPIC", "-shared", "-w"]
-    command += [f"-I{folder}" for folder in folders]
-    done = subprocess.run(
-        [*command, str(source), "-o", str(library)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    run = ctypes.CDLL(str(library))["transform"]
+    run = compile_for_fibers(_HEADERS + structs + harness, folder / "turned.cpp")["transform"]
     run.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_float, ctypes.c_int)
     run.restype = ctypes.c_bool
     return run  # type: ignore[no-any-return]
