@@ -11,7 +11,6 @@ import torch
 
 import warploom as wl
 from warploom.dsl.fingerprint import fingerprint
-from warploom.runtime.structure import traced_once
 
 CONF = SimpleNamespace(inner=SimpleNamespace(w=1.0))
 FACTOR = [2.0]
@@ -81,15 +80,12 @@ def test_changes_are_seen(change: str) -> None:
     assert fingerprint(variant)[0] == before
     q, k, v = torch.randn(3, 1, 8, 2, 16)
     first = wl.attention(q, k, v, variant=variant)
-    traced = traced_once(variant)[1]
     CHANGES[change](variant)
     assert fingerprint(variant)[0] != before
-    assert traced_once(variant)[1] != traced
-    if change in ("attribute", "helper's global"):  # a kernel takes seconds
-        after = wl.attention(q, k, v, variant=variant)
-        assert not torch.allclose(first, after)
-        expected = wl.attention(q, k, v, variant=variant, backend="reference")
-        torch.testing.assert_close(after, expected)
+    after = wl.attention(q, k, v, variant=variant)
+    assert not torch.allclose(first, after)
+    expected = wl.attention(q, k, v, variant=variant, backend="reference")
+    torch.testing.assert_close(after, expected)
 
 
 def test_equal_variants_have_equal_keys_whatever_their_fields_hold() -> None:

@@ -14,7 +14,7 @@ from warploom.scheduler.problem import WORTH_CUTTING
 from warploom.scheduler.verify import verify
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_fast_planner_equals_the_reference(kit: Any, data: st.DataObject) -> None:
     fast, slow = kit.draw_case(data, items=400).both()
