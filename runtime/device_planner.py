@@ -57,7 +57,7 @@ class DevicePlanner:
     """The planner kernel of one mask, with memory for batches of one size.
 
     Attributes:
-        params: its argument.
+        params: its argument
         size: the most that it works on.
     """
 
@@ -84,8 +84,6 @@ class DevicePlanner:
         self._kernel.num_ctas = size.teams
         self.params = PlannerParams(variant)
         self.size = size
-        self._votes = torch.zeros(1, dtype=torch.int32, device=device)
-        self.params.set("votes", self._votes.data_ptr())
 
     def launch(self, stream: int) -> None:
         """Enqueue it on a stream, given the stream's handle."""

@@ -225,5 +225,5 @@ def _memory(planned: Planned) -> dict[str, object]:
     return {
         "workspace": f"{size.total:,} B: plan {size.plan_bytes:,}, partial output "
         f"{size.partial_o_bytes:,}, log-sum-exp {size.partial_lse_bytes:,}, "
-        f"counters {size.arrivals_bytes:,}"
+        f"counters {size.arrivals_bytes + size.votes_bytes:,}"
     }

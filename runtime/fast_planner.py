@@ -118,8 +118,8 @@ class FastPlanner(Planner):
     def _plan_on_device(self, batch: OnDevice, inputs: Inputs, kernel: Kernel) -> Planned:
         room, size = self.sizes(batch.bounds, kernel)
         self._workspace.fit(size)
-        address = self._workspace.address("plan")
-        self._native.on_device(batch, inputs, self._site(kernel, room), address)
+        address, votes = map(self._workspace.address, ("plan", "votes"))
+        self._native.on_device(batch, inputs, self._site(kernel, room), address, votes)
         self._set_addresses(room)
         read = self._reader(kernel, room, inputs)
         planned = ReadBack(batch, kernel, size, read, "the device")

@@ -122,7 +122,9 @@ class NativePlanner:
             scratch_bytes(tiles, batch.num_requests, self._grid(site)[3]),
         )
 
-    def on_device(self, batch: OnDevice, inputs: Inputs, site: Site, address: int) -> None:
+    def on_device(
+        self, batch: OnDevice, inputs: Inputs, site: Site, address: int, votes: int
+    ) -> None:
         """Enqueue a planner kernel on the current stream.
 
         Args:
@@ -130,6 +132,7 @@ class NativePlanner:
             inputs: all that the mask reads.
             site: the kernel and the layout.
             address: where the plan begins, on the device.
+            votes: address of a zero there, which is zero again behind the kernel.
 
         Raises:
             ArgumentError: the bounds are too large for the planner's memory on the device.
@@ -154,6 +157,7 @@ class NativePlanner:
         planner.params.write(
             (*pointers, *site.outputs(address)), self._numbers(batch.num_requests, limits, site)
         )
+        planner.params.set("votes", votes)
         planner.launch(torch.cuda.current_stream(self._device).cuda_stream)
 
     def _device_planner(self, bounds: Bounds, site: Site) -> DevicePlanner:

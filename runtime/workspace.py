@@ -80,7 +80,7 @@ class Workspace:
         self._size = size
         if self._given:
             self._take_from_others()
-        self._part("arrivals", size.arrivals_bytes).zero_()
+        self._memory[size.offsets["arrivals"] : size.total].zero_()
 
     def check_held(self) -> None:
         """Refuse to run on memory that another wrapper has planned into.
@@ -107,22 +107,19 @@ class Workspace:
         return range(begin, begin + (0 if self._size is None else self._size.total))
 
     def address(self, part: str) -> int:
-        """Address of a part: plan, partial_o, partial_lse or arrivals."""
+        """Address of a part: plan, partial_o, partial_lse, arrivals or votes."""
         return self._memory.data_ptr() + self._layout.offsets[part]
 
     def plan_ints(self) -> torch.Tensor:
         """The plan's part as int32."""
-        return self._part("plan", self._layout.plan_bytes).view(torch.int32)
+        begin = self._layout.offsets["plan"]
+        return self._memory[begin : begin + self._layout.plan_bytes].view(torch.int32)
 
     @property
     def _layout(self) -> WorkspaceSize:
         if self._size is None:
             raise RuntimeError("fit() before use")
         return self._size
-
-    def _part(self, name: str, size: int) -> torch.Tensor:
-        begin = self._layout.offsets[name]
-        return self._memory[begin : begin + size]
 
 
 def _checked(memory: torch.Tensor, device: torch.device) -> torch.Tensor:

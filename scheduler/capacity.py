@@ -69,18 +69,20 @@ class WorkspaceSize:
         partial_o_bytes: float32 [max_slots, rows, head_dim_v].
         partial_lse_bytes: float32 [max_slots, rows].
         arrivals_bytes: uint32 [max_merges], zero between launches.
+        votes_bytes: uint32 of a planner on the device, zero between launches.
     """
 
     plan_bytes: int
     partial_o_bytes: int
     partial_lse_bytes: int
     arrivals_bytes: int
+    votes_bytes: int = 4
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Part name (plan, partial_o, partial_lse, arrivals) -> first byte; total -> the end."""
+        """Part name (plan, partial_o, partial_lse, arrivals, votes) -> first byte; total -> end."""
         offsets, end = {}, 0
-        for name in ("plan", "partial_o", "partial_lse", "arrivals"):
+        for name in ("plan", "partial_o", "partial_lse", "arrivals", "votes"):
             offsets[name] = end
             end += -(-getattr(self, f"{name}_bytes") // 256) * 256
         return offsets | {"total": end}

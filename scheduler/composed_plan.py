@@ -103,6 +103,7 @@ class ComposedCapacity(Capacity):
             partial_o_bytes=4 * self.max_slots * head_dim_v,
             partial_lse_bytes=4 * self.max_slots,
             arrivals_bytes=0,  # they are a section of the plan
+            votes_bytes=0,  # no device plans it
         )
 
 
