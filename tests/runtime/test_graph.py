@@ -154,12 +154,17 @@ def test_each_stream_waits_for_the_one_before(
     streams = [FakeStream(0), FakeStream(7), FakeStream(8)]
     taken: list[FakeStream] = []
     order = launch.Streams(torch.device("cuda", 0), taken.append)  # type: ignore[arg-type]
+
+    def use(stream: FakeStream) -> None:
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+        monkeypatch.setattr(launch.shortcuts, "raw_stream", lambda _: stream.cuda_stream)
+
     for turn in (0, 0, 1, 2, 1, 0):
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _, s=streams[turn]: s)
+        use(streams[turn])
         assert order.current() == streams[turn].cuda_stream
     assert [stream.waited for stream in streams] == [[7], [0, 8], [7]]
     capture["on"] = True
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[2])
+    use(streams[2])
     assert order.current() == 8
     assert streams[2].waited == [7]
     assert [stream.cuda_stream for stream in taken] == [0, 7, 8, 7, 0]
