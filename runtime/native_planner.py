@@ -151,9 +151,7 @@ class NativePlanner:
         rows = min(batch.q_rows, bounds.max_q_rows)
         limits = rows, bounds.max_kv_len, blocks, bounds.max_requests, tiles
         planner.params.write_inputs(values)
-        # kv_indptr[0], where pages begin, is checked with the first request: without one, none are.
-        tensors = batch.tensors if batch.num_requests else (*batch.tensors[:3], None)
-        pointers = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+        pointers = (0 if tensor is None else tensor.data_ptr() for tensor in batch.tensors)
         planner.params.write(
             (*pointers, *site.outputs(address)), self._numbers(batch.num_requests, limits, site)
         )

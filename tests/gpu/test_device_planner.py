@@ -144,6 +144,7 @@ def test_refused_batches_compute_nothing(cuda: Any) -> None:
 
     for qo, kv, last, reason in (
         ([1, 2], [0, 1], [3], "begin at 0"),
+        ([0], [2], [], "kv_indptr does not begin at 0"),
         ([0, 2, 1], [0, 1, 2], [3, 3], "qo_indptr decreases"),
         ([0, 1, 2], [0, 2, 1], [3, 3], "kv_indptr decreases"),
         ([0, 1], [0, 1], [17], "page_size"),

@@ -133,6 +133,18 @@ def test_kernels_refuse_what_passes_the_bounds(emulated: Emulated) -> None:
     assert not found[indptr : indptr + 71].any()
 
 
+def test_kernels_refuse_lists_without_requests_that_begin_elsewhere(emulated: Emulated) -> None:
+    empty, last = np.zeros(0, np.int32), np.zeros(0, np.int32)
+    for starts, status in (((0, 0), 0), ((3, 0), 1), ((0, 5), 3), ((3, 5), 1)):
+        qo, kv = (np.zeros(1, np.int32) for _ in range(2))
+        batch = emulated.native.measure((qo, kv, empty, last), None)
+        assert batch is not None
+        qo[0], kv[0] = starts
+        found = np.full(SITE.room.total_ints, -7, np.int32)
+        emulated.plan(batch.lengths, SITE, found.ctypes.data, (2, 64, 0))
+        assert found[:5].tolist() == [0, 0, 0, 0, status]
+
+
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("shift", [0, 1])  # lists that begin where vectors may not
 @pytest.mark.parametrize("rows", [0, 1])  # without rows, there is no work

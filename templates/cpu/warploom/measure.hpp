@@ -14,8 +14,7 @@ template <class Params>
 PlanStatus measure(const Params& p, Measure& found) {
   const Batch<Params> batch{p};
   found = {0, 0, 0, 0, -1, 0};
-  if (p.qo_indptr[0] != 0) return PlanStatus::kQoStart;
-  if (p.kv_indptr[0] != 0) return PlanStatus::kKvStart;
+  if (p.num_requests == 0) return batch.check_empty();
   for (int r = 0; r < p.num_requests; ++r) {
     const PlanStatus status = batch.check(r);
     if (status != PlanStatus::kGood) return status;

@@ -38,6 +38,12 @@ struct Batch {
     return fused / p.rows + (fused % p.rows > 0);
   }
 
+  // What is wrong with a batch of no requests: only where its lists begin can be.
+  WL_FN PlanStatus check_empty() const {
+    if (p.qo_indptr[0] != 0) return PlanStatus::kQoStart;
+    return p.kv_indptr[0] != 0 ? PlanStatus::kKvStart : PlanStatus::kGood;
+  }
+
   // What is wrong with one request; the first wrong thing, in the order of PlanStatus. All loads
   // come first, so that a device waits once.
   WL_FN PlanStatus check(int r) const {

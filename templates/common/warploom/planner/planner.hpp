@@ -47,7 +47,7 @@ class Planner {
 
   WL_FN PlanStatus count_tiles() {
     const Range mine = team_.range(p_.num_requests);
-    int wrong = 0, tiles = 0;
+    int wrong = p_.num_requests == 0 ? int(batch_.check_empty()) : 0, tiles = 0;
     bool several = false;
     team_.each(mine, [&](int r) {
       if (wrong == 0) wrong = int(batch_.check(r));
