@@ -9,7 +9,7 @@ class PlannerTeam {
  public:
   static constexpr int kBytes = (2 * 32 + 2) * sizeof(wide);  // of shared memory
 
-  // `votes` is zero between launches.
+  // `votes` is one number for all teams: zero between launches.
   WL_FN PlannerTeam(char* memory, int* votes)
       : sums_(reinterpret_cast<wide*>(memory)), votes_(reinterpret_cast<unsigned*>(votes)) {}
 
@@ -148,7 +148,8 @@ class PlannerTeam {
   }
 
   // Nobody waits for the other teams: each votes when it can, and the last to vote knows all votes.
-  // They count teams, and in their upper half the threads that object.
+  // The lower half counts teams, the upper half threads that object. Neither overflows: a launch has
+  // 32 teams of 1024 threads at most (runtime/device_planner.py).
   WL_FN void vote(bool objects) {
     if (objects) atomicAdd(votes_, 1u << 16);
     __syncthreads();
@@ -158,7 +159,7 @@ class PlannerTeam {
   WL_FN bool is_last(bool& is_objected) {
     unsigned* const shared = reinterpret_cast<unsigned*>(sums_ + 2 * 32);
     if (threadIdx.x == 0) {
-      const unsigned teams = seen_ % (1u << 16) % gridDim.x + 1, objections = seen_ >> 16;
+      const unsigned teams = seen_ % (1u << 16) + 1, objections = seen_ >> 16;
       shared[0] = teams == gridDim.x;
       shared[1] = objections;
       if (teams == gridDim.x) atomicAdd(votes_, 0u - (objections << 16) - gridDim.x);

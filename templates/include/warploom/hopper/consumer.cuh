@@ -19,8 +19,9 @@ class Consumer {
   using Variant = typename K::Variant;
   using Mma = GroupMma<K>;
 
-  // Groups take turns to issue products, so that one computes its softmax while the other
-  // multiplies. They wait for each other anyway where they transform staged tiles themselves.
+  // Two groups or more take turns to issue products, so that the tensor cores multiply for one
+  // while the others compute their softmax. They wait for each other anyway where they transform
+  // staged tiles themselves.
   static constexpr int kGroups = C::kRows / 64;
   static constexpr int kTurnThreads = 2 * 128;  // of the group that ends its turn, and the next
   static constexpr bool kTransformsQueries =
@@ -44,7 +45,7 @@ class Consumer {
  private:
   WL_FN void run_item(const typename K::Params& p) {
     barrier_wait(&barriers_.item_full[item_ring_.stage], item_ring_.phase);
-    shared_.index = item_ring_.stage;
+    shared_.item_stage = item_ring_.stage;
     const Item<K> item{p, shared_};
     const ThreadRows<K> rows(item);
     barrier_wait(&barriers_.q_full[query_ring_.stage], query_ring_.phase);

@@ -2,9 +2,10 @@
 // of the consumers.
 //
 // Bulk mode (storage in blocks of 8 tokens and more, or affine): one warp issues tensor copies of
-// keys, one those of values, and two open items, gather queries and work out what seats on logits
-// keep of each key. Those that wait for room for keys open no items, so that the next is open long
-// before its turn. Gather mode (smaller blocks): all four warps do everything together.
+// keys, one those of values, and two open items and gather queries. These wait for no room for
+// keys, so that the next item is open long before its turn; unless they also work out what seats on
+// logits keep of each key, which they put beside the keys. Gather mode (smaller blocks): all four
+// warps do everything together.
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
@@ -33,7 +34,7 @@ class ItemOpener {
     // give a slot back as soon as they have no more use for it.
     if constexpr (Shared<K>::kItemStages == 1) named_sync(kOpenersBarrier, kThreads);
     barrier_wait(&barriers.item_empty[ring_.stage], ring_.phase ^ 1);
-    shared.index = ring_.stage;
+    shared.item_stage = ring_.stage;
     const Item<K> item{p, shared};
     item.open(index, thread, kThreads);
     named_sync(kOpenersBarrier, kThreads);  // they read what they opened
@@ -54,7 +55,7 @@ class OpenedItems {
 
   WL_FN Item<K> next() {
     barrier_wait(&shared_.barriers().item_full[ring_.stage], ring_.phase);
-    shared_.index = ring_.stage;
+    shared_.item_stage = ring_.stage;
     ring_.advance();
     return {p_, shared_};
   }
@@ -312,7 +313,7 @@ WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared, int it
     tokens.copy(item);
     __syncwarp();  // nobody looks at the item any more
     if (threadIdx.x % kWarpSize == 0) {
-      barrier_arrive(&shared.barriers().item_empty[item.arena.index]);
+      barrier_arrive(&shared.barriers().item_empty[item.arena.item_stage]);
     }
   }
 }

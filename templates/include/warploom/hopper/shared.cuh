@@ -77,8 +77,8 @@ struct Shared {
   static constexpr int kBarriersAt = kItemsAt + kItemStages * int(sizeof(StagedItem));
   static constexpr int kBytes = kBarriersAt + int(sizeof(Barriers));
 
-  char* base;     // aligned to 1024 bytes, as swizzled tiles need
-  int index = 0;  // stage of the item that this view is for
+  char* base;          // aligned to 1024 bytes, as swizzled tiles need
+  int item_stage = 0;  // of the item that this view is for
 
   WL_FN Element* queries(int stage) const {
     return reinterpret_cast<Element*>(base) + stage * QueryTile<K>::kElements;
@@ -109,7 +109,7 @@ struct Shared {
 
  private:
   WL_FN StagedItem& staged_item() const {
-    return reinterpret_cast<StagedItem*>(base + kItemsAt)[index];
+    return reinterpret_cast<StagedItem*>(base + kItemsAt)[item_stage];
   }
 };
 

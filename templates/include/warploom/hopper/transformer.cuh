@@ -38,7 +38,7 @@ class Transformer {
       if constexpr (Shared<K>::kLandsQueries) take_queries(item);
       if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
       sync();  // nobody looks at the item any more
-      if (thread_ == 0) barrier_arrive(&barriers_.item_empty[item.arena.index]);
+      if (thread_ == 0) barrier_arrive(&barriers_.item_empty[item.arena.item_stage]);
     }
   }
 
