@@ -60,8 +60,13 @@ _STATES = (
 )
 
 
-def variant_struct(variant: TracedVariant, language: Language) -> str:
+def variant_struct(variant: TracedVariant, language: Language, turns: bool = False) -> str:
     """C++ text of the variant's custom functions and of `struct Variant`.
+
+    Args:
+        variant: the variant.
+        language: of the text.
+        turns: whether sines of angles that grow evenly from key to key may follow from one another.
 
     Raises:
         UnsupportedSpec: a custom function has no text in this language.
@@ -72,7 +77,8 @@ def variant_struct(variant: TracedVariant, language: Language) -> str:
         parts += _element_seats(variant.seats, tensors)
     for seat, short, where in _VECTOR_SEATS:
         if seat in variant.seats:
-            parts.append(_vector_seat(variant.seats[seat], short, where, tensors, language))
+            turn = key_turn(variant.seats[seat]) if turns and "kv_pos" in where else None
+            parts.append(_vector_seat(variant.seats[seat], short, where, tensors, language, turn))
     factors = scale_factors(variant.seats.get("value_transform"))
     if factors:
         parts.append(_value_scale(factors, tensors))
@@ -168,7 +174,12 @@ def _state(
 
 
 def _vector_seat(
-    root: Node, short: str, where: str, tensors: Mapping[str, TensorField], language: Language
+    root: Node,
+    short: str,
+    where: str,
+    tensors: Mapping[str, TensorField],
+    language: Language,
+    turn: Turn | None,
 ) -> str:
     reductions = [node for node in reachable([root]) if node.op in REDUCTIONS]
     bound = {
@@ -189,8 +200,6 @@ def _vector_seat(
     if language == "cuda" and halves:
         text.append(f"  static constexpr int k{short.capitalize()}Halves = {halves};")
     of_lane = {node: f"ls.l{i}" for i, node in enumerate(kept)}
-    can_turn = language == "cuda" and "kv_pos" in where and not reductions
-    turn = key_turn(root) if can_turn else None
     if turn is not None:
         text.append(_turn(short, turn, of_lane, tensors))
     calls = turn.calls if turn is not None else {}

@@ -43,6 +43,15 @@ def _has_transformer(spec: AttentionSpec) -> bool:
     return bool(roots) and not reduces and max(spec.head_dim_qk, spec.head_dim_v) <= 128
 
 
+def may_turn_rows(spec: AttentionSpec, tile: TileConfig) -> bool:
+    """Whether staged rows of a tile lie evenly, and have warps of their own that transform them.
+
+    Then `turned_rows.cuh` takes sines of one row from those of another.
+    """
+    listed = spec.kv_format.composed or spec.kv_format.column_positions
+    return tile.template == "hopper" and _has_transformer(spec) and not listed
+
+
 def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
     """Tiles to try, best first: groups of 64 rows, and as many keys as fit.
 

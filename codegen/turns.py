@@ -37,8 +37,14 @@ class Turn:
 
 
 def key_turn(root: Node) -> Turn | None:
-    """The first angle of a key or value seat that grows evenly; a thread has room for one."""
-    for found in reachable([root]):
+    """The first angle of a key or value seat that grows evenly; a thread has room for one.
+
+    Seats that reduce have none: they need a whole row before its sines.
+    """
+    parts = list(reachable([root]))
+    if any(found.op in REDUCTIONS for found in parts):
+        return None
+    for found in parts:
         if not _is_turn(found):
             continue
         angle = found.args[0]
@@ -47,7 +53,7 @@ def key_turn(root: Node) -> Turn | None:
             continue
         calls = {
             call: "x.%s(lane, {})" % ("sine" if call.op == "sin" else "cosine")
-            for call in reachable([root])
+            for call in parts
             if _is_turn(call) and call.args[0] is angle
         }
         return Turn(angle, build.to_kind(rate, Kind.FLOAT), calls, _owner(angle))

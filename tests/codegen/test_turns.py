@@ -9,16 +9,25 @@ import numpy as np
 import pytest
 
 import warploom as wl
+from warploom.codegen.append import AppendSpec, key_value_seats, render_append
 from warploom.codegen.functors import variant_struct
+from warploom.codegen.render import render_cuda
+from warploom.codegen.source import TileConfig
 from warploom.codegen.turns import Turn, key_turn
+from warploom.dsl.dtypes import dtype
 from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.functions import cos, sin
 from warploom.dsl.functions import sum as sum_lanes
 from warploom.dsl.library.rope_scaling import Llama3Scaling, YarnScaling
 from warploom.dsl.position import Position
+from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
+from warploom.scheduler.layout import c_structs
+
+RAGGED, ROPE = wl.Ragged(), wl.Rope()
+HOPPER = TileConfig(128, 128, 8, 2, "hopper", 2)
 
 
 def turn_of(variant: Variant) -> Turn | None:
@@ -83,15 +92,31 @@ def test_angles_of_the_vector_itself_are_computed() -> None:
     assert turn_of(OfVector()) is None
 
 
-def test_only_cuda_turns_and_only_keys_and_values() -> None:
-    text = variant_struct(trace(wl.Rope()), "cuda")
+def text_of(
+    tile: TileConfig,
+    kv_format: wl.KVFormat = RAGGED,
+    variant: Variant = ROPE,
+    dim: int = 128,
+) -> str:
+    spec = AttentionSpec(trace(variant), dim, dim, dtype("bfloat16"), kv_format)
+    return render_cuda(spec, tile, c_structs(kv_format.composed)).text
+
+
+def test_only_keys_and_values_turn() -> None:
+    text = text_of(HOPPER)
     assert "kKeyTurns = true" in text and "x.sine(lane, v0)" in text
     assert "query_turn_lane" not in text and "kQueryTurns" not in text
-    assert "Turns" not in variant_struct(trace(wl.Rope()), "cpp")
 
 
-def test_seats_that_reduce_do_not_turn() -> None:
-    assert "Turns" not in variant_struct(trace(wl.QKNorm() & wl.Rope()), "cuda")
+def test_only_kernels_that_can_turn_rows_are_told_how() -> None:
+    assert "Turn" not in text_of(TileConfig(128, 64, 4, 2))
+    assert "Turn" not in text_of(HOPPER, wl.Composed(16))
+    assert "Turn" not in text_of(HOPPER, wl.BlockSparse(block=(16, 16)))
+    assert "Turn" not in text_of(HOPPER, dim=192)  # consumers transform wide heads
+    assert "Turn" not in text_of(HOPPER, variant=wl.QKNorm() & wl.Rope())
+    assert "Turn" not in variant_struct(trace(wl.Rope()), "cpp")
+    keys = AppendSpec(key_value_seats(trace(wl.Rope())), 128, 128, *2 * [dtype("bfloat16")], 16)
+    assert "Turn" not in render_append(keys, "cuda").text
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

@@ -26,6 +26,13 @@ ROWS = 128
 
 _HEADERS = """
 #include <warploom/turned_rows.cuh>
+namespace warploom {  // what the kernel's text names besides
+struct TensorMap {};
+namespace hopper {
+template <class K>
+struct Shared;
+}
+}  // namespace warploom
 """
 _HARNESS = """
 namespace warploom {
@@ -80,7 +87,7 @@ def build(variant: Variant, dim: int, folder: Path) -> Callable[..., bool]:
     has_theta = any(field.name == "rope_theta" for field in traced.scalars)
     harness = _HARNESS.replace("$SEAT", seat).replace("$ROWS", str(ROWS))
     harness = harness.replace("p.$THETA", "p.x_rope_theta = theta;" if has_theta else "")
-    text = render_cuda(spec, TileConfig(64, 64, 4, 2), c_structs()).text
+    text = render_cuda(spec, TileConfig(64, 64, 4, 2, "hopper", 2), c_structs()).text
     structs = text[text.index("namespace warploom {") : text.index('extern "C"')]
     run = compile_for_fibers(_HEADERS + structs + harness, folder / "turned.cpp")["transform"]
     run.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_float, ctypes.c_int)

@@ -39,8 +39,6 @@ struct LaneByLane {
   WL_FN float half(int lane, int width, int head_dim) const {
     return x()(clamp_index(half_partner(lane, width), head_dim));
   }
-  WL_FN float sine(int /*lane*/, float angle) const { return sin(angle); }
-  WL_FN float cosine(int /*lane*/, float angle) const { return cos(angle); }
 
  private:
   WL_FN const X& x() const { return static_cast<const X&>(*this); }
@@ -115,9 +113,9 @@ struct IdentityVariant {
   static constexpr int kKeyHalves = 0;
   static constexpr int kValueHalves = 0;
   static constexpr int kOutputHalves = 0;
-  // Whether the seat takes sines of an angle that grows evenly from key to key. Then key_angle is
-  // that angle, key_rate its growth, and key_turn_lane a lane with the same angle; the seat asks
-  // for sines by x.sine(lane, angle) and x.cosine(lane, angle).
+  // Whether the seat takes sines of an angle that grows evenly from key to key, in a kernel that
+  // can make use of it. Then key_angle is that angle, key_rate its growth, and key_turn_lane a lane
+  // with the same angle; the seat asks for sines by x.sine(lane, angle) and x.cosine(lane, angle).
   static constexpr bool kKeyTurns = false;
   static constexpr bool kValueTurns = false;
   static constexpr int kQueryReductions = 0;

@@ -97,8 +97,8 @@ template <class Seat, class K>
 WL_FN constexpr bool has_turned_rows() {
   using C = typename K::Config;
   if constexpr (Turning<Seat>::kTurns) {
-    return !C::kComposed && !C::kColumnPositions && !Sizes<K>::kNarrow &&
-           Seat::kHeadDim % Sizes<K>::kBlock == 0 && C::kKeys % 64 == 0 &&
+    static_assert(!C::kComposed && !C::kColumnPositions, "may_turn_rows in tiles_hopper.py");
+    return Seat::kHeadDim % Sizes<K>::kBlock == 0 && C::kKeys % 64 == 0 &&
            TurningLanes<Seat, K>::angles() <= 4;
   }
   return false;
