@@ -102,7 +102,7 @@ def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
     the compiler from saving registers for more. Tiles of one row live in registers.
 
     Raises:
-        UnsupportedSpec: a tile of one row cannot compute this.
+        UnsupportedSpec: a tile of one row, or of three groups on Hopper, cannot compute this.
     """
     if tile.template == "hopper":
         return f"{hopper_threads(spec, tile)}, 1"

@@ -11,6 +11,7 @@ from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.ir import REDUCTIONS, walk
 from warploom.dsl.spec import AttentionSpec
+from warploom.errors import UnsupportedSpec
 
 GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
 _BARRIER_BYTES = 8  # Barrier
@@ -27,12 +28,27 @@ class HopperLaunch:
 
 
 def hopper_launch(spec: AttentionSpec, tile: TileConfig) -> HopperLaunch:
-    """Launch shape of the Hopper kernel."""
+    """Launch shape of the Hopper kernel.
+
+    Raises:
+        UnsupportedSpec: a tile of three groups for what needs more registers than they have.
+    """
     return HopperLaunch(hopper_threads(spec, tile), _shared_bytes(spec, tile))
 
 
 def hopper_threads(spec: AttentionSpec, tile: TileConfig) -> int:
-    """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
+    """Threads of a CTA: they compute, copy, and with registers left, four warps transform.
+
+    Raises:
+        UnsupportedSpec: as `hopper_launch`.
+    """
+    obstacle = _three_groups_obstacle(spec) if tile.rows > 2 * GROUP_ROWS else None
+    if obstacle:
+        raise UnsupportedSpec(
+            what=f"a Hopper tile of {tile.rows} rows",
+            reason=f"a thread of three groups has 144 registers, and {obstacle}",
+            remedy=f"Use a tile of {2 * GROUP_ROWS} rows.",
+        )
     return 32 * (tile.warps + 4 + 4 * _has_transformer(spec))
 
 
@@ -58,7 +74,7 @@ def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
     Queries of the next item are copied early if there is room for two tiles of them.
     """
     block = spec.kv_format.block_kv
-    if _suits_three_groups(spec) and _suits_blocks(96, block):
+    if not _three_groups_obstacle(spec) and _suits_blocks(96, block):
         yield TileConfig(192, 96, 12, 3, "hopper", 2)
     # The accumulators of 128 keys and 128 lanes leave just enough registers of 192 (224 if wide).
     most = 64 if max(spec.head_dim_qk, spec.head_dim_v) > 192 else 128
@@ -69,20 +85,23 @@ def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
             yield TileConfig(128, keys, 8, 2, "hopper", query_stages)
 
 
-def _suits_three_groups(spec: AttentionSpec) -> bool:
-    """Whether three groups pay, and have registers enough: 144 for a thread that computes.
+def _three_groups_obstacle(spec: AttentionSpec) -> str | None:
+    """What leaves three groups too few registers, or None.
 
-    Narrow heads have few products for each exponential: one more group to compute these gained 7 to
-    11 % on an H200. What seats on logits read would spill.
+    Where nothing does, they pay: narrow heads have few products for each exponential, and one more
+    group to compute these gained 7 to 11 % on an H200.
     """
     seats = spec.variant.seats
     on_logits = [seats[seat] for seat in ("logits_transform", "logits_mask") if seat in seats]
-    return (
-        max(spec.head_dim_qk, spec.head_dim_v) <= 64
-        and not (spec.kv_format.composed or spec.kv_format.column_positions)
-        and not any(seat in seats for seat in _TRANSFORMS)
-        and not any(found.op in ("load", "scalar") for found in walk(*on_logits))
-    )
+    if max(spec.head_dim_qk, spec.head_dim_v) > 64:
+        return "outputs of more than 64 lanes take most of them"
+    if spec.kv_format.composed or spec.kv_format.column_positions:
+        return "rows and keys have positions of their own in this format"
+    if transforms := [seat for seat in _TRANSFORMS if seat in seats]:
+        return f"{transforms[0]} takes a share for warps of its own or for what it keeps"
+    if any(found.op in ("load", "scalar") for found in walk(*on_logits)):
+        return "seats on logits keep there what they read of fields"
+    return None
 
 
 def copies_in_bulk(kv_format: KVFormat, tile: TileConfig) -> bool:

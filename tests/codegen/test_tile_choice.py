@@ -11,12 +11,15 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
+from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile, every_tile, tiles_weighed
+from warploom.codegen.tiles import choose_tile, cuda_launch, every_tile, tiles_weighed
 from warploom.dsl.dtypes import bfloat16
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
+from warploom.errors import UnsupportedSpec
+from warploom.scheduler.layout import c_structs
 
 SWEEP = Path(__file__).resolve().parents[2] / "benchmarks/results/tile_sweep.jsonl"
 HOPPER = arch_named("sm_90a")
@@ -111,6 +114,24 @@ def test_narrow_heads_have_three_groups_if_logits_read_nothing() -> None:
     assert rows(64, wl.Ragged()) == rows(40, wl.Paged(16)) == rows(64, wl.Paged(1)) == 192
     assert rows(128, wl.Ragged()) == rows(64, wl.Paged(64)) == 128  # 96 keys are no whole pages
     assert rows(64, wl.Ragged(), wl.DocumentMask) == rows(64, wl.Ragged(), wl.Rope) == 128
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        (spec(64, wl.Ragged(), wl.Rope), "query_transform takes a share"),
+        (spec(64, wl.Ragged(), wl.QKNorm), "query_transform takes a share"),
+        (spec(64, wl.Ragged(), wl.DocumentMask), "what they read of fields"),
+        (spec(64, wl.Composed(16)), "positions of their own"),
+        (spec(128, wl.Ragged()), "more than 64 lanes"),
+    ],
+)
+def test_three_groups_are_refused_where_registers_end(of: AttentionSpec, reason: str) -> None:
+    tile = TileConfig(192, 96, 12, 3, "hopper", 2)
+    with pytest.raises(UnsupportedSpec, match=f"{reason}.* tile of 128 rows"):
+        cuda_launch(of, tile, HOPPER)
+    with pytest.raises(UnsupportedSpec, match=reason):
+        render_cuda(of, tile, c_structs(of.kv_format.composed))
 
 
 def test_what_no_sweep_covers_is_chosen_by_rows() -> None:

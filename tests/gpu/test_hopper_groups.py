@@ -8,6 +8,8 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
 from warploom.runtime.trials import Case, Setup, mismatch
 from warploom.testing import warm_up
 
@@ -15,6 +17,24 @@ pytestmark = pytest.mark.gpu
 
 ONE, TWO = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 1)
 THREE, DEEP = TileConfig(192, 96, 12, 3, "hopper", 2), TileConfig(192, 64, 12, 4, "hopper", 1)
+
+
+# Three groups read no fields, so that these have their numbers in the kernel.
+class Capped(wl.Variant):
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return 5.0 * wl.tanh(logits / 5.0)
+
+
+class Near(wl.Variant):
+    def logits_mask(self, at: Position) -> Value:
+        return (at.kv_pos <= at.q_pos) & (at.q_pos - at.kv_pos < 40)
+
+
+class Sigmoid(wl.Variant):
+    softmax = False
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return wl.sigmoid(logits - 2.0)
 
 
 def on_gpu(kv_format: wl.KVFormat, dtype: str, dim: int, tile: TileConfig) -> Setup:
@@ -29,9 +49,9 @@ JOBS = [
     (wl.Variant(), on_gpu(wl.BlockSparse(block=(32, 16)), "float16", 128, ONE)),
     (wl.Causal() & wl.SoftCap(5.0), on_gpu(wl.Paged(16), "float16", 128, TWO)),
     (wl.Causal(), on_gpu(wl.Ragged(), "float16", 64, THREE)),
-    (wl.SlidingWindow(40), on_gpu(wl.Paged(1), "bfloat16", 64, THREE)),
-    (wl.Causal() & wl.SoftCap(5.0), on_gpu(wl.Paged(16), "float16", 32, THREE)),
-    (wl.FlashSigmoid(bias=-2.0), on_gpu(wl.Ragged(), "bfloat16", 40, DEEP)),
+    (Near(), on_gpu(wl.Paged(1), "bfloat16", 64, THREE)),
+    (wl.Causal() & Capped(), on_gpu(wl.Paged(16), "float16", 32, THREE)),
+    (Sigmoid(), on_gpu(wl.Ragged(), "bfloat16", 40, DEEP)),
     (wl.Variant(), on_gpu(wl.Dense(), "float16", 64, DEEP)),
 ]
 
