@@ -1,10 +1,14 @@
 """Time every tile on batches of many kinds, to choose tiles by and to check the choice with.
 
-    python benchmarks/tile_sweep.py [--budget SECONDS] [--out FOLDER]
+    python benchmarks/tile_sweep.py [--small-heads] [--budget SECONDS] [--out FOLDER]
 
 Paged causal attention, pages of 16, bf16, 8 key/value heads. Every case is timed with each tile
 that it may get, and the outputs are compared with the first tile's. The rows go to
 tile_sweep.jsonl, the smallest cases first; a run that its budget ends keeps what it has.
+
+With --small-heads the heads have 64 and 32 lanes, for which Hopper has tiles of 128 and of 192
+rows, and only tiles that the model of costs weighs are timed. The rows go to
+tile_sweep_small_heads.jsonl, from which fit_tiles.py makes the model's rates.
 """
 
 from __future__ import annotations
@@ -29,16 +33,19 @@ import warploom as wl
 from warploom.codegen.arch import Arch
 from warploom.codegen.build import build_all
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tile_cost import MOST_TILES
+from warploom.codegen.tile_cost import MOST_TILES, SMALL_HEADS, weighed_tiles
 from warploom.codegen.tiles import every_tile
 from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.errors import WarploomError
 
 NAME = "tile_sweep"
+SMALL = f"{NAME}_small_heads"
 KV_HEADS, PAGE = 8, 16
 EFFORT = Effort(replays=3, seconds=0.01, max_replays=10, graph_ms=0.2)
 TOLERANCE = 1e-2  # of the relative difference between two tiles' outputs, bf16
 ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 1024)
+# around multiples of 128 and of 192, where tiles of one height are padded more than of the other
+TALL_ROWS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024)
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,10 @@ class Batch:
         )
 
 
-def batches(on_gpu: bool) -> list[Batch]:
+def batches(on_gpu: bool, small_heads: bool = False) -> list[Batch]:
     """The grid, head_dim 128 in full and others in part; the quickest first."""
+    if small_heads:
+        return sorted(batches_of_small_heads(on_gpu), key=lambda one: one.work)
     if not on_gpu:
         return [Batch(rows, 32, 2, 1, 16) for rows in (1, 20)]
     full = [
@@ -96,12 +105,30 @@ def batches(on_gpu: bool) -> list[Batch]:
         for group_size in (1, 4)
     ]
     part = [
-        Batch(rows, 2048, requests, 4, dim)
-        for dim in (64, 256)
+        Batch(rows, 2048, requests, 4, 256)
         for rows in (1, 4, 8, 16, 32, 128, 1024)
         for requests in (1, 16, 64)
     ]
     return sorted(full + part, key=lambda one: one.work)
+
+
+def batches_of_small_heads(on_gpu: bool) -> list[Batch]:
+    if not on_gpu:
+        return [Batch(rows, 32, 2, 1, dim) for dim in (32, 64) for rows in (1, 20)]
+    tall = [
+        Batch(rows, keys, requests, 1, 64)
+        for rows in TALL_ROWS
+        for keys, requests in ((2048, 1), (2048, 4), (1024, 16), (2048, 64), (8192, 8))
+    ]
+    smaller = [
+        Batch(rows, 2048, requests, 1, 32) for rows in TALL_ROWS[::2] for requests in (4, 32)
+    ]
+    grouped = [
+        Batch(rows, 2048, requests, 4, 64)
+        for rows in (1, 4, 8, 16, 128)
+        for requests in (1, 16, 64)
+    ]
+    return tall + smaller + grouped
 
 
 class Memory:
@@ -155,10 +182,15 @@ def wrapper(
 
 @cache
 def tiles_of(dim: int, device: torch.device) -> list[TileConfig]:
-    """Every tile that a batch with heads of this size may get."""
+    """Every tile that a batch with heads of this size may get; of small heads, those weighed."""
     any_tile = wrapper(dim, 1, device, None)
     if isinstance(any_tile.target, Arch):
-        return every_tile(any_tile.spec, any_tile.target)
+        found = every_tile(any_tile.spec, any_tile.target)
+        if dim > SMALL_HEADS:
+            return found
+        sizes = weighed_tiles(any_tile.spec, any_tile.target)
+        hopper = [tile for tile in found if tile.template == "hopper"]
+        return [tile for tile in found if (tile.rows, tile.keys, tile.warps) in sizes] + hopper
     return list(dict.fromkeys(cpu_tile(any_tile.spec, rows) for rows in (1, 48)))
 
 
@@ -247,7 +279,7 @@ def sweep(grid: Sequence[Batch], device: torch.device, path: Path, end: float) -
     build(grid, device)
     memory = Memory(grid, device)
     with path.open("w") as file, Progress(*columns, console=Console(stderr=True)) as bar:
-        file.write(json.dumps({"benchmark": NAME, "machine": machine_facts(device)}) + "\n")
+        file.write(json.dumps({"benchmark": path.stem, "machine": machine_facts(device)}) + "\n")
         task = bar.add_task("", total=len(grid))
         for done, batch in enumerate(grid):
             if time.monotonic() > end:
@@ -284,6 +316,7 @@ def best(rows: Sequence[Row]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     begin = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small-heads", action="store_true", help="heads of 64 and 32 lanes")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds, compiling included")
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N or cpu")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
@@ -292,8 +325,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device: tiles are those of GPU kernels (--device cpu tries the code)")
     torch.manual_seed(0)
-    path = options.out / f"{NAME}.jsonl"
-    sweep(batches(device.type == "cuda"), device, path, begin + options.budget)
+    path = options.out / f"{SMALL if options.small_heads else NAME}.jsonl"
+    grid = batches(device.type == "cuda", options.small_heads)
+    sweep(grid, device, path, begin + options.budget)
     print(f"rows: {path}")
 
 

@@ -4,13 +4,16 @@ An SM walks keys. For each key it computes with all rows of the tile, padding in
 the key's bytes; the slower of the two counts. To that come a launch, what a query tile costs beside
 its keys, and, where tiles are cut for all SMs to have work, joining the parts. All times are in
 microseconds, all amounts those of one SM. `benchmarks/results/tile_sweep.jsonl` is the record, and
-a test compares the choices with it.
+a test compares the choices with it. Heads up to 64 lanes have a record of their own,
+`tile_sweep_small_heads.jsonl`, from which `benchmarks/fit_tiles.py` makes the rates of their Hopper
+tiles.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.source import TileConfig
@@ -21,6 +24,7 @@ TYPICAL_KEYS = 2048.0  # where lengths are unknown
 MANY_ITEMS = 8.0  # where the number of items is
 MOST_TILES = 16  # of one request in the sweep: what more of them cost is unknown
 _SHARING_TILES = 4  # query tiles of a request from which on the planner lets them share the cache
+SMALL_HEADS = 64  # lanes, up to which three groups may compute on Hopper
 _LANES = 128 * 64  # the product of lanes and rows that `Rates.join` is for
 
 
@@ -69,6 +73,8 @@ class Machine:
         streamed: tiles of 16 rows, by their warps.
         tall: tiles of 64 rows of the portable template.
         hopper: tiles of the Hopper template.
+        small_heads: likewise for heads up to 64 lanes, by rows of the tile. Empty: not measured,
+            and only the tile that is best without padding is weighed.
     """
 
     bytes: float
@@ -77,11 +83,13 @@ class Machine:
     streamed: dict[int, Rates]
     tall: Rates
     hopper: Rates
+    small_heads: Mapping[int, Rates] = field(default_factory=dict)
 
-    def rates(self, tile: TileConfig) -> Rates:
-        """Those of a tile that `weighed_tiles` gives."""
+    def rates(self, spec: AttentionSpec, tile: TileConfig) -> Rates:
+        """Those of a tile that is weighed."""
         if tile.template == "hopper":
-            return self.hopper
+            own = self.small_heads if has_small_heads(spec) else {}
+            return own.get(tile.rows, self.hopper)
         return self.tall if tile.rows == 64 else self.streamed[tile.warps]
 
 
@@ -101,6 +109,11 @@ MACHINES = {
 }
 
 
+def has_small_heads(spec: AttentionSpec) -> bool:
+    """Whether Hopper tiles of three groups may suit it."""
+    return max(spec.head_dim_qk, spec.head_dim_v) <= SMALL_HEADS
+
+
 def weighed_tiles(spec: AttentionSpec, arch: Arch) -> list[tuple[int, int, int]]:
     """Rows, keys and warps of the portable tiles to weigh; none where no sweep tells their cost.
 
@@ -112,7 +125,7 @@ def weighed_tiles(spec: AttentionSpec, arch: Arch) -> list[tuple[int, int, int]]
     partly = kv_format.composed or isinstance(kv_format, BlockSparse)
     if arch.name not in MACHINES or transformed or partly:
         return []
-    medium = 64 < max(spec.head_dim_qk, spec.head_dim_v) <= 128
+    medium = SMALL_HEADS < max(spec.head_dim_qk, spec.head_dim_v) <= 128
     return [(16, 128, 4), (16, 64, 2), (64, 32, 2) if medium else (64, 64, 4)]
 
 
@@ -128,8 +141,12 @@ def is_known(tile: TileConfig, work: Work) -> bool:
 
 def predicted_us(spec: AttentionSpec, arch: Arch, tile: TileConfig, work: Work) -> float:
     """Time of a batch."""
-    machine = MACHINES[arch.name]
-    rates = machine.rates(tile)
+    return predicted_on(MACHINES[arch.name], spec, tile, work)
+
+
+def predicted_on(machine: Machine, spec: AttentionSpec, tile: TileConfig, work: Work) -> float:
+    """The same on a machine of any rates."""
+    rates = machine.rates(spec, tile)
     lanes = spec.head_dim_qk + spec.head_dim_v
     key_bytes = lanes * spec.stored_dtype.bytes
     tiles = math.ceil(work.rows / tile.rows)

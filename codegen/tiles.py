@@ -17,6 +17,7 @@ from warploom.codegen.functors import scale_factors
 from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.codegen.tile_cost import (
+    MACHINES,
     MANY_ITEMS,
     TYPICAL_KEYS,
     Work,
@@ -163,7 +164,7 @@ def _tall_tile(
     if pool:
         return _cheapest(spec, arch, pool, work)
     if mean_fused_rows > 64:
-        for tile in _hopper_tile(spec, arch):
+        for tile in hopper_by_groups(spec, arch)[:1]:
             return replace(tile, reason=_hopper_reason(tile, mean_fused_rows))
     few = items_per_sm is not None and items_per_sm <= 1
     fitting = [
@@ -196,7 +197,12 @@ def tiles_weighed(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     """Tiles that a model of costs chooses from, the highest last; none where there is no model."""
     sizes = weighed_tiles(spec, arch)
     tiles = [TileConfig(*size, 2) for size in sizes]
-    return [*_fitting(spec, arch, tiles), *(_hopper_tile(spec, arch) if sizes else ())]
+    if not sizes:
+        return []
+    hopper = hopper_by_groups(spec, arch)
+    if not MACHINES[arch.name].small_heads:
+        hopper = hopper[:1]
+    return [*_fitting(spec, arch, tiles), *reversed(hopper)]
 
 
 def every_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
@@ -204,7 +210,7 @@ def every_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     cases = ((rows, few) for rows in (1, 16, 64, 128) for few in (True, False))
     tiles = [tile for rows, few in cases for tile in _candidates(spec, arch, rows, few)]
     fitting = _fitting(spec, arch, [*tiles_weighed(spec, arch), *tiles])
-    return list(dict.fromkeys([*fitting, *_hopper_tile(spec, arch)]))
+    return list(dict.fromkeys([*fitting, *hopper_by_groups(spec, arch)]))
 
 
 def _fitting(spec: AttentionSpec, arch: Arch, tiles: Iterable[TileConfig]) -> list[TileConfig]:
@@ -213,11 +219,14 @@ def _fitting(spec: AttentionSpec, arch: Arch, tiles: Iterable[TileConfig]) -> li
     ]
 
 
-def _hopper_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
-    """The best tile of the Hopper template, if there is one."""
+def hopper_by_groups(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
+    """The best tile of the Hopper template with each number of groups, the best of all first."""
     if "hopper" not in arch.templates or spec.is_narrow:
         return []
-    return _fitting(spec, arch, hopper_tiles(spec))[:1]
+    best: dict[int, TileConfig] = {}
+    for tile in _fitting(spec, arch, hopper_tiles(spec)):
+        best.setdefault(tile.rows, tile)
+    return list(best.values())
 
 
 def _cheapest(

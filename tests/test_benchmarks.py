@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -149,8 +150,44 @@ def test_a_sweep_times_every_tile_and_stops_in_time(harness: ModuleType, tmp_pat
     sweep.main(["--device", "cpu", "--out", str(tmp_path)])
     _, rows = harness.load_rows(tmp_path / "tile_sweep.jsonl")
     assert len(rows) == 4 and all(row.value and row.error < 1e-2 for row in rows)
+    sweep.main(["--device", "cpu", "--out", str(tmp_path), "--small-heads"])
+    _, rows = harness.load_rows(tmp_path / "tile_sweep_small_heads.jsonl")
+    assert len(rows) == 8 and all(row.value and row.error < 1e-2 for row in rows)
     sweep.main(["--device", "cpu", "--out", str(tmp_path), "--budget", "0"])
     assert harness.load_rows(tmp_path / "tile_sweep.jsonl")[1] == []
+
+
+def test_rates_are_found_again_in_times_that_they_made(
+    harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from warploom.codegen.arch import arch_named
+    from warploom.codegen.tile_cost import MACHINES, Rates, Work, predicted_on
+    from warploom.codegen.tiles import hopper_by_groups
+
+    fitter, sweep = __import__("fit_tiles"), __import__("tile_sweep")
+    rates = {
+        128: Rates(flops=3.0, launch=10, item=4.2, join=6.0),
+        192: Rates(flops=3.5, launch=11, item=6.0, join=6.0),
+    }
+    machine = replace(MACHINES["sm_90a"], small_heads=rates)
+    report = harness.Report(sweep.SMALL, CPU, tmp_path)
+    report.facts["multiprocessors"] = 132
+    for batch in sweep.batches(on_gpu=True, small_heads=True):
+        spec = fitter.spec_of(batch.dim)
+        work = Work(batch.fused_rows, batch.requests * sweep.KV_HEADS / 132, batch.keys)
+        for tile in hopper_by_groups(spec, arch_named("sm_90a")):
+            us = predicted_on(machine, spec, tile, work)
+            params = asdict(batch) | {"fused_rows": batch.fused_rows, "tile": asdict(tile)}
+            report.rows.append(
+                harness.Row(sweep.SMALL, str(batch), tile.label, us, "us", params=params)
+            )
+    report.write()
+    fitted = fitter.fit(MACHINES["sm_90a"], fitter.load(report.path)).small_heads
+    assert fitted[128].flops == pytest.approx(3.0, rel=0.05)
+    assert fitted[192].item == pytest.approx(6.0, rel=0.15)
+    fitter.main([str(report.path)])
+    said = capsys.readouterr().out
+    assert "after: within 10 %: 100%" in said and "192: Rates(flops=" in said
 
 
 def test_the_truth_notices_a_wrong_mask(harness: ModuleType) -> None:

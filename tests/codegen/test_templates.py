@@ -60,6 +60,8 @@ EXAMPLES = {
     "chunk wide paged": Example(wl.Causal(), 256, 256, Paged(16), 50),
     "prefill dense padded": Example(wl.QKNorm() & wl.Alibi(), 72, 40, Dense(), 1000),
     "prefill ragged": Example(wl.Causal() & wl.SoftCap(50.0), 128, 128, Ragged(), 1001),
+    "prefill rope": Example(wl.Rope(), 128, 128, Ragged(), 500),
+    "prefill documents": Example(wl.DocumentMask(), 128, 128, Ragged(), 501),
     "prefill paged 3 sink": Example(wl.AttentionSink() & wl.Causal(), 64, 64, Paged(3), 500),
     "prefill narrow": Example(wl.Causal(), 64, 64, Ragged(), 500),
     "prefill paged 16 latent": Example(wl.Causal(), 192, 128, Paged(16), 501),
