@@ -250,4 +250,4 @@ def test_the_device_plans_with_all_that_the_mask_reads_or_not_at_all(
     monkeypatch.setattr(planner, "_device_planner", lambda bounds, site: made)
     inputs: Any = SimpleNamespace(scalars={}, tensors={"hidden": torch.zeros(3, dtype=torch.bool)})
     with pytest.raises(MissingInput, match=r"Reached reads 'limit'.*plan\(\)"):
-        planner.on_device(SimpleNamespace(bounds=LONGER), inputs, None, 0)  # type: ignore[arg-type]
+        planner.on_device(SimpleNamespace(bounds=LONGER), inputs, None, 0, 0)  # type: ignore[arg-type]
