@@ -35,6 +35,7 @@ _FLAGS = (
 )
 # What the headers ask of a machine; shown to the user, and part of the target's name.
 _FEATURES = (
+    "__AMX_BF16__",
     "__AVX512BF16__",
     "__AVX512F__",
     "__AVX2__",

@@ -1,24 +1,31 @@
 // One work item: FlashAttention-2 over the item's keys, for the rows of one query tile.
 #pragma once
 
-#include <warploom/dot_bf16.hpp>
 #include <warploom/dot_fp32.hpp>
+#include <warploom/matmul_amx.hpp>
 #include <warploom/output.hpp>
 #include <warploom/pack.hpp>
 #include <warploom/softmax.hpp>
 
 namespace warploom {
 
-// bfloat16 dot products take tensors as they are stored. What a transform made, and what has 8
-// bits, becomes float32.
-#if defined(WL_HAS_DOT_BF16)
-template <class Element, bool kAsStored>
-using DotOf =
-    std::conditional_t<kAsStored && std::is_same_v<Element, bfloat16_t>, DotBf16, DotFp32>;
+// Pairs of bfloat16 numbers, kSummed in all; tile registers take whole tiles of them.
+#if defined(WL_HAS_AMX)
+template <int kSummed>
+using DotPairs = std::conditional_t<kSummed % (2 * kTileWords) == 0, DotAmx, DotBf16>;
+#elif defined(WL_HAS_DOT_BF16)
+template <int kSummed>
+using DotPairs = DotBf16;
 #else
-template <class Element, bool kAsStored>
-using DotOf = DotFp32;
+template <int kSummed>
+using DotPairs = DotFp32;
 #endif
+
+// Pairs come from tensors as they are stored. What a transform made, and what has 8 bits, becomes
+// float32.
+template <class Element, bool kAsStored, int kSummed>
+using DotOf = std::conditional_t<kAsStored && std::is_same_v<Element, bfloat16_t>,
+                                 DotPairs<kSummed>, DotFp32>;
 
 // Sizes and types that follow from a kernel's configuration.
 template <class K>
@@ -27,14 +34,17 @@ struct Shape {
   using Variant = typename K::Variant;
   using Element = typename Config::Element;
   static constexpr bool kIsWide = std::is_same_v<Element, typename Config::KvElement>;
-  using Scores =
-      DotOf<Element, kIsWide && !Variant::kHasQueryTransform && !Variant::kHasKeyTransform>;
-  using Outputs = DotOf<Element, kIsWide && !Variant::kHasValueTransform>;
+  static constexpr bool kScoresAsStored =
+      kIsWide && !Variant::kHasQueryTransform && !Variant::kHasKeyTransform;
+  using Scores = DotOf<Element, kScoresAsStored, Config::kHeadDimQk>;
+  static constexpr int kChunk = 2 * kLanes;  // keys are padded to it
+  using Outputs = DotOf<Element, kIsWide && !Variant::kHasValueTransform, kChunk>;
 
   static constexpr int kRows = Config::kRows;
   static constexpr int kKeys = Config::kKeys;
-  static constexpr int kBlock = 4 * kMicroRows;  // rows that share a pass over a tile of keys
-  static constexpr int kChunk = 2 * kLanes;      // keys are padded to it
+  // Rows that share a pass over a tile of keys; what multiplies them may read up to whole tiles.
+  static constexpr int kBlock = max_int(Scores::kBlockRows, Outputs::kBlockRows);
+  static constexpr int kPaddedRows = round_up(kRows, kBlock);
   static constexpr int kScoreSteps = Config::kHeadDimQk / Scores::kPerWord;
   static constexpr int kOutputSteps = kKeys / Outputs::kPerWord;
   static constexpr int kKeyPanels = ceil_div(kKeys, kPanel);
@@ -56,7 +66,7 @@ struct Shape {
 template <class K>
 struct alignas(64) Scratch {
   using S = Shape<K>;
-  typename S::Scores::Word query[S::kRows * S::kScoreSteps];
+  alignas(64) typename S::Scores::Word query[S::kPaddedRows * S::kScoreSteps];
   alignas(64) typename S::Scores::Word keys[S::kKeyPanels * S::kKeyPanelSize];
   alignas(64) typename S::Outputs::Word values[S::kValuePanels * S::kValuePanelSize];
   alignas(64) float logits[S::kBlock * S::kLogitStride];
@@ -176,13 +186,10 @@ class Attention {
     if (c == TileClass::kSkip) return;
     Range keys = c == TileClass::kFull ? Range{0, padded} : visible(first, rows, padded);
     if (keys.begin >= keys.end) return;
-    const float scale = product_scale<Variant>(item_.p.sm_scale);
     const Panels<Scores, kMicroVectors> k{m_.keys, S::kKeyPanelSize, keys.begin / kPanel,
                                           ceil_div(keys.end, kPanel), S::kKeyPanels};
-    matmul({m_.query + first * S::kScoreSteps, S::kScoreSteps, rows}, k, S::kScoreSteps,
-           [&](int row, int column, Vec sum) WL_LAMBDA_INLINE {
-             store_vec(m_.logits + row * S::kLogitStride + column, sum * scale);
-           });
+    const Rows<Scores> q{m_.query + first * S::kScoreSteps, S::kScoreSteps, rows};
+    matmul_into(q, k, S::kScoreSteps, m_.logits, S::kLogitStride);
     float rescale[S::kBlock];
     for (int row = 0; row < rows; ++row) {
       rescale[row] = weigh(first + row, row, keys, c == TileClass::kPartial);
@@ -204,14 +211,15 @@ class Attention {
     float* s = m_.logits + row * S::kLogitStride;
     auto* weights = m_.weights + row * S::kOutputSteps;
     const int end = min_int(keys.end, tile_.count);
+    const LogitScale scale = logit_scale<Variant>(item_.p.sm_scale);
     if (Variant::kHasLogitsMask || Config::kColumnPositions ? masked : false) {
-      apply_logits<K, true>(item_, tile_, r, keys.begin, end, s);
-    } else if constexpr (Variant::kHasLogitsTransform) {
-      apply_logits<K, false>(item_, tile_, r, keys.begin, end, s);
+      apply_logits<K, true>(item_, tile_, r, keys.begin, end, scale.early, s);
+    } else if (Variant::kHasLogitsTransform || scale.early != 1.0f) {
+      apply_logits<K, false>(item_, tile_, r, keys.begin, end, scale.early, s);
     }
     for (int j = end; j < keys.end; ++j) s[j] = kMasked<Variant>;
     if constexpr (Variant::kSoftmax) {
-      return softmax_row<Outputs>(s, keys.begin, keys.end, weights, m_.running[r]);
+      return softmax_row<Outputs>(s, keys.begin, keys.end, scale.late, weights, m_.running[r]);
     } else {
       copy_row<Outputs>(s, keys.begin, keys.end, weights);
       return 1.0f;
@@ -224,7 +232,8 @@ class Attention {
     const int skipped = keys.begin / kPerWord;
     const Panels<Outputs, S::kValueTail> v{m_.values + skipped * kPanel, S::kValuePanelSize, 0,
                                            S::kValuePanels, S::kValuePanels - 1};
-    matmul({m_.weights + skipped, S::kOutputSteps, rows}, v, (keys.end - keys.begin) / kPerWord,
+    const Rows<Outputs> weights{m_.weights + skipped, S::kOutputSteps, rows};
+    matmul(weights, v, (keys.end - keys.begin) / kPerWord,
            [&](int row, int column, Vec sum) WL_LAMBDA_INLINE {
              float* at = out + row * States<K>::kStride + column;
              store_vec(at, sum + rescale[row] * load_vec(at));
@@ -237,7 +246,8 @@ class Attention {
       states.lse[r] = 0.0f;
       if constexpr (Variant::kSoftmax) {
         const float sum = sum_lanes(m_.running[r].sum)[0];
-        states.lse[r] = m_.running[r].max[0] + __builtin_log2f(sum);
+        const float late = logit_scale<Variant>(item_.p.sm_scale).late;
+        states.lse[r] = m_.running[r].max[0] * late + __builtin_log2f(sum);
         const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         for (int lane = 0; lane < States<K>::kStride; lane += kLanes) {
           store_vec(states.row(r) + lane, load_vec(states.row(r) + lane) * inverse);

@@ -10,6 +10,8 @@ struct DotFp32 {
   using Word = float;
   using Words = Vec;
   static constexpr int kPerWord = 1;
+  static constexpr int kExpDegree = 5;
+  static constexpr int kBlockRows = 4 * kMicroRows;
 
   static WL_INLINE Vec step(Vec sum, Words a, Words b) { return sum + a * b; }
 

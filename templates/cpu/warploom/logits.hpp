@@ -10,11 +10,17 @@ namespace warploom {
 template <class Variant>
 inline constexpr float kMasked = Variant::kSoftmax ? -kInfinity : 0.0f;
 
-// Factor of q.k as the product leaves it: the softmax wants base 2, a transform natural units
-// first.
+// Factors of q.k: `early` before the seats, `late` after them, on the way to base 2. A positive
+// scale waits for the softmax, which multiplies anyway; other signs would turn the maximum into a
+// minimum, and a transform wants natural units.
+struct LogitScale {
+  float early, late;
+};
 template <class Variant>
-float product_scale(float sm_scale) {
-  return Variant::kSoftmax && !Variant::kHasLogitsTransform ? sm_scale * kLog2e : sm_scale;
+WL_INLINE LogitScale logit_scale(float sm_scale) {
+  if (!Variant::kSoftmax) return {sm_scale, 1.0f};
+  if (Variant::kHasLogitsTransform || !(sm_scale > 0.0f)) return {sm_scale, kLog2e};
+  return {1.0f, sm_scale * kLog2e};
 }
 
 // What the variant hoists for the tile and for column j, as row r has it.
@@ -35,10 +41,11 @@ WL_INLINE auto column_state(const Item<K>& item, const KeyTile<K>& keys, int r, 
   }
 }
 
-// Logits of row r for keys [begin, end) in place. Not inlined, so that `__restrict` holds.
+// Logits of row r for keys [begin, end) in place, from products with the factor `scale` to come.
+// Not inlined, so that `__restrict` holds.
 template <class K, bool kMask>
 __attribute__((noinline)) void apply_logits(const Item<K>& item, const KeyTile<K>& keys, int r,
-                                            int begin, int end, float* __restrict s) {
+                                            int begin, int end, float scale, float* __restrict s) {
   using Variant = typename K::Variant;
   using Config = typename K::Config;
   const typename K::Params& p = item.p;
@@ -49,10 +56,9 @@ __attribute__((noinline)) void apply_logits(const Item<K>& item, const KeyTile<K
   for (int j = begin; j < end; ++j) {
     const int kv_pos = keys.position(j);
     const auto column = column_state(item, keys, r, j);
-    float x = s[j];
+    float x = s[j] * scale;
     if constexpr (Variant::kHasLogitsTransform) {
       x = Variant::logits(p, tile, state, row, row_state, kv_pos, column, x);
-      if constexpr (Variant::kSoftmax) x *= kLog2e;
     }
     if constexpr (kMask) {
       bool visible = Variant::mask(p, tile, state, row, row_state, kv_pos, column);

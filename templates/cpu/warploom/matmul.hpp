@@ -87,4 +87,12 @@ WL_INLINE void matmul(Rows<Dot> a, Panels<Dot, kTail> b, int steps, Done done) {
   }
 }
 
+// Stores C, whose rows lie `stride` apart.
+template <class Dot, int kTail>
+WL_INLINE void matmul_into(Rows<Dot> a, Panels<Dot, kTail> b, int steps, float* c, int stride) {
+  matmul(a, b, steps, [&](int row, int column, Vec sum) WL_LAMBDA_INLINE {
+    store_vec(c + row * stride + column, sum);
+  });
+}
+
 }  // namespace warploom

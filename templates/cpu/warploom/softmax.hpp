@@ -5,8 +5,8 @@
 
 namespace warploom {
 
-// Of one row: the maximum, the same in every lane, and the sum spread over lanes. Keeping vectors
-// saves a reduction per tile.
+// Of one row: the maximum before scaling, the same in every lane, and the sum spread over lanes.
+// Keeping vectors saves a reduction per tile.
 struct Running {
   Vec max = broadcast(-kInfinity);
   Vec sum = {};
@@ -15,23 +15,24 @@ struct Running {
 // A row that has seen nothing keeps sum 0: any finite base makes its -inf logits weigh 0.
 WL_INLINE Vec finite_base(Vec max) { return max == -kInfinity ? Vec{} : max; }
 
-// Turns logits [begin, end) into words of probabilities relative to the new maximum; returns the
-// factor that brings earlier sums to it. begin and end are multiples of 2 * kLanes.
+// Turns logits [begin, end), which `scale` > 0 brings to base 2, into words of probabilities
+// relative to the new maximum; returns the factor that brings earlier sums to it. begin and end are
+// multiples of 2 * kLanes.
 template <class Dot>
-WL_INLINE float softmax_row(const float* s, int begin, int end, typename Dot::Word* out,
-                            Running& running) {
+WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
+                            typename Dot::Word* out, Running& running) {
   Vec top[2] = {running.max, running.max};
   for (int j = begin; j < end; j += 2 * kLanes) {
     top[0] = max_vec(top[0], load_vec(s + j));
     top[1] = max_vec(top[1], load_vec(s + j + kLanes));
   }
   const Vec max = max_lanes(max_vec(top[0], top[1]));
-  const Vec base = finite_base(max);
-  const Vec rescale = exp2_vec(running.max - base);
+  const Vec base = finite_base(max) * scale;
+  const Vec rescale = exp2_vec(running.max * scale - base);
   Vec sum[2] = {running.sum * rescale, Vec{}};
   for (int j = begin; j < end; j += 2 * kLanes) {
-    const Vec first = exp2_vec(load_vec(s + j) - base);
-    const Vec second = exp2_vec(load_vec(s + j + kLanes) - base);
+    const Vec first = exp2_vec<Dot::kExpDegree>(load_vec(s + j) * scale - base);
+    const Vec second = exp2_vec<Dot::kExpDegree>(load_vec(s + j + kLanes) * scale - base);
     sum[0] += first;
     sum[1] += second;
     Dot::store_pair(out + j / Dot::kPerWord, first, second);
