@@ -6,9 +6,10 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.spec import AttentionSpec
 
 # Multiples of the micro-kernel's 6. More rows share the packing of a tile of keys; fewer leave
-# smaller partial results and more tiles to deal out.
-_ROWS = (12, 48, 192)
-_KEYS = (256, 128, 64)
+# smaller partial results and more tiles to deal out, so the largest wait for several of them.
+_ROWS = (12, 48, 192, 384)
+_MANY_ROWS = 4 * _ROWS[-1]
+_KEYS = (512, 256, 128, 64)
 _PACKED_BYTES = (
     256 * 1024
 )  # packed keys and values, beside queries and outputs in a second-level cache
@@ -21,7 +22,8 @@ def cpu_tile(spec: AttentionSpec, mean_fused_rows: float) -> TileConfig:
         spec: what to compute.
         mean_fused_rows: query rows x query heads per key/value head, averaged over requests.
     """
-    rows = next((rows for rows in _ROWS[:-1] if mean_fused_rows <= rows), _ROWS[-1])
+    fitting = (rows for rows in _ROWS[:-2] if mean_fused_rows <= rows)
+    rows = next(fitting, _ROWS[-1] if mean_fused_rows >= _MANY_ROWS else _ROWS[-2])
     packed_bytes = 2 if spec.stored_dtype.name == "bfloat16" else 4  # others become float32
     key_bytes = (spec.head_dim_qk + spec.head_dim_v) * packed_bytes
     keys = next((keys for keys in _KEYS if keys * key_bytes <= _PACKED_BYTES), _KEYS[-1])
