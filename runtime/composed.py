@@ -22,7 +22,7 @@ from warploom.runtime.planner import Planned, Planner
 from warploom.runtime.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
-from warploom.scheduler.composed import Machine, count_reads, make_composed_plan
+from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
 from warploom.scheduler.composed_plan import composed_capacity
 from warploom.scheduler.composed_tiles import VisibilityOf
 from warploom.scheduler.layout import Records
@@ -100,26 +100,21 @@ class ComposedPlanner(Planner):
 
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch and enqueue its upload on the current stream; raises as `Planner` does."""
-        page_size = self._spec.kv_format.block_kv
-        forest = shared_prefixes(batch, self._spec.variant, page_size)
-        kernel = self._kernels.get(self._tile(batch, forest))
-        levels = self._levels(forest)
+        shared = self._shared(batch)
+        kernel = self._kernels.get(self._tile(batch, shared))
         exact = Bounds.of(batch.segments, len(batch.indices))
-        room, size = self._fit(replace(exact, max_levels=levels), kernel)
+        room, size = self._fit(replace(exact, max_levels=shared.levels), kernel)
         analysis = TileAnalysis(self._spec.variant, inputs.scalars, inputs.known)
         limit = self._options.sm_limit
         machine = Machine(
             num_kv_heads=self._heads.num_kv,
-            group_size=self._heads.group_size,
             rows=kernel.tile.rows,
             keys=kernel.tile.keys,
             num_ctas=kernel.num_ctas,
             active_ctas=kernel.num_ctas if limit is None else min(limit, kernel.num_ctas),
-            page_size=page_size,
-            levels=levels,
         )
         answers = visibility_of(self._spec.variant, analysis, batch, self._heads)
-        plan = make_composed_plan(batch.segments, forest, machine, answers, batch.indices)
+        plan = make_composed_plan(shared, machine, answers, batch.indices)
         plan.check_fits(room)
         self._workspace.fit(size)
         self._send(plan, room)
@@ -127,30 +122,27 @@ class ComposedPlanner(Planner):
 
     def tile_for(self, batch: Batch) -> TileConfig:
         """The tile of all plans, or the one for the rows that a key meets in this batch."""
-        page_size = self._spec.kv_format.block_kv
-        return self._tile(batch, shared_prefixes(batch, self._spec.variant, page_size))
+        return self._tile(batch, self._shared(batch))
 
-    def _tile(self, batch: Batch, forest: PrefixForest) -> TileConfig:
+    def _tile(self, batch: Batch, shared: SharedBatch) -> TileConfig:
         fixed = self.fixed_tile()
         if fixed is not None:
             return fixed
         heads = self._heads
 
         def reads_with(rows: int) -> tuple[int, int, int]:
-            reads = count_reads(
-                batch.segments, forest, heads.group_size, rows, self._levels(forest),
-                self._spec.kv_format.block_kv,
-            )  # fmt: skip
-            keys, walked, tiles = (heads.num_kv * count for count in reads)
+            keys, walked, tiles = (heads.num_kv * count for count in shared.reads(rows))
             return keys, walked, tiles
 
         cheapest = self._kernels.cheapest_composed(reads_with)
-        return cheapest or self._choose(mean_rows(batch, forest, heads.group_size))
+        return cheapest or self._choose(mean_rows(batch, shared.forest, heads.group_size))
 
-    def _levels(self, forest: PrefixForest) -> int:
-        """Most parts that a request of a plan reads."""
-        bounds = self._options.bounds
-        return min(forest.depth + 1, MAX_LEVELS if bounds is None else bounds.max_levels)
+    def _shared(self, batch: Batch) -> SharedBatch:
+        """The batch with its prefixes."""
+        page_size, bounds = self._spec.kv_format.block_kv, self._options.bounds
+        forest = shared_prefixes(batch, self._spec.variant, page_size)
+        levels = min(forest.depth + 1, MAX_LEVELS if bounds is None else bounds.max_levels)
+        return SharedBatch(batch.segments, forest, self._heads.group_size, page_size, levels)
 
     def _choose(self, rows: float) -> TileConfig:
         return self._kernels.choose(max(rows, self._fewest_rows))

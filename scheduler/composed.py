@@ -9,7 +9,7 @@ levelling are the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -41,27 +41,68 @@ class Machine:
     """Sizes that a composed plan is made for.
 
     Attributes:
-        num_kv_heads, group_size: key/value heads, and query heads of each.
+        num_kv_heads: key/value heads.
         rows, keys: tile sizes; at most `ROW_CODE` rows.
         num_ctas: CTAs of the grid.
         active_ctas: how many of them may get work, the first ones.
-        page_size: tokens of an entry of the block list.
-        levels: most parts that a request may read, its own included.
     """
 
     num_kv_heads: int
-    group_size: int
     rows: int
     keys: int
     num_ctas: int
     active_ctas: int
+
+
+@dataclass(frozen=True)
+class SharedBatch:
+    """A batch whose requests share prefixes; what tiles of a length make of it is kept.
+
+    Attributes:
+        requests: SEGMENT records of a paged batch, one for each request.
+        forest: its shared prefixes.
+        group_size: query heads of each key/value head.
+        page_size: tokens of an entry of the block list.
+        levels: most parts that a request may read, its own included.
+    """
+
+    requests: Records
+    forest: PrefixForest
+    group_size: int
     page_size: int
     levels: int
+    _cut: dict[int, tuple[Units, Parts, tuple[Choice, ...]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def cut(self, rows: int) -> tuple[Units, Parts, tuple[Choice, ...]]:
+        """Query tiles of so many rows that each request has alone, which keys become parts, and
+        why.
+        """
+        if rows not in self._cut:
+            units = cut_units(self.requests, self.group_size, rows)
+            count = np.bincount(units.request, minlength=len(self.requests))
+            fused = self.requests["num_q"].astype(np.int64) * self.group_size
+            kept, choices = choose_parts(self.forest, count, fused, rows, self.levels)
+            parts = Parts.of(self.requests, self.forest, kept, self.page_size)
+            self._cut[rows] = units, parts, choices
+        return self._cut[rows]
+
+    def reads(self, rows: int) -> tuple[int, int, int]:
+        """What tiles of so many rows would do for each key/value head; masks are not asked.
+
+        Returns:
+            Keys that are read once or more, keys that tiles walk (each for every tile), and tiles.
+        """
+        units, parts, choices = self.cut(rows)
+        count = np.bincount(units.request, minlength=len(self.requests))
+        keys = parts.records["kv_count"].astype(np.int64)
+        tiles = np.append(np.array([one.tiles for one in choices if one.kept], np.int64), count)
+        return int(keys[tiles > 0].sum()), int(keys @ tiles), int(tiles.sum())
 
 
 def make_composed_plan(
-    requests: Records,
-    forest: PrefixForest,
+    batch: SharedBatch,
     machine: Machine,
     visibility_of: VisibilityOf,
     indices: npt.NDArray[np.int32],
@@ -69,8 +110,7 @@ def make_composed_plan(
     """Plans one batch whose requests share prefixes.
 
     Args:
-        requests: SEGMENT records of a paged batch, one for each request.
-        forest: its shared prefixes.
+        batch: what to plan.
         machine: sizes.
         visibility_of: the mask's answers for given segments.
         indices: the page table of all requests; parts point into it.
@@ -78,11 +118,10 @@ def make_composed_plan(
     Raises:
         ArgumentError: the batch has more units than a row's code can name.
     """
-    sizes = machine.group_size, machine.rows, machine.levels, machine.page_size
-    units, parts, choices = _share(requests, forest, *sizes)
+    units, parts, choices = batch.cut(machine.rows)
     if len(units.request) > MAX_UNITS:
         raise ArgumentError(name="qo_indptr", reason=f"gives more than {MAX_UNITS} query tiles")
-    pairs = make_pairs(units, parts, machine.group_size, visibility_of)
+    pairs = make_pairs(units, parts, batch.group_size, visibility_of)
     tiles = pack(units, parts, pairs, machine.rows, machine.keys)
     items, cta, cost, tile = _deal(tiles, parts.num_shared, machine)
     joins, contributions, slots = _join(items, tile, tiles, units, pairs, parts, machine)
@@ -98,7 +137,7 @@ def make_composed_plan(
         indices=indices,
         loads=np.bincount(cta, cost, machine.num_ctas).astype(np.int64),
         num_kv_heads=machine.num_kv_heads,
-        group_size=machine.group_size,
+        group_size=batch.group_size,
         rows=machine.rows,
         keys=machine.keys,
         num_ctas=machine.num_ctas,
@@ -111,32 +150,6 @@ def make_composed_plan(
         contributions=contributions,
         choices=choices,
     )
-
-
-def count_reads(
-    requests: Records, forest: PrefixForest, group_size: int, rows: int, levels: int, page_size: int
-) -> tuple[int, int, int]:
-    """What tiles of so many rows would do for each key/value head; masks are not asked.
-
-    Returns:
-        Keys that are read once or more, keys that tiles walk (each for every tile), and tiles.
-    """
-    units, parts, choices = _share(requests, forest, group_size, rows, levels, page_size)
-    count = np.bincount(units.request, minlength=len(requests))
-    keys = parts.records["kv_count"].astype(np.int64)
-    tiles = np.append(np.array([one.tiles for one in choices if one.kept], np.int64), count)
-    return int(keys[tiles > 0].sum()), int(keys @ tiles), int(tiles.sum())
-
-
-def _share(
-    requests: Records, forest: PrefixForest, group_size: int, rows: int, levels: int, page_size: int
-) -> tuple[Units, Parts, tuple[Choice, ...]]:
-    """Query tiles that each request has alone, which keys become parts, and why."""
-    units = cut_units(requests, group_size, rows)
-    count = np.bincount(units.request, minlength=len(requests))
-    fused = requests["num_q"].astype(np.int64) * group_size
-    kept, choices = choose_parts(forest, count, fused, rows, levels)
-    return units, Parts.of(requests, forest, kept, page_size), choices
 
 
 def _packed_rows(tiles: PackedTiles, pairs: Pairs, units: Units) -> npt.NDArray[np.int32]:
@@ -188,14 +201,14 @@ def _whole_items(tiles: PackedTiles, tile: Ints, head: Ints) -> Records:
     """An item for each of these tiles and key/value heads."""
     items = np.zeros(len(tile), WORK_ITEM.dtype)
     first_row = np.cumsum(tiles.rows) - tiles.rows
-    for field, values in (
+    for name, values in (
         ("segment", tiles.part),
         ("row_begin", first_row),
         ("kv_begin", tiles.kv_begin),
         ("kv_end", tiles.kv_end),
         ("rows", tiles.rows),
     ):
-        items[field] = values[tile]
+        items[name] = values[tile]
     items["kv_head"] = head
     items["slot"] = items["merge"] = -1
     return items

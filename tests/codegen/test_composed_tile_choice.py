@@ -15,7 +15,7 @@ from warploom.codegen.tile_cost_composed import Reading, cheapest_composed_tile,
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
-from warploom.scheduler.composed import count_reads
+from warploom.scheduler.composed import SharedBatch
 from warploom.scheduler.layout import SEGMENT
 from warploom.scheduler.prefixes import find_prefixes
 
@@ -39,7 +39,7 @@ def reads(params: dict[str, Any], rows: int) -> tuple[int, int, int]:
     indices = np.concatenate(pages).astype(np.int32)
     forest = find_prefixes(segments["index_begin"].astype(np.int64), indices, full, PAGE)
     group = params["q_heads"] // params["kv_heads"]
-    return count_reads(segments, forest, group, rows, levels=2, page_size=PAGE)
+    return SharedBatch(segments, forest, group, PAGE, levels=2).reads(rows)
 
 
 def spec_of(variant: wl.Variant, dim: int) -> AttentionSpec:

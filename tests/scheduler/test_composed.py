@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warploom.errors import CapacityExceeded, PlanInvalid
-from warploom.scheduler import sharing
+from warploom.scheduler import composed, sharing
 from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.composed import Machine, make_composed_plan
+from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
 from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
 from warploom.scheduler.layout import ROW_CODE, Records
 from warploom.scheduler.plan import AllVisible
@@ -105,18 +105,20 @@ def test_prefixes_are_what_page_tables_have_in_common(data: st.DataObject) -> No
     assert forest.depth == max(map(len, path), default=0)
 
 
-def machine_for(data: st.DataObject, pages: Pages) -> Machine:
+def shared_for(data: st.DataObject, pages: Pages, requests: Records) -> SharedBatch:
     group = data.draw(st.sampled_from([1, 3, 4, 40]), label="group")
+    levels = data.draw(st.integers(1, 4), label="levels")
+    return SharedBatch(requests, pages.forest(), group, pages.page_size, levels)
+
+
+def machine_for(data: st.DataObject) -> Machine:
     num_ctas = data.draw(st.integers(1, 40), label="CTAs")
     return Machine(
         num_kv_heads=data.draw(st.sampled_from([1, 3]), label="heads"),
-        group_size=group,
         rows=data.draw(st.sampled_from([12, 16, 64]), label="rows"),
         keys=data.draw(st.sampled_from([32, 64]), label="keys"),
         num_ctas=num_ctas,
         active_ctas=data.draw(st.integers(1, num_ctas), label="active"),
-        page_size=pages.page_size,
-        levels=data.draw(st.integers(1, 4), label="levels"),
     )
 
 
@@ -128,27 +130,27 @@ def test_every_plan_is_exact_and_fits_its_bounds(
     q_lens = data.draw(st.lists(st.integers(0, 20), min_size=len(pages.lists),
                                 max_size=len(pages.lists)), label="q_lens")  # fmt: skip
     requests = requests_of(kit, pages, np.array(q_lens, np.int64))
-    machine = machine_for(data, pages)
+    machine, shared = machine_for(data), shared_for(data, pages, requests)
     left = data.draw(st.sampled_from([2**40, 3000, 50]), label="left")
     masked = data.draw(st.booleans(), label="masked")
 
     def visibility_of(segments: Records) -> Any:
         if not masked:
             return AllVisible(segments)
-        return PartWindow(segments, machine.group_size, left)
+        return PartWindow(segments, shared.group_size, left)
 
     with pytest.MonkeyPatch.context() as patch:
         if eager:  # whatever may be a part is one
             patch.setattr(sharing, "PER_ITEM", 0)
             patch.setattr(sharing, "PER_ROW", 0)
-        plan = make_composed_plan(requests, pages.forest(), machine, visibility_of, pages.indices)
+        plan = make_composed_plan(shared, machine, visibility_of, pages.indices)
     verify_composed(plan, requests, visibility_of(requests), pages.page_size)
-    exact = replace(Bounds.of(requests, len(pages.indices)), max_levels=machine.levels)
+    exact = replace(Bounds.of(requests, len(pages.indices)), max_levels=shared.levels)
     room = composed_capacity(
         exact,
         rows=machine.rows,
         num_kv_heads=machine.num_kv_heads,
-        group_size=machine.group_size,
+        group_size=shared.group_size,
         num_ctas=machine.num_ctas,
     )
     plan.check_fits(room)
@@ -195,12 +197,13 @@ def shared_batch(kit: Any, prefix: int, batch: int, suffix: int = 128) -> tuple[
     return pages, requests_of(kit, pages, [1] * batch)
 
 
-MACHINE = Machine(8, 4, 64, 64, 132, 132, 16, 2)
+MACHINE = Machine(8, 64, 64, 132, 132)
 
 
 def planned(kit: Any, prefix: int = 8192, batch: int = 64) -> tuple[ComposedPlan, Records]:
     pages, requests = shared_batch(kit, prefix, batch)
-    plan = make_composed_plan(requests, pages.forest(), MACHINE, AllVisible, pages.indices)
+    shared = SharedBatch(requests, pages.forest(), 4, 16, levels=2)
+    plan = make_composed_plan(shared, MACHINE, AllVisible, pages.indices)
     return plan, requests
 
 
@@ -213,6 +216,18 @@ def test_a_long_prefix_of_many_requests_is_read_by_full_tiles(kit: Any) -> None:
     assert "in place of 64 save" in str(plan.choices[0])
     # all of the load is dealt evenly
     assert plan.loads.max() <= 1.1 * plan.loads.mean()
+
+
+def test_what_tiles_make_of_a_batch_is_worked_out_once(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, requests = shared_batch(kit, 8192, 64)
+    shared = SharedBatch(requests, pages.forest(), 4, 16, levels=2)
+    keys, walked, tiles = shared.reads(64)
+    assert (keys, walked, tiles) == (8192 + 64 * 128, 4 * 8192 + 64 * 128, 4 + 64)
+    monkeypatch.setattr(composed, "choose_parts", None)
+    plan = make_composed_plan(shared, MACHINE, AllVisible, pages.indices)
+    assert len(plan.segments) == 1 + 64
 
 
 def test_a_short_prefix_is_read_by_each_request(kit: Any) -> None:
@@ -241,8 +256,8 @@ def test_levels_limit_the_parts_of_a_request(kit: Any) -> None:
     pages = tree(16, [4000] * 8, [(0, 0)] + [(0, 100)] * 3 + [(0, 50)] * 4)
     requests = requests_of(kit, pages, [1] * 8)
     for levels, parts in ((1, 0), (2, 1), (3, 2)):
-        machine = replace(MACHINE, levels=levels)
-        plan = make_composed_plan(requests, pages.forest(), machine, AllVisible, pages.indices)
+        shared = SharedBatch(requests, pages.forest(), 4, 16, levels)
+        plan = make_composed_plan(shared, MACHINE, AllVisible, pages.indices)
         assert len(plan.segments) - 8 == parts
         verify_composed(plan, requests, AllVisible(requests), 16)
 
