@@ -26,13 +26,15 @@ OPTIONS = 4  # `kOptions` of scratch.hpp: candidates for the boundaries of a lin
 # Members of the planner's `Params`, in the order in which the runtime writes them.
 INPUTS = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
 OUTPUTS = ("header", "cta_indptr", "segments", "merges", "items", "indices")
-NUMBERS = (
+BATCH = (
     ("num_requests", "requests"),
-    ("storage", "warploom::Storage"),
-    ("page_size", "tokens of a page, if storage is paged"),
     ("max_q_rows", "query rows of all requests that are admitted"),
     ("max_kv_len", "keys of a request that are admitted"),
     ("max_blocks", "pages that are admitted"),
+)
+SITE = (
+    ("storage", "warploom::Storage"),
+    ("page_size", "tokens of a page, if storage is paged"),
     ("max_requests", "requests that the scratch memory holds"),
     ("max_tiles", "query tiles that the scratch memory holds"),
     ("num_ctas", "CTAs of the grid"),
@@ -58,7 +60,7 @@ def planner_fields(variant: TracedVariant) -> tuple[ParamField, ...]:
     fields = [ParamField("const int*", name, "of plan()") for name in INPUTS]
     fields += [ParamField("int*", name, "of the plan") for name in OUTPUTS]
     fields.append(ParamField("int*", "votes", "of the teams of a device, or null"))
-    fields += [ParamField("int", name, meaning) for name, meaning in NUMBERS]
+    fields += [ParamField("int", name, meaning) for name, meaning in (*BATCH, *SITE)]
     read = _read(variant)
     mask = replace(
         variant,

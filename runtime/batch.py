@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -81,18 +81,9 @@ class Batch:
         return Bounds.of(self.segments, len(self.indices))
 
 
-class IndexArray(NamedTuple):
-    """An index array where a native planner reads it.
-
-    Attributes:
-        owner: keeps the memory.
-        address: of the first entry; 0 if the planner does not read it.
-        entries: how many there are.
-    """
-
-    owner: Any
-    address: int
-    entries: int
+# Where a native planner reads an index array: what keeps the memory, the address of the first entry
+# (0 if the planner does not read it), and how many there are.
+IndexArray: TypeAlias = tuple[Any, int, int]
 
 
 class SizesOnly(Batch):
@@ -131,9 +122,10 @@ class Measured(SizesOnly):
     lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray]
     num_blocks: int
     _busy: int
-    _q_rows: int
-    _longest_q: int
-    _max_kv_len: int
+    # measured, not worked out from arrays
+    num_requests = num_segments = 0
+    total_q_rows = segment_rows = 0
+    longest_q = max_kv_len = 0
 
     def __init__(
         self,
@@ -152,38 +144,19 @@ class Measured(SizesOnly):
         """Take what a planner measured; see `Batch` for the names."""
         self.__dict__.update(
             arrays=arrays, lengths=lengths, num_blocks=num_blocks, q_rows=q_rows,
-            kv_extent=kv_extent, _requests=num_requests, _busy=busy_requests,
-            _q_rows=total_q_rows, _longest_q=longest_q, _max_kv_len=max_kv_len,
+            kv_extent=kv_extent, num_requests=num_requests, num_segments=num_requests,
+            total_q_rows=total_q_rows, segment_rows=total_q_rows, longest_q=longest_q,
+            max_kv_len=max_kv_len, _busy=busy_requests,
         )  # fmt: skip
 
     @property
-    def num_segments(self) -> int:
-        return self._requests
-
-    @property
-    def total_q_rows(self) -> int:
-        return self._q_rows
-
-    @property
-    def segment_rows(self) -> int:
-        return self._q_rows
-
-    @property
-    def longest_q(self) -> int:
-        return self._longest_q
-
-    @property
     def busy_rows(self) -> float:
-        return self._q_rows / self._busy if self._busy else 1.0
-
-    @property
-    def max_kv_len(self) -> int:
-        return self._max_kv_len
+        return self.total_q_rows / self._busy if self._busy else 1.0
 
     @property
     def least_bounds(self) -> Bounds:
-        requests = self._requests
-        return Bounds(requests, self._q_rows, self._max_kv_len, self.num_blocks, requests)
+        requests = self.num_requests
+        return Bounds(requests, self.total_q_rows, self.max_kv_len, self.num_blocks, requests)
 
 
 class OnDevice(SizesOnly):

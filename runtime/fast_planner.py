@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from warploom.codegen.source import TileConfig
 from warploom.errors import BatchRefused, BoundsExceeded
 from warploom.runtime.batch import Batch, Measured, OnDevice
 from warploom.runtime.inputs import Inputs
@@ -13,6 +15,7 @@ from warploom.runtime.kernels import Kernel
 from warploom.runtime.native_planner import NativePlanner, Site, device_lengths
 from warploom.runtime.plan_status import PlanStatus
 from warploom.runtime.planner import Planned, Planner
+from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.layout import HEADER
 from warploom.scheduler.plan import Plan
@@ -45,10 +48,39 @@ class ReadBack(Planned):
         return self.__dict__[name]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the host's plans of batches of about one size go.
+
+    Attributes:
+        tile: as it was chosen.
+        kernel: made with it.
+        site: of the plan.
+        size: of the workspace.
+    """
+
+    tile: TileConfig
+    kernel: Kernel
+    site: Site
+    size: WorkspaceSize
+
+    def suits(self, batch: Measured, tile: TileConfig, declared: Bounds | None) -> bool:
+        """True if a batch belongs here: any with declared bounds, else if it fills half."""
+        if tile is not self.tile or declared is not None:
+            return tile is self.tile
+        room = self.site.room.bounds
+        return (
+            room.max_requests >> 1 < (batch.num_requests or 1) <= room.max_requests
+            and room.max_q_rows >> 1 < (batch.total_q_rows or 1) <= room.max_q_rows
+            and room.max_kv_len >> 1 < (batch.max_kv_len or 1) <= room.max_kv_len
+            and room.max_blocks >> 1 < (batch.num_blocks or 1) <= room.max_blocks
+        )
+
+
 class FastPlanner(Planner):
     """Plans of one wrapper."""
 
-    _last: tuple[Kernel, Site, WorkspaceSize] | None = None
+    _place: Place | None = None  # of the last plan by the host
 
     @cached_property
     def _native(self) -> NativePlanner:
@@ -61,25 +93,21 @@ class FastPlanner(Planner):
             return self._plan_on_device(batch, inputs, self._kernels.get(self.tile_for(batch)))
         if not isinstance(batch, Measured) or not self._native.knows(inputs):
             return super().__call__(batch, inputs)
-        kernel = self._kernels.get(self.tile_for(batch))
-        if not self.deals_evenly(batch, kernel.tile):
+        tile = self.tile_for(batch)
+        if not self.deals_evenly(batch, tile):
             return super().__call__(batch, inputs)
-        site, size = self._placed(batch, kernel)
-        room = site.room
-        self._workspace.fit(size)
-        self._plan_natively(batch, inputs, site)
-        read = self._reader(kernel, room, inputs)
-        return ReadBack(batch, kernel, size, read, "the host, natively")
+        place = self._place
+        if place is None or not place.suits(batch, tile, self._options.bounds):
+            place = self._place = self._new_place(batch, tile)
+        self._workspace.fit(place.size)
+        self._plan_natively(batch, inputs, place.site)
+        read = self._reader(place.kernel, place.site.room, inputs)
+        return ReadBack(batch, place.kernel, place.size, read, "the host, natively")
 
-    def _placed(self, batch: Measured, kernel: Kernel) -> tuple[Site, WorkspaceSize]:
-        """Where the plan of a batch goes; with bounds, where those before went."""
-        if self._options.bounds is None:
-            room, size = self._fit(batch.least_bounds, kernel)
-            return self._site(kernel, room), size
-        if self._last is None or self._last[0] is not kernel:
-            room, size = self.sizes(self._options.bounds, kernel)
-            self._last = kernel, self._site(kernel, room), size
-        return self._last[1:]
+    def _new_place(self, batch: Measured, tile: TileConfig) -> Place:
+        kernel = self._kernels.get(tile)
+        room, size = self._fit(batch.least_bounds, kernel)
+        return Place(tile, kernel, self._site(kernel, room), size)
 
     def prepare(self) -> None:
         """Build the native planners."""
@@ -129,27 +157,24 @@ class FastPlanner(Planner):
     def check_status(self) -> None:
         """Raise BatchRefused if the device found something wrong; waits for the device."""
         at = [name for name, _ in HEADER.fields].index("status")
-        status = PlanStatus(int(self._workspace.plan_ints()[at]))
+        status = PlanStatus(int(self._workspace.plan_ints[at]))
         if status is not PlanStatus.GOOD:
             raise BatchRefused(reason=status.reason)
 
     def _site(self, kernel: Kernel, room: Capacity) -> Site:
         limit = self._options.sm_limit
         active = kernel.num_ctas if limit is None else min(limit, kernel.num_ctas)
-        return Site(kernel.tile, room, active)
+        return self._native.site(kernel.tile, room, active)
 
     def _plan_natively(self, batch: Measured, inputs: Inputs, site: Site) -> None:
-        target, indices = self._workspace.plan_ints(), batch.lengths[3]
+        target, (listed, address, _) = self._workspace.plan_ints, batch.lengths[3]
         used = site.room.offsets["indices"] + batch.num_blocks
-        if batch.num_blocks and not indices.address:  # page numbers on the device stay there
+        if batch.num_blocks and not address:  # page numbers on the device stay there
             used -= batch.num_blocks
-            target[used : used + batch.num_blocks].copy_(indices.owner[: batch.num_blocks])
-
-        def pack(address: int) -> int:
-            self._native.on_host(batch, inputs, site, address)
-            return used
-
-        self._upload.write(target, pack)
+            target[used : used + batch.num_blocks].copy_(listed[: batch.num_blocks])
+        staged = self._upload.stage(target)
+        self._native.on_host(inputs, site, staged.data_ptr())
+        self._upload.send(target, used)
         self._set_addresses(site.room)
 
     def _reader(
@@ -159,7 +184,7 @@ class FastPlanner(Planner):
         scalars, known = dict(inputs.scalars), dict(inputs.known)
 
         def read() -> tuple[Plan, Visibility]:
-            packed = self._workspace.plan_ints()[: room.total_ints].cpu().numpy()
+            packed = self._workspace.plan_ints[: room.total_ints].cpu().numpy()
             segments, indices = unpack_batch(packed, room, self._spec.kv_format.block_kv)
             batch = Batch.of(segments, indices)
             visibility = self._visibility(batch, scalars, known)

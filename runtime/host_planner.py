@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,21 +25,24 @@ from warploom.scheduler.layout import c_structs
 
 STORAGE: Final = {"Dense": 0, "Ragged": 1, "Paged": 2}  # warploom::Storage
 _ANY = Bounds(INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX)
-_FOUND = 6  # members of warploom::Measure
-_NAMES = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len")
-# What measuring does not read: the plan, and numbers from num_ctas to keys and behind group_size.
-_NO_OUTPUTS, _NO_GRID, _NO_COSTS = (0,) * 6, (0,) * 6, (0,) * 8
+_MEASURE = struct.Struct("=6i")  # warploom::Measure
+_Tensor, _INT32 = torch.Tensor, torch.int32
 
 
 class HostPlanner:
-    """The native planner of one mask.
+    """The native planner of one mask and storage.
 
     Attributes:
         params: its argument.
     """
 
-    def __init__(self, variant: TracedVariant) -> None:
+    def __init__(self, variant: TracedVariant, kv_format: KVFormat, group_size: int) -> None:
         """Build and load it.
+
+        Args:
+            variant: its mask counts.
+            kv_format: dense, ragged or paged.
+            group_size: query heads per key/value head.
 
         Raises:
             NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
@@ -49,82 +53,81 @@ class HostPlanner:
         self._plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._measure = library[MEASURE]
         self._measure.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._format = kv_format
+        self._is_paged = isinstance(kv_format, Paged)
+        self._storage = STORAGE[type(kv_format).__name__]
         self.params = PlannerParams(variant)
-        self._found = (ctypes.c_int * _FOUND)()
+        self.params.set("storage", self._storage)  # measuring reads these three of a site
+        self.params.set("page_size", kv_format.block_kv)
+        self.params.set("group_size", group_size)
+        self._found = ctypes.create_string_buffer(_MEASURE.size)
         self._found_at = ctypes.addressof(self._found)
-        self._scratch = np.zeros(0, np.uint8)
-        self._scratch_at = 0
+        self.reserve(0)
 
-    def measure(
-        self,
-        kv_format: KVFormat,
-        arguments: tuple[Any, ...],
-        group_size: int,
-        bounds: Bounds | None,
-    ) -> Measured | None:
+    def measure(self, arguments: tuple[Any, ...], bounds: Bounds | None) -> Measured | None:
         """Check a batch; None if something is wrong, which `make_batch` will name.
 
         Args:
-            kv_format: dense, ragged or paged.
             arguments: qo_indptr, kv_indptr, kv_indices and last_page_len, as `plan` was given them.
-            group_size: query heads per key/value head.
             bounds: the largest batch, if declared.
         """
-        is_paged = isinstance(kv_format, Paged)
-        if any((value is not None) != (i < 2 or is_paged) for i, value in enumerate(arguments)):
+        is_paged, bounds = self._is_paged, bounds or _ANY
+        qo, kv, indices, last = arguments
+        if qo is None or kv is None or (indices is not None, last is not None) != (is_paged,) * 2:
             return None
-        qo, kv, indices, last = map(_index_array, arguments, _NAMES)
-        requests, bounds = qo.entries - 1, bounds or _ANY
-        if (
-            not 0 <= requests <= min(bounds.max_requests, bounds.segments)
-            or kv.entries != qo.entries
-        ):
+        lengths = (
+            _index_array(qo, "qo_indptr"),
+            _index_array(kv, "kv_indptr"),
+            _index_array(last, "last_page_len"),
+            _index_array(indices, "kv_indices"),
+        )
+        (_, qo_at, ends), (_, kv_at, kv_ends), (_, last_at, lasts), (_, pages_at, pages) = lengths
+        requests = ends - 1
+        if not 0 <= requests <= min(bounds.max_requests, bounds.segments):
             return None
-        if is_paged and last.entries != requests:
+        if kv_ends != ends or (is_paged and lasts != requests):
             return None
-        storage = STORAGE[type(kv_format).__name__]
-        blocks = min(bounds.max_blocks, indices.entries)
-        sizes = bounds.max_q_rows, bounds.max_kv_len, blocks, requests, 0
-        numbers = (requests, storage, kv_format.block_kv, *sizes, *_NO_GRID, group_size, *_NO_COSTS)
-        pointers = qo.address, kv.address, last.address, indices.address
-        self.params.write((*pointers, *_NO_OUTPUTS), numbers)
+        self.params.write_lengths(qo_at, kv_at, last_at, pages_at)
+        blocks = min(bounds.max_blocks, pages)
+        self.params.write_batch(requests, bounds.max_q_rows, bounds.max_kv_len, blocks)
         if self._measure(self.params.address, self._found_at) != 0:
             return None
-        q_rows, longest_q, max_kv_len, kv_end, last_block, busy = self._found
+        q_rows, longest_q, max_kv_len, kv_end, last_block, busy = _MEASURE.unpack(self._found)
         return Measured(
-            lambda: make_batch(kv_format, *arguments),
-            lengths=(qo, kv, last, indices),
+            lambda: make_batch(self._format, *arguments),
+            lengths=lengths,
             num_requests=requests,
             busy_requests=busy,
-            q_rows=longest_q if storage == STORAGE["Dense"] else q_rows,
+            q_rows=longest_q if self._storage == STORAGE["Dense"] else q_rows,
             total_q_rows=q_rows,
             longest_q=longest_q,
             max_kv_len=max_kv_len,
             num_blocks=kv_end if is_paged else 0,
-            kv_extent=(max_kv_len, kv_end, last_block + 1)[storage],
+            kv_extent=(max_kv_len, kv_end, last_block + 1)[self._storage],
         )
 
-    def plan(self, pointers: tuple[int, ...], numbers: tuple[int, ...], scratch: int) -> None:
-        """Write a plan.
+    def reserve(self, scratch: int) -> None:
+        """Have so many bytes to plan in."""
+        self._scratch = np.zeros(scratch + 16, np.uint8)
+        self._scratch_at = -(-self._scratch.ctypes.data // 16) * 16
 
-        Args:
-            pointers: INPUTS and OUTPUTS of `codegen.planner_source`, of a measured batch.
-            numbers: NUMBERS.
-            scratch: bytes that it works in.
+    def plan(self, outputs: tuple[int, ...]) -> None:
+        """Write the plan of the batch that was measured last to these addresses, OUTPUTS.
+
+        The site must have been written to `params`.
         """
-        if scratch > len(self._scratch):
-            self._scratch = np.zeros(scratch + 16, np.uint8)
-            self._scratch_at = -(-self._scratch.ctypes.data // 16) * 16
-        self.params.write(pointers, numbers)
+        self.params.write_outputs(*outputs)
         status = self._plan(self.params.address, self._scratch_at)
         if status != 0:
             raise RuntimeError(f"a batch changed while it was planned (status {status})")
 
 
-def host_planner(variant: TracedVariant) -> HostPlanner | None:
+def host_planner(
+    variant: TracedVariant, kv_format: KVFormat, group_size: int
+) -> HostPlanner | None:
     """The native planner, or None where there is no compiler: NumPy plans as well, but slower."""
     try:
-        return HostPlanner(variant)
+        return HostPlanner(variant, kv_format, group_size)
     except (WarploomError, OSError):
         return None
 
@@ -132,16 +135,16 @@ def host_planner(variant: TracedVariant) -> HostPlanner | None:
 def _index_array(value: Any, name: str) -> IndexArray:
     """An index array on the host; page numbers may stay on the device."""
     if value is None:
-        return IndexArray(None, 0, 0)
-    if isinstance(value, torch.Tensor) and is_index_tensor(value):
+        return None, 0, 0
+    if isinstance(value, _Tensor) and is_index_tensor(value):
         if value.is_cpu:
-            return IndexArray(value, value.data_ptr(), value.numel())
+            return value, value.data_ptr(), value.numel()
         if name == "kv_indices":
-            return IndexArray(value, 0, value.numel())
+            return value, 0, value.numel()
     array = host_int32(value, name)  # the array itself if it is one of int32
-    return IndexArray(array, array.ctypes.data, len(array))
+    return array, array.__array_interface__["data"][0], len(array)
 
 
 def is_index_tensor(value: torch.Tensor) -> bool:
     """True for what a native planner reads as it is."""
-    return value.dtype is torch.int32 and value.dim() == 1 and value.is_contiguous()
+    return value.dtype is _INT32 and value.dim() == 1 and value.is_contiguous()

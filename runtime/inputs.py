@@ -67,6 +67,7 @@ class Inputs:
     clamp their indices, so this changes no value.
 
     Attributes:
+        names: of all inputs.
         scalars: planned values by name.
         tensors: planned tensors by name, on the wrapper's device.
         known: host values of planned tensors that the mask reads.
@@ -88,6 +89,7 @@ class Inputs:
         self._name = traced.name
         self._scalar_fields = {field.name: field for field in traced.scalars}
         self._tensor_fields = {field.name: field for field in traced.tensors}
+        self.names = [*self._scalar_fields, *self._tensor_fields]
         self._geometry = geometry
         self._frozen = frozen is not None
         self._settled = False  # planned once
@@ -100,7 +102,7 @@ class Inputs:
         nodes = [] if mask is None else list(walk(mask))
         self.mask_scalars = frozenset(str(n.attr) for n in nodes if n.op == "scalar")
         self.mask_tensors = frozenset(str(n.attr) for n in nodes if n.op == "load")
-        self._sizes: dict[str, int] = {}
+        self._batch: Batch | None = None
         self.scalars: dict[str, Number] = {
             field.name: field.default for field in traced.scalars if field.default is not None
         }
@@ -111,13 +113,9 @@ class Inputs:
         self._fixed: frozenset[str] = frozenset()
 
     @property
-    def names(self) -> list[str]:
-        return [*self._scalar_fields, *self._tensor_fields]
-
-    @property
     def incomplete(self) -> bool:
         """True if `run` must give something."""
-        return any(name not in self.scalars and name not in self.tensors for name in self.names)
+        return len(self.scalars) + len(self.tensors) < len(self.names)
 
     def check_names(self, given: Mapping[str, Any]) -> None:
         """Raise UnknownInput for the first name that is no input."""
@@ -157,7 +155,11 @@ class Inputs:
     def for_batch(self, batch: Batch) -> None:
         """Take the lengths that tensors are checked against."""
         self._fixed = frozenset()
-        self._sizes = role_sizes(self._geometry, batch)
+        self._batch = batch
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {} if self._batch is None else role_sizes(self._geometry, self._batch)
 
     def fix(self, names: frozenset[str]) -> None:
         """Refuse other tensors than the planned ones: a device has planned with their values."""
@@ -172,7 +174,7 @@ class Inputs:
         """
         for name, shape in self._shapes.items():
             self._check_sizes(self._tensor_fields[name], shape)
-        for name in sorted(self.mask_scalars - self.scalars.keys()):
+        for name in sorted(self.mask_scalars.difference(self.scalars)):
             raise self._missing(name)
 
     def write_planned(self, block: Block) -> None:

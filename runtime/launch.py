@@ -56,22 +56,32 @@ class Launcher:
         self._streams = Streams(device, self._used_on) if is_cuda else None
         self._maps_of: dict[TileConfig, TensorMaps | None] = {}
         self._form: tuple[bool, ...] | None = None
+        self._kernel: Kernel | None = None
+        self._rows: tuple[int, int] | None = None  # of what `out` was shaped for
 
     def planned(self, batch: Batch, kernel: Kernel) -> None:
         """Take a new plan, which has just been enqueued on the current stream."""
         self._form = None
         self._batch = batch
+        if kernel is not self._kernel:
+            self._take_kernel(kernel)
+        rows = batch.num_requests, batch.q_rows
+        if rows != self._rows:
+            self._rows = rows
+            self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
+            self._lse_shape = self._geometry.lse_shape(batch)
+            self._out_strides = contiguous(self._out_shape)
+            self._lse_strides = contiguous(self._lse_shape)
+        self._needs_inputs = self._inputs.incomplete
+        self._inputs.write_planned(self._params)
+
+    def _take_kernel(self, kernel: Kernel) -> None:
+        self._kernel = kernel
         self._enqueue = kernel.bind(self._params)
         self._tensor_maps = self._maps_of.get(kernel.tile)
         if kernel.tile not in self._maps_of:
             self._tensor_maps = TensorMaps.of(self._geometry, kernel.tile)
             self._maps_of[kernel.tile] = self._tensor_maps
-        self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
-        self._lse_shape = self._geometry.lse_shape(batch)
-        self._out_strides = contiguous(self._out_shape)
-        self._lse_strides = contiguous(self._lse_shape)
-        self._needs_inputs = self._inputs.incomplete
-        self._inputs.write_planned(self._params)
 
     def before_plan(self) -> None:
         """Forget the old plan, and let the current stream wait for runs that still read it."""

@@ -20,7 +20,7 @@ from warploom.runtime.device_planner import DevicePlanner, PlanSize
 from warploom.runtime.host_planner import STORAGE, HostPlanner, host_planner, is_index_tensor
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.visibility import Heads
-from warploom.scheduler.bounds import INT32_MAX, Bounds
+from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.even import FEW, SNAP, Grid
@@ -29,17 +29,23 @@ from warploom.scheduler.layout import c_structs
 
 @dataclass(frozen=True)
 class Site:
-    """Where a plan goes, and for which kernel.
+    """Where plans go, and for which kernel: all that they have in common.
 
     Attributes:
-        tile: sizes of the kernel's tiles.
         room: layout of the plan.
         active_ctas: CTAs that may get work.
+        numbers: SITE of `codegen.planner_source`.
+        max_tiles: query tiles that batches within the room's bounds have.
+        columns: CTAs of a line.
+        scratch: bytes that a planner works in.
     """
 
-    tile: TileConfig
     room: Capacity
     active_ctas: int
+    numbers: tuple[int, ...]
+    max_tiles: int
+    columns: int
+    scratch: int
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
@@ -67,7 +73,7 @@ class NativePlanner:
         self._has_host = isinstance(kv_format, (Dense, Ragged, Paged))
         # All of them stay: a CUDA graph may replay any.
         self._on_device: dict[PlanSize, DevicePlanner] = {}
-        self._grid_of: tuple[Site, tuple[int, ...]] | None = None
+        self._written: Site | None = None  # to the parameters of the host's
 
     def prepare(self, on_device: bool) -> None:
         """Build the planner for the host, and for the device if it will plan, too."""
@@ -78,9 +84,29 @@ class NativePlanner:
 
     def _find_host(self) -> HostPlanner | None:
         if self._has_host and self._host is None:
-            self._host = host_planner(self._variant)
+            self._host = host_planner(self._variant, self._format, self._heads.group_size)
             self._has_host = self._host is not None
         return self._host
+
+    def site(self, tile: TileConfig, room: Capacity, active_ctas: int) -> Site:
+        """Where plans go.
+
+        Args:
+            tile: of the kernel.
+            room: layout of the plan.
+            active_ctas: CTAs that may get work.
+        """
+        heads, requests = self._heads, room.bounds.max_requests
+        grid, cost = Grid.of(active_ctas, heads.num_kv), CostModel.for_even(tile.rows, tile.keys)
+        tiles = room.bounds.max_q_rows * heads.group_size // tile.rows + requests
+        numbers = (
+            STORAGE[type(self._format).__name__], self._format.block_kv, requests, tiles,
+            room.num_ctas, grid.lines, grid.heads, grid.columns, tile.rows, tile.keys,
+            heads.group_size, heads.num_q, heads.num_kv,
+            cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
+        )  # fmt: skip
+        scratch = scratch_bytes(tiles, requests, grid.columns)
+        return Site(room, active_ctas, numbers, tiles, grid.columns, scratch)
 
     def measure(self, arguments: tuple[Any, ...], bounds: Bounds | None) -> Measured | None:
         """Check the plan arguments on the host; None if only `make_batch` can, or can say why not.
@@ -90,37 +116,30 @@ class NativePlanner:
             bounds: the largest batch, if declared.
         """
         host = self._find_host()
-        if host is None:
-            return None
-        return host.measure(self._format, arguments, self._heads.group_size, bounds)
+        return None if host is None else host.measure(arguments, bounds)
 
     def knows(self, inputs: Inputs) -> bool:
         """True if the host has the values of all that the mask reads."""
         host = self._host
-        return host is not None and all(
-            name in inputs.scalars or name in inputs.known for name in host.params.inputs
-        )
+        return host is not None and host.params.inputs.issubset((*inputs.scalars, *inputs.known))
 
-    def on_host(self, batch: Measured, inputs: Inputs, site: Site, address: int) -> None:
-        """Write the plan of a batch to host memory.
+    def on_host(self, inputs: Inputs, site: Site, address: int) -> None:
+        """Write the plan of the batch that `measure` saw last to host memory.
 
         Args:
-            batch: what `measure` gave.
             inputs: known ones.
-            site: the kernel and the layout.
+            site: the kernel, and a layout with room for the batch.
             address: where the plan begins.
         """
         host = self._host
         assert host is not None
-        tiles = self._most_tiles(batch.total_q_rows, batch.num_requests, site.tile)
-        limits = INT32_MAX, INT32_MAX, INT32_MAX, batch.num_requests, tiles
-        host.params.write_inputs({**inputs.scalars, **inputs.known})
-        qo, kv, last, indices = (array.address for array in batch.lengths)
-        host.plan(
-            (qo, kv, last, indices, *site.outputs(address)),
-            self._numbers(batch.num_requests, limits, site),
-            scratch_bytes(tiles, batch.num_requests, self._grid(site)[3]),
-        )
+        if site is not self._written:
+            host.params.write_site(*site.numbers)
+            host.reserve(site.scratch)
+            self._written = site
+        if host.params.inputs:
+            host.params.write_inputs({**inputs.scalars, **inputs.known})
+        host.plan(site.outputs(address))
 
     def on_device(
         self, batch: OnDevice, inputs: Inputs, site: Site, address: int, votes: int
@@ -145,58 +164,33 @@ class NativePlanner:
             expected = "a value for plan(), which reads it on the device"
             raise MissingInput(variant=self._variant.name, name=name, expected=expected)
         inputs.fix(planner.params.inputs)
-        tiles = self._most_tiles(bounds.max_q_rows, bounds.max_requests, site.tile)
         listed = batch.tensors[3]
         blocks = min(bounds.max_blocks, 0 if listed is None else len(listed))
         rows = min(batch.q_rows, bounds.max_q_rows)
-        limits = rows, bounds.max_kv_len, blocks, bounds.max_requests, tiles
-        planner.params.write_inputs(values)
-        pointers = (0 if tensor is None else tensor.data_ptr() for tensor in batch.tensors)
-        planner.params.write(
-            (*pointers, *site.outputs(address)), self._numbers(batch.num_requests, limits, site)
-        )
-        planner.params.set("votes", votes)
+        params = planner.params
+        params.write_inputs(values)
+        params.write_lengths(*(0 if part is None else part.data_ptr() for part in batch.tensors))
+        params.write_outputs(*site.outputs(address))
+        params.write_batch(batch.num_requests, rows, bounds.max_kv_len, blocks)
+        params.write_site(*site.numbers)
+        params.set("votes", votes)
         planner.launch(torch.cuda.current_stream(self._device).cuda_stream)
 
     def _device_planner(self, bounds: Bounds, site: Site) -> DevicePlanner:
-        tiles = self._most_tiles(bounds.max_q_rows, bounds.max_requests, site.tile)
-        columns = self._grid(site)[3]
-        scratch = scratch_bytes(tiles, bounds.max_requests, columns)
-        size = PlanSize(
-            scratch, tiles, OPTIONS * (columns + 1), tiles * self._heads.num_kv, bounds.max_blocks
-        )
+        items = site.max_tiles * self._heads.num_kv
+        boundaries = OPTIONS * (site.columns + 1)
+        size = PlanSize(site.scratch, site.max_tiles, boundaries, items, bounds.max_blocks)
         if size not in self._on_device:
             arch = cuda_facts(self._device.index).arch
-            if scratch > arch.shared_per_cta - DevicePlanner.RESERVED:
+            if site.scratch > arch.shared_per_cta - DevicePlanner.RESERVED:
                 reason = (
-                    f"allow {tiles} query tiles, for which the device needs {scratch} bytes of "
-                    f"shared memory, of {arch.shared_per_cta}; declare smaller ones, or give "
-                    "the lengths on the host"
+                    f"allow {site.max_tiles} query tiles, for which the device needs "
+                    f"{site.scratch} bytes of shared memory, of {arch.shared_per_cta}; declare "
+                    "smaller ones, or give the lengths on the host"
                 )
                 raise ArgumentError(name="bounds", reason=reason)
             self._on_device[size] = DevicePlanner(self._variant, self._device, size)
         return self._on_device[size]
-
-    def _most_tiles(self, q_rows: int, requests: int, tile: TileConfig) -> int:
-        return q_rows * self._heads.group_size // tile.rows + requests
-
-    def _grid(self, site: Site) -> tuple[int, ...]:
-        """Numbers of the planner from num_ctas on."""
-        if self._grid_of is None or self._grid_of[0] is not site:
-            heads, tile = self._heads, site.tile
-            grid = Grid.of(site.active_ctas, heads.num_kv)
-            cost = CostModel.for_even(tile.rows, tile.keys)
-            numbers = (
-                site.room.num_ctas, grid.lines, grid.heads, grid.columns, tile.rows, tile.keys,
-                heads.group_size, heads.num_q, heads.num_kv,
-                cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
-            )  # fmt: skip
-            self._grid_of = site, numbers
-        return self._grid_of[1]
-
-    def _numbers(self, requests: int, limits: tuple[int, ...], site: Site) -> tuple[int, ...]:
-        storage = STORAGE[type(self._format).__name__]
-        return (requests, storage, self._format.block_kv, *limits, *self._grid(site))
 
 
 def device_lengths(
@@ -214,7 +208,7 @@ def device_lengths(
         return None
     needed = (qo, kv, last, indices) if isinstance(kv_format, Paged) else (qo, kv)
     for value in needed:
-        if not isinstance(value, torch.Tensor) or value.device != device:
+        if not isinstance(value, torch.Tensor) or value.is_cpu or value.device != device:
             return None
         if not is_index_tensor(value):
             return None

@@ -270,11 +270,9 @@ class Planner:
         )
 
     def _send(self, plan: Plan, room: Capacity) -> None:
-        def pack(out: object) -> int:
-            plan.pack(room, out)  # type: ignore[arg-type]
-            return room.offsets["indices"] + len(plan.indices)
-
-        self._upload(self._workspace.plan_ints(), pack)
+        target = self._workspace.plan_ints
+        plan.pack(room, self._upload.stage(target)[: len(target)].numpy())
+        self._upload.send(target, room.offsets["indices"] + len(plan.indices))
         self._set_addresses(room)
 
     def _set_addresses(self, room: Capacity) -> None:

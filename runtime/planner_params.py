@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from warploom.codegen.abi import Packer
-from warploom.codegen.planner_source import INPUTS, NUMBERS, OUTPUTS, planner_fields
+from warploom.codegen.planner_source import BATCH, INPUTS, OUTPUTS, SITE, planner_fields
 from warploom.dsl.spec import TracedVariant
 from warploom.runtime.params import Block
 
@@ -20,23 +19,21 @@ class PlannerParams(Block):
 
     Attributes:
         inputs: names of the scalars and tensors that the mask reads.
+        write_lengths, write_outputs: write the pointers INPUTS and OUTPUTS, in their order.
+        write_batch, write_site: write the numbers BATCH and SITE.
     """
 
     def __init__(self, variant: TracedVariant) -> None:
         fields = planner_fields(variant)
         packer = Packer(fields)
         super().__init__(packer, packer.size)
-        self._pointers = struct.Struct(f"={len(INPUTS) + len(OUTPUTS)}Q")
-        self._numbers = struct.Struct(f"={len(NUMBERS)}i")
-        self._numbers_at = packer.offsets[NUMBERS[0][0]]
+        self.write_lengths = self.writer("Q", INPUTS)
+        self.write_outputs = self.writer("Q", OUTPUTS)
+        self.write_batch = self.writer("i", tuple(name for name, _ in BATCH))
+        self.write_site = self.writer("i", tuple(name for name, _ in SITE))
         self.inputs = frozenset(
             field.name[2:] for field in fields if field.meaning in ("scalar input", "tensor input")
         )
-
-    def write(self, pointers: tuple[int, ...], numbers: tuple[int, ...]) -> None:
-        """Write INPUTS and OUTPUTS, then NUMBERS, each in its order."""
-        self._pointers.pack_into(self._bytes, 0, *pointers)
-        self._numbers.pack_into(self._bytes, self._numbers_at, *numbers)
 
     def write_inputs(self, values: Mapping[str, Any]) -> None:
         """Write the mask's inputs; arrays and tensors must live until the planner has run."""

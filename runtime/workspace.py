@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-import numpy as np
 import torch
 
 from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
@@ -40,6 +38,7 @@ class Workspace:
         self._given = memory is not None
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._size: WorkspaceSize | None = None
+        self._plan_ints: torch.Tensor | None = None  # once asked for
         self._is_held = not self._given
         if memory is not None:
             self._memory = _checked(memory, device)
@@ -77,7 +76,8 @@ class Workspace:
         self.check(size)
         if size.total > self.bytes:
             self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
-        self._size = size
+        if size != self._size:
+            self._size, self._plan_ints = size, None
         if self._given:
             self._take_from_others()
         self._memory[size.offsets["arrivals"] : size.total].zero_()
@@ -110,10 +110,14 @@ class Workspace:
         """Address of a part: plan, partial_o, partial_lse, arrivals or votes."""
         return self._memory.data_ptr() + self._layout.offsets[part]
 
+    @property
     def plan_ints(self) -> torch.Tensor:
         """The plan's part as int32."""
-        begin = self._layout.offsets["plan"]
-        return self._memory[begin : begin + self._layout.plan_bytes].view(torch.int32)
+        if self._plan_ints is None:
+            begin = self._layout.offsets["plan"]
+            part = self._memory[begin : begin + self._layout.plan_bytes]
+            self._plan_ints = part.view(torch.int32)
+        return self._plan_ints
 
     @property
     def _layout(self) -> WorkspaceSize:
@@ -149,23 +153,12 @@ class Upload:
         self._events: list[Any] = [None] * _RING
         self._turn = 0
 
-    def __call__(self, target: torch.Tensor, pack: Callable[[np.ndarray[Any, Any]], int]) -> None:
-        """Fill `target` with what `pack` writes.
+    def stage(self, target: torch.Tensor) -> torch.Tensor:
+        """Memory of the host that no copy reads, at least as long as `target`.
 
         Args:
             target: int32 device tensor.
-            pack: writes into an int32 array of the same length; returns how many entries matter.
         """
-        staged = self._stage(target)
-        self._send(staged, target, pack(staged[: target.numel()].numpy()))
-
-    def write(self, target: torch.Tensor, pack: Callable[[int], int]) -> None:
-        """Fill `target` with what `pack` writes at an address on the host; else as the call."""
-        staged = self._stage(target)
-        self._send(staged, target, pack(staged.data_ptr()))
-
-    def _stage(self, target: torch.Tensor) -> torch.Tensor:
-        """Memory of the host that no copy reads, at least as long as `target`."""
         if self._device.type == "cpu":
             return target
         turn = self._turn = (self._turn + 1) % _RING
@@ -176,9 +169,10 @@ class Upload:
             self._buffers[turn] = torch.empty(target.numel(), dtype=torch.int32, pin_memory=True)
         return self._buffers[turn]
 
-    def _send(self, staged: torch.Tensor, target: torch.Tensor, used: int) -> None:
+    def send(self, target: torch.Tensor, used: int) -> None:
+        """Copy so many entries of what was staged last to `target`."""
         if self._device.type == "cpu":
             return
         with torch.cuda.device(self._device):
-            target[:used].copy_(staged[:used], non_blocking=True)
+            target[:used].copy_(self._buffers[self._turn][:used], non_blocking=True)
             self._events[self._turn] = torch.cuda.current_stream().record_event()

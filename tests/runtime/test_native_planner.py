@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import warploom as wl
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import host_target
-from warploom.codegen.planner_source import NUMBERS, planner_source, scratch_bytes
+from warploom.codegen.planner_source import planner_source, scratch_bytes
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
@@ -102,13 +102,15 @@ class Planners:
         self.traced, self.format, self.heads, self.inputs = TRACED[name], kv_format, heads, inputs
         self.native = NativePlanner(self.traced, kv_format, heads, torch.device("cpu"))
 
-    def numpy_plan(self, arguments: tuple[Any, ...], site: Site) -> tuple[Plan, Any]:
+    def numpy_plan(
+        self, arguments: tuple[Any, ...], tile: TileConfig, site: Site
+    ) -> tuple[Plan, Any]:
         batch = make_batch(self.format, *arguments)
         analysis = TileAnalysis(self.traced, self.inputs.scalars, self.inputs.known)
         visibility = make_visibility(self.traced, analysis, batch, self.heads)
         plan = make_plan(
             batch.segments, num_kv_heads=self.heads.num_kv, group_size=self.heads.group_size,
-            rows=site.tile.rows, keys=site.tile.keys, num_ctas=site.room.num_ctas,
+            rows=tile.rows, keys=tile.keys, num_ctas=site.room.num_ctas,
             visibility=visibility, capacity=site.room, sm_limit=site.active_ctas, even=True,
             indices=batch.indices,
         )  # fmt: skip
@@ -119,7 +121,7 @@ class Planners:
         assert batch is not None
         assert self.native.knows(self.inputs)
         found = np.full(site.room.total_ints, UNTOUCHED, np.int32)
-        self.native.on_host(batch, self.inputs, site, found.ctypes.data)
+        self.native.on_host(self.inputs, site, found.ctypes.data)
         return found
 
 
@@ -149,9 +151,9 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
         bounds, rows=tile.rows, keys=tile.keys, num_kv_heads=num_kv,
         group_size=heads.group_size, num_ctas=num_ctas,
     )  # fmt: skip
-    site = Site(tile, room, active)
     planners = Planners(name, kv_format, heads, inputs)
-    plan, visibility = planners.numpy_plan(arguments, site)
+    site = planners.native.site(tile, room, active)
+    plan, visibility = planners.numpy_plan(arguments, tile, site)
     verify(plan, visibility)
     expected = plan.pack(room, np.full(room.total_ints, UNTOUCHED, np.int32))
     assert np.array_equal(planners.native_plan(arguments, site, bounds), expected)
@@ -166,7 +168,7 @@ def test_scratch_memory_is_as_large_as_it_says(requests: int, rows: int, ctas: i
     arguments = tuple(None if a is None else a.astype(np.int32) for a in arguments)
     bounds = Bounds(requests, requests * rows, 5000)
     room = capacity(bounds, rows=16, keys=32, num_kv_heads=1, group_size=4, num_ctas=ctas)
-    site = Site(tile, room, ctas)
+    site = planners.native.site(tile, room, ctas)
     planners.native_plan(arguments, site, bounds)
     host: Any = planners.native._host
     size = scratch_bytes(requests * rows * 4 // 16 + requests, requests, ctas)
@@ -191,10 +193,11 @@ def test_scratch_memory_ends_where_the_header_says() -> None:
     found = ctypes.CDLL(str(artifact.path)).scratch_end
     found.argtypes, found.restype = (ctypes.c_void_p,), ctypes.c_longlong
     params = PlannerParams(TRACED["causal"])
-    names = [name for name, _ in NUMBERS]
     for tiles, requests, columns in ((1, 1, 1), (70, 9, 132), (9, 70, 17)):
-        sizes = {"max_tiles": tiles, "max_requests": requests, "columns": columns}
-        params.write((0,) * 10, tuple(sizes.get(name, 0) for name in names))
+        for name, size in (
+            ("max_tiles", tiles), ("max_requests", requests), ("columns", columns)
+        ):  # fmt: skip
+            params.set(name, size)
         assert found(params.address) == scratch_bytes(tiles, requests, columns)
 
 

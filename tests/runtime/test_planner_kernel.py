@@ -15,7 +15,7 @@ import torch
 import warploom as wl
 import warploom.templates
 from warploom.codegen.hostcc import host_target
-from warploom.codegen.planner_source import planner_source, scratch_bytes
+from warploom.codegen.planner_source import planner_source
 from warploom.codegen.source import TileConfig
 from warploom.dsl.trace import trace
 from warploom.runtime.device_planner import DevicePlanner
@@ -66,22 +66,20 @@ class Emulated:
     def plan(self, batch: Any, site: Site, address: int, grid: tuple[int, int, int]) -> None:
         """As `NativePlanner.on_host`, with lengths checked against the bounds."""
         bounds = site.room.bounds
-        tiles = bounds.max_q_rows * HEADS.group_size // site.tile.rows + bounds.max_requests
-        limits = (
-            bounds.max_q_rows, bounds.max_kv_len, bounds.max_blocks, bounds.max_requests, tiles,
-        )  # fmt: skip
-        assert scratch_bytes(tiles, bounds.max_requests, site.active_ctas) < 2**20 - 528
-        qo, kv, last, indices = (array.address for array in batch)
-        self.params.write(
-            (qo, kv, last, indices, *site.outputs(address)),
-            self.native._numbers(batch[0].entries - 1, limits, site),
+        assert site.scratch < 2**20 - 528
+        self.params.write_lengths(*(address for _, address, _ in batch))
+        self.params.write_outputs(*site.outputs(address))
+        self.params.write_batch(
+            batch[0][2] - 1, bounds.max_q_rows, bounds.max_kv_len, bounds.max_blocks
         )
+        self.params.write_site(*site.numbers)
         self._run(self.params.address, *grid)
         assert self.votes[0] == 0
 
 
 HEADS = Heads(8, 2)
-SITE = Site(
+NATIVE = NativePlanner(trace(wl.Variant()), wl.Paged(PAGE), HEADS, torch.device("cpu"))
+SITE = NATIVE.site(
     TileConfig(16, 32),
     capacity(
         Bounds(REQUESTS, REQUESTS * 5, LONGEST, 40_000),
@@ -115,7 +113,7 @@ def test_kernels_write_the_plans_of_the_host(
             batch = emulated.native.measure(arguments, SITE.room.bounds)
             assert batch is not None
             expected, found = (np.full(SITE.room.total_ints, -7, np.int32) for _ in range(2))
-            emulated.native.on_host(batch, emulated.inputs, SITE, expected.ctypes.data)
+            emulated.native.on_host(emulated.inputs, SITE, expected.ctypes.data)
             grid = blocks, threads, descending
             emulated.plan(batch.lengths, SITE, found.ctypes.data, grid)
             assert np.array_equal(found, expected)
