@@ -21,6 +21,9 @@ enum class PlanStatus : int {
   kMaxBlocks = 11,  // more pages than declared
 };
 
+// Rounded down. Dividing is slow, and the planner mostly divides what is smaller.
+WL_FN int quotient(int value, int by) { return value < by ? 0 : value / by; }
+
 template <class Params>
 struct Batch {
   const Params& p;
@@ -35,7 +38,7 @@ struct Batch {
   }
   WL_FN int tiles(int r) const {  // of a request that is good
     const int fused = q_len(r) * p.group_size;
-    return fused / p.rows + (fused % p.rows > 0);
+    return fused > 0 ? quotient(fused - 1, p.rows) + 1 : 0;
   }
 
   // What is wrong with a batch of no requests: only where its lists begin can be.
@@ -66,16 +69,20 @@ struct Batch {
     return PlanStatus::kGood;
   }
 
+  // Every member is written, by name: compilers keep zeroed records in memory, not in registers.
   template <class Segment>
   WL_FN Segment segment(int r) const {
-    Segment s = {};
+    const int kv_begin = p.kv_indptr[r];
+    const bool is_dense = p.storage == int(Storage::kDense);
+    Segment s;
     s.batch = r;
-    s.q_row = p.storage == int(Storage::kDense) ? 0 : p.qo_indptr[r];
+    s.q_row = is_dense ? 0 : p.qo_indptr[r];
     s.num_q = s.q_len = q_len(r);
     s.kv_len = s.kv_count = int(kv_len(r));
-    s.kv_block = p.storage == int(Storage::kDense) ? r : 0;
-    s.kv_row = p.storage == int(Storage::kRagged) ? p.kv_indptr[r] : 0;
-    s.index_begin = is_paged() ? p.kv_indptr[r] : 0;
+    s.kv_block = is_dense ? r : 0;
+    s.kv_row = p.storage == int(Storage::kRagged) ? kv_begin : 0;
+    s.index_begin = is_paged() ? kv_begin : 0;
+    s.q_idx = s.kv_pos = s.index_head_stride = 0;
     return s;
   }
 };

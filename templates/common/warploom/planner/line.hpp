@@ -76,15 +76,21 @@ class Line {
   // All boundaries of all options: whole items or cuts, by all CTAs or by those that fit.
   WL_FN void mark() {
     int near = -1;  // place on the line of one head; boundaries of an option ascend
+    int last_option = -1;
+    wide snap = 0;
     team_.each(team_.range(kOptions * (p_.columns + 1)), [&](int at) {
       const int option = at / (p_.columns + 1), i = at % (p_.columns + 1);
       const int columns = option % 2 == 0 ? fitting_ : columns_;
-      if (i == 0) near = -1;
-      s_.marks[at] = i < columns ? boundary(i, columns, option >= 2, near) : Mark{items(), 0};
+      if (option != last_option) {
+        last_option = option;
+        snap = option >= 2 ? length_ / (wide(columns) * p_.snap) : length_;
+        near = -1;
+      }
+      s_.marks[at] = i < columns ? boundary(i, columns, snap, near) : Mark{items(), 0};
     });
   }
 
-  WL_FN Mark boundary(int i, int columns, bool may_cut, int& near) const {
+  WL_FN Mark boundary(int i, int columns, wide snap, int& near) const {
     const wide at = i * length_ / columns;
     const int head = p_.heads_per_line == 1 ? 0 : int(at / head_length_);
     const wide rest = at - head * head_length_;
@@ -92,9 +98,8 @@ class Line {
       near = last_not_above(tiles_, rest, [this](int t) { return s_.begin[t]; });
     }
     while (near + 1 < tiles_ && s_.begin[near + 1] <= rest) ++near;
-    const wide snap = length_ / (wide(columns) * p_.snap);
     const int visible = s_.visible[s_.order[near]];
-    return move(head * tiles_ + near, visible, rest - s_.begin[near], may_cut ? snap : length_);
+    return move(head * tiles_ + near, visible, rest - s_.begin[near], snap);
   }
 
   // Moves a boundary to the nearest end of its item, if that is within `snap`, and else to a whole

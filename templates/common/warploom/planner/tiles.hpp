@@ -20,7 +20,8 @@ class MaskOracle {
         kv_len_(kv_len),
         info_{tile.segment, 0, q_len, kv_len, p.num_q_heads, p.num_kv_heads} {
     const int first = kv_len - q_len;
-    q_pos_ = {first + tile.row_begin / p.group_size, first + (tile.row_end - 1) / p.group_size + 1};
+    q_pos_ = {first + quotient(tile.row_begin, p.group_size),
+              first + quotient(tile.row_end - 1, p.group_size) + 1};
   }
 
   // Keys outside of which no row sees any, from a multiple of the key tile on; empty: {0, 0}.
@@ -35,7 +36,7 @@ class MaskOracle {
       }
     }
     const int begin = max(found.begin, 0), end = min(found.end, kv_len_);
-    return begin < end ? Range{begin - begin % p_.keys, end} : Range{0, 0};
+    return begin < end ? Range{quotient(begin, p_.keys) * p_.keys, end} : Range{0, 0};
   }
 
   // Key tiles in a range of whole ones that the kernel will not skip. The first tile and the last
@@ -43,7 +44,7 @@ class MaskOracle {
   // and some are not: a range's class holds for its parts.
   WL_FN int visible(Range range) {
     if (range.begin >= range.end) return 0;
-    const int first = range.begin / p_.keys, last = (range.end - 1) / p_.keys + 1;
+    const int first = quotient(range.begin, p_.keys), last = (range.end - 1) / p_.keys + 1;
     if constexpr (!Variant::kHasLogitsMask) return last - first;
     int count = 0;
     for (int low = first, size = 1; low < last;) {
