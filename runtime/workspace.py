@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakSet
 
 import torch
 
 from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
+from warploom.runtime import shortcuts
 from warploom.runtime.graph import refuse_under_capture
 from warploom.scheduler.capacity import WorkspaceSize
 
@@ -71,7 +72,7 @@ class Workspace:
 
     def fit(self, size: WorkspaceSize) -> None:
         """Lay the memory out for these sizes, growing it if it is too small; raises as `check`."""
-        if size == self._size and not self._given:
+        if (size is self._size or size == self._size) and not self._given:
             return
         self.check(size)
         if size.total > self.bytes:
@@ -148,10 +149,14 @@ class Upload:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._index = device.index
         self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _RING
-        self._events: list[Any] = [None] * _RING
+        ring = range(_RING if self._is_cuda else 0)
+        self._events = [torch.cuda.Event() for _ in ring]  # type: ignore[no-untyped-call]
         self._turn = 0
+        self._stream: torch.cuda.Stream | None = None
+        self._handle = -1  # of that stream
 
     def stage(self, target: torch.Tensor) -> torch.Tensor:
         """Memory of the host that no copy reads, at least as long as `target`.
@@ -159,20 +164,20 @@ class Upload:
         Args:
             target: int32 device tensor.
         """
-        if self._device.type == "cpu":
+        if not self._is_cuda:
             return target
         turn = self._turn = (self._turn + 1) % _RING
-        event = self._events[turn]
-        if event is not None:
-            event.synchronize()
+        self._events[turn].synchronize()  # at once, if it was never recorded
         if self._buffers[turn].numel() < target.numel():
             self._buffers[turn] = torch.empty(target.numel(), dtype=torch.int32, pin_memory=True)
         return self._buffers[turn]
 
     def send(self, target: torch.Tensor, used: int) -> None:
         """Copy so many entries of what was staged last to `target`."""
-        if self._device.type == "cpu":
+        if not self._is_cuda:
             return
-        with torch.cuda.device(self._device):
-            target[:used].copy_(self._buffers[self._turn][:used], non_blocking=True)
-            self._events[self._turn] = torch.cuda.current_stream().record_event()
+        handle = shortcuts.raw_stream(self._index)
+        if handle != self._handle:
+            self._stream, self._handle = torch.cuda.current_stream(self._index), handle
+        target[:used].copy_(self._buffers[self._turn][:used], non_blocking=True)
+        self._events[self._turn].record(self._stream)
