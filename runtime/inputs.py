@@ -46,10 +46,10 @@ _ARGUMENTS = (
 )
 # Of the wrapper, given to the wrong call.
 _OPTIONS = ("sm_scale", "lse_base", "sm_limit", "backend", "bounds", "tile", "batch_invariant")
-_NUMBERS = {
-    Kind.FLOAT: "a Python float or int",
-    Kind.INT: "a Python int",
-    Kind.BOOL: "True or False",
+_NUMBERS: dict[Kind, tuple[str, Any]] = {
+    Kind.FLOAT: ("a Python float or int", (int, float)),
+    Kind.INT: ("a Python int", (int,)),
+    Kind.BOOL: ("True or False", (bool,)),
 }
 
 
@@ -319,21 +319,21 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
         WrongDType: the value is no number, or not an integer where one is declared.
         ArgumentError: an integer beyond int32, or a number beyond float32.
     """
-    if isinstance(value, (np.generic, torch.Tensor)):
-        value = value.item()
     kind = field.dtype.kind
-    allowed = {Kind.FLOAT: (int, float), Kind.INT: (int,), Kind.BOOL: (bool,)}[kind]
-    if not isinstance(value, allowed):
+    wanted, types = _NUMBERS[kind]
+    if not isinstance(value, types) and isinstance(value, (np.generic, torch.Tensor)):
+        value = value.item()
+    if not isinstance(value, types):
         raise WrongDType(
             name=field.name,
             got=type(value).__name__,
             expected=f"a {field.dtype.name} number",
-            remedy=f"Give {_NUMBERS[kind]}, or declare the field with another dtype.",
+            remedy=f"Give {wanted}, or declare the field with another dtype.",
         )
     if kind is Kind.INT and not -(2**31) <= value < 2**31:
         raise ArgumentError(name=field.name, reason=f"{value} does not fit into int32")
     if kind is not Kind.FLOAT:
-        return value
+        return value  # type: ignore[no-any-return]
     if not fits_float32(value):
         raise ArgumentError(name=field.name, reason=f"{value} does not fit into float32")
     return float(value)
