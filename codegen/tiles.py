@@ -46,6 +46,7 @@ from warploom.errors import UnsupportedSpec
 
 _WARP = 32
 STREAMED_ROWS = 16  # of tiles whose warps stream keys (stream.cuh)
+_MOST_REGISTERS = 255  # of a thread
 _RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
 
 
@@ -88,7 +89,7 @@ def _registers(spec: AttentionSpec, tile: TileConfig) -> int:
         return single_registers(spec)
     narrow = max(spec.head_dim_qk, spec.head_dim_v) <= 128
     few = 200 if spec.kv_format.composed else 168
-    return few if tile.rows == STREAMED_ROWS and narrow else 255
+    return few if tile.rows == STREAMED_ROWS and narrow else _MOST_REGISTERS
 
 
 def portable_threads(tile: TileConfig) -> int:
@@ -100,7 +101,8 @@ def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
     """Arguments of `__launch_bounds__`.
 
     Where warps stream keys, shared memory limits the CTAs of an SM, and asking for one alone keeps
-    the compiler from saving registers for more. Tiles of one row live in registers.
+    the compiler from saving registers for more. So it does where rows of several requests share a
+    tile, and two CTAs would have half of the registers each. Tiles of one row live in registers.
 
     Raises:
         UnsupportedSpec: a tile of one row, or of three groups on Hopper, cannot compute this.
@@ -111,7 +113,8 @@ def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
     if tile.rows == SINGLE_ROW:
         check_single_row(spec)
         return f"{threads}, {REGISTERS_PER_SM // (single_registers(spec) * threads)}"
-    return f"{threads}, 1" if tile.rows == STREAMED_ROWS else str(threads)
+    crowded = spec.kv_format.composed and 2 * threads * _MOST_REGISTERS > REGISTERS_PER_SM
+    return f"{threads}, 1" if tile.rows == STREAMED_ROWS or crowded else str(threads)
 
 
 def choose_tile(

@@ -43,7 +43,7 @@ def single_row_drawback(spec: AttentionSpec) -> str | None:
     On an H200 pages of 1 cost them 5 to 10 % of bandwidth (16 x 1,024 keys: 3,867 against 4,216
     GB/s), and tiles of 16 rows, whose addresses are looked up ahead, nearly nothing.
     """
-    if 0 < spec.kv_format.block_kv < _FEWEST_TOKENS:
+    if _has_small_blocks(spec):
         return "blocks of few tokens are looked up ahead there"
     return None
 
@@ -64,13 +64,19 @@ def check_single_row(spec: AttentionSpec) -> None:
 def single_registers(spec: AttentionSpec) -> int:
     """Registers of a thread, at most: for vectors on their way, and for what seats keep.
 
-    A sweep found spills in 128 where logits are transformed, the mask reads inputs or columns are
-    listed. 8-bit vectors make twice the numbers.
+    A sweep found spills in 128 where logits are transformed, the mask reads inputs, columns are
+    listed or blocks have few tokens, each of which has an address of its own. 8-bit vectors make
+    twice the numbers.
     """
     if max(spec.head_dim_qk, spec.head_dim_v) > 128:
         return 255
+    listed = spec.kv_format.column_positions or _has_small_blocks(spec)
     tight = mask_reads_inputs(spec) or "logits_transform" in spec.variant.seats
-    return 168 if tight or spec.is_narrow or spec.kv_format.column_positions else 128
+    return 168 if tight or spec.is_narrow or listed else 128
+
+
+def _has_small_blocks(spec: AttentionSpec) -> bool:
+    return 0 < spec.kv_format.block_kv < _FEWEST_TOKENS
 
 
 def mask_reads_inputs(spec: AttentionSpec) -> bool:

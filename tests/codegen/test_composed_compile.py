@@ -53,6 +53,11 @@ def test_every_architecture(arch: str, tile: TileConfig) -> None:
     assert kernel.spill_bytes == 0
 
 
+def test_masks_that_read_a_lot_are_not_squeezed_for_a_second_cta() -> None:
+    kernel = compiled(wl.TreeMask(), TileConfig(128, 32, 8, 2), "sm_86", 16, 128)
+    assert kernel.spill_bytes == 0
+
+
 TILES = {
     "four threads a row": (wl.Causal(), TileConfig(64, 32, 2, 2), 16, 96),
     "streamed": (wl.Causal(), TileConfig(16, 128, 4, 2), 16, 128),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.codegen.tiles_single import single_tile
-from warploom.dsl.dtypes import dtype, kv_dtype
+from warploom.dsl.dtypes import dtype, float16, kv_dtype
 from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.symbols import Value
@@ -53,6 +54,7 @@ def spec(
 BLOCKS = wl.BlockSparse(block=(1, 8))
 CASES = {
     "paged": (spec(wl.Causal(), wl.Paged(16)), "sm_90a"),
+    "page of 1": (replace(spec(wl.Causal(), wl.Paged(1), (96, 96)), dtype=float16), "sm_90a"),
     "page of 5": (spec(wl.SlidingWindow(100), wl.Paged(5, layout="HND")), "sm_80"),
     "ragged": (spec(Turned(), wl.Ragged(), (64, 64)), "sm_86"),
     "dense": (spec(wl.Causal() & wl.SoftCap(30.0), wl.Dense()), "sm_87"),
