@@ -130,6 +130,13 @@ def test_one_and_three_groups_compute_on_hopper(name: str, tile: TileConfig) -> 
     compiled(EXAMPLES[name], ARCHS["sm_90a"], tile)
 
 
+def test_a_window_over_wide_heads_spills_little() -> None:
+    spec = Example(wl.SlidingWindow(1023), 256, 256, Ragged(), 500).spec
+    tile = choose_tile(spec, ARCHS["sm_90a"], 500)
+    used = build(render_cuda(spec, tile, c_structs()), ARCHS["sm_90a"]).resources
+    assert used is not None and used.registers == 168 and used.local_bytes <= 64
+
+
 def test_hopper_uses_its_own_instructions() -> None:
     disassembler = shutil.which("nvdisasm") or _wheel_tool("nvdisasm")
     if disassembler is None:
