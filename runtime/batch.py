@@ -95,8 +95,12 @@ class SizesOnly(Batch):
         arrays: makes the whole batch.
     """
 
+    __setattr__ = object.__setattr__  # arrays come later than sizes
+
     arrays: Callable[[], Batch]
-    _requests: int
+    num_requests: int = 0
+    q_rows: int = 0
+    kv_extent: int = 0
 
     def __getattr__(self, name: str) -> Any:
         if name not in _ARRAYS or "arrays" not in self.__dict__:
@@ -105,10 +109,6 @@ class SizesOnly(Batch):
         for part in _ARRAYS:
             self.__dict__[part] = getattr(full, part)
         return self.__dict__[name]
-
-    @property
-    def num_requests(self) -> int:
-        return self._requests
 
 
 class Measured(SizesOnly):
@@ -123,14 +123,11 @@ class Measured(SizesOnly):
     num_blocks: int
     _busy: int
     # measured, not worked out from arrays
-    num_requests = num_segments = 0
-    total_q_rows = segment_rows = 0
-    longest_q = max_kv_len = 0
+    num_segments = total_q_rows = segment_rows = longest_q = max_kv_len = 0
 
     def __init__(
         self,
         arrays: Callable[[], Batch],
-        *,
         lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray],
         num_requests: int,
         busy_requests: int,
@@ -142,12 +139,16 @@ class Measured(SizesOnly):
         kv_extent: int,
     ) -> None:
         """Take what a planner measured; see `Batch` for the names."""
-        self.__dict__.update(
-            arrays=arrays, lengths=lengths, num_blocks=num_blocks, q_rows=q_rows,
-            kv_extent=kv_extent, num_requests=num_requests, num_segments=num_requests,
-            total_q_rows=total_q_rows, segment_rows=total_q_rows, longest_q=longest_q,
-            max_kv_len=max_kv_len, _busy=busy_requests,
-        )  # fmt: skip
+        self.arrays = arrays
+        self.lengths = lengths
+        self.num_requests = self.num_segments = num_requests
+        self._busy = busy_requests
+        self.q_rows = q_rows
+        self.total_q_rows = self.segment_rows = total_q_rows
+        self.longest_q = longest_q
+        self.max_kv_len = max_kv_len
+        self.num_blocks = num_blocks
+        self.kv_extent = kv_extent
 
     @property
     def busy_rows(self) -> float:
@@ -179,9 +180,10 @@ class OnDevice(SizesOnly):
         bounds: Bounds,
     ) -> None:
         """Take the lengths as `plan` was given them; see `Batch` for the names."""
-        self.__dict__.update(
-            tensors=tensors, bounds=bounds, q_rows=q_rows, kv_extent=0, _requests=num_requests
-        )
+        self.tensors = tensors
+        self.bounds = bounds
+        self.num_requests = num_requests
+        self.q_rows = q_rows
 
     @property
     def total_q_rows(self) -> int:

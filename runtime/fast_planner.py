@@ -151,7 +151,7 @@ class FastPlanner(Planner):
         self._set_addresses(room)
         read = self._reader(kernel, room, inputs)
         planned = ReadBack(batch, kernel, size, read, "the device")
-        batch.__dict__["arrays"] = lambda: Batch.of(planned.plan.segments, planned.plan.indices)
+        batch.arrays = lambda: Batch.of(planned.plan.segments, planned.plan.indices)
         return planned
 
     def check_status(self) -> None:

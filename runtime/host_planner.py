@@ -95,15 +95,15 @@ class HostPlanner:
         q_rows, longest_q, max_kv_len, kv_end, last_block, busy = _MEASURE.unpack(self._found)
         return Measured(
             lambda: make_batch(self._format, *arguments),
-            lengths=lengths,
-            num_requests=requests,
-            busy_requests=busy,
-            q_rows=longest_q if self._storage == STORAGE["Dense"] else q_rows,
-            total_q_rows=q_rows,
-            longest_q=longest_q,
-            max_kv_len=max_kv_len,
-            num_blocks=kv_end if is_paged else 0,
-            kv_extent=(max_kv_len, kv_end, last_block + 1)[self._storage],
+            lengths,
+            requests,
+            busy,
+            longest_q if self._storage == STORAGE["Dense"] else q_rows,
+            q_rows,
+            longest_q,
+            max_kv_len,
+            kv_end if is_paged else 0,
+            (max_kv_len, kv_end, last_block + 1)[self._storage],
         )
 
     def reserve(self, scratch: int) -> None:

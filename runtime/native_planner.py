@@ -48,12 +48,14 @@ class Site:
     scratch: int
 
     @cached_property
-    def _offsets(self) -> tuple[int, ...]:
-        return tuple(4 * self.room.offsets[name] for name in OUTPUTS)
+    def _at(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     def outputs(self, address: int) -> tuple[int, ...]:
         """Addresses of header, cta_indptr, segments, merges, items and indices."""
-        return tuple([address + offset for offset in self._offsets])
+        if address not in self._at:  # few: those of a workspace, or of a ring of buffers
+            self._at[address] = tuple(address + 4 * self.room.offsets[name] for name in OUTPUTS)
+        return self._at[address]
 
 
 class NativePlanner:
