@@ -101,6 +101,7 @@ class SizesOnly(Batch):
     num_requests: int = 0
     q_rows: int = 0
     kv_extent: int = 0
+    num_blocks: int = 0
 
     def __getattr__(self, name: str) -> Any:
         if name not in _ARRAYS or "arrays" not in self.__dict__:
@@ -120,7 +121,6 @@ class Measured(SizesOnly):
     """
 
     lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray]
-    num_blocks: int
     _busy: int
     # measured, not worked out from arrays
     num_segments = total_q_rows = segment_rows = longest_q = max_kv_len = 0
@@ -192,6 +192,10 @@ class OnDevice(SizesOnly):
     @property
     def longest_q(self) -> int:
         return self.bounds.max_q_rows
+
+    @property
+    def least_bounds(self) -> Bounds:
+        return self.bounds
 
     @property
     def num_segments(self) -> int:

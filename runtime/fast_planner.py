@@ -50,7 +50,7 @@ class ReadBack(Planned):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the host's plans of batches of about one size go.
+    """Where native plans of batches of about one size go.
 
     Attributes:
         tile: as it was chosen.
@@ -64,7 +64,7 @@ class Place:
     site: Site
     size: WorkspaceSize
 
-    def suits(self, batch: Measured, tile: TileConfig, declared: Bounds | None) -> bool:
+    def suits(self, batch: Measured | OnDevice, tile: TileConfig, declared: Bounds | None) -> bool:
         """True if a batch belongs here: any with declared bounds, else if it fills half."""
         if tile is not self.tile or declared is not None:
             return tile is self.tile
@@ -80,7 +80,7 @@ class Place:
 class FastPlanner(Planner):
     """Plans of one wrapper."""
 
-    _place: Place | None = None  # of the last plan by the host
+    _place: Place | None = None  # of the last plan
 
     @cached_property
     def _native(self) -> NativePlanner:
@@ -90,24 +90,24 @@ class FastPlanner(Planner):
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Planner` does."""
         if isinstance(batch, OnDevice):
-            return self._plan_on_device(batch, inputs, self._kernels.get(self.tile_for(batch)))
+            return self._plan_on_device(batch, inputs)
         if not isinstance(batch, Measured) or not self._native.knows(inputs):
             return super().__call__(batch, inputs)
-        tile = self.tile_for(batch)
-        if not self.deals_evenly(batch, tile):
+        if not self.deals_evenly(batch, self.tile_for(batch)):
             return super().__call__(batch, inputs)
-        place = self._place
-        if place is None or not place.suits(batch, tile, self._options.bounds):
-            place = self._place = self._new_place(batch, tile)
+        place = self._placed(batch)
         self._workspace.fit(place.size)
         self._plan_natively(batch, inputs, place.site)
         read = self._reader(place.kernel, place.site.room, inputs)
         return ReadBack(batch, place.kernel, place.size, read, "the host, natively")
 
-    def _new_place(self, batch: Measured, tile: TileConfig) -> Place:
-        kernel = self._kernels.get(tile)
-        room, size = self._fit(batch.least_bounds, kernel)
-        return Place(tile, kernel, self._site(kernel, room), size)
+    def _placed(self, batch: Measured | OnDevice) -> Place:
+        tile, place = self.tile_for(batch), self._place
+        if place is None or not place.suits(batch, tile, self._options.bounds):
+            kernel = self._kernels.get(tile)
+            room, size = self._fit(batch.least_bounds, kernel)
+            place = self._place = Place(tile, kernel, self._site(kernel, room), size)
+        return place
 
     def prepare(self) -> None:
         """Build the native planners."""
@@ -143,14 +143,14 @@ class FastPlanner(Planner):
             raise BoundsExceeded(name=name, got=requests, bound=most)
         return batch
 
-    def _plan_on_device(self, batch: OnDevice, inputs: Inputs, kernel: Kernel) -> Planned:
-        room, size = self.sizes(batch.bounds, kernel)
-        self._workspace.fit(size)
+    def _plan_on_device(self, batch: OnDevice, inputs: Inputs) -> Planned:
+        place = self._placed(batch)
+        self._workspace.fit(place.size)
         address, votes = map(self._workspace.address, ("plan", "votes"))
-        self._native.on_device(batch, inputs, self._site(kernel, room), address, votes)
-        self._set_addresses(room)
-        read = self._reader(kernel, room, inputs)
-        planned = ReadBack(batch, kernel, size, read, "the device")
+        self._native.on_device(batch, inputs, place.site, address, votes)
+        self._set_addresses(place.site.room)
+        read = self._reader(place.kernel, place.site.room, inputs)
+        planned = ReadBack(batch, place.kernel, place.size, read, "the device")
         batch.arrays = lambda: Batch.of(planned.plan.segments, planned.plan.indices)
         return planned
 

@@ -221,6 +221,21 @@ def test_wrappers_plan_natively_and_read_the_plan_back() -> None:
     assert planned.plan.loads.sum() > 0
 
 
+def test_batches_that_grow_and_shrink_lie_where_new_wrappers_put_them() -> None:
+    attention = wrapper()
+    for requests, pages in ((1, 1), (5, 3), (4, 3), (4, 4), (60, 2), (3, 40), (0, 0), (2, 1)):
+        indptr = np.arange(requests + 1, dtype=np.int32)
+        lists = indptr, indptr * pages, np.arange(requests * pages), np.full(requests, 3)
+        fresh = wrapper()
+        for one in (attention, fresh):
+            one.plan(*lists)
+        planned, expected = attention.planned, fresh.planned
+        assert planned is not None and expected is not None
+        assert planned.size == expected.size
+        assert len(planned.plan.segments) == requests
+        verify(planned.plan, planned.visibility)
+
+
 def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = wrapper()
 
