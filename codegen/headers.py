@@ -48,7 +48,8 @@ def find_toolchain() -> CudaToolchain:
     """Finds NVRTC, CUTLASS, CCCL and the CUDA runtime headers; loads none of them.
 
     Wheels come first, then what cuda-pathfinder finds, then a toolkit named by CUDA_HOME,
-    CUDA_PATH or CONDA_PREFIX, then `/usr/local/cuda`.
+    CUDA_PATH or CONDA_PREFIX, then `/usr/local/cuda`. CCCL of a toolkit that fits the headers needs
+    no pathfinder.
 
     Raises:
         NoCudaCompiler: a part is missing; says which one and what to install.
@@ -104,10 +105,19 @@ def _find_cuda_headers() -> Path:
 def _find_cccl(cuda: Path, major: int) -> Path:
     # In a toolkit, CCCL lies beside the runtime headers (CUDA 12) or in their folder `cccl` (13).
     wheels = _wheel_folders("cuda_cccl/include")
-    for folder in _first((cuda / "cccl",), wheels, (cuda,), _by_pathfinder("cccl")):
+    places = ((cuda / "cccl",), wheels, (cuda,), _cccl_of_toolkits(major), _by_pathfinder("cccl"))
+    for folder in _first(*places):
         if (folder / "cuda/std/__cccl/version.h").is_file():
             return folder
     raise NoCudaCompiler(what="CCCL (headers cuda/std)", extra=f"cu{major}")
+
+
+def _cccl_of_toolkits(major: int) -> Iterator[Path]:
+    """Those of the headers' own major version. Asked before pathfinder, which takes longer."""
+    for folder in _toolkit_folders("include"):
+        runtime = folder / "cuda_runtime_api.h"
+        if runtime.is_file() and _defined(runtime, "CUDART_VERSION") // 1000 == major:
+            yield from (folder / "cccl", folder)
 
 
 def _above_cccl(cccl: Path, cuda: Path) -> list[Path]:

@@ -115,6 +115,17 @@ def test_cccl_apart_from_the_runtime_is_found_by_both_names(
     assert {apart, apart.parent} <= set(find_toolchain().include_dirs)
 
 
+def test_cccl_of_a_toolkit_that_fits_needs_no_pathfinder(
+    only_toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = only_toolkit / "include"  # stands for wheels that came without CCCL
+    (cuda / "cccl").rename(tmp_path / "gone")
+    old = fake_toolkit(tmp_path / "old", version=11080)
+    fitting = fake_toolkit(tmp_path / "fitting", version=12000)
+    monkeypatch.setattr(headers.env, "cuda_roots", lambda: [only_toolkit, old, fitting])
+    assert fitting / "include/cccl" in find_toolchain().include_dirs
+
+
 def test_headers_and_compiler_must_be_of_one_major_version(only_toolkit: Path) -> None:
     header = only_toolkit / "include/cuda_runtime_api.h"
     header.write_text("#define CUDART_VERSION  13000\n")
