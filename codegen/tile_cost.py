@@ -4,16 +4,15 @@ An SM walks keys. For each key it computes with all rows of the tile, padding in
 the key's bytes; the slower of the two counts. To that come a launch, what a query tile costs beside
 its keys, and, where tiles are cut for all SMs to have work, joining the parts. All times are in
 microseconds, all amounts those of one SM. `benchmarks/results/tile_sweep.jsonl` is the record, and
-a test compares the choices with it. Heads up to 64 lanes have a record of their own,
-`tile_sweep_small_heads.jsonl`, from which `benchmarks/fit_tiles.py` makes the rates of their Hopper
-tiles.
+`tile_sweep_small_heads.jsonl` that of heads up to 64 lanes, to which `benchmarks/fit_tiles.py` fits
+rates of their own. A test compares the choices with both.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.source import TileConfig
@@ -24,7 +23,7 @@ TYPICAL_KEYS = 2048.0  # where lengths are unknown
 MANY_ITEMS = 8.0  # where the number of items is
 MOST_TILES = 16  # of one request in the sweep: what more of them cost is unknown
 _SHARING_TILES = 4  # query tiles of a request from which on the planner lets them share the cache
-SMALL_HEADS = 64  # lanes, up to which three groups may compute on Hopper
+SMALL_HEADS = 64  # lanes, up to which heads have rates of their own
 _LANES = 128 * 64  # the product of lanes and rows that `Rates.join` is for
 
 
@@ -63,6 +62,26 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class TileRates:
+    """Those of all tiles that are weighed.
+
+    Attributes:
+        streamed: tiles of 16 rows, by their warps.
+        tall: tiles of 64 rows of the portable template.
+        hopper: tiles of the Hopper template, by their rows.
+    """
+
+    streamed: Mapping[int, Rates]
+    tall: Rates
+    hopper: Mapping[int, Rates]
+
+    def of(self, tile: TileConfig) -> Rates:
+        if tile.template == "hopper":
+            return self.hopper[tile.rows]
+        return self.tall if tile.rows == 64 else self.streamed[tile.warps]
+
+
+@dataclass(frozen=True)
 class Machine:
     """An architecture.
 
@@ -70,48 +89,49 @@ class Machine:
         bytes: thousands that an SM reads from memory in a microsecond.
         cached: part of the time of a first read that it takes to read keys again from the cache.
         cache: thousands of bytes of keys, for each SM, that stay in the cache.
-        streamed: tiles of 16 rows, by their warps.
-        tall: tiles of 64 rows of the portable template.
-        hopper: tiles of the Hopper template.
-        small_heads: likewise for heads up to 64 lanes, by rows of the tile. Empty: not measured,
-            and only the tile that is best without padding is weighed.
+        small_heads: rates for heads up to 64 lanes. They have fewer products for each exponential.
+        wide_heads: rates for all others.
     """
 
     bytes: float
     cached: float
     cache: float
-    streamed: dict[int, Rates]
-    tall: Rates
-    hopper: Rates
-    small_heads: Mapping[int, Rates] = field(default_factory=dict)
+    small_heads: TileRates
+    wide_heads: TileRates
 
     def rates(self, spec: AttentionSpec, tile: TileConfig) -> Rates:
         """Those of a tile that is weighed."""
-        if tile.template == "hopper":
-            own = self.small_heads if has_small_heads(spec) else {}
-            return own.get(tile.rows, self.hopper)
-        return self.tall if tile.rows == 64 else self.streamed[tile.warps]
+        small = max(spec.head_dim_qk, spec.head_dim_v) <= SMALL_HEADS
+        return (self.small_heads if small else self.wide_heads).of(tile)
 
 
-# Fitted to the sweep of an NVIDIA H200. Architectures without a record are not here.
+# Fitted to the sweeps of an NVIDIA H200. Architectures without a record are not here.
 MACHINES = {
     "sm_90a": Machine(
         bytes=34.3,
         cached=0.1,
         cache=306,
-        streamed={
-            4: Rates(flops=1.2, launch=8.9, item=0.31, join=0.055),
-            2: Rates(flops=0.811, launch=7.8, item=1.9, join=8),
-        },
-        tall=Rates(flops=2.08, launch=14, item=0.028, join=8),
-        hopper=Rates(flops=5.62, launch=9.2, item=4.2, join=5.8),
+        small_heads=TileRates(
+            streamed={
+                4: Rates(flops=0.934, launch=8.91, item=1.1, join=0.0555),
+                2: Rates(flops=0.827, launch=7.96, item=1.5, join=17.7),
+            },
+            tall=Rates(flops=1.85, launch=10.7, item=0.0314, join=11.4),
+            hopper={
+                128: Rates(flops=3.35, launch=9.17, item=3.17, join=4.31),
+                192: Rates(flops=3.44, launch=10.9, item=1.87, join=2.77),
+            },
+        ),
+        wide_heads=TileRates(
+            streamed={
+                4: Rates(flops=1.2, launch=8.9, item=0.31, join=0.055),
+                2: Rates(flops=0.811, launch=7.8, item=1.9, join=8),
+            },
+            tall=Rates(flops=2.08, launch=14, item=0.028, join=8),
+            hopper={128: Rates(flops=5.62, launch=9.2, item=4.2, join=5.8)},
+        ),
     )
 }
-
-
-def has_small_heads(spec: AttentionSpec) -> bool:
-    """Whether Hopper tiles of three groups may suit it."""
-    return max(spec.head_dim_qk, spec.head_dim_v) <= SMALL_HEADS
 
 
 def weighed_tiles(spec: AttentionSpec, arch: Arch) -> list[tuple[int, int, int]]:
@@ -141,12 +161,14 @@ def is_known(tile: TileConfig, work: Work) -> bool:
 
 def predicted_us(spec: AttentionSpec, arch: Arch, tile: TileConfig, work: Work) -> float:
     """Time of a batch."""
-    return predicted_on(MACHINES[arch.name], spec, tile, work)
+    machine = MACHINES[arch.name]
+    return predicted_with(machine.rates(spec, tile), machine, spec, tile, work)
 
 
-def predicted_on(machine: Machine, spec: AttentionSpec, tile: TileConfig, work: Work) -> float:
-    """The same on a machine of any rates."""
-    rates = machine.rates(spec, tile)
+def predicted_with(
+    rates: Rates, machine: Machine, spec: AttentionSpec, tile: TileConfig, work: Work
+) -> float:
+    """The same with any rates of the tile, on any machine."""
     lanes = spec.head_dim_qk + spec.head_dim_v
     key_bytes = lanes * spec.stored_dtype.bytes
     tiles = math.ceil(work.rows / tile.rows)

@@ -17,7 +17,6 @@ from warploom.codegen.functors import scale_factors
 from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.codegen.tile_cost import (
-    MACHINES,
     MANY_ITEMS,
     TYPICAL_KEYS,
     Work,
@@ -199,13 +198,10 @@ def _tall_tile(
 def tiles_weighed(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     """Tiles that a model of costs chooses from, the highest last; none where there is no model."""
     sizes = weighed_tiles(spec, arch)
-    tiles = [TileConfig(*size, 2) for size in sizes]
     if not sizes:
         return []
-    hopper = hopper_by_groups(spec, arch)
-    if not MACHINES[arch.name].small_heads:
-        hopper = hopper[:1]
-    return [*_fitting(spec, arch, tiles), *reversed(hopper)]
+    tiles = [TileConfig(*size, 2) for size in sizes]
+    return [*_fitting(spec, arch, tiles), *reversed(hopper_by_groups(spec, arch))]
 
 
 def every_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:

@@ -161,33 +161,49 @@ def test_rates_are_found_again_in_times_that_they_made(
     harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from warploom.codegen.arch import arch_named
-    from warploom.codegen.tile_cost import MACHINES, Rates, Work, predicted_on
-    from warploom.codegen.tiles import hopper_by_groups
+    from warploom.codegen.tile_cost import MACHINES, Rates, Work, predicted_with
+    from warploom.codegen.tiles import tiles_weighed
 
     fitter, sweep = __import__("fit_tiles"), __import__("tile_sweep")
-    rates = {
-        128: Rates(flops=3.0, launch=10, item=4.2, join=6.0),
-        192: Rates(flops=3.5, launch=11, item=6.0, join=6.0),
-    }
-    machine = replace(MACHINES["sm_90a"], small_heads=rates)
+    machine = MACHINES["sm_90a"]
+    rates = replace(
+        machine.wide_heads,
+        tall=Rates(flops=1.5, launch=12, item=0.028, join=8),
+        hopper={
+            128: Rates(flops=3.0, launch=10, item=4.2, join=6.0),
+            192: Rates(flops=3.5, launch=11, item=6.0, join=6.0),
+        },
+    )
     report = harness.Report(sweep.SMALL, CPU, tmp_path)
     report.facts["multiprocessors"] = 132
     for batch in sweep.batches(on_gpu=True, small_heads=True):
         spec = fitter.spec_of(batch.dim)
         work = Work(batch.fused_rows, batch.requests * sweep.KV_HEADS / 132, batch.keys)
-        for tile in hopper_by_groups(spec, arch_named("sm_90a")):
-            us = predicted_on(machine, spec, tile, work)
+        for tile in tiles_weighed(spec, arch_named("sm_90a")):
+            if batch.fused_rows > sweep.MOST_TILES * tile.rows:
+                continue
+            us = predicted_with(rates.of(tile), machine, spec, tile, work)
             params = asdict(batch) | {"fused_rows": batch.fused_rows, "tile": asdict(tile)}
             report.rows.append(
                 harness.Row(sweep.SMALL, str(batch), tile.label, us, "us", params=params)
             )
     report.write()
-    fitted = fitter.fit(MACHINES["sm_90a"], fitter.load(report.path)).small_heads
-    assert fitted[128].flops == pytest.approx(3.0, rel=0.05)
-    assert fitted[192].item == pytest.approx(6.0, rel=0.15)
+    fitted = fitter.fit(machine, fitter.load(report.path)).small_heads
+    assert fitted.tall.flops == pytest.approx(1.5, rel=0.05)
+    assert fitted.hopper[128].flops == pytest.approx(3.0, rel=0.05)
+    assert fitted.hopper[192].item == pytest.approx(6.0, rel=0.15)
     fitter.main([str(report.path)])
     said = capsys.readouterr().out
     assert "after: within 10 %: 100%" in said and "192: Rates(flops=" in said
+
+
+def test_rates_of_small_heads_are_those_that_the_record_gives(harness: ModuleType) -> None:
+    from warploom.codegen.tile_cost import MACHINES
+
+    fitter = __import__("fit_tiles")
+    machine = MACHINES[fitter.ARCH]
+    batches = fitter.load(harness.RESULTS / "tile_sweep_small_heads.jsonl")
+    assert fitter.fit(machine, batches).small_heads == machine.small_heads
 
 
 def test_the_truth_notices_a_wrong_mask(harness: ModuleType) -> None:
