@@ -21,7 +21,6 @@ from warploom.codegen.split import (
     with_float_distances,
     with_reciprocals,
 )
-from warploom.codegen.staged_item import round_up
 from warploom.codegen.turns import Turn, key_turn
 from warploom.dsl.ir import REDUCTIONS, Kind, Node
 from warploom.dsl.spec import SCALAR_SEATS, TensorField, TracedVariant
@@ -143,12 +142,7 @@ def _split_seats(seats: Mapping[str, Node]) -> tuple[dict[str, Node], Split]:
 
 def column_state_bytes(variant: TracedVariant) -> int:
     """Size of the C++ `Variant::ColState`; 0 if there is nothing to keep of a column."""
-    members = _split_seats(variant.seats)[1].column
-    size, widest = 0, 1
-    for member in members:
-        width = 1 if member.kind is Kind.BOOL else 4
-        size, widest = round_up(size, width) + width, max(widest, width)
-    return round_up(size, widest)
+    return 4 * len(_split_seats(variant.seats)[1].column)
 
 
 def _returning(root: Node, block: Block) -> Block:
@@ -157,12 +151,17 @@ def _returning(root: Node, block: Block) -> Block:
     return block
 
 
+def _kept_type(member: Node) -> str:
+    """Truths are kept as numbers: compilers test them as predicates, but join bools as bytes."""
+    return C_TYPES[Kind.INT if member.kind is Kind.BOOL else member.kind]
+
+
 def _state(
     row: tuple[Level, str, str, str, str], parts: Split, tensors: Mapping[str, TensorField]
 ) -> str:
     level, struct, name, prefix, parameters = row
     members = parts.members(level)
-    fields = " ".join(f"{C_TYPES[node.kind]} {prefix}{i};" for i, node in enumerate(members))
+    fields = " ".join(f"{_kept_type(node)} {prefix}{i};" for i, node in enumerate(members))
     block = Block(tensors, parts.bound(level))
     values = block.compute(members)
     for i, (node, value) in enumerate(zip(members, values, strict=True)):

@@ -59,11 +59,18 @@ class Split:
         """C++ text that reads each member inside code of this level."""
         text: dict[Node, str] = {}
         if upto is not Level.TILE:
-            text |= {member: f"ts.t{i}" for i, member in enumerate(self.tile)}
+            text |= _names("ts.t", self.tile)
         if upto is Level.ELEMENT:
-            text |= {member: f"rs.r{i}" for i, member in enumerate(self.row)}
-            text |= {member: f"cs.c{i}" for i, member in enumerate(self.column)}
+            text |= _names("rs.r", self.row) | _names("cs.c", self.column)
         return text
+
+
+def _names(prefix: str, members: Sequence[Node]) -> dict[Node, str]:
+    names = {member: f"{prefix}{i}" for i, member in enumerate(members)}
+    return {
+        member: f"({name} != 0)" if member.kind is Kind.BOOL else name
+        for member, name in names.items()
+    }
 
 
 def split(roots: Sequence[Node]) -> Split:

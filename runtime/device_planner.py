@@ -57,7 +57,7 @@ class DevicePlanner:
     """The planner kernel of one mask, with memory for batches of one size.
 
     Attributes:
-        params: its argument
+        params: its argument.
         size: the most that it works on.
     """
 

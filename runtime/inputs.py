@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,8 @@ from warploom.scheduler.bounds import Bounds
 Number = bool | int | float
 
 # Of plan() and run(), which a user may have meant by an unknown name.
-_ARGUMENTS = (
-    *("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens"),
-    *("out", "lse", "return_lse"),
-)
+_ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens", "out", "lse",
+              "return_lse")  # fmt: skip
 # Of the wrapper, given to the wrong call.
 _OPTIONS = ("sm_scale", "lse_base", "sm_limit", "backend", "bounds", "tile", "batch_invariant")
 _NUMBERS: dict[Kind, tuple[str, Any]] = {
@@ -156,9 +155,10 @@ class Inputs:
         """Take the lengths that tensors are checked against."""
         self._fixed = frozenset()
         self._batch = batch
+        self.__dict__.pop("_sizes", None)
 
-    @property
-    def _sizes(self) -> dict[str, int]:
+    @cached_property
+    def _sizes(self) -> dict[str, int]:  # of a batch; worked out where a tensor is checked
         return {} if self._batch is None else role_sizes(self._geometry, self._batch)
 
     def fix(self, names: frozenset[str]) -> None:

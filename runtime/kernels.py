@@ -24,7 +24,7 @@ from warploom.runtime.params import ParamBlock
 from warploom.scheduler.layout import c_structs
 
 # Mean fused rows per request that stand for all choices of a tile: decode to long prefill.
-_SAMPLES = (1, 8, 16, 24, 48, 64, 96, 128, 192, 1024)
+_SAMPLES = (1, 8, 16, 24, 48, 64, 96, 128, 192, 1024, 2048)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from warploom.dsl.fields import Scalar
+from warploom.dsl.functions import maximum, minimum, where
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+
+LAST: Final = 2**31 - 1  # position
 
 
 class SlidingWindow(Variant):
@@ -31,7 +36,9 @@ class SlidingWindow(Variant):
         self.sink_tokens = sink_tokens
 
     def logits_mask(self, at: Position) -> Value:
-        # differences of positions: position + window would overflow for a huge window
-        from_left = (self.left < 0) | (at.q_pos - at.kv_pos <= self.left)
-        from_right = (self.right < 0) | (at.kv_pos - at.q_pos <= self.right)
-        return (from_left | (at.kv_pos < self.sink_tokens)) & from_right
+        # The band's ends depend on the row alone: a kernel works them out once for all keys. A huge
+        # window must not overflow; a query may lie before position 0, a key may not.
+        place = maximum(at.q_pos, 0)
+        first = where(self.left < 0, 0, place - self.left)
+        last = where(self.right < 0, LAST, at.q_pos + minimum(self.right, LAST - place))
+        return ((at.kv_pos >= first) | (at.kv_pos < self.sink_tokens)) & (at.kv_pos <= last)

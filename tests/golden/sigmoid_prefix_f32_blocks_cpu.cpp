@@ -95,7 +95,7 @@ struct Variant : IdentityVariant<Params> {
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
     return {load(p.x_prefix_len, tile.batch * p.x_prefix_len_s0)};
   }
-  struct ColState { bool c0; };
+  struct ColState { int c0; };
   WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
     return {kv_pos < ts.t0};
   }
@@ -106,7 +106,7 @@ struct Variant : IdentityVariant<Params> {
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
-    return cs.c0 | (kv_pos <= row.q_pos);
+    return (cs.c0 != 0) | (kv_pos <= row.q_pos);
   }
   WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
       Range kv_pos, Range q_head) {

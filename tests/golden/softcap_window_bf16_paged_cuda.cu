@@ -89,13 +89,20 @@ struct Params {
 struct Variant : IdentityVariant<Params> {
   static constexpr bool kHasLogitsMask = true;
   static constexpr bool kHasLogitsTransform = true;
-  struct TileState { float t0; bool t1; bool t2; };
+  struct TileState { float t0; int t1; int t2; };
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
     return {1.0f / p.x_cap,
             p.x_left < 0,
             p.x_right < 0};
   }
-  struct ColState { bool c0; };
+  struct RowState { int r0; int r1; };
+  WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row) {
+    const int v0 = max(row.q_pos, 0);
+    return {(ts.t1 != 0) ? 0 : v0 - p.x_left,
+            (ts.t2 != 0) ? 2147483647 : row.q_pos + min(p.x_right, 2147483647 - v0)};
+  }
+  struct ColState { int c0; };
   WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
     return {kv_pos < p.x_sink_tokens};
   }
@@ -106,42 +113,50 @@ struct Variant : IdentityVariant<Params> {
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
-    const bool v0 = (ts.t1 | (row.q_pos - kv_pos <= p.x_left)) | cs.c0;
-    return v0 & (ts.t2 | (kv_pos - row.q_pos <= p.x_right));
+    return ((kv_pos >= rs.r0) | (cs.c0 != 0)) & (kv_pos <= rs.r1);
   }
   WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
       Range kv_pos, Range q_head) {
-    const wide x_left = p.x_left;
-    const wide q_pos_first = q_pos.begin;
     const wide kv_pos_last = kv_pos.end - 1;
+    const wide x_left = p.x_left;
+    const bool v0 = x_left >= 0LL;
+    const bool v1 = x_left < 0LL;
+    const wide q_pos_first = q_pos.begin;
+    const wide v2 = max(q_pos_first, 0LL);
+    const wide v3 = v2 - x_left;
     const wide kv_pos_first = kv_pos.begin;
     const wide x_sink_tokens = p.x_sink_tokens;
-    const bool v0 = (x_left < 0LL) | (q_pos_first <= kv_pos_last + x_left);
+    const bool v4 = kv_pos_last >= (v0 ? (v1 ? min(0LL, v3) : v3) : 0LL);
     const wide x_right = p.x_right;
+    const bool v5 = x_right >= 0LL;
+    const bool v6 = x_right < 0LL;
     const wide q_pos_last = q_pos.end - 1;
-    const bool v1 = (x_right < 0LL) | (kv_pos_first <= q_pos_last + x_right);
-    const bool v2 = (x_left >= 0LL) & (q_pos_last > kv_pos_first + x_left);
-    const bool v3 = (x_right >= 0LL) & (kv_pos_last > q_pos_first + x_right);
-    return tile_class((v0 | (kv_pos_first < x_sink_tokens)) & v1, (v2 & (kv_pos_last >= x_sink_tokens)) | v3);
+    const wide v7 = q_pos_last + min(x_right, 2147483647LL - v2);
+    const bool v8 = kv_pos_first <= (v5 ? (v6 ? max(2147483647LL, v7) : v7) : 2147483647LL);
+    const wide v9 = max(q_pos_last, 0LL);
+    const wide v10 = v9 - x_left;
+    const bool v11 = kv_pos_first < (v0 ? (v1 ? max(0LL, v10) : v10) : 0LL);
+    const wide v12 = q_pos_first + min(x_right, 2147483647LL - v9);
+    const bool v13 = kv_pos_last > (v5 ? (v6 ? min(2147483647LL, v12) : v12) : 2147483647LL);
+    return tile_class((v4 | (kv_pos_first < x_sink_tokens)) & v8, (v11 & (kv_pos_last >= x_sink_tokens)) | v13);
   }
   WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
       Range q_head) {
     const wide x_left = p.x_left;
-    const bool v0 = x_left < 0LL;
-    const wide kv_len = tile.kv_len;
     const wide q_pos_first = q_pos.begin;
-    const wide v1 = q_pos_first - x_left;
+    const wide v0 = max(q_pos_first, 0LL);
+    const wide v1 = v0 - x_left;
+    const wide v2 = x_left >= 0LL ? (x_left < 0LL ? min(0LL, v1) : v1) : 0LL;
     const wide x_sink_tokens = p.x_sink_tokens;
-    const wide v2 = x_sink_tokens - 1LL;
+    const wide v3 = x_sink_tokens - 1LL;
+    const wide kv_len = tile.kv_len;
+    const wide v4 = min(max(min(max(v2, 0LL), v3 < 0LL ? kv_len : 0LL), 0LL), kv_len);
+    const wide v5 = kv_len - 1LL;
     const wide x_right = p.x_right;
-    const bool v3 = x_right < 0LL;
     const wide q_pos_last = q_pos.end - 1;
-    const wide v4 = q_pos_last + x_right;
-    const wide v5 = min(min(v0 ? 0LL : kv_len, max(v1, 0LL)), v2 < 0LL ? kv_len : 0LL);
-    const wide v6 = min(max(max(v5, min(v3 ? 0LL : kv_len, v4 < 0LL ? kv_len : 0LL)), 0LL), kv_len);
-    const wide v7 = kv_len - 1LL;
-    const wide v8 = max(max(v0 ? v7 : -1LL, v1 >= kv_len ? -1LL : v7), min(v2, v7));
-    return {int(v6), int(max(min(min(v8, max(v3 ? v7 : -1LL, min(v4, v7))) + 1LL, kv_len), v6))};
+    const wide v6 = q_pos_last + min(x_right, 2147483647LL - v0);
+    const wide v7 = x_right >= 0LL ? (x_right < 0LL ? max(2147483647LL, v6) : v6) : 2147483647LL;
+    return {int(v4), int(max(min(min(max(v2 >= kv_len ? -1LL : v5, min(v3, v5)), v7) + 1LL, kv_len), v4))};
   }
 };
 

@@ -252,3 +252,11 @@ def test_packed_masks_must_cover_dense_batches_too(kind: Any) -> None:
             attend(enough[0], given=given)
     if kind is PackedMask:
         attend((4, 9), (4, 20), kv_lens=[9, 20])
+
+
+def test_many_tiles_with_the_same_maximum_weigh_the_same() -> None:
+    keys, logit = 16384, 315.0
+    q, k = torch.full((1, 1, 1, 8), logit / 8), torch.ones(1, keys, 1, 8)
+    v = (torch.arange(keys) < keys // 2).float()[None, :, None, None].expand(1, keys, 1, 8)
+    out = attention(q, k, v.contiguous(), variant=Variant(), sm_scale=1.0)
+    torch.testing.assert_close(out, torch.full_like(out, 0.5), rtol=1e-5, atol=0)

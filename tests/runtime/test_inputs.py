@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from warploom.codegen.source import TileConfig
 from warploom.dsl.fields import Tensor
 from warploom.dsl.flex import flex
 from warploom.dsl.formats import BlockSparse, Composed, Paged, Ragged
@@ -221,7 +222,7 @@ def test_a_mask_that_only_run_is_given_is_not_planned_with(storage: str, graphed
     kv_format, lengths = LENGTHS[storage]
     bounds = Bounds(max_requests=2, max_q_rows=8, max_kv_len=300, max_blocks=17, max_segments=2)
     options: dict[str, Any] = {"bounds": bounds, "cuda_graph": True} if graphed else {}
-    options |= {"kv_format": kv_format, **SHAPE}
+    options |= {"kv_format": kv_format, "tile": TileConfig(12, 64, warps=1), **SHAPE}
     keys = (15, 20) if storage in ("paged", "composed") else (340,)
     q, k, v = torch.randn(8, 2, 32), torch.randn(*keys, 2, 32), torch.randn(*keys, 2, 32)
     later = AttentionWrapper(Reached(), **options)

@@ -1,4 +1,4 @@
-"""Who may use the bytes of a workspace: wrappers that share them, and streams."""
+"""Who may use the bytes of a workspace, wrappers that share them and streams; for which tiles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from warploom.dsl.formats import Ragged
+from warploom.dsl.library.causal import Causal
 from warploom.errors import PlanMismatch
 from warploom.runtime import workspace
 from warploom.runtime.launch import Launcher
 from warploom.runtime.workspace import Upload, Workspace
+from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
 
 CPU = torch.device("cpu")
@@ -113,3 +116,12 @@ def test_a_buffer_is_packed_again_when_its_copy_is_done(monkeypatch: pytest.Monk
     assert sorted(event.recorded for event in events) == [
         ["first"], ["first"], ["first"] * 2, ["first", "second"]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 12, 13, 200, 1535, 1536, 5000])
+def test_every_tile_that_a_plan_can_choose_is_known_before(rows: int) -> None:
+    wrapper = AttentionWrapper(
+        Causal(), kv_format=Ragged(), num_q_heads=1, num_kv_heads=1, head_dim=32, device="cpu"
+    )
+    wrapper.plan([0, rows], [0, rows])
+    assert wrapper.planned.kernel.tile.rows in {tile.rows for tile in wrapper.tiles()}

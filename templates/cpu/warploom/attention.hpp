@@ -40,6 +40,9 @@ struct Shape {
   static constexpr int kChunk = 2 * kLanes;  // keys are padded to it
   using Outputs = DotOf<Element, kIsWide && !Variant::kHasValueTransform, kChunk>;
 
+  using Registers = std::conditional_t<Scores::kInTiles || Outputs::kInTiles, TileRegisters,
+                                       NoTileRegisters>;
+
   static constexpr int kRows = Config::kRows;
   static constexpr int kKeys = Config::kKeys;
   // Rows that share a pass over a tile of keys; what multiplies them may read up to whole tiles.

@@ -16,6 +16,7 @@ struct DotBf16 {
   static constexpr int kPerWord = 2;
   static constexpr int kExpDegree = 3;  // weights keep 8 bits
   static constexpr int kBlockRows = 4 * kMicroRows;
+  static constexpr bool kInTiles = false;
 
   static WL_INLINE Vec step(Vec sum, Words a, Words b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);

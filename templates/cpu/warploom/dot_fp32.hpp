@@ -12,6 +12,7 @@ struct DotFp32 {
   static constexpr int kPerWord = 1;
   static constexpr int kExpDegree = 5;
   static constexpr int kBlockRows = 4 * kMicroRows;
+  static constexpr bool kInTiles = false;
 
   static WL_INLINE Vec step(Vec sum, Words a, Words b) { return sum + a * b; }
 

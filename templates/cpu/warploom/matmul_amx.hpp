@@ -22,6 +22,7 @@ static_assert(kTileWords == kLanes, "a column of tiles is a column of vectors");
 // Words and packing are those of vectors: either product can take them.
 struct DotAmx : DotBf16 {
   static constexpr int kBlockRows = 2 * kTileRows;
+  static constexpr bool kInTiles = true;
 };
 
 WL_INLINE Rows<DotBf16> in_vectors(Rows<DotAmx> a) { return {a.data, a.stride, a.rows}; }
@@ -165,5 +166,7 @@ WL_INLINE void matmul_into(Rows<DotAmx> a, Panels<DotAmx, kTail> b, int steps, f
 struct TileRegisters {};
 
 #endif
+
+struct NoTileRegisters {};
 
 }  // namespace warploom

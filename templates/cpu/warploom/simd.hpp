@@ -129,7 +129,7 @@ WL_INLINE Vec exp2_of_fraction(Vec f) {
   return y * f + 1.0f;
 }
 
-// 2^x with relative error below 3e-7, or 1.1e-4 where the result is rounded to 8 bits anyway;
+// 2^x with relative error below 3e-7, or 1.1e-4 with degree 3, for weights that keep 8 bits;
 // exactly 1 at 0, and 0 below -126 (so -inf gives 0). x <= 127.
 template <int kDegree = 5>
 WL_INLINE Vec exp2_vec(Vec x) {

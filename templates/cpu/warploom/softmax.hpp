@@ -28,7 +28,8 @@ WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
   }
   const Vec max = max_lanes(max_vec(top[0], top[1]));
   const Vec base = finite_base(max) * scale;
-  const Vec rescale = exp2_vec(running.max * scale - base);
+  // Exactly 1 if the maximum stays: what rounding adds here would grow with every tile.
+  const Vec rescale = exp2_vec((running.max - finite_base(max)) * scale);
   Vec sum[2] = {running.sum * rescale, Vec{}};
   for (int j = begin; j < end; j += 2 * kLanes) {
     const Vec first = exp2_vec<Dot::kExpDegree>(load_vec(s + j) * scale - base);

@@ -78,7 +78,7 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
     Scratch<K>* scratch = new (std::nothrow) Scratch<K>;
     if (scratch == nullptr) return;
     working.fetch_add(1);
-    const TileRegisters registers{};
+    const typename Shape<K>::Registers registers{};
     for (int cta = next.fetch_add(1); cta < num_ctas; cta = next.fetch_add(1)) {
       run_cta<K>(p, cta, *scratch);
       done.fetch_add(1);
