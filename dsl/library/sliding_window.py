@@ -36,9 +36,11 @@ class SlidingWindow(Variant):
         self.sink_tokens = sink_tokens
 
     def logits_mask(self, at: Position) -> Value:
-        # The band's ends depend on the row alone: a kernel works them out once for all keys. A huge
-        # window must not overflow; a query may lie before position 0, a key may not.
+        # The ends of both ranges depend on the row alone: a kernel works them out once for all keys,
+        # and keeps nothing of a key. A huge window must not overflow; a query may lie before
+        # position 0, a key may not.
         place = maximum(at.q_pos, 0)
         first = where(self.left < 0, 0, place - self.left)
         last = where(self.right < 0, LAST, at.q_pos + minimum(self.right, LAST - place))
-        return ((at.kv_pos >= first) | (at.kv_pos < self.sink_tokens)) & (at.kv_pos <= last)
+        is_sink = at.kv_pos < minimum(self.sink_tokens, first)
+        return ((at.kv_pos >= first) | is_sink) & (at.kv_pos <= last)

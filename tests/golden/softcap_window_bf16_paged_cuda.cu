@@ -95,25 +95,22 @@ struct Variant : IdentityVariant<Params> {
             p.x_left < 0,
             p.x_right < 0};
   }
-  struct RowState { int r0; int r1; };
+  struct RowState { int r0; int r1; int r2; };
   WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row) {
     const int v0 = max(row.q_pos, 0);
-    return {(ts.t1 != 0) ? 0 : v0 - p.x_left,
+    const int v1 = (ts.t1 != 0) ? 0 : v0 - p.x_left;
+    return {v1,
+            min(p.x_sink_tokens, v1),
             (ts.t2 != 0) ? 2147483647 : row.q_pos + min(p.x_right, 2147483647 - v0)};
   }
-  struct ColState { int c0; };
-  WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
-    return {kv_pos < p.x_sink_tokens};
-  }
-  static constexpr bool kHasColState = true;
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
     return p.x_cap * tanh(logits * ts.t0);
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
-    return ((kv_pos >= rs.r0) | (cs.c0 != 0)) & (kv_pos <= rs.r1);
+    return ((kv_pos >= rs.r0) | (kv_pos < rs.r1)) & (kv_pos <= rs.r2);
   }
   WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
       Range kv_pos, Range q_head) {
@@ -124,39 +121,42 @@ struct Variant : IdentityVariant<Params> {
     const wide q_pos_first = q_pos.begin;
     const wide v2 = max(q_pos_first, 0LL);
     const wide v3 = v2 - x_left;
+    const wide v4 = v0 ? (v1 ? min(0LL, v3) : v3) : 0LL;
     const wide kv_pos_first = kv_pos.begin;
     const wide x_sink_tokens = p.x_sink_tokens;
-    const bool v4 = kv_pos_last >= (v0 ? (v1 ? min(0LL, v3) : v3) : 0LL);
-    const wide x_right = p.x_right;
-    const bool v5 = x_right >= 0LL;
-    const bool v6 = x_right < 0LL;
     const wide q_pos_last = q_pos.end - 1;
-    const wide v7 = q_pos_last + min(x_right, 2147483647LL - v2);
-    const bool v8 = kv_pos_first <= (v5 ? (v6 ? max(2147483647LL, v7) : v7) : 2147483647LL);
-    const wide v9 = max(q_pos_last, 0LL);
-    const wide v10 = v9 - x_left;
-    const bool v11 = kv_pos_first < (v0 ? (v1 ? max(0LL, v10) : v10) : 0LL);
-    const wide v12 = q_pos_first + min(x_right, 2147483647LL - v9);
-    const bool v13 = kv_pos_last > (v5 ? (v6 ? min(2147483647LL, v12) : v12) : 2147483647LL);
-    return tile_class((v4 | (kv_pos_first < x_sink_tokens)) & v8, (v11 & (kv_pos_last >= x_sink_tokens)) | v13);
+    const wide v5 = max(q_pos_last, 0LL);
+    const wide v6 = v5 - x_left;
+    const wide v7 = v0 ? (v1 ? max(0LL, v6) : v6) : 0LL;
+    const wide x_right = p.x_right;
+    const bool v8 = x_right >= 0LL;
+    const bool v9 = x_right < 0LL;
+    const wide v10 = q_pos_last + min(x_right, 2147483647LL - v2);
+    const bool v11 = kv_pos_first <= (v8 ? (v9 ? max(2147483647LL, v10) : v10) : 2147483647LL);
+    const wide v12 = q_pos_first + min(x_right, 2147483647LL - v5);
+    const bool v13 = kv_pos_last > (v8 ? (v9 ? min(2147483647LL, v12) : v12) : 2147483647LL);
+    return tile_class(((kv_pos_last >= v4) | (kv_pos_first < min(x_sink_tokens, v7))) & v11, ((kv_pos_first < v7) & (kv_pos_last >= min(x_sink_tokens, v4))) | v13);
   }
   WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
       Range q_head) {
     const wide x_left = p.x_left;
+    const bool v0 = x_left >= 0LL;
+    const bool v1 = x_left < 0LL;
     const wide q_pos_first = q_pos.begin;
-    const wide v0 = max(q_pos_first, 0LL);
-    const wide v1 = v0 - x_left;
-    const wide v2 = x_left >= 0LL ? (x_left < 0LL ? min(0LL, v1) : v1) : 0LL;
+    const wide v2 = max(q_pos_first, 0LL);
+    const wide v3 = v2 - x_left;
+    const wide v4 = v0 ? (v1 ? min(0LL, v3) : v3) : 0LL;
     const wide x_sink_tokens = p.x_sink_tokens;
-    const wide v3 = x_sink_tokens - 1LL;
-    const wide kv_len = tile.kv_len;
-    const wide v4 = min(max(min(max(v2, 0LL), v3 < 0LL ? kv_len : 0LL), 0LL), kv_len);
-    const wide v5 = kv_len - 1LL;
-    const wide x_right = p.x_right;
     const wide q_pos_last = q_pos.end - 1;
-    const wide v6 = q_pos_last + min(x_right, 2147483647LL - v0);
-    const wide v7 = x_right >= 0LL ? (x_right < 0LL ? max(2147483647LL, v6) : v6) : 2147483647LL;
-    return {int(v4), int(max(min(min(max(v2 >= kv_len ? -1LL : v5, min(v3, v5)), v7) + 1LL, kv_len), v4))};
+    const wide v5 = max(q_pos_last, 0LL) - x_left;
+    const wide v6 = min(x_sink_tokens, v0 ? (v1 ? max(0LL, v5) : v5) : 0LL) - 1LL;
+    const wide kv_len = tile.kv_len;
+    const wide v7 = min(max(min(max(v4, 0LL), v6 < 0LL ? kv_len : 0LL), 0LL), kv_len);
+    const wide v8 = kv_len - 1LL;
+    const wide x_right = p.x_right;
+    const wide v9 = q_pos_last + min(x_right, 2147483647LL - v2);
+    const wide v10 = x_right >= 0LL ? (x_right < 0LL ? max(2147483647LL, v9) : v9) : 2147483647LL;
+    return {int(v7), int(max(min(min(max(v4 >= kv_len ? -1LL : v8, min(v6, v8)), v10) + 1LL, kv_len), v7))};
   }
 };
 
