@@ -36,8 +36,8 @@ class SlidingWindow(Variant):
         self.sink_tokens = sink_tokens
 
     def logits_mask(self, at: Position) -> Value:
-        # The ends of both ranges depend on the row alone: a kernel works them out once for all keys,
-        # and keeps nothing of a key. A huge window must not overflow; a query may lie before
+        # The ends of both ranges depend on the row alone: a kernel works them out once for all
+        # keys, and keeps nothing of a key. A huge window must not overflow; a query may lie before
         # position 0, a key may not.
         place = maximum(at.q_pos, 0)
         first = where(self.left < 0, 0, place - self.left)
