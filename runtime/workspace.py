@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -152,11 +153,13 @@ class Upload:
         self._is_cuda = device.type == "cuda"
         self._index = device.index
         self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _RING
-        ring = range(_RING if self._is_cuda else 0)
-        self._events = [torch.cuda.Event() for _ in ring]  # type: ignore[no-untyped-call]
         self._turn = 0
         self._stream: torch.cuda.Stream | None = None
         self._handle = -1  # of that stream
+
+    @cached_property
+    def _events(self) -> list[torch.cuda.Event]:
+        return [torch.cuda.Event() for _ in range(_RING)]  # type: ignore[no-untyped-call]
 
     def stage(self, target: torch.Tensor) -> torch.Tensor:
         """Memory of the host that no copy reads, at least as long as `target`.

@@ -30,9 +30,9 @@ def test_a_tensor_of_heads_and_keys_is_read_once_for_a_column() -> None:
     grouped = spec(HeadMask(kept=torch.ones(4, 8, dtype=torch.int32)))
     assert column_state_bytes(grouped.variant) == 0  # each row of a tile has its own head
     alone = for_group_size(grouped, 1)
-    assert column_state_bytes(alone.variant) == 1  # one bool
+    assert column_state_bytes(alone.variant) == 4  # a truth, kept as a number
     text = variant_struct(alone.variant, "cuda")
-    assert "struct ColState { bool c0; };" in text
+    assert "struct ColState { int c0; };" in text
     assert "kHasColState = true" in text
     assert "tile.kv_head" in text.split("TileClass classify")[0]
     assert "row.q_head" not in text
@@ -60,4 +60,4 @@ def test_states_of_columns_are_padded_as_in_c() -> None:
             return (self.kept[at.kv_pos] != 0) & (at.kv_pos <= at.q_pos)
 
     mixed = Mixed(bias=torch.zeros(8), kept=torch.ones(8, dtype=torch.int32))
-    assert column_state_bytes(spec(mixed).variant) == 8  # a float and a bool
+    assert column_state_bytes(spec(mixed).variant) == 8  # a float and a truth
