@@ -23,14 +23,31 @@ NEEDS_GPU = "needs", "gpu"  # a property of reports; their keywords also name fo
 SUFFIXES = (".py", ".cuh", ".hpp", ".h", ".j2")
 
 
-def digest(root: Path = ROOT) -> str:
-    """SHA-256 of all sources under templates/ and codegen/: their paths and their bytes."""
+def digests(root: Path = ROOT) -> dict[str, str]:
+    """SHA-256 of the sources in codegen/, in templates/ and in each of its folders.
+
+    Hashed are paths and bytes. Folders have digests of their own, so that a record says which of
+    them changed: kernels for a GPU hold nothing of templates/cpu.
+    """
+    templates = root / "templates"
+    parts = {root / "codegen": "**/*", templates: "*"}
+    parts |= {path: "**/*" for path in sorted(templates.iterdir()) if path.is_dir()}
+    sources = {
+        part: [path for path in sorted(part.glob(pattern)) if path.suffix in SUFFIXES]
+        for part, pattern in parts.items()
+    }
+    return {
+        part.relative_to(root).as_posix(): _digest(paths, root)
+        for part, paths in sources.items()
+        if paths
+    }
+
+
+def _digest(paths: list[Path], root: Path) -> str:
     found = hashlib.sha256()
-    for folder in ("codegen", "templates"):
-        for path in sorted((root / folder).rglob("*")):
-            if path.suffix in SUFFIXES:
-                for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
-                    found.update(b"%d:" % len(part) + part)
+    for path in paths:
+        for piece in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
+            found.update(b"%d:" % len(piece) + piece)
     return found.hexdigest()
 
 
@@ -59,7 +76,7 @@ def write(outcomes: dict[str, int], seconds: float, path: Path = RECORD) -> None
         path: file to write.
     """
     record = {
-        "digest": digest(),
+        "digests": digests(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         **machine(),
         **{name: outcomes.get(name, 0) for name in ("passed", "failed", "skipped")},
@@ -76,13 +93,16 @@ def read(path: Path = RECORD) -> dict[str, Any] | None:
     return record
 
 
-def complaint(record: dict[str, Any] | None, current: str) -> str | None:
+def complaint(record: dict[str, Any] | None, current: dict[str, str]) -> str | None:
     """Why the record does not vouch for the sources at hand; None if it does."""
     if record is None:
         return "no GPU run is recorded; on a machine with a GPU run: make test-gpu"
-    if record["digest"] != current:
+    tested = record["digests"]
+    folders = sorted(tested.keys() | current.keys())
+    changed = [f"{name}/" for name in folders if tested.get(name) != current.get(name)]
+    if changed:
         return (
-            f"templates/ or codegen/ changed since the GPU run of {record['date']} on "
+            f"{', '.join(changed)} changed since the GPU run of {record['date']} on "
             f"{record['gpu']}; on a machine with a GPU run: make test-gpu"
         )
     return None

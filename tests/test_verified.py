@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parent
 
 def test_the_recorded_gpu_run_passed_and_is_of_these_sources() -> None:
     found = record.read()
-    reason = record.complaint(found, record.digest())
+    reason = record.complaint(found, record.digests())
     if reason is not None:
         warnings.warn(reason, StaleVerification, stacklevel=1)
     if found is not None:
@@ -27,19 +27,21 @@ def test_the_recorded_gpu_run_passed_and_is_of_these_sources() -> None:
 
 
 def test_a_change_of_the_sources_is_noticed(tmp_path: Path) -> None:
-    for name in ("codegen/a.py", "templates/include/b.cuh"):
+    for name in ("codegen/a.py", "templates/b.cu.j2", "templates/include/deep/c.cuh"):
         path = tmp_path / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    before = record.digest(tmp_path)
+    before = record.digests(tmp_path)
+    assert list(before) == ["codegen", "templates", "templates/include"]
     (tmp_path / "codegen/a.pyc").write_text("not a source")
-    assert record.digest(tmp_path) == before
-    (tmp_path / "templates/include/b.cuh").write_text("y")
-    after = record.digest(tmp_path)
-    assert after != before
-    run = {"digest": before, "date": "2026-01-01", "gpu": "a GPU"}
+    assert record.digests(tmp_path) == before
+    run = {"digests": before, "date": "2026-01-01", "gpu": "a GPU"}
     assert record.complaint(run, before) is None
-    assert "changed since the GPU run of 2026-01-01 on a GPU" in str(record.complaint(run, after))
+    (tmp_path / "templates/include/deep/c.cuh").write_text("y")
+    (tmp_path / "codegen/a.py").unlink()
+    after = record.digests(tmp_path)
+    said = str(record.complaint(run, after))
+    assert said.startswith("codegen/, templates/include/ changed since the GPU run of 2026-01-01")
     assert "no GPU run is recorded" in str(record.complaint(None, after))
     assert record.read(tmp_path / "none.json") is None
 
