@@ -13,8 +13,9 @@ from warploom.codegen.build import Artifact
 from warploom.errors import LaunchError
 from warploom.runtime.params import Block
 
-# Threads take CTAs as they become free, so some more than threads make up for cores that are slow
-# or busy; each can cost two partial results, so not many more.
+# Threads take items of all CTAs as they become free, so that they end together though cores may be
+# slow or busy. With more CTAs than threads items of long requests are smaller; each CTA can cost
+# two partial results, so not many more.
 CTAS_PER_THREAD = 4
 _REASONS: Final = {1: "there is no memory for the threads' tiles"}
 

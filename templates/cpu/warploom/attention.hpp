@@ -40,8 +40,8 @@ struct Shape {
   static constexpr int kChunk = 2 * kLanes;  // keys are padded to it
   using Outputs = DotOf<Element, kIsWide && !Variant::kHasValueTransform, kChunk>;
 
-  using Registers = std::conditional_t<Scores::kInTiles || Outputs::kInTiles, TileRegisters,
-                                       NoTileRegisters>;
+  using Registers =
+      std::conditional_t<Scores::kInTiles || Outputs::kInTiles, TileRegisters, NoTileRegisters>;
 
   static constexpr int kRows = Config::kRows;
   static constexpr int kKeys = Config::kKeys;

@@ -79,15 +79,11 @@ WL_INLINE void amx_tiles(const std::int32_t* a, int stride, const std::int32_t* 
   for (int k = 0; k < steps; k += kTileWords) {
     _tile_loadd(4, a + k, 4 * stride);
     _tile_loadd(6, b + k * kPanel, 4 * kPanel);
+    if constexpr (kColumnTiles > 1) _tile_loadd(7, right + k * kPanel, 4 * kPanel);
+    if constexpr (kRowTiles > 1) _tile_loadd(5, lower + k, 4 * stride);
     _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kColumnTiles > 1) {
-      _tile_loadd(7, right + k * kPanel, 4 * kPanel);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (kRowTiles > 1) {
-      _tile_loadd(5, lower + k, 4 * stride);
-      _tile_dpbf16ps(2, 5, 6);
-    }
+    if constexpr (kColumnTiles > 1) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kRowTiles > 1) _tile_dpbf16ps(2, 5, 6);
     if constexpr (kRowTiles > 1 && kColumnTiles > 1) _tile_dpbf16ps(3, 5, 7);
   }
   float* const c_lower = c + kTileRows * c_stride;

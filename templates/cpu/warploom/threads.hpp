@@ -1,7 +1,9 @@
-// CTAs over threads: whoever is free takes the next one, so late or missing threads cost only time.
+// Items over threads: whoever is free takes the next one, so late or missing threads cost only
+// time.
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <new>
 #include <thread>
 
@@ -30,15 +32,37 @@ inline void keep_off_this_core(std::thread& thread) {
 #endif
 }
 
-template <class K>
-void run_cta(const typename K::Params& p, int cta, Scratch<K>& scratch) {
-  for (int i = p.cta_indptr[cta]; i < p.cta_indptr[cta + 1]; ++i) {
-    const Item<K> item(p, i);
-    Attention<K>(item, scratch).run();
+// Hands out the items of all CTAs in turn: what each of them has first, the longest, comes first.
+class Queue {
+ public:
+  Queue(const int* cta_indptr, int num_ctas)
+      : indptr_(cta_indptr),
+        num_ctas_(num_ctas),
+        next_(new (std::nothrow) std::atomic<int>[static_cast<std::size_t>(num_ctas)]) {
+    for (int cta = 0; cta < num_ctas && next_ != nullptr; ++cta) next_[cta] = indptr_[cta];
   }
-}
+  bool is_ready() const { return next_ != nullptr; }
 
-// Composed plans: rows whose keys lie in several parts, a tile at a time, when all CTAs are done.
+  // The index of an item, or -1 when none is left.
+  int take() {
+    const unsigned first = turn_.fetch_add(1, std::memory_order_relaxed);
+    for (int i = 0; i < num_ctas_; ++i) {
+      const int cta = static_cast<int>((first + i) % num_ctas_);
+      if (next_[cta].load(std::memory_order_relaxed) >= indptr_[cta + 1]) continue;
+      const int item = next_[cta].fetch_add(1, std::memory_order_relaxed);
+      if (item < indptr_[cta + 1]) return item;
+    }
+    return -1;
+  }
+
+ private:
+  const int* indptr_;
+  int num_ctas_;
+  std::unique_ptr<std::atomic<int>[]> next_;
+  std::atomic<unsigned> turn_{0};
+};
+
+// Composed plans: rows whose keys lie in several parts, a tile at a time, when all items are done.
 template <class K>
 void run_joins(const typename K::Params& p, std::atomic<int>& next, States<K>& states) {
   constexpr int kRows = K::Config::kRows;
@@ -70,21 +94,25 @@ int useful_threads(const typename K::Params& p, int num_ctas, int num_threads) {
   return max_int(1, min_int(most, static_cast<int>(work / kThreadWork)));
 }
 
-// Runs all CTAs on up to `num_threads` threads, the caller being one of them.
+// Runs all items on up to `num_threads` threads, the caller being one of them.
 template <class K>
 int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexcept {
-  std::atomic<int> next{0}, working{0}, done{0}, joined{0};
+  const int num_items = num_ctas > 0 ? p.cta_indptr[num_ctas] : 0;
+  Queue queue(p.cta_indptr, num_ctas);
+  if (!queue.is_ready()) return kOutOfMemory;
+  std::atomic<int> working{0}, done{0}, joined{0};
   auto work = [&]() noexcept {
     Scratch<K>* scratch = new (std::nothrow) Scratch<K>;
     if (scratch == nullptr) return;
     working.fetch_add(1);
     const typename Shape<K>::Registers registers{};
-    for (int cta = next.fetch_add(1); cta < num_ctas; cta = next.fetch_add(1)) {
-      run_cta<K>(p, cta, *scratch);
+    for (int i = queue.take(); i >= 0; i = queue.take()) {
+      const Item<K> item(p, i);
+      Attention<K>(item, *scratch).run();
       done.fetch_add(1);
     }
     if constexpr (K::Config::kComposed) {
-      while (done.load() < num_ctas) std::this_thread::yield();
+      while (done.load() < num_items) std::this_thread::yield();
       run_joins<K>(p, joined, scratch->states);
     }
     delete scratch;
