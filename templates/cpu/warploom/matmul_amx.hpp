@@ -64,11 +64,26 @@ class TileRegisters {
 // Compilers do not know what memory the tile instructions read and write.
 WL_INLINE void order_memory() { asm volatile("" ::: "memory"); }
 
+// Two tiles side by side in a panel, to the first-level cache: loads of tile registers do not run
+// ahead of the products before them, and panels come from the second level.
+WL_INLINE void prefetch_tiles(const std::int32_t* b) {
+  WL_UNROLL for (int i = 0; i < kTileWords; ++i) {
+    __builtin_prefetch(b + i * kPanel);
+    __builtin_prefetch(b + i * kPanel + kTileWords);
+  }
+}
+
+// A right operand of tiles: a panel from the first of its columns on, and the one that follows.
+struct TilePanel {
+  const std::int32_t *begin, *next;
+};
+
 // kRowTiles x kColumnTiles tiles of sums, 1 or 2 of each, into `c`, whose rows lie `c_stride`
-// apart: rows of A exist up to the whole tile; B is a panel from the first of its columns on.
+// apart: rows of A exist up to the whole tile.
 template <int kRowTiles, int kColumnTiles>
-WL_INLINE void amx_tiles(const std::int32_t* a, int stride, const std::int32_t* b, int steps,
-                         float* c, int c_stride) {
+WL_INLINE void amx_tiles(const std::int32_t* a, int stride, TilePanel panel, int steps, float* c,
+                         int c_stride) {
+  const std::int32_t* const b = panel.begin;
   const std::int32_t* const lower = a + kTileRows * stride;
   const std::int32_t* const right = b + kTileWords;
   order_memory();
@@ -81,6 +96,7 @@ WL_INLINE void amx_tiles(const std::int32_t* a, int stride, const std::int32_t* 
     _tile_loadd(6, b + k * kPanel, 4 * kPanel);
     if constexpr (kColumnTiles > 1) _tile_loadd(7, right + k * kPanel, 4 * kPanel);
     if constexpr (kRowTiles > 1) _tile_loadd(5, lower + k, 4 * stride);
+    prefetch_tiles(k + kTileWords < steps ? b + (k + kTileWords) * kPanel : panel.next);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (kColumnTiles > 1) _tile_dpbf16ps(1, 4, 7);
     if constexpr (kRowTiles > 1) _tile_dpbf16ps(2, 5, 6);
@@ -96,13 +112,13 @@ WL_INLINE void amx_tiles(const std::int32_t* a, int stride, const std::int32_t* 
   order_memory();
 }
 
-// Calls `tiles(rows, row, column, b)` for blocks of up to two by two tiles: the numbers of its
-// tiles as constants, its place in C, and the panel from its first column on.
+// Calls `tiles(rows, columns, row, column, panel)` for blocks of up to two by two tiles: the
+// numbers of its tiles as constants, its place in C, and its part of B.
 template <int kTail, class Tiles>
 WL_INLINE void amx_blocks(int rows, Panels<DotAmx, kTail> b, Tiles tiles) {
   using One = std::integral_constant<int, 1>;
   using Two = std::integral_constant<int, 2>;
-  const auto all_rows = [&](auto columns, int column, const std::int32_t* panel) {
+  const auto all_rows = [&](auto columns, int column, TilePanel panel) {
     for (int row = 0; row < rows; row += 2 * kTileRows) {
       if (rows - row > kTileRows) {
         tiles(Two{}, columns, row, column, panel);
@@ -113,12 +129,15 @@ WL_INLINE void amx_blocks(int rows, Panels<DotAmx, kTail> b, Tiles tiles) {
   };
   for (int j = b.begin; j < b.end; ++j) {
     const int vectors = j < b.last ? kMicroVectors : kTail;
+    const std::int32_t* const panel = b.data + j * b.stride;
+    const std::int32_t* const next = j + 1 < b.end ? panel + b.stride : panel;
     for (int n = 0; n < vectors; n += 2) {
-      const std::int32_t* const panel = b.data + j * b.stride + n * kLanes;
+      const std::int32_t* const here = panel + n * kLanes;
+      const TilePanel operand{here, n + 2 < vectors ? here + 2 * kLanes : next};
       if (n + 1 < vectors) {
-        all_rows(Two{}, j * kPanel + n * kLanes, panel);
+        all_rows(Two{}, j * kPanel + n * kLanes, operand);
       } else {
-        all_rows(One{}, j * kPanel + n * kLanes, panel);
+        all_rows(One{}, j * kPanel + n * kLanes, operand);
       }
     }
   }
@@ -133,7 +152,7 @@ template <int kTail, class Done>
 WL_INLINE void matmul(Rows<DotAmx> a, Panels<DotAmx, kTail> b, int steps, Done done) {
   if (!use_tile_registers(a.rows)) return matmul(in_vectors(a), in_vectors(b), steps, done);
   alignas(64) float sums[2 * kTileRows][2 * kTileWords];
-  amx_blocks(a.rows, b, [&](auto high, auto wide, int row, int column, const std::int32_t* panel) {
+  amx_blocks(a.rows, b, [&](auto high, auto wide, int row, int column, TilePanel panel) {
     amx_tiles<high, wide>(a.data + row * a.stride, a.stride, panel, steps, &sums[0][0],
                           2 * kTileWords);
     for (int m = 0; m < min_int(2 * kTileRows, a.rows - row); ++m) {
@@ -151,7 +170,7 @@ WL_INLINE void matmul_into(Rows<DotAmx> a, Panels<DotAmx, kTail> b, int steps, f
   if (!use_tile_registers(a.rows)) {
     return matmul_into(in_vectors(a), in_vectors(b), steps, c, stride);
   }
-  amx_blocks(a.rows, b, [&](auto high, auto wide, int row, int column, const std::int32_t* panel) {
+  amx_blocks(a.rows, b, [&](auto high, auto wide, int row, int column, TilePanel panel) {
     amx_tiles<high, wide>(a.data + row * a.stride, a.stride, panel, steps,
                           c + row * stride + column, stride);
   });

@@ -6,6 +6,13 @@
 
 namespace warploom {
 
+// Rows [begin, end) from a column on, to the cache: they may lie anywhere, so that a processor does
+// not foresee what is packed next.
+template <class Element>
+WL_INLINE void prefetch_rows(const Element* const* rows, int begin, int end, int column) {
+  for (int i = begin; i < end; ++i) __builtin_prefetch(rows[i] + column);
+}
+
 // K^T: columns are keys, the summed dimension is the head. Rows [0, count) are read, count being a
 // multiple of kLanes; panels lie ceil(dim / kPerWord) * kPanel words apart.
 template <class Dot, int kDim, class Element>
@@ -13,6 +20,9 @@ void pack_transposed(const Element* const* rows, int count, typename Dot::Word* 
   constexpr int kSteps = kDim / Dot::kPerWord;
   constexpr int kWhole = kSteps / kLanes * kLanes;
   auto block = [&](int key, int step, int steps) WL_LAMBDA_INLINE {
+    if (key + kLanes < count) {  // another block of kLanes rows
+      prefetch_rows(rows, key + kLanes, key + 2 * kLanes, step * Dot::kPerWord);
+    }
     typename Dot::Words words[kLanes];
     WL_UNROLL for (int i = 0; i < kLanes; ++i) {
       words[i] = Dot::load_along(rows[key + i] + step * Dot::kPerWord, steps);
@@ -32,14 +42,16 @@ void pack_transposed(const Element* const* rows, int count, typename Dot::Word* 
 template <class Dot, int kDim, class Element>
 void pack_rows(const Element* const* rows, int count, typename Dot::Word* out, int panel_stride) {
   constexpr int kWhole = kDim / kLanes * kLanes;
-  auto block = [&](const Element* const* pair, int column, int columns, int step) WL_LAMBDA_INLINE {
+  auto block = [&](int key, int column, int columns) WL_LAMBDA_INLINE {
+    const int ahead = min_int(key + kLanes, count - Dot::kPerWord);
+    prefetch_rows(rows, ahead, ahead + Dot::kPerWord, column);
+    const int step = key / Dot::kPerWord;
     auto* panel = out + column / kPanel * panel_stride + step * kPanel + column % kPanel;
-    store_as(panel, Dot::load_across(pair, column, columns));
+    store_as(panel, Dot::load_across(rows + key, column, columns));
   };
   for (int key = 0; key < count; key += Dot::kPerWord) {
-    const int step = key / Dot::kPerWord;
-    for (int column = 0; column < kWhole; column += kLanes) block(rows + key, column, kLanes, step);
-    if constexpr (kWhole < kDim) block(rows + key, kWhole, kDim - kWhole, step);
+    for (int column = 0; column < kWhole; column += kLanes) block(key, column, kLanes);
+    if constexpr (kWhole < kDim) block(key, kWhole, kDim - kWhole);
   }
 }
 
