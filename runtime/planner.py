@@ -89,7 +89,7 @@ class Planner:
         self._options = options
         self._device = device
         self._upload = Upload(device)
-        self._addressed: tuple[int, Capacity] | None = None
+        self._addressed: tuple[int, Capacity, WorkspaceSize] | None = None
         self._fixed: TileConfig | None = None  # once known, where all plans have the same
         self._chosen: dict[tuple[float, int, int], TileConfig] = {}
         self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
@@ -277,9 +277,10 @@ class Planner:
 
     def _set_addresses(self, room: Capacity) -> None:
         begin = self._workspace.address("plan")
-        if self._addressed == (begin, room):
+        place = begin, room, self._workspace.size  # tiles of other heights may have the same room
+        if self._addressed == place:
             return
-        self._addressed = begin, room
+        self._addressed = place
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
         for part in ("partial_o", "partial_lse", "arrivals"):

@@ -110,19 +110,20 @@ class Workspace:
 
     def address(self, part: str) -> int:
         """Address of a part: plan, partial_o, partial_lse, arrivals or votes."""
-        return self._memory.data_ptr() + self._layout.offsets[part]
+        return self._memory.data_ptr() + self.size.offsets[part]
 
     @property
     def plan_ints(self) -> torch.Tensor:
         """The plan's part as int32."""
         if self._plan_ints is None:
-            begin = self._layout.offsets["plan"]
-            part = self._memory[begin : begin + self._layout.plan_bytes]
+            begin = self.size.offsets["plan"]
+            part = self._memory[begin : begin + self.size.plan_bytes]
             self._plan_ints = part.view(torch.int32)
         return self._plan_ints
 
     @property
-    def _layout(self) -> WorkspaceSize:
+    def size(self) -> WorkspaceSize:
+        """What it is laid out for."""
         if self._size is None:
             raise RuntimeError("fit() before use")
         return self._size

@@ -125,3 +125,23 @@ def test_every_tile_that_a_plan_can_choose_is_known_before(rows: int) -> None:
     )
     wrapper.plan([0, rows], [0, rows])
     assert wrapper.planned.kernel.tile.rows in {tile.rows for tile in wrapper.tiles()}
+
+
+def test_tiles_of_other_heights_do_not_share_addresses_of_partial_results() -> None:
+    requests, keys = 32, 4000
+    memory = torch.zeros(64 << 20, dtype=torch.uint8)  # never moves
+    wrapper = AttentionWrapper(
+        kv_format=Ragged(), num_q_heads=1, num_kv_heads=1, head_dim=64, device="cpu",
+        dtype="float32", workspace=memory,
+    )  # fmt: skip
+    q, k, v = torch.randn(requests, 1, 64), *torch.randn(2, requests * keys, 1, 64)
+    kv_indptr = [keys * i for i in range(requests + 1)]
+    found = []
+    for qo_indptr in (list(range(requests + 1)), [0] + [requests] * requests):
+        wrapper.plan(qo_indptr, kv_indptr)
+        out = wrapper.run(q, (k, v))
+        found.append((wrapper.planned.kernel.tile.rows, wrapper._planner._addressed[1]))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+    weights = (q[:, 0] @ k[:keys, 0].T / 8).softmax(-1)
+    torch.testing.assert_close(out[:, 0], weights @ v[:keys, 0], atol=1e-5, rtol=1e-4)
