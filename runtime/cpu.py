@@ -53,7 +53,7 @@ class CpuKernel:
         self._function.restype = ctypes.c_int
 
     def launch(self, params: Block, num_ctas: int, num_threads: int | None = None) -> None:
-        """Run all CTAs of the plan and return when they are done; the GIL is released meanwhile.
+        """Run all items of the plan and return when they are done; the GIL is released meanwhile.
 
         Args:
             params: the filled parameters.

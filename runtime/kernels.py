@@ -134,13 +134,20 @@ class Kernels:
 
     def _find(self, tile: TileConfig) -> Kernel:
         source = self.source(tile)
+        grid = 0 if isinstance(self.target, Arch) else default_num_ctas()  # of now
         return _loaded.get(
-            source, self.target, self._device, lambda built: self._load(tile, source, built)
+            source,
+            self.target,
+            self._device,
+            lambda built: self._load(tile, source, built, grid),
+            grid,
         )
 
-    def _load(self, tile: TileConfig, source: KernelSource, artifact: Artifact) -> Kernel:
+    def _load(
+        self, tile: TileConfig, source: KernelSource, artifact: Artifact, grid: int
+    ) -> Kernel:
         if not isinstance(self.target, Arch):
-            host, grid = CpuKernel(source.name, artifact), default_num_ctas()
+            host = CpuKernel(source.name, artifact)
             return Kernel(
                 tile, source, artifact, grid, lambda params: lambda _: host.launch(params, grid)
             )

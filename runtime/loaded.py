@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Loaded(Generic[T]):
-    """Kernels of one kind, by the digest of all that decides what is built, and the device."""
+    """Kernels of one kind, by the digest of all that decides what is built, device and grid."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], T] = {}
+        self._found: dict[tuple[str, str, int], T] = {}
 
     def get(
         self,
@@ -29,6 +29,7 @@ class Loaded(Generic[T]):
         target: Arch | HostTarget,
         device: torch.device,
         load: Callable[[Artifact], T],
+        num_ctas: int = 0,
     ) -> T:
         """The kernel of a source, built and loaded if it is new.
 
@@ -37,13 +38,14 @@ class Loaded(Generic[T]):
             target: what it is compiled for.
             device: where it runs.
             load: from what was built to the kernel.
+            num_ctas: its grid, if that can differ from one call to the next.
 
         Raises:
             CompileForbidden: it is new and a CUDA graph is being captured, or compiling is
                 forbidden and it is not cached.
             CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: it could not be made.
         """
-        key = content_key(source, target).digest, str(device)
+        key = content_key(source, target).digest, str(device), num_ctas
         if key not in self._found:
             if is_capturing(device):
                 raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from warploom.dsl.formats import Ragged
 from warploom.runtime.cpu import CTAS_PER_THREAD, CpuKernel, default_num_ctas
+from warploom.runtime.wrapper import AttentionWrapper
 
 
 @pytest.fixture(params=[1, 3])
@@ -44,3 +47,30 @@ def test_the_environment_comes_first(threads: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WARPLOOM_THREADS", "2")
     assert default_num_ctas() == 2 * CTAS_PER_THREAD
     assert used_by_a_run() == 2
+
+
+def make(**options: Any) -> AttentionWrapper:
+    shape: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 8, "head_dim": 64}
+    return AttentionWrapper(kv_format=Ragged(), **shape, dtype="float32", device="cpu", **options)
+
+
+def test_kernels_that_are_loaded_get_the_grid_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads in (1, 5, 2):
+        monkeypatch.setenv("WARPLOOM_THREADS", str(threads))
+        attention = make()
+        attention.plan([0, 10], [0, 100])
+        assert attention.planned.plan.num_ctas == threads * CTAS_PER_THREAD
+
+
+def test_a_limit_of_one_cta_leaves_all_work_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPLOOM_THREADS", "2")
+    attention = make(sm_limit=1)
+    rows, keys = 512, 4096
+    attention.plan([0, rows], [0, keys])
+    q, k, v = torch.randn(rows, 8, 64), torch.randn(keys, 8, 64), torch.randn(keys, 8, 64)
+    attention.run(q, (k, v))
+    own, all_threads = -time.thread_time(), -time.process_time()
+    for _ in range(5):
+        attention.run(q, (k, v))
+    own, all_threads = own + time.thread_time(), all_threads + time.process_time()
+    assert own > 0.9 * all_threads

@@ -30,7 +30,7 @@ from warploom.runtime.visibility import Heads
 def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
 
-    def load(self: Kernels, tile: Any, source: Any, artifact: Any) -> Any:
+    def load(self: Kernels, tile: Any, source: Any, artifact: Any, grid: int) -> Any:
         loads.append(source.text)
         return object()
 

@@ -32,7 +32,8 @@ inline void keep_off_this_core(std::thread& thread) {
 #endif
 }
 
-// Hands out the items of all CTAs in turn: what each of them has first, the longest, comes first.
+// Hands out the items of all CTAs in turn, the first of each before the second of any: where a plan
+// begins with the longest, so do the threads.
 class Queue {
  public:
   Queue(const int* cta_indptr, int num_ctas)
@@ -78,10 +79,13 @@ inline constexpr int kMaxThreads = 256;
 // Multiply-adds that are worth a thread: starting one costs about 20 microseconds.
 inline constexpr long long kThreadWork = 8 << 20;
 
-// How many threads the plan's work is worth; rows are counted with what a key costs by itself.
+// How many threads the plan's work is worth; rows are counted with what a key costs by itself. A
+// limit of CTAs is one of threads, though they take items of any CTA.
 template <class K>
 int useful_threads(const typename K::Params& p, int num_ctas, int num_threads) {
-  const int most = min_int(min_int(num_threads, num_ctas), kMaxThreads);
+  int busy = 0;
+  for (int cta = 0; cta < num_ctas; ++cta) busy += p.cta_indptr[cta] < p.cta_indptr[cta + 1];
+  const int most = min_int(min_int(num_threads, busy), kMaxThreads);
   const int num_items = num_ctas > 0 ? p.cta_indptr[num_ctas] : 0;
   constexpr int kDims = K::Config::kHeadDimQk + K::Config::kHeadDimV;
   long long work = 0;
