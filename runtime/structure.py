@@ -6,6 +6,7 @@ globals and closures it may read, and its helpers. A variant without a key is tr
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 
@@ -16,6 +17,7 @@ from warploom.dsl.variant import Variant
 
 _LIMIT = 256
 _traced: OrderedDict[Hashable, tuple[TracedVariant, object]] = OrderedDict()
+_lock = threading.Lock()  # of the dictionary: traces are made outside of it
 
 
 def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
@@ -27,12 +29,15 @@ def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
     if key is None:
         traced = trace(variant)
         return traced, traced
-    found = _traced.get(key)
+    with _lock:
+        found = _traced.get(key)
+        if found is not None:
+            _traced.move_to_end(key)
     if found is None:
         # what the key holds identities of is kept with it
-        found = _traced[key] = (trace(variant), alive)
-        while len(_traced) > _LIMIT:
-            _traced.popitem(last=False)
-    else:
-        _traced.move_to_end(key)
+        found = trace(variant), alive
+        with _lock:
+            _traced[key] = found
+            while len(_traced) > _LIMIT:
+                _traced.popitem(last=False)
     return found[0], found[0]
