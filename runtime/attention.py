@@ -205,9 +205,16 @@ class _Call:
         return self.sizes, lens, scalars
 
     def plan(self, wrapper: AttentionWrapper) -> None:
+        """Plan with a value for each scalar of the mask: the wrapper keeps those of other calls."""
+        traced = wrapper.spec.variant
+        refuse_missing(traced, self.values)
         sizes = self.sizes
         lens = np.full(sizes.batch, sizes.keys) if self.lens is None else self.lens
-        scalars = {name: x for name, x in self.values.items() if name in wrapper.mask_scalars}
+        scalars = {
+            field.name: self.values.get(field.name, field.default)
+            for field in traced.scalars
+            if field.name in wrapper.mask_scalars
+        }
         wrapper.plan(
             np.arange(sizes.batch + 1) * sizes.rows,
             np.concatenate(([0], np.cumsum(lens))),

@@ -21,7 +21,7 @@ from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
-from warploom.errors import ArgumentError, WrongShape
+from warploom.errors import ArgumentError, MissingInput, WrongShape
 from warploom.runtime import attention as module
 from warploom.runtime.attention import attention
 
@@ -124,6 +124,36 @@ def test_values_given_to_the_call_override_bound_ones() -> None:
     q, k, v = tensors()
     given = attention(q, k, v, variant=SlidingWindow(3) & Alibi(np.zeros(4)), left=1)
     torch.testing.assert_close(given, attention(q, k, v, variant=SlidingWindow(1)))
+
+
+def test_scalars_of_the_mask_fall_back_to_their_default() -> None:
+    class Window(Variant):
+        width = Scalar("int32", default=100)
+
+        def logits_mask(self, at: Position) -> Value:
+            return at.kv_pos >= at.q_pos - self.width
+
+    q, k, v = tensors()
+    whole, narrow = (attention(q, k, v, variant=Window(width=n)) for n in (100, 3))
+    assert not torch.equal(whole, narrow)
+    for given in (None, 3, None):
+        inputs = {} if given is None else {"width": given}
+        expected = whole if given is None else narrow
+        assert torch.equal(attention(q, k, v, variant=Window(), **inputs), expected)
+
+
+def test_scalars_of_the_mask_are_missed_at_every_call() -> None:
+    class Near(Variant):
+        reach = Scalar("int32")
+
+        def logits_mask(self, at: Position) -> Value:
+            return at.kv_pos >= at.q_pos - self.reach
+
+    q, k, v = tensors()
+    for _ in range(2):
+        with pytest.raises(MissingInput, match="Near reads 'reach'"):
+            attention(q, k, v, variant=Near())
+        attention(q, k, v, variant=Near(reach=3))
 
 
 def test_a_plan_is_made_once_for_the_same_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
