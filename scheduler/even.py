@@ -1,11 +1,12 @@
 """Even dealing: items laid end to end on lines, which are cut at multiples of the mean load.
 
 Prefix sums and searches only, so that a device can plan as well as a host: the native planner
-(`templates/common/warploom/planner.hpp`) is the same algorithm and gives the same bits. This is
-Stream-K's division of work with four changes. Each key/value head has a line of its own, cut at the
-same places: CTAs that run at the same time then read all heads of the same tokens, which lie side
-by side in memory. Long and short tiles take turns on the line, so that whole items often balance.
-A cut moves to the end of an item if that is near. And fewer CTAs are used if that saves pieces.
+(`templates/common/warploom/planner/planner.hpp`) is the same algorithm and gives the same bits.
+This is Stream-K's division of work with four changes. Each key/value head has a line of its own,
+cut at the same places: CTAs that run at the same time then read all heads of the same tokens, which
+lie side by side in memory. Long and short tiles take turns on the line, so that whole items often
+balance. A cut moves to the end of an item if that is near. And fewer CTAs are used if that saves
+pieces.
 """
 
 from __future__ import annotations
