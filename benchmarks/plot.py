@@ -16,7 +16,8 @@ from typing import Any
 from harness import RESULTS, Row, cell, load_rows, pivot
 
 README = RESULTS.parents[1] / "README.md"
-NOT_SHOWN = ("tile_sweep", "composed_tiles")  # for choosing tiles by and not for reading
+# for choosing tiles by and not for reading
+NOT_SHOWN = ("tile_sweep", "tile_sweep_small_heads", "composed_tiles")
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 OURS = "#c2410c"
 PEERS = ("#1d4ed8", "#0f766e", "#7c3aed", "#64748b", "#a16207")
