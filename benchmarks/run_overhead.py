@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from harness import Report, Row, arguments
 
@@ -42,7 +43,7 @@ def microseconds(call: Callable[[], object], device: torch.device, quick: bool) 
 
 
 def planned(device: torch.device, **options: Any) -> tuple[wl.AttentionWrapper, dict[str, Any]]:
-    """A small decode batch over a paged cache."""
+    """A small decode batch over a paged cache, its lengths and pages as lists."""
     variant = wl.Causal() & wl.SoftCap(50.0)
     attention = wl.AttentionWrapper(
         variant, kv_format=wl.Paged(PAGE), device=device, **SHAPE, **options
@@ -60,6 +61,7 @@ def planned(device: torch.device, **options: Any) -> tuple[wl.AttentionWrapper, 
 
 def calls(device: torch.device) -> dict[str, Callable[[], object]]:
     attention, batch = planned(device)
+    arrays = {name: np.array(numbers, np.int32) for name, numbers in batch.items()}
     bounds = wl.Bounds(REQUESTS, REQUESTS, KEYS, max_blocks=REQUESTS * KEYS // PAGE)
     bounded, _ = planned(device, bounds=bounds, cuda_graph=True)
     if device.type == "cpu":
@@ -77,8 +79,9 @@ def calls(device: torch.device) -> dict[str, Callable[[], object]]:
         "run, out and lse given": lambda: attention.run(q, (k, v), out=out, lse=lse),
         "run, return_lse": lambda: attention.run(q, (k, v), return_lse=True),
         "run, a scalar given": lambda: attention.run(q, (k, v), cap=30.0),
-        "plan": lambda: attention.plan(**batch),
-        "plan, bounds": lambda: bounded.plan(**batch),
+        f"plan, {REQUESTS} requests, from Python lists": lambda: attention.plan(**batch),
+        f"plan, {REQUESTS} requests, from int32 arrays": lambda: attention.plan(**arrays),
+        f"plan with bounds, {REQUESTS} requests, from Python lists": lambda: bounded.plan(**batch),
     }
     if device.type == "cuda":
         found |= dense_calls(q, k, v)
