@@ -164,15 +164,14 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     busy = int((np.diff(plan.cta_indptr) > 0).sum())
     on_gpu = planned.kernel.source.language == "cuda"
     part = "CTA" if on_gpu else "share"
-    dealt = (
-        "" if on_gpu else f", dealt to {_counted(default_threads(), 'thread')} as they become free"
-    )
+    threads = _counted(min(default_threads(), plan.active_ctas), "thread")
+    taken = "" if on_gpu else f", items taken one at a time by up to {threads}"
     return {
         "batch": f"{_counted(batch.num_requests, 'request')}, "
         f"{_counted(batch.total_q_rows, 'query row')}, "
         f"{_counted(int(batch.kv_lens.sum()), 'key')}, longest {batch.max_kv_len}",
         "grid": f"{_counted(plan.num_ctas, part)}, {busy} with work, "
-        f"limit {plan.active_ctas}{dealt}",
+        f"limit {plan.active_ctas}{taken}",
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
