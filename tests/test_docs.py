@@ -73,6 +73,14 @@ def test_named_files_exist(page: Path) -> None:
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
+def test_files_named_in_sources_exist() -> None:
+    folders = "dsl|codegen|templates|scheduler|runtime|examples|benchmarks|docs"
+    named = re.compile(rf"(?<![\w./-])(?:{folders})/[\w./-]*\.[a-z]\w+")
+    for source in (x for folder in folders.split("|") for x in (ROOT / folder).rglob("*.py")):
+        missing = [name for name in named.findall(source.read_text()) if not (ROOT / name).exists()]
+        assert missing == [], name_of(source)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_public_names_exist(page: Path) -> None:
     used = set(re.findall(r"\bwl\.([A-Za-z_]\w*)", page.read_text()))
