@@ -7,7 +7,7 @@ to wherever they point at each replay.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from warploom.codegen.build import Artifact
 from warploom.codegen.hostcc import host_target
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
 from warploom.dsl.formats import Layout, Paged
+from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import (
     ArgumentError,
@@ -101,21 +102,19 @@ class Appender:
         num_q_heads = num_kv_heads if num_q_heads is None else num_q_heads
         group_size(num_q_heads, num_kv_heads)
         self.device = resolve_device(device)
-        made = as_variant(variant)
+        transforms, bound = self._applied(variant)
         given = _element(dtype, "dtype")
         kept = given
         if cache_dtype is not None:
             kept = _element(cache_dtype, "cache_dtype", (*ATTENTION_DTYPES, *NARROW_DTYPES))
-        traced = key_value_seats(traced_once(made)[1])
-        self.spec = AppendSpec(traced, head_dim, head_dim_v, given, kept, kv_format.page_size)
+        self.spec = AppendSpec(transforms, head_dim, head_dim_v, given, kept, kv_format.page_size)
         self._format = kv_format
         self._geometry = Geometry(
             kv_format, num_q_heads, num_kv_heads, head_dim, head_dim_v,
             getattr(torch, given.name), getattr(torch, kept.name), self.device,
         )  # fmt: skip
-        self._inputs = Inputs(traced, self._geometry)
-        bound = made.inputs()
-        self._inputs.bind({name: bound[name] for name in traced.input_names if name in bound})
+        self._inputs = Inputs(transforms, self._geometry)
+        self._inputs.bind(bound)
         packer = Packer(append_fields(self.spec))
         self._block = Block(packer, packer.size)
         self._block.set("num_q_heads", num_q_heads)
@@ -127,6 +126,14 @@ class Appender:
         self._write_counts = self._block.writer("i", COUNTS)
         self._seen: tuple[object, ...] | None = None
         self._launch = _kernel(self.spec, self.device)(self._block)
+
+    def _applied(
+        self, variant: Variant | type[Variant] | None
+    ) -> tuple[TracedVariant, dict[str, Any]]:
+        """The transforms of a variant, and the values bound at construction that they read."""
+        made = as_variant(variant)
+        transforms = _transforms(made)
+        return transforms, _bound(made, transforms)
 
     def __call__(
         self,
@@ -226,35 +233,32 @@ def append(
         if tensor.dim() != axes:
             raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"{axes} dimensions")
     page_size = k_cache.shape[1 if layout == "NHD" else 2]
+    made = None if variant is None else as_variant(variant)
+    transforms = _plain() if made is None else _transforms(made)
     appender = _appender(
-        variant if variant is None else _Kept(variant), page_size, layout, k.shape[1],
-        k.shape[2], v.shape[2], k.dtype, k_cache.dtype, k.device,
+        transforms, page_size, layout, k.shape[1], k.shape[2], v.shape[2], k.dtype, k_cache.dtype,
+        k.device,
     )  # fmt: skip
-    bound = {} if variant is None else variant.inputs()
-    names = appender.spec.variant.input_names
-    given = {name: bound[name] for name in names if name in bound}
-    appender(
-        k, v, (k_cache, v_cache), indptr, kv_indptr, kv_indices, last_page_len, **(given | inputs)
-    )
+    given = inputs if made is None else _bound(made, transforms) | inputs
+    appender(k, v, (k_cache, v_cache), indptr, kv_indptr, kv_indices, last_page_len, **given)
 
 
-class _Kept:
-    """A variant as a key: equal if the transforms are, whatever is bound to their fields."""
+class _Unbound(Appender):
+    """An appender that serves all variants with these transforms; each call gives all inputs."""
 
-    def __init__(self, variant: Variant) -> None:
-        self.variant = variant
-        self._key = key_value_seats(traced_once(variant)[1])
+    def __init__(self, transforms: TracedVariant, **declared: Any) -> None:
+        self._transforms = transforms
+        super().__init__(**declared)
 
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Kept) and self._key == other._key
+    def _applied(
+        self, variant: Variant | type[Variant] | None
+    ) -> tuple[TracedVariant, dict[str, Any]]:
+        return self._transforms, {}
 
 
 @lru_cache(maxsize=64)
 def _appender(
-    kept: _Kept | None,
+    transforms: TracedVariant,
     page_size: int,
     layout: Layout,
     heads: int,
@@ -264,8 +268,8 @@ def _appender(
     cache: torch.dtype,
     device: torch.device,
 ) -> Appender:
-    return Appender(
-        None if kept is None else kept.variant,
+    return _Unbound(
+        transforms,
         kv_format=Paged(page_size, layout=layout),
         num_kv_heads=heads,
         head_dim=dim,
@@ -274,6 +278,22 @@ def _appender(
         cache_dtype=cache,
         device=device,
     )
+
+
+def _transforms(variant: Variant) -> TracedVariant:
+    return key_value_seats(traced_once(variant)[1])
+
+
+@cache
+def _plain() -> TracedVariant:
+    """The transforms of no variant, which need not be looked up at each call."""
+    return _transforms(Variant())
+
+
+def _bound(variant: Variant, transforms: TracedVariant) -> dict[str, Any]:
+    """The values bound to a variant at construction that its transforms read."""
+    bound = variant.inputs()
+    return {name: bound[name] for name in transforms.input_names if name in bound}
 
 
 def _element(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +22,7 @@ from warploom.dsl.arrays import Array32
 from warploom.dsl.reference import Precision, reference_keys_values
 from warploom.dsl.rounding import assert_close, rounder
 from warploom.runtime import append as append_module
-from warploom.runtime import loaded
+from warploom.runtime import loaded, structure
 
 MARK = 7.0  # what the cache holds before, and must hold where nothing was appended
 
@@ -293,3 +296,36 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(append_module, "host_target", lambda found=target: found)
         wl.Appender(kv_format=wl.Paged(2), num_kv_heads=1, head_dim=8, device="cpu")
     assert len(built) == 2
+
+
+class Scaled(wl.Variant):
+    """Values by one number and a table."""
+
+    scale = wl.Scalar("float32", default=1.0)
+    table = wl.Tensor("float32", ("kv_head",))
+
+    def value_transform(self, v: Any, at: Any) -> Any:
+        return v * self.scale * self.table[at.kv_head]
+
+
+def appended(variant: wl.Variant | None = None, number: float = 1.0) -> float:
+    cache = torch.zeros(2, 1, 2, 1, 8)
+    new = torch.full((2, 1, 8), number)
+    wl.append(new, new, tuple(cache), [0, 2], [0, 1], [0], [2], variant=variant)
+    (found,) = set(cache[1].flatten().tolist())
+    return float(found)
+
+
+def test_a_kept_appender_has_no_values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    append_module._appender.cache_clear()
+    monkeypatch.setattr(structure, "_traced", OrderedDict())
+    table = torch.full((1,), 2.0)
+    alive = weakref.ref(table)
+    assert appended(Scaled(scale=3.0, table=table)) == 6.0
+    assert appended(Scaled(table=torch.full((1,), 5.0))) == 5.0
+    with pytest.raises(errors.MissingInput, match="table"):
+        appended(Scaled(scale=3.0))
+    del table
+    structure._traced.clear()  # it keeps what its keys name
+    gc.collect()
+    assert alive() is None
