@@ -6,6 +6,7 @@ to wherever they point at each replay.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
@@ -236,8 +237,8 @@ def append(
     made = None if variant is None else as_variant(variant)
     transforms = _plain() if made is None else _transforms(made)
     appender = _appender(
-        transforms, page_size, layout, k.shape[1], k.shape[2], v.shape[2], k.dtype, k_cache.dtype,
-        k.device,
+        threading.get_ident(), transforms, page_size, layout, k.shape[1], k.shape[2], v.shape[2],
+        k.dtype, k_cache.dtype, k.device,
     )  # fmt: skip
     given = inputs if made is None else _bound(made, transforms) | inputs
     appender(k, v, (k_cache, v_cache), indptr, kv_indptr, kv_indices, last_page_len, **given)
@@ -258,6 +259,7 @@ class _Unbound(Appender):
 
 @lru_cache(maxsize=64)
 def _appender(
+    thread: int,  # an appender serves one at a time
     transforms: TracedVariant,
     page_size: int,
     layout: Layout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -329,3 +330,20 @@ def test_a_kept_appender_has_no_values_of_its_own(monkeypatch: pytest.MonkeyPatc
     structure._traced.clear()  # it keeps what its keys name
     gc.collect()
     assert alive() is None
+
+
+def test_threads_have_their_own_appenders() -> None:
+    failures: list[BaseException] = []
+
+    def work(number: float) -> None:
+        try:
+            assert {appended(number=number) for _ in range(200)} == {number}
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1.0, 2.0, 3.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
