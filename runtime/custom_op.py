@@ -119,24 +119,30 @@ def results(
     return (o, sums) if return_lse else o
 
 
-def _pack(inputs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[int], list[float], str]:
+_Packed: TypeAlias = tuple[list[torch.Tensor], list[bool], list[int], list[float], str]
+
+
+def _pack(inputs: Mapping[str, Any]) -> _Packed:
     """Inputs by type, and their names in that order."""
     tensors = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)}
-    ints = {name: x for name, x in inputs.items() if isinstance(x, int)}
+    bools = {name: x for name, x in inputs.items() if isinstance(x, bool)}  # ints too, in Python
+    ints = {name: x for name, x in inputs.items() if isinstance(x, int) and name not in bools}
     floats = {name: x for name, x in inputs.items() if isinstance(x, float)}
+    packed = {**tensors, **bools, **ints, **floats}
     for name, value in inputs.items():
-        if name not in tensors and name not in ints and name not in floats:
+        if name not in packed:
             from warploom.runtime.constants import refuse_input  # brings in torch._dynamo
 
             refuse_input(name, type(value).__name__)
-    names = ",".join((*tensors, *ints, *floats))
-    return list(tensors.values()), list(ints.values()), list(floats.values()), names
+    names = ",".join(packed)
+    return [*tensors.values()], [*bools.values()], [*ints.values()], [*floats.values()], names
 
 
 def _unpack(
-    tensors: list[torch.Tensor], ints: list[int], floats: list[float], names: str
+    tensors: list[torch.Tensor], bools: list[bool], ints: list[int], floats: list[float], names: str
 ) -> dict[str, Any]:
-    return dict(zip(names.split(",") if names else (), (*tensors, *ints, *floats), strict=True))
+    values = (*tensors, *bools, *ints, *floats)
+    return dict(zip(names.split(",") if names else (), values, strict=True))
 
 
 @torch.library.custom_op("warploom::run", mutates_args=())
@@ -145,6 +151,7 @@ def run_op(
     k: torch.Tensor,
     v: torch.Tensor,
     tensors: list[torch.Tensor],
+    bools: list[bool],
     ints: list[int],
     floats: list[float],
     names: str,
@@ -152,7 +159,7 @@ def run_op(
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`run` of the wrapper with this handle; without `return_lse` the second result is empty."""
-    inputs = _unpack(tensors, ints, floats, names)
+    inputs = _unpack(tensors, bools, ints, floats, names)
     with torch.no_grad():
         result = _found(_wrappers, handle, "wrapper").run(
             q, (k, v), return_lse=return_lse, **inputs
@@ -167,6 +174,7 @@ def attention_op(
     v: torch.Tensor,
     kv_lens: torch.Tensor | None,
     tensors: list[torch.Tensor],
+    bools: list[bool],
     ints: list[int],
     floats: list[float],
     names: str,
@@ -192,7 +200,7 @@ def attention_op(
             lse_base=lse_base,
             backend=backend,
             kv_lens=kv_lens,
-            **_unpack(tensors, ints, floats, names),
+            **_unpack(tensors, bools, ints, floats, names),
         )
     return _pair(result, return_lse)
 
@@ -221,13 +229,15 @@ def _fake(
 
 
 @run_op.register_fake
-def _(q, k, v, tensors, ints, floats, names, handle, return_lse):  # type: ignore[no-untyped-def]
+def _(  # type: ignore[no-untyped-def]
+    q, k, v, tensors, bools, ints, floats, names, handle, return_lse
+):  # fmt: skip
     return _fake(q, k, v, return_lse)
 
 
 @attention_op.register_fake
 def _(  # type: ignore[no-untyped-def]
-    q, k, v, kv_lens, tensors, ints, floats, names, handle, sm_scale, return_lse, layout, lse_base,
-    backend,
+    q, k, v, kv_lens, tensors, bools, ints, floats, names, handle, sm_scale, return_lse, layout,
+    lse_base, backend,
 ):  # fmt: skip
     return _fake(q, k, v, return_lse)

@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from warploom.dsl.fields import Scalar
 from warploom.dsl.formats import Paged
+from warploom.dsl.functions import where
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.flash_sigmoid import FlashSigmoid
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError
 from warploom.runtime import custom_op
 from warploom.runtime.attention import attention
@@ -75,6 +80,32 @@ def test_inputs_and_options_pass_through() -> None:
 
     args = (*tensors(), torch.rand(4), torch.tensor([21, 7], dtype=torch.int32))
     torch.testing.assert_close(compiled(layer)(*args), layer(*args))
+
+
+class Doubled(Variant):
+    """Logits twice, if that is asked for."""
+
+    on = Scalar("bool", default=False)
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return where(self.on, logits * 2.0, logits)
+
+
+def test_truths_pass_through() -> None:
+    variant = Doubled()
+
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, variant=variant, on=True)
+
+    q, k, v = tensors()
+    expected = layer(q, k, v)
+    assert torch.equal(compiled(layer)(q, k, v), expected)
+    wrapper = AttentionWrapper(
+        variant, num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", device="cpu"
+    )
+    wrapper.plan([0, 9], [0, 21])
+    asking = q[0].clone().requires_grad_()  # goes through the operator
+    assert torch.equal(wrapper.run(asking, (k[0], v[0]), on=True), expected[0])
 
 
 class Layer(torch.nn.Module):
@@ -167,10 +198,10 @@ def test_operators_pass_torchs_own_checks() -> None:
     q, k, v = (x[0] for x in tensors())
     checks = ("test_schema", "test_faketensor")
     for return_lse in (True, False):
-        args = (q, k, v, [], [], [2.0], "cap", wrapper.handle, return_lse)
+        args = (q, k, v, [], [], [], [2.0], "cap", wrapper.handle, return_lse)
         torch.library.opcheck(custom_op.run_op, args, test_utils=checks)
     handle = custom_op.register_variant(VARIANT)
-    rest = ([], [], [], "", handle, None, True, "NHD", "e", None)
+    rest = ([], [], [], [], "", handle, None, True, "NHD", "e", None)
     torch.library.opcheck(custom_op.attention_op, (*tensors(), None, *rest), test_utils=checks)
 
 
@@ -190,9 +221,9 @@ def test_handles_of_what_is_gone() -> None:
     handle = wrapper.handle
     del wrapper
     with pytest.raises(ArgumentError, match="the wrapper of a compiled graph is gone"):
-        custom_op.run_op(q[0], k[0], v[0], [], [], [], "", handle, False)
+        custom_op.run_op(q[0], k[0], v[0], [], [], [], [], "", handle, False)
     with pytest.raises(ArgumentError, match="the variant of a compiled graph is gone"):
-        custom_op.attention_op(q, k, v, None, [], [], [], "", 10**9, None, False, "NHD", "e", None)
+        custom_op.attention_op(q, k, v, None, *([],) * 4, "", 10**9, None, False, "NHD", "e", None)
 
 
 EAGER = """
