@@ -27,11 +27,11 @@ from warploom.runtime.copies import DeviceCopies
 from warploom.runtime.declare import as_variant
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.graph_hold import GraphHold
-from warploom.runtime.inputs import as_input
 from warploom.runtime.missing import refuse_missing
 from warploom.runtime.sizes import Sizes
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch, host_int32
+from warploom.runtime.values import as_input
 from warploom.runtime.wrapper import AttentionWrapper
 
 _LIMIT = 64

@@ -19,9 +19,9 @@ from warploom.dsl.rounding import rounder, tolerance
 from warploom.dsl.spec import TensorField
 from warploom.dsl.variant import Variant
 from warploom.errors import MissingInput
-from warploom.runtime.inputs import as_input, extended
 from warploom.runtime.roles import lane_sizes
 from warploom.runtime.structure import traced_once
+from warploom.runtime.values import as_input, extended
 from warploom.runtime.wrapper import AttentionWrapper
 
 _Floats = np.ndarray[Any, Any]

@@ -32,7 +32,7 @@ from warploom.runtime.declare import (
     make_spec,
 )
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
-from warploom.runtime.inputs import Inputs, fits_float32
+from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
@@ -41,6 +41,7 @@ from warploom.runtime.planning import Planning
 from warploom.runtime.reference import run_reference
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
+from warploom.runtime.values import fits_float32
 from warploom.runtime.visibility import Heads
 from warploom.runtime.workspace import Workspace
 from warploom.scheduler.bounds import Bounds

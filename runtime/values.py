@@ -1,0 +1,99 @@
+"""Values as a variant's fields declare them: numbers, and host tensors of the declared type."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.ir import Kind
+from warploom.dsl.spec import ScalarField, TensorField
+from warploom.errors import ArgumentError, WrongDType
+from warploom.runtime.roles import roles_text
+from warploom.runtime.tensors import as_torch
+
+Number = bool | int | float
+
+_NUMBERS: dict[Kind, tuple[str, Any]] = {
+    Kind.FLOAT: ("a Python float or int", (int, float)),
+    Kind.INT: ("a Python int", (int,)),
+    Kind.BOOL: ("True or False", (bool,)),
+}
+
+
+def checked_scalar(field: ScalarField, value: Any) -> Number:
+    """A number of the field's kind.
+
+    Raises:
+        WrongDType: the value is no number, or not an integer where one is declared.
+        ArgumentError: an integer beyond int32, or a number beyond float32.
+    """
+    kind = field.dtype.kind
+    wanted, types = _NUMBERS[kind]
+    if not isinstance(value, types) and isinstance(value, (np.generic, torch.Tensor)):
+        value = value.item()
+    if not isinstance(value, types):
+        raise WrongDType(
+            name=field.name,
+            got=type(value).__name__,
+            expected=f"a {field.dtype.name} number",
+            remedy=f"Give {wanted}, or declare the field with another dtype.",
+        )
+    if kind is Kind.INT and not -(2**31) <= value < 2**31:
+        raise ArgumentError(name=field.name, reason=f"{value} does not fit into int32")
+    if kind is not Kind.FLOAT:
+        return value  # type: ignore[no-any-return]
+    if not fits_float32(value):
+        raise ArgumentError(name=field.name, reason=f"{value} does not fit into float32")
+    return float(value)
+
+
+def fits_float32(value: float) -> bool:
+    """True if the kernel's parameter can hold it; infinities and NaN pass."""
+    try:
+        struct.pack("<f", value)
+    except OverflowError:
+        return False
+    return True
+
+
+def extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with its last entries repeated up to a shape."""
+    for axis, size in enumerate(shape):
+        if size > tensor.shape[axis]:
+            index = torch.arange(size).clamp(max=tensor.shape[axis] - 1)
+            tensor = tensor.index_select(axis, index)
+    return tensor
+
+
+def refuse_none(field: TensorField, value: Any) -> None:
+    """Raise ArgumentError for a tensor given as None, which as a default means that none is."""
+    if value is None:
+        kind = f"{field.dtype.name} tensor {roles_text(field, {})}"
+        raise ArgumentError(name=field.name, reason=f"is None; the variant reads it: give a {kind}")
+
+
+def as_input(field: TensorField, value: Any) -> torch.Tensor:
+    """A tensor for a field; host values get the declared dtype if only their width differs.
+
+    Raises:
+        ArgumentError: None, or an integer on the host beyond int32, where that is declared.
+    """
+    refuse_none(field, value)
+    expected = getattr(torch, field.dtype.name)
+    if isinstance(value, (list, tuple, int, float)):
+        value = torch.as_tensor(value, dtype=expected)
+    tensor = as_torch(value, field.name).detach()
+    if tensor.device.type != "cpu" or tensor.dtype == expected:
+        return tensor
+    if tensor.dtype in (torch.int64, torch.int16) and expected == torch.int32:
+        outside = (tensor.to(expected) != tensor).nonzero()
+        if len(outside):
+            at = outside[0].tolist()
+            reason = f"its value {int(tensor[tuple(at)])} at {at} does not fit into int32"
+            raise ArgumentError(name=field.name, reason=f"{reason}; renumber the values")
+        return tensor.to(expected)
+    floats = tensor.is_floating_point() and expected.is_floating_point
+    return tensor.to(expected) if floats else tensor
