@@ -139,9 +139,9 @@ class Inputs:
         return {name: source for name, source in self._sources.items() if self._differs(name)}
 
     def _differs(self, name: str) -> bool:
-        now = as_input(self._tensor_fields[name], self._sources[name])
-        copied = torch.from_numpy(self.known[name])[tuple(map(slice, self._shapes[name]))]
-        return not torch.equal(now, copied)
+        now = as_input(self._tensor_fields[name], self._sources[name]).numpy()
+        copied = self.known[name][tuple(map(slice, self._shapes[name]))]
+        return not np.array_equal(now, copied, equal_nan=True)
 
     def for_batch(self, batch: Batch) -> None:
         """Take the lengths that tensors are checked against."""

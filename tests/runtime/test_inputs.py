@@ -162,6 +162,27 @@ def test_run_takes_the_planned_tensor_of_the_mask_and_no_other() -> None:
     assert torch.equal(same, wrapper.run(q, (k, v)))
 
 
+class Chosen(Variant):
+    """Keys with a positive weight; no weight is no number."""
+
+    weight = Tensor("float32", ("kv_pos",))
+
+    def logits_mask(self, at: Position) -> Value:
+        return self.weight[at.kv_pos] > 0
+
+
+def test_no_number_is_no_change() -> None:
+    weight = torch.ones(20)
+    weight[3] = torch.nan
+    wrapper = AttentionWrapper(Chosen(), **SHAPE, backend="reference")
+    wrapper.plan([0, 20], [0, 20], weight=weight)
+    q, k, v = torch.randn(3, 20, 2, 32)
+    wrapper.run(q, (k, v), weight=weight)
+    weight[4] = torch.nan
+    with pytest.raises(PlanMismatch, match="weight is changed"):
+        wrapper.run(q, (k, v), weight=weight)
+
+
 def test_a_plan_that_fails_with_a_changed_mask_leaves_none() -> None:
     ids = torch.zeros(1, 20, dtype=torch.int32)
     wrapper = graphed(DocumentMask(ids), bounds=LONGER)
