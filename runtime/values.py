@@ -16,6 +16,8 @@ from warploom.runtime.tensors import as_torch
 
 Number = bool | int | float
 
+_INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
 _NUMBERS: dict[Kind, tuple[str, Any]] = {
     Kind.FLOAT: ("a Python float or int", (int, float)),
     Kind.INT: ("a Python int", (int,)),
@@ -75,24 +77,39 @@ def refuse_none(field: TensorField, value: Any) -> None:
         raise ArgumentError(name=field.name, reason=f"is None; the variant reads it: give a {kind}")
 
 
+def _from_numbers(field: TensorField, value: Any, expected: torch.dtype) -> torch.Tensor:
+    """Python's numbers as a tensor, of the declared type where that is a float, else of their own.
+
+    Raises:
+        ArgumentError: they are no numbers, or not in rows of one length, or too large for torch.
+    """
+    try:
+        own = torch.as_tensor(value)
+        floats = expected.is_floating_point and own.dtype != torch.bool
+        return torch.as_tensor(value, dtype=expected) if floats or not own.numel() else own
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(name=field.name, reason=f"is no tensor ({error})") from error
+
+
 def as_input(field: TensorField, value: Any) -> torch.Tensor:
     """A tensor for a field; host values get the declared dtype if only their width differs.
 
     Raises:
-        ArgumentError: None, or an integer on the host beyond int32, where that is declared.
+        ArgumentError: None, a list that is no tensor, or an integer on the host beyond the dtype.
     """
     refuse_none(field, value)
     expected = getattr(torch, field.dtype.name)
     if isinstance(value, (list, tuple, int, float)):
-        value = torch.as_tensor(value, dtype=expected)
+        value = _from_numbers(field, value, expected)
     tensor = as_torch(value, field.name).detach()
     if tensor.device.type != "cpu" or tensor.dtype == expected:
         return tensor
-    if tensor.dtype in (torch.int64, torch.int16) and expected == torch.int32:
+    if tensor.dtype in _INTS and expected in _INTS:
         outside = (tensor.to(expected) != tensor).nonzero()
         if len(outside):
             at = outside[0].tolist()
-            reason = f"its value {int(tensor[tuple(at)])} at {at} does not fit into int32"
+            number = int(tensor[tuple(at)])
+            reason = f"its value {number} at {at} does not fit into {field.dtype.name}"
             raise ArgumentError(name=field.name, reason=f"{reason}; renumber the values")
         return tensor.to(expected)
     floats = tensor.is_floating_point() and expected.is_floating_point

@@ -196,6 +196,27 @@ def test_wrong_inputs(make: Any, inputs: Any, error: type[Exception], text: str)
         make(Biased()).run(Q, (K, K), **inputs)
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ([1.7], errors.WrongDType, "prefix_len has dtype torch.float32; expected torch.int32"),
+        ([True], errors.WrongDType, "prefix_len has dtype torch.bool"),
+        ([2**40], errors.ArgumentError, r"prefix_len: its value .* does not fit into int32"),
+        ([2**70], errors.ArgumentError, "prefix_len: is no tensor"),
+        ([[1], [2, 3]], errors.ArgumentError, "prefix_len: is no tensor"),
+        (["a"], errors.ArgumentError, "prefix_len: is no tensor"),
+    ],
+)
+def test_lists_are_checked_as_tensors_are(given: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        planned(PrefixLM(), prefix_len=given)
+
+
+def test_lists_of_ints_serve_where_floats_are_declared() -> None:
+    wrapper = planned(Biased(), bias=[[1, 2, 3, 4, 5]] * 4, gain=1)
+    assert torch.equal(wrapper._inputs.tensors["bias"][1], torch.arange(1.0, 6.0))
+
+
 def test_run_before_plan() -> None:
     with pytest.raises(errors.NotPlanned, match="Call plan"):
         AttentionWrapper(device="cpu", **SHAPE).run(Q, (K, K))
