@@ -244,7 +244,8 @@ class Inputs:
                 raise FrozenByGraph(name=name, got=got, expected=before)
         self.known.pop(name, None)
         self._sources.pop(name, None)
-        if tensor.device.type == "cpu" and name in self.mask_tensors:
+        is_known = tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16  # NumPy has none
+        if is_known and name in self.mask_tensors:
             self.known[name] = extended(tensor, tuple(placed.shape)).clone().numpy()
             self._sources[name] = value
         self.tensors[name] = placed

@@ -273,3 +273,21 @@ def test_the_device_plans_with_all_that_the_mask_reads_or_not_at_all(
     inputs: Any = SimpleNamespace(scalars={}, tensors={"hidden": torch.zeros(3, dtype=torch.bool)})
     with pytest.raises(MissingInput, match=r"Reached reads 'limit'.*plan\(\)"):
         planner.on_device(SimpleNamespace(bounds=LONGER), inputs, None, 0, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_masks_read_tensors_of_floats(dtype: str) -> None:
+    class Reach(Variant):
+        reach = Tensor(dtype, ("q_head",))
+
+        def logits_mask(self, at: Position) -> Value:
+            return at.kv_pos < self.reach[at.q_head]
+
+    attention = AttentionWrapper(Reach(), **SHAPE)
+    q, k, v = torch.randn(4, 2, 32), *torch.randn(2, 100, 2, 32)
+    reach = torch.tensor([3, 70], dtype=getattr(torch, dtype))
+    attention.plan([0, 4], [0, 100], reach=reach)
+    out = attention.run(q, (k, v))
+    for head, keys in enumerate((3, 70)):
+        weights = (q[:, head] @ k[:keys, head].T / 32**0.5).softmax(-1)
+        torch.testing.assert_close(out[:, head], weights @ v[:keys, head], atol=1e-5, rtol=1e-4)
