@@ -93,7 +93,8 @@ def compose(*variants: Any) -> Composed:
     for part in parts:
         for name in part.fields():
             if name in owner:
-                raise _clash(owner[name], part, f"both have a field {name!r}; rename one")
+                reason = f"both have a field {name!r}; rename one, or what flex() captured"
+                raise _clash(owner[name], part, reason)
             owner[name] = part
         if part.decides_softmax():
             if softmax is not None and softmax != part.softmax:

@@ -40,7 +40,8 @@ class Scalar:
     """A number given at run time; a new value never recompiles.
 
     Args:
-        dtype: "float32", "int32", ... or a torch or NumPy dtype.
+        dtype: "float32", "int32", ... or a torch or NumPy dtype. Kernels compute with integers of
+            32 bits, whatever is declared.
         default: value if none is given; without one, `run` asks for it.
 
     Raises:

@@ -38,7 +38,7 @@ class Position:
         q_pos: query's position in the key sequence (queries are aligned to its end); may be
             negative if there are more queries than keys.
         q_idx: query's row within the request, from 0.
-        q_row: query's row over all requests of a ragged batch.
+        q_row: query's row over all requests of a ragged batch; in dense tensors q_idx.
         kv_pos: key's position.
         q_len: query rows of the request.
         kv_len: keys of the request.

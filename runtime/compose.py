@@ -175,6 +175,11 @@ def compose(
 
 def _append(part: Part, tables: list[list[int]], last: list[int], page_size: int) -> None:
     pages = [int(page) for page in part.pages]
+    if len(set(part.requests)) < len(part.requests) or min(part.requests, default=0) < 0:
+        reason = f"a part is for requests {list(part.requests)}; expected each once, from 0 on"
+        raise ArgumentError(name="requests", reason=reason)
+    if min(pages, default=0) < 0:
+        raise ArgumentError(name="pages", reason=f"{min(pages)} is no page of a cache")
     tokens = page_size if part.last_page_len is None else part.last_page_len
     if not 1 <= tokens <= page_size:
         reason = f"is {tokens}; expected 1 to {page_size}"

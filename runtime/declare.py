@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
@@ -110,12 +111,20 @@ def group_size(num_q_heads: int, num_kv_heads: int) -> int:
     Raises:
         ArgumentError: no heads, or not a multiple.
     """
-    if num_kv_heads < 1 or num_q_heads < 1 or num_q_heads % num_kv_heads:
+    checked_count("num_q_heads", num_q_heads)
+    checked_count("num_kv_heads", num_kv_heads)
+    if num_q_heads % num_kv_heads:
         raise ArgumentError(
             name="num_q_heads",
             reason=f"{num_q_heads} is no positive multiple of num_kv_heads={num_kv_heads}",
         )
     return num_q_heads // num_kv_heads
+
+
+def checked_count(name: str, value: Any) -> None:
+    """Raises ArgumentError for anything but an int of at least 1."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 1")
 
 
 def _stored(given: str | DType | torch.dtype, computed: DType) -> DType | None:

@@ -380,8 +380,9 @@ def _draw(
 ) -> np.ndarray[Any, Any]:
     if dtype.kind is Kind.FLOAT:
         return rng.standard_normal(shape, dtype=np.float32)
-    high = {Kind.BOOL: 2, Kind.INT: min(max((*case.kv_lens, 1)) + 1, 1 << (8 * dtype.bytes - 1))}
-    return rng.integers(0, high[dtype.kind], shape)
+    if dtype.kind is Kind.BOOL:
+        return rng.integers(0, 2, shape).astype(bool)
+    return rng.integers(0, min(max((*case.kv_lens, 1)) + 1, 1 << (8 * dtype.bytes - 1)), shape)
 
 
 def _indptr(lengths: Any) -> np.ndarray[Any, np.dtype[np.int32]]:

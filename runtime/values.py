@@ -95,22 +95,29 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
     """A tensor for a field; host values get the declared dtype if only their width differs.
 
     Raises:
-        ArgumentError: None, a list that is no tensor, or an integer on the host beyond the dtype.
+        ArgumentError: None, a list that is no tensor, or an integer on the host beyond the dtype,
+            or beyond int32: kernels compute with 32 bits.
     """
     refuse_none(field, value)
     expected = getattr(torch, field.dtype.name)
     if isinstance(value, (list, tuple, int, float)):
         value = _from_numbers(field, value, expected)
     tensor = as_torch(value, field.name).detach()
-    if tensor.device.type != "cpu" or tensor.dtype == expected:
+    if tensor.device.type != "cpu":
         return tensor
     if tensor.dtype in _INTS and expected in _INTS:
-        outside = (tensor.to(expected) != tensor).nonzero()
-        if len(outside):
-            at = outside[0].tolist()
-            number = int(tensor[tuple(at)])
-            reason = f"its value {number} at {at} does not fit into {field.dtype.name}"
-            raise ArgumentError(name=field.name, reason=f"{reason}; renumber the values")
+        _refuse_large(field, tensor, torch.int32 if expected == torch.int64 else expected)
         return tensor.to(expected)
     floats = tensor.is_floating_point() and expected.is_floating_point
     return tensor.to(expected) if floats else tensor
+
+
+def _refuse_large(field: TensorField, tensor: torch.Tensor, widest: torch.dtype) -> None:
+    if tensor.dtype == widest:
+        return
+    outside = (tensor.to(widest) != tensor).nonzero()
+    if len(outside):
+        at = outside[0].tolist()
+        kind = str(widest).removeprefix("torch.")
+        reason = f"its value {int(tensor[tuple(at)])} at {at} does not fit into {kind}"
+        raise ArgumentError(name=field.name, reason=f"{reason}; renumber the values")

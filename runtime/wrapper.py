@@ -28,6 +28,7 @@ from warploom.runtime.declare import (
     as_format,
     as_variant,
     check_bounds,
+    checked_count,
     group_size,
     make_spec,
 )
@@ -133,6 +134,10 @@ class AttentionWrapper(Planning):
             raise ArgumentError(name="lse_base", reason=f"{lse_base!r} is neither 'e' nor '2'")
         if bounds is not None:
             check_bounds(bounds, self.kv_format if self._plans_blocks else Ragged())
+        if sm_limit is not None:
+            checked_count("sm_limit", sm_limit)
+        if not (tile is None or isinstance(tile, TileConfig)):
+            raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
         if cuda_graph and bounds is None:
             raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
         self.sm_scale = head_dim**-0.5 if sm_scale is None else float(sm_scale)

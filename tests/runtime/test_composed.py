@@ -177,6 +177,11 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         wl.compose([wl.Part([3], [0])], page_size=16, num_requests=2)
     with pytest.raises(errors.ArgumentError, match="expected 1 to 16"):
         wl.compose([wl.Part([0], [0], 17)], page_size=16)
+    for requests in ([-2], [0, 0]):
+        with pytest.raises(errors.ArgumentError, match="expected each once, from 0 on"):
+            wl.compose([wl.Part([0, 1], [1, 2]), wl.Part(requests, [5])], page_size=16)
+    with pytest.raises(errors.ArgumentError, match="-3 is no page"):
+        wl.compose([wl.Part([0], [1, -3])], page_size=16)
     with pytest.raises(errors.ArgumentError, match="parts need it"):
         wl.compose([wl.Part([0], [0])])
 

@@ -291,3 +291,20 @@ def test_masks_read_tensors_of_floats(dtype: str) -> None:
     for head, keys in enumerate((3, 70)):
         weights = (q[:, head] @ k[:keys, head].T / 32**0.5).softmax(-1)
         torch.testing.assert_close(out[:, head], weights @ v[:keys, head], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["int64", "int32"])
+def test_integers_beyond_those_of_kernels_are_refused(name: str) -> None:
+    class Documents(Variant):
+        ids = Tensor(name, ("kv_pos",))
+
+        def logits_mask(self, at: Position) -> Value:
+            return self.ids[at.kv_pos] == self.ids[at.q_pos]
+
+    attention = AttentionWrapper(Documents(), **SHAPE)
+    ids = torch.arange(8)
+    q, k, v = torch.randn(8, 2, 32), *torch.randn(2, 8, 2, 32)
+    attention.plan([0, 8], [0, 8], ids=ids)
+    torch.testing.assert_close(attention.run(q, (k, v)), v)
+    with pytest.raises(ArgumentError, match=r"at \[1\] does not fit into int32; renumber"):
+        attention.plan([0, 8], [0, 8], ids=ids << 32)

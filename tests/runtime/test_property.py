@@ -158,6 +158,16 @@ def test_check_draws_tensors_whose_sizes_follow_from_their_indices() -> None:
     check(Direct(), formats=[Ragged()], dtypes=["float32"], devices=["cpu"], max_examples=10)
 
 
+def test_check_draws_bools_for_scalars() -> None:
+    class Halved(Variant):
+        is_whole = Scalar("bool")
+
+        def logits_transform(self, logits: Value, at: Position) -> Value:
+            return where(self.is_whole, logits, logits * 0.5)
+
+    check(Halved(), formats=[Ragged()], dtypes=["float32"], devices=["cpu"], max_examples=5)
+
+
 def test_check_continues_captured_tensors_to_the_length_of_a_batch() -> None:
     documents = np.repeat(np.arange(4, dtype=np.int32), 5)
     variant = flex(None, lambda b, h, q_idx, kv_idx: documents[q_idx] == documents[kv_idx])
