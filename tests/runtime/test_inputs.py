@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.fields import Tensor
+from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.flex import flex
 from warploom.dsl.formats import BlockSparse, Composed, Paged, Ragged
 from warploom.dsl.library.causal import Causal
@@ -308,3 +308,36 @@ def test_integers_beyond_those_of_kernels_are_refused(name: str) -> None:
     torch.testing.assert_close(attention.run(q, (k, v)), v)
     with pytest.raises(ArgumentError, match=r"at \[1\] does not fit into int32; renumber"):
         attention.plan([0, 8], [0, 8], ids=ids << 32)
+
+
+class Affine(Variant):
+    rate = Scalar("float32", default=1.0)
+    offset = Scalar("float32", default=0.0)
+    table = Tensor("float32", ("kv_pos",))
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits * self.rate + self.table[at.kv_pos] * self.offset
+
+
+def test_scalars_given_to_a_run_hold_for_it_alone_however_they_repeat() -> None:
+    table = torch.randn(20)
+    other, moved = torch.randn(20), torch.tensor(0.5)
+    attention = AttentionWrapper(Affine(table=table), **SHAPE)
+    attention.plan([0, 4], [0, 20])
+    q, k, v = torch.randn(4, 2, 32), *torch.randn(2, 20, 2, 32)
+    fast = {"rate": 0.25}
+    both, tables = {"rate": 1, "offset": 2.0}, {"table": other, "rate": 0.25}
+    same = {"rate": moved}
+    for given in (fast, fast, {}, fast, both, {"offset": 2.0}, fast, tables, fast, same, same):
+        moved += 1.0  # in place: the same object is another number
+        expected = AttentionWrapper(Affine(table=table), **SHAPE)
+        expected.plan([0, 4], [0, 20], **{name: _copied(x) for name, x in given.items()})
+        assert torch.equal(attention.run(q, (k, v), **given), expected.run(q, (k, v)))
+    attention.run(q, (k, v), **fast)
+    attention.plan([0, 4], [0, 20], rate=3.0)
+    expected.plan([0, 4], [0, 20], rate=0.25)
+    assert torch.equal(attention.run(q, (k, v), **fast), expected.run(q, (k, v)))
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
