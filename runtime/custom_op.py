@@ -211,13 +211,39 @@ def _pair(result: Any, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return result, result.new_empty(0, dtype=torch.float32)
 
 
-def _no_backward(*_: object) -> None:
-    """Raise when a gradient is asked for, and not at the call: many callers forget no_grad()."""
+@torch.library.custom_op("warploom::no_gradient", mutates_args=())
+def no_gradient_op(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """Raise when a gradient is asked for, and not at the call: many callers forget no_grad().
+
+    An operator, since compilers trace a backward pass that nobody may ever run.
+    """
     raise NoGradient
 
 
-run_op.register_autograd(_no_backward)
-attention_op.register_autograd(_no_backward)
+@no_gradient_op.register_fake
+def _(gradient, shape):  # type: ignore[no-untyped-def]
+    return gradient.new_empty(shape)
+
+
+def _keep_shapes(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """What an answer to a compiler is made of: shapes of q, k and v, and a None for the others.
+
+    torch wants one None for each entry of a list of tensors.
+    """
+    ctx.shapes = [x.shape for x in inputs[:3]]
+    ctx.rest = [[None] * len(x) if _are_tensors(x) else None for x in inputs[3:]]
+
+
+def _are_tensors(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(x, torch.Tensor) for x in value)
+
+
+def _no_backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[Any, ...]:
+    return (*(no_gradient_op(gradient, shape) for shape in ctx.shapes), *ctx.rest)
+
+
+run_op.register_autograd(_no_backward, setup_context=_keep_shapes)
+attention_op.register_autograd(_no_backward, setup_context=_keep_shapes)
 
 
 def _fake(

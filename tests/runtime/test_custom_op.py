@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from warploom.dsl.fields import Scalar
+from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.formats import Paged
 from warploom.dsl.functions import where
 from warploom.dsl.library.alibi import Alibi
@@ -23,7 +23,7 @@ from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
-from warploom.errors import ArgumentError
+from warploom.errors import ArgumentError, NoGradient
 from warploom.runtime import custom_op
 from warploom.runtime.attention import attention
 from warploom.runtime.wrapper import AttentionWrapper
@@ -117,6 +117,33 @@ class Layer(torch.nn.Module):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         return attention(q, k, v, variant=self.variant)
+
+
+def test_a_gradient_is_refused_when_it_is_asked_for_and_not_when_it_is_compiled() -> None:
+    class Shifted(Variant):
+        is_on = Scalar("bool")
+        shift = Tensor("float32", ("q_head",))
+
+        def logits_transform(self, logits: Value, at: Position) -> Value:
+            return where(self.is_on, logits + self.shift[at.q_head], logits)
+
+    shift = torch.randn(4)
+    wrapper = AttentionWrapper(
+        Shifted(shift=shift, is_on=True), num_q_heads=4, num_kv_heads=2, head_dim=64,
+        dtype="float32", device="cpu",
+    )  # fmt: skip
+    wrapper.plan([0, 9], [0, 21])
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, variant=Shifted, shift=shift, is_on=True)
+
+    q, k, v = tensors()
+    for function, given in ((call, (q, k, v)), (wrapper.run, (q[0], (k[0], v[0])))):
+        wanted = given[0].clone().requires_grad_()
+        out = compiled(function)(wanted, *given[1:])
+        torch.testing.assert_close(out, function(*given))  # type: ignore[operator]
+        with pytest.raises(NoGradient):
+            out.sum().backward()
 
 
 def test_each_module_has_its_own_variant() -> None:
