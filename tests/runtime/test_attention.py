@@ -137,7 +137,7 @@ def test_scalars_of_the_mask_fall_back_to_their_default() -> None:
     whole, narrow = (attention(q, k, v, variant=Window(width=n)) for n in (100, 3))
     assert not torch.equal(whole, narrow)
     for given in (None, 3, None):
-        inputs = {} if given is None else {"width": given}
+        inputs: dict[str, Any] = {} if given is None else {"width": given}
         expected = whole if given is None else narrow
         assert torch.equal(attention(q, k, v, variant=Window(), **inputs), expected)
 

@@ -59,6 +59,7 @@ def test_kernels_that_are_loaded_get_the_grid_of_now(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("WARPLOOM_THREADS", str(threads))
         attention = make()
         attention.plan([0, 10], [0, 100])
+        assert attention.planned is not None
         assert attention.planned.plan.num_ctas == threads * CTAS_PER_THREAD
 
 

@@ -325,16 +325,19 @@ def test_scalars_given_to_a_run_hold_for_it_alone_however_they_repeat() -> None:
     attention = AttentionWrapper(Affine(table=table), **SHAPE)
     attention.plan([0, 4], [0, 20])
     q, k, v = torch.randn(4, 2, 32), *torch.randn(2, 20, 2, 32)
-    fast = {"rate": 0.25}
-    both, tables = {"rate": 1, "offset": 2.0}, {"table": other, "rate": 0.25}
-    same = {"rate": moved}
-    for given in (fast, fast, {}, fast, both, {"offset": 2.0}, fast, tables, fast, same, same):
+    fast: dict[str, Any] = {"rate": 0.25}
+    both, far = {"rate": 1, "offset": 2.0}, {"offset": 2.0}
+    table_too, same = {"table": other, "rate": 0.25}, {"rate": moved}
+    runs: list[dict[str, Any]]
+    runs = [fast, fast, {}, fast, both, far, fast, table_too, fast, same, same]
+    for given in runs:
         moved += 1.0  # in place: the same object is another number
         expected = AttentionWrapper(Affine(table=table), **SHAPE)
         expected.plan([0, 4], [0, 20], **{name: _copied(x) for name, x in given.items()})
         assert torch.equal(attention.run(q, (k, v), **given), expected.run(q, (k, v)))
     attention.run(q, (k, v), **fast)
     attention.plan([0, 4], [0, 20], rate=3.0)
+    expected = AttentionWrapper(Affine(table=table), **SHAPE)
     expected.plan([0, 4], [0, 20], rate=0.25)
     assert torch.equal(attention.run(q, (k, v), **fast), expected.run(q, (k, v)))
 

@@ -124,6 +124,7 @@ def test_every_tile_that_a_plan_can_choose_is_known_before(rows: int) -> None:
         Causal(), kv_format=Ragged(), num_q_heads=1, num_kv_heads=1, head_dim=32, device="cpu"
     )
     wrapper.plan([0, rows], [0, rows])
+    assert wrapper.planned is not None
     assert wrapper.planned.kernel.tile.rows in {tile.rows for tile in wrapper.tiles()}
 
 
@@ -140,7 +141,9 @@ def test_tiles_of_other_heights_do_not_share_addresses_of_partial_results() -> N
     for qo_indptr in (list(range(requests + 1)), [0] + [requests] * requests):
         wrapper.plan(qo_indptr, kv_indptr)
         out = wrapper.run(q, (k, v))
-        found.append((wrapper.planned.kernel.tile.rows, wrapper._planner._addressed[1]))
+        planned, addressed = wrapper.planned, wrapper._planner._addressed
+        assert planned is not None and addressed is not None
+        found.append((planned.kernel.tile.rows, addressed[1]))
     assert found[0][0] != found[1][0]
     assert found[0][1] == found[1][1]
     weights = (q[:, 0] @ k[:keys, 0].T / 8).softmax(-1)
