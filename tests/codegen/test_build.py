@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from side_by_side import in_threads
 
 from warploom.codegen import build as build_module
 from warploom.codegen import store as store_module
@@ -127,7 +128,6 @@ def test_threads_share_one_compile(
     cpp_source: Make, host: HostTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    started = threading.Barrier(4)
 
     def slow(source: KernelSource, target: Target, kept: Path) -> tuple[tuple[str, bytes], dict]:
         calls.append(source.name)
@@ -137,15 +137,7 @@ def test_threads_share_one_compile(
     monkeypatch.setattr(build_module, "_run_compiler", slow)
     artifacts = []
 
-    def work() -> None:
-        started.wait()
-        artifacts.append(build(cpp_source(), host))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: artifacts.append(build(cpp_source(), host)), range(4))
     assert len(calls) == 1 and len({artifact.path for artifact in artifacts}) == 1
 
 

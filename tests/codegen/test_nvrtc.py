@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from side_by_side import in_threads
 
 from warploom.codegen import nvrtc, nvrtc_worker
 from warploom.codegen.arch import ARCHS, Arch
@@ -89,11 +89,7 @@ def test_threads_compile_side_by_side() -> None:
         text = f'extern "C" __global__ void warploom_kernel(int* x) {{ *x = {i}; }}'
         cubins[i] = compile_cuda(text, SM_80)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert len(set(cubins.values())) == 4
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from side_by_side import in_threads
 
 import warploom as wl
 from warploom import errors
@@ -333,17 +333,7 @@ def test_a_kept_appender_has_no_values_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 
 def test_threads_have_their_own_appenders() -> None:
-    failures: list[BaseException] = []
-
     def work(number: float) -> None:
-        try:
-            assert {appended(number=number) for _ in range(200)} == {number}
-        except BaseException as error:
-            failures.append(error)
+        assert {appended(number=number) for _ in range(200)} == {number}
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (1.0, 2.0, 3.0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, (1.0, 2.0, 3.0))

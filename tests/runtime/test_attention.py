@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from side_by_side import in_threads
 
 from warploom.codegen.build import forbid_compilation
 from warploom.dsl.fields import Scalar
@@ -198,21 +198,12 @@ def test_an_edited_functor_is_seen() -> None:
 def test_threads_have_their_own_plans() -> None:
     q, k, v = tensors()
     expected = {rows: sdpa(q[:, :rows], k, v) for rows in range(1, 10)}
-    failures: list[AssertionError] = []
 
     def work(first: int) -> None:
-        try:
-            for rows in [*range(first, 10), *range(1, first)] * 3:
-                torch.testing.assert_close(attention(q[:, :rows], k, v), expected[rows])
-        except AssertionError as error:
-            failures.append(error)
+        for rows in [*range(first, 10), *range(1, first)] * 3:
+            torch.testing.assert_close(attention(q[:, :rows], k, v), expected[rows])
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in (1, 4, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, (1, 4, 7))
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

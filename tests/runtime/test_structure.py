@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from typing import Any
 
 import pytest
+from side_by_side import in_threads
 
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.soft_cap import SoftCap
@@ -27,18 +27,9 @@ class Slow(OrderedDict[Any, Any]):
 def test_threads_may_drop_what_another_one_has_just_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure, "_traced", Slow())
     monkeypatch.setattr(structure, "_LIMIT", 1)
-    failures: list[Exception] = []
 
     def work(variant: Variant) -> None:
-        try:
-            for _ in range(30):
-                structure.traced_once(variant)
-        except Exception as error:
-            failures.append(error)
+        for _ in range(30):
+            structure.traced_once(variant)
 
-    threads = [threading.Thread(target=work, args=(one,)) for one in (Causal(), SoftCap(2.0))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, (Causal(), SoftCap(2.0)))
