@@ -32,6 +32,7 @@ from harness import (
 )
 
 import warploom as wl
+from warploom.codegen.source import TileConfig
 
 PAGE, SUFFIX, DIM = 16, 128, 128
 PREFIXES, BATCHES, HEADS = (1024, 8192, 32768), (16, 64), ((32, 32), (32, 8))
@@ -46,6 +47,10 @@ class Shared:
     cache: torch.Tensor
     table: dict[str, Any]
     prefix: int
+
+    @property
+    def kv(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cache[:, 0], self.cache[:, 1]
 
 
 def page_table(batch: int, prefix: int) -> dict[str, Any]:
@@ -67,21 +72,39 @@ def make_inputs(case: Case, device: torch.device) -> Shared:
     )
 
 
-def warploom(kv_format: wl.Paged, inputs: Sequence[Shared]) -> list[Thunk]:
-    first = inputs[0]
-    batch, heads, dim = first.q.shape
-    attention = wl.AttentionWrapper(
+def planned(
+    kv_format: wl.Paged, inputs: Shared, tile: TileConfig | None = None
+) -> wl.AttentionWrapper:
+    """A wrapper that has planned the batch, with a tile of its choice or with this one."""
+    batch, heads, dim = inputs.q.shape
+    attention = declared(kv_format, heads, inputs.cache.shape[3], dim, inputs.q.device, tile)
+    attention.plan(list(range(batch + 1)), **inputs.table)
+    return attention
+
+
+def declared(
+    kv_format: wl.Paged,
+    q_heads: int,
+    kv_heads: int,
+    dim: int,
+    device: torch.device,
+    tile: TileConfig | None = None,
+) -> wl.AttentionWrapper:
+    return wl.AttentionWrapper(
         wl.Causal(),
         kv_format=kv_format,
-        num_q_heads=heads,
-        num_kv_heads=first.cache.shape[3],
+        num_q_heads=q_heads,
+        num_kv_heads=kv_heads,
         head_dim=dim,
-        dtype=first.q.dtype,
-        device=first.q.device,
+        dtype=torch.bfloat16,
+        device=device,
+        tile=tile,
     )
-    attention.plan(list(range(batch + 1)), **first.table)
-    caches = [(case.cache[:, 0], case.cache[:, 1]) for case in inputs]
-    return [partial(attention.run, case.q, kv) for case, kv in zip(inputs, caches, strict=True)]
+
+
+def warploom(kv_format: wl.Paged, inputs: Sequence[Shared]) -> list[Thunk]:
+    attention = planned(kv_format, inputs[0])
+    return [partial(attention.run, case.q, case.kv) for case in inputs]
 
 
 IMPLEMENTATIONS = (
@@ -128,16 +151,21 @@ def case_of(batch: int, heads: tuple[int, int], prefix: int) -> Case:
     )  # fmt: skip
 
 
+def cases_on(device: torch.device) -> list[Case]:
+    """All of them on a GPU; on a CPU, one that is small."""
+    if device.type != "cuda":
+        return [case_of(4, (4, 2), 256)]
+    return [case_of(b, h, p) for h in HEADS for b in BATCHES for p in PREFIXES]
+
+
 def main(argv: list[str] | None = None) -> None:
     options = arguments(__doc__ or "", argv)
     device: torch.device = options.device
     effort = QUICK if options.quick else Effort()
-    on_gpu = device.type == "cuda"
-    cases = [case_of(b, h, p) for h in HEADS for b in BATCHES for p in PREFIXES]
     torch.manual_seed(0)
     report = Report("shared_prefix", device, options.out)
     report.add(copy_ceiling("shared_prefix", device, effort))
-    for case in cases if on_gpu else [case_of(4, (4, 2), 256)]:
+    for case in cases_on(device):
         inputs = [make_inputs(case, device) for _ in range(copies_needed(case, device))]
         check = check_against_float64(inputs[0])
         for implementation in chosen(IMPLEMENTATIONS, options.only):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.source import TileConfig
@@ -50,8 +51,11 @@ class Rates:
     item: float
 
 
-# Fitted to the sweep of an NVIDIA H200, by template, rows, keys and warps of a tile.
-_RATES = {
+# Template, rows, keys and warps of a tile.
+Kind: TypeAlias = tuple[Literal["portable", "hopper"], int, int, int]
+
+# Fitted to the sweep of an NVIDIA H200 (`benchmarks/fit_composed_tiles.py`).
+RATES: dict[str, dict[Kind, Rates]] = {
     "sm_90a": {
         ("portable", 16, 64, 2): Rates(launch=12.7, read=6.52, walk=9.44, item=0.325),
         ("portable", 64, 32, 2): Rates(launch=18, read=3.05, walk=15.3, item=0.864),
@@ -69,7 +73,7 @@ def composed_tiles(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     transformed = "key_transform" in seats or "value_transform" in seats or spec.is_narrow
     if transformed or not 64 < widest <= 128:
         return []
-    known = _RATES.get(arch.name, {})
+    known = RATES.get(arch.name, {})
     return [tile for tile in every_tile(spec, arch) if _kind(tile) in known]
 
 
@@ -77,7 +81,7 @@ def predicted_composed_us(
     spec: AttentionSpec, arch: Arch, tile: TileConfig, reading: Reading
 ) -> float:
     """Time of a composed batch."""
-    rates = _RATES[arch.name][_kind(tile)]
+    rates = RATES[arch.name][_kind(tile)]
     share = (spec.head_dim_qk + spec.head_dim_v) / _FITTED_LANES
     keys = share * (rates.read * reading.keys + rates.walk * reading.walked) / 1000
     return rates.launch + keys + rates.item * reading.items
@@ -110,5 +114,5 @@ def cheapest_composed_tile(
     )
 
 
-def _kind(tile: TileConfig) -> tuple[str, int, int, int]:
+def _kind(tile: TileConfig) -> Kind:
     return tile.template, tile.rows, tile.keys, tile.warps

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -204,6 +205,34 @@ def test_rates_of_small_heads_are_those_that_the_record_gives(harness: ModuleTyp
     machine = MACHINES[fitter.ARCH]
     batches = fitter.load(harness.RESULTS / "tile_sweep_small_heads.jsonl")
     assert fitter.fit(machine, batches).small_heads == machine.small_heads
+
+
+def test_a_sweep_of_composed_plans_checks_every_tile(harness: ModuleType, tmp_path: Path) -> None:
+    sweep = __import__("composed_sweep")
+    sweep.main(["--device", "cpu", "--quick", "--out", str(tmp_path)])
+    _, (single, *tiles) = harness.load_rows(tmp_path / "composed_tiles.jsonl")
+    assert single.impl == sweep.SINGLE and single.params["single_tile"] and len(tiles) == 2
+    assert all(row.value and row.unit == "us" and row.error < 1e-2 for row in (single, *tiles))
+
+
+def test_rates_of_composed_plans_are_those_that_the_record_gives(
+    harness: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from warploom.codegen.tile_cost_composed import RATES
+
+    fitter = __import__("fit_composed_tiles")
+    cases = fitter.load(harness.RESULTS / "composed_tiles.jsonl")
+    assert fitter.fit(cases) == RATES["sm_90a"]
+    fitter.main([])
+    assert "after: within 10 %: 100%" in capsys.readouterr().out
+
+
+def test_a_rate_that_would_be_negative_is_0(harness: ModuleType) -> None:
+    fitter = __import__("fit_composed_tiles")
+    work = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert np.allclose(fitter.least_squares(work / np.array([[3.0], [4.0], [5.0]])), [2.0, 1.0])
+    falling = fitter.least_squares(work / np.array([[5.0], [4.0], [3.0]]))
+    assert falling[0] > 3.0 and falling[1] == 0.0
 
 
 def test_the_truth_notices_a_wrong_mask(harness: ModuleType) -> None:

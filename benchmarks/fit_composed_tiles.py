@@ -1,0 +1,123 @@
+"""Fit the rates of tiles of composed plans to a recorded sweep; needs no GPU.
+
+    python benchmarks/fit_composed_tiles.py [FILE]
+
+FILE is what `composed_sweep.py` wrote. Prints the rates for `codegen/tile_cost_composed.py`, and
+how far the choices with them are from the fastest of the tiles that it has rates for.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from composed_sweep import NAME
+from fit_tiles import ARCH, quality
+from harness import RESULTS, load_rows
+
+from warploom.codegen.source import TileConfig
+from warploom.codegen.tile_cost_composed import RATES, Kind, Rates, Reading
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One case of a sweep: for each kind of tile, what an SM reads, and the microseconds."""
+
+    name: str
+    work: Mapping[Kind, Reading]
+    times: Mapping[Kind, float]
+
+
+def load(path: Path) -> list[Timed]:
+    """Cases with the tiles that have rates."""
+    machine, rows = load_rows(path)
+    labels = {_label(kind): kind for kind in RATES[ARCH]}
+    found: dict[str, Timed] = {}
+    for row in rows:
+        if row.impl in labels and row.value is not None:
+            kind = labels[row.impl]
+            one = found.setdefault(row.case, Timed(row.case, {}, {}))
+            work = reading(row.params, kind[1], machine["multiprocessors"])
+            found[row.case] = Timed(one.name, {**one.work, kind: work},
+                                    {**one.times, kind: row.value})  # fmt: skip
+    return list(found.values())
+
+
+def _label(kind: Kind) -> str:
+    template, rows, keys, warps = kind
+    return TileConfig(rows, keys, warps, template=template).label
+
+
+def reading(params: Mapping[str, Any], rows: int, sms: int) -> Reading:
+    """Of requests with one query row each, all with one prefix and keys of their own behind it."""
+    batch, prefix, own = params["batch"], params["prefix"], params["batch"] * params["suffix"]
+    fused = batch * params["q_heads"] // params["kv_heads"]
+    tiles = -(-fused // rows)  # that read the prefix
+    share = params["kv_heads"] / sms
+    return Reading(share * (prefix + own), share * (tiles * prefix + own), share * (tiles + batch))
+
+
+def _work(one: Reading) -> tuple[float, float, float, float]:
+    """What each of the rates is multiplied with."""
+    return 1.0, one.keys / 1000, one.walked / 1000, one.items
+
+
+def fit(cases: Sequence[Timed]) -> dict[Kind, Rates]:
+    """Rates that are wrong the least, by squares of relative errors; none is negative."""
+    found = {}
+    for kind in RATES[ARCH]:
+        timed = [one for one in cases if kind in one.times]
+        work = np.array([_work(one.work[kind]) for one in timed])
+        times = np.array([one.times[kind] for one in timed])
+        rates = least_squares(work / times[:, None])
+        found[kind] = Rates(*(float(f"{rate:.3g}") for rate in rates))
+    return found
+
+
+def least_squares(work: Reals) -> Reals:
+    """Rates, none below 0, whose products with the work are nearest to 1.
+
+    The rates that are not 0 are the solution without the others, so that one of the 16 choices of
+    them has it.
+    """
+    best, least = np.zeros(work.shape[1]), np.inf
+    for used in product((False, True), repeat=work.shape[1]):
+        rates = np.zeros(work.shape[1])
+        rates[list(used)] = np.linalg.lstsq(work[:, used], np.ones(len(work)), rcond=None)[0]
+        wrong = float(np.square(work @ rates - 1).sum())
+        if rates.min() >= 0 and wrong < least:
+            best, least = rates, wrong
+    return best
+
+
+def losses(rates: Mapping[Kind, Rates], cases: Sequence[Timed]) -> list[float]:
+    """Time of the tile that the model chooses, over that of the fastest."""
+    found = []
+    for one in cases:
+        costs = {kind: np.dot(astuple(rates[kind]), _work(one.work[kind])) for kind in one.times}
+        found.append(one.times[min(costs, key=costs.__getitem__)] / min(one.times.values()))
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, nargs="?", default=RESULTS / f"{NAME}.jsonl")
+    cases = load(parser.parse_args(argv).file)
+    print(f"{len(cases)} cases; before: {quality(losses(RATES[ARCH], cases))}")
+    fitted = fit(cases)
+    print(f"after: {quality(losses(fitted, cases))}")
+    print(f"\nfor RATES[{ARCH!r}] in codegen/tile_cost_composed.py:")
+    for kind, rates in fitted.items():
+        print(f"{kind}: {rates}")
+
+
+if __name__ == "__main__":
+    main()
