@@ -61,7 +61,7 @@ def planned(device: torch.device, **options: Any) -> tuple[wl.AttentionWrapper, 
 
 def calls(device: torch.device) -> dict[str, Callable[[], object]]:
     attention, batch = planned(device)
-    arrays = {name: np.array(numbers, np.int32) for name, numbers in batch.items()}
+    arrays: dict[str, Any] = {name: np.array(numbers, np.int32) for name, numbers in batch.items()}
     bounds = wl.Bounds(REQUESTS, REQUESTS, KEYS, max_blocks=REQUESTS * KEYS // PAGE)
     bounded, _ = planned(device, bounds=bounds, cuda_graph=True)
     if device.type == "cpu":

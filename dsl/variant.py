@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
 import warploom.dsl.functions  # noqa: F401  (torch and NumPy find them by name)
@@ -16,9 +16,9 @@ from warploom.dsl.symbols import Value
 from warploom.errors import ArgumentError, NoUnion, UnknownInput
 
 if TYPE_CHECKING:
-    from warploom.dsl.compose import Composed
+    from typing_extensions import Self  # in typing since 3.11
 
-_Self = TypeVar("_Self", bound="Variant")
+    from warploom.dsl.compose import Composed
 
 # All variants and their classes by `id`, which is what torch.compile can say of an object.
 ALIVE: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
@@ -37,7 +37,7 @@ class Variant:
 
     softmax: bool = True
 
-    def __new__(cls: type[_Self], *args: object, **kwargs: object) -> _Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         made = super().__new__(cls)
         made.__dict__[VALUES] = {}
         # torch.compile stops at the next line, and shows it: such an object would lack its values
@@ -136,7 +136,7 @@ class Variant:
             "softmax" in vars(cls) for cls in type(self).__mro__ if cls not in (Variant, object)
         )
 
-    def under(self: _Self, reading: Reading) -> _Self:
+    def under(self, reading: Reading) -> Self:
         """A copy whose fields are read through `reading`, and which cannot be changed."""
         made = copy.copy(self)
         made.__dict__[READING] = reading

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import warploom as wl
 
@@ -23,9 +23,9 @@ def small_llama(layers: int = 3) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=97, hidden_size=512, intermediate_size=768, num_hidden_layers=layers,
         num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=512,
-        initializer_range=0.1, attn_implementation="sdpa", eos_token_id=None,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().to(DEVICE, DTYPE)
+        initializer_range=0.1, eos_token_id=None)  # fmt: skip
+    llama = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return llama.eval().to(DEVICE, DTYPE)
 
 
 class PagedLlama:

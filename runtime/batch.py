@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from warploom.scheduler.layout import Records
 _ARRAYS = ("segments", "indices", "q_lens", "kv_lens")
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: subclasses set the numbers that they know
 class Batch:
     """The lengths of one batch, in the planner's form.
 
@@ -28,6 +29,8 @@ class Batch:
         q_rows: rows that a ragged q must have; for dense storage, rows of each batch entry.
         kv_extent: what k and v must at least have: tokens (ragged, block-sparse), tokens of each
             batch entry (dense), or pages (paged).
+
+    What follows from these is worked out when first asked for; a subclass may know it before.
     """
 
     segments: np.ndarray
@@ -42,40 +45,40 @@ class Batch:
         """The batch of a plan with one segment for each request, for questions about lengths."""
         return cls(segments, indices, segments["q_len"], segments["kv_len"], 0, 0)
 
-    @property
+    @cached_property
     def num_requests(self) -> int:
         return len(self.q_lens)
 
-    @property
+    @cached_property
     def num_segments(self) -> int:
         return len(self.segments)
 
-    @property
+    @cached_property
     def total_q_rows(self) -> int:
         """Query rows of all requests."""
         return int(self.q_lens.sum())
 
-    @property
+    @cached_property
     def longest_q(self) -> int:
         """Query rows of the longest request."""
         return int(self.q_lens.max(initial=0))
 
-    @property
+    @cached_property
     def segment_rows(self) -> int:
         """Query rows of all segments."""
         return int(self.segments["num_q"].sum(dtype=np.int64))
 
-    @property
+    @cached_property
     def busy_rows(self) -> float:
         """Mean number of query rows of the segments that have some; 1 if none has."""
         rows = self.segments["num_q"]
         return float(rows[rows > 0].mean()) if (rows > 0).any() else 1.0
 
-    @property
+    @cached_property
     def max_kv_len(self) -> int:
         return int(self.kv_lens.max(initial=0))
 
-    @property
+    @cached_property
     def least_bounds(self) -> Bounds:
         """The smallest bounds that admit this batch."""
         return Bounds.of(self.segments, len(self.indices))
@@ -95,12 +98,7 @@ class SizesOnly(Batch):
         arrays: makes the whole batch.
     """
 
-    __setattr__ = object.__setattr__  # arrays come later than sizes
-
     arrays: Callable[[], Batch]
-    num_requests: int = 0
-    q_rows: int = 0
-    kv_extent: int = 0
     num_blocks: int = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -122,8 +120,6 @@ class Measured(SizesOnly):
 
     lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray]
     _busy: int
-    # measured, not worked out from arrays
-    num_segments = total_q_rows = segment_rows = longest_q = max_kv_len = 0
 
     def __init__(
         self,
@@ -150,11 +146,11 @@ class Measured(SizesOnly):
         self.num_blocks = num_blocks
         self.kv_extent = kv_extent
 
-    @property
+    @cached_property
     def busy_rows(self) -> float:
         return self.total_q_rows / self._busy if self._busy else 1.0
 
-    @property
+    @cached_property
     def least_bounds(self) -> Bounds:
         requests = self.num_requests
         return Bounds(requests, self.total_q_rows, self.max_kv_len, self.num_blocks, requests)
@@ -183,32 +179,10 @@ class OnDevice(SizesOnly):
         self.tensors = tensors
         self.bounds = bounds
         self.num_requests = num_requests
-        self.q_rows = q_rows
-
-    @property
-    def total_q_rows(self) -> int:
-        return self.q_rows
-
-    @property
-    def longest_q(self) -> int:
-        return self.bounds.max_q_rows
-
-    @property
-    def least_bounds(self) -> Bounds:
-        return self.bounds
-
-    @property
-    def num_segments(self) -> int:
-        return self.bounds.segments  # so that all batches choose the same tile
-
-    @property
-    def segment_rows(self) -> int:
-        return self.q_rows
-
-    @property
-    def busy_rows(self) -> float:
-        return max(1.0, self.bounds.max_q_rows / max(1, self.bounds.segments))
-
-    @property
-    def max_kv_len(self) -> int:
-        return self.bounds.max_kv_len
+        self.q_rows = self.total_q_rows = self.segment_rows = q_rows
+        self.kv_extent = 0
+        self.num_segments = bounds.segments  # so that all batches choose the same tile
+        self.busy_rows = max(1.0, bounds.max_q_rows / max(1, bounds.segments))
+        self.longest_q = bounds.max_q_rows
+        self.max_kv_len = bounds.max_kv_len
+        self.least_bounds = bounds

@@ -16,6 +16,7 @@ from warploom.codegen.source import TileConfig
 from warploom.codegen.turns import Turn, key_turn
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.fields import Scalar, Tensor
+from warploom.dsl.formats import KVFormat
 from warploom.dsl.functions import cos, sin
 from warploom.dsl.functions import sum as sum_lanes
 from warploom.dsl.library.rope_scaling import Llama3Scaling, YarnScaling
@@ -94,7 +95,7 @@ def test_angles_of_the_vector_itself_are_computed() -> None:
 
 def text_of(
     tile: TileConfig,
-    kv_format: wl.KVFormat = RAGGED,
+    kv_format: KVFormat = RAGGED,
     variant: Variant = ROPE,
     dim: int = 128,
 ) -> str:
@@ -115,7 +116,8 @@ def test_only_kernels_that_can_turn_rows_are_told_how() -> None:
     assert "Turn" not in text_of(HOPPER, dim=192)  # consumers transform wide heads
     assert "Turn" not in text_of(HOPPER, variant=wl.QKNorm() & wl.Rope())
     assert "Turn" not in variant_struct(trace(wl.Rope()), "cpp")
-    keys = AppendSpec(key_value_seats(trace(wl.Rope())), 128, 128, *2 * [dtype("bfloat16")], 16)
+    bf16 = dtype("bfloat16")
+    keys = AppendSpec(key_value_seats(trace(wl.Rope())), 128, 128, bf16, bf16, 16)
     assert "Turn" not in render_append(keys, "cuda").text
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
+from warploom.dsl.formats import KVFormat
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.runtime.trials import Case, Setup, mismatch
@@ -37,7 +38,7 @@ class Sigmoid(wl.Variant):
         return wl.sigmoid(logits - 2.0)
 
 
-def on_gpu(kv_format: wl.KVFormat, dtype: str, dim: int, tile: TileConfig) -> Setup:
+def on_gpu(kv_format: KVFormat, dtype: str, dim: int, tile: TileConfig) -> Setup:
     return Setup(kv_format, dtype, dim, dim, "cuda", tile)
 
 
