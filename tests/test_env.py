@@ -17,10 +17,14 @@ def test_numbers_are_read_and_other_text_is_refused_by_name(
 ) -> None:
     monkeypatch.setenv("WARPLOOM_THREADS", " 3 ")
     assert env.cpu_threads(1) == 3
-    monkeypatch.setenv("WARPLOOM_THREADS", "two")
-    expected = "WARPLOOM_THREADS is 'two'; expected a whole number"
-    with pytest.raises(BadSetting, match=expected):
-        env.cpu_threads(1)
+    for wrong in ("two", "0", "-4", "1.5"):
+        monkeypatch.setenv("WARPLOOM_THREADS", wrong)
+        expected = f"WARPLOOM_THREADS is '{wrong}'; expected a whole number, 1 or more. .*unset it"
+        with pytest.raises(BadSetting, match=expected):
+            env.cpu_threads(1)
+    monkeypatch.setenv("WARPLOOM_BUILD_JOBS", "0")
+    with pytest.raises(BadSetting, match="1 or more"):
+        env.build_jobs()
 
 
 @pytest.mark.parametrize("name", ["WARPLOOM_CACHE_SIZE", "WARPLOOM_CACHE_AGE"])
@@ -29,6 +33,7 @@ def test_limits_of_the_cache_are_read_where_no_sweep_is_due(
 ) -> None:
     store = Store(tmp_path)
     sweep_daily(store)
-    monkeypatch.setenv(name, "lots")
-    with pytest.raises(BadSetting, match=f"{name} is 'lots'"):
-        sweep_daily(store)
+    for wrong in ("lots", "-1"):
+        monkeypatch.setenv(name, wrong)
+        with pytest.raises(BadSetting, match=f"{name} is '{wrong}'; .* 0 or more"):
+            sweep_daily(store)

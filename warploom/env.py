@@ -43,12 +43,15 @@ def _flag(name: str, default: bool) -> bool:
     return default if value is None else value.strip().lower() not in ("", "0", "false", "no")
 
 
-def _int(name: str, default: int) -> int:
+def _int(name: str, default: int, least: int) -> int:
     value = os.environ.get(name, "").strip()
     try:
-        return int(value) if value else default
+        number = int(value) if value else default
     except ValueError:
-        raise BadSetting(name=name, value=value, expected="a whole number") from None
+        number = least - 1
+    if number < least:
+        raise BadSetting(name=name, value=value, expected=f"a whole number, {least} or more")
+    return number
 
 
 def given(name: str) -> str | None:
@@ -66,11 +69,11 @@ def cache_dir() -> Path:
 
 
 def cache_size_bytes() -> int:
-    return _int("WARPLOOM_CACHE_SIZE", 4096) << 20
+    return _int("WARPLOOM_CACHE_SIZE", 4096, least=0) << 20
 
 
 def cache_age_seconds() -> float:
-    return _int("WARPLOOM_CACHE_AGE", 90) * 86400.0
+    return _int("WARPLOOM_CACHE_AGE", 90, least=0) * 86400.0
 
 
 def forbid_compile() -> bool:
@@ -78,7 +81,7 @@ def forbid_compile() -> bool:
 
 
 def build_jobs() -> int:
-    return max(1, _int("WARPLOOM_BUILD_JOBS", _cpus()))
+    return _int("WARPLOOM_BUILD_JOBS", _cpus(), least=1)
 
 
 def use_pch() -> bool:
@@ -90,7 +93,7 @@ def line_info() -> bool:
 
 
 def cpu_threads(default: int) -> int:
-    return max(1, _int("WARPLOOM_THREADS", default))
+    return _int("WARPLOOM_THREADS", default, least=1)
 
 
 def show_progress() -> bool | None:

@@ -56,7 +56,10 @@ def _place(source: Source | None) -> str:
 
 
 class BadSetting(WarploomError):
-    message = "the environment variable {name} is {value!r}; expected {expected}."
+    message = (
+        "the environment variable {name} is {value!r}; expected {expected}. Correct it, or unset "
+        "it for the default that `warploom env` shows."
+    )
 
 
 # --- declaring and tracing a variant ------------------------------------------------------------
