@@ -61,6 +61,15 @@ class Captures:
             self._names[key] = name
         return self._names[key]
 
+    def shares(self, name: str, other: Captures) -> bool:
+        """True if a field of this name stands for the same tensor here and there.
+
+        Equal values are not enough: what tensors hold is read anew later, and may differ by then.
+        """
+        if name not in self._tensors or name not in other._tensors:
+            return False
+        return _identity(self._tensors[name]) == _identity(other._tensors[name])
+
     def read(self, tensor: Any, wish: str, reading: Reading) -> Value:
         """What stands for a captured tensor under a reading."""
         field = self.fields[self.name_of(tensor, wish)]

@@ -84,15 +84,15 @@ def compose(*variants: Any) -> Composed:
         *variants: instances, or classes whose constructor needs no arguments.
 
     Raises:
-        ComposeClash: two parts with the same field name, or with different `softmax`; or something
-            that is no variant.
+        ComposeClash: two parts with different fields of the same name, or with different
+            `softmax`; or something that is no variant.
     """
     parts = tuple(part for variant in variants for part in _parts(variants[0], variant))
     softmax: bool | None = None
     owner: dict[str, Variant] = {}
     for part in parts:
         for name in part.fields():
-            if name in owner:
+            if name in owner and not owner[name].shares(name, part):
                 reason = f"both have a field {name!r}; rename one, or what flex() captured"
                 raise _clash(owner[name], part, reason)
             owner[name] = part

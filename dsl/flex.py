@@ -71,6 +71,9 @@ class Flex(Variant):
     def inputs(self) -> dict[str, Any]:
         return self._captures.values()
 
+    def shares(self, name: str, other: Variant) -> bool:
+        return isinstance(other, Flex) and self._captures.shares(name, other._captures)
+
 
 def flex(
     score_mod: Callable[..., Any] | None = None,
@@ -101,7 +104,8 @@ def flex(
             (`at.q_pos`): the same mask is causal aligned to the end, in prefill and in decode.
 
     Returns:
-        A variant; it composes with others.
+        A variant; it composes with others. What two of them capture under one name must be one
+        tensor, which then is one input.
 
     Raises:
         WrongSignature: a callable that takes other arguments.

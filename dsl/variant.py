@@ -122,6 +122,13 @@ class Variant:
         """Values bound at construction, by field name."""
         return dict(self.__dict__.get(VALUES, {}))
 
+    def shares(self, name: str, other: Variant) -> bool:
+        """True if a field of this name is one and the same for both variants when they are joined.
+
+        By default it never is: equal names are taken for a mistake.
+        """
+        return False
+
     def functor(self, seat: str) -> Any:
         """The function that the user wrote for a seat."""
         return getattr(self, seat)

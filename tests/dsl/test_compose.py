@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import warploom as wl
 from warploom.dsl.reference import reference_attention, visible
@@ -82,6 +83,19 @@ def test_the_oracle_reads_a_composition_as_its_parts_in_turn() -> None:
 def test_a_field_clash_is_refused() -> None:
     with pytest.raises(ComposeClash, match="SoftCap with SoftCap: both have a field 'cap'"):
         _ = wl.SoftCap(1.0) & wl.Causal() & wl.SoftCap(2.0)
+
+
+def test_captured_tensors_of_one_name_must_be_one_tensor() -> None:
+    def biased(bias: torch.Tensor) -> wl.Variant:
+        return wl.flex(lambda score, b, h, q_idx, kv_idx: score + bias[h])
+
+    slopes = torch.ones(4)
+    assert list((biased(slopes) & biased(slopes)).fields()) == ["bias"]
+    assert list((biased(slopes) & wl.Causal() & biased(slopes[:])).fields()) == ["bias"]
+    with pytest.raises(ComposeClash, match="both have a field 'bias'; rename one"):
+        _ = biased(slopes) & biased(torch.ones(4))
+    with pytest.raises(ComposeClash, match="both have a field 'bias'"):
+        _ = biased(slopes) & biased(slopes[:2])
 
 
 def test_softmax_must_agree_among_those_that_care() -> None:

@@ -245,6 +245,32 @@ def test_captured_tensors_that_end_too_early_are_refused() -> None:
                 attention(*tensors, variant=variant, backend=backend)
 
 
+def test_callables_that_capture_one_tensor_share_it_when_joined() -> None:
+    slopes, scale, document = torch.rand(4), torch.tensor(0.5), torch.arange(21) // 5
+
+    def sloped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * scale - slopes[h] * (kv_idx + 0.1 * document[kv_idx])
+
+    def pushed(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * scale + slopes[h] * q_idx
+
+    def same(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return document[q_idx] >= document[kv_idx]
+
+    def both(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return pushed(sloped(score, b, h, q_idx, kv_idx), b, h, q_idx, kv_idx)
+
+    joined, whole = flex(sloped) & flex(pushed, same), flex(both, same)
+    assert sorted(joined.fields()) == ["document", "scale", "slopes"]
+    q, k, v = tensors()
+    before = attention(q, k, v, variant=joined)
+    torch.testing.assert_close(before, attention(q, k, v, variant=whole))
+    slopes.neg_()  # what they hold is read at each call
+    after = attention(q, k, v, variant=joined)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, attention(q, k, v, variant=whole))
+
+
 def test_flex_callables_decode_like_they_prefill() -> None:
     causal = flex(None, lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, q_idx="position")
     q, k, v = torch.randn(2, 9, 4, 64), torch.randn(2, 9, 2, 64), torch.randn(2, 9, 2, 64)
