@@ -148,14 +148,13 @@ def attention(
     q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
     runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
-    values = _values(given, traced, inputs, q.device)
+    as_given = {**given.inputs(), **inputs}
+    values = _values(as_given, traced, inputs, q.device)
     kv_dtype = k.dtype if k.dtype in _NARROW else None
     kind = (runs, layout, sizes.of_kernel, q.dtype, kv_dtype, q.device, sm_scale, lse_base)
     counted = None if kv_lens is None else _checked_lens(kv_lens, sizes)
     if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
-        empty = q.new_empty(*q.shape[:3], sizes.dim_v)
-        sums = q.new_empty(q.shape[:3], dtype=torch.float32)
-        return (empty, sums) if return_lse else empty
+        return _nothing(q, sizes, return_lse)
 
     def make() -> AttentionWrapper:
         sizes.check(q, k, v, layout, kv_dtype)
@@ -177,9 +176,27 @@ def attention(
 
     call = _Call(kind, q.device, sizes, counted, values)
     wrapper = _planned(call, make)
-    _check_lengths(given, wrapper, {**given.inputs(), **inputs}, call)
+    _check_lengths(given, wrapper, as_given, call)
     at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
-    return wrapper.run(q, (k, v), return_lse=return_lse, **at_run)
+    return _run(wrapper, q, (k, v), return_lse, at_run, as_given)
+
+
+def _run(
+    wrapper: AttentionWrapper,
+    q: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    return_lse: bool,
+    at_run: Mapping[str, Any],
+    as_given: Mapping[str, Any],
+) -> Any:
+    if learnt := custom_op.wanting(as_given[name] for name in at_run):
+        return custom_op.compiled_run(wrapper, q, kv, None, None, return_lse, at_run, learnt)
+    return wrapper.run(q, kv, return_lse=return_lse, **at_run)
+
+
+def _nothing(q: torch.Tensor, sizes: Sizes, return_lse: bool) -> Any:
+    empty = q.new_empty(*q.shape[:3], sizes.dim_v)
+    return (empty, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else empty
 
 
 class _Unbound(AttentionWrapper):
@@ -308,17 +325,15 @@ def _check_names(given: Variant, traced: TracedVariant, inputs: Mapping[str, Any
 
 
 def _values(
-    given: Variant, traced: TracedVariant, inputs: dict[str, Any], device: torch.device
+    values: dict[str, Any], traced: TracedVariant, inputs: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """Values of the fields that the kernel reads: bound at construction, then given here."""
-    bound = given.inputs()
-    values = {**bound, **inputs}
+    """Values of the fields that the kernel reads: given to the call, or else bound before."""
     found = {field.name: values[field.name] for field in traced.scalars if field.name in values}
     for field in traced.tensors:
         if field.name in inputs:
             found[field.name] = inputs[field.name]
-        elif field.name in bound:
-            found[field.name] = _on_device(field, bound[field.name], device)
+        elif field.name in values:
+            found[field.name] = _on_device(field, values[field.name], device)
     return found
 
 

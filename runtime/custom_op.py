@@ -8,7 +8,7 @@ string.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -66,6 +66,13 @@ def register_variant(variant: Variant | type[Variant]) -> int:
     return handle
 
 
+def wanting(values: Iterable[object]) -> list[torch.Tensor]:
+    """Tensors whose gradient may be asked for; none where torch keeps no graph."""
+    if not torch.is_grad_enabled():
+        return []
+    return [x for x in values if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
 def compiled_run(
     wrapper: Runner,
     q: torch.Tensor,
@@ -74,11 +81,12 @@ def compiled_run(
     lse: torch.Tensor | None,
     return_lse: bool,
     inputs: Mapping[str, Any],
+    learnt: list[torch.Tensor],
 ) -> Result:
-    """`AttentionWrapper.run` through its operator."""
+    """`AttentionWrapper.run` through its operator; `learnt` are values that want a gradient."""
     k, v = kv if isinstance(kv, (tuple, list)) else (kv[:, 0], kv[:, 1])
     packed = _pack(inputs)
-    o, sums = run_op(q, k, v, *packed, wrapper.handle, return_lse or lse is not None)
+    o, sums = run_op(q, k, v, *packed, wrapper.handle, return_lse or lse is not None, learnt)
     return results(o, sums, out, lse, return_lse)
 
 
@@ -101,8 +109,9 @@ def compiled_attention(
     packed = _pack(inputs)
     handle = _NO_VARIANT if variant is None else handle_of(id(variant))
     o, sums = attention_op(
-        q, k, v, kv_lens, *packed, handle, sm_scale, return_lse, layout, lse_base, backend
-    )
+        q, k, v, kv_lens, *packed, handle, sm_scale, return_lse, layout, lse_base, backend,
+        wanting(inputs.values()),
+    )  # fmt: skip
     return results(o, sums, None, None, return_lse)
 
 
@@ -157,8 +166,12 @@ def run_op(
     names: str,
     handle: int,
     return_lse: bool,
+    learnt: list[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`run` of the wrapper with this handle; without `return_lse` the second result is empty."""
+    """`run` of the wrapper with this handle; without `return_lse` the second result is empty.
+
+    Values that want a gradient come once more, to be refused one.
+    """
     inputs = _unpack(tensors, bools, ints, floats, names)
     with torch.no_grad():
         result = _found(_wrappers, handle, "wrapper").run(
@@ -184,6 +197,7 @@ def attention_op(
     layout: str,
     lse_base: str,
     backend: str | None,
+    learnt: list[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attention` with the variant of this handle; results as those of `run_op`."""
     from warploom.runtime.attention import attention  # it dispatches to here
@@ -226,12 +240,13 @@ def _(gradient, shape):  # type: ignore[no-untyped-def]
 
 
 def _keep_shapes(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """What an answer to a compiler is made of: shapes of q, k and v, and a None for the others.
+    """What an answer to a compiler is made of: shapes of q, k, v and what is learnt, else None.
 
     torch wants one None for each entry of a list of tensors.
     """
     ctx.shapes = [x.shape for x in inputs[:3]]
-    ctx.rest = [[None] * len(x) if _are_tensors(x) else None for x in inputs[3:]]
+    ctx.rest = [[None] * len(x) if _are_tensors(x) else None for x in inputs[3:-1]]
+    ctx.learnt = [x.shape for x in inputs[-1]]
 
 
 def _are_tensors(value: object) -> bool:
@@ -239,7 +254,9 @@ def _are_tensors(value: object) -> bool:
 
 
 def _no_backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[Any, ...]:
-    return (*(no_gradient_op(gradient, shape) for shape in ctx.shapes), *ctx.rest)
+    of_tensors = (no_gradient_op(gradient, shape) for shape in ctx.shapes)
+    of_values = [no_gradient_op(gradient, shape) for shape in ctx.learnt]
+    return (*of_tensors, *ctx.rest, of_values)
 
 
 run_op.register_autograd(_no_backward, setup_context=_keep_shapes)
@@ -256,7 +273,7 @@ def _fake(
 
 @run_op.register_fake
 def _(  # type: ignore[no-untyped-def]
-    q, k, v, tensors, bools, ints, floats, names, handle, return_lse
+    q, k, v, tensors, bools, ints, floats, names, handle, return_lse, learnt
 ):  # fmt: skip
     return _fake(q, k, v, return_lse)
 
@@ -264,6 +281,6 @@ def _(  # type: ignore[no-untyped-def]
 @attention_op.register_fake
 def _(  # type: ignore[no-untyped-def]
     q, k, v, kv_lens, tensors, bools, ints, floats, names, handle, sm_scale, return_lse, layout,
-    lse_base, backend,
+    lse_base, backend, learnt,
 ):  # fmt: skip
     return _fake(q, k, v, return_lse)

@@ -62,6 +62,7 @@ class Inputs:
         scalars: planned values by name.
         tensors: planned tensors by name, on the wrapper's device.
         known: host values of planned tensors that the mask reads.
+        learnt: planned tensors that require a gradient, as they were given.
         overridden: the last run gave values of its own, which must be undone.
     """
 
@@ -99,6 +100,7 @@ class Inputs:
         }
         self.tensors: dict[str, torch.Tensor] = {}
         self.known: dict[str, np.ndarray[Any, Any]] = {}
+        self.learnt: dict[str, torch.Tensor] = {}
         self._sources: dict[str, Any] = {}  # of what is known, as given
         self.overridden = False
         self._written: dict[str, Any] | None = None  # scalars of the run before, if nothing else
@@ -254,8 +256,10 @@ class Inputs:
             got, before = _address(placed), _address(self.tensors[name])
             if got != before:
                 raise FrozenByGraph(name=name, got=got, expected=before)
-        self.known.pop(name, None)
-        self._sources.pop(name, None)
+        for kept in (self.known, self.learnt, self._sources):
+            kept.pop(name, None)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            self.learnt[name] = value
         is_known = tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16  # NumPy has none
         if is_known and name in self.mask_tensors:
             self.known[name] = extended(tensor, tuple(placed.shape)).clone().numpy()

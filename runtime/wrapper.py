@@ -7,7 +7,7 @@ the kernel's parameters and launches, so that a CUDA graph can capture it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -275,9 +275,14 @@ class AttentionWrapper(Planning):
             reason = "keys and values are one argument: run(q, (k, v)); the others need their names"
             raise WrongCall(function="run", reason=reason)
         if torch.compiler.is_dynamo_compiling():
-            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
+            learnt = self._learnt(inputs)
+            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)
         launcher = self._launcher
-        if launcher is not None and launcher.knows(q, kv, out, lse, return_lse):
+        if (
+            launcher is not None
+            and launcher.knows(q, kv, out, lse, return_lse)
+            and not ((inputs or self._inputs.learnt) and self._learnt(inputs))
+        ):
             return launcher(q, kv, out, lse, return_lse, inputs)
         return self._run_unknown(q, kv, out, lse, return_lse, inputs)
 
@@ -290,10 +295,10 @@ class AttentionWrapper(Planning):
             raise NotPlanned
         kv = checked_kv(kv, self.kv_format)
         q = as_torch(q, "q")
-        gradient = any(x.requires_grad for x in (q, *key_value(kv))) and torch.is_grad_enabled()
-        if gradient or torch.compiler.is_compiling():
+        learnt = self._learnt(inputs)
+        if learnt or custom_op.wanting((q, *key_value(kv))) or torch.compiler.is_compiling():
             # the operator says that there is none, once a gradient is asked for
-            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs)
+            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)
         out = out if out is None else as_torch(out, "out", written=True)
         lse = lse if lse is None else as_torch(lse, "lse", written=True)
         if self._launcher is None:
@@ -306,6 +311,10 @@ class AttentionWrapper(Planning):
             return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
         self._launcher.admit(q, kv, out, lse, return_lse)
         return self._launcher(q, kv, out, lse, return_lse, inputs)
+
+    def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Values of fields, kept or given to a run, whose gradient may be asked for."""
+        return custom_op.wanting({**self._inputs.learnt, **inputs}.values())
 
     def warm_up(self, progress: bool | None = None) -> None:
         """Build the kernels of every tile that a plan can choose, in parallel, and load them.

@@ -146,6 +146,77 @@ def test_a_gradient_is_refused_when_it_is_asked_for_and_not_when_it_is_compiled(
             out.sum().backward()
 
 
+class Learnt(Variant):
+    bias = Tensor("float32", ("q_head",))
+    seen = Tensor("float32", ("kv_pos",))
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.bias[at.q_head]
+
+    def logits_mask(self, at: Position) -> Value:
+        return self.seen[at.kv_pos] > 0.0
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("name", ["bias", "seen"])
+def test_values_of_fields_are_refused_a_gradient_too(name: str, backend: str | None) -> None:
+    plain: dict[str, Any] = {"bias": torch.randn(4), "seen": torch.ones(21)}
+    asking = {**plain, name: torch.nn.Parameter(plain[name])}
+    q, k, v = tensors()
+
+    def make(values: dict[str, torch.Tensor]) -> AttentionWrapper:
+        made = AttentionWrapper(
+            Learnt(**values), num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32",
+            device="cpu", backend=backend,
+        )  # fmt: skip
+        made.plan([0, 9], [0, 21])
+        return made
+
+    planned = make(asking)
+    known = make(plain)
+    expected = known.run(q[0], (k[0], v[0]))
+    assert not expected.requires_grad
+    calls = [
+        lambda: planned.run(q[0], (k[0], v[0])),
+        lambda: attention(q, k, v, variant=Learnt(**asking), backend=backend)[0],
+        lambda: attention(q, k, v, variant=Learnt(**plain), backend=backend, **asking)[0],
+    ]
+    if name == "bias":  # another tensor for the mask needs another plan
+        calls.append(lambda: known.run(q[0], (k[0], v[0]), bias=asking["bias"]))
+    for call in calls * 2:  # the second time, calls are known
+        out = call()
+        torch.testing.assert_close(out, expected)
+        with pytest.raises(NoGradient):
+            out.sum().backward()
+        with torch.no_grad():
+            assert not call().requires_grad
+    planned.plan([0, 9], [0, 21], **plain)
+    assert not planned.run(q[0], (k[0], v[0])).requires_grad
+
+
+def test_compiled_calls_refuse_values_a_gradient() -> None:
+    bias, seen = torch.nn.Parameter(torch.randn(4)), torch.ones(21)
+    wrapper = AttentionWrapper(
+        Learnt(bias=bias, seen=seen), num_q_heads=4, num_kv_heads=2, head_dim=64,
+        dtype="float32", device="cpu",
+    )  # fmt: skip
+    wrapper.plan([0, 9], [0, 21])
+    q, k, v = tensors()
+
+    def given(q: Any, bias: Any) -> Any:
+        return attention(q, k, v, variant=Learnt, bias=bias, seen=seen)[0]
+
+    def kept(q: Any, bias: Any) -> Any:
+        return wrapper.run(q[0], (k[0], v[0]))
+
+    expected = given(q, bias)
+    for function in (given, kept):
+        out = compiled(function)(q, bias)
+        torch.testing.assert_close(out, expected)
+        with pytest.raises(NoGradient):
+            out.sum().backward()
+
+
 def test_each_module_has_its_own_variant() -> None:
     q, k, v = tensors()
     for cap in (1.0, 3.0):
@@ -225,10 +296,10 @@ def test_operators_pass_torchs_own_checks() -> None:
     q, k, v = (x[0] for x in tensors())
     checks = ("test_schema", "test_faketensor")
     for return_lse in (True, False):
-        args = (q, k, v, [], [], [], [2.0], "cap", wrapper.handle, return_lse)
+        args = (q, k, v, [], [], [], [2.0], "cap", wrapper.handle, return_lse, [])
         torch.library.opcheck(custom_op.run_op, args, test_utils=checks)
     handle = custom_op.register_variant(VARIANT)
-    rest = ([], [], [], [], "", handle, None, True, "NHD", "e", None)
+    rest = ([], [], [], [], "", handle, None, True, "NHD", "e", None, [])
     torch.library.opcheck(custom_op.attention_op, (*tensors(), None, *rest), test_utils=checks)
 
 
@@ -248,9 +319,10 @@ def test_handles_of_what_is_gone() -> None:
     handle = wrapper.handle
     del wrapper
     with pytest.raises(ArgumentError, match="the wrapper of a compiled graph is gone"):
-        custom_op.run_op(q[0], k[0], v[0], [], [], [], [], "", handle, False)
+        custom_op.run_op(q[0], k[0], v[0], [], [], [], [], "", handle, False, [])
     with pytest.raises(ArgumentError, match="the variant of a compiled graph is gone"):
-        custom_op.attention_op(q, k, v, None, *([],) * 4, "", 10**9, None, False, "NHD", "e", None)
+        rest = "", 10**9, None, False, "NHD", "e", None, []
+        custom_op.attention_op(q, k, v, None, *([],) * 4, *rest)
 
 
 EAGER = """
