@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS, Arch
@@ -138,21 +137,9 @@ def test_a_window_over_wide_heads_spills_little() -> None:
 
 
 def test_hopper_uses_its_own_instructions() -> None:
-    disassembler = shutil.which("nvdisasm") or _wheel_tool("nvdisasm")
-    if disassembler is None:
-        pytest.skip("needs nvdisasm (package nvidia-cuda-nvdisasm)")
     arch, example = ARCHS["sm_90a"], EXAMPLES["prefill ragged"]
     cubin = compiled(example, arch, choose_tile(example.spec, arch, example.rows))
-    sass = subprocess.run([disassembler, "-c", cubin], capture_output=True, text=True, check=True)
+    sass = disassembled(cubin)
     for instruction in ("HGMMA", "UTMALDG", "USETMAXREG", "SYNCS"):
-        assert instruction in sass.stdout
-    assert "HMMA.16816" not in sass.stdout
-
-
-def _wheel_tool(name: str) -> str | None:
-    from importlib.util import find_spec
-
-    spec = find_spec("nvidia")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    found = [tool for place in places for tool in Path(place).glob(f"*/bin/{name}")]
-    return str(found[0]) if found else None
+        assert instruction in sass
+    assert "HMMA.16816" not in sass
