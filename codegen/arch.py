@@ -42,6 +42,11 @@ class Arch:
         """NVRTC's option that selects a cubin for this architecture."""
         return f"--gpu-architecture={self.name}"
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether kernels may begin while the one before them ends (decision 0022)."""
+        return self.capability >= (9, 0)
+
     def key_parts(self) -> dict[str, str]:
         """What of the target a cache key must hold."""
         return {"arch": self.name}

@@ -18,6 +18,7 @@ from warploom.runtime.params import Block
 
 _INVALID_CONTEXT = 201
 _SINCE = 11080  # the CUDA version that brought cuLaunchKernelEx
+_OVERLAP_SINCE = 12030  # ... and launches that overlap inside graphs
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -32,6 +33,21 @@ class _LaunchConfig(ctypes.Structure):
         ("num_attributes", ctypes.c_uint),
     )
 
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute of the driver API; of its union, one number."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may begin while the one before
+# it ends, and waits for it itself (templates/include/warploom/overlap.cuh).
+_OVERLAP = _Attribute(id=6, value=1)
 
 # (config, function, array of argument addresses, extra) -> status; other threads run meanwhile
 _LaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
@@ -78,6 +94,8 @@ class CudaKernel:
                     self._shared,
                 )
             )
+        overlaps = cuda_facts(device).arch.overlaps
+        self._overlaps = overlaps and self._call("cuDriverGetVersion") >= _OVERLAP_SINCE
         if self.ctas_per_sm == 0:
             raise LaunchError(kernel=name, reason="the device cannot hold one CTA of it")
         self.num_ctas = self.ctas_per_sm * cuda_facts(device).num_sms
@@ -102,8 +120,14 @@ class CudaKernel:
         the kernel's device must be the current one when it is called. It raises LaunchError if the
         driver refuses.
         """
+        attributes = ctypes.addressof(_OVERLAP) if self._overlaps else None
         config = _LaunchConfig(
-            (self.num_ctas, 1, 1), (self._threads, 1, 1), self._shared, None, None, 0
+            (self.num_ctas, 1, 1),
+            (self._threads, 1, 1),
+            self._shared,
+            None,
+            attributes,
+            int(self._overlaps),
         )
         launch = self._launch
         arguments = (

@@ -35,7 +35,12 @@ class FakeDriver:
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.status: dict[str, list[int]] = {}
-        self.results = {"cuOccupancyMaxActiveBlocksPerMultiprocessor": 2, "cuModuleGetFunction": 77}
+        self.results = {
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor": 2,
+            "cuModuleGetFunction": 77,
+            "cuDriverGetVersion": 13000,
+        }
+        self.overlapped: list[bool] = []
         self._launch = cuda._LaunchKernelEx(self.launch)  # the driver's own code stands here
 
     def launch(self, at: int, function: int, arguments: int, extra: int | None) -> int:
@@ -44,7 +49,12 @@ class FakeDriver:
         assert params is not None
         copied = ctypes.string_at(params, 8)  # the driver copies the parameters now
         shape = (*config.grid, *config.block, config.shared_bytes)
-        assert (config.attributes, config.num_attributes, extra) == (None, 0, None)
+        assert extra is None
+        assert config.num_attributes == (0 if config.attributes is None else 1)
+        if config.attributes is not None:
+            attribute = cuda._Attribute.from_address(config.attributes)
+            assert ctypes.sizeof(attribute) == 72 and (attribute.id, attribute.value) == (6, 1)
+        self.overlapped.append(config.num_attributes == 1)
         self.calls.append(("cuLaunchKernelEx", (function, *shape, config.stream, copied)))
         left = self.status.get("cuLaunchKernelEx", [])
         return left.pop(0) if left else 0
@@ -123,6 +133,25 @@ def test_a_launch_passes_grid_shared_memory_stream_and_parameters(
         name, args = driver.calls[-1]
         assert name == "cuLaunchKernelEx"
         assert args == (77, 200, 1, 1, 128, 1, 1, 60_000, stream, q.to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize(
+    ("arch", "version", "overlaps"),
+    [("sm_90a", 13000, True), ("sm_90a", 12020, False), ("sm_80", 13000, False)],
+)
+def test_launches_overlap_where_kernels_and_graphs_can(
+    driver: FakeDriver,
+    artifact: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
+    version: int,
+    overlaps: bool,
+) -> None:
+    monkeypatch.setattr(cuda, "cuda_facts", lambda index: CudaFacts("GPU", ARCHS[arch], 100, 2**25))
+    driver.results["cuDriverGetVersion"] = version
+    block = params()
+    cuda.CudaKernel("name", artifact, SHAPE, device=0).bind(block)(0)
+    assert driver.overlapped == [overlaps]
 
 
 def test_a_thread_without_a_context_gets_the_kernels(

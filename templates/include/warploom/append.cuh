@@ -1,6 +1,7 @@
 // New keys and values into a paged cache: a team of lanes for each vector, 8 elements a lane.
 #pragma once
 
+#include <warploom/overlap.cuh>
 #include <warploom/variant.cuh>
 
 #include <warploom/append_base.hpp>
@@ -79,6 +80,7 @@ WL_FN void append_vector(const typename K::Params& p, const AppendPlace& place, 
 template <class K>
 WL_FN void run_append(const typename K::Params& p) {
   constexpr int kLanes = Team<K>::kLanes;
+  await_earlier_kernels();
   const int rows = min(p.num_rows, p.indptr[p.num_requests]);
   const int vectors = rows * p.num_kv_heads;
   const int teams = gridDim.x * blockDim.x / kLanes;

@@ -5,6 +5,7 @@
 #include <warploom/attend.cuh>
 #include <warploom/join.cuh>
 #include <warploom/merge.cuh>
+#include <warploom/overlap.cuh>
 #include <warploom/single.cuh>
 #include <warploom/stream.cuh>
 
@@ -50,6 +51,7 @@ WL_FN void run_tall_kernel(const typename K::Params& p, char* shared_memory) {
 template <class K>
 WL_FN void run_portable_kernel(const typename K::Params& p) {
   extern __shared__ __align__(1024) char shared_memory[];
+  await_earlier_kernels();
   if constexpr (Sizes<K>::kSingle) {
     run_single_kernel<K>(p, shared_memory);
   } else if constexpr (Sizes<K>::kSplitKeys) {

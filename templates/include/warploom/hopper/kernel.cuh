@@ -6,6 +6,7 @@
 #include <warploom/hopper/consumer.cuh>
 #include <warploom/hopper/producer.cuh>
 #include <warploom/hopper/transformer.cuh>
+#include <warploom/overlap.cuh>
 
 namespace warploom::hopper {
 
@@ -68,6 +69,7 @@ WL_FN void run_hopper_kernel(const typename K::Params& p) {
   const Shared<K> shared{shared_memory};
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
+  await_earlier_kernels();
   const int group = __shfl_sync(kAllLanes, int(threadIdx.x) / 128, 0);
   if (group == Budget::kConsumers) {
     if constexpr (Budget::kExchanges) set_registers_down<Budget::kProducer>();

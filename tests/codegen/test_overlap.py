@@ -1,0 +1,77 @@
+"""Kernels that may begin before the one ahead of them ends read nothing until it has ended.
+
+Loads that the compiler takes for loads of constants, as those of a plan, it could move anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from disassembly import disassembled
+
+import warploom as wl
+from warploom.codegen.append import AppendSpec, key_value_seats, render_append
+from warploom.codegen.arch import ARCHS
+from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.planner_source import planner_source
+from warploom.codegen.render import render_cuda
+from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.tiles import choose_tile
+from warploom.dsl.dtypes import bfloat16
+from warploom.dsl.dtypes import kv_dtype as stored
+from warploom.dsl.formats import KVFormat, Paged, Ragged
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+from warploom.scheduler.layout import c_structs
+
+pytestmark = [pytest.mark.nvrtc, pytest.mark.usefixtures("toolchain")]
+
+# Instructions that reach global memory; those of shared memory and of parameters are others.
+GLOBAL = re.compile(r"\b(LDG|LD|STG|ST|ATOMG?|RED|LDGSTS|UTMALDG|UTMAPF|UBLKCP)(\.|\s)")
+HOPPER = TileConfig(128, 128, 8, 2, "hopper", 2)
+
+
+def attention(kv_format: KVFormat, rows: int, tile: TileConfig | None = None) -> KernelSource:
+    spec = AttentionSpec(trace(wl.Causal()), 128, 128, bfloat16, kv_format)
+    return render_cuda(spec, tile or choose_tile(spec, ARCHS["sm_90a"], rows), c_structs())
+
+
+def append() -> KernelSource:
+    kept = key_value_seats(trace(wl.Rope()))
+    spec = AppendSpec(kept, 128, 128, bfloat16, stored("bfloat16"), 16)
+    return render_append(spec, "cuda")
+
+
+SOURCES: dict[str, Callable[[], KernelSource]] = {
+    "one row": lambda: attention(Paged(16), 1),
+    "16 rows": lambda: attention(Paged(16), 4),
+    "64 rows": lambda: attention(Ragged(), 64, TileConfig(64, 64, 4, 2)),
+    "hopper": lambda: attention(Ragged(), 1000, HOPPER),
+    "append": append,
+    "planner": lambda: planner_source(trace(wl.Causal()), c_structs(), "cuda"),
+}
+
+
+def instructions(source: KernelSource, arch: str, folder: Path) -> list[str]:
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(run_nvrtc(source.text, ARCHS[arch], source.name).cubin)
+    return [
+        line for line in disassembled(cubin).splitlines() if re.search(r"/\*[0-9a-f]{4,}", line)
+    ]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_nothing_is_read_or_written_before_the_wait(name: str, tmp_path: Path) -> None:
+    code = instructions(SOURCES[name](), "sm_90a", tmp_path)
+    waits = [i for i, line in enumerate(code) if "ACQBULK" in line]
+    assert waits and any("PREEXIT" in line for line in code[waits[0] :])
+    assert [line for line in code[: waits[0]] if GLOBAL.search(line)] == []
+    assert any(GLOBAL.search(line) for line in code[waits[0] :])  # the pattern finds them
+
+
+def test_older_architectures_wait_for_nothing(tmp_path: Path) -> None:
+    code = instructions(append(), "sm_80", tmp_path)
+    assert not any("ACQBULK" in line for line in code)
