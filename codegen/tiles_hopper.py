@@ -15,6 +15,7 @@ from warploom.errors import UnsupportedSpec
 
 GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
 _BARRIER_BYTES = 8  # Barrier
+_VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 
@@ -127,4 +128,5 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
         columns += (tile.stages + 1) * tile.keys * column_state_bytes(spec.variant)
     items = tile.query_stages * staged_item_bytes(spec.kv_format, tile)
     barriers = _BARRIER_BYTES * (5 * tile.query_stages + 6 * tile.stages)
-    return round_up(staged + slab + columns, 16) + items + barriers
+    visits = _VISIT_BYTES * round_up(tile.stages, 2)
+    return round_up(staged + slab + columns, 16) + items + barriers + visits

@@ -104,10 +104,14 @@ template <class K>
 WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
                             const Columns<K>& columns, bool is_full,
                             typename WarpMma<K>::Scores& scores) {
-  if (!K::Variant::kHasLogitsTransform && !scales_late<K>(item.p)) {
+  if constexpr (!K::Variant::kHasLogitsTransform) {
+    const bool scales = !scales_late<K>(item.p);
+    if (is_full && !scales) return;  // one jump in most tiles: each waits for instructions
+    if (scales) {
 #pragma unroll
-    for (int i = 0; i < int(sizeof(scores) / sizeof(float)); ++i) {
-      (&scores[0][0][0])[i] *= item.p.sm_scale;
+      for (int i = 0; i < int(sizeof(scores) / sizeof(float)); ++i) {
+        (&scores[0][0][0])[i] *= item.p.sm_scale;
+      }
     }
   }
   if (!is_full) {

@@ -25,6 +25,16 @@ struct Visit {
     return visit;
   }
   WL_FN bool is_of(int item) const { return (bits >> 2 & 3) == (item & 3); }
+  // In its place, where items do not mix: whether another tile of the item follows.
+  WL_FN Visit before(const Visit& next) const {
+    Visit visit;
+    visit.bits = bits | (next.exists() ? 0 : kLast);
+    return visit;
+  }
+  WL_FN bool is_last() const { return (bits & kLast) != 0; }
+
+ private:
+  static constexpr int kLast = 8;
 };
 
 // Walks an item's places in steps of the CTA's tile; skips tiles that no row sees.

@@ -61,13 +61,11 @@ class Consumer {
     query_ring_.advance();
   }
 
-  // Walks the keys of an item; leaves unnormalised output and softmax statistics in registers.
+  // Works through the keys of an item; leaves unnormalised output and softmax statistics in
+  // registers.
   WL_FN void attend(const Item<K>& item, const ThreadRows<K>& rows, Softmax<K>& softmax,
                     typename Mma::Output& output) {
-    KeyWalk<K> walk(item, 0);
-    const int end = item.facts().places.end;
-    Visit visit = walk.next();
-    if (visit.begin() >= end) {
+    if (!KeyWalk<K>(item, 0).next().exists()) {
       release(barriers_.q_empty[query_ring_.stage]);
 #pragma unroll
       for (int i = 0; i < S::kDimV / 2; ++i) (&output[0][0][0])[i] = 0.0f;
@@ -77,7 +75,7 @@ class Consumer {
     typename Mma::Probabilities probabilities;
     float rescale[Softmax<K>::kRows];
     int slot = slot_;  // of Shared::positions and column_states
-    wait_keys(item, columns(item, visit, slot));
+    Visit visit = wait_keys(item, slot);
     begin_turn();
     mma_.start_scores(query_ring_.stage, ring_.stage, scores);
     end_turn();
@@ -90,39 +88,34 @@ class Consumer {
     }
     Mma::pack(scores, probabilities);
     bool is_first = true;
-    Visit next = walk.next();
-    while (next.begin() < end) {
+    while (!visit.is_last()) {
       const Ring<C::kStages> values = ring_;
       ring_.advance();
       const int next_one = next_slot<K>(slot);
-      wait_keys(item, columns(item, next, next_one));
+      const Visit next = wait_keys(item, next_one);
       begin_turn();
       mma_.start_scores(query_ring_.stage, ring_.stage, scores);
       wait_values(item, columns(item, visit, slot), visit, values);
       mma_.start_output(probabilities, values.stage, is_first, output);
       end_turn();
-      const Visit after = walk.next();
       Mma::template wait<1>();
       release(barriers_.k_empty[ring_.stage]);
       transform_logits(item, rows, columns(item, next, next_one), next.is_full(), scores);
-      if constexpr (Variant::kSoftmax) {
-        const bool moved = softmax.follow(scores, rescale);
-        exponentiate(softmax, scores);
-        if (moved) {
-          // Waiting inside the rare branch keeps the exponentials above ahead of the wait: the
-          // compiler hoists it within a block.
-          asm volatile("wgmma.wait_group.sync.aligned 0;  // before O is rescaled" ::: "memory");
-          fence(output);
-          Softmax<K>::scale_rows(output, rescale);
-        }
-      }
+      bool moved = false;
+      if constexpr (Variant::kSoftmax) moved = softmax.follow(scores, rescale);
+      // The product with the values before is done by now, or almost: waiting here frees its left
+      // operand, so that exponentials are rounded into it as they come. (The compiler hoists the
+      // wait within its block, which the rare branch in follow() begins.)
       Mma::template wait<0>();
       fence(output);
       release(barriers_.v_empty[values.stage]);
+      if constexpr (Variant::kSoftmax) {
+        if (moved) Softmax<K>::scale_rows(output, rescale);
+        exponentiate(softmax, scores);
+      }
       Mma::pack(scores, probabilities);
       is_first = false;
       visit = next;
-      next = after;
       slot = next_one;
     }
     release(barriers_.q_empty[query_ring_.stage]);
@@ -191,13 +184,17 @@ class Consumer {
     }
   }
 
-  WL_FN void wait_keys(const Item<K>& item, const Columns<K>& columns) const {
+  // The tile of keys that comes next, when it is there.
+  WL_FN Visit wait_keys(const Item<K>& item, int slot) const {
     barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
+    const Visit visit = barriers_.visits[ring_.stage];
     if constexpr (kTransformsKeys) {
-      transform<KeySeat<K>, KeyTile<K>>(item, shared_.keys(ring_.stage), columns);
+      transform<KeySeat<K>, KeyTile<K>>(item, shared_.keys(ring_.stage),
+                                        columns(item, visit, slot));
     } else if constexpr (!C::kBulk && !Shared<K>::kLandsKeys) {
       fence_async_proxy();
     }
+    return visit;
   }
 
   WL_FN void wait_values(const Item<K>& item, const Columns<K>& columns, const Visit& visit,

@@ -10,7 +10,6 @@
 
 #include <warploom/hopper/shared.cuh>
 #include <warploom/hopper/tma.cuh>
-#include <warploom/walk.cuh>
 
 namespace warploom::hopper {
 
@@ -117,7 +116,7 @@ class ColumnProducer {
     auto& barriers = item.arena.barriers();
     const auto of_tile = Variant::tile_state(item.p, item.tile());
     KeyWalk<K> walk(item, 0);
-    for (Visit visit = walk.next(); visit.begin() < item.facts().places.end; visit = walk.next()) {
+    for (Visit visit = walk.next(); visit.exists(); visit = walk.next()) {
       // What is loaded is on its way before there is room.
       const bool is_read = Variant::kHasLogitsTransform || !visit.is_full();
       typename Variant::ColState states[kOwn];
@@ -167,7 +166,10 @@ class BulkProducer {
     const Shared<K> shared = item.arena;
     auto& barriers = shared.barriers();
     KeyWalk<K> walk(item, 0);
-    for (Visit visit = walk.next(); visit.begin() < end; visit = walk.next()) {
+    Visit next = walk.next();
+    while (next.exists()) {
+      const Visit visit = next;
+      next = walk.next();
       const int boxes = (min(end - visit.begin(), C::kKeys) + kBoxTokens - 1) / kBoxTokens;
       if constexpr (kOfValues) {
         barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
@@ -176,6 +178,7 @@ class BulkProducer {
       } else {
         barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
         if constexpr (C::kColumnPositions) write_positions(item, visit, lane);
+        if (lane == 0) barriers.visits[ring_.stage] = visit.before(next);
         copy_tile<S::kDimQk>(item, &item.p.k_map, barriers.k_copied(ring_.stage), visit, boxes,
                              shared.keys(ring_.stage), lane);
       }
@@ -232,7 +235,6 @@ class GatherProducer {
  public:
   WL_FN void copy(const Item<K>& item, unsigned thread) {
     const auto& p = item.p;
-    const int end = item.facts().places.end;
     const Shared<K> shared = item.arena;
     auto& barriers = shared.barriers();
     const int row = CopyKeys::looked_up_row(thread);
@@ -240,7 +242,7 @@ class GatherProducer {
     KeyWalk<K> walk(item, 0);
     Visit visit = walk.next();
     int block = block_of(item, visit.begin() + row);
-    while (visit.begin() < end) {
+    while (visit.exists()) {
       const Visit next = walk.next();
       const int next_block = block_of(item, next.begin() + row);  // a tile ahead
       const int token = (visit.begin() + row) % C::kBlockKv;
@@ -255,6 +257,7 @@ class GatherProducer {
         if constexpr (C::kColumnPositions) shared.positions(slot_)[row] = kv_pos;
         if constexpr (Shared<K>::kStagesColumns) shared.column_states(slot_)[row] = state;
       }
+      if (thread == 0) barriers.visits[ring_.stage] = visit.before(next);
       slot_ = next_slot<K>(slot_);
       const ShuffledRows<CopyKeys> keys{
           block < 0 ? kAbsent : block * p.k_block_stride + token * p.k_token_stride, thread};

@@ -4,6 +4,7 @@
 
 #include <warploom/arena.cuh>
 #include <warploom/hopper/barrier.cuh>
+#include <warploom/walk.cuh>
 
 namespace warploom::hopper {
 
@@ -45,11 +46,13 @@ struct Shared {
       kHasTransformer<K> && (Variant::kHasKeyTransform ||
                              (Variant::kHasValueTransform && C::kBulk && C::kColumnPositions));
   static constexpr bool kLandsValues = kHasTransformer<K> && Variant::kHasValueTransform;
+  // Of a ring of tiles, and of items. Who copies keys says in `visits` which tile they are.
   struct Barriers {
     Barrier item_full[kItemStages], item_empty[kItemStages];
     Barrier q_landed[C::kQueryStages], q_full[C::kQueryStages], q_empty[C::kQueryStages];
     Barrier k_landed[C::kStages], k_full[C::kStages], k_empty[C::kStages];
     Barrier v_landed[C::kStages], v_full[C::kStages], v_empty[C::kStages];
+    Visit visits[round_up(C::kStages, 2)];
     // What copies arrive on.
     WL_FN Barrier* q_copied(int i) { return kLandsQueries ? q_landed + i : q_full + i; }
     WL_FN Barrier* k_copied(int i) { return kLandsKeys ? k_landed + i : k_full + i; }

@@ -54,7 +54,7 @@ class Transformer {
     const KeptOfKeys of_keys(item, thread_);
     const KeptOfValues of_values(item, thread_);
     KeyWalk<K> walk(item, 0);
-    for (Visit visit = walk.next(); visit.begin() < item.facts().places.end; visit = walk.next()) {
+    for (Visit visit = walk.next(); visit.exists(); visit = walk.next()) {
       const Columns<K> columns{item, visit, shared_.positions(slot_)};
       if constexpr (Shared<K>::kLandsKeys) {
         barrier_wait(&barriers_.k_landed[ring_.stage], ring_.phase);
