@@ -126,7 +126,8 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     columns = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
     if not spec.kv_format.composed:
         columns += (tile.stages + 1) * tile.keys * column_state_bytes(spec.variant)
-    items = tile.query_stages * staged_item_bytes(spec.kv_format, tile)
-    barriers = _BARRIER_BYTES * (5 * tile.query_stages + 6 * tile.stages)
+    item_stages = 1 if tile.query_stages == 1 else tile.query_stages + 1
+    items = item_stages * staged_item_bytes(spec.kv_format, tile)
+    barriers = _BARRIER_BYTES * (2 * item_stages + 3 * tile.query_stages + 6 * tile.stages)
     visits = _VISIT_BYTES * round_up(tile.stages, 2)
     return round_up(staged + slab + columns, 16) + items + barriers + visits

@@ -32,9 +32,9 @@ struct Shared {
 
   static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
 
-  // With two, the producer opens an item and copies ahead while the consumers are at the one
-  // before.
-  static constexpr int kItemStages = C::kQueryStages;
+  // With two tiles of queries, the producer copies those of the next item while the consumers are
+  // at the one before. An item is open one earlier, for that takes three loads in a row.
+  static constexpr int kItemStages = C::kQueryStages == 1 ? 1 : C::kQueryStages + 1;
   struct StagedItem {
     ItemFacts<K> facts;
     Row<K> rows[C::kRows];
