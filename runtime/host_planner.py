@@ -117,9 +117,8 @@ class HostPlanner:
         The site must have been written to `params`.
         """
         self.params.write_outputs(*outputs)
-        status = self._plan(self.params.address, self._scratch_at)
-        if status != 0:
-            raise RuntimeError(f"a batch changed while it was planned (status {status})")
+        if self._plan(self.params.address, self._scratch_at) != 0:
+            raise RuntimeError("a batch changed while it was planned")
 
 
 def host_planner(

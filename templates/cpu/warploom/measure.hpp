@@ -9,22 +9,48 @@ struct Measure {
   int q_rows, longest_q, max_kv_len, kv_end, last_block, busy_requests;
 };
 
+// Lengths of all requests; false if `Batch::check` would refuse one. Which, and what for, is not
+// asked here, so that the loop has no branches and compilers turn it into vectors.
+template <bool kIsPaged, class Params>
+bool measure_lengths(const Params& p, Measure& found) {
+  const int *const qo = p.qo_indptr, *const kv = p.kv_indptr;
+  const wide page_size = p.page_size, most = kMostKeys;
+  wide shortest_q = most, longest_q = 0, fewest = most, longest = 0, busy = 0;
+  int has_wrong_page = 0;
+  for (int r = 0; r < p.num_requests; ++r) {
+    const wide num_q = wide(qo[r + 1]) - qo[r], count = wide(kv[r + 1]) - kv[r];
+    wide keys = count;
+    if constexpr (kIsPaged) {
+      const wide last = p.last_page_len[r];
+      keys = count > 0 ? (count - 1) * page_size + last : 0;
+      has_wrong_page |= (count > 0) & ((last < 1) | (last > page_size));
+    }
+    shortest_q = min(shortest_q, num_q);
+    longest_q = max(longest_q, num_q);
+    fewest = min(fewest, count);
+    longest = max(longest, keys);
+    busy += num_q > 0;
+  }
+  const int q_rows = qo[p.num_requests], kv_end = kv[p.num_requests];
+  found = {q_rows, int(longest_q), int(longest), kv_end, -1, int(busy)};
+  const bool is_even = p.storage != int(Storage::kDense) || shortest_q == longest_q;
+  return qo[0] == 0 && kv[0] == 0 && shortest_q >= 0 && fewest >= 0 && !has_wrong_page &&
+         longest <= min(most, wide(p.max_kv_len)) && longest_q * p.group_size <= most &&
+         q_rows <= p.max_q_rows && (!kIsPaged || kv_end <= p.max_blocks) &&
+         (is_even || p.num_requests == 0);
+}
+
+template <class Params>
+bool measure_lengths(const Params& p, Measure& found) {
+  return p.storage == int(Storage::kPaged) ? measure_lengths<true>(p, found)
+                                           : measure_lengths<false>(p, found);
+}
+
 // Reads all lengths and page numbers once; `found` counts only if nothing is wrong.
 template <class Params>
-PlanStatus measure(const Params& p, Measure& found) {
-  const Batch<Params> batch{p};
-  found = {0, 0, 0, 0, -1, 0};
-  if (p.num_requests == 0) return batch.check_empty();
-  for (int r = 0; r < p.num_requests; ++r) {
-    const PlanStatus status = batch.check(r);
-    if (status != PlanStatus::kGood) return status;
-    found.longest_q = max(found.longest_q, batch.q_len(r));
-    found.busy_requests += batch.q_len(r) > 0;
-    found.max_kv_len = max(found.max_kv_len, int(batch.kv_len(r)));
-  }
-  found.q_rows = p.qo_indptr[p.num_requests];
-  found.kv_end = p.kv_indptr[p.num_requests];
-  if (!batch.is_paged() || p.kv_indices == nullptr) return PlanStatus::kGood;
+bool measure(const Params& p, Measure& found) {
+  if (!measure_lengths(p, found)) return false;
+  if (p.storage != int(Storage::kPaged) || p.kv_indices == nullptr) return true;
   int first = 0, last = -1;
   const int* const blocks = p.kv_indices;
   for (int i = 0, count = found.kv_end; i < count; ++i) {
@@ -32,7 +58,7 @@ PlanStatus measure(const Params& p, Measure& found) {
     last = max(last, blocks[i]);
   }
   found.last_block = last;
-  return first < 0 ? PlanStatus::kPage : PlanStatus::kGood;
+  return first >= 0;
 }
 
 }  // namespace warploom

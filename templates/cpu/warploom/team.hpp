@@ -3,11 +3,14 @@
 
 #include <warploom/variant.hpp>
 
+#include <cstddef>
 #include <cstring>
 
 namespace warploom {
 
 struct Solo {
+  static constexpr bool kIsHost = true;  // measure() has checked the batch
+
   WL_FN Range range(int count) const { return {0, count}; }  // the part of this thread
   template <class Step>
   WL_FN static void each(Range range, const Step& step) {
@@ -45,6 +48,16 @@ struct Solo {
   WL_FN static bool copy(const int* from, int* to, int count) {
     std::memcpy(to, from, count * sizeof(int));
     return false;
+  }
+  // Copies work items for other heads. As numbers, which fill vectors wherever an item begins.
+  template <class Item>
+  WL_FN static void copy_items(const Item* from, Item* to, int count, int heads) {
+    constexpr int kSize = sizeof(Item) / sizeof(int), kHead = offsetof(Item, kv_head) / sizeof(int);
+    const int* const source = reinterpret_cast<const int*>(from);
+    int* const target = reinterpret_cast<int*>(to);
+    for (int i = 0; i < count * kSize; ++i) {
+      target[i] = source[i] + (i % kSize == kHead ? heads : 0);
+    }
   }
   WL_FN void vote(bool) const {}
   WL_FN bool is_last(bool& is_objected) const {

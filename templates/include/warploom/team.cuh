@@ -7,6 +7,7 @@ namespace warploom {
 
 class PlannerTeam {
  public:
+  static constexpr bool kIsHost = false;
   static constexpr int kBytes = (2 * 32 + 2) * sizeof(wide);  // of shared memory
 
   // `votes` is one number for all teams: zero between launches.

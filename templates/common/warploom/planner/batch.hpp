@@ -21,6 +21,9 @@ enum class PlanStatus : int {
   kMaxBlocks = 11,  // more pages than declared
 };
 
+// Keys, or fused rows, of a request: places up to a tile past the end are computed in int.
+constexpr wide kMostKeys = 0x7fffffff - 4096;
+
 // Rounded down. Dividing is slow, and the planner mostly divides what is smaller.
 WL_FN int quotient(int value, int by) { return value < by ? 0 : value / by; }
 
@@ -61,8 +64,7 @@ struct Batch {
     if (count < 0) return PlanStatus::kKvFalls;
     if (p.storage == int(Storage::kDense) && num_q != q_len(0)) return PlanStatus::kUneven;
     if (has_pages && (last_page < 1 || last_page > p.page_size)) return PlanStatus::kLastPage;
-    const wide most = 0x7fffffff - 4096;  // places up to a tile past the end are computed in int
-    if (keys > most || wide(num_q) * p.group_size > most) return PlanStatus::kTooLong;
+    if (keys > kMostKeys || wide(num_q) * p.group_size > kMostKeys) return PlanStatus::kTooLong;
     if (q_end > p.max_q_rows) return PlanStatus::kMaxRows;
     if (keys > p.max_kv_len) return PlanStatus::kMaxKvLen;
     if (is_paged() && kv_end > p.max_blocks) return PlanStatus::kMaxBlocks;

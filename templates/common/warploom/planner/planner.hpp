@@ -47,10 +47,11 @@ class Planner {
 
   WL_FN PlanStatus count_tiles() {
     const Range mine = team_.range(p_.num_requests);
-    int wrong = p_.num_requests == 0 ? int(batch_.check_empty()) : 0, tiles = 0;
+    int wrong = 0, tiles = 0;
     bool several = false;
+    if (!Team::kIsHost && p_.num_requests == 0) wrong = int(batch_.check_empty());
     team_.each(mine, [&](int r) {
-      if (wrong == 0) wrong = int(batch_.check(r));
+      if (!Team::kIsHost && wrong == 0) wrong = int(batch_.check(r));
       const int own = wrong == 0 ? batch_.tiles(r) : 0;
       tiles += own;
       several |= own > 1;
@@ -194,15 +195,16 @@ class Planner {
   }
 
   WL_FN int tile_at(int item) const { return s_.order[item - head_of(p_, tiles_, item) * tiles_]; }
-  WL_FN WorkItem item_of(int item) const {
+  WL_FN WorkItem item_of(int item) const {  // every member by name, as in Batch::segment
     const int t = tile_at(item), segment = s_.segment[t];
-    WorkItem work = {};
+    WorkItem work;
     work.segment = segment;
     work.kv_head = head_of(p_, tiles_, item);
     work.row_begin = tile(t, segment).row_begin;
     work.kv_begin = s_.keys[t].begin;
     work.kv_end = s_.keys[t].end;
     work.slot = work.merge = -1;
+    work.rows = 0;
     return work;
   }
   // The head is written last, so that `work` stays in registers from head to head.
@@ -216,6 +218,27 @@ class Planner {
   // A device writes pieces and whole items side by side, by different warps.
   WL_FN void write_items() {
     team_.each_line(p_.columns, p_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
+    if constexpr (Team::kIsHost) {
+      team_.each({0, p_.columns}, [&](int i) { write_column(i); });
+    } else {
+      write_side_by_side();
+    }
+  }
+
+  // The whole items of column i. A thread alone writes faster from neighbour to neighbour than from
+  // line to line.
+  WL_FN void write_column(int i) {
+    const Column here = column(i);
+    const int first = marks_[i].item + here.lead, whole = marks_[i + 1].item - first;
+    WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + here.items - whole;
+    for (int n = 0; n < whole; ++n) items[n] = item_of(first + n);
+    for (int line = 1; line < p_.lines; ++line) {
+      team_.copy_items(items, items + line * here.items, whole, line);
+    }
+  }
+
+  // All whole items.
+  WL_FN void write_side_by_side() {
     const auto first_whole = [this](int i) { return marks_[i].item + (marks_[i].visible > 0); };
     int i = -1;  // column of the item; items ascend
     const auto write_whole = [&](int item, Range lines) {
