@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from warploom.runtime.index_arrays import IndexArrays
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import Records
 
@@ -84,11 +85,6 @@ class Batch:
         return Bounds.of(self.segments, len(self.indices))
 
 
-# Where a native planner reads an index array: what keeps the memory, the address of the first entry
-# (0 if the planner does not read it), and how many there are.
-IndexArray: TypeAlias = tuple[Any, int, int]
-
-
 class SizesOnly(Batch):
     """A batch of which sizes are known; its arrays are made when first asked for.
 
@@ -114,17 +110,17 @@ class Measured(SizesOnly):
     """A batch that a planner measured on the host; one segment for each request.
 
     Attributes:
-        lengths: qo_indptr, kv_indptr, last_page_len and kv_indices.
+        lengths: qo_indptr, kv_indptr and, if paged, last_page_len and kv_indices.
         num_blocks: entries of the block list.
     """
 
-    lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray]
+    lengths: IndexArrays
     _busy: int
 
     def __init__(
         self,
         arrays: Callable[[], Batch],
-        lengths: tuple[IndexArray, IndexArray, IndexArray, IndexArray],
+        lengths: IndexArrays,
         num_requests: int,
         busy_requests: int,
         q_rows: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from warploom.codegen.source import TileConfig
@@ -87,22 +87,26 @@ class FastPlanner(Planner):
         spec = self._spec
         return NativePlanner(spec.variant, spec.kv_format, self._heads, self._device)
 
+    @cached_property
+    def _device_plans(self) -> bool:
+        return self._device.type == "cuda" and not self._options.batch_invariant
+
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Planner` does."""
         if isinstance(batch, OnDevice):
             return self._plan_on_device(batch, inputs)
         if not isinstance(batch, Measured) or not self._native.knows(inputs):
             return super().__call__(batch, inputs)
-        if not self.deals_evenly(batch, self.tile_for(batch)):
+        tile = self.tile_for(batch)
+        if not self.deals_evenly(batch, tile):
             return super().__call__(batch, inputs)
-        place = self._placed(batch)
+        place = self._placed(batch, tile)
         self._workspace.fit(place.size)
         self._plan_natively(batch, inputs, place.site)
-        read = self._reader(place.kernel, place.site.room, inputs)
-        return ReadBack(batch, place.kernel, place.size, read, "the host, natively")
+        return self._read_back(batch, place, inputs, "the host, natively")
 
-    def _placed(self, batch: Measured | OnDevice) -> Place:
-        tile, place = self.tile_for(batch), self._place
+    def _placed(self, batch: Measured | OnDevice, tile: TileConfig) -> Place:
+        place = self._place
         if place is None or not place.suits(batch, tile, self._options.bounds):
             kernel = self._kernels.get(tile)
             room, size = self._fit(batch.least_bounds, kernel)
@@ -128,7 +132,7 @@ class FastPlanner(Planner):
             q_rows: rows that q will have; None: the most that the bounds allow.
         """
         bounds = self._options.bounds
-        if bounds is None or self._options.batch_invariant or self._device.type != "cuda":
+        if bounds is None or not self._device_plans:
             return None
         tensors = device_lengths(arguments, self._spec.kv_format, self._device)
         if tensors is None:
@@ -144,13 +148,12 @@ class FastPlanner(Planner):
         return batch
 
     def _plan_on_device(self, batch: OnDevice, inputs: Inputs) -> Planned:
-        place = self._placed(batch)
+        place = self._placed(batch, self.tile_for(batch))
         self._workspace.fit(place.size)
         address, votes = map(self._workspace.address, ("plan", "votes"))
         self._native.on_device(batch, inputs, place.site, address, votes)
         self._set_addresses(place.site.room)
-        read = self._reader(place.kernel, place.site.room, inputs)
-        planned = ReadBack(batch, place.kernel, place.size, read, "the device")
+        planned = self._read_back(batch, place, inputs, "the device")
         batch.arrays = lambda: Batch.of(planned.plan.segments, planned.plan.indices)
         return planned
 
@@ -167,32 +170,34 @@ class FastPlanner(Planner):
         return self._native.site(kernel.tile, room, active)
 
     def _plan_natively(self, batch: Measured, inputs: Inputs, site: Site) -> None:
-        target, (listed, address, _) = self._workspace.plan_ints, batch.lengths[3]
-        used = site.room.offsets["indices"] + batch.num_blocks
-        if batch.num_blocks and not address:  # page numbers on the device stay there
-            used -= batch.num_blocks
-            target[used : used + batch.num_blocks].copy_(listed[: batch.num_blocks])
+        target, count = self._workspace.plan_ints, batch.num_blocks
+        used = site.room.offsets["indices"] + count
+        if count and not batch.lengths.addresses[3]:  # page numbers on the device stay there
+            used -= count
+            target[used : used + count].copy_(batch.lengths.kept[3][:count])
         staged = self._upload.stage(target)
         self._native.on_host(inputs, site, staged.data_ptr())
         self._upload.send(target, used)
         self._set_addresses(site.room)
 
-    def _reader(
-        self, kernel: Kernel, room: Capacity, inputs: Inputs
-    ) -> Callable[[], tuple[Plan, Visibility]]:
-        """Reads the plan back that lies in the workspace now."""
-        scalars, known = dict(inputs.scalars), dict(inputs.known)
+    def _read_back(
+        self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str
+    ) -> ReadBack:
+        """What was planned into the workspace just now."""
+        read = partial(self._read, place, dict(inputs.scalars), dict(inputs.known))
+        return ReadBack(batch, place.kernel, place.size, read, by)
 
-        def read() -> tuple[Plan, Visibility]:
-            packed = self._workspace.plan_ints[: room.total_ints].cpu().numpy()
-            segments, indices = unpack_batch(packed, room, self._spec.kv_format.block_kv)
-            batch = Batch.of(segments, indices)
-            visibility = self._visibility(batch, scalars, known)
-            problem = Problem(
-                segments, self._heads.num_kv, self._heads.group_size, kernel.tile.rows,
-                kernel.tile.keys, kernel.num_ctas, self._site(kernel, room).active_ctas,
-                visibility, even=True,
-            )  # fmt: skip
-            return unpack(packed, room, problem, indices), visibility
-
-        return read
+    def _read(
+        self, place: Place, scalars: dict[str, Any], known: dict[str, Any]
+    ) -> tuple[Plan, Visibility]:
+        """The plan that lies in the workspace now."""
+        room, tile, heads = place.site.room, place.kernel.tile, self._heads
+        packed = self._workspace.plan_ints[: room.total_ints].cpu().numpy()
+        segments, indices = unpack_batch(packed, room, self._spec.kv_format.block_kv)
+        batch = Batch.of(segments, indices)
+        visibility = self._visibility(batch, scalars, known)
+        problem = Problem(
+            segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
+            place.kernel.num_ctas, place.site.active_ctas, visibility, even=True,
+        )  # fmt: skip
+        return unpack(packed, room, problem, indices), visibility

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import host_target
@@ -16,17 +15,16 @@ from warploom.codegen.planner_source import MEASURE, planner_source
 from warploom.dsl.formats import KVFormat, Paged
 from warploom.dsl.spec import TracedVariant
 from warploom.errors import WarploomError
-from warploom.runtime.batch import IndexArray, Measured
+from warploom.runtime.batch import Measured
 from warploom.runtime.formats import make_batch
+from warploom.runtime.index_arrays import IndexReader
 from warploom.runtime.planner_params import PlannerParams
-from warploom.runtime.tensors import host_int32
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.layout import c_structs
 
 STORAGE: Final = {"Dense": 0, "Ragged": 1, "Paged": 2}  # warploom::Storage
 _ANY = Bounds(INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX)
 _MEASURE = struct.Struct("=6i")  # warploom::Measure
-_Tensor, _INT32 = torch.Tensor, torch.int32
 
 
 class HostPlanner:
@@ -60,6 +58,10 @@ class HostPlanner:
         self.params.set("storage", self._storage)  # measuring reads these three of a site
         self.params.set("page_size", kv_format.block_kv)
         self.params.set("group_size", group_size)
+        names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
+        self._read = IndexReader(*names[: 4 if self._is_paged else 2])
+        self._absent = () if self._is_paged else (0, 0)
+        self._take(None)
         self._found = ctypes.create_string_buffer(_MEASURE.size)
         self._found_at = ctypes.addressof(self._found)
         self.reserve(0)
@@ -71,25 +73,24 @@ class HostPlanner:
             arguments: qo_indptr, kv_indptr, kv_indices and last_page_len, as `plan` was given them.
             bounds: the largest batch, if declared.
         """
-        is_paged, bounds = self._is_paged, bounds or _ANY
+        if bounds is not self._bounds:
+            self._take(bounds)
+        is_paged = self._is_paged
         qo, kv, indices, last = arguments
-        if qo is None or kv is None or (indices is not None, last is not None) != (is_paged,) * 2:
+        if qo is None or kv is None or (indices is None) is is_paged or (last is None) is is_paged:
             return None
-        lengths = (
-            _index_array(qo, "qo_indptr"),
-            _index_array(kv, "kv_indptr"),
-            _index_array(last, "last_page_len"),
-            _index_array(indices, "kv_indices"),
-        )
-        (_, qo_at, ends), (_, kv_at, kv_ends), (_, last_at, lasts), (_, pages_at, pages) = lengths
+        lengths = self._read(qo, kv, last, indices) if is_paged else self._read(qo, kv)
+        ends, kv_ends, *paged = lengths.counts
         requests = ends - 1
-        if not 0 <= requests <= min(bounds.max_requests, bounds.segments):
+        if kv_ends != ends or not 0 <= requests <= self._most_requests:
             return None
-        if kv_ends != ends or (is_paged and lasts != requests):
+        if is_paged and paged[0] != requests:
             return None
-        self.params.write_lengths(qo_at, kv_at, last_at, pages_at)
-        blocks = min(bounds.max_blocks, pages)
-        self.params.write_batch(requests, bounds.max_q_rows, bounds.max_kv_len, blocks)
+        largest, pages = self._largest, paged[1] if is_paged else 0
+        self.params.write_lengths(*lengths.addresses, *self._absent)
+        self.params.write_batch(
+            requests, largest.max_q_rows, largest.max_kv_len, min(largest.max_blocks, pages)
+        )
         if self._measure(self.params.address, self._found_at) != 0:
             return None
         q_rows, longest_q, max_kv_len, kv_end, last_block, busy = _MEASURE.unpack(self._found)
@@ -105,6 +106,10 @@ class HostPlanner:
             kv_end if is_paged else 0,
             (max_kv_len, kv_end, last_block + 1)[self._storage],
         )
+
+    def _take(self, bounds: Bounds | None) -> None:
+        self._bounds, self._largest = bounds, bounds or _ANY
+        self._most_requests = min(self._largest.max_requests, self._largest.segments)
 
     def reserve(self, scratch: int) -> None:
         """Have so many bytes to plan in."""
@@ -129,21 +134,3 @@ def host_planner(
         return HostPlanner(variant, kv_format, group_size)
     except (WarploomError, OSError):
         return None
-
-
-def _index_array(value: Any, name: str) -> IndexArray:
-    """An index array on the host; page numbers may stay on the device."""
-    if value is None:
-        return None, 0, 0
-    if isinstance(value, _Tensor) and is_index_tensor(value):
-        if value.is_cpu:
-            return value, value.data_ptr(), value.numel()
-        if name == "kv_indices":
-            return value, 0, value.numel()
-    array = host_int32(value, name)  # the array itself if it is one of int32
-    return array, array.__array_interface__["data"][0], len(array)
-
-
-def is_index_tensor(value: torch.Tensor) -> bool:
-    """True for what a native planner reads as it is."""
-    return value.dtype is _INT32 and value.dim() == 1 and value.is_contiguous()

@@ -139,6 +139,8 @@ class Inputs:
 
     def rewritten(self) -> dict[str, Any]:
         """Host tensors of the mask whose contents have changed since they were copied."""
+        if not self._sources:
+            return {}
         return {name: source for name, source in self._sources.items() if self._differs(name)}
 
     def _differs(self, name: str) -> bool:
@@ -169,8 +171,9 @@ class Inputs:
         """
         for name, shape in self._shapes.items():
             self._check_sizes(self._tensor_fields[name], shape)
-        for name in sorted(self.mask_scalars.difference(self.scalars)):
-            raise self._missing(name)
+        if self.mask_scalars:
+            for name in sorted(self.mask_scalars.difference(self.scalars)):
+                raise self._missing(name)
 
     def write_planned(self, block: Block) -> None:
         """Write all kept values."""

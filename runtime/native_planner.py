@@ -17,7 +17,8 @@ from warploom.errors import ArgumentError, MissingInput
 from warploom.runtime.batch import Measured, OnDevice
 from warploom.runtime.device import cuda_facts
 from warploom.runtime.device_planner import DevicePlanner, PlanSize
-from warploom.runtime.host_planner import STORAGE, HostPlanner, host_planner, is_index_tensor
+from warploom.runtime.host_planner import STORAGE, HostPlanner, host_planner
+from warploom.runtime.index_arrays import is_index_tensor
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.visibility import Heads
 from warploom.scheduler.bounds import Bounds
@@ -122,8 +123,10 @@ class NativePlanner:
 
     def knows(self, inputs: Inputs) -> bool:
         """True if the host has the values of all that the mask reads."""
-        host = self._host
-        return host is not None and host.params.inputs.issubset((*inputs.scalars, *inputs.known))
+        if self._host is None:
+            return False
+        needed = self._host.params.inputs
+        return not needed or needed.issubset((*inputs.scalars, *inputs.known))
 
     def on_host(self, inputs: Inputs, site: Site, address: int) -> None:
         """Write the plan of the batch that `measure` saw last to host memory.

@@ -89,7 +89,7 @@ class Planner:
         self._options = options
         self._device = device
         self._upload = Upload(device)
-        self._addressed: tuple[int, Capacity, WorkspaceSize] | None = None
+        self._addressed: tuple[torch.Tensor, Capacity, WorkspaceSize] | None = None
         self._fixed: TileConfig | None = None  # once known, where all plans have the same
         self._chosen: dict[tuple[float, int, int], TileConfig] = {}
         self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
@@ -276,11 +276,14 @@ class Planner:
         self._set_addresses(room)
 
     def _set_addresses(self, room: Capacity) -> None:
+        memory, size = self._workspace.memory, self._workspace.size
+        if self._addressed is not None:
+            before, old_room, old_size = self._addressed
+            # tiles of other heights may have the same room
+            if memory is before and room is old_room and size is old_size:
+                return
+        self._addressed = memory, room, size
         begin = self._workspace.address("plan")
-        place = begin, room, self._workspace.size  # tiles of other heights may have the same room
-        if self._addressed == place:
-            return
-        self._addressed = place
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
         for part in ("partial_o", "partial_lse", "arrivals"):

@@ -17,37 +17,42 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tenso
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
-def like(*tensors: torch.Tensor) -> Same:
+def like(*tensors: torch.Tensor, any_size: bool = False) -> Same:
     """A comparison: do tensors agree with these in all but addresses and values?
 
     It compares class, shape, strides, dtype, device and `requires_grad`. Neither these tensors nor
     those compared are kept alive.
+
+    Args:
+        tensors: what others are compared with.
+        any_size: shapes may differ, but not their number of dimensions.
     """
     guard = getattr(_guards, "TensorGuards", None)
     if guard is None:
-        return slow_like(*tensors)
+        return slow_like(*tensors, any_size=any_size)
     same: Same = guard(
         *tensors,
-        dynamic_dims_sizes=[list(x.shape) for x in tensors],
+        dynamic_dims_sizes=[[None] * x.dim() if any_size else list(x.shape) for x in tensors],
         dynamic_dims_strides=[list(x.stride()) for x in tensors],
     ).check
     return same
 
 
-def slow_like(*tensors: torch.Tensor) -> Same:
+def slow_like(*tensors: torch.Tensor, any_size: bool = False) -> Same:
     """`like` by public means."""
-    wanted = [_facts(tensor) for tensor in tensors]
+    wanted = [_facts(tensor, any_size) for tensor in tensors]
 
     def same(*others: torch.Tensor) -> bool:
         types = all(isinstance(other, torch.Tensor) for other in others)
-        return types and [_facts(other) for other in others] == wanted
+        return types and [_facts(other, any_size) for other in others] == wanted
 
     return same
 
 
-def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    layout = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-    return type(tensor), *layout, tensor.requires_grad
+def _facts(tensor: torch.Tensor, any_size: bool) -> tuple[object, ...]:
+    layout = tensor.stride(), tensor.dtype, tensor.device
+    size = tensor.dim() if any_size else tensor.shape
+    return type(tensor), size, *layout, tensor.requires_grad
 
 
 def allocator(device: torch.device) -> Allocate:

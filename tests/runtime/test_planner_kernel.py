@@ -63,14 +63,14 @@ class Emulated:
         self.params.write_inputs(self.inputs.scalars)
         self.native = NativePlanner(traced, wl.Paged(PAGE), HEADS, torch.device("cpu"))
 
-    def plan(self, batch: Any, site: Site, address: int, grid: tuple[int, int, int]) -> None:
+    def plan(self, lengths: Any, site: Site, address: int, grid: tuple[int, int, int]) -> None:
         """As `NativePlanner.on_host`, with lengths checked against the bounds."""
         bounds = site.room.bounds
         assert site.scratch < 2**20 - 528
-        self.params.write_lengths(*(address for _, address, _ in batch))
+        self.params.write_lengths(*lengths.addresses)
         self.params.write_outputs(*site.outputs(address))
         self.params.write_batch(
-            batch[0][2] - 1, bounds.max_q_rows, bounds.max_kv_len, bounds.max_blocks
+            lengths.counts[0] - 1, bounds.max_q_rows, bounds.max_kv_len, bounds.max_blocks
         )
         self.params.write_site(*site.numbers)
         self._run(self.params.address, *grid)
