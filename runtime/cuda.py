@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,10 @@ _OVERLAP = _Attribute(id=6, value=1)
 
 # (config, function, array of argument addresses, extra) -> status; other threads run meanwhile
 _LaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+# (device address, host address, bytes, stream) -> status
+_MemcpyHtoDAsync = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+)
 
 
 class CudaKernel:
@@ -159,6 +164,18 @@ class CudaKernel:
         code = self._driver.CUresult(status)
         text = self._driver.cuGetErrorString(code)[1]
         return f"{code.name} ({text.decode() if isinstance(text, bytes) else text})"
+
+
+@cache
+def copy_to_device() -> Callable[[int, int, int, int], int]:
+    """The driver's copy: device address, host address, bytes, stream. Returns 0, or what is wrong.
+
+    Host memory is pinned, or the copy waits for its stream. The device must be the current one.
+    """
+    status, address, *_ = load_driver().cuGetProcAddress(b"cuMemcpyHtoDAsync", _SINCE, 0)
+    if int(status) != 0:
+        raise LaunchError(kernel="cuMemcpyHtoDAsync", reason=f"the driver has none ({status})")
+    return _MemcpyHtoDAsync(address)
 
 
 def load_driver() -> Any:

@@ -71,7 +71,7 @@ def _locate(value: Any, name: str) -> tuple[Any, int, int]:
     if isinstance(value, _Array):
         if value.dtype is _INT32 and value.ndim == 1 and value.flags.carray and len(value):
             # ctypes finds the address in a third of NumPy's time
-            return value, addressof(c_char.from_buffer(value)), len(value)
+            return value, addressof(c_char.from_buffer(value.data)), len(value)
     elif isinstance(value, _Tensor) and is_index_tensor(value):
         if value.is_cpu:
             return value, value.data_ptr(), value.numel()

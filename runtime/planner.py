@@ -18,8 +18,9 @@ from warploom.runtime.device import cuda_facts
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel, Kernels
 from warploom.runtime.params import ParamBlock
+from warploom.runtime.upload import Upload
 from warploom.runtime.visibility import Heads, make_visibility
-from warploom.runtime.workspace import Upload, Workspace
+from warploom.runtime.workspace import Workspace
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
 from warploom.scheduler.plan import Plan, make_plan

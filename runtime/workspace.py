@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import ClassVar
 from weakref import WeakSet
 
 import torch
 
 from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
-from warploom.runtime import shortcuts
 from warploom.runtime.graph import refuse_under_capture
 from warploom.scheduler.capacity import WorkspaceSize
-
-_RING = 4  # plans that may be on their way to the device at the same time
 
 
 class Workspace:
@@ -141,47 +137,3 @@ def _checked(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
             expected="it must be contiguous and begin at a multiple of 16 bytes",
         )
     return memory.view(-1)
-
-
-class Upload:
-    """Copies plans from the host into a fixed device buffer, on the caller's stream.
-
-    A plan is packed in pinned memory, which must not change before its copy is done. A ring of
-    buffers lets `plan` run ahead of the device; an event per buffer says when it is free again.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
-        self._index = device.index
-        self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _RING
-        self._turn = 0
-        self._stream: torch.cuda.Stream | None = None
-        self._handle = -1  # of that stream
-
-    @cached_property
-    def _events(self) -> list[torch.cuda.Event]:
-        return [torch.cuda.Event() for _ in range(_RING)]  # type: ignore[no-untyped-call]
-
-    def stage(self, target: torch.Tensor) -> torch.Tensor:
-        """Memory of the host that no copy reads, at least as long as `target`.
-
-        Args:
-            target: int32 device tensor.
-        """
-        if not self._is_cuda:
-            return target
-        turn = self._turn = (self._turn + 1) % _RING
-        self._events[turn].synchronize()  # at once, if it was never recorded
-        if self._buffers[turn].numel() < target.numel():
-            self._buffers[turn] = torch.empty(target.numel(), dtype=torch.int32, pin_memory=True)
-        return self._buffers[turn]
-
-    def send(self, target: torch.Tensor, used: int) -> None:
-        """Copy so many entries of what was staged last to `target`."""
-        if not self._is_cuda:
-            return
-        handle = shortcuts.raw_stream(self._index)
-        if handle != self._handle:
-            self._stream, self._handle = torch.cuda.current_stream(self._index), handle
-        target[:used].copy_(self._buffers[self._turn][:used], non_blocking=True)
-        self._events[self._turn].record(self._stream)

@@ -34,6 +34,15 @@ def test_tensors_are_alike_in_all_but_addresses_and_values(like: Any, tensors: A
         assert like(*tensors)(*tensors)
 
 
+@pytest.mark.parametrize("like", [shortcuts.like, shortcuts.slow_like])
+def test_tensors_of_any_size_are_alike_in_all_else(like: Any) -> None:
+    same = like(A[0, 0], B[0, 0], any_size=True)
+    assert same(A[0, 0, :3], B[0, 0, :0])
+    assert not same(A[0, 0, ::2], B[0, 0])
+    assert not same(A[0], B[0, 0])
+    assert not same(A[0, 0], A[0, 0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_new_tensors_have_shape_strides_and_dtype(dtype: torch.dtype) -> None:
     made = shortcuts.allocator(torch.device("cpu"))((3, 0, 8), (8, 8, 1), dtype)

@@ -11,9 +11,8 @@ import torch
 from warploom.dsl.formats import Ragged
 from warploom.dsl.library.causal import Causal
 from warploom.errors import PlanMismatch
-from warploom.runtime import workspace
 from warploom.runtime.launch import Launcher
-from warploom.runtime.workspace import Upload, Workspace
+from warploom.runtime.workspace import Workspace
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
 
@@ -75,47 +74,6 @@ def test_memory_that_may_be_dropped_is_kept_for_each_stream_that_reads_it() -> N
         Launcher._used_on(launcher, stream)  # type: ignore[arg-type]
     assert memory.streams == copied.streams == ["one", "other"]
     assert on_host.streams == []
-
-
-class FakeEvent:
-    """Counts how often it was recorded on which stream, and how often it was waited for."""
-
-    def __init__(self) -> None:
-        self.recorded: list[Any] = []
-        self.waits = 0
-
-    def record(self, stream: Any) -> None:
-        self.recorded.append(stream)
-
-    def synchronize(self) -> None:
-        self.waits += 1
-
-
-def test_a_buffer_is_packed_again_when_its_copy_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = torch.empty
-    monkeypatch.setattr(workspace.torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(workspace.torch.cuda, "current_stream", lambda _: streams[-1])
-    monkeypatch.setattr(workspace.shortcuts, "raw_stream", lambda _: len(streams))
-    monkeypatch.setattr(torch, "empty", lambda size, dtype, **_: empty(size, dtype=dtype))
-    streams = ["first"]
-    upload = Upload(torch.device("cuda", 0))
-    events: Any = upload._events
-    staged = []
-    for turn in range(6):
-        target = torch.zeros(8 if turn < 5 else 9, dtype=torch.int32)
-        staged.append(upload.stage(target))
-        assert sum(event.waits for event in events) == turn + 1
-        staged[-1].fill_(turn)
-        if turn == 5:
-            streams.append("second")
-        upload.send(target, 5)
-        assert target[:8].tolist() == [turn] * 5 + [0] * 3
-    assert len({buffer.data_ptr() for buffer in staged[:4]}) == 4
-    assert staged[4] is staged[0]
-    assert len(staged[5]) == 9
-    assert sorted(event.recorded for event in events) == [
-        ["first"], ["first"], ["first"] * 2, ["first", "second"]
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [1, 12, 13, 200, 1535, 1536, 5000])

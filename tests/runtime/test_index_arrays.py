@@ -1,0 +1,66 @@
+"""Index arrays are found where they lie; only what is no int32 list on the host is copied."""
+
+from __future__ import annotations
+
+from ctypes import c_int32
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from warploom.errors import WrongDType, WrongShape
+from warploom.runtime.index_arrays import IndexReader
+
+NAMES = "qo_indptr", "kv_indices"
+PLAIN = torch.arange(6, dtype=torch.int32)
+READ_ONLY = np.arange(5, dtype=np.int32)
+READ_ONLY.flags.writeable = False
+
+
+def values(address: int, count: int) -> list[int]:
+    return list((c_int32 * count).from_address(address)) if count else []
+
+
+@pytest.mark.parametrize(
+    ("given", "stays"),
+    [
+        (PLAIN, True),
+        (PLAIN[2:4], True),
+        (PLAIN[:0], True),
+        (PLAIN[::2], False),
+        (PLAIN[::5][:1], True),  # contiguous, with a stride that longer ones would not have
+        (PLAIN.long(), False),
+        (PLAIN.numpy(), True),
+        (PLAIN.numpy()[::2], False),
+        (PLAIN.numpy().astype(np.int64), False),
+        (np.empty(0, np.int32), True),
+        (READ_ONLY, True),
+        ([3, 1, 2], False),
+    ],
+    ids=range(12),
+)
+def test_arrays_are_read_where_they_lie(given: Any, stays: bool) -> None:
+    read = IndexReader(*NAMES)
+    for arrays in ((given, given), (PLAIN, PLAIN), (given, PLAIN), (given, given), (PLAIN, given)):
+        found = read(*arrays)
+        for array, kept, address, count in zip(arrays, *found, strict=True):
+            assert values(address, count) == [int(x) for x in array]
+            assert (kept is array) or array is not given or not stays
+
+
+def test_page_numbers_may_stay_elsewhere() -> None:
+    read, pages = IndexReader(*NAMES), torch.zeros(7, dtype=torch.int32, device="meta")
+    for _ in range(2):
+        found = read(PLAIN, pages)
+        assert found.kept == (PLAIN, pages)
+        assert found.addresses[1] == 0
+        assert found.counts == (6, 7)
+
+
+@pytest.mark.parametrize(("wrong", "error"), [([1.5], WrongDType), ([[1]], WrongShape)])
+def test_wrong_arrays_are_refused_by_name(wrong: Any, error: type[Exception]) -> None:
+    read = IndexReader(*NAMES)
+    read(PLAIN, PLAIN)
+    with pytest.raises(error, match="kv_indices"):
+        read(PLAIN, wrong)

@@ -1,0 +1,132 @@
+"""Plans on their way to the device: when a stage is packed again, and who copies it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+from warploom.runtime import cuda, upload
+from warploom.runtime.upload import Upload
+
+DEVICE = torch.device("cuda", 0)
+INVALID_CONTEXT = 201
+
+
+class FakeEvent:
+    """Counts how often it was recorded on which stream, and how often it was waited for."""
+
+    def __init__(self) -> None:
+        self.recorded: list[Any] = []
+        self.waits = 0
+
+    def record(self, stream: Any) -> None:
+        self.recorded.append(stream)
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+class FakeDevice:
+    """A device whose copies are done at once.
+
+    Attributes:
+        streams: names of the streams that were current, the last one now.
+        copies: stream and bytes of each copy that the driver made.
+        status: of the driver's copies; those that fail do nothing.
+        current: index of the current device.
+    """
+
+    def __init__(self) -> None:
+        self.streams = ["first"]
+        self.copies: list[tuple[int, int]] = []
+        self.status = 0
+        self.current = 0
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> int:
+        if self.status == 0:
+            ctypes.memmove(target, source, size)
+            self.copies.append((stream, size))
+        return self.status
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    found, empty = FakeDevice(), torch.empty
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: found.streams[-1])
+    monkeypatch.setattr(upload.shortcuts, "raw_stream", lambda _: len(found.streams))
+    monkeypatch.setattr(upload.shortcuts, "current_device", lambda: found.current)
+    monkeypatch.setattr(upload, "copy_to_device", lambda: found.copy)
+    monkeypatch.setattr(upload, "_spare", defaultdict(list))
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, **_: empty(size, dtype=dtype))
+    return found
+
+
+def test_a_stage_is_packed_again_when_its_copy_is_done(device: FakeDevice) -> None:
+    sender = Upload(DEVICE)
+    events: Any = [stage.event for stage in sender._ring]
+    staged = []
+    for turn in range(6):
+        target = torch.zeros(8 if turn < 5 else 9, dtype=torch.int32)
+        staged.append(sender.stage(target))
+        assert sum(event.waits for event in events) == turn + 1
+        staged[-1].fill_(turn)
+        if turn == 5:
+            device.streams.append("second")
+        sender.send(target, 5)
+        assert target[:8].tolist() == [turn] * 5 + [0] * 3
+    assert device.copies == [(1, 20)] * 5 + [(2, 20)]
+    assert len({buffer.data_ptr() for buffer in staged[:4]}) == 4
+    assert staged[4] is staged[0]
+    assert len(staged[5]) == 9
+    assert sorted(event.recorded for event in events) == [
+        ["first"], ["first"], ["first"] * 2, ["first", "second"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "current"), [(INVALID_CONTEXT, 0), (0, 1)])
+def test_torch_copies_what_the_driver_cannot(device: FakeDevice, status: int, current: int) -> None:
+    device.status, device.current = status, current
+    sender, target = Upload(DEVICE), torch.zeros(8, dtype=torch.int32)
+    sender.stage(target).fill_(3)
+    sender.send(target, 5)
+    assert target.tolist() == [3] * 5 + [0] * 3
+    assert device.copies == []
+    assert [stage.event.recorded for stage in sender._ring].count(["first"]) == 1  # type: ignore[attr-defined]
+
+
+def test_stages_outlive_their_upload_for_the_next_one(device: FakeDevice) -> None:
+    sender, target = Upload(DEVICE), torch.zeros(8, dtype=torch.int32)
+    sender.stage(target)
+    sender.send(target, 8)
+    stages = list(sender._ring)
+    del sender
+    gc.collect()
+    taken = Upload(DEVICE)._ring
+    assert {id(stage) for stage in taken} == {id(stage) for stage in stages}
+    other = Upload(torch.device("cuda", 1))._ring
+    assert not {id(stage) for stage in other} & {id(stage) for stage in stages}
+
+
+def test_the_copy_is_the_drivers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    @cuda._MemcpyHtoDAsync
+    def memcpy(target: int, source: int, size: int, stream: int | None) -> int:
+        calls.append((target, source, size, stream))
+        return INVALID_CONTEXT
+
+    class Driver:
+        def cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple[int, int, int]:
+            assert (name, version, flags) == (b"cuMemcpyHtoDAsync", 11080, 0)
+            return 0, ctypes.cast(memcpy, ctypes.c_void_p).value or 0, 0
+
+    monkeypatch.setattr(cuda, "load_driver", Driver)
+    copy = cuda.copy_to_device.__wrapped__()
+    assert copy(2**47, 2**46, 2**33, 7) == INVALID_CONTEXT
+    assert calls == [(2**47, 2**46, 2**33, 7)]
