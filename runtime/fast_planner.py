@@ -81,6 +81,7 @@ class FastPlanner(Planner):
     """Plans of one wrapper."""
 
     _place: Place | None = None  # of the last plan
+    _only: Place | None = None  # of all plans, if bounds and tile are fixed
 
     @cached_property
     def _native(self) -> NativePlanner:
@@ -97,20 +98,27 @@ class FastPlanner(Planner):
             return self._plan_on_device(batch, inputs)
         if not isinstance(batch, Measured) or not self._native.knows(inputs):
             return super().__call__(batch, inputs)
-        tile = self.tile_for(batch)
-        if not self.deals_evenly(batch, tile):
+        place = self._placed(batch)
+        if place is None:
             return super().__call__(batch, inputs)
-        place = self._placed(batch, tile)
         self._workspace.fit(place.size)
         self._plan_natively(batch, inputs, place.site)
         return self._read_back(batch, place, inputs, "the host, natively")
 
-    def _placed(self, batch: Measured | OnDevice, tile: TileConfig) -> Place:
+    def _placed(self, batch: Measured | OnDevice) -> Place | None:
+        """Where the plan of a batch goes; None if the batch is not dealt evenly."""
+        if self._only is not None:
+            return self._only
+        declared, tile = self._options.bounds, self.tile_for(batch)
+        if not self.deals_evenly(batch, tile):
+            return None
         place = self._place
-        if place is None or not place.suits(batch, tile, self._options.bounds):
+        if place is None or not place.suits(batch, tile, declared):
             kernel = self._kernels.get(tile)
             room, size = self._fit(batch.least_bounds, kernel)
             place = self._place = Place(tile, kernel, self._site(kernel, room), size)
+        if declared is not None and self._options.fixed_tile:
+            self._only = place
         return place
 
     def prepare(self) -> None:
@@ -148,7 +156,8 @@ class FastPlanner(Planner):
         return batch
 
     def _plan_on_device(self, batch: OnDevice, inputs: Inputs) -> Planned:
-        place = self._placed(batch, self.tile_for(batch))
+        place = self._placed(batch)
+        assert place is not None  # `lengths_on_device` has asked
         self._workspace.fit(place.size)
         address, votes = map(self._workspace.address, ("plan", "votes"))
         self._native.on_device(batch, inputs, place.site, address, votes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from warploom.scheduler.layout import c_structs
 
 STORAGE: Final = {"Dense": 0, "Ragged": 1, "Paged": 2}  # warploom::Storage
 _ANY = Bounds(INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX)
-_MEASURE = struct.Struct("=6i")  # warploom::Measure
+_MEASURE = struct.Struct("=7i")  # warploom::Measure
 
 
 class HostPlanner:
@@ -53,14 +54,14 @@ class HostPlanner:
         self._measure.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._format = kv_format
         self._is_paged = isinstance(kv_format, Paged)
-        self._storage = STORAGE[type(kv_format).__name__]
         self.params = PlannerParams(variant)
-        self.params.set("storage", self._storage)  # measuring reads these three of a site
+        self.params.set(
+            "storage", STORAGE[type(kv_format).__name__]
+        )  # measuring reads these three of a site
         self.params.set("page_size", kv_format.block_kv)
         self.params.set("group_size", group_size)
         names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
         self._read = IndexReader(*names[: 4 if self._is_paged else 2])
-        self._absent = () if self._is_paged else (0, 0)
         self._take(None)
         self._found = ctypes.create_string_buffer(_MEASURE.size)
         self._found_at = ctypes.addressof(self._found)
@@ -75,37 +76,32 @@ class HostPlanner:
         """
         if bounds is not self._bounds:
             self._take(bounds)
-        is_paged = self._is_paged
         qo, kv, indices, last = arguments
-        if qo is None or kv is None or (indices is None) is is_paged or (last is None) is is_paged:
+        if qo is None or kv is None:
             return None
-        lengths = self._read(qo, kv, last, indices) if is_paged else self._read(qo, kv)
-        ends, kv_ends, *paged = lengths.counts
-        requests = ends - 1
-        if kv_ends != ends or not 0 <= requests <= self._most_requests:
+        if self._is_paged:
+            if indices is None or last is None:
+                return None
+            lengths = self._read(qo, kv, last, indices)
+            ends, kv_ends, requests, pages = lengths.counts
+            self.params.write_lengths(*lengths.addresses)
+        else:
+            if not (indices is last is None):
+                return None
+            lengths, pages = self._read(qo, kv), 0
+            ends, kv_ends = lengths.counts
+            requests = ends - 1
+            self.params.write_lengths(*lengths.addresses, 0, 0)
+        if requests != ends - 1 or kv_ends != ends or not 0 <= requests <= self._most_requests:
             return None
-        if is_paged and paged[0] != requests:
-            return None
-        largest, pages = self._largest, paged[1] if is_paged else 0
-        self.params.write_lengths(*lengths.addresses, *self._absent)
+        largest = self._largest
         self.params.write_batch(
             requests, largest.max_q_rows, largest.max_kv_len, min(largest.max_blocks, pages)
         )
         if self._measure(self.params.address, self._found_at) != 0:
             return None
-        q_rows, longest_q, max_kv_len, kv_end, last_block, busy = _MEASURE.unpack(self._found)
-        return Measured(
-            lambda: make_batch(self._format, *arguments),
-            lengths,
-            requests,
-            busy,
-            longest_q if self._storage == STORAGE["Dense"] else q_rows,
-            q_rows,
-            longest_q,
-            max_kv_len,
-            kv_end if is_paged else 0,
-            (max_kv_len, kv_end, last_block + 1)[self._storage],
-        )
+        arrays = partial(make_batch, self._format, *arguments)
+        return Measured(arrays, lengths, requests, *_MEASURE.unpack(self._found))
 
     def _take(self, bounds: Bounds | None) -> None:
         self._bounds, self._largest = bounds, bounds or _ANY

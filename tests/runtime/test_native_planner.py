@@ -226,15 +226,17 @@ def test_batches_are_measured_by_the_rules_for_requests(data: st.DataObject) -> 
     params.write_batch(requests, *(data.draw(st.sampled_from((x, 2**31 - 1))) for x in (30, 9, 40)))
     for name, number in (("storage", storage), ("page_size", 4), ("group_size", 8)):
         params.set(name, number)
-    found = (ctypes.c_int * 6)()
+    found = (ctypes.c_int * 7)()
     good = rules.all_requests(params.address, None) == 0
     assert (rules.warploom_measure(params.address, found) == 0) is good
     if good:
         q_lens, blocks = np.diff(arrays[0]), np.diff(arrays[1])
         kv_lens = np.where(blocks > 0, blocks * 4 - 4 + arrays[2], 0) if storage == 2 else blocks
-        lengths = q_lens.max(initial=0), kv_lens.max(initial=0)
-        sums = arrays[0][-1], *lengths, arrays[1][-1], -1, (q_lens > 0).sum()
-        assert list(found) == [int(x) for x in sums]
+        total, longest_q, longest = q_lens.sum(), q_lens.max(initial=0), kv_lens.max(initial=0)
+        rows, extent = longest_q if storage == 0 else total, (longest, blocks.sum(), 0)[storage]
+        pages = blocks.sum() if storage == 2 else 0
+        sizes = (q_lens > 0).sum(), rows, total, longest_q, longest, pages, extent
+        assert list(found) == [int(x) for x in sizes]
 
 
 @cache

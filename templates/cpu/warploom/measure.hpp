@@ -5,8 +5,9 @@
 
 namespace warploom {
 
+// What runtime/batch.py calls `Measured`, in its order.
 struct Measure {
-  int q_rows, longest_q, max_kv_len, kv_end, last_block, busy_requests;
+  int busy_requests, q_rows, total_q_rows, longest_q, max_kv_len, num_blocks, kv_extent;
 };
 
 // Lengths of all requests; false if `Batch::check` would refuse one. Which, and what for, is not
@@ -32,8 +33,17 @@ bool measure_lengths(const Params& p, Measure& found) {
     busy += num_q > 0;
   }
   const int q_rows = qo[p.num_requests], kv_end = kv[p.num_requests];
-  found = {q_rows, int(longest_q), int(longest), kv_end, -1, int(busy)};
-  const bool is_even = p.storage != int(Storage::kDense) || shortest_q == longest_q;
+  const bool is_dense = p.storage == int(Storage::kDense);
+  const bool is_even = !is_dense || shortest_q == longest_q;
+  found = {int(busy),
+           is_dense ? int(longest_q) : q_rows,
+           q_rows,
+           int(longest_q),
+           int(longest),
+           kIsPaged ? kv_end : 0,
+           kIsPaged   ? 0
+           : is_dense ? int(longest)
+                      : kv_end};
   return qo[0] == 0 && kv[0] == 0 && shortest_q >= 0 && fewest >= 0 && !has_wrong_page &&
          longest <= min(most, wide(p.max_kv_len)) && longest_q * p.group_size <= most &&
          q_rows <= p.max_q_rows && (!kIsPaged || kv_end <= p.max_blocks) &&
@@ -53,11 +63,11 @@ bool measure(const Params& p, Measure& found) {
   if (p.storage != int(Storage::kPaged) || p.kv_indices == nullptr) return true;
   int first = 0, last = -1;
   const int* const blocks = p.kv_indices;
-  for (int i = 0, count = found.kv_end; i < count; ++i) {
+  for (int i = 0, count = found.num_blocks; i < count; ++i) {
     first = min(first, blocks[i]);
     last = max(last, blocks[i]);
   }
-  found.last_block = last;
+  found.kv_extent = last + 1;
   return first >= 0;
 }
 
