@@ -6,10 +6,10 @@ Only what the user changed is written; the rest is inherited from `IdentityVaria
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from warploom.codegen.interval_cpp import tile_functions
+from warploom.codegen.interval_cpp import decided_function, tile_functions
 from warploom.codegen.lane_reads import lane_reads
 from warploom.codegen.lower import C_TYPES, Block, reachable
 from warploom.codegen.split import (
@@ -23,6 +23,7 @@ from warploom.codegen.split import (
 )
 from warploom.codegen.turns import Turn, key_turn
 from warploom.dsl.ir import REDUCTIONS, Kind, Node
+from warploom.dsl.open_part import mask_parts
 from warploom.dsl.spec import SCALAR_SEATS, TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
 
@@ -115,7 +116,7 @@ def _function(signature: str, block: Block) -> str:
 
 
 def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]) -> list[str]:
-    seats, parts = _split_seats(seats)
+    seats, parts = _split_seats(seats, tensors)
     text = [_state(row, parts, tensors) for row in _STATES if parts.members(row[0])]
     if parts.column:
         text.append("  static constexpr bool kHasColState = true;")
@@ -124,15 +125,25 @@ def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]
         block = _returning(seats["logits_transform"], Block(tensors, bound))
         text.append(_function(f"float logits({_ELEMENT_PARAMETERS}, float logits)", block))
     if "logits_mask" in seats:
-        block = _returning(seats["logits_mask"], Block(tensors, bound))
+        mask = seats["logits_mask"]
+        block = _returning(mask, Block(tensors, bound))
         text.append(_function(f"bool mask({_ELEMENT_PARAMETERS})", block))
-        text.append(tile_functions(seats["logits_mask"], tensors))
+        text.append(tile_functions(mask, tensors))
+        if of_mask := mask_parts(mask, frozenset(tensors)):
+            text.append("  static constexpr bool kMaskHasParts = true;")
+            block = _returning(of_mask.open, Block(tensors, bound))
+            text.append(_function(f"bool open_part({_ELEMENT_PARAMETERS})", block))
+            text.append(decided_function(of_mask, tensors))
     return text
 
 
-def _split_seats(seats: Mapping[str, Node]) -> tuple[dict[str, Node], Split]:
+def _split_seats(
+    seats: Mapping[str, Node], tensors: Collection[str]
+) -> tuple[dict[str, Node], Split]:
     """The seats on logits in a form that leaves the inner loop little, and its states."""
     found = {seat: seats[seat] for seat in SCALAR_SEATS if seat in seats}
+    if "logits_mask" in found and (parts := mask_parts(found["logits_mask"], frozenset(tensors))):
+        found["logits_mask"] = parts.mask  # what the parts share with the whole is kept once
     if "logits_transform" in found:
         mask = [root for seat, root in found.items() if seat == "logits_mask"]
         transform = with_reciprocals(found["logits_transform"], mask)
@@ -142,7 +153,8 @@ def _split_seats(seats: Mapping[str, Node]) -> tuple[dict[str, Node], Split]:
 
 def column_state_bytes(variant: TracedVariant) -> int:
     """Size of the C++ `Variant::ColState`; 0 if there is nothing to keep of a column."""
-    return 4 * len(_split_seats(variant.seats)[1].column)
+    tensors = [field.name for field in variant.tensors]
+    return 4 * len(_split_seats(variant.seats, tensors)[1].column)
 
 
 def _returning(root: Node, block: Block) -> Block:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from warploom.codegen.lower import POSITION_TEXT, Block
 from warploom.dsl.intervals import FIXED, RANGED, tile_graphs
 from warploom.dsl.ir import Node
+from warploom.dsl.open_part import MaskParts
 from warploom.dsl.spec import TensorField
 
 _POSITIONS: Mapping[str, str] = {
@@ -14,6 +15,9 @@ _POSITIONS: Mapping[str, str] = {
     **{f"{name}_first": f"{name}.begin" for name in RANGED},
     **{f"{name}_last": f"{name}.end - 1" for name in RANGED},
 }
+
+
+_BOX = "const Params& p, const TileInfo& tile, Range q_pos,\n      Range kv_pos, Range q_head"
 
 
 def tile_functions(mask: Node, tensors: Mapping[str, TensorField]) -> str:
@@ -27,8 +31,7 @@ def tile_functions(mask: Node, tensors: Mapping[str, TensorField]) -> str:
     bounds.finish(f"return {{int({begin}), int({end})}};")
     return "\n".join(
         (
-            "  WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,",
-            "      Range kv_pos, Range q_head) {",
+            f"  WL_FN static TileClass classify({_BOX}) {{",
             *tile_class.statements,
             "  }",
             "  WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,",
@@ -37,3 +40,11 @@ def tile_functions(mask: Node, tensors: Mapping[str, TensorField]) -> str:
             "  }",
         )
     )
+
+
+def decided_function(parts: MaskParts, tensors: Mapping[str, TensorField]) -> str:
+    """C++ text of `decided_may_hide` for a mask of two parts."""
+    block = Block(tensors, positions=_POSITIONS, wide=True)
+    (hides,) = block.compute([parts.decided_may_hide])
+    block.finish(f"return {hides};")
+    return "\n".join((f"  WL_FN static bool decided_may_hide({_BOX}) {{", *block.statements, "  }"))

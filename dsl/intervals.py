@@ -48,6 +48,15 @@ class TileGraphs:
     kv_end: Node
 
 
+def tile_box(tensors: frozenset[str], **others: Range) -> Box:
+    """A box whose corners are variables, but for the positions that are given."""
+    positions = {name: Range(var(name), var(name)) for name in FIXED}
+    for name in RANGED:
+        first, last = (node("var", Kind.INT, attr=f"{name}_{end}") for end in ("first", "last"))
+        positions[name] = Range(first, last)
+    return Box({**positions, **others}, tensors)
+
+
 @lru_cache(maxsize=256)
 def tile_graphs(mask: Node, tensors: frozenset[str]) -> TileGraphs:
     """Analyse a mask.
@@ -56,15 +65,11 @@ def tile_graphs(mask: Node, tensors: frozenset[str]) -> TileGraphs:
         mask: BOOL graph of `logits_mask`.
         tensors: names of tensors whose values can be read where the graphs run.
     """
-    positions = {name: Range(var(name), var(name)) for name in FIXED}
-    for name in RANGED:
-        first, last = (node("var", Kind.INT, attr=f"{name}_{end}") for end in ("first", "last"))
-        positions[name] = Range(first, last)
-    box = Box(positions, tensors)
+    box = tile_box(tensors)
     truth = box.truth(mask)
     unknown = box.has_nan()
-    positions["kv_pos"] = Range(const(0), fold.arithmetic("sub", var("kv_len"), const(1)))
-    kv_begin, kv_end = visible_range(mask, Box(positions, tensors))
+    sequence = Range(const(0), fold.arithmetic("sub", var("kv_len"), const(1)))
+    kv_begin, kv_end = visible_range(mask, tile_box(tensors, kv_pos=sequence))
     return TileGraphs(
         fold.either(truth.may_hold, unknown),
         fold.either(truth.may_fail, unknown),

@@ -8,8 +8,20 @@ from emulator import Emulator
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
 from warploom.runtime.trials import Case, Setup, mismatch
 from warploom.scheduler import sharing
+
+
+class SomeKeys(wl.Variant):
+    """A mask of which tiles below the diagonal leave the tensor's part open."""
+
+    hidden = wl.Tensor("bool", ("kv_head", "kv_pos"))
+
+    def logits_mask(self, at: Position) -> Value:
+        return ~self.hidden[at.kv_head, at.kv_pos] & (at.kv_pos <= at.q_pos)
+
 
 PAIRED, ALONE, TALL = (
     TileConfig(16, 32, 2, 2), TileConfig(16, 64, 4, 2), TileConfig(64, 32, 2, 2)
@@ -18,6 +30,8 @@ CASES = {
     "paged": (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 64, 64, tile=PAIRED)),
     "window": (wl.SlidingWindow(40), Setup(wl.Ragged(), "float16", 32, 64, tile=ALONE)),
     "tall": (wl.Causal(), Setup(wl.Paged(4), "float16", 32, 32, tile=TALL)),
+    "open part": (SomeKeys(), Setup(wl.Paged(16), "bfloat16", 64, 64, tile=PAIRED)),
+    "open part, tall": (SomeKeys(), Setup(wl.Ragged(), "bfloat16", 32, 32, tile=TALL)),
     "composed": (wl.Causal(), Setup(wl.Composed(16), "bfloat16", 64, 64, tile=PAIRED)),
     "four warps": (wl.Causal(), Setup(wl.Composed(4), "float16", 32, 32, tile=ALONE)),
     "one warp": (wl.Variant(), Setup(wl.Composed(4), "float16", 32, tile=TileConfig(16, 16, 1, 2))),

@@ -10,7 +10,8 @@ struct Range {  // half open
   int begin, end;
 };
 
-enum class TileClass : int { kSkip = 0, kPartial = 1, kFull = 2 };
+// kOpen: partial, but what is hidden, the mask's open part hides. Only walks over tiles know it.
+enum class TileClass : int { kSkip = 0, kPartial = 1, kFull = 2, kOpen = 3 };
 
 WL_FN TileClass tile_class(bool may_see, bool may_hide) {
   if (!may_see) return TileClass::kSkip;
@@ -56,6 +57,7 @@ struct IdentityVariant {
   static constexpr bool kHasValueTransform = false;
   static constexpr bool kHasOutputTransform = false;
   static constexpr bool kHasColState = false;
+  static constexpr bool kMaskHasParts = false;
 
   // Parts of logits() and mask() that do not depend on the element, computed once each.
   struct TileState {};
@@ -89,6 +91,17 @@ struct IdentityVariant {
   WL_FN static TileClass classify(const Params&, const TileInfo&, Range /*q_pos*/, Range /*kv_pos*/,
                                   Range /*q_head*/) {
     return TileClass::kFull;
+  }
+  // A mask with parts is decided & open. classify() knows no tile that the open part leaves full,
+  // for it reads tensors; where the decided one hides nothing, the open one is the whole mask.
+  WL_FN static bool decided_may_hide(const Params&, const TileInfo&, Range /*q_pos*/,
+                                     Range /*kv_pos*/, Range /*q_head*/) {
+    return true;
+  }
+  template <class TS, class RS, class CS>
+  WL_FN static bool open_part(const Params&, const TileInfo&, const TS&, const RowInfo&, const RS&,
+                              int /*kv_pos*/, const CS&) {
+    return true;
   }
   // A range that holds every kv_pos some row of the box can see, inside [0, kv_len).
   WL_FN static Range kv_bounds(const Params&, const TileInfo& tile, Range /*q_pos*/,

@@ -59,7 +59,7 @@ WL_FN void attend(const Item<K>& item, KeyPipeline<K>& pipeline, Softmax<K>& sof
     transform_staged(item, pipeline);
     Mma::scores(queries, Mma::key_reader(pipeline.new_keys()), scores);
     queries.rescale(scores);
-    transform_logits(item, rows, pipeline.columns(item), pipeline.is_full(), scores);
+    transform_logits(item, rows, pipeline.columns(item), pipeline.visit(), scores);
     if constexpr (Variant::kSoftmax) softmax.update(scores, output);
     Mma::accumulate(scores, Mma::value_reader(pipeline.new_values()), weight, output);
     pipeline.advance();

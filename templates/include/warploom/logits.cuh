@@ -61,15 +61,17 @@ WL_FN float softmax_factor(const typename K::Params& p) {
   return scales_late<K>(p) ? p.sm_scale * kLog2e : kLog2e;
 }
 
-// Applies the seats to one tile. kMasked: some of its elements may be invisible or absent; those
-// become -inf, or 0 without softmax. What depends on the column alone is computed once for all
-// rows.
-template <bool kMasked, class K>
+// What becomes of a logit that counts for nothing.
+template <class Variant>
+constexpr float kHidden = Variant::kSoftmax ? -kInfinity : 0.0f;
+
+// Applies the seats to one tile of this class. What depends on the column alone is computed once
+// for all rows.
+template <TileClass kClass, class K>
 WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const Columns<K>& columns,
                        typename WarpMma<K>::Scores& scores) {
   using Variant = typename K::Variant;
   const ThreadRows<K> rows = Sizes<K>::kRowBlocks > 1 ? ThreadRows<K>(item) : hoisted;
-  const float hidden = Variant::kSoftmax ? -kInfinity : 0.0f;
   const int first = WarpMma<K>::lane() % 4 * 2;
   Row<K> info[ThreadRows<K>::kCount];
 #pragma unroll
@@ -87,26 +89,42 @@ WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const 
         score = Variant::logits(item.p, item.tile_of(info[r]), rows.tile(r), info[r], rows.state[r],
                                 kv_pos, column, score * item.p.sm_scale);
       }
-      if constexpr (kMasked) {
-        bool is_visible = columns.exists(key);
-        if constexpr (Variant::kHasLogitsMask) {
-          // & and not &&: no branch, whatever the mask costs
-          is_visible &= Variant::mask(item.p, item.tile_of(info[r]), rows.tile(r), info[r],
-                                      rows.state[r], kv_pos, column);
-        }
-        score = is_visible ? score : hidden;
+      bool is_visible = true;
+      if constexpr (kClass == TileClass::kPartial) {
+        is_visible = Variant::mask(item.p, item.tile_of(info[r]), rows.tile(r), info[r],
+                                   rows.state[r], kv_pos, column);
+      } else if constexpr (kClass == TileClass::kOpen) {
+        is_visible = Variant::open_part(item.p, item.tile_of(info[r]), rows.tile(r), info[r],
+                                        rows.state[r], kv_pos, column);
       }
+      score = is_visible ? score : kHidden<Variant>;
+    }
+  }
+}
+
+// Hides keys that do not exist. Apart from the mask, because few tiles have any.
+template <class K>
+WL_FN void hide_absent(const Columns<K>& columns, typename WarpMma<K>::Scores& scores) {
+  const int first = WarpMma<K>::lane() % 4 * 2;
+#pragma unroll
+  for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
+    const bool exists = columns.exists(c / 2 * 8 + first + c % 2);
+#pragma unroll
+    for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
+      float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
+      score = exists ? score : kHidden<typename K::Variant>;
     }
   }
 }
 
 template <class K>
 WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
-                            const Columns<K>& columns, bool is_full,
+                            const Columns<K>& columns, const Visit& visit,
                             typename WarpMma<K>::Scores& scores) {
-  if constexpr (!K::Variant::kHasLogitsTransform) {
+  using Variant = typename K::Variant;
+  if constexpr (!Variant::kHasLogitsTransform) {
     const bool scales = !scales_late<K>(item.p);
-    if (is_full && !scales) return;  // one jump in most tiles: each waits for instructions
+    if (visit.is_full() && !scales) return;  // one jump in most tiles: each waits for instructions
     if (scales) {
 #pragma unroll
       for (int i = 0; i < int(sizeof(scores) / sizeof(float)); ++i) {
@@ -114,11 +132,14 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
       }
     }
   }
-  if (!is_full) {
-    apply_seats<true>(item, rows, columns, scores);
-  } else if constexpr (K::Variant::kHasLogitsTransform) {
-    apply_seats<false>(item, rows, columns, scores);
+  if (Variant::kMaskHasParts && visit.is(TileClass::kOpen)) {
+    apply_seats<TileClass::kOpen>(item, rows, columns, scores);
+  } else if (Variant::kHasLogitsMask && !visit.is_full()) {
+    apply_seats<TileClass::kPartial>(item, rows, columns, scores);
+  } else if constexpr (Variant::kHasLogitsTransform) {
+    apply_seats<TileClass::kFull>(item, rows, columns, scores);
   }
+  if (!visit.is_full() && columns.may_lack_some()) hide_absent(columns, scores);
 }
 
 }  // namespace warploom

@@ -64,7 +64,7 @@ class KeyPipeline {
   WL_FN bool has_tile() const {
     return ring_[0].exists() && (!S::kSplitKeys || ring_[0].is_of(now_));
   }
-  WL_FN bool is_full() const { return ring_[0].is_full(); }
+  WL_FN const Visit& visit() const { return ring_[0]; }
   WL_FN Unit* keys() const { return ahead().arena.keys(stage_, group()); }
   WL_FN Unit* values() const { return ahead().arena.values(stage_, group()); }
   WL_FN Element* new_keys() const { return ahead().arena.new_keys(stage_, group()); }

@@ -17,7 +17,8 @@ struct Visit {
   WL_FN Visit(int begin, TileClass tile_class) : bits(begin | static_cast<int>(tile_class)) {}
   WL_FN int begin() const { return bits & ~15; }
   WL_FN bool exists() const { return bits < kNone; }
-  WL_FN bool is_full() const { return (bits & 3) == static_cast<int>(TileClass::kFull); }
+  WL_FN bool is_full() const { return is(TileClass::kFull); }
+  WL_FN bool is(TileClass tile_class) const { return (bits & 3) == static_cast<int>(tile_class); }
   // The tag tells items apart that follow each other.
   WL_FN Visit tagged(int item) const {
     Visit visit;
@@ -81,6 +82,10 @@ class KeyWalk {
         if (!facts.sees_all) found = classify_rows(kv_pos);
       } else {
         found = Variant::classify(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head);
+        if (Variant::kMaskHasParts && found == TileClass::kPartial &&
+            !Variant::decided_may_hide(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head)) {
+          found = TileClass::kOpen;
+        }
       }
     }
     return found == TileClass::kFull && !is_whole ? TileClass::kPartial : found;
@@ -149,6 +154,10 @@ struct Columns {
   WL_FN bool exists(int key) const {
     if constexpr (C::kColumnPositions) return positions[key] >= 0;
     return key < count;
+  }
+  // False only if every key of the tile exists; of listed columns only a full tile's surely do.
+  WL_FN bool may_lack_some() const {
+    return C::kColumnPositions || count < Sizes<K>::kGroupKeys;
   }
 };
 

@@ -81,7 +81,7 @@ class Consumer {
     end_turn();
     Mma::template wait<0>();
     release(barriers_.k_empty[ring_.stage]);
-    transform_logits(item, rows, columns(item, visit, slot), visit.is_full(), scores);
+    transform_logits(item, rows, columns(item, visit, slot), visit, scores);
     if constexpr (Variant::kSoftmax) {
       softmax.follow(scores, rescale);  // O is empty: there is nothing to scale
       exponentiate(softmax, scores);
@@ -100,7 +100,7 @@ class Consumer {
       end_turn();
       Mma::template wait<1>();
       release(barriers_.k_empty[ring_.stage]);
-      transform_logits(item, rows, columns(item, next, next_one), next.is_full(), scores);
+      transform_logits(item, rows, columns(item, next, next_one), next, scores);
       bool moved = false;
       if constexpr (Variant::kSoftmax) moved = softmax.follow(scores, rescale);
       // The product with the values before is done by now, or almost: waiting here frees its left
