@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
+from warploom.codegen.conjunction import few_tests
 from warploom.codegen.interval_cpp import decided_function, tile_functions
 from warploom.codegen.lane_reads import lane_reads
 from warploom.codegen.lower import C_TYPES, Block, reachable
@@ -22,7 +23,8 @@ from warploom.codegen.split import (
     with_reciprocals,
 )
 from warploom.codegen.turns import Turn, key_turn
-from warploom.dsl.ir import REDUCTIONS, Kind, Node
+from warploom.dsl import fold
+from warploom.dsl.ir import REDUCTIONS, Kind, Node, Source
 from warploom.dsl.open_part import mask_parts
 from warploom.dsl.spec import SCALAR_SEATS, TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
@@ -115,8 +117,8 @@ def _function(signature: str, block: Block) -> str:
     return "\n".join([f"  WL_FN static {signature} {{", *block.statements, "  }"])
 
 
-def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]) -> list[str]:
-    seats, parts = _split_seats(seats, tensors)
+def _element_seats(of_variant: Mapping[str, Node], tensors: Mapping[str, TensorField]) -> list[str]:
+    seats, parts = _split_seats(of_variant, tensors)
     text = [_state(row, parts, tensors) for row in _STATES if parts.members(row[0])]
     if parts.column:
         text.append("  static constexpr bool kHasColState = true;")
@@ -125,15 +127,24 @@ def _element_seats(seats: Mapping[str, Node], tensors: Mapping[str, TensorField]
         block = _returning(seats["logits_transform"], Block(tensors, bound))
         text.append(_function(f"float logits({_ELEMENT_PARAMETERS}, float logits)", block))
     if "logits_mask" in seats:
-        mask = seats["logits_mask"]
-        block = _returning(mask, Block(tensors, bound))
-        text.append(_function(f"bool mask({_ELEMENT_PARAMETERS})", block))
-        text.append(tile_functions(mask, tensors))
-        if of_mask := mask_parts(mask, frozenset(tensors)):
-            text.append("  static constexpr bool kMaskHasParts = true;")
-            block = _returning(of_mask.open, Block(tensors, bound))
-            text.append(_function(f"bool open_part({_ELEMENT_PARAMETERS})", block))
-            text.append(decided_function(of_mask, tensors))
+        text += _mask_functions(of_variant["logits_mask"], seats, bound, tensors)
+    return text
+
+
+def _mask_functions(
+    of_variant: Node,
+    seats: Mapping[str, Node],
+    bound: Mapping[Node, str],
+    tensors: Mapping[str, TensorField],
+) -> list[str]:
+    block = _returning(seats["logits_mask"], Block(tensors, bound), of_variant.source)
+    text = [_function(f"bool mask({_ELEMENT_PARAMETERS})", block)]
+    text.append(tile_functions(of_variant, tensors))
+    if "open_part" in seats:
+        block = _returning(seats["open_part"], Block(tensors, bound), of_variant.source)
+        text.append("  static constexpr bool kMaskHasParts = true;")
+        text.append(_function(f"bool open_part({_ELEMENT_PARAMETERS})", block))
+        text.append(decided_function(of_variant, tensors))
     return text
 
 
@@ -142,13 +153,21 @@ def _split_seats(
 ) -> tuple[dict[str, Node], Split]:
     """The seats on logits in a form that leaves the inner loop little, and its states."""
     found = {seat: seats[seat] for seat in SCALAR_SEATS if seat in seats}
-    if "logits_mask" in found and (parts := mask_parts(found["logits_mask"], frozenset(tensors))):
-        found["logits_mask"] = parts.mask  # what the parts share with the whole is kept once
+    if "logits_mask" in found:
+        found |= _mask_in_parts(found["logits_mask"], frozenset(tensors))
     if "logits_transform" in found:
         mask = [root for seat, root in found.items() if seat == "logits_mask"]
         transform = with_reciprocals(found["logits_transform"], mask)
         found["logits_transform"] = with_float_distances(transform)
     return found, split(tuple(found.values()))
+
+
+def _mask_in_parts(mask: Node, tensors: frozenset[str]) -> dict[str, Node]:
+    parts = mask_parts(mask, tensors)
+    if parts is None:
+        return {"logits_mask": few_tests(mask)}
+    left_open = few_tests(parts.open)  # a part of the whole, so that states keep it once
+    return {"logits_mask": fold.both(few_tests(parts.decided), left_open), "open_part": left_open}
 
 
 def column_state_bytes(variant: TracedVariant) -> int:
@@ -157,9 +176,9 @@ def column_state_bytes(variant: TracedVariant) -> int:
     return 4 * len(_split_seats(variant.seats, tensors)[1].column)
 
 
-def _returning(root: Node, block: Block) -> Block:
+def _returning(root: Node, block: Block, source: Source | None = None) -> Block:
     (result,) = block.compute([root])
-    block.finish(f"return {result};", root.source)
+    block.finish(f"return {result};", root.source or source)
     return block
 
 

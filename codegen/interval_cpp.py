@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from warploom.codegen.lower import POSITION_TEXT, Block
 from warploom.dsl.intervals import FIXED, RANGED, tile_graphs
 from warploom.dsl.ir import Node
-from warploom.dsl.open_part import MaskParts
+from warploom.dsl.open_part import mask_parts
 from warploom.dsl.spec import TensorField
 
 _POSITIONS: Mapping[str, str] = {
@@ -42,8 +42,10 @@ def tile_functions(mask: Node, tensors: Mapping[str, TensorField]) -> str:
     )
 
 
-def decided_function(parts: MaskParts, tensors: Mapping[str, TensorField]) -> str:
+def decided_function(mask: Node, tensors: Mapping[str, TensorField]) -> str:
     """C++ text of `decided_may_hide` for a mask of two parts."""
+    parts = mask_parts(mask, frozenset(tensors))
+    assert parts is not None
     block = Block(tensors, positions=_POSITIONS, wide=True)
     (hides,) = block.compute([parts.decided_may_hide])
     block.finish(f"return {hides};")

@@ -75,19 +75,18 @@ def _names(prefix: str, members: Sequence[Node]) -> dict[Node, str]:
 
 def split(roots: Sequence[Node]) -> Split:
     """Find the largest tile, row and column parts of these graphs; leaves are free and stay."""
-    levels: dict[Node, Level] = {}
+    known = levels(roots)
     members: dict[Node, None] = {}  # an ordered set
-    for current in reachable(roots):
-        levels[current] = _level(current, levels)
+    for current in known:
         for arg in current.args:
-            if levels[arg] is not levels[current] and arg.op not in LEAVES:
+            if known[arg] is not known[current] and arg.op not in LEAVES:
                 members[arg] = None
     for root in roots:
-        if levels[root] is not Level.ELEMENT and root.op not in LEAVES:
+        if known[root] is not Level.ELEMENT and root.op not in LEAVES:
             members[root] = None
     return Split(
         *(
-            tuple(found for found in levels if found in members and levels[found] is level)
+            tuple(found for found in known if found in members and known[found] is level)
             for level in (Level.TILE, Level.ROW, Level.COLUMN)
         )
     )
@@ -138,17 +137,15 @@ def with_reciprocals(transform: Node, mask: Sequence[Node] = ()) -> Node:
     product may round differently, which a step would turn into another result altogether: what a
     step or the mask reads is left as it is.
     """
-    levels: dict[Node, Level] = {}
+    known = levels([transform])
     made: dict[Node, Node] = {}
-    nodes = tuple(reachable([transform]))
-    steps = [arg for current in nodes if current.op in _STEPS for arg in current.args]
+    steps = [arg for current in known if current.op in _STEPS for arg in current.args]
     exact = set(reachable([*steps, *mask]))
-    for current in nodes:
-        levels[current] = _level(current, levels)
+    for current in known:
         args = tuple(made[arg] for arg in current.args)
         if current in exact:
             made[current] = current
-        elif current.op == "div" and levels[current.args[1]] is not levels[current]:
+        elif current.op == "div" and known[current.args[1]] is not known[current]:
             product = (args[0], _inverse(args[1]))
             made[current] = node("mul", Kind.FLOAT, product, source=current.source)
         else:
@@ -189,12 +186,20 @@ def _inverse(divisor: Node) -> Node:
     return node("div", Kind.FLOAT, (const(1.0), divisor), source=divisor.source)
 
 
-def _level(current: Node, levels: Mapping[Node, Level]) -> Level:
+def levels(roots: Sequence[Node]) -> dict[Node, Level]:
+    """What each node of some graphs depends on; operands come first."""
+    found: dict[Node, Level] = {}
+    for current in reachable(roots):
+        found[current] = _level(current, found)
+    return found
+
+
+def _level(current: Node, known: Mapping[Node, Level]) -> Level:
     if current.op == "logits":
         return Level.ELEMENT
     if current.op == "var":
         return _VARIABLES.get(str(current.attr), Level.TILE)
     level = Level.TILE
     for arg in current.args:
-        level = level.join(levels[arg])
+        level = level.join(known[arg])
     return level

@@ -7,7 +7,7 @@ in two precisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from warploom.dsl.ir import Kind, Node, const, node
 
@@ -81,6 +81,15 @@ def both(a: Node, b: Node) -> Node:
     if a is TRUE or a is b:
         return b
     return a if b is TRUE else node("and", Kind.BOOL, (a, b))
+
+
+def conjuncts(a: Node) -> Iterator[Node]:
+    """The conditions that all must hold for this one to hold."""
+    if a.op != "and":
+        yield a
+        return
+    for arg in a.args:
+        yield from conjuncts(arg)
 
 
 def either(a: Node, b: Node) -> Node:

@@ -6,7 +6,6 @@ most tiles the causal part is, and there only the tensor's part is left to be te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
@@ -30,10 +29,6 @@ class MaskParts:
     open: Node
     decided_may_hide: Node
 
-    @property
-    def mask(self) -> Node:
-        return fold.both(self.decided, self.open)
-
 
 @lru_cache(maxsize=256)
 def mask_parts(mask: Node, tensors: frozenset[str]) -> MaskParts | None:
@@ -46,7 +41,7 @@ def mask_parts(mask: Node, tensors: frozenset[str]) -> MaskParts | None:
     box = tile_box(tensors)
     decided: list[Node] = []
     left_open: list[Node] = []
-    for condition in _conditions(mask):
+    for condition in fold.conjuncts(mask):
         is_open = box.truth(condition).may_fail is fold.TRUE
         (left_open if is_open else decided).append(condition)
     if not decided or not left_open:
@@ -57,12 +52,3 @@ def mask_parts(mask: Node, tensors: frozenset[str]) -> MaskParts | None:
         reduce(fold.both, left_open),
         reduce(fold.either, (*hides, box.has_nan())),
     )
-
-
-def _conditions(mask: Node) -> Iterator[Node]:
-    """What a mask is the conjunction of."""
-    if mask.op != "and":
-        yield mask
-        return
-    for arg in mask.args:
-        yield from _conditions(arg)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from warploom.dsl.evaluate import evaluate
 from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.functions import abs as abs_
 from warploom.dsl.functions import maximum, minimum, tanh, to_float, to_int, where
+from warploom.dsl.ir import Node
 from warploom.dsl.position import Position
 from warploom.dsl.variant import Variant
 
@@ -170,3 +172,16 @@ def random_tiles(rng: np.random.Generator, count: int) -> dict[str, Any]:
         "kv_pos": (first_k, last_k + 1),
         "q_head": (first_head, (kv_head + 1) * GROUP),
     }
+
+
+def elements(root: Node, inputs: dict[str, Any], tiles: dict[str, Any], i: int) -> Any:
+    """Truth of a condition at every element [q_pos, q_head, kv_pos] of tile i."""
+    positions = {
+        name: np.asarray(value[i]) for name, value in tiles.items() if not isinstance(value, tuple)
+    }
+    for axis, name in enumerate(("q_pos", "q_head", "kv_pos")):
+        begin, end = (ends[i] for ends in tiles[name])
+        positions[name] = np.expand_dims(np.arange(begin, end), [x for x in range(3) if x != axis])
+    tensors = {name: v for name, v in inputs.items() if isinstance(v, np.ndarray)}
+    scalars = {name: v for name, v in inputs.items() if name not in tensors}
+    return evaluate((root,), positions, scalars, tensors)[0]

@@ -8,31 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_grammar import Grammar, masks, random_inputs, random_tiles
+from mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
 
 import warploom as wl
 from warploom.codegen.functors import column_state_bytes, variant_struct
 from warploom.dsl.evaluate import evaluate
 from warploom.dsl.intervals import TileAnalysis
-from warploom.dsl.ir import Node
 from warploom.dsl.open_part import mask_parts
 from warploom.dsl.position import Position
 from warploom.dsl.trace import trace
 
 READS = ("<", ("table", ("at", "kv_pos")), ("const", 5))  # no interval knows
-
-
-def elements(root: Node, inputs: dict[str, Any], tiles: dict[str, Any], i: int) -> Any:
-    """Truth of a condition at every element [q_pos, q_head, kv_pos] of tile i."""
-    positions = {
-        name: np.asarray(value[i]) for name, value in tiles.items() if not isinstance(value, tuple)
-    }
-    for axis, name in enumerate(("q_pos", "q_head", "kv_pos")):
-        begin, end = (ends[i] for ends in tiles[name])
-        positions[name] = np.expand_dims(np.arange(begin, end), [x for x in range(3) if x != axis])
-    tensors = {name: v for name, v in inputs.items() if isinstance(v, np.ndarray)}
-    scalars = {name: v for name, v in inputs.items() if name not in tensors}
-    return evaluate((root,), positions, scalars, tensors)[0]
 
 
 @settings(max_examples=200, deadline=None)
