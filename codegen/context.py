@@ -24,7 +24,7 @@ from warploom.codegen.abi import param_fields, struct_text
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.source import LABELS, TileConfig
 from warploom.codegen.tiles import launch_bounds
-from warploom.codegen.tiles_hopper import copies_in_bulk, hopper_threads, may_turn_rows
+from warploom.codegen.tiles_hopper import copies_in_bulk, hopper_threads, keeps_bytes, may_turn_rows
 from warploom.dsl.dtypes import DType
 from warploom.dsl.spec import AttentionSpec
 
@@ -50,7 +50,9 @@ def kernel_context(
         "title": _title(spec, tile, template),
         "plan_structs": plan_structs,
         "params_struct": struct_text(param_fields(spec), tensor_maps="bulk" in config),
-        "variant_struct": variant_struct(spec.variant, language, may_turn_rows(spec, tile)),
+        "variant_struct": variant_struct(
+            spec.variant, language, may_turn_rows(spec, tile), keeps_bytes(spec, tile)
+        ),
         "config_struct": config_struct(config),
         "config": config,
         "entry": "warploom_kernel",

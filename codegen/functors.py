@@ -22,6 +22,7 @@ from warploom.codegen.split import (
     with_float_distances,
     with_reciprocals,
 )
+from warploom.codegen.staged_item import round_up
 from warploom.codegen.turns import Turn, key_turn
 from warploom.dsl import fold
 from warploom.dsl.ir import REDUCTIONS, Kind, Node, Source
@@ -62,13 +63,20 @@ _STATES = (
 )
 
 
-def variant_struct(variant: TracedVariant, language: Language, turns: bool = False) -> str:
+def variant_struct(
+    variant: TracedVariant,
+    language: Language,
+    turns: bool = False,
+    bytes_of_columns: bool = False,
+) -> str:
     """C++ text of the variant's custom functions and of `struct Variant`.
 
     Args:
         variant: the variant.
         language: of the text.
         turns: whether sines of angles that grow evenly from key to key may follow from one another.
+        bytes_of_columns: whether the truths that are kept of a column take little room, though an
+            element then tests them with more instructions.
 
     Raises:
         UnsupportedSpec: a custom function has no text in this language.
@@ -76,7 +84,7 @@ def variant_struct(variant: TracedVariant, language: Language, turns: bool = Fal
     tensors = {field.name: field for field in variant.tensors}
     parts = [_flags(variant)]
     if any(seat in variant.seats for seat in SCALAR_SEATS):
-        parts += _element_seats(variant.seats, tensors)
+        parts += _element_seats(variant.seats, tensors, bytes_of_columns)
     for seat, short, where in _VECTOR_SEATS:
         if seat in variant.seats:
             turn = key_turn(variant.seats[seat]) if turns and "kv_pos" in where else None
@@ -117,9 +125,14 @@ def _function(signature: str, block: Block) -> str:
     return "\n".join([f"  WL_FN static {signature} {{", *block.statements, "  }"])
 
 
-def _element_seats(of_variant: Mapping[str, Node], tensors: Mapping[str, TensorField]) -> list[str]:
+def _element_seats(
+    of_variant: Mapping[str, Node], tensors: Mapping[str, TensorField], bytes_of_columns: bool
+) -> list[str]:
     seats, parts = _split_seats(of_variant, tensors)
-    text = [_state(row, parts, tensors) for row in _STATES if parts.members(row[0])]
+    levels = [row for row in _STATES if parts.members(row[0])]
+    text = [
+        _state(row, parts, tensors, bytes_of_columns and row[0] is Level.COLUMN) for row in levels
+    ]
     if parts.column:
         text.append("  static constexpr bool kHasColState = true;")
     bound = parts.bound(Level.ELEMENT)
@@ -170,10 +183,15 @@ def _mask_in_parts(mask: Node, tensors: frozenset[str]) -> dict[str, Node]:
     return {"logits_mask": fold.both(few_tests(parts.decided), left_open), "open_part": left_open}
 
 
-def column_state_bytes(variant: TracedVariant) -> int:
+def column_state_bytes(variant: TracedVariant, bytes_of_columns: bool = False) -> int:
     """Size of the C++ `Variant::ColState`; 0 if there is nothing to keep of a column."""
     tensors = [field.name for field in variant.tensors]
-    return 4 * len(_split_seats(variant.seats, tensors)[1].column)
+    members = _split_seats(variant.seats, tensors)[1].column
+    sizes = [1 if bytes_of_columns and node.kind is Kind.BOOL else 4 for node in members]
+    end = 0
+    for size in sizes:
+        end = round_up(end, size) + size
+    return round_up(end, max(sizes, default=1))
 
 
 def _returning(root: Node, block: Block, source: Source | None = None) -> Block:
@@ -182,17 +200,22 @@ def _returning(root: Node, block: Block, source: Source | None = None) -> Block:
     return block
 
 
-def _kept_type(member: Node) -> str:
+def _kept_type(member: Node, as_bytes: bool) -> str:
     """Truths are kept as numbers: compilers test them as predicates, but join bools as bytes."""
-    return C_TYPES[Kind.INT if member.kind is Kind.BOOL else member.kind]
+    return C_TYPES[Kind.INT if member.kind is Kind.BOOL and not as_bytes else member.kind]
 
 
 def _state(
-    row: tuple[Level, str, str, str, str], parts: Split, tensors: Mapping[str, TensorField]
+    row: tuple[Level, str, str, str, str],
+    parts: Split,
+    tensors: Mapping[str, TensorField],
+    as_bytes: bool,
 ) -> str:
     level, struct, name, prefix, parameters = row
     members = parts.members(level)
-    fields = " ".join(f"{_kept_type(node)} {prefix}{i};" for i, node in enumerate(members))
+    fields = " ".join(
+        f"{_kept_type(node, as_bytes)} {prefix}{i};" for i, node in enumerate(members)
+    )
     block = Block(tensors, parts.bound(level))
     values = block.compute(members)
     for i, (node, value) in enumerate(zip(members, values, strict=True)):

@@ -69,6 +69,14 @@ def may_turn_rows(spec: AttentionSpec, tile: TileConfig) -> bool:
     return tile.template == "hopper" and _has_transformer(spec) and not listed
 
 
+def keeps_bytes(spec: AttentionSpec, tile: TileConfig) -> bool:
+    """Whether truths of columns are staged as bytes: beside keys of wide heads nothing else fits.
+
+    A byte costs each column of a tile one instruction more than a number.
+    """
+    return tile.template == "hopper" and max(spec.head_dim_qk, spec.head_dim_v) > 192
+
+
 def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
     """Tiles to try, best first: groups of 64 rows, and as many keys as fit.
 
@@ -125,7 +133,8 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     slab = 4 * (32 * tile.warps // row_threads) * (dim_v + 8)
     columns = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
     if not spec.kv_format.composed:
-        columns += (tile.stages + 1) * tile.keys * column_state_bytes(spec.variant)
+        column = column_state_bytes(spec.variant, keeps_bytes(spec, tile))
+        columns += (tile.stages + 1) * tile.keys * column
     item_stages = 1 if tile.query_stages == 1 else tile.query_stages + 1
     items = item_stages * staged_item_bytes(spec.kv_format, tile)
     barriers = _BARRIER_BYTES * (2 * item_stages + 3 * tile.query_stages + 6 * tile.stages)

@@ -63,4 +63,4 @@ def test_what_is_known_of_a_column_is_one_truth() -> None:
 
     traced = trace(Apart())
     assert column_state_bytes(traced) == 4
-    assert "return (rs.r0 != 0) & (kv_pos < row.q_pos) & (cs.c0 != 0);" in element_test(Apart())
+    assert "return ((rs.r0 != 0) & (kv_pos < row.q_pos)) & (cs.c0 != 0);" in element_test(Apart())

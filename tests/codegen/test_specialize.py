@@ -5,14 +5,18 @@ from __future__ import annotations
 import torch
 
 import warploom as wl
+from warploom.codegen.arch import ARCHS
 from warploom.codegen.functors import column_state_bytes, variant_struct
+from warploom.codegen.render import render_cuda
 from warploom.codegen.specialize import for_group_size
+from warploom.codegen.tiles import choose_tile
 from warploom.dsl.dtypes import float16
 from warploom.dsl.formats import Ragged
 from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
+from warploom.scheduler.layout import c_structs
 
 
 class HeadMask(wl.Variant):
@@ -61,3 +65,15 @@ def test_states_of_columns_are_padded_as_in_c() -> None:
 
     mixed = Mixed(bias=torch.zeros(8), kept=torch.ones(8, dtype=torch.int32))
     assert column_state_bytes(spec(mixed).variant) == 8  # a float and a truth
+    assert column_state_bytes(spec(mixed).variant, bytes_of_columns=True) == 8
+
+
+def test_wide_heads_keep_a_truth_of_a_column_in_a_byte() -> None:
+    mask = HeadMask(kept=torch.ones(4, 8, dtype=torch.int32))
+    wide = for_group_size(AttentionSpec(trace(wl.Causal() & mask), 256, 256, float16, Ragged()), 1)
+    assert column_state_bytes(wide.variant, bytes_of_columns=True) == 1
+    tile = choose_tile(wide, ARCHS["sm_90a"], 8192)
+    assert tile.template == "hopper"  # three tiles of numbers would not fit beside its keys
+    text = render_cuda(wide, tile, c_structs()).text
+    assert "struct ColState { bool c0; };" in text
+    assert "struct ColState { int c0; };" in variant_struct(wide.variant, "cuda")

@@ -13,7 +13,7 @@ from warploom.codegen.arch import ARCHS, Arch
 from warploom.codegen.build import build
 from warploom.codegen.headers import CudaToolchain
 from warploom.codegen.render import render_cuda
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import KernelSource, TileConfig
 from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.dsl.dtypes import bfloat16, float16
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
@@ -30,6 +30,13 @@ pytestmark = pytest.mark.nvrtc
 class ShiftedValues(wl.Variant):
     def value_transform(self, v: Value, at: Position) -> Value:
         return v * 2.0 + 1.0
+
+
+class KeptKeys(wl.Variant):
+    kept = wl.Tensor("bool", ("kv_pos",))
+
+    def logits_mask(self, at: Position) -> Value:
+        return self.kept[at.kv_pos]
 
 
 @dataclass(frozen=True)
@@ -81,13 +88,18 @@ def _compiler(toolchain: CudaToolchain) -> None:
     """Without CUDA's compiler these tests are skipped."""
 
 
-def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
-    """Builds a kernel whose text also holds the size of shared memory that we launch it with."""
-    spec = example.spec
+def checked_source(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> KernelSource:
+    """Text that also holds the size of shared memory that we launch the kernel with."""
     source = render_cuda(spec, tile, c_structs())
     size = cuda_launch(spec, tile, arch).shared_bytes
     check = f"\nstatic_assert(warploom::Kernel::Arena<warploom::Kernel>::kBytes == {size});\n"
-    artifact = build(replace(source, text=source.text + check), arch)
+    return replace(source, text=source.text + check)
+
+
+def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
+    spec = example.spec
+    source = checked_source(spec, tile, arch)
+    artifact = build(source, arch)
     assert artifact.resources is not None
     assert artifact.resources.spill_bytes in (0, None), source.name
     if max(spec.head_dim_qk, spec.head_dim_v) <= 128:
@@ -129,11 +141,15 @@ def test_one_and_three_groups_compute_on_hopper(name: str, tile: TileConfig) -> 
     compiled(EXAMPLES[name], ARCHS["sm_90a"], tile)
 
 
-def test_a_window_over_wide_heads_spills_little() -> None:
-    spec = Example(wl.SlidingWindow(1023), 256, 256, Ragged(), 500).spec
-    tile = choose_tile(spec, ARCHS["sm_90a"], 500)
-    used = build(render_cuda(spec, tile, c_structs()), ARCHS["sm_90a"]).resources
-    assert used is not None and used.registers == 168 and used.local_bytes <= 64
+@pytest.mark.parametrize(
+    ("variant", "most"), [(wl.SlidingWindow(1023), 64), (wl.Causal() & KeptKeys(), 8)]
+)
+def test_masks_over_wide_heads_spill_little(variant: Variant, most: int) -> None:
+    spec, arch = Example(variant, 256, 256, Ragged(), 500).spec, ARCHS["sm_90a"]
+    tile = choose_tile(spec, arch, 500)
+    assert tile.template == "hopper"
+    used = build(checked_source(spec, tile, arch), arch).resources
+    assert used is not None and used.registers == 168 and used.local_bytes <= most
 
 
 def test_hopper_uses_its_own_instructions() -> None:

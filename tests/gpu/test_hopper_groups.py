@@ -17,6 +17,7 @@ from warploom.testing import warm_up
 pytestmark = pytest.mark.gpu
 
 ONE, TWO = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 1)
+WIDE = TileConfig(128, 64, 8, 2, "hopper", 1)
 THREE, DEEP = TileConfig(192, 96, 12, 3, "hopper", 2), TileConfig(192, 64, 12, 4, "hopper", 1)
 
 
@@ -29,6 +30,15 @@ class Capped(wl.Variant):
 class Near(wl.Variant):
     def logits_mask(self, at: Position) -> Value:
         return (at.kv_pos <= at.q_pos) & (at.q_pos - at.kv_pos < 40)
+
+
+class SomeKeys(wl.Variant):
+    """What is left of its mask below the diagonal is the tensor."""
+
+    hidden = wl.Tensor("bool", ("kv_head", "kv_pos"))
+
+    def logits_mask(self, at: Position) -> Value:
+        return ~self.hidden[at.kv_head, at.kv_pos] & (at.kv_pos <= at.q_pos)
 
 
 class Sigmoid(wl.Variant):
@@ -49,6 +59,10 @@ JOBS = [
     (wl.QKNorm(), on_gpu(wl.Paged(3), "float16", 64, ONE)),
     (wl.Variant(), on_gpu(wl.BlockSparse(block=(32, 16)), "float16", 128, ONE)),
     (wl.Causal() & wl.SoftCap(5.0), on_gpu(wl.Paged(16), "float16", 128, TWO)),
+    (SomeKeys(), on_gpu(wl.Ragged(), "bfloat16", 128, TWO)),
+    (SomeKeys() & wl.Alibi(), on_gpu(wl.Paged(1), "bfloat16", 128, ONE)),
+    (SomeKeys(), on_gpu(wl.Paged(16), "bfloat16", 256, WIDE)),
+    (wl.Causal() & wl.SlidingWindow(40), on_gpu(wl.Ragged(), "bfloat16", 128, TWO)),
     (wl.Causal(), on_gpu(wl.Ragged(), "float16", 64, THREE)),
     (Near(), on_gpu(wl.Paged(1), "bfloat16", 64, THREE)),
     (wl.Causal() & Capped(), on_gpu(wl.Paged(16), "float16", 32, THREE)),

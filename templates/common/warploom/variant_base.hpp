@@ -10,7 +10,7 @@ struct Range {  // half open
   int begin, end;
 };
 
-// kOpen: partial, but what is hidden, the mask's open part hides. Only walks over tiles know it.
+// kOpen: partial, but only the mask's open part hides elements. classify() calls it partial.
 enum class TileClass : int { kSkip = 0, kPartial = 1, kFull = 2, kOpen = 3 };
 
 WL_FN TileClass tile_class(bool may_see, bool may_hide) {
@@ -92,8 +92,9 @@ struct IdentityVariant {
                                   Range /*q_head*/) {
     return TileClass::kFull;
   }
-  // A mask with parts is decided & open. classify() knows no tile that the open part leaves full,
-  // for it reads tensors; where the decided one hides nothing, the open one is the whole mask.
+  // A mask with parts is decided & open: intervals find tiles where the decided part holds
+  // everywhere, and none for the open part, which mostly reads tensors. In the former tiles the
+  // open part is all that is left of the mask.
   WL_FN static bool decided_may_hide(const Params&, const TileInfo&, Range /*q_pos*/,
                                      Range /*kv_pos*/, Range /*q_head*/) {
     return true;

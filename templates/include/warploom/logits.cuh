@@ -65,6 +65,14 @@ WL_FN float softmax_factor(const typename K::Params& p) {
 template <class Variant>
 constexpr float kHidden = Variant::kSoftmax ? -kInfinity : 0.0f;
 
+// What is left to ask the mask about an element of a tile of this class.
+template <TileClass kClass, class Variant, class... At>
+WL_FN bool sees(const At&... at) {
+  if constexpr (kClass == TileClass::kPartial) return Variant::mask(at...);
+  if constexpr (kClass == TileClass::kOpen) return Variant::open_part(at...);
+  return true;
+}
+
 // Applies the seats to one tile of this class. What depends on the column alone is computed once
 // for all rows.
 template <TileClass kClass, class K>
@@ -89,20 +97,14 @@ WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const 
         score = Variant::logits(item.p, item.tile_of(info[r]), rows.tile(r), info[r], rows.state[r],
                                 kv_pos, column, score * item.p.sm_scale);
       }
-      bool is_visible = true;
-      if constexpr (kClass == TileClass::kPartial) {
-        is_visible = Variant::mask(item.p, item.tile_of(info[r]), rows.tile(r), info[r],
-                                   rows.state[r], kv_pos, column);
-      } else if constexpr (kClass == TileClass::kOpen) {
-        is_visible = Variant::open_part(item.p, item.tile_of(info[r]), rows.tile(r), info[r],
-                                        rows.state[r], kv_pos, column);
-      }
+      const bool is_visible = sees<kClass, Variant>(item.p, item.tile_of(info[r]), rows.tile(r),
+                                                    info[r], rows.state[r], kv_pos, column);
       score = is_visible ? score : kHidden<Variant>;
     }
   }
 }
 
-// Hides keys that do not exist. Apart from the mask, because few tiles have any.
+// Hides keys that do not exist. Few tiles have any, so the others do not ask each element.
 template <class K>
 WL_FN void hide_absent(const Columns<K>& columns, typename WarpMma<K>::Scores& scores) {
   const int first = WarpMma<K>::lane() % 4 * 2;

@@ -156,9 +156,7 @@ struct Columns {
     return key < count;
   }
   // False only if every key of the tile exists; of listed columns only a full tile's surely do.
-  WL_FN bool may_lack_some() const {
-    return C::kColumnPositions || count < Sizes<K>::kGroupKeys;
-  }
+  WL_FN bool may_lack_some() const { return C::kColumnPositions || count < Sizes<K>::kGroupKeys; }
 };
 
 }  // namespace warploom
