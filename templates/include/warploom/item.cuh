@@ -45,7 +45,10 @@ struct Item {
   // Takes up an item, by `threads` threads (whole warps). Everyone must wait for these afterwards.
   // Each warp works out a part of the facts: the chain of dependent instructions is what it costs.
   WL_FN void open(int index, unsigned thread, unsigned threads) const {
-    const auto work = load_record<typename K::WorkItem>(p.items, index);
+    open(load_record<typename K::WorkItem>(p.items, index), index, thread, threads);
+  }
+  WL_FN void open(const typename K::WorkItem& work, int index, unsigned thread,
+                  unsigned threads) const {
     const auto segment = load_record<typename K::Segment>(p.segments, work.segment);
     if constexpr (C::kComposed) return open_packed(work, segment, index, thread, threads);
     const int rows = min(C::kRows, segment.num_q * p.group_size - work.row_begin);

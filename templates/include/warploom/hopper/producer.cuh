@@ -27,7 +27,12 @@ WL_FN void arrive_after_copies(Barrier* barrier) {
 template <class K, int kThreads>
 class ItemOpener {
  public:
-  WL_FN Item<K> open(const typename K::Params& p, Shared<K> shared, int index, unsigned thread) {
+  WL_FN ItemOpener(const typename K::Params& p, int first, int end) : index_(first), end_(end) {
+    if (has_next()) next_ = load_record<typename K::WorkItem>(p.items, index_);
+  }
+
+  WL_FN bool has_next() const { return index_ < end_; }
+  WL_FN Item<K> open_next(const typename K::Params& p, Shared<K> shared, unsigned thread) {
     auto& barriers = shared.barriers();
     // With one slot, nobody may write the next item while another thread reads this one: consumers
     // give a slot back as soon as they have no more use for it.
@@ -35,14 +40,19 @@ class ItemOpener {
     barrier_wait(&barriers.item_empty[ring_.stage], ring_.phase ^ 1);
     shared.item_stage = ring_.stage;
     const Item<K> item{p, shared};
-    item.open(index, thread, kThreads);
+    item.open(next_, index_, thread, kThreads);
     named_sync(kOpenersBarrier, kThreads);  // they read what they opened
     barrier_arrive(&barriers.item_full[ring_.stage]);
     ring_.advance();
+    ++index_;
+    // On its way while queries are copied.
+    if (has_next()) next_ = load_record<typename K::WorkItem>(p.items, index_);
     return item;
   }
 
  private:
+  int index_, end_;
+  typename K::WorkItem next_;
   Ring<Shared<K>::kItemStages> ring_;
 };
 
@@ -71,29 +81,50 @@ class QueryProducer {
   using C = typename K::Config;
   using Copy = RowCopy<C::kRows, C::kHeadDimQk, Sizes<K>::kDimQk, Sizes<K>::kBlock, kThreads>;
 
-  struct Rows {
+  // Rows as the item lists them, from this thread's first.
+  struct ListedRows {
     const Item<K>& item;
-    int first_row;
+    int first;
     WL_FN long long offset(int pass) const {
-      return item.q_offset(item.row(first_row + pass * Copy::kPassRows));
+      return item.q_offset(item.row(first + pass * Copy::kPassRows));
     }
-    WL_FN bool exists(int pass, long long /*offset*/) const {
-      return first_row + pass * Copy::kPassRows < item.facts().rows;
-    }
+  };
+  // The same where each pass begins with the same head of a group.
+  struct EvenRows {
+    long long first, pass_stride;
+    WL_FN long long offset(int pass) const { return first + pass * pass_stride; }
   };
 
  public:
   WL_FN void copy(const Item<K>& item, unsigned thread) {
     auto& barriers = item.arena.barriers();
     barrier_wait(&barriers.q_empty[ring_.stage], ring_.phase ^ 1);
-    const auto from = static_cast<const typename C::Element*>(item.p.q);
-    Copy::copy(from + Copy::column(thread), Rows{item, Copy::first_row(thread)},
-               item.arena.queries(ring_.stage), thread);
+    const auto& p = item.p;
+    const auto from = static_cast<const typename C::Element*>(p.q) + Copy::column(thread);
+    typename C::Element* const to = item.arena.queries(ring_.stage);
+    const int row = Copy::first_row(thread);
+    const int left = item.facts().rows - row;
+    if (!C::kComposed && Copy::kPassRows % p.group_size == 0) {
+      const long long stride = Copy::kPassRows / p.group_size * p.q_row_stride;
+      copy_rows(from, EvenRows{item.q_offset(item.row(row)), stride}, left, to, thread);
+    } else {
+      copy_rows(from, ListedRows{item, row}, left, to, thread);
+    }
     arrive_after_copies(barriers.q_copied(ring_.stage));
     ring_.advance();
   }
 
  private:
+  template <class Rows>
+  WL_FN static void copy_rows(const typename C::Element* from, const Rows& rows, int left,
+                              typename C::Element* to, unsigned thread) {
+#pragma unroll 4  // registers would hold the places of all passes
+    for (int pass = 0; pass < Copy::kPasses; ++pass) {
+      const bool exists = pass * Copy::kPassRows < left;
+      Copy::copy_row(from + rows.offset(pass), exists, to, thread, pass);
+    }
+  }
+
   Ring<C::kQueryStages> ring_;
 };
 
@@ -326,11 +357,11 @@ WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
   const unsigned thread = threadIdx.x % kProducerThreads;
   const int begin = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
   if constexpr (!K::Config::kBulk) {
-    ItemOpener<K, kProducerThreads> items;
+    ItemOpener<K, kProducerThreads> items(p, begin, end);
     QueryProducer<K, kProducerThreads> queries;
     GatherProducer<K> tokens;
-    for (int i = begin; i < end; ++i) {
-      const Item<K> item = items.open(p, shared, i, thread);
+    while (items.has_next()) {
+      const Item<K> item = items.open_next(p, shared, thread);
       queries.copy(item, thread);
       tokens.copy(item, thread);
     }
@@ -339,11 +370,11 @@ WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
   } else if (thread < 2 * kWarpSize) {
     produce_in_bulk<true>(p, shared, end - begin);
   } else {
-    ItemOpener<K, kBulkQueryThreads> items;
+    ItemOpener<K, kBulkQueryThreads> items(p, begin, end);
     QueryProducer<K, kBulkQueryThreads> queries;
     ColumnProducer<K> columns;
-    for (int i = begin; i < end; ++i) {
-      const Item<K> item = items.open(p, shared, i, thread - 2 * kWarpSize);
+    while (items.has_next()) {
+      const Item<K> item = items.open_next(p, shared, thread - 2 * kWarpSize);
       queries.copy(item, thread - 2 * kWarpSize);
       if constexpr (Shared<K>::kStagesColumns) columns.produce(item, thread - 2 * kWarpSize);
     }
