@@ -124,14 +124,10 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
                             const Columns<K>& columns, const Visit& visit,
                             typename WarpMma<K>::Scores& scores) {
   using Variant = typename K::Variant;
-  if constexpr (!Variant::kHasLogitsTransform) {
-    const bool scales = !scales_late<K>(item.p);
-    if (visit.is_full() && !scales) return;  // one jump in most tiles: each waits for instructions
-    if (scales) {
+  if (!Variant::kHasLogitsTransform && !scales_late<K>(item.p)) {
 #pragma unroll
-      for (int i = 0; i < int(sizeof(scores) / sizeof(float)); ++i) {
-        (&scores[0][0][0])[i] *= item.p.sm_scale;
-      }
+    for (int i = 0; i < int(sizeof(scores) / sizeof(float)); ++i) {
+      (&scores[0][0][0])[i] *= item.p.sm_scale;
     }
   }
   if (Variant::kMaskHasParts && visit.is(TileClass::kOpen)) {

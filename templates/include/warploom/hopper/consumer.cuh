@@ -81,7 +81,7 @@ class Consumer {
     end_turn();
     Mma::template wait<0>();
     release(barriers_.k_empty[ring_.stage]);
-    transform_logits(item, rows, columns(item, visit, slot), visit, scores);
+    transform_scores(item, rows, columns(item, visit, slot), visit, scores);
     if constexpr (Variant::kSoftmax) {
       softmax.follow(scores, rescale);  // O is empty: there is nothing to scale
       exponentiate(softmax, scores);
@@ -100,7 +100,7 @@ class Consumer {
       end_turn();
       Mma::template wait<1>();
       release(barriers_.k_empty[ring_.stage]);
-      transform_logits(item, rows, columns(item, next, next_one), next, scores);
+      transform_scores(item, rows, columns(item, next, next_one), next, scores);
       bool moved = false;
       if constexpr (Variant::kSoftmax) moved = softmax.follow(scores, rescale);
       // The product with the values before is done by now, or almost: waiting here frees its left
@@ -127,6 +127,15 @@ class Consumer {
     ring_.advance();
     slot_ = next_slot<K>(slot);
     if constexpr (Variant::kSoftmax) softmax.finish();
+  }
+
+  // Most tiles need nothing of it, and pass by one jump: each waits for instructions.
+  WL_FN static void transform_scores(const Item<K>& item, const ThreadRows<K>& rows,
+                                     const Columns<K>& columns, const Visit& visit,
+                                     typename Mma::Scores& scores) {
+    if (Variant::kHasLogitsTransform || !visit.is_full() || !scales_late<K>(item.p)) {
+      transform_logits(item, rows, columns, visit, scores);
+    }
   }
 
   WL_FN static void exponentiate(Softmax<K>& softmax, typename Mma::Scores& scores) {
