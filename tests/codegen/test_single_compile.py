@@ -62,8 +62,6 @@ CASES = {
     "mask reads": (spec(wl.Causal() & wl.DocumentMask(), wl.Paged(1)), "sm_100a"),
     "wide": (spec(wl.FlashSigmoid(), wl.Paged(16), (256, 256)), "sm_90a"),
     "latent": (spec(wl.AttentionSink() & wl.Causal(), wl.Paged(16), (192, 128)), "sm_120"),
-    "64 lanes": (spec(wl.Causal(), wl.Paged(16), (64, 64)), "sm_120"),
-    "64 lanes, sink": (spec(wl.AttentionSink() & wl.Causal(), wl.Paged(16), (64, 64)), "sm_120"),
     "least": (spec(wl.Causal(), wl.Ragged(), (8, 8)), "sm_120"),
     "e4m3": (spec(wl.TokenKVScale(), wl.Paged(16), stored="float8_e4m3fn"), "sm_90a"),
     "e5m2": (spec(wl.HeadKVScale(), wl.Paged(16), stored="float8_e5m2"), "sm_80"),

@@ -165,11 +165,10 @@ class SingleRow {
   WL_FN void attend() {
     // What does not exist is multiplied with weight 0: with zeros, or what came before, again.
     uint4 keys[Keys::kLoads] = {}, values[Values::kLoads] = {};
-    Tile now = find();
+    Tile now = find(), next = find();
     read<Keys>(key_rows(item_), now, keys);
     read<Values>(value_rows(item_), now, values);
     take_query();
-    Tile next = find();  // behind these loads: its block is wanted later, and takes a register
     const auto of_tile = Variant::tile_state(item_.p, item_.tile());
     const RowInfo row = item_.row(0);
     const auto of_row = Variant::row_state(item_.p, item_.tile(), of_tile, row);
