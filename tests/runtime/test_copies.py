@@ -50,6 +50,6 @@ def test_attention_copies_bound_tensors_once() -> None:
     slopes = torch.rand(4)
     variant = Alibi(slopes)
     traced = trace(variant)
-    first, second = (module._values(variant, traced, {}, META)["slopes"] for _ in range(2))
+    first, second = (module._values(variant.inputs(), traced, {}, META)["slopes"] for _ in range(2))
     assert first.device == META
     assert first is second
