@@ -44,7 +44,7 @@ class Arch:
 
     @property
     def overlaps(self) -> bool:
-        """Whether kernels may begin while the one before them ends (decision 0022)."""
+        """Whether kernels can begin while the one before them ends (decision 0022)."""
         return self.capability >= (9, 0)
 
     def key_parts(self) -> dict[str, str]:

@@ -57,18 +57,20 @@ class LaunchShape:
         threads: threads of a CTA.
         shared_bytes: dynamic shared memory of a CTA.
         ctas_per_sm: CTAs that an SM holds, by shared memory and the most registers of such tiles.
+        overlaps: whether it may begin while the kernel before it ends (decision 0022).
     """
 
     threads: int
     shared_bytes: int
     ctas_per_sm: int
+    overlaps: bool = False
 
 
 def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
     """Launch shape of the kernel that a tile names."""
     if tile.template == "hopper":
         hopper = hopper_launch(spec, tile)
-        return LaunchShape(hopper.threads, hopper.shared_bytes, 1)
+        return LaunchShape(hopper.threads, hopper.shared_bytes, 1, overlaps=True)
     threads = portable_threads(tile)
     shared = _shared_bytes(spec, tile)
     ctas = min(
@@ -76,7 +78,7 @@ def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShap
         arch.registers_per_sm // (_registers(spec, tile) * threads),
         arch.threads_per_sm // threads,
     )
-    return LaunchShape(threads, shared, ctas)
+    return LaunchShape(threads, shared, ctas, arch.overlaps and tile.rows > 1)
 
 
 def _registers(spec: AttentionSpec, tile: TileConfig) -> int:

@@ -99,8 +99,7 @@ class CudaKernel:
                     self._shared,
                 )
             )
-        overlaps = cuda_facts(device).arch.overlaps
-        self._overlaps = overlaps and self._call("cuDriverGetVersion") >= _OVERLAP_SINCE
+        self._overlaps = shape.overlaps and self._call("cuDriverGetVersion") >= _OVERLAP_SINCE
         if self.ctas_per_sm == 0:
             raise LaunchError(kernel=name, reason="the device cannot hold one CTA of it")
         self.num_ctas = self.ctas_per_sm * cuda_facts(device).num_sms

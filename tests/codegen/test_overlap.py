@@ -19,15 +19,13 @@ from warploom.codegen.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.render import render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.codegen.tiles import choose_tile
+from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.dsl.dtypes import bfloat16
 from warploom.dsl.dtypes import kv_dtype as stored
 from warploom.dsl.formats import KVFormat, Paged, Ragged
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
 from warploom.scheduler.layout import c_structs
-
-pytestmark = [pytest.mark.nvrtc, pytest.mark.usefixtures("toolchain")]
 
 # Instructions that reach global memory; those of shared memory and of parameters are others.
 GLOBAL = re.compile(r"\b(LDG|LD|STG|ST|ATOMG?|RED|LDGSTS|UTMALDG|UTMAPF|UBLKCP)(\.|\s)")
@@ -63,6 +61,8 @@ def instructions(source: KernelSource, arch: str, folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", SOURCES)
 def test_nothing_is_read_or_written_before_the_wait(name: str, tmp_path: Path) -> None:
     code = instructions(SOURCES[name](), "sm_90a", tmp_path)
@@ -72,6 +72,18 @@ def test_nothing_is_read_or_written_before_the_wait(name: str, tmp_path: Path) -
     assert any(GLOBAL.search(line) for line in code[waits[0] :])  # the pattern finds them
 
 
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
 def test_older_architectures_wait_for_nothing(tmp_path: Path) -> None:
     code = instructions(append(), "sm_80", tmp_path)
     assert not any("ACQBULK" in line for line in code)
+
+
+@pytest.mark.parametrize(
+    ("rows", "arch", "overlaps"),
+    [(1, "sm_90a", False), (16, "sm_90a", True), (16, "sm_120", True), (16, "sm_80", False)],
+)
+def test_tiles_of_one_row_do_not_overlap(rows: int, arch: str, overlaps: bool) -> None:
+    spec = AttentionSpec(trace(wl.Causal()), 128, 128, bfloat16, Paged(16))
+    tile = TileConfig(rows, 64, 4, 2)
+    assert cuda_launch(spec, tile, ARCHS[arch]).overlaps is overlaps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,21 +137,16 @@ def test_a_launch_passes_grid_shared_memory_stream_and_parameters(
 
 
 @pytest.mark.parametrize(
-    ("arch", "version", "overlaps"),
-    [("sm_90a", 13000, True), ("sm_90a", 12020, False), ("sm_80", 13000, False)],
+    ("wanted", "version", "overlaps"),
+    [(True, 13000, True), (True, 12020, False), (False, 13000, False)],
 )
 def test_launches_overlap_where_kernels_and_graphs_can(
-    driver: FakeDriver,
-    artifact: Artifact,
-    monkeypatch: pytest.MonkeyPatch,
-    arch: str,
-    version: int,
-    overlaps: bool,
+    driver: FakeDriver, artifact: Artifact, wanted: bool, version: int, overlaps: bool
 ) -> None:
-    monkeypatch.setattr(cuda, "cuda_facts", lambda index: CudaFacts("GPU", ARCHS[arch], 100, 2**25))
     driver.results["cuDriverGetVersion"] = version
     block = params()
-    cuda.CudaKernel("name", artifact, SHAPE, device=0).bind(block)(0)
+    shape = replace(SHAPE, overlaps=wanted)
+    cuda.CudaKernel("name", artifact, shape, device=0).bind(block)(0)
     assert driver.overlapped == [overlaps]
 
 
