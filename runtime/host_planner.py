@@ -55,9 +55,8 @@ class HostPlanner:
         self._format = kv_format
         self._is_paged = isinstance(kv_format, Paged)
         self.params = PlannerParams(variant)
-        self.params.set(
-            "storage", STORAGE[type(kv_format).__name__]
-        )  # measuring reads these three of a site
+        # Measuring reads these three of a site.
+        self.params.set("storage", STORAGE[type(kv_format).__name__])
         self.params.set("page_size", kv_format.block_kv)
         self.params.set("group_size", group_size)
         names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")

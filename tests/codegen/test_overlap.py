@@ -25,6 +25,7 @@ from warploom.dsl.dtypes import kv_dtype as stored
 from warploom.dsl.formats import KVFormat, Paged, Ragged
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
 from warploom.scheduler.layout import c_structs
 
 # Instructions that reach global memory; those of shared memory and of parameters are others.
@@ -32,8 +33,13 @@ GLOBAL = re.compile(r"\b(LDG|LD|STG|ST|ATOMG?|RED|LDGSTS|UTMALDG|UTMAPF|UBLKCP)(
 HOPPER = TileConfig(128, 128, 8, 2, "hopper", 2)
 
 
-def attention(kv_format: KVFormat, rows: int, tile: TileConfig | None = None) -> KernelSource:
-    spec = AttentionSpec(trace(wl.Causal()), 128, 128, bfloat16, kv_format)
+def attention(
+    kv_format: KVFormat,
+    rows: int,
+    tile: TileConfig | None = None,
+    variant: Variant | None = None,
+) -> KernelSource:
+    spec = AttentionSpec(trace(variant or wl.Causal()), 128, 128, bfloat16, kv_format)
     return render_cuda(spec, tile or choose_tile(spec, ARCHS["sm_90a"], rows), c_structs())
 
 
@@ -48,6 +54,9 @@ SOURCES: dict[str, Callable[[], KernelSource]] = {
     "16 rows": lambda: attention(Paged(16), 4),
     "64 rows": lambda: attention(Ragged(), 64, TileConfig(64, 64, 4, 2)),
     "hopper": lambda: attention(Ragged(), 1000, HOPPER),
+    "hopper, gathers, transforms, reads": lambda: attention(
+        Paged(1), 1000, HOPPER, wl.Rope() & wl.DocumentMask()
+    ),
     "append": append,
     "planner": lambda: planner_source(trace(wl.Causal()), c_structs(), "cuda"),
 }

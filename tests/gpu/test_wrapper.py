@@ -78,6 +78,8 @@ POOL = [
     (EverySeat(), on_gpu(wl.BlockSparse(block=(5, 3)), "bfloat16", 64)),
     (EverySeat(), on_gpu(wl.Paged(4), "float16", 128)),
     (ShiftedValues(), on_gpu(wl.BlockSparse(block=(1, 8)), "float16", 128)),
+    (ShiftedValues(), on_gpu(wl.Paged(16), "bfloat16", 128)),
+    (ShiftedValues(), on_gpu(wl.Ragged(), "float16", 64)),
     (wl.Rope(interleaved=True) & wl.SoftCap(5.0), on_gpu(wl.Ragged(), "float16", 128)),
     (wl.Causal() & wl.Rope(dim=64), on_gpu(wl.Paged(64), "bfloat16", 128)),
     (wl.Causal() & wl.Rope() & wl.QKNorm(), on_gpu(wl.Paged(16), "bfloat16", 192, 128)),

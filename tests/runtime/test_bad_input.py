@@ -145,6 +145,16 @@ def test_wrong_kv(make: Any) -> None:
         make().run(Q, K)
 
 
+@pytest.mark.parametrize("page", [6, 2**31 - 2, 2**31 - 1])
+def test_a_page_of_any_size_beyond_the_cache(page: int) -> None:
+    wrapper = AttentionWrapper(kv_format=Paged(4), device="cpu", **SHAPE)
+    lists = ([0, 1], [0, 2], [1, page], [2])
+    wrapper.plan(*(np.array(values, np.int32) for values in lists))
+    expected = rf"kv_indices\[1\] is {page}; valid are 0 to 5"
+    with pytest.raises(errors.IndexOutOfRange, match=expected):
+        wrapper.run(Q[:1], torch.zeros(6, 2, 4, 2, 64))
+
+
 def test_a_page_beyond_the_cache() -> None:
     wrapper = AttentionWrapper(kv_format=Paged(4), device="cpu", **SHAPE)
     wrapper.plan([0, 1], [0, 2], [1, 6], [2])

@@ -67,8 +67,9 @@ bool measure(const Params& p, Measure& found) {
     first = min(first, blocks[i]);
     last = max(last, blocks[i]);
   }
+  if (first < 0 || last == 0x7fffffff) return false;
   found.kv_extent = last + 1;
-  return first >= 0;
+  return true;
 }
 
 }  // namespace warploom

@@ -130,7 +130,7 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
       (&scores[0][0][0])[i] *= item.p.sm_scale;
     }
   }
-  if (Variant::kMaskHasParts && visit.is(TileClass::kOpen)) {
+  if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
     apply_seats<TileClass::kOpen>(item, rows, columns, scores);
   } else if (Variant::kHasLogitsMask && !visit.is_full()) {
     apply_seats<TileClass::kPartial>(item, rows, columns, scores);

@@ -46,6 +46,9 @@ class KeyWalk {
   using Variant = typename K::Variant;
 
  public:
+  // Whether tiles of which the mask's open part is left are told from other partial ones.
+  static constexpr bool kTellsOpen = Variant::kMaskHasParts && !C::kComposed && !S::kSingle;
+
   WL_FN KeyWalk(const Item<K>& item, int group) : item_(item) { restart(group); }
 
   WL_FN const Item<K>& item() const { return item_; }
@@ -82,7 +85,7 @@ class KeyWalk {
         if (!facts.sees_all) found = classify_rows(kv_pos);
       } else {
         found = Variant::classify(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head);
-        if (Variant::kMaskHasParts && found == TileClass::kPartial &&
+        if (kTellsOpen && found == TileClass::kPartial &&
             !Variant::decided_may_hide(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head)) {
           found = TileClass::kOpen;
         }

@@ -5,13 +5,11 @@
 
 namespace warploom::hopper {
 
-// A tensor copy brings whatever lies behind the last key, and 0 * NaN is not 0. Unless keys are
-// listed, the last tile of an item alone has such keys, and a loop over the others no code for it.
+// A tensor copy brings whatever lies behind the last key, and 0 * NaN is not 0.
 template <class K>
 WL_FN bool leaves_garbage(const Columns<K>& columns, const Visit& visit) {
   using C = typename K::Config;
-  return C::kBulk && !visit.is_full() &&
-         (C::kColumnPositions || (visit.is_last() && columns.count < C::kKeys));
+  return C::kBulk && !visit.is_full() && (C::kColumnPositions || columns.count < C::kKeys);
 }
 
 // Makes such values zeros, by 128 threads.

@@ -193,7 +193,8 @@ class Consumer {
     }
   }
 
-  // The tile of keys that comes next, when it is there.
+  // The tile of keys that comes next, when it is there. All threads read which it is before one of
+  // them releases it: a barrier lies between, or else the product that all four warps start.
   WL_FN Visit wait_keys(const Item<K>& item, int slot) const {
     barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
     const Visit visit = barriers_.visits[ring_.stage];
@@ -211,7 +212,10 @@ class Consumer {
     barrier_wait(&barriers_.v_full[ring.stage], ring.phase);
     if constexpr (Shared<K>::kLandsValues) return;  // absent values are zeros
     typename C::Element* staged = shared_.values(ring.stage);
-    const bool clears = leaves_garbage(columns, visit);
+    // Unless keys are listed, the last tile of an item alone lacks some: a loop over the others has
+    // no code for it.
+    const bool may_lack_some = C::kColumnPositions || visit.is_last();
+    const bool clears = may_lack_some && leaves_garbage(columns, visit);
     // All groups write the same zeros, so that none waits for another.
     if (clears) clear_absent(columns, staged);
     if constexpr (kTransformsValues) {

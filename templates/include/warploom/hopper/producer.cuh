@@ -118,7 +118,7 @@ class QueryProducer {
   template <class Rows>
   WL_FN static void copy_rows(const typename C::Element* from, const Rows& rows, int left,
                               typename C::Element* to, unsigned thread) {
-#pragma unroll 4  // registers would hold the places of all passes
+#pragma unroll 4  // not all, as RowCopy::copy does: registers would hold the places of all passes
     for (int pass = 0; pass < Copy::kPasses; ++pass) {
       const bool exists = pass * Copy::kPassRows < left;
       Copy::copy_row(from + rows.offset(pass), exists, to, thread, pass);
