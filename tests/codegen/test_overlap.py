@@ -39,7 +39,9 @@ def attention(
     tile: TileConfig | None = None,
     variant: Variant | None = None,
 ) -> KernelSource:
-    spec = AttentionSpec(trace(variant or wl.Causal()), 128, 128, bfloat16, kv_format)
+    spec = AttentionSpec(
+        trace(wl.Causal() if variant is None else variant), 128, 128, bfloat16, kv_format
+    )
     return render_cuda(spec, tile or choose_tile(spec, ARCHS["sm_90a"], rows), c_structs())
 
 
