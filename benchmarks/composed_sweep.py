@@ -14,12 +14,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from harness import (
     QUICK,
-    RESULTS,
     Case,
     Check,
     Effort,
@@ -28,6 +26,7 @@ from harness import (
     Row,
     Thunk,
     copies_needed,
+    placed,
     time_one,
 )
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -122,12 +121,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every-tile", action="store_true", help="also those not weighed")
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
-    parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N or cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
-    options = parser.parse_args(argv)
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA device: tiles are those of GPU kernels (--device cpu tries the code)")
+    options = placed(parser, argv)
+    device = options.device
     torch.manual_seed(0)
     effort = QUICK if options.quick else Effort()
     report = Report(NAME, device, options.out)

@@ -344,15 +344,20 @@ def arguments(
     """The command line that every benchmark shares; `tables` are those to choose from."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
-    parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N or cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
     parser.add_argument("--only", default="", help="comma-separated implementations, e.g. warploom")
     if tables:
         parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
+    return placed(parser, argv)
+
+
+def placed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """What `parser` is asked, and where to run and to write: `device` and `out`."""
+    parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N or cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
     options = parser.parse_args(argv)
     options.device = torch.device(options.device)
     if options.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA device: benchmarks compare GPU kernels (--device cpu tries the code)")
+        parser.error("no CUDA device: benchmarks time GPU kernels (--device cpu tries the code)")
     return options
 
 

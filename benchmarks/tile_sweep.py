@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import RESULTS, Case, Effort, Row, copies_needed, machine_facts, replay_times
+from harness import Case, Effort, Row, copies_needed, machine_facts, placed, replay_times
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -318,12 +318,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small-heads", action="store_true", help="heads of 64 and 32 lanes")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds, compiling included")
-    parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N or cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
-    options = parser.parse_args(argv)
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA device: tiles are those of GPU kernels (--device cpu tries the code)")
+    options = placed(parser, argv)
+    device = options.device
     torch.manual_seed(0)
     path = options.out / f"{SMALL if options.small_heads else NAME}.jsonl"
     grid = batches(device.type == "cuda", options.small_heads)
