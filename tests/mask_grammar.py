@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from infix import INFIX
 
 from warploom.dsl.evaluate import evaluate
 from warploom.dsl.fields import Scalar, Tensor
@@ -62,11 +63,7 @@ def grow_conditions(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 masks = st.recursive(comparisons, grow_conditions, max_leaves=4)
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "+": lambda x, y: x + y,
-    "-": lambda x, y: x - y,
-    "*": lambda x, y: x * y,
-    "//": lambda x, y: x // y,
-    "%": lambda x, y: x % y,
+    **INFIX,
     "min": minimum,
     "max": maximum,
     "abs": abs_,
@@ -74,16 +71,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "shr": lambda x: x >> 2,
     "low_bits": lambda x: x & 7,
     "round": lambda x: to_int(to_float(x) * 0.7),
-    "<": lambda x, y: x < y,
-    "<=": lambda x, y: x <= y,
-    ">": lambda x, y: x > y,
-    ">=": lambda x, y: x >= y,
-    "==": lambda x, y: x == y,
-    "!=": lambda x, y: x != y,
-    "&": lambda x, y: x & y,
-    "|": lambda x, y: x | y,
-    "^": lambda x, y: x ^ y,
-    "~": lambda x: ~x,
     "choose": where,
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from infix import INFIX
 
 from warploom.codegen.abi import Packer, param_fields, struct_text
 from warploom.codegen.functors import variant_struct
@@ -183,10 +184,7 @@ floats = st.recursive(
 )
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
+    **INFIX,
     "min": wl.minimum,
     "max": wl.maximum,
     "abs": wl.abs,
@@ -194,16 +192,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "shr": lambda a: a >> 1,
     "shl": lambda a: a << 2,
     "bits": lambda a: (a & 12) ^ (a | 3),
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "&": lambda a, b: a & b,
-    "|": lambda a, b: a | b,
-    "^": lambda a, b: a ^ b,
-    "~": lambda a: ~a,
     "choose": wl.where,
     "tanh": wl.tanh,
     "sigmoid": wl.sigmoid,
