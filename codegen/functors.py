@@ -153,11 +153,12 @@ def _mask_functions(
     block = _returning(seats["logits_mask"], Block(tensors, bound), of_variant.source)
     text = [_function(f"bool mask({_ELEMENT_PARAMETERS})", block)]
     text.append(tile_functions(of_variant, tensors))
-    if "open_part" in seats:
+    parts = mask_parts(of_variant, frozenset(tensors))
+    if parts is not None:
         block = _returning(seats["open_part"], Block(tensors, bound), of_variant.source)
         text.append("  static constexpr bool kMaskHasParts = true;")
         text.append(_function(f"bool open_part({_ELEMENT_PARAMETERS})", block))
-        text.append(decided_function(of_variant, tensors))
+        text.append(decided_function(parts.decided_may_hide, tensors))
     return text
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from warploom.codegen.lower import POSITION_TEXT, Block
 from warploom.dsl.intervals import FIXED, RANGED, tile_graphs
 from warploom.dsl.ir import Node
-from warploom.dsl.open_part import mask_parts
 from warploom.dsl.spec import TensorField
 
 _POSITIONS: Mapping[str, str] = {
@@ -15,8 +14,6 @@ _POSITIONS: Mapping[str, str] = {
     **{f"{name}_first": f"{name}.begin" for name in RANGED},
     **{f"{name}_last": f"{name}.end - 1" for name in RANGED},
 }
-
-
 _BOX = "const Params& p, const TileInfo& tile, Range q_pos,\n      Range kv_pos, Range q_head"
 
 
@@ -42,11 +39,9 @@ def tile_functions(mask: Node, tensors: Mapping[str, TensorField]) -> str:
     )
 
 
-def decided_function(mask: Node, tensors: Mapping[str, TensorField]) -> str:
-    """C++ text of `decided_may_hide` for a mask of two parts."""
-    parts = mask_parts(mask, frozenset(tensors))
-    assert parts is not None
+def decided_function(decided_may_hide: Node, tensors: Mapping[str, TensorField]) -> str:
+    """C++ text of `decided_may_hide` of a mask of two parts, from its graph."""
     block = Block(tensors, positions=_POSITIONS, wide=True)
-    (hides,) = block.compute([parts.decided_may_hide])
+    (hides,) = block.compute([decided_may_hide])
     block.finish(f"return {hides};")
     return "\n".join((f"  WL_FN static bool decided_may_hide({_BOX}) {{", *block.statements, "  }"))
