@@ -7,6 +7,7 @@
 
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/mma.cuh>
+#include <warploom/hopper/output.cuh>
 #include <warploom/join.cuh>
 #include <warploom/merge.cuh>
 
@@ -53,7 +54,7 @@ class Consumer {
     typename Mma::Output output;
     Softmax<K> softmax(softmax_factor<K>(p));
     attend(item, rows, softmax, output);
-    write_rows(item, softmax, output);
+    OutputWriter<K>::write(item, softmax, output);
     if (item.facts().merge >= 0) merge(item);
     sync_threads_of_group();  // all have read the item's facts
     release(barriers_.item_empty[item_ring_.stage]);
@@ -227,96 +228,6 @@ class Consumer {
       }
     } else {
       fence_async_proxy();
-    }
-  }
-
-  WL_FN void write_rows(const Item<K>& item, const Softmax<K>& softmax,
-                        const typename Mma::Output& output) const {
-    if constexpr (!Variant::kHasOutputTransform) {
-      if (item.facts().slot < 0) return write_final_rows(item, softmax, output);
-    }
-    write_rows_through_slab(item, softmax, output);
-  }
-
-  // Final rows without an output transform go straight to memory: the four threads of a row
-  // exchange pairs until each has 8 neighbouring lanes.
-  WL_FN static void write_final_rows(const Item<K>& item, const Softmax<K>& softmax,
-                                     const typename Mma::Output& output) {
-    constexpr int kBlocks = WarpMma<K>::kLaneBlocks;
-    static_assert(kBlocks % 4 == 0, "the padded head dimension is whole vectors for four threads");
-    const int quarter = WarpMma<K>::lane() % 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = ThreadRows<K>::row(r);
-      const bool exists = row < item.facts().rows;
-      const RowInfo info = item.row(row);
-      const float scale = Variant::kSoftmax ? row_scale(softmax.sum[r]) : 1.0f;
-      auto* to = static_cast<typename C::Element*>(item.p.o) + item.o_offset(info);
-#pragma unroll
-      for (int l = 0; l < kBlocks; l += 4) {
-        unsigned pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          pairs[i] = warploom::pack(typename K::Config::Element{}, output[0][l + i][2 * r] * scale,
-                                    output[0][l + i][2 * r + 1] * scale);
-        }
-        transpose_over_four_threads(pairs, quarter);
-        const int lane = (l + quarter) * kVector;
-        if (exists && (C::kHeadDimV == S::kDimV || lane < C::kHeadDimV)) {
-          *reinterpret_cast<uint4*>(to + lane) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-        }
-      }
-      if (item.p.lse != nullptr && exists && quarter == 0) {
-        const float lse2 = row_lse(softmax.largest[r], softmax.sum[r], softmax.factor);
-        item.p.lse[item.lse_offset(info)] =
-            Variant::kSoftmax ? lse2 * kLn2 * item.p.lse_scale : 0.0f;
-      }
-    }
-  }
-
-  // Thread t of four gets word t of each: word i of the result came from thread i.
-  WL_FN static void transpose_over_four_threads(unsigned (&words)[4], int t) {
-#pragma unroll
-    for (int bit = 1; bit <= 2; bit *= 2) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i & bit) continue;
-        const unsigned sent = t & bit ? words[i] : words[i + bit];
-        const unsigned received = __shfl_xor_sync(kAllLanes, sent, bit);
-        (t & bit ? words[i] : words[i + bit]) = received;
-      }
-    }
-  }
-
-  // Partial rows, and rows that the output transform must see whole: a few rows of each warp at a
-  // time.
-  WL_FN void write_rows_through_slab(const Item<K>& item, const Softmax<K>& softmax,
-                                     const typename Mma::Output& output) const {
-    constexpr bool kSoftmax = Variant::kSoftmax;
-    constexpr int kPassRows = kWarpSize / S::kRowThreads;
-    const int lane = WarpMma<K>::lane();
-    const int slab = threadIdx.x / kWarpSize * kPassRows;
-#pragma unroll
-    for (int pass = 0; pass < 16 / kPassRows; ++pass) {
-      const int half = pass * kPassRows / 8;  // which of the thread's two rows
-      const int first = pass * kPassRows % 8;
-      const float scale = kSoftmax ? row_scale(softmax.sum[half]) : 1.0f;
-      if (lane / 4 >= first && lane / 4 < first + kPassRows) {
-        float* to = shared_.slab_row(slab + lane / 4 - first) + lane % 4 * 2;
-#pragma unroll
-        for (int l = 0; l < WarpMma<K>::kLaneBlocks; ++l) {
-          *reinterpret_cast<float2*>(to + 8 * l) =
-              make_float2(output[0][l][2 * half] * scale, output[0][l][2 * half + 1] * scale);
-        }
-      }
-      float lse2 =
-          kSoftmax ? row_lse(softmax.largest[half], softmax.sum[half], softmax.factor) : 0.0f;
-      lse2 = __shfl_sync(kAllLanes, lse2, 4 * (first + lane / S::kRowThreads));
-      __syncwarp();
-      const int row = WarpMma<K>::block_row(0) + pass * kPassRows + lane / S::kRowThreads;
-      RowStore<K>::write(item, row, row < item.facts().rows,
-                         shared_.slab_row(slab + lane / S::kRowThreads), lse2);
-      __syncwarp();
     }
   }
 
