@@ -6,12 +6,13 @@ Only what the user changed is written; the rest is inherited from `IdentityVaria
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from warploom.codegen.conjunction import few_tests
 from warploom.codegen.interval_cpp import decided_function, tile_functions
 from warploom.codegen.lane_reads import lane_reads
+from warploom.codegen.logits_scale import with_scale_outside
 from warploom.codegen.lower import C_TYPES, Block, reachable
 from warploom.codegen.split import (
     Level,
@@ -84,7 +85,7 @@ def variant_struct(
     tensors = {field.name: field for field in variant.tensors}
     parts = [_flags(variant)]
     if any(seat in variant.seats for seat in SCALAR_SEATS):
-        parts += _element_seats(variant.seats, tensors, bytes_of_columns)
+        parts += _element_seats(variant, tensors, language, bytes_of_columns)
     for seat, short, where in _VECTOR_SEATS:
         if seat in variant.seats:
             turn = key_turn(variant.seats[seat]) if turns and "kv_pos" in where else None
@@ -126,9 +127,12 @@ def _function(signature: str, block: Block) -> str:
 
 
 def _element_seats(
-    of_variant: Mapping[str, Node], tensors: Mapping[str, TensorField], bytes_of_columns: bool
+    variant: TracedVariant,
+    tensors: Mapping[str, TensorField],
+    language: Language,
+    bytes_of_columns: bool,
 ) -> list[str]:
-    seats, parts = _split_seats(of_variant, tensors)
+    seats, factor, parts = _split_seats(variant, language)
     levels = [row for row in _STATES if parts.members(row[0])]
     text = [
         _state(row, parts, tensors, bytes_of_columns and row[0] is Level.COLUMN) for row in levels
@@ -139,8 +143,11 @@ def _element_seats(
     if "logits_transform" in seats:
         block = _returning(seats["logits_transform"], Block(tensors, bound))
         text.append(_function(f"float logits({_ELEMENT_PARAMETERS}, float logits)", block))
+    if factor is not None:
+        block = _returning(factor, Block({}), variant.seats["logits_transform"].source)
+        text.append(_function("float logits_factor(const Params& p)", block))
     if "logits_mask" in seats:
-        text += _mask_functions(of_variant["logits_mask"], seats, bound, tensors)
+        text += _mask_functions(variant.seats["logits_mask"], seats, bound, tensors)
     return text
 
 
@@ -163,17 +170,26 @@ def _mask_functions(
 
 
 def _split_seats(
-    seats: Mapping[str, Node], tensors: Collection[str]
-) -> tuple[dict[str, Node], Split]:
-    """The seats on logits in a form that leaves the inner loop little, and its states."""
-    found = {seat: seats[seat] for seat in SCALAR_SEATS if seat in seats}
+    variant: TracedVariant, language: Language = "cuda"
+) -> tuple[dict[str, Node], Node | None, Split]:
+    """The seats on logits in a form that leaves the inner loop little, and its states.
+
+    Between them the factor of transformed logits, where GPU kernels leave it to the softmax.
+    """
+    found = {seat: variant.seats[seat] for seat in SCALAR_SEATS if seat in variant.seats}
+    factor = None
     if "logits_mask" in found:
-        found |= _mask_in_parts(found["logits_mask"], frozenset(tensors))
+        tensors = frozenset(field.name for field in variant.tensors)
+        found |= _mask_in_parts(found["logits_mask"], tensors)
     if "logits_transform" in found:
         mask = [root for seat, root in found.items() if seat == "logits_mask"]
         transform = with_reciprocals(found["logits_transform"], mask)
         found["logits_transform"] = with_float_distances(transform)
-    return found, split(tuple(found.values()))
+        if language == "cuda":
+            outside, rest = with_scale_outside(found["logits_transform"], variant.softmax)
+            found["logits_transform"] = rest
+            factor = outside if variant.softmax else None
+    return found, factor, split(tuple(found.values()))
 
 
 def _mask_in_parts(mask: Node, tensors: frozenset[str]) -> dict[str, Node]:
@@ -186,8 +202,7 @@ def _mask_in_parts(mask: Node, tensors: frozenset[str]) -> dict[str, Node]:
 
 def column_state_bytes(variant: TracedVariant, bytes_of_columns: bool = False) -> int:
     """Size of the C++ `Variant::ColState`; 0 if there is nothing to keep of a column."""
-    tensors = [field.name for field in variant.tensors]
-    members = _split_seats(variant.seats, tensors)[1].column
+    members = _split_seats(variant)[-1].column
     sizes = [1 if bytes_of_columns and node.kind is Kind.BOOL else 4 for node in members]
     end = 0
     for size in sizes:

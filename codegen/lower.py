@@ -14,7 +14,7 @@ from pathlib import PurePath
 import numpy as np
 
 from warploom.codegen.source import PLACE
-from warploom.dsl.ir import LEAVES, Kind, Node, Source
+from warploom.dsl.ir import LEAVES, Kind, Node, Source, node
 from warploom.dsl.spec import TensorField
 from warploom.errors import CannotTrace
 
@@ -33,7 +33,10 @@ POSITION_TEXT: Mapping[str, str] = {
     "lane": "lane",
     "head_dim": "head_dim",
     "lse": "lse",
+    "sm_scale": "positive_scale(p)",
 }
+# The scale of q.k as kernels read it, which no functor does.
+SM_SCALE = node("var", Kind.FLOAT, attr="sm_scale")
 
 # A load indexed by one of these at a dimension of that role is inside the tensor: run() checks it.
 SAFE_ROLES = frozenset({"batch", "q_head", "kv_head"})

@@ -38,7 +38,7 @@ _VARIABLES: Mapping[str, Level] = {
 
 
 # Operations whose result jumps where an argument changes a little; a custom function may.
-_STEPS = COMPARISONS | {"floor", "ceil", "to_int", "floordiv", "mod", "call"}
+STEPS = COMPARISONS | {"floor", "ceil", "to_int", "floordiv", "mod", "call"}
 
 
 _OF_VECTORS = REDUCTIONS | {"element", "logits"}
@@ -139,14 +139,14 @@ def with_reciprocals(transform: Node, mask: Sequence[Node] = ()) -> Node:
     """
     known = levels([transform])
     made: dict[Node, Node] = {}
-    steps = [arg for current in known if current.op in _STEPS for arg in current.args]
+    steps = [arg for current in known if current.op in STEPS for arg in current.args]
     exact = set(reachable([*steps, *mask]))
     for current in known:
         args = tuple(made[arg] for arg in current.args)
         if current in exact:
             made[current] = current
         elif current.op == "div" and known[current.args[1]] is not known[current]:
-            product = (args[0], _inverse(args[1]))
+            product = (args[0], inverse(args[1]))
             made[current] = node("mul", Kind.FLOAT, product, source=current.source)
         else:
             made[current] = node(current.op, current.kind, args, current.attr, current.source)
@@ -179,7 +179,8 @@ def _is_distance(current: Node) -> bool:
     return current.op == "sub" and positions == {"q_pos", "kv_pos"}
 
 
-def _inverse(divisor: Node) -> Node:
+def inverse(divisor: Node) -> Node:
+    """1 / divisor, worked out now where that is a constant."""
     value = divisor.attr if divisor.op == "const" else 0.0
     if isinstance(value, float) and value:
         return const(1.0 / value)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from warploom.dsl.fields import Scalar
-from warploom.dsl.functions import tanh
+from warploom.dsl.functions import maximum, tanh
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError
+
+_LEAST = 1e-30
 
 
 class SoftCap(Variant):
@@ -17,7 +19,8 @@ class SoftCap(Variant):
 
     Args:
         cap: the bound, in units of scaled logits; above 0. Without a soft-cap, leave `SoftCap` out.
-            A value given later, to `plan` or `run`, is not checked: 0 makes all weights equal.
+            A value given later, to `plan` or `run`, is not checked: 0 or less
+            makes all weights equal.
 
     Raises:
         ArgumentError: a cap that is not above 0 or not finite.
@@ -32,4 +35,5 @@ class SoftCap(Variant):
             raise ArgumentError(name="cap", reason=reason)
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
-        return self.cap * tanh(logits / self.cap)
+        cap = maximum(self.cap, _LEAST)  # what is surely above 0, a softmax can take as its own
+        return cap * tanh(logits / cap)

@@ -91,7 +91,8 @@ def test_float_distances_are_differences_of_hoisted_floats() -> None:
     text = variant_struct(trace(Distant()), "cuda")
     assert "return {float(row.q_pos)};" in text
     assert "return {float(kv_pos)};" in text
-    assert "0.5f * (cs.c0 - rs.r0)" in text
+    assert "0.5f * v0}" in text
+    assert "ts.t1 * (cs.c0 - rs.r0)" in text
     assert "float(abs(row.q_pos - kv_pos))" in text
 
 
@@ -108,10 +109,10 @@ def test_divisions_that_a_step_or_the_mask_reads_stay() -> None:
             return (at.q_pos + at.kv_pos) / 41.0 > 1.5
 
     cpp, cuda = (variant_struct(trace(Stepped()), language) for language in ("cpp", "cuda"))
-    assert cpp == cuda
-    assert "logits / p.x_width" in cpp and "floor(logits / 7.0f)" in cpp
-    assert " / 41.0f" in cpp and "0.02439" not in cpp  # 1 / 41
-    assert "logits * 0.0212765" in cpp  # 1 / 47
+    for text, logits in ((cpp, "logits"), (cuda, "v0")):
+        assert f"{logits} / p.x_width" in text and f"floor({logits} / 7.0f)" in text
+        assert " / 41.0f" in text and "0.02439" not in text  # 1 / 41
+        assert f"{logits} * 0.0212765" in text  # 1 / 47
 
 
 def test_only_changes_are_written() -> None:
@@ -142,7 +143,7 @@ def test_custom_functions_come_first_and_need_text_of_the_language() -> None:
 
     text = variant_struct(trace(Custom()), "cuda")
     assert text.startswith("WL_FN float twice(float x)")
-    assert "return warploom::twice(logits);" in text
+    assert "return warploom::twice(logits * positive_scale(p));" in text
     with pytest.raises(UnsupportedSpec, match="twice"):
         variant_struct(trace(Custom()), "cpp")
 

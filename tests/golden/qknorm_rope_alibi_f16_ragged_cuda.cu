@@ -95,18 +95,19 @@ struct Variant : IdentityVariant<Params> {
   static constexpr bool kHasLogitsMask = true;
   static constexpr bool kHasLogitsTransform = true;
   static constexpr bool kHasQueryTransform = true;
-  struct TileState { float t0; float t1; };
+  struct TileState { float t0; float t1; float t2; };
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
     const float v0 = precise::exp2(floor(log2(float(tile.num_q_heads) + 0.5f)));
     return {v0,
-            1.0f / v0};
+            1.0f / v0,
+            1.0f / positive_scale(p)};
   }
   struct RowState { float r0; float r1; };
   WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row) {
     const float v0 = float(row.q_head);
     const float v1 = -4.0f * (2.0f * (v0 - ts.t0) + 1.0f);
-    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) * ts.t1),
+    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) * ts.t1) * ts.t2,
             float(row.q_pos)};
   }
   struct ColState { float c0; };
@@ -117,6 +118,9 @@ struct Variant : IdentityVariant<Params> {
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
     return logits + rs.r0 * (cs.c0 - rs.r1);
+  }
+  WL_FN static float logits_factor(const Params& p) {
+    return positive_scale(p);
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {

@@ -45,6 +45,13 @@ struct LaneByLane {
   WL_FN const X& x() const { return static_cast<const X&>(*this); }
 };
 
+// The scale that q.k still waits for: one that is not positive would turn the order of logits
+// round, so kernels multiply with it before anything else.
+template <class Params>
+WL_FN float positive_scale(const Params& p) {
+  return p.sm_scale > 0.0f ? p.sm_scale : 1.0f;
+}
+
 // Kernels test a kHas flag before they spend work on a seat; without it the function is the
 // identity.
 template <class Params>
@@ -73,12 +80,15 @@ struct IdentityVariant {
     return {};
   }
 
-  // New value of one logit; `logits` is sm_scale * q.k.
+  // New value of one logit. On a CPU `logits` is sm_scale * q.k. In GPU kernels it is q.k, or that
+  // product where the scale is not positive, and what the softmax takes is logits_factor() times
+  // the result (codegen/logits_scale.py).
   template <class TS, class RS, class CS>
   WL_FN static float logits(const Params&, const TileInfo&, const TS&, const RowInfo&, const RS&,
                             int /*kv_pos*/, const CS&, float logits) {
     return logits;
   }
+  WL_FN static float logits_factor(const Params& p) { return positive_scale(p); }
   // Whether the row sees the key.
   template <class TS, class RS, class CS>
   WL_FN static bool mask(const Params&, const TileInfo&, const TS&, const RowInfo&, const RS&,

@@ -49,16 +49,15 @@ struct ThreadRows {
   }
 };
 
-// What the softmax must multiply logits with to have them in base 2: the scale too, if nothing
-// needed the logits in natural units before. A scale that is not positive would turn the maximum
-// round.
+// Whether the scale is left to the seats or to the softmax.
 template <class K>
 WL_FN bool scales_late(const typename K::Params& p) {
-  return K::Variant::kSoftmax && !K::Variant::kHasLogitsTransform && p.sm_scale > 0.0f;
+  return (K::Variant::kSoftmax || K::Variant::kHasLogitsTransform) && p.sm_scale > 0.0f;
 }
+// What the softmax must multiply transformed logits with to have them in base 2.
 template <class K>
 WL_FN float softmax_factor(const typename K::Params& p) {
-  return scales_late<K>(p) ? p.sm_scale * kLog2e : kLog2e;
+  return K::Variant::logits_factor(p) * kLog2e;
 }
 
 // What becomes of a logit that counts for nothing.
@@ -95,7 +94,7 @@ WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const 
       float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
       if constexpr (Variant::kHasLogitsTransform) {
         score = Variant::logits(item.p, item.tile_of(info[r]), rows.tile(r), info[r], rows.state[r],
-                                kv_pos, column, score * item.p.sm_scale);
+                                kv_pos, column, score);
       }
       const bool is_visible = sees<kClass, Variant>(item.p, item.tile_of(info[r]), rows.tile(r),
                                                     info[r], rows.state[r], kv_pos, column);
@@ -124,7 +123,7 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
                             const Columns<K>& columns, const Visit& visit,
                             typename WarpMma<K>::Scores& scores) {
   using Variant = typename K::Variant;
-  if (!Variant::kHasLogitsTransform && !scales_late<K>(item.p)) {
+  if (!scales_late<K>(item.p)) {
 #pragma unroll
     for (int i = 0; i < int(sizeof(scores) / sizeof(float)); ++i) {
       (&scores[0][0][0])[i] *= item.p.sm_scale;

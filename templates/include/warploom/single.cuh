@@ -307,7 +307,7 @@ class SingleRow {
   WL_FN float apply_seats(const Tile& tile, const OfTile& of_tile, const RowInfo& row,
                           const OfRow& of_row, float score) const {
     const auto& p = item_.p;
-    if (Variant::kHasLogitsTransform || !scales_late<K>(p)) score *= p.sm_scale;
+    if (!scales_late<K>(p)) score *= p.sm_scale;
     if (!Variant::kHasLogitsTransform && tile.visit.is_full()) return score;
     const int position = kv_pos(tile);
     const auto column = Variant::col_state(p, item_.tile(), of_tile, position);

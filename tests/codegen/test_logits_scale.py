@@ -1,0 +1,142 @@
+"""The scale of logits, and what a transform multiplies them with, outside of the inner loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import warploom as wl
+from warploom.codegen.functors import variant_struct
+from warploom.codegen.logits_scale import with_scale_outside
+from warploom.codegen.lower import SM_SCALE, reachable
+from warploom.dsl.evaluate import evaluate
+from warploom.dsl.ir import Kind, Node, const, node, var
+from warploom.dsl.position import Position
+from warploom.dsl.symbols import Value
+from warploom.dsl.trace import trace
+
+LOGITS = node("logits", Kind.FLOAT)
+RNG = np.random.default_rng(3)
+POSITIONS = {
+    "q_pos": np.arange(5)[:, None],
+    "kv_pos": np.arange(7)[None, :],
+    "q_head": np.full((5, 1), 2),
+    "kv_len": np.asarray(9),
+}
+SCALARS = {"rate": 0.7, "signed": -1.3}
+TENSORS = {"bias": RNG.standard_normal(9)}
+
+
+def f(op: str, *args: Node, attr: Any = None) -> Node:
+    return node(op, Kind.FLOAT, args, attr)
+
+
+def floats_of(position: str) -> Node:
+    return f("to_float", var(position))
+
+
+LEAVES = st.sampled_from(
+    [
+        LOGITS,
+        LOGITS,
+        const(0.5),
+        const(-2.0),
+        node("scalar", Kind.FLOAT, attr="rate"),
+        node("scalar", Kind.FLOAT, attr="signed"),
+        f("max", node("scalar", Kind.FLOAT, attr="rate"), const(0.01)),
+        floats_of("q_head"),
+        f("sub", floats_of("kv_pos"), floats_of("q_pos")),
+        f("load", var("kv_pos"), attr="bias"),
+    ]
+)
+
+
+def grown(parts: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    causal = node("le", Kind.BOOL, (var("kv_pos"), var("q_pos")))
+    jumps = parts.map(lambda x: node("lt", Kind.BOOL, (x, const(0.1))))
+    return st.one_of(
+        st.builds(f, st.sampled_from(["add", "sub", "mul", "mul"]), parts, parts),
+        st.builds(f, st.sampled_from(["neg", "tanh"]), parts),
+        st.builds(lambda x: f("div", x, const(3.0)), parts),
+        st.builds(lambda a, b: f("select", causal, a, b), parts, parts),
+        st.builds(lambda c, a, b: f("select", c, a, b), jumps, parts, parts),
+    )
+
+
+def values(root: Node, logits: Any, scale: float) -> Any:
+    positions = {**POSITIONS, "sm_scale": np.asarray(scale)}
+    return evaluate((root,), positions, SCALARS, TENSORS, logits=logits)[0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(root=st.recursive(LEAVES, grown, max_leaves=8), softmax=st.booleans())
+def test_factor_and_rest_are_the_transform(root: Node, softmax: bool) -> None:
+    products = RNG.standard_normal((5, 7))
+    factor, rest = with_scale_outside(root, softmax)
+    assert softmax or factor is const(1.0)
+    assert values(factor, 0.0, 0.3) > 0
+    assert all(found.op in ("const", "scalar", "max", "mul", "div") or found is SM_SCALE
+               for found in reachable([factor]))  # fmt: skip
+    made = values(factor, 0.0, 0.3) * values(rest, products, 0.3)
+    wanted = values(root, products * 0.3, 0.3)
+    np.testing.assert_allclose(made, np.broadcast_to(wanted, made.shape), rtol=1e-9, atol=1e-9)
+
+
+def text_of(transform: Callable[[Any, Value, Position], Value], softmax: bool = True) -> str:
+    """What an element computes, and the factor."""
+    fields = {
+        "cap": wl.Scalar("float32", default=2.0),
+        "slope": wl.Tensor("float32", ("q_head",)),
+        "softmax": softmax,
+    }
+    made: Any = type("Made", (wl.Variant,), {**fields, "logits_transform": transform})
+    text = variant_struct(trace(made(slope=np.ones(4, np.float32))), "cuda")
+    lines = [line.split("//")[0].strip() for line in text.splitlines() if "return" in line]
+    return " ".join(line for line in lines if "{" not in line and "precise" not in line)
+
+
+@pytest.mark.parametrize(
+    ("transform", "text"),
+    [
+        (lambda self, x, at: x * 3.0, "return logits; return positive_scale(p) * 3.0f;"),
+        (lambda self, x, at: x * self.cap, "return logits * ts.t0; return 1.0f;"),
+        (lambda self, x, at: 4.0 * wl.tanh(x / 4.0), "return tanh(logits * ts.t0); return 4.0f;"),
+        (
+            lambda self, x, at: x + self.slope[at.q_head] * (at.kv_pos - at.q_pos),
+            "return logits + rs.r0 * (cs.c0 - rs.r1); return positive_scale(p);",
+        ),
+        (
+            lambda self, x, at: wl.where(at.kv_pos <= at.q_pos, x, -5.0),
+            "return kv_pos <= row.q_pos ? logits : ts.t0; return positive_scale(p);",
+        ),
+        (
+            lambda self, x, at: wl.where(at.kv_pos <= at.q_pos, x, -float("inf")),
+            "return kv_pos <= row.q_pos ? logits : -kInfinity; return positive_scale(p);",
+        ),
+    ],
+)
+def test_elements_are_left_with_few_products(
+    transform: Callable[[Any, Value, Position], Value], text: str
+) -> None:
+    assert text_of(transform) == text
+
+
+def test_steps_are_taken_where_the_users_are() -> None:
+    text = text_of(lambda self, x, at: wl.floor(x / 2.0) + 1.0)
+    assert text == "return floor(logits * positive_scale(p) / 2.0f) + 1.0f; return 1.0f;"
+
+
+def test_without_a_softmax_nothing_is_left_to_it() -> None:
+    text = text_of(lambda self, x, at: wl.sigmoid(x + 1.0) * 2.0, softmax=False)
+    assert text == "return sigmoid(logits * positive_scale(p) + 1.0f) * 2.0f;"
+
+
+def test_the_cpu_has_logits_that_are_scaled() -> None:
+    text = variant_struct(trace(wl.SoftCap(4.0)), "cpp")
+    assert "logits_factor" not in text
+    assert "positive_scale" not in text
