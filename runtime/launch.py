@@ -134,7 +134,7 @@ class Launcher:
         if not any(x.requires_grad for x in (q, k, v)):  # those are for torch in the next call
             self._form = isinstance(kv, tuple), out is None, lse is None, return_lse
 
-    def __call__(
+    def launch(
         self,
         q: torch.Tensor,
         kv: KV,
@@ -146,7 +146,7 @@ class Launcher:
         """Launch with tensors that are known."""
         if not self._only_device and shortcuts.current_device() != self._device.index:
             with torch.cuda.device(self._device):
-                return self(q, kv, out, lse, return_lse, given)
+                return self.launch(q, kv, out, lse, return_lse, given)
         self._workspace.check_held()
         kept: tuple[torch.Tensor, ...] = ()
         if given or self._needs_inputs or self._inputs.overridden:
@@ -197,11 +197,15 @@ class Launcher:
         """True unless results at these addresses end before, or begin behind, all else."""
         q_span, k_span, v_span, o_span, lse_span = self._spans
         o_end, lse_end = o + o_span, lse + lse_span
-        return (
+        reaches = (
             (o < q + q_span and q < o_end)
             or (o < k + k_span and k < o_end)
             or (o < v + v_span and v < o_end)
-            or (lse < q + q_span and q < lse_end)
+        )
+        if reaches or lse == 0:
+            return reaches
+        return (
+            (lse < q + q_span and q < lse_end)
             or (lse < k + k_span and k < lse_end)
             or (lse < v + v_span and v < lse_end)
             or (lse < o_end and o < lse_end)

@@ -56,19 +56,19 @@ class Block:
 
 
 class ParamBlock(Block):
-    """`Params` of one wrapper."""
+    """`Params` of one wrapper.
+
+    Attributes:
+        set_pointers: writes the addresses of q, k, v, o and lse.
+    """
 
     def __init__(self, spec: AttentionSpec) -> None:
         packer = Packer(param_fields(spec))
         self._maps_at = packer.tensor_maps_offset
         # kernels without maps read a prefix
         super().__init__(packer, self._maps_at + 2 * TENSOR_MAP_BYTES)
-        self._pointers = _run("Q", TENSORS, packer.offsets)
-        self._strides = _run("q", STRIDES, packer.offsets)
-
-    def set_pointers(self, q: int, k: int, v: int, o: int, lse: int) -> None:
-        form, offset = self._pointers
-        form.pack_into(self._bytes, offset, q, k, v, o, lse)
+        self.set_pointers = self.writer("Q", TENSORS)
+        self._set_strides = self.writer("q", STRIDES)
 
     def set_tensor_maps(self, maps: bytes) -> None:
         """Write the tensor maps of keys and values."""
@@ -76,8 +76,7 @@ class ParamBlock(Block):
 
     def set_strides(self, strides: tuple[int, ...]) -> None:
         """Write all strides, in the order of `STRIDES`."""
-        form, offset = self._strides
-        form.pack_into(self._bytes, offset, *strides)
+        self._set_strides(*strides)
 
 
 def _run(code: str, names: tuple[str, ...], offsets: dict[str, int]) -> tuple[struct.Struct, int]:

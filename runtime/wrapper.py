@@ -283,7 +283,7 @@ class AttentionWrapper(Planning):
             and launcher.knows(q, kv, out, lse, return_lse)
             and not ((inputs or self._inputs.learnt) and self._learnt(inputs))
         ):
-            return launcher(q, kv, out, lse, return_lse, inputs)
+            return launcher.launch(q, kv, out, lse, return_lse, inputs)
         return self._run_unknown(q, kv, out, lse, return_lse, inputs)
 
     def _run_unknown(
@@ -310,11 +310,12 @@ class AttentionWrapper(Planning):
             )
             return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
         self._launcher.admit(q, kv, out, lse, return_lse)
-        return self._launcher(q, kv, out, lse, return_lse, inputs)
+        return self._launcher.launch(q, kv, out, lse, return_lse, inputs)
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Values of fields, kept or given to a run, whose gradient may be asked for."""
-        return custom_op.wanting({**self._inputs.learnt, **inputs}.values())
+        learnt = self._inputs.learnt
+        return custom_op.wanting(({**learnt, **inputs} if learnt else inputs).values())
 
     def warm_up(self, progress: bool | None = None) -> None:
         """Build the kernels of every tile that a plan can choose, in parallel, and load them.
