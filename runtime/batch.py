@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,6 @@ import torch
 from warploom.runtime.index_arrays import IndexArrays
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import Records
-
-_ARRAYS = ("segments", "indices", "q_lens", "kv_lens")
 
 
 @dataclass  # not frozen: subclasses set the numbers that they know
@@ -97,13 +94,25 @@ class SizesOnly(Batch):
     arrays: Callable[[], Batch]
     num_blocks: int = 0
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _ARRAYS or "arrays" not in self.__dict__:
-            raise AttributeError(name)
-        full = self.arrays()
-        for part in _ARRAYS:
-            self.__dict__[part] = getattr(full, part)
-        return self.__dict__[name]
+    @cached_property
+    def _full(self) -> Batch:
+        return self.arrays()
+
+    @cached_property
+    def segments(self) -> Records:  # type: ignore[override]
+        return self._full.segments
+
+    @cached_property
+    def indices(self) -> npt.NDArray[np.int32]:  # type: ignore[override]
+        return self._full.indices
+
+    @cached_property
+    def q_lens(self) -> npt.NDArray[np.int32]:  # type: ignore[override]
+        return self._full.q_lens
+
+    @cached_property
+    def kv_lens(self) -> npt.NDArray[np.int32]:  # type: ignore[override]
+        return self._full.kv_lens
 
 
 class Measured(SizesOnly):

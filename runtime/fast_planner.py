@@ -39,13 +39,20 @@ class ReadBack(Planned):
         by: str,
     ) -> None:
         """Take what was planned; see `Planned`."""
-        self.__dict__.update(batch=batch, kernel=kernel, size=size, _read=read, by=by)
+        self.batch, self.kernel, self.size, self.by = batch, kernel, size, by
+        self._read = read
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("plan", "visibility"):
-            raise AttributeError(name)
-        self.__dict__["plan"], self.__dict__["visibility"] = self._read()
-        return self.__dict__[name]
+    @cached_property
+    def _both(self) -> tuple[Plan, Visibility]:
+        return self._read()
+
+    @cached_property
+    def plan(self) -> Plan:  # type: ignore[override]
+        return self._both[0]
+
+    @cached_property
+    def visibility(self) -> Visibility:  # type: ignore[override]
+        return self._both[1]
 
 
 @dataclass(frozen=True)
@@ -184,9 +191,8 @@ class FastPlanner(Planner):
         if count and not batch.lengths.addresses[3]:  # page numbers on the device stay there
             used -= count
             target[used : used + count].copy_(batch.lengths.kept[3][:count])
-        staged = self._upload.stage(target)
-        self._native.on_host(inputs, site, staged.data_ptr())
-        self._upload.send(target, used)
+        self._native.on_host(inputs, site, self._upload.stage(target).address)
+        self._upload.send(used)
         self._set_addresses(site.room)
 
     def _read_back(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import addressof, c_char
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ class IndexArrays(NamedTuple):
     """
 
     kept: tuple[Any, ...]
-    addresses: tuple[int, ...]
-    counts: tuple[int, ...]
+    addresses: Sequence[int]
+    counts: Sequence[int]
 
 
 class IndexReader:
@@ -51,9 +52,11 @@ class IndexReader:
             if not all(map(_is_plain, given)):
                 return IndexArrays(*zip(*map(_locate, given, self._names), strict=True))
             self._same = shortcuts.like(*given, any_size=True)
-        return IndexArrays(
-            given, tuple(map(_Tensor.data_ptr, given)), tuple(map(_Tensor.numel, given))
-        )
+        addresses, counts = [], []
+        for array in given:  # one loop, which costs less than two comprehensions
+            addresses.append(array.data_ptr())
+            counts.append(array.numel())
+        return IndexArrays(given, addresses, counts)
 
 
 def _never(*_: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -95,6 +94,7 @@ class Inputs:
         self.mask_scalars = frozenset(str(n.attr) for n in nodes if n.op == "scalar")
         self.mask_tensors = frozenset(str(n.attr) for n in nodes if n.op == "load")
         self._batch: Batch | None = None
+        self._batch_sizes: dict[str, int] | None = None
         self.scalars: dict[str, Number] = {
             field.name: field.default for field in traced.scalars if field.default is not None
         }
@@ -103,6 +103,7 @@ class Inputs:
         self.learnt: dict[str, torch.Tensor] = {}
         self._sources: dict[str, Any] = {}  # of what is known, as given
         self.overridden = False
+        self._is_written = False  # what `scalars` has
         self._written: dict[str, Any] | None = None  # scalars of the run before, if nothing else
         self._fixed: frozenset[str] = frozenset()
 
@@ -152,11 +153,15 @@ class Inputs:
         """Take the lengths that tensors are checked against."""
         self._fixed = frozenset()
         self._batch = batch
-        self.__dict__.pop("_sizes", None)
+        self._batch_sizes = None
 
-    @cached_property
-    def _sizes(self) -> dict[str, int]:  # of a batch; worked out where a tensor is checked
-        return {} if self._batch is None else role_sizes(self._geometry, self._batch)
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Of the batch; worked out where a tensor is checked."""
+        if self._batch_sizes is None:
+            batch = self._batch
+            self._batch_sizes = {} if batch is None else role_sizes(self._geometry, batch)
+        return self._batch_sizes
 
     def fix(self, names: frozenset[str]) -> None:
         """Refuse other tensors than the planned ones: a device has planned with their values."""
@@ -176,13 +181,14 @@ class Inputs:
                 raise self._missing(name)
 
     def write_planned(self, block: Block) -> None:
-        """Write all kept values."""
-        for name, value in self.scalars.items():
-            block.set(f"x_{name}", value)
-        for name, tensor in self.tensors.items():
+        """Write all kept values, to the same block each time."""
+        if self.overridden or not self._is_written:
+            for name, value in self.scalars.items():
+                block.set(f"x_{name}", value)
+        for name, tensor in self.tensors.items():  # always, since one may have moved
             _write_tensor(block, name, tensor)
         self.overridden, self._written = False, None
-        self._settled = True
+        self._settled = self._is_written = True
 
     def write_given(self, given: Mapping[str, Any], block: Block) -> tuple[torch.Tensor, ...]:
         """Write the values given to `run`, after undoing those of the run before.
@@ -214,7 +220,10 @@ class Inputs:
         written = self._written
         if written is None or len(written) != len(given):
             return False
-        return all(written.get(name, self) is value for name, value in given.items())
+        for name, value in given.items():  # noqa: SIM110  (a generator costs more)
+            if written.get(name, self) is not value:
+                return False
+        return True
 
     def check_given(self, given: Mapping[str, Any]) -> dict[str, Number | torch.Tensor]:
         """Check the inputs of one run; errors as for `write_given`."""
@@ -249,6 +258,7 @@ class Inputs:
         if self._frozen and self._settled and name in self.mask_scalars and value != before:
             raise FrozenByGraph(name=name, got=value, expected=before)
         self.scalars[name] = value
+        self._is_written = False
 
     def _bind_tensor(self, field: TensorField, value: Any) -> None:
         name = field.name

@@ -202,7 +202,7 @@ class Launcher:
             or (o < k + k_span and k < o_end)
             or (o < v + v_span and v < o_end)
         )
-        if reaches or lse == 0:
+        if reaches or lse == 0:  # none is wanted
             return reaches
         return (
             (lse < q + q_span and q < lse_end)

@@ -118,7 +118,7 @@ class NativePlanner:
             arguments: qo_indptr, kv_indptr, kv_indices and last_page_len.
             bounds: the largest batch, if declared.
         """
-        host = self._find_host()
+        host = self._host or self._find_host()
         return None if host is None else host.measure(arguments, bounds)
 
     def knows(self, inputs: Inputs) -> bool:
@@ -209,6 +209,8 @@ def device_lengths(
         device: the wrapper's.
     """
     qo, kv, indices, last = arguments
+    if type(qo) is torch.Tensor and qo.is_cpu:
+        return None  # at once, for so it is in most plans
     if not isinstance(kv_format, (Ragged, Paged)):
         return None
     needed = (qo, kv, last, indices) if isinstance(kv_format, Paged) else (qo, kv)

@@ -53,7 +53,7 @@ class Options:
     tile: TileConfig | None
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen, for a heir that sets what it knows
 class Planned:
     """One plan that lies on the device.
 
@@ -90,7 +90,8 @@ class Planner:
         self._options = options
         self._device = device
         self._upload = Upload(device)
-        self._addressed: tuple[torch.Tensor, Capacity, WorkspaceSize] | None = None
+        self._addressed: torch.Tensor | None = None  # what the kernel's parameters point to
+        self._room: Capacity | None = None  # ... and how that is laid out
         self._fixed: TileConfig | None = None  # once known, where all plans have the same
         self._chosen: dict[tuple[float, int, int], TileConfig] = {}
         self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
@@ -272,18 +273,15 @@ class Planner:
 
     def _send(self, plan: Plan, room: Capacity) -> None:
         target = self._workspace.plan_ints
-        plan.pack(room, self._upload.stage(target)[: len(target)].numpy())
-        self._upload.send(target, room.offsets["indices"] + len(plan.indices))
+        plan.pack(room, self._upload.stage(target).buffer[: len(target)].numpy())
+        self._upload.send(room.offsets["indices"] + len(plan.indices))
         self._set_addresses(room)
 
     def _set_addresses(self, room: Capacity) -> None:
-        memory, size = self._workspace.memory, self._workspace.size
-        if self._addressed is not None:
-            before, old_room, old_size = self._addressed
-            # tiles of other heights may have the same room
-            if memory is before and room is old_room and size is old_size:
-                return
-        self._addressed = memory, room, size
+        target = self._workspace.plan_ints  # another tensor in each layout of the workspace
+        if target is self._addressed and room is self._room:
+            return
+        self._addressed, self._room = target, room
         begin = self._workspace.address("plan")
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)

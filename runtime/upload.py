@@ -15,28 +15,44 @@ _RING = 4  # plans that may be on their way to the device at the same time
 
 
 class Stage:
-    """Pinned memory, and an event that tells when its last copy is done.
+    """Memory of the host where a plan is packed.
 
     Attributes:
         buffer: int32, as long as the longest plan that was packed there.
+        address: of the buffer.
+        length: of the buffer.
+    """
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.hold(buffer)
+
+    def hold(self, buffer: torch.Tensor) -> None:
+        """Pack plans there from now on."""
+        self.buffer, self.address, self.length = buffer, buffer.data_ptr(), buffer.numel()
+
+
+class PinnedStage(Stage):
+    """Pinned memory, and an event that tells when its last copy is done.
+
+    Attributes:
         event: recorded behind each copy.
     """
 
     def __init__(self) -> None:
-        self.buffer = torch.empty(0, dtype=torch.int32)
+        super().__init__(torch.empty(0, dtype=torch.int32))
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 # By device. A copy may still read a stage when its upload is gone, and torch does not know of it,
 # so stages are not freed: the next upload takes them, and waits for their events as for its own.
-_spare: defaultdict[int, list[Stage]] = defaultdict(list)
+_spare: defaultdict[int, list[PinnedStage]] = defaultdict(list)
 
 
-def _take_stage(device: int) -> Stage:
+def _take_stage(device: int) -> PinnedStage:
     try:
         return _spare[device].pop()
     except IndexError:
-        return Stage()
+        return PinnedStage()
 
 
 class Upload:
@@ -52,39 +68,42 @@ class Upload:
         self._turn = 0
         self._stream: torch.cuda.Stream | None = None
         self._handle = -1  # of that stream
+        self._target = Stage(torch.empty(0, dtype=torch.int32))  # of the last plan
 
     @cached_property
-    def _ring(self) -> list[Stage]:
+    def _ring(self) -> list[PinnedStage]:
         ring = [_take_stage(self._index) for _ in range(_RING)]
         finalize(self, _spare[self._index].extend, ring)
         return ring
 
-    def stage(self, target: torch.Tensor) -> torch.Tensor:
+    def stage(self, target: torch.Tensor) -> Stage:
         """Memory of the host that no copy reads, at least as long as `target`.
 
         Args:
             target: int32 device tensor.
         """
+        if target is not self._target.buffer:
+            self._target = Stage(target)
         if not self._is_cuda:
-            return target
+            return self._target
         self._turn = (self._turn + 1) % _RING
         stage = self._ring[self._turn]
         stage.event.synchronize()  # at once, if it was never recorded
-        if stage.buffer.numel() < target.numel():
-            stage.buffer = torch.empty(target.numel(), dtype=torch.int32, pin_memory=True)
-        return stage.buffer
+        if stage.length < self._target.length:
+            stage.hold(torch.empty(self._target.length, dtype=torch.int32, pin_memory=True))
+        return stage
 
-    def send(self, target: torch.Tensor, used: int) -> None:
-        """Copy so many entries of what was staged last to `target`."""
+    def send(self, used: int) -> None:
+        """Copy so many entries of what was staged last to its target."""
         if not self._is_cuda:
             return
         handle = shortcuts.raw_stream(self._index)
         if handle != self._handle:
             self._stream, self._handle = torch.cuda.current_stream(self._index), handle
-        stage = self._ring[self._turn]
-        addresses = target.data_ptr(), stage.buffer.data_ptr()
+        target, stage = self._target, self._ring[self._turn]
         is_current = shortcuts.current_device() == self._index
-        if not is_current or copy_to_device()(*addresses, 4 * used, handle) != 0:
+        copy = copy_to_device()
+        if not is_current or copy(target.address, stage.address, 4 * used, handle) != 0:
             # of another device, or a thread that has not touched CUDA yet: torch sees to both
-            target[:used].copy_(stage.buffer[:used], non_blocking=True)
+            target.buffer[:used].copy_(stage.buffer[:used], non_blocking=True)
         stage.event.record(self._stream)

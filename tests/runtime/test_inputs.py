@@ -19,6 +19,7 @@ from warploom.dsl.library.packed_mask import PackedMask, TreeMask, pack_masks
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.qk_norm import QKNorm
 from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
@@ -95,6 +96,18 @@ def test_frozen_inputs_refuse_to_move() -> None:
         wrapper.plan([0, 4], [0, 20], table=torch.zeros(10))
     assert wrapper.planned is None
     wrapper.plan([0, 4], [0, 20], table=torch.zeros(2))
+
+
+def test_a_plan_undoes_what_runs_gave_and_keeps_what_it_is_given() -> None:
+    wrapper = AttentionWrapper(SoftCap(5.0), **SHAPE)
+    q, k, v = 10 * torch.randn(3, 2, 32), torch.randn(11, 2, 32), torch.randn(11, 2, 32)
+    wrapper.plan([0, 3], [0, 11])
+    first, other = wrapper.run(q, (k, v)), wrapper.run(q, (k, v), cap=1.0)
+    assert not torch.allclose(first, other)
+    for cap, expected in ((None, first), (1.0, other), (None, other), (5.0, first)):
+        given: dict[str, Any] = {} if cap is None else {"cap": cap}
+        wrapper.plan([0, 3], [0, 11], **given)
+        assert torch.equal(wrapper.run(q, (k, v)), expected)
 
 
 def test_frozen_scalars_of_the_mask_stay() -> None:

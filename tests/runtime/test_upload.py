@@ -73,12 +73,13 @@ def test_a_stage_is_packed_again_when_its_copy_is_done(device: FakeDevice) -> No
     staged = []
     for turn in range(6):
         target = torch.zeros(8 if turn < 5 else 9, dtype=torch.int32)
-        staged.append(sender.stage(target))
+        staged.append(sender.stage(target).buffer)
         assert sum(event.waits for event in events) == turn + 1
+        assert sender._ring[sender._turn].address == staged[-1].data_ptr()
         staged[-1].fill_(turn)
         if turn == 5:
             device.streams.append("second")
-        sender.send(target, 5)
+        sender.send(5)
         assert target[:8].tolist() == [turn] * 5 + [0] * 3
     assert device.copies == [(1, 20)] * 5 + [(2, 20)]
     assert len({buffer.data_ptr() for buffer in staged[:4]}) == 4
@@ -93,8 +94,8 @@ def test_a_stage_is_packed_again_when_its_copy_is_done(device: FakeDevice) -> No
 def test_torch_copies_what_the_driver_cannot(device: FakeDevice, status: int, current: int) -> None:
     device.status, device.current = status, current
     sender, target = Upload(DEVICE), torch.zeros(8, dtype=torch.int32)
-    sender.stage(target).fill_(3)
-    sender.send(target, 5)
+    sender.stage(target).buffer.fill_(3)
+    sender.send(5)
     assert target.tolist() == [3] * 5 + [0] * 3
     assert device.copies == []
     assert [stage.event.recorded for stage in sender._ring].count(["first"]) == 1  # type: ignore[attr-defined]
@@ -103,7 +104,7 @@ def test_torch_copies_what_the_driver_cannot(device: FakeDevice, status: int, cu
 def test_stages_outlive_their_upload_for_the_next_one(device: FakeDevice) -> None:
     sender, target = Upload(DEVICE), torch.zeros(8, dtype=torch.int32)
     sender.stage(target)
-    sender.send(target, 8)
+    sender.send(8)
     stages = list(sender._ring)
     del sender
     gc.collect()
