@@ -244,11 +244,12 @@ class Planner:
         return -(-INVARIANT_SPLIT // tile.keys) * tile.keys
 
     def deals_evenly(self, batch: Batch, tile: TileConfig) -> bool:
-        """True if segments have few tiles: by the declared bounds, or else by the batch.
+        """True if segments have few tiles, or the GPU: by the declared bounds, or by the batch.
 
         The order of tiles that share keys matters to the cache, so long prefills are dealt longest
         first, section by section; for decoding and appending an even cut is as good, and a device
-        can make it.
+        can make it. Where tiles leave most CTAs without one, each is cut, and even dealing cuts
+        tiles of the same keys at the same places, so that the cache has them for all.
         """
         if self._options.batch_invariant:
             return False
@@ -257,7 +258,12 @@ class Planner:
             rows, segments = batch.segment_rows, batch.num_segments
         else:
             rows, segments = bounds.max_q_rows, bounds.segments
-        return rows * self._heads.group_size < SHARING_TILES * tile.rows * segments
+        fused = rows * self._heads.group_size
+        return fused < SHARING_TILES * tile.rows * segments or (
+            self._device.type == "cuda"
+            and 2 * (fused // tile.rows + segments) * self._heads.num_kv
+            <= cuda_facts(self._device.index).num_sms
+        )
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""

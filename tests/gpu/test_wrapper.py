@@ -146,6 +146,21 @@ def test_work_is_split_over_the_device_and_verified(cuda: Any) -> None:
     close(out[2:], sdpa(q[2:], k[50_100:], v[50_100:]))
 
 
+def test_tiles_of_the_same_keys_are_cut_at_the_same_places(cuda: Any) -> None:
+    attention = wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Ragged(), num_q_heads=32, num_kv_heads=8, head_dim=128,
+        dtype="bfloat16", device=cuda,
+    )  # fmt: skip
+    attention.plan([0, 128], [0, 32_768])
+    planned = attention.planned
+    assert planned is not None
+    verify(planned.plan, planned.visibility)
+    items = planned.plan.items[planned.plan.items["kv_head"] == 3]
+    cuts = [sorted(items["kv_end"][items["row_begin"] == row]) for row in set(items["row_begin"])]
+    assert len(cuts) == 4 and len(cuts[0]) > 1
+    assert all(places == cuts[0] for places in cuts)
+
+
 def test_runs_repeat_their_bits(cuda: Any) -> None:
     attention = wl.AttentionWrapper(wl.Causal(), device=cuda, **SHAPE)
     attention.plan([0, 2, 200], [0, 40_000, 40_500])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from warploom.scheduler.cost import CostModel
 from warploom.scheduler.even import SNAP, Grid
 from warploom.scheduler.problem import WORTH_CUTTING
 from warploom.scheduler.verify import verify
+from warploom.scheduler.visibility import AllVisible
 
 
 @settings(max_examples=150, deadline=None)
@@ -32,6 +34,17 @@ def test_sections_run_one_after_another(kit: Any) -> None:
     section = (items["segment"] * 4 + items["kv_head"]) // 2
     assert np.array_equal(np.unique(section), np.arange(6))
     assert np.all(np.diff(section) >= 0)
+
+
+@pytest.mark.parametrize("heads", [1, 8, 32])
+def test_tiles_of_the_same_keys_are_cut_at_the_same_places(kit: Any, heads: int) -> None:
+    segments = kit.make_segments([100], [131_072])
+    visibility = AllVisible(segments)
+    case = kit.case(segments, visibility, heads, 4, rows=128, keys=128, num_ctas=132, even=True)
+    items = case.plan().items
+    cuts = [sorted(items["kv_end"][items["row_begin"] == row]) for row in set(items["row_begin"])]
+    assert len(cuts) == 4
+    assert all(places == cuts[0] for places in cuts)
 
 
 @settings(max_examples=150, deadline=None)
