@@ -64,10 +64,11 @@ class TileRegisters {
 // Compilers do not know what memory the tile instructions read and write.
 WL_INLINE void order_memory() { asm volatile("" ::: "memory"); }
 
-// Two tiles side by side in a panel, to the first-level cache: loads of tile registers do not run
-// ahead of the products before them, and panels come from the second level.
+// Rows [begin, end) of two tiles side by side in a panel, to the first-level cache: loads of tile
+// registers do not run ahead of the products before them, and panels come from the second level.
+template <int kBegin, int kEnd>
 WL_INLINE void prefetch_tiles(const std::int32_t* b) {
-  WL_UNROLL for (int i = 0; i < kTileWords; ++i) {
+  WL_UNROLL for (int i = kBegin; i < kEnd; ++i) {
     __builtin_prefetch(b + i * kPanel);
     __builtin_prefetch(b + i * kPanel + kTileWords);
   }
@@ -96,10 +97,16 @@ WL_INLINE void amx_tiles(const std::int32_t* a, int stride, TilePanel panel, int
     _tile_loadd(6, b + k * kPanel, 4 * kPanel);
     if constexpr (kColumnTiles > 1) _tile_loadd(7, right + k * kPanel, 4 * kPanel);
     if constexpr (kRowTiles > 1) _tile_loadd(5, lower + k, 4 * stride);
-    prefetch_tiles(k + kTileWords < steps ? b + (k + kTileWords) * kPanel : panel.next);
+    // Back to back, products take up to half as long again: fetching is spread between them.
+    const std::int32_t* const ahead =
+        k + kTileWords < steps ? b + (k + kTileWords) * kPanel : panel.next;
+    prefetch_tiles<0, 4>(ahead);
     _tile_dpbf16ps(0, 4, 6);
+    prefetch_tiles<4, 8>(ahead);
     if constexpr (kColumnTiles > 1) _tile_dpbf16ps(1, 4, 7);
+    prefetch_tiles<8, 12>(ahead);
     if constexpr (kRowTiles > 1) _tile_dpbf16ps(2, 5, 6);
+    prefetch_tiles<12, 16>(ahead);
     if constexpr (kRowTiles > 1 && kColumnTiles > 1) _tile_dpbf16ps(3, 5, 7);
   }
   float* const c_lower = c + kTileRows * c_stride;
