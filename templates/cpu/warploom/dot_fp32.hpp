@@ -10,7 +10,6 @@ struct DotFp32 {
   using Word = float;
   using Words = Vec;
   static constexpr int kPerWord = 1;
-  static constexpr int kExpDegree = 5;
   static constexpr int kBlockRows = 4 * kMicroRows;
   static constexpr bool kInTiles = false;
 
@@ -27,6 +26,9 @@ struct DotFp32 {
   static WL_INLINE Words load_across(const Element* const* rows, int column, int count) {
     return load_floats(rows[0] + column, count);
   }
+
+  // The exponential of weights, as exactly as words keep them.
+  static WL_INLINE Vec exp2(Vec x) { return exp2_vec(x); }
 
   // Two vectors along the summed dimension, as words of a left operand.
   static WL_INLINE void store_pair(Word* out, Vec first, Vec second) {

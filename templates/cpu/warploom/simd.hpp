@@ -114,14 +114,7 @@ WL_INLINE Vec max_lanes(Vec v) {
 }
 
 // 2^f for |f| <= 1/2, exactly 1 at 0: least maximum relative error.
-template <int kDegree>
 WL_INLINE Vec exp2_of_fraction(Vec f) {
-  static_assert(kDegree == 5 || kDegree == 3, "no other fits");
-  if constexpr (kDegree == 3) {
-    Vec y = f * 5.500893295e-2f + 2.422109544e-1f;
-    y = y * f + 6.932829022e-1f;
-    return y * f + 1.0f;
-  }
   Vec y = f * 1.327647199e-3f + 9.675541334e-3f;
   y = y * f + 5.550713273e-2f;
   y = y * f + 2.402211972e-1f;
@@ -129,13 +122,11 @@ WL_INLINE Vec exp2_of_fraction(Vec f) {
   return y * f + 1.0f;
 }
 
-// 2^x with relative error below 3e-7, or 1.1e-4 with degree 3, for weights that keep 8 bits;
-// exactly 1 at 0, and 0 below -126 (so -inf gives 0). x <= 127.
-template <int kDegree = 5>
+// 2^x with relative error below 3e-7, exactly 1 at 0, and 0 below -126 (so -inf gives 0). x <= 127.
 WL_INLINE Vec exp2_vec(Vec x) {
   const float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   Vec shifted = x + kShift;
-  Vec y = exp2_of_fraction<kDegree>(x - (shifted - kShift));
+  Vec y = exp2_of_fraction(x - (shifted - kShift));
   IntVec bits = (IntVec)y + ((IntVec)shifted << 23);
   return x < -126.0f ? Vec{} : (Vec)bits;
 }

@@ -32,8 +32,8 @@ WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
   const Vec rescale = exp2_vec((running.max - finite_base(max)) * scale);
   Vec sum[2] = {running.sum * rescale, Vec{}};
   for (int j = begin; j < end; j += 2 * kLanes) {
-    const Vec first = exp2_vec<Dot::kExpDegree>(load_vec(s + j) * scale - base);
-    const Vec second = exp2_vec<Dot::kExpDegree>(load_vec(s + j + kLanes) * scale - base);
+    const Vec first = Dot::exp2(load_vec(s + j) * scale - base);
+    const Vec second = Dot::exp2(load_vec(s + j + kLanes) * scale - base);
     sum[0] += first;
     sum[1] += second;
     Dot::store_pair(out + j / Dot::kPerWord, first, second);
