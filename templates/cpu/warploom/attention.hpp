@@ -95,7 +95,6 @@ class Attention {
 
   void run() {
     load_queries();
-    std::memset(m_.states.o, 0, sizeof(float) * item_.rows * States<K>::kStride);
     for (int r = 0; r < item_.rows; ++r) m_.running[r] = Running();
     for (int key = item_.work.kv_begin; key < item_.work.kv_end; key += Config::kKeys) {
       tile_.gather(item_, key, min_int(Config::kKeys, item_.work.kv_end - key));
@@ -118,7 +117,7 @@ class Attention {
         for (int step = 0; step < S::kScoreSteps; step += kLanes) {
           const int count = min_int(kLanes, S::kScoreSteps - step);
           const auto words = Scores::load_along(rows[r] + step * Scores::kPerWord, count);
-          std::memcpy(m_.query + r * S::kScoreSteps + step, &words, 4 * count);
+          store_part(m_.query + r * S::kScoreSteps + step, words, 4 * count);
         }
       }
     }
@@ -236,25 +235,31 @@ class Attention {
     const Panels<Outputs, S::kValueTail> v{m_.values + skipped * kPanel, S::kValuePanelSize, 0,
                                            S::kValuePanels, S::kValuePanels - 1};
     const Rows<Outputs> weights{m_.weights + skipped, S::kOutputSteps, rows};
-    matmul(weights, v, (keys.end - keys.begin) / kPerWord,
-           [&](int row, int column, Vec sum) WL_LAMBDA_INLINE {
-             float* at = out + row * States<K>::kStride + column;
-             store_vec(at, sum + rescale[row] * load_vec(at));
-           });
+    const int steps = (keys.end - keys.begin) / kPerWord;
+    if (!std::exchange(has_outputs_[first / S::kBlock], true)) {
+      matmul_into(weights, v, steps, out, States<K>::kStride);
+      return;
+    }
+    matmul(weights, v, steps, [&](int row, int column, Vec sum) WL_LAMBDA_INLINE {
+      float* at = out + row * States<K>::kStride + column;
+      store_vec(at, sum + rescale[row] * load_vec(at));
+    });
   }
 
   void finish() {
     States<K>& states = m_.states;
+    for (int begin = 0; begin < item_.rows; begin += S::kBlock) {
+      if (!has_outputs_[begin / S::kBlock])
+        states.clear(begin, min_int(begin + S::kBlock, item_.rows));
+    }
     for (int r = 0; r < item_.rows; ++r) {
       states.lse[r] = 0.0f;
+      states.factor[r] = 1.0f;
       if constexpr (Variant::kSoftmax) {
         const float sum = sum_lanes(m_.running[r].sum)[0];
         const float late = logit_scale<Variant>(item_.p.sm_scale).late;
         states.lse[r] = m_.running[r].max[0] * late + __builtin_log2f(sum);
-        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        for (int lane = 0; lane < States<K>::kStride; lane += kLanes) {
-          store_vec(states.row(r) + lane, load_vec(states.row(r) + lane) * inverse);
-        }
+        states.factor[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
       }
     }
     if (item_.work.slot < 0) {
@@ -268,6 +273,7 @@ class Attention {
   const Item<K>& item_;
   Scratch<K>& m_;
   KeyTile<K>& tile_;
+  bool has_outputs_[S::kPaddedRows / S::kBlock] = {};  // of each block: the first ones are stored
 };
 
 }  // namespace warploom

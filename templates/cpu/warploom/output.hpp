@@ -8,18 +8,32 @@
 
 namespace warploom {
 
-// Attention states of an item's rows: normalised outputs and log-sum-exp in base 2 (0 without
-// softmax).
+// Attention states of an item's rows: outputs, the factor that normalises them, and log-sum-exp in
+// base 2 (0 without softmax). Products may write rows up to a whole panel.
 template <class K>
 struct States {
   static constexpr int kDim = K::Config::kHeadDimV;
   static constexpr int kStride = round_up(kDim, kLanes);
-  static constexpr int kRows = K::Config::kRows;
+  static constexpr int kRows = Item<K>::kPadded;
   alignas(64) float o[kRows * kStride];
-  alignas(64) float lse[Item<K>::kPadded];
+  alignas(64) float lse[kRows];
+  float factor[kRows];
   Stage<K::Variant::kHasOutputTransform ? kDim : 1> stage;
 
   float* row(int r) { return o + r * kStride; }
+  // A vector of outputs as they leave.
+  Vec normalised(int r, int lane) { return load_vec(row(r) + lane) * factor[r]; }
+  void clear(int begin, int end) {
+    std::memset(row(begin), 0, sizeof(float) * (end - begin) * kStride);
+  }
+  void normalise(int rows) {
+    for (int r = 0; r < rows; ++r) {
+      for (int lane = 0; lane < kStride; lane += kLanes) {
+        store_vec(row(r) + lane, normalised(r, lane));
+      }
+      factor[r] = 1.0f;
+    }
+  }
 };
 
 template <class K>
@@ -55,12 +69,14 @@ void write_outputs(const Item<K>& item, States<K>& states) {
   for (int r = 0; r < item.rows; ++r) states.lse[r] *= kLn2;
   if constexpr (K::Variant::kHasOutputTransform) {
     for (int r = item.rows; r < Item<K>::kPadded; ++r) states.lse[r] = states.lse[item.rows - 1];
+    states.normalise(item.rows);
     transform_outputs(item, states);
   }
+  Element* const base = static_cast<Element*>(item.p.o);
   for (int r = 0; r < item.rows; ++r) {
-    Element* out = static_cast<Element*>(item.p.o) + item.o_offset(r);
+    Element* out = base + item.o_offset(r);
     for (int lane = 0; lane < kDim; lane += kLanes) {
-      store_floats(out + lane, load_vec(states.row(r) + lane), min_int(kLanes, kDim - lane));
+      store_floats(out + lane, states.normalised(r, lane), min_int(kLanes, kDim - lane));
     }
     if (item.p.lse != nullptr) item.p.lse[item.lse_offset(r)] = states.lse[r] * item.p.lse_scale;
   }
@@ -78,7 +94,10 @@ void write_partials(const Item<K>& item, States<K>& states) {
   constexpr int kDim = States<K>::kDim;
   for (int r = 0; r < item.rows; ++r) {
     const long long at = slot_row<K>(item.work.slot, r);
-    std::memcpy(item.p.partial_o + at * kDim, states.row(r), sizeof(float) * kDim);
+    for (int lane = 0; lane < kDim; lane += kLanes) {
+      store_floats(item.p.partial_o + at * kDim + lane, states.normalised(r, lane),
+                   min_int(kLanes, kDim - lane));
+    }
     item.p.partial_lse[at] = states.lse[r];
   }
 }
@@ -98,7 +117,7 @@ void merge_row(const Item<K>& item, int count, const PartialRow& partial_row, in
   }
   const float base = max == -kInfinity ? 0.0f : max;
   float* o = states.row(r);
-  std::memset(o, 0, sizeof(float) * States<K>::kStride);
+  states.clear(r, r + 1);
   float sum = 0.0f;
   for (int i = 0; i < count; ++i) {
     const long long at = partial_row(i);
@@ -107,8 +126,7 @@ void merge_row(const Item<K>& item, int count, const PartialRow& partial_row, in
     for (int lane = 0; lane < kDim; ++lane) o[lane] += weight * part[lane];
     sum += weight;
   }
-  const float inverse = !kSoftmax ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
-  for (int lane = 0; lane < kDim; ++lane) o[lane] *= inverse;
+  states.factor[r] = !kSoftmax ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
   states.lse[r] = kSoftmax ? max + __builtin_log2f(sum) : 0.0f;
 }
 

@@ -65,6 +65,14 @@ WL_INLINE void store_as(void* p, V v) {
   std::memcpy(p, &v, sizeof(V));
 }
 
+// Its first `bytes`. A whole vector is a single store, where compilers do not know that it is
+// whole.
+template <class V>
+WL_INLINE void store_part(void* p, V v, int bytes) {
+  if (bytes == static_cast<int>(sizeof(V))) return store_as(p, v);
+  std::memcpy(p, &v, static_cast<std::size_t>(bytes));
+}
+
 WL_INLINE Vec load_vec(const float* p) { return load_as<Vec>(p); }
 WL_INLINE void store_vec(float* p, Vec v) { store_as(p, v); }
 

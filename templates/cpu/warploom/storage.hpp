@@ -114,8 +114,7 @@ WL_INLINE Vec load_floats(const Element* p, int count = kLanes) {
 
 template <class Element>
 WL_INLINE void store_floats(Element* p, Vec v, int count = kLanes) {
-  auto bits = Storage<Element>::narrow(v);
-  std::memcpy(p, &bits, static_cast<std::size_t>(count) * sizeof(Element));
+  store_part(p, Storage<Element>::narrow(v), count * static_cast<int>(sizeof(Element)));
 }
 
 }  // namespace warploom
