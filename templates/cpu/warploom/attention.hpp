@@ -91,13 +91,16 @@ class Attention {
   using Outputs = typename S::Outputs;
 
  public:
-  Attention(const Item<K>& item, Scratch<K>& scratch) : item_(item), m_(scratch), tile_(m_.tile) {}
+  Attention(const Item<K>& item, Scratch<K>& scratch)
+      : item_(item), m_(scratch), tile_(m_.tile), ahead_(item) {}
 
   void run() {
     load_queries();
     for (int r = 0; r < item_.rows; ++r) m_.running[r] = Running();
     for (int key = item_.work.kv_begin; key < item_.work.kv_end; key += Config::kKeys) {
       tile_.gather(item_, key, min_int(Config::kKeys, item_.work.kv_end - key));
+      const int next = key + Config::kKeys;
+      ahead_.start(next, min_int(next + Config::kKeys, item_.work.kv_end));
       if (classify(0, item_.rows) != TileClass::kSkip) run_tile();
     }
     finish();
@@ -221,7 +224,8 @@ class Attention {
     }
     for (int j = end; j < keys.end; ++j) s[j] = kMasked<Variant>;
     if constexpr (Variant::kSoftmax) {
-      return softmax_row<Outputs>(s, keys.begin, keys.end, scale.late, weights, m_.running[r]);
+      return softmax_row<Outputs>(s, keys.begin, keys.end, scale.late, weights, m_.running[r],
+                                  [&]() WL_LAMBDA_INLINE { ahead_.fetch_line(); });
     } else {
       copy_row<Outputs>(s, keys.begin, keys.end, weights);
       return 1.0f;
@@ -248,9 +252,9 @@ class Attention {
 
   void finish() {
     States<K>& states = m_.states;
-    for (int begin = 0; begin < item_.rows; begin += S::kBlock) {
-      if (!has_outputs_[begin / S::kBlock])
-        states.clear(begin, min_int(begin + S::kBlock, item_.rows));
+    for (int begin = 0; begin < item_.rows; begin += S::kBlock) {  // blocks that saw no key
+      if (has_outputs_[begin / S::kBlock]) continue;
+      states.clear(begin, min_int(begin + S::kBlock, item_.rows));
     }
     for (int r = 0; r < item_.rows; ++r) {
       states.lse[r] = 0.0f;
@@ -273,7 +277,9 @@ class Attention {
   const Item<K>& item_;
   Scratch<K>& m_;
   KeyTile<K>& tile_;
-  bool has_outputs_[S::kPaddedRows / S::kBlock] = {};  // of each block: the first ones are stored
+  KeysAhead<K> ahead_;
+  bool has_outputs_[S::kPaddedRows / S::kBlock] =
+      {};  // of blocks: their first are stored, not added
 };
 
 }  // namespace warploom

@@ -26,13 +26,21 @@ struct KeyTile {
 
   int position(int j) const { return Config::kColumnPositions ? column[j] : first_pos + j; }
 
+  struct Rows {
+    const Element *key, *value;
+  };
+
   // Points at list entries [begin, begin + n) and, up to the whole tile, at zeros.
   void gather(const Item<K>& item, int begin, int n) {
     count = n;
     first_pos = item.segment.kv_pos + begin;
     kv_pos = {first_pos, first_pos + n};
     has_holes = false;
-    for (int j = 0; j < n; ++j) locate(item, begin + j, j);
+    for (int j = 0; j < n; ++j) {
+      const Rows rows = locate(item, begin + j);
+      key[j] = rows.key;
+      value[j] = rows.value;
+    }
     for (int j = n; j < Config::kKeys; ++j) key[j] = value[j] = kZeroRow<Element>;
     for (int j = 0; j < Config::kKeys; ++j) column[j] = first_pos + j;
     if constexpr (Config::kColumnPositions) find_columns(item, begin);
@@ -42,15 +50,8 @@ struct KeyTile {
     return j < count && (!Config::kColumnPositions || key[j] != kZeroRow<Element>);
   }
 
-  void hoist(const Item<K>& item) {
-    if constexpr (Config::kComposed) return;  // columns look different to rows of other requests
-    for (int j = 0; j < count; ++j) {
-      state[j] = K::Variant::col_state(item.p, item.tile, item.state, position(j));
-    }
-  }
-
- private:
-  void locate(const Item<K>& item, int i, int j) {
+  // Where entry i of the list lies.
+  static WL_INLINE Rows locate(const Item<K>& item, int i) {
     const auto& p = item.p;
     const auto& s = item.segment;
     long long block = s.kv_block, token = s.kv_row;  // where the request begins, if keys are ragged
@@ -61,12 +62,20 @@ struct KeyTile {
       token += i;
     }
     const long long head = item.work.kv_head;
-    key[j] = static_cast<const Element*>(p.k) + block * p.k_block_stride +
-             token * p.k_token_stride + head * p.k_head_stride;
-    value[j] = static_cast<const Element*>(p.v) + block * p.v_block_stride +
-               token * p.v_token_stride + head * p.v_head_stride;
+    return {static_cast<const Element*>(p.k) + block * p.k_block_stride + token * p.k_token_stride +
+                head * p.k_head_stride,
+            static_cast<const Element*>(p.v) + block * p.v_block_stride + token * p.v_token_stride +
+                head * p.v_head_stride};
   }
 
+  void hoist(const Item<K>& item) {
+    if constexpr (Config::kComposed) return;  // columns look different to rows of other requests
+    for (int j = 0; j < count; ++j) {
+      state[j] = K::Variant::col_state(item.p, item.tile, item.state, position(j));
+    }
+  }
+
+ private:
   void find_columns(const Item<K>& item, int begin) {
     kv_pos = {item.tile.kv_len, 0};
     for (int j = 0; j < count; ++j) {
@@ -82,6 +91,57 @@ struct KeyTile {
     }
     for (int j = count; j < Config::kKeys; ++j) column[j] = item.tile.kv_len;
   }
+};
+
+// Rows of the tile that comes next, to the second-level cache, a line at a time between
+// computations. Those that packing has to fetch itself come at the pace of the memory's latency.
+template <class K>
+class KeysAhead {
+  using Config = typename K::Config;
+  using Element = typename Config::KvElement;
+
+ public:
+  explicit KeysAhead(const Item<K>& item) : item_(item) {}
+
+  // From now on fetches entries [begin, end) of the list.
+  void start(int begin, int end) {
+    entry_ = begin;
+    end_ = end;
+    if (entry_ < end_) find_rows();
+  }
+
+  // Always inline: compilers take a function that only prefetches for one that does nothing.
+  WL_INLINE void fetch_line() {
+    if (entry_ >= end_) return;
+    __builtin_prefetch(line_, 0, 2);
+    line_ += kLine;
+    if (line_ >= row_end_) next_row();
+  }
+
+ private:
+  static constexpr int kLine = 64;
+
+  void find_rows() {
+    const auto rows = KeyTile<K>::locate(item_, entry_);
+    line_ = reinterpret_cast<const char*>(rows.key);
+    row_end_ = line_ + sizeof(Element) * Config::kHeadDimQk;
+    value_ = reinterpret_cast<const char*>(rows.value);
+  }
+
+  void next_row() {
+    if (value_ != nullptr) {
+      line_ = value_;
+      row_end_ = line_ + sizeof(Element) * Config::kHeadDimV;
+      value_ = nullptr;
+    } else if (++entry_ < end_) {
+      find_rows();
+    }
+  }
+
+  const Item<K>& item_;
+  int entry_ = 0, end_ = 0;
+  const char *line_ = nullptr, *row_end_ = nullptr;
+  const char* value_ = nullptr;  // of the same entry, if it is still to come
 };
 
 }  // namespace warploom

@@ -17,10 +17,10 @@ WL_INLINE Vec finite_base(Vec max) { return max == -kInfinity ? Vec{} : max; }
 
 // Turns logits [begin, end), which `scale` > 0 brings to base 2, into words of probabilities
 // relative to the new maximum; returns the factor that brings earlier sums to it. begin and end are
-// multiples of 2 * kLanes.
-template <class Dot>
+// multiples of 2 * kLanes; `meanwhile` is called for each.
+template <class Dot, class Meanwhile>
 WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
-                            typename Dot::Word* out, Running& running) {
+                            typename Dot::Word* out, Running& running, Meanwhile meanwhile) {
   Vec top[2] = {running.max, running.max};
   for (int j = begin; j < end; j += 2 * kLanes) {
     top[0] = max_vec(top[0], load_vec(s + j));
@@ -34,6 +34,7 @@ WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
   for (int j = begin; j < end; j += 2 * kLanes) {
     const Vec first = Dot::exp2(load_vec(s + j) * scale - base);
     const Vec second = Dot::exp2(load_vec(s + j + kLanes) * scale - base);
+    meanwhile();
     sum[0] += first;
     sum[1] += second;
     Dot::store_pair(out + j / Dot::kPerWord, first, second);
