@@ -32,8 +32,9 @@ inline void keep_off_this_core(std::thread& thread) {
 #endif
 }
 
-// Hands out the items of all CTAs in turn, the first of each before the second of any: where a plan
-// begins with the longest, so do the threads.
+// Hands out items: a thread keeps to its CTA, whose items often share keys that it then has in its
+// cache, goes on to a CTA that nobody began, and last helps the others, whose shortest items
+// remain.
 class Queue {
  public:
   Queue(const int* cta_indptr, int num_ctas)
@@ -44,23 +45,29 @@ class Queue {
   }
   bool is_ready() const { return next_ != nullptr; }
 
-  // The index of an item, or -1 when none is left.
-  int take() {
-    const unsigned first = turn_.fetch_add(1, std::memory_order_relaxed);
-    for (int i = 0; i < num_ctas_; ++i) {
-      const int cta = static_cast<int>((first + i) % num_ctas_);
-      if (next_[cta].load(std::memory_order_relaxed) >= indptr_[cta + 1]) continue;
-      const int item = next_[cta].fetch_add(1, std::memory_order_relaxed);
-      if (item < indptr_[cta + 1]) return item;
+  // The index of an item, or -1 when none is left; `cta`, at first -1, is the thread's own.
+  int take(int& cta) {
+    int item = cta < 0 ? -1 : take_from(cta);
+    while (item < 0 && begun_.load(std::memory_order_relaxed) < num_ctas_) {
+      cta = begun_.fetch_add(1, std::memory_order_relaxed);
+      if (cta < num_ctas_) item = take_from(cta);
     }
-    return -1;
+    for (int other = 0; item < 0 && other < num_ctas_; ++other) item = take_from(cta = other);
+    return item;
   }
 
  private:
+  int take_from(int cta) {
+    if (cta >= num_ctas_ || next_[cta].load(std::memory_order_relaxed) >= indptr_[cta + 1])
+      return -1;
+    const int item = next_[cta].fetch_add(1, std::memory_order_relaxed);
+    return item < indptr_[cta + 1] ? item : -1;
+  }
+
   const int* indptr_;
   int num_ctas_;
   std::unique_ptr<std::atomic<int>[]> next_;
-  std::atomic<unsigned> turn_{0};
+  std::atomic<int> begun_{0};
 };
 
 // Composed plans: rows whose keys lie in several parts, a tile at a time, when all items are done.
@@ -110,7 +117,8 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
     if (scratch == nullptr) return;
     working.fetch_add(1);
     const typename Shape<K>::Registers registers{};
-    for (int i = queue.take(); i >= 0; i = queue.take()) {
+    int cta = -1;
+    for (int i = queue.take(cta); i >= 0; i = queue.take(cta)) {
       const Item<K> item(p, i);
       Attention<K>(item, *scratch).run();
       done.fetch_add(1);
