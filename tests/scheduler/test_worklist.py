@@ -42,8 +42,9 @@ def test_tiles_of_the_same_keys_are_cut_at_the_same_places(kit: Any, heads: int)
     visibility = AllVisible(segments)
     case = kit.case(segments, visibility, heads, 4, rows=128, keys=128, num_ctas=132, even=True)
     items = case.plan().items
-    cuts = [sorted(items["kv_end"][items["row_begin"] == row]) for row in set(items["row_begin"])]
-    assert len(cuts) == 4
+    ends = (items["kv_end"][items["row_begin"] == row] for row in set(items["row_begin"]))
+    cuts = [sorted(ends_of_tile)[:-1] for ends_of_tile in ends]
+    assert len(cuts) == 4 and (heads == 32 or len(cuts[0]) > 0)
     assert all(places == cuts[0] for places in cuts)
 
 
