@@ -9,7 +9,7 @@ goes to the softmax and the inner one to the scale.
 
 from __future__ import annotations
 
-from math import isinf
+from collections.abc import Sequence
 
 from warploom.codegen.lower import SM_SCALE, reachable
 from warploom.codegen.split import STEPS, Level, inverse, levels
@@ -18,9 +18,12 @@ from warploom.dsl.ir import Kind, Node, const, node, substitute
 _ONE = const(1.0)
 _LOGITS = node("logits", Kind.FLOAT)
 _FIXED = (Level.TILE, Level.ROW)
+_LEAST, _MOST = 1e-30, 1e30  # of constants in a factor, so that it is no more than a float32 holds
+
+Factored = tuple[Node, Node]  # a factor and the rest; their product is the value
 
 
-def with_scale_outside(transform: Node, softmax: bool) -> tuple[Node, Node]:
+def with_scale_outside(transform: Node, softmax: bool) -> Factored:
     """A factor of all logits, and the rest of a transform.
 
     Args:
@@ -31,67 +34,104 @@ def with_scale_outside(transform: Node, softmax: bool) -> tuple[Node, Node]:
         A factor above 0 that reads scalars alone, and a transform of q.k itself. Their product is
         the transform that was given, but for rounding.
     """
-    if _has_steps(transform):  # a result that jumps should do so where the user's does
+    parts = list(reachable([transform]))
+    rewrite = _Rewrite(parts)
+    if transform not in rewrite.inside or rewrite.has_steps(parts):
         scaled = node("mul", Kind.FLOAT, (_LOGITS, SM_SCALE))
         return _ONE, substitute(transform, {_LOGITS: scaled})
-    return _outside(transform) if softmax else (_ONE, _inside(transform))
+    return rewrite.outside[transform] if softmax else (_ONE, rewrite.whole(transform))
 
 
-def _outside(current: Node) -> tuple[Node, Node]:
-    """The same for a part that the result grows with."""
-    if current is _LOGITS:
-        return SM_SCALE, current
-    moving = [arg for arg in current.args if _reads_logits(arg)]
-    if current.op == "mul" and len(moving) == 1:
-        (factor,) = (arg for arg in current.args if arg is not moving[0])
-        if _is_positive(factor):
-            outer, rest = _outside(moving[0])
-            return _product(outer, factor), rest
-    if current.op in ("add", "sub", "neg", "select"):
-        condition = current.args[:1] if current.op == "select" else ()
-        terms = current.args[len(condition) :]
-        parts = {term: _outside(term) for term in terms if _reads_logits(term)}
-        factors = {factor for factor, _ in parts.values()}
-        if len(factors) == 1 and factors != {_ONE} and not any(map(_reads_logits, condition)):
-            (outer,) = factors
-            made = {term: part for term, (_, part) in parts.items()}
-            made |= {t: _multiplied(t, inverse(outer)) for t in terms if t not in parts}
-            return outer, _with_args(current, condition + tuple(made[term] for term in terms))
-    return _ONE, _inside(current)
+class _Rewrite:
+    """What is known of the parts of a transform, operands first; nothing is worked out twice.
 
+    Attributes:
+        inside: of each part that reads logits, of q.k itself: what it is multiplied with, which is
+            the same along a row, and the rest.
+        outside: the same, of a part that the result grows with: a factor that the softmax can have.
+    """
 
-def _inside(current: Node) -> Node:
-    """The same value, of q.k itself; factors that follow each other are one."""
-    factor, rest = _factored(current)
-    return rest if factor is _ONE else node("mul", Kind.FLOAT, (rest, factor))
+    def __init__(self, parts: Sequence[Node]) -> None:
+        self._levels = levels(parts)
+        self._of_launch: set[Node] = set()  # reads scalars alone
+        self._positive = {SM_SCALE}
+        self.inside: dict[Node, Factored] = {}
+        self.outside: dict[Node, Factored] = {}
+        for part in parts:
+            if part is _LOGITS:
+                self.inside[part] = self.outside[part] = (SM_SCALE, part)
+            elif self.inside.keys().isdisjoint(part.args):
+                self._look_at(part)
+            else:
+                self.inside[part] = self._inside(part)
+                self.outside[part] = self._outside(part)
 
+    def has_steps(self, parts: Sequence[Node]) -> bool:
+        """Whether some result jumps with the logits, and should do so where the user's does."""
+        steps = (part for part in parts if part.op in STEPS)
+        return any(arg in self.inside for step in steps for arg in step.args)
 
-def _factored(current: Node) -> tuple[Node, Node]:
-    if current is _LOGITS:
-        return SM_SCALE, current
-    if not _reads_logits(current):
-        return _ONE, current
-    if current.op == "mul":
-        for moving, factor in (current.args, current.args[::-1]):
-            if not _reads_logits(factor) and levels([factor])[factor] in _FIXED:
-                inner, rest = _factored(moving)
-                return _product(inner, factor), rest
-    return _ONE, _with_args(current, tuple(_inside(arg) for arg in current.args))
+    def whole(self, part: Node) -> Node:
+        """The value of a part; factors that follow each other are one."""
+        if part not in self.inside:
+            return part
+        factor, rest = self.inside[part]
+        return rest if factor is _ONE else node("mul", Kind.FLOAT, (rest, factor))
 
+    def _look_at(self, part: Node) -> None:
+        """Whether a part without logits reads scalars alone, and is sure to be above 0."""
+        if part.op in ("var", "load", "element") or not self._of_launch.issuperset(part.args):
+            return
+        self._of_launch.add(part)
+        positive = [arg in self._positive for arg in part.args]
+        if part.op == "const":
+            is_positive = isinstance(part.attr, int | float) and _LEAST <= part.attr <= _MOST
+        elif part.op == "max":
+            is_positive = any(positive)
+        else:
+            is_positive = part.op in ("mul", "div", "min", "to_float") and all(positive)
+        if is_positive:
+            self._positive.add(part)
 
-def _multiplied(current: Node, by: Node) -> Node:
-    """A product with what reads scalars alone, made where it costs least."""
-    if current.op == "const" and isinstance(current.attr, float) and isinf(current.attr):
-        return current
-    if current.op == "neg":
-        return _with_args(current, (_multiplied(current.args[0], by),))
-    if current.op == "mul":
-        known = levels([current])
-        first, second = current.args
-        if known[first].value <= known[second].value:
-            return _with_args(current, (_multiplied(first, by), second))
-        return _with_args(current, (first, _multiplied(second, by)))
-    return node("mul", Kind.FLOAT, (_as_float(current), by), source=current.source)
+    def _inside(self, part: Node) -> Factored:
+        if part.op == "mul":
+            for moving, factor in (part.args, part.args[::-1]):
+                if factor not in self.inside and self._levels[factor] in _FIXED:
+                    inner, rest = self.inside[moving]
+                    return _product(inner, factor), rest
+        return _ONE, _with_args(part, tuple(map(self.whole, part.args)))
+
+    def _outside(self, part: Node) -> Factored:
+        if part.op == "mul":
+            for moving, factor in (part.args, part.args[::-1]):
+                if factor in self._positive:
+                    outer, rest = self.outside[moving]
+                    return _product(outer, factor), rest
+        if part.op in ("add", "sub", "neg", "select"):
+            condition = part.args[:1] if part.op == "select" else ()
+            terms = part.args[len(condition) :]
+            factors = {self.outside[term][0] for term in terms if term in self.outside}
+            if len(factors) == 1 and factors != {_ONE} and self.inside.keys().isdisjoint(condition):
+                (factor,) = factors
+                rests = tuple(self._divided(term, factor) for term in terms)
+                return factor, _with_args(part, condition + rests)
+        return _ONE, self.whole(part)
+
+    def _divided(self, term: Node, factor: Node) -> Node:
+        """A term without the factor of all terms, divided where that costs least."""
+        if term in self.outside:
+            return self.outside[term][1]
+        path = []
+        while term.op in ("neg", "mul"):
+            known = [self._levels[arg].value for arg in term.args]
+            path.append((term, known.index(min(known))))
+            term = term.args[path[-1][1]]
+        made = term
+        if term.op != "const" or term.attr not in (float("inf"), float("-inf")):
+            made = node("mul", Kind.FLOAT, (_as_float(term), inverse(factor)), source=term.source)
+        for outer, place in reversed(path):
+            made = _with_args(outer, (*outer.args[:place], made, *outer.args[place + 1 :]))
+        return made
 
 
 def _as_float(current: Node) -> Node:
@@ -104,24 +144,3 @@ def _product(factor: Node, other: Node) -> Node:
 
 def _with_args(current: Node, args: tuple[Node, ...]) -> Node:
     return node(current.op, current.kind, args, current.attr, current.source)
-
-
-def _reads_logits(root: Node) -> bool:
-    return _LOGITS in reachable([root])
-
-
-def _has_steps(transform: Node) -> bool:
-    steps = (current for current in reachable([transform]) if current.op in STEPS)
-    return any(_reads_logits(arg) for current in steps for arg in current.args)
-
-
-def _is_positive(value: Node) -> bool:
-    """Whether it is sure to be above 0, and the same for the whole launch."""
-    if value.op == "const":
-        return isinstance(value.attr, float) and value.attr > 0.0 and not isinf(value.attr)
-    if value.op == "max":
-        of_launch = all(arg.op not in ("var", "load", "element") for arg in reachable([value]))
-        return of_launch and any(map(_is_positive, value.args))
-    if value.op in ("mul", "div"):
-        return all(map(_is_positive, value.args))
-    return value is SM_SCALE

@@ -13,9 +13,9 @@ from warploom.codegen.build import Artifact
 from warploom.errors import LaunchError
 from warploom.runtime.params import Block
 
-# Threads take items of all CTAs as they become free, so that they end together though cores may be
-# slow or busy. With more CTAs than threads items of long requests are smaller; each CTA can cost
-# two partial results, so not many more.
+# Threads help CTAs of others when their own has no more items, so that they end together though
+# cores may be slow or busy. With more CTAs than threads items of long requests are smaller; each
+# CTA can cost two partial results, so not many more.
 CTAS_PER_THREAD = 4
 _REASONS: Final = {1: "there is no memory for the threads' tiles"}
 

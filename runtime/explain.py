@@ -175,7 +175,7 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
-        "dealt": "evenly: few query tiles share keys" if plan.even else "longest first",
+        "dealt": "evenly: few query tiles" if plan.even else "longest first",
         **_shared(plan, variant),
         "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
         "mask": _classes(planned),

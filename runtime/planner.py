@@ -248,8 +248,8 @@ class Planner:
 
         The order of tiles that share keys matters to the cache, so long prefills are dealt longest
         first, section by section; for decoding and appending an even cut is as good, and a device
-        can make it. Where tiles leave most CTAs without one, each is cut, and even dealing cuts
-        tiles of the same keys at the same places, so that the cache has them for all.
+        can make it. Where tiles are too few for half of the SMs each is cut, and even dealing cuts
+        equal tiles of the same keys at the same places, so that the cache has them for all.
         """
         if self._options.batch_invariant:
             return False
@@ -259,11 +259,11 @@ class Planner:
         else:
             rows, segments = bounds.max_q_rows, bounds.segments
         fused = rows * self._heads.group_size
-        return fused < SHARING_TILES * tile.rows * segments or (
-            self._device.type == "cuda"
-            and 2 * (fused // tile.rows + segments) * self._heads.num_kv
-            <= cuda_facts(self._device.index).num_sms
-        )
+        if fused < SHARING_TILES * tile.rows * segments or self._device.type != "cuda":
+            return fused < SHARING_TILES * tile.rows * segments
+        sms, limit = cuda_facts(self._device.index).num_sms, self._options.sm_limit
+        tiles = (fused // tile.rows + segments) * self._heads.num_kv
+        return 2 * tiles <= (sms if limit is None else min(sms, limit))
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""

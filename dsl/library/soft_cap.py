@@ -19,7 +19,7 @@ class SoftCap(Variant):
 
     Args:
         cap: the bound, in units of scaled logits; above 0. Without a soft-cap, leave `SoftCap` out.
-            A value given later, to `plan` or `run`, is not checked: 0 or less
+            A value given later, to `plan` or `run`, is not checked: its sign does not matter, and 0
             makes all weights equal.
 
     Raises:
@@ -35,5 +35,6 @@ class SoftCap(Variant):
             raise ArgumentError(name="cap", reason=reason)
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
-        cap = maximum(self.cap, _LEAST)  # what is surely above 0, a softmax can take as its own
+        # What is surely above 0 can be the softmax's own factor (codegen/logits_scale.py).
+        cap = maximum(abs(self.cap), _LEAST)
         return cap * tanh(logits / cap)

@@ -87,6 +87,34 @@ def test_factor_and_rest_are_the_transform(root: Node, softmax: bool) -> None:
     np.testing.assert_allclose(made, np.broadcast_to(wanted, made.shape), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1.0])
+@pytest.mark.parametrize("cap", [-2.0, 0.0, 3.0, 1e30])
+def test_a_runtime_factor_stays_above_0(cap: float, scale: float) -> None:
+    factor, rest = with_scale_outside(trace(wl.SoftCap(3.0)).seats["logits_transform"], True)
+    positions = {"sm_scale": np.asarray(scale)}
+    products = RNG.standard_normal(9)
+    outside, made = evaluate((factor, rest), positions, {"cap": cap}, {}, logits=products)
+    assert outside > 0
+    wanted = cap * np.tanh(products * scale / cap) if cap else 0 * products
+    np.testing.assert_allclose(outside * made, wanted, rtol=1e-9, atol=1e-29)
+
+
+@pytest.mark.parametrize("factor", [1e-50, 0.0, -1.0, float("inf"), 1e38])
+def test_constants_that_a_float32_may_not_hold_stay_inside(factor: float) -> None:
+    root = f("mul", LOGITS, const(factor))
+    assert with_scale_outside(root, True)[0] is const(1.0)
+
+
+def test_shared_parts_and_long_sums_are_rewritten_once() -> None:
+    doubled, summed = LOGITS, LOGITS
+    for _ in range(40):  # 2 ** 40 paths
+        doubled = f("add", doubled, f("tanh", doubled))
+    for i in range(3000):
+        summed = f("add", summed, f("mul", floats_of("kv_pos"), const(float(i))))
+    assert with_scale_outside(doubled, True)[0] is const(1.0)
+    assert with_scale_outside(summed, True)[0] is SM_SCALE
+
+
 def text_of(transform: Callable[[Any, Value, Position], Value], softmax: bool = True) -> str:
     """What an element computes, and the factor."""
     fields = {

@@ -1,6 +1,7 @@
 // What the attention kernels use of CUDA beyond barriers and shuffles, on fibers.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda_on_fibers.hpp"
@@ -41,6 +42,11 @@ static int __reduce_min_sync(unsigned, int value) {
 }
 static int __reduce_max_sync(unsigned, int value) {
   return fibers::reduce(value, [](int a, int b) { return a < b ? b : a; });
+}
+static float __fmul_ru(float a, float b) {
+  const double exact = double(a) * b;
+  const float rounded = float(exact);
+  return rounded < exact ? std::nextafter(rounded, INFINITY) : rounded;
 }
 static int __ffs(int value) { return __builtin_ffs(value); }
 

@@ -91,7 +91,7 @@ struct Variant : IdentityVariant<Params> {
   static constexpr bool kHasLogitsTransform = true;
   struct TileState { float t0; int t1; int t2; };
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
-    return {positive_scale(p) * (1.0f / max(p.x_cap, 1e-30f)),
+    return {positive_scale(p) * (1.0f / max(abs(p.x_cap), 1e-30f)),
             p.x_left < 0,
             p.x_right < 0};
   }
@@ -109,7 +109,7 @@ struct Variant : IdentityVariant<Params> {
     return tanh(logits * ts.t0);
   }
   WL_FN static float logits_factor(const Params& p) {
-    return max(p.x_cap, 1e-30f);
+    return max(abs(p.x_cap), 1e-30f);
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {

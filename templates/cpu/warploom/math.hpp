@@ -27,6 +27,15 @@ WL_FN float floor(float x) { return __builtin_floorf(x); }
 WL_FN float ceil(float x) { return __builtin_ceilf(x); }
 WL_FN float floordiv(float a, float b) { return floor(a / b); }
 WL_FN float mod(float a, float b) { return a - floor(a / b) * b; }
+
+// The product that exponents are taken from must not be below the exact one: of logits around 1e10
+// what rounding leaves is hundreds, and an exponential of that is infinite.
+WL_FN float product_rounded_up(float a, float b) {
+  const double exact = double(a) * b;
+  const float rounded = float(exact);
+  return rounded < exact ? __builtin_nextafterf(rounded, kInfinity) : rounded;
+}
+
 WL_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 WL_FN float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 

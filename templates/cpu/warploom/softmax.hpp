@@ -27,7 +27,7 @@ WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
     top[1] = max_vec(top[1], load_vec(s + j + kLanes));
   }
   const Vec max = max_lanes(max_vec(top[0], top[1]));
-  const Vec base = finite_base(max) * scale;
+  const Vec base = Vec{} + product_rounded_up(finite_base(max)[0], scale);
   // Exactly 1 if the maximum stays: what rounding adds here would grow with every tile.
   const Vec rescale = exp2_vec((running.max - finite_base(max)) * scale);
   Vec sum[2] = {running.sum * rescale, Vec{}};

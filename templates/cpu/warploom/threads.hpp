@@ -1,5 +1,5 @@
-// Items over threads: whoever is free takes the next one, so late or missing threads cost only
-// time.
+// Items over threads: each takes those of a CTA, one at a time, and whoever is free helps with the
+// others', so late or missing threads cost only time.
 #pragma once
 
 #include <atomic>

@@ -54,10 +54,11 @@ template <class K>
 WL_FN bool scales_late(const typename K::Params& p) {
   return (K::Variant::kSoftmax || K::Variant::kHasLogitsTransform) && p.sm_scale > 0.0f;
 }
-// What the softmax must multiply transformed logits with to have them in base 2.
+// What the softmax must multiply transformed logits with to have them in base 2. With 0 or infinity
+// maxima would be no numbers; no factor that float32 tells from these is changed.
 template <class K>
 WL_FN float softmax_factor(const typename K::Params& p) {
-  return K::Variant::logits_factor(p) * kLog2e;
+  return min(max(K::Variant::logits_factor(p) * kLog2e, 1e-37f), 1e37f);
 }
 
 // What becomes of a logit that counts for nothing.

@@ -16,6 +16,10 @@ WL_FN float ceil(float x) { return ::ceilf(x); }
 WL_FN float floordiv(float a, float b) { return ::floorf(a / b); }
 WL_FN float mod(float a, float b) { return a - ::floorf(a / b) * b; }
 
+// The product that exponents are taken from must not be below the exact one: of logits around 1e10
+// what rounding leaves is hundreds, and an exponential of that is infinite.
+WL_FN float product_rounded_up(float a, float b) { return __fmul_ru(a, b); }
+
 WL_FN float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

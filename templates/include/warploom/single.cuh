@@ -115,7 +115,7 @@ struct RowSoftmax {
     return true;
   }
   WL_FN float probability(float logit) {
-    const float reference = largest == -kInfinity ? 0.0f : largest * factor;
+    const float reference = largest == -kInfinity ? 0.0f : product_rounded_up(largest, factor);
     const float p = exp2(::fmaf(logit, factor, -reference));
     sum += p;
     return p;

@@ -62,7 +62,7 @@ struct Softmax {
       rescale[r] = moves ? exp2((largest[r] - largest_of_row) * factor) : 1.0f;
       largest[r] = moves ? largest_of_row : largest[r];
       sum[r] *= rescale[r];
-      reference_[r] = moves ? largest_of_row * factor : reference_[r];
+      reference_[r] = moves ? product_rounded_up(largest_of_row, factor) : reference_[r];
     }
     return true;
   }
@@ -100,7 +100,7 @@ struct Softmax {
     return (logit - largest[r]) * factor > 8.0f;  // false if both are -inf
   }
 
-  float reference_[kRows];  // largest * factor, or 0 while that is -inf
+  float reference_[kRows];  // largest * factor, rounded up, or 0 while that is -inf
 };
 
 // Base-2 log-sum-exp of a row; -inf if nothing was visible. A sum that is no number stays one.

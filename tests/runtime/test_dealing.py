@@ -1,0 +1,54 @@
+"""Which batches are dealt evenly on a GPU, by their own numbers or by the declared bounds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from warploom.codegen.source import TileConfig
+from warploom.runtime import planner
+from warploom.runtime.planner import Options, Planner
+from warploom.scheduler.bounds import Bounds
+
+TILE = TileConfig(128, 128, 8, 2)
+
+
+def deals_evenly(
+    rows: int, segments: int, heads: tuple[int, int], device: str = "cuda:0", **options: Any
+) -> bool:
+    chosen = Options(**{**dict.fromkeys(Options.__dataclass_fields__), **options})  # type: ignore[arg-type]
+    of = SimpleNamespace(
+        _options=chosen,
+        _heads=SimpleNamespace(num_kv=heads[1], group_size=heads[0] // heads[1]),
+        _device=torch.device(device),
+    )
+    batch: Any = SimpleNamespace(segment_rows=rows, num_segments=segments)
+    return Planner.deals_evenly(of, batch, TILE)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "cuda_facts", lambda index: SimpleNamespace(num_sms=132))
+
+
+def test_few_tiles_of_a_segment() -> None:
+    assert deals_evenly(16, 16, (32, 8))
+    assert deals_evenly(16, 16, (32, 8), device="cpu")
+    assert not deals_evenly(4096, 1, (32, 8))
+    assert not deals_evenly(16, 16, (32, 8), batch_invariant=True)
+
+
+def test_tiles_that_leave_half_of_the_sms_without_one() -> None:
+    assert deals_evenly(128, 1, (32, 8))  # 4 tiles and one for what is left, of 8 heads
+    assert not deals_evenly(256, 1, (32, 8))
+    assert not deals_evenly(128, 1, (32, 8), sm_limit=64)
+    assert not deals_evenly(128, 1, (32, 8), device="cpu")
+
+
+def test_declared_bounds_decide_for_all_batches() -> None:
+    bounds = Bounds(max_requests=1, max_q_rows=4096, max_kv_len=8192, max_blocks=8192)
+    assert not deals_evenly(128, 1, (32, 8), bounds=bounds)
+    assert deals_evenly(4096, 1, (32, 8), bounds=Bounds(1, 128, 8192, 8192))
