@@ -9,11 +9,12 @@ from weakref import WeakValueDictionary
 
 import warploom.dsl.functions  # noqa: F401  (torch and NumPy find them by name)
 from warploom.dsl import fields as fields_module
+from warploom.dsl import location
 from warploom.dsl.fields import READING, VALUES, Field, Reading, Scalar, Tensor
 from warploom.dsl.position import Position
 from warploom.dsl.spec import SEATS
 from warploom.dsl.symbols import Value
-from warploom.errors import ArgumentError, NoUnion, UnknownInput
+from warploom.errors import ArgumentError, NoUnion, UndeclaredField, UnknownInput
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing since 3.11
@@ -60,6 +61,14 @@ class Variant:
             if name not in known:
                 raise UnknownInput.of(self.name, name, list(known))
             setattr(self, name, value)
+
+    if not TYPE_CHECKING:  # what a class has not stays an error to type checkers
+
+        def __getattr__(self, name: str) -> object:
+            if READING in self.__dict__ and not name.startswith("_"):  # a functor runs
+                place = location.source(location.here())
+                raise UndeclaredField(variant=type(self).__name__, name=name, source=place)
+            return self.__getattribute__(name)
 
     # --- seats
 

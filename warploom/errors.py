@@ -73,7 +73,8 @@ class BranchOnSymbol(VariantError):
     message = (
         "a functor decided a Python `if`, `and`, `or`, `not`, `while`, `min`, `max` or a chained "
         "comparison on a value that is known only inside the kernel. Use warploom.where(condition, "
-        "a, b), minimum and maximum, and &, |, ~ for logic."
+        "a, b), minimum and maximum, and &, |, ~ for logic, with comparisons in parentheses: "
+        "(a <= b) & (c < d)."
     )
 
 
@@ -96,6 +97,13 @@ class FieldMisuse(VariantError):
 
     def __init__(self, *, remedy: str = "", **facts: Any) -> None:
         super().__init__(remedy=remedy and f" {remedy.lstrip()}", **facts)
+
+
+class UndeclaredField(VariantError, AttributeError):
+    message = (
+        "{variant} has no {name!r}. Declare it in the class: {name} = Scalar('float32') for a "
+        "number, or Tensor('float32', roles) for a tensor, and give its value with the others."
+    )
 
 
 class CannotTrace(VariantError):

@@ -11,7 +11,7 @@ import torch
 import warploom as wl
 from warploom.dsl.reference import visible
 from warploom.dsl.trace import trace
-from warploom.errors import CannotTrace, FieldMisuse, MissingInput, UnknownInput
+from warploom.errors import CannotTrace, FieldMisuse, MissingInput, UndeclaredField, UnknownInput
 
 # wrong on purpose, out of the type checkers' sight
 ANY: dict[str, Any] = {"x": "x", "batch": "batch"}
@@ -193,3 +193,18 @@ def test_indices_outside_are_clamped_as_in_the_kernel() -> None:
 
     mask = visible(Reads(t=np.array([1, 0, 1])), q_len=1, kv_len=8)
     assert mask.tolist() == [[True, True, True, False, True, True, True, True]]
+
+
+def test_what_a_class_does_not_declare_is_named_at_the_users_line() -> None:
+    class Misspelt(wl.Variant):
+        temperature = wl.Scalar("float32", default=1.0)
+
+        def logits_transform(self, logits, at):
+            assert not hasattr(self, "optional")
+            return logits * self.temprature  # pyright: ignore
+
+    with pytest.raises(UndeclaredField, match=r"no 'temprature'.*temprature = Scalar") as caught:
+        trace(Misspelt())
+    assert "logits * self.temprature" in str(caught.value)
+    with pytest.raises(AttributeError, match="'Misspelt' object has no attribute 'temprature'"):
+        _ = Misspelt().temprature  # pyright: ignore
