@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from warploom.dsl.fields import Scalar, Tensor
@@ -10,6 +11,7 @@ from warploom.dsl.library.rope_scaling import RopeScaling
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError
 
 
 class Rope(Variant):
@@ -25,6 +27,9 @@ class Rope(Variant):
             tokens there.
         scaling: `LinearScaling`, `Llama3Scaling` or `YarnScaling`.
         dim: rotate only the first `dim` lanes; all by default.
+
+    Raises:
+        ArgumentError: a theta that is not above 0 or not finite.
     """
 
     rope_theta = Scalar("float32")
@@ -50,6 +55,8 @@ class Rope(Variant):
         self._real_positions = positions == "sequence"
         self._scaling = scaling
         self._dim = dim
+        if not 0 < theta < math.inf:
+            raise ArgumentError(name="theta", reason=f"{theta} is not above 0 and finite")
         super().__init__(rope_theta=theta, **(scaling.values() if scaling else {}))
 
     def query_transform(self, q: Value, at: Position) -> Value:

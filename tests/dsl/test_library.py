@@ -377,6 +377,12 @@ def test_scales_of_stored_keys_and_values() -> None:
         check(wl.KVScale(k=0.5), expected)
 
 
+@pytest.mark.parametrize("theta", [0.0, -1.0, math.inf, math.nan])
+def test_a_base_of_frequencies_must_be_above_0(theta: float) -> None:
+    with pytest.raises(ArgumentError, match=r"theta: .* is not above 0 and finite"):
+        wl.Rope(theta)
+
+
 @pytest.mark.parametrize("cap", [0.0, -30.0, math.inf, math.nan])
 def test_a_soft_cap_must_be_above_0(cap: float) -> None:
     with pytest.raises(ArgumentError, match="leave SoftCap out to switch it off"):
