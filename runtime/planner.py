@@ -259,8 +259,10 @@ class Planner:
         else:
             rows, segments = bounds.max_q_rows, bounds.segments
         fused = rows * self._heads.group_size
-        if fused < SHARING_TILES * tile.rows * segments or self._device.type != "cuda":
-            return fused < SHARING_TILES * tile.rows * segments
+        if fused < SHARING_TILES * tile.rows * segments:
+            return True
+        if self._device.type != "cuda":
+            return False
         sms, limit = cuda_facts(self._device.index).num_sms, self._options.sm_limit
         tiles = (fused // tile.rows + segments) * self._heads.num_kv
         return 2 * tiles <= (sms if limit is None else min(sms, limit))

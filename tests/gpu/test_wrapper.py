@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filled import FILLS, filled_and_cut
 
 import warploom as wl
 from warploom import errors
@@ -146,27 +147,14 @@ def test_work_is_split_over_the_device_and_verified(cuda: Any) -> None:
     close(out[2:], sdpa(q[2:], k[50_100:], v[50_100:]))
 
 
-class Filled(wl.Variant):
-    """Padding by an additive bias, as PyTorch users write it."""
-
-    bias = wl.Tensor("float32", ("kv_pos",))
-
-    def logits_transform(self, logits: Value, at: Position) -> Value:
-        return logits + self.bias[at.kv_pos]
-
-
-@pytest.mark.parametrize("fill", [-1e9, -1e10, -1e30, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize(("rows", "heads"), [(1, 8), (1, 2), (8, 8), (300, 8)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_keys_filled_with_large_numbers_weigh_nothing(
     fill: float, rows: int, heads: int, dtype: torch.dtype, cuda: Any
 ) -> None:
     q = torch.randn(1, rows, heads, 64, device=cuda, dtype=dtype)
-    k, v = torch.randn(2, 1, 1000, 2, 64, device=cuda, dtype=dtype)
-    bias = torch.zeros(1000, device=cuda)
-    bias[:600] = fill
-    out = wl.attention(q, k, v, variant=Filled(bias=bias))
-    expected = wl.attention(q, k[:, 600:], v[:, 600:], variant=wl.Variant())
+    out, expected = filled_and_cut(fill, q, num_kv_heads=2)
     torch.testing.assert_close(out, expected, atol=4e-3, rtol=2e-2)
 
 
