@@ -31,6 +31,7 @@ from warploom.codegen.tiles_hopper import (
     hopper_tiles,
 )
 from warploom.codegen.tiles_single import (
+    MORE_REGISTERS_SINCE,
     SINGLE_ROW,
     check_single_row,
     mask_reads_inputs,
@@ -75,19 +76,19 @@ def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShap
     shared = _shared_bytes(spec, tile)
     ctas = min(
         arch.shared_per_sm // (shared + _RESERVED_BYTES),
-        arch.registers_per_sm // (_registers(spec, tile) * threads),
+        arch.registers_per_sm // (_registers(spec, tile, arch) * threads),
         arch.threads_per_sm // threads,
     )
     return LaunchShape(threads, shared, ctas, arch.overlaps and tile.rows > 1)
 
 
-def _registers(spec: AttentionSpec, tile: TileConfig) -> int:
+def _registers(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> int:
     """Registers of a thread, at most: all that there are, but for few rows of narrow heads.
 
     Joining holds several partial results of a row.
     """
     if tile.rows == SINGLE_ROW:
-        return single_registers(spec)
+        return single_registers(spec, arch.capability)
     narrow = max(spec.head_dim_qk, spec.head_dim_v) <= 128
     few = 200 if spec.kv_format.composed else 168
     return few if tile.rows == STREAMED_ROWS and narrow else _MOST_REGISTERS
@@ -113,9 +114,19 @@ def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
     threads = portable_threads(tile)
     if tile.rows == SINGLE_ROW:
         check_single_row(spec)
-        return f"{threads}, {REGISTERS_PER_SM // (single_registers(spec) * threads)}"
+        return f"{threads}, {_single_ctas(spec, threads)}"
     crowded = spec.kv_format.composed and 2 * threads * _MOST_REGISTERS > REGISTERS_PER_SM
     return f"{threads}, 1" if tile.rows == STREAMED_ROWS or crowded else str(threads)
+
+
+def _single_ctas(spec: AttentionSpec, threads: int) -> str:
+    """CTAs of one row that an SM must hold: an expression, since one text serves all devices."""
+    early, late = (
+        REGISTERS_PER_SM // (single_registers(spec, capability) * threads)
+        for capability in ((0, 0), MORE_REGISTERS_SINCE)
+    )
+    since = 100 * MORE_REGISTERS_SINCE[0] + 10 * MORE_REGISTERS_SINCE[1]
+    return str(late) if late == early else f"__CUDA_ARCH__ < {since} ? {early} : {late}"
 
 
 def choose_tile(

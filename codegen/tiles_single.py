@@ -10,6 +10,7 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
 SINGLE_ROW = 1
+MORE_REGISTERS_SINCE = (12, 0)  # compute capability from which a thread takes more
 
 _FEWEST_TOKENS = 8  # of a block; pages of 1 were slower and pages of 16 faster than with 16 rows
 _WARPS = 4  # small CTAs, two to four on an SM: one ends an item, the others read
@@ -61,18 +62,24 @@ def check_single_row(spec: AttentionSpec) -> None:
         )
 
 
-def single_registers(spec: AttentionSpec) -> int:
+def single_registers(spec: AttentionSpec, capability: tuple[int, int]) -> int:
     """Registers of a thread, at most: for vectors on their way, and for what seats keep.
 
     A sweep found spills in 128 where logits are transformed, the mask reads inputs, columns are
     listed or blocks have few tokens, each of which has an address of its own. 8-bit vectors make
-    twice the numbers.
+    twice the numbers. For compute capability 12.0 the compiler needs two more with heads of 64 or
+    96 over pages of 16, too.
+
+    Args:
+        spec: what to compute.
+        capability: compute capability of the device.
     """
     if max(spec.head_dim_qk, spec.head_dim_v) > 128:
         return 255
     listed = spec.kv_format.column_positions or _has_small_blocks(spec)
     tight = mask_reads_inputs(spec) or "logits_transform" in spec.variant.seats
-    return 168 if tight or spec.is_narrow or listed else 128
+    is_late = capability >= MORE_REGISTERS_SINCE
+    return 168 if tight or spec.is_narrow or listed or is_late else 128
 
 
 def _has_small_blocks(spec: AttentionSpec) -> bool:

@@ -63,6 +63,8 @@ CASES = {
     "wide": (spec(wl.FlashSigmoid(), wl.Paged(16), (256, 256)), "sm_90a"),
     "latent": (spec(wl.AttentionSink() & wl.Causal(), wl.Paged(16), (192, 128)), "sm_120"),
     "least": (spec(wl.Causal(), wl.Ragged(), (8, 8)), "sm_120"),
+    "narrow": (spec(wl.Causal(), wl.Paged(16), (64, 64)), "sm_120"),
+    "odd": (spec(wl.Variant(), wl.Paged(16), (96, 96)), "sm_120"),
     "e4m3": (spec(wl.TokenKVScale(), wl.Paged(16), stored="float8_e4m3fn"), "sm_90a"),
     "e5m2": (spec(wl.HeadKVScale(), wl.Paged(16), stored="float8_e5m2"), "sm_80"),
 }
