@@ -25,7 +25,7 @@ OPTIONS = 4  # `kOptions` of scratch.hpp: candidates for the boundaries of a lin
 
 # Members of the planner's `Params`, in the order in which the runtime writes them.
 INPUTS = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
-OUTPUTS = ("header", "cta_indptr", "segments", "merges", "items", "indices")
+OUTPUTS = ("header", "cta_indptr", "openings", "segments", "merges", "items", "indices")
 BATCH = (
     ("num_requests", "requests"),
     ("max_q_rows", "query rows of all requests that are admitted"),

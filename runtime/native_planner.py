@@ -53,7 +53,7 @@ class Site:
         return {}
 
     def outputs(self, address: int) -> tuple[int, ...]:
-        """Addresses of header, cta_indptr, segments, merges, items and indices."""
+        """Addresses of the sections that OUTPUTS names."""
         if address not in self._at:  # few: those of a workspace, or of a ring of buffers
             self._at[address] = tuple(address + 4 * self.room.offsets[name] for name in OUTPUTS)
         return self._at[address]

@@ -9,7 +9,7 @@ from math import gcd
 from warploom.errors import ArgumentError
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.cost import CostModel
-from warploom.scheduler.layout import HEADER, MERGE, SEGMENT, WORK_ITEM
+from warploom.scheduler.layout import HEADER, MERGE, OPENING, SEGMENT, WORK_ITEM
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Capacity:
         return {
             "header": len(HEADER.fields),
             "cta_indptr": self.num_ctas + 1,
+            "openings": self.num_ctas * OPENING.itemsize // 4,
             "segments": self.max_segments * len(SEGMENT.fields),
             "merges": self.max_merges * len(MERGE.fields),
             "items": self.max_items * len(WORK_ITEM.fields),

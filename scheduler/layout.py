@@ -127,6 +127,10 @@ ROW_CODE = 256  # an entry of `packed_rows` is unit * ROW_CODE + row within the 
 
 RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
 
+# What a CTA reads first: its first item and that item's segment, side by side, so that one load
+# need not wait for another (decision 0028). C++ puts the two structs together itself.
+OPENING = np.dtype([("item", WORK_ITEM.dtype), ("segment", SEGMENT.dtype)])
+
 
 def c_structs(composed: bool = False) -> str:
     """Text of all plan structs, for the code generator's context (passed in by the runtime).

@@ -11,7 +11,7 @@ from warploom.errors import ArgumentError, CapacityExceeded, WorkspaceTooSmall, 
 from warploom.scheduler import worklist
 from warploom.scheduler.bounds import Bounds, check_segments
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
-from warploom.scheduler.layout import HEADER, SEGMENT, Ints, Records
+from warploom.scheduler.layout import HEADER, OPENING, SEGMENT, Ints, Records
 from warploom.scheduler.problem import Problem, WorkList
 from warploom.scheduler.visibility import AllVisible, Visibility
 
@@ -90,11 +90,21 @@ class Plan:
         """Partial slots in use."""
         return int(self.header["num_slots"][0])
 
+    def openings(self) -> Records:
+        """OPENING records, one for each CTA; zeros where a CTA has no work."""
+        openings = np.zeros(self.num_ctas, OPENING)
+        busy = self.cta_indptr[1:] > self.cta_indptr[:-1]
+        items = self.items[self.cta_indptr[:-1][busy]]
+        openings["item"][busy] = items
+        openings["segment"][busy] = self.segments[items["segment"]]
+        return openings
+
     def sections(self) -> dict[str, npt.NDArray[np.int32]]:
         """Section name -> its int32 contents, in the order of the buffer."""
         return {
             "header": self.header.view(np.int32),
             "cta_indptr": self.cta_indptr,
+            "openings": self.openings().view(np.int32),
             "segments": self.segments.view(np.int32),
             "merges": self.merges.view(np.int32),
             "items": self.items.view(np.int32),

@@ -53,6 +53,7 @@ struct Params {
   float* lse;  // log-sum-exp of each row, or null
   const int* header;  // PlanHeader
   const int* cta_indptr;  // CTA i runs items cta_indptr[i] .. cta_indptr[i + 1]
+  const int* openings;  // first WorkItem of each CTA, and that item's Segment
   const int* items;  // WorkItem records
   const int* segments;  // Segment records
   const int* merges;  // Merge records

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from warploom.errors import ArgumentError
 from warploom.scheduler.capacity import capacity, max_query_tiles, workspace_size
-from warploom.scheduler.layout import HEADER, MERGE, SEGMENT, WORK_ITEM
+from warploom.scheduler.layout import HEADER, MERGE, OPENING, SEGMENT, WORK_ITEM
 from warploom.scheduler.plan import AllVisible, Bounds, Plan
 
 NUMBERS: dict[str, Any] = {
@@ -49,6 +49,11 @@ def assert_packed(plan: Plan, room: Any, buffer: Any) -> None:
     assert counts == plan.header[0]
     indptr = buffer[at["cta_indptr"] :][: room.num_ctas + 1]
     assert np.array_equal(indptr, plan.cta_indptr)
+    openings = buffer[at["openings"] :][: room.sizes["openings"]].view(OPENING)
+    for cta in np.flatnonzero(np.diff(indptr)):
+        first = plan.items[indptr[cta]]
+        assert openings["item"][cta] == first
+        assert openings["segment"][cta] == plan.segments[first["segment"]]
     for name, record, count in (
         ("items", WORK_ITEM, counts["num_items"]),
         ("segments", SEGMENT, counts["num_segments"]),

@@ -42,6 +42,7 @@ def test_no_requests_still_write_the_sentinel(decode: Any) -> None:
     at = room.offsets["cta_indptr"]
     assert buffer[:4].tolist() == [0, 0, 0, 0]
     assert not buffer[at : at + 133].any()
+    assert not buffer[room.offsets["openings"] : room.offsets["segments"]].any()
     assert np.all(buffer[room.offsets["segments"] :] == 77)
 
 

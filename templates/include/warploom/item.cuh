@@ -21,6 +21,25 @@ WL_FN Record load_record(const int* records, int index) {
   return record;
 }
 
+// What opens an item.
+template <class K>
+struct Opening {
+  typename K::WorkItem work;
+  typename K::Segment segment;
+};
+
+// An item's records; one load waits for the other.
+template <class K>
+WL_FN Opening<K> load_opening(const typename K::Params& p, int index) {
+  const auto work = load_record<typename K::WorkItem>(p.items, index);
+  return {work, load_record<typename K::Segment>(p.segments, work.segment)};
+}
+// Those of the CTA's first item, which wait for nothing; not to be used if the CTA has none.
+template <class K>
+WL_FN Opening<K> load_first_opening(const typename K::Params& p) {
+  return load_record<Opening<K>>(p.openings, blockIdx.x);
+}
+
 // The item that a CTA works on. Its facts lie in shared memory: accumulators need the registers.
 template <class K>
 struct Item {
@@ -44,12 +63,9 @@ struct Item {
 
   // Takes up an item, by `threads` threads (whole warps). Everyone must wait for these afterwards.
   // Each warp works out a part of the facts: the chain of dependent instructions is what it costs.
-  WL_FN void open(int index, unsigned thread, unsigned threads) const {
-    open(load_record<typename K::WorkItem>(p.items, index), index, thread, threads);
-  }
-  WL_FN void open(const typename K::WorkItem& work, int index, unsigned thread,
-                  unsigned threads) const {
-    const auto segment = load_record<typename K::Segment>(p.segments, work.segment);
+  WL_FN void open(const Opening<K>& opening, int index, unsigned thread, unsigned threads) const {
+    const auto& [work, segment] = opening;
+    ask_for_blocks(work, segment, thread);
     if constexpr (C::kComposed) return open_packed(work, segment, index, thread, threads);
     const int rows = min(C::kRows, segment.num_q * p.group_size - work.row_begin);
     if (thread % kWarpSize == 0) {
@@ -101,6 +117,18 @@ struct Item {
   using WorkItem = typename K::WorkItem;
   using Segment = typename K::Segment;
   using KvElement = typename C::KvElement;
+
+  // The part of the block list that says where the keys are comes while facts are worked out.
+  WL_FN void ask_for_blocks(const WorkItem& work, const Segment& segment, unsigned thread) const {
+    if constexpr (C::kIndexed) {
+      constexpr int kLine = 32;  // blocks that lie in 128 bytes
+      const int begin = work.kv_begin / C::kBlockKv + int(thread) * kLine;
+      if (begin * C::kBlockKv < work.kv_end) {
+        const int first = segment.index_begin + work.kv_head * segment.index_head_stride;
+        prefetch(p.indices + first + begin);
+      }
+    }
+  }
 
   // The same where each row says whose it is.
   WL_FN void open_packed(const WorkItem& work, const Segment& segment, int index, unsigned thread,

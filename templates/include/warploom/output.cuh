@@ -41,9 +41,15 @@ struct RowStore {
 #pragma unroll
     for (int lane = first_lane(); lane < C::kHeadDimV; lane += S::kBlock) {
       alignas(16) Element rounded[kVector];
+      alignas(16) float row_values[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; i += 4) {
+        *reinterpret_cast<float4*>(row_values + i) =
+            *reinterpret_cast<const float4*>(values + lane + i);
+      }
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        float value = x(lane + i);
+        float value = row_values[i];
         if constexpr (K::Variant::kHasOutputTransform) {
           using Seat = OutputSeat<K>;
           const auto of_row = Seat::own_tile_state(item, at);
@@ -173,6 +179,12 @@ WL_FN float warp_weights(const Item<K>& item, int row, float factor,
   return row_lse(largest, sum, factor);
 }
 
+// Adds four numbers of a slab, weighted.
+WL_FN void add(float4& sum, float weight, const float* numbers) {
+  const float4 x = *reinterpret_cast<const float4*>(numbers);
+  sum.x += weight * x.x, sum.y += weight * x.y, sum.z += weight * x.z, sum.w += weight * x.w;
+}
+
 // Joins these results in the order of warps.
 template <class K>
 WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
@@ -199,12 +211,12 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
 #pragma unroll
     for (int l = RowStore<K>::first_lane(); l < S::kDimV; l += S::kBlock) {
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        float total = 0.0f;
+      for (int i = l; i < l + kVector; i += 4) {
+        float4 joined = {};
 #pragma unroll
         for (int w = 0; w < kWarps; ++w)
-          total += weight[w] * item.arena.slab_row(16 * w + row)[l + i];
-        if (exists) item.arena.slab_row(row)[l + i] = total;
+          add(joined, weight[w], item.arena.slab_row(16 * w + row) + i);
+        if (exists) *reinterpret_cast<float4*>(item.arena.slab_row(row) + i) = joined;
       }
     }
     __syncwarp();

@@ -22,6 +22,11 @@ WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
       "l"(from), "r"(exists ? 0 : -1));
 }
 
+// Lets the cache line of an address come to L2.
+WL_FN void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // Two numbers, rounded to 16 bits.
 WL_FN unsigned pack(half_t, float low, float high) {
   unsigned packed;

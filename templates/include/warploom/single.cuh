@@ -195,11 +195,7 @@ class SingleRow {
     for (unsigned at = lane * 4; at < C::kHeadDimV; at += kWarpSize * 4) {
       float4 joined = {};
 #pragma unroll
-      for (int w = 0; w < C::kWarps; ++w) {
-        const float4 part = *reinterpret_cast<const float4*>(item_.arena.slab_row(w) + at);
-        joined.x += weight[w] * part.x, joined.y += weight[w] * part.y;
-        joined.z += weight[w] * part.z, joined.w += weight[w] * part.w;
-      }
+      for (int w = 0; w < C::kWarps; ++w) add(joined, weight[w], item_.arena.slab_row(w) + at);
       *reinterpret_cast<float4*>(item_.arena.slab_row(0) + at) = joined;
     }
     __syncwarp();
@@ -379,14 +375,16 @@ class SingleRow {
 template <class K>
 WL_FN void run_single_kernel(const typename K::Params& p, char* shared_memory) {
   const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
+  auto opening = load_first_opening<K>(p);
   for (int i = first; i < end; ++i) {
     const Item<K> item{p, {shared_memory, i}};
-    item.open(i, threadIdx.x, Sizes<K>::kThreads);
+    item.open(opening, i, threadIdx.x, Sizes<K>::kThreads);
     __syncthreads();  // and the slabs of the item before are read
     SingleRow<K> row(item);
     row.attend();
     row.write();
     merge_if_last(item);
+    if (i + 1 < end) opening = load_opening<K>(p, i + 1);
   }
 }
 

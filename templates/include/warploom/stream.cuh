@@ -31,7 +31,9 @@ class Scout {
       const unsigned lane = threadIdx.x % kWarpSize;
       const Item<K> item = item_of<K>(p, shared_memory, i);
       copy_queries<Copy>(item, item.arena.queries(), lane);
-      if (i + 1 < end) item_of<K>(p, shared_memory, i + 1).open(i + 1, lane, kWarpSize);
+      if (i + 1 < end) {
+        item_of<K>(p, shared_memory, i + 1).open(load_opening<K>(p, i + 1), i + 1, lane, kWarpSize);
+      }
       cute::cp_async_wait<0>();
       if constexpr (K::Variant::kHasQueryTransform) {
         __syncwarp();
@@ -44,9 +46,10 @@ class Scout {
 
 // All items of a CTA, by all its threads.
 template <class K>
-WL_FN void stream_items(const typename K::Params& p, char* shared_memory, int first, int end) {
+WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const Opening<K>& opening,
+                        int first, int end) {
   const Item<K> opened = item_of<K>(p, shared_memory, first);
-  opened.open(first, threadIdx.x, Sizes<K>::kThreads + kWarpSize);
+  opened.open(opening, first, threadIdx.x, Sizes<K>::kThreads + kWarpSize);
   __syncthreads();
   if (threadIdx.x >= Sizes<K>::kThreads) return Scout<K>::run(p, shared_memory, first, end);
   KeyPipeline<K> pipeline(opened, first, end);
@@ -69,7 +72,8 @@ WL_FN void stream_items(const typename K::Params& p, char* shared_memory, int fi
 template <class K>
 WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
   const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
-  if (first < end) stream_items<K>(p, shared_memory, first, end);
+  const auto opening = load_first_opening<K>(p);
+  if (first < end) stream_items<K>(p, shared_memory, opening, first, end);
   if constexpr (K::Config::kComposed) {
     if (threadIdx.x < Sizes<K>::kThreads) join_rows(item_of<K>(p, shared_memory, 0));
   }

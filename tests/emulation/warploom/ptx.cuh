@@ -13,6 +13,8 @@ void copy_vector(const Element* from, Element* to, bool exists) {
   std::memcpy(to, exists ? static_cast<const void*>(from) : &zeros, sizeof(zeros));
 }
 
+inline void prefetch(const void* /*address*/) {}
+
 template <class Element>
 unsigned pack(Element, float low, float high) {
   return from_float<Element>(low).bits | unsigned(from_float<Element>(high).bits) << 16;

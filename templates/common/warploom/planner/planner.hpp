@@ -17,6 +17,10 @@ class Planner {
   using Segment = typename K::Segment;
   using WorkItem = typename K::WorkItem;
   using Merge = typename K::Merge;
+  struct Opening {
+    WorkItem item;
+    Segment segment;
+  };
 
  public:
   WL_FN Planner(const Params& p, Team& team, char* memory)
@@ -215,6 +219,14 @@ class Planner {
     return item;
   }
 
+  // The first item of the CTA at this line of column i, of which `work` is that of the first line.
+  WL_FN void write_opening(int i, int line, const WorkItem& work) {
+    Opening& opening = reinterpret_cast<Opening*>(p_.openings)[i * p_.lines + line];
+    opening.item = work;
+    opening.item.kv_head = work.kv_head + line;
+    opening.segment = batch_.template segment<Segment>(work.segment);
+  }
+
   // A device writes pieces and whole items side by side, by different warps.
   WL_FN void write_items() {
     team_.each_line(p_.columns, p_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
@@ -235,6 +247,9 @@ class Planner {
     for (int line = 1; line < p_.lines; ++line) {
       team_.copy_items(items, items + line * here.items, whole, line);
     }
+    if (whole == 0 || whole < here.items) return;  // a piece comes first
+    const WorkItem work = item_of(first);
+    for (int line = 0; line < p_.lines; ++line) write_opening(i, line, work);
   }
 
   // All whole items.
@@ -247,9 +262,10 @@ class Planner {
       if (marks_[i + 1].item <= item) return;  // it is cut
       const Column here = column(i);
       const WorkItem work = item_of(item);
-      const int place = here.begin + here.trail + item - marks_[i].item;
+      const int before = here.trail + item - marks_[i].item;  // items of the CTA
       for (int line = lines.begin; line < lines.end; ++line) {
-        write(place + line * here.items, work, work.kv_head + line);
+        write(here.begin + before + line * here.items, work, work.kv_head + line);
+        if (before == 0) write_opening(i, line, work);
       }
     };
     team_.each_line(items_, p_.lines, write_whole, p_.columns);
@@ -276,11 +292,12 @@ class Planner {
     if (marks_[i + 1].item == item_index) work.kv_end = s_.cut_key[i + 1];
     const CutCount count = s_.counts[leads ? i : i + 1];
     const int slot = count.cuts + count.opens - (leads ? 1 : 2), merge = count.opens - 1;
+    const int kv_head = work.kv_head;
     team_.each(lines, [&](int line) {
-      const int place = here.begin + line * here.items + piece;
-      WorkItem& item = write(place, work, work.kv_head + line);
-      item.slot = slot + line * (total_.cuts + total_.opens);
-      item.merge = merge + line * total_.opens;
+      work.slot = slot + line * (total_.cuts + total_.opens);
+      work.merge = merge + line * total_.opens;
+      write(here.begin + line * here.items + piece, work, kv_head + line);
+      if (piece == 0) write_opening(i, line, work);
     });
   }
 

@@ -27,9 +27,8 @@ WL_FN void arrive_after_copies(Barrier* barrier) {
 template <class K, int kThreads>
 class ItemOpener {
  public:
-  WL_FN ItemOpener(const typename K::Params& p, int first, int end) : index_(first), end_(end) {
-    if (has_next()) next_ = load_record<typename K::WorkItem>(p.items, index_);
-  }
+  WL_FN ItemOpener(const typename K::Params& p, int first, int end)
+      : index_(first), end_(end), next_(load_first_opening<K>(p).work) {}
 
   WL_FN bool has_next() const { return index_ < end_; }
   WL_FN Item<K> open_next(const typename K::Params& p, Shared<K> shared, unsigned thread) {
@@ -40,7 +39,8 @@ class ItemOpener {
     barrier_wait(&barriers.item_empty[ring_.stage], ring_.phase ^ 1);
     shared.item_stage = ring_.stage;
     const Item<K> item{p, shared};
-    item.open(next_, index_, thread, kThreads);
+    item.open({next_, segment(p)}, index_, thread, kThreads);
+    is_first_ = false;
     named_sync(kOpenersBarrier, kThreads);  // they read what they opened
     barrier_arrive(&barriers.item_full[ring_.stage]);
     ring_.advance();
@@ -51,7 +51,14 @@ class ItemOpener {
   }
 
  private:
+  // Read when it is needed, to spare registers; the first one came with its item's cache line.
+  WL_FN typename K::Segment segment(const typename K::Params& p) const {
+    if (is_first_) return load_first_opening<K>(p).segment;
+    return load_record<typename K::Segment>(p.segments, next_.segment);
+  }
+
   int index_, end_;
+  bool is_first_ = true;
   typename K::WorkItem next_;
   Ring<Shared<K>::kItemStages> ring_;
 };
