@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl import build, location, symbols
+from warploom.dsl import location, symbols
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.fields import RESERVED, Field, Reading, Scalar, Tensor
 from warploom.dsl.ir import Kind
+from warploom.dsl.parts import ReadInParts
 from warploom.dsl.spec import TensorField
 from warploom.dsl.symbols import Symbol, Value
 from warploom.errors import GlobalMutated
@@ -91,7 +92,7 @@ class CapturedField(Tensor):
         return replace(super().spec(), captured=True)
 
 
-class CapturedTensor:
+class CapturedTensor(ReadInParts):
     """A captured tensor inside its function; it is indexed, all at once or step by step."""
 
     def __init__(
@@ -119,7 +120,7 @@ class CapturedTensor:
     def __getitem__(self, index: Value) -> Value:
         more = index if isinstance(index, tuple) else (index,)
         if len(more) > self.ndim:
-            raise self._refused(f"indexing it with {len(more)} of {self.ndim} indices")
+            raise self.refused(f"indexing it with {len(more)} of {self.ndim} indices")
         given = self._given + tuple(map(self._from_start, more, self.shape))
         if len(given) == len(self._whole):
             return self._load[given]
@@ -127,33 +128,14 @@ class CapturedTensor:
 
     def _from_start(self, index: Value, size: int) -> Value:
         if isinstance(index, slice) or index is None or index is Ellipsis:
-            raise self._refused("slicing it")
+            raise self.refused("slicing it")
         return index + size if isinstance(index, int) and index < 0 else index
 
-    def _refused(self, what: str, *_: object) -> Exception:
-        return build.refuse(
-            f"captured tensor {self._name!r}: {what}",
-            _ONLY_INDEXED,
-        )
+    def described(self) -> str:
+        return f"captured tensor {self._name!r} of shape {self.shape}"
 
-    def __getattr__(self, name: str) -> Value:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise self._refused(f"its attribute .{name}")
-
-    def _no_arithmetic(self, *_: object) -> Value:
-        raise self._refused("arithmetic on the whole of it")
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_arithmetic
-    __truediv__ = __rtruediv__ = __neg__ = __lt__ = __gt__ = __le__ = __ge__ = _no_arithmetic
-    __and__ = __or__ = __invert__ = __bool__ = __iter__ = _no_arithmetic
-
-    @classmethod
-    def __torch_function__(cls, func: Any, *_: object) -> Value:
-        raise build.refuse(f"torch.{func.__name__} of a whole captured tensor", _ONLY_INDEXED)
-
-    def __array_ufunc__(self, func: Any, *_: object) -> Value:
-        raise self._refused(f"np.{func.__name__} of the whole of it")
+    def remedy(self) -> str:
+        return _ONLY_INDEXED
 
 
 def is_tensor(value: object) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from warploom.dsl import build, fields, location
 from warploom.dsl.ir import Kind, Node
+from warploom.dsl.parts import ReadInParts
 from warploom.dsl.spec import SEATS
 from warploom.dsl.symbols import Symbol, Value, as_node
 from warploom.dsl.variant import Variant
@@ -26,7 +27,7 @@ def declaration(variant: Variant) -> None:
 
     Raises:
         UnknownSeat: a method or flag whose name is nearly a seat's.
-        WrongSignature: a seat that cannot be called with its value and `at`.
+        WrongSignature: a seat that cannot be called with its value and `at`, in this order.
         FieldMisuse: two fields whose names clash in the kernel.
     """
     for cls in type(variant).__mro__:
@@ -60,7 +61,7 @@ def _signature(variant: Variant, seat: str) -> None:
             seat=seat, variant=variant.name, got="nothing: it is no method", expected="a method"
         )
     count = 1 if seat == "logits_mask" else 2
-    got = signature_problem(functor, count, ("self",))
+    got = signature_problem(functor, count, ("self",)) or _at_elsewhere(functor, count)
     if got is not None:
         raise WrongSignature(
             seat=seat,
@@ -80,8 +81,18 @@ def signature_problem(function: Any, count: int, before: tuple[str, ...] = ()) -
     try:
         signature.bind(*[None] * count)
     except TypeError:
-        return f"({', '.join((*before, *signature.parameters))})"
+        return _shown((*before, *signature.parameters))
     return None
+
+
+def _at_elsewhere(functor: Any, count: int) -> str | None:
+    """The parameters of a seat that calls something else `at` than the position, its last one."""
+    names = list(inspect.signature(functor).parameters)
+    return _shown(("self", *names)) if "at" in names and names.index("at") != count - 1 else None
+
+
+def _shown(parameters: tuple[str, ...]) -> str:
+    return f"({', '.join(parameters)})"
 
 
 def _argument(seat: str) -> str:
@@ -146,6 +157,10 @@ def array_result(variant: Variant, seat: str, value: Value) -> Value:
 
 def _describe(value: Value) -> str | None:
     """What a result that cannot be a node is, or None if it can."""
-    if isinstance(value, (Symbol, bool, int, float)) or getattr(value, "ndim", None) == 0:
+    if isinstance(value, (Symbol, bool, int, float)):
+        return None
+    if isinstance(value, ReadInParts):
+        return f"the whole of {value.described()}"
+    if getattr(value, "ndim", None) == 0:
         return None
     return "None (is a return missing?)" if value is None else f"a {type(value).__name__}"

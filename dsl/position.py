@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from warploom.dsl import build
 from warploom.dsl.ir import POSITIONS, var
+from warploom.dsl.parts import ReadInParts
 from warploom.dsl.spec import SEATS
 from warploom.dsl.symbols import Symbol, Value
 
@@ -30,7 +31,7 @@ AVAILABLE: Mapping[str, tuple[str, ...]] = {
 _FLEX = {"kv_idx": "kv_pos", "b": "batch", "h": "q_head"}
 
 
-class Position:
+class Position(ReadInParts):
     """Position of the element that a functor works on; ints, but for `lse`.
 
     Attributes:
@@ -76,6 +77,8 @@ class Position:
     def __getattr__(self, name: str) -> Value:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "item":  # what symbols and NumPy ask numbers for
+            self._taken_whole()
         if name not in AVAILABLE[self._seat]:
             raise _unavailable(self._seat, name)
         if name == "q_idx":
@@ -84,6 +87,13 @@ class Position:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise build.refuse(f"assigning at.{name}", "The position is read-only.")
+
+    def described(self) -> str:
+        return f"the position in {self._seat}"
+
+    def remedy(self) -> str:
+        first = "" if self._seat == "logits_mask" else " after the value"
+        return f"It is the last argument{first}; read one part of it, such as at.batch."
 
 
 def symbolic(seat: str) -> Position:

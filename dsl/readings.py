@@ -11,17 +11,31 @@ from warploom.dsl import build
 from warploom.dsl.arrays import Array, clamped, to_numpy
 from warploom.dsl.fields import EXACT_ROLES, misuse
 from warploom.dsl.ir import Kind, Node, var
+from warploom.dsl.parts import ReadInParts
 from warploom.dsl.spec import CustomFunction, ScalarField, TensorField
 from warploom.dsl.symbols import Symbol, Value, as_node, wrap
 from warploom.errors import MissingInput
 
 
-class SymbolicTensor:
-    """A tensor field while traced: indexing it gives a load."""
+class _FieldTensor(ReadInParts):
+    """A tensor field inside a functor."""
 
     def __init__(self, variant: str, field: TensorField) -> None:
         self._variant = variant
         self._field = field
+
+    def described(self) -> str:
+        return f"tensor field {self._field.name!r}"
+
+    def remedy(self) -> str:
+        return (
+            f"A functor reads one element of it, such as {_indexed(self._field)}; sizes are known "
+            "only at run time, pass them as Scalar fields."
+        )
+
+
+class SymbolicTensor(_FieldTensor):
+    """A tensor field while traced: indexing it gives a load."""
 
     def __getitem__(self, index: Value) -> Symbol:
         indices = _indices(self._variant, self._field, index)
@@ -40,14 +54,6 @@ class SymbolicTensor:
 
     def _misuse(self, reason: str) -> Exception:
         return misuse(self._variant, self._field.name, reason)
-
-    def __getattr__(self, name: str) -> Value:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise build.refuse(
-            f"the attribute .{name} of tensor field {self._field.name!r}",
-            "Index it; sizes are known only at run time, pass them as Scalar fields.",
-        )
 
 
 class TraceReading:
@@ -69,12 +75,11 @@ class TraceReading:
         return SymbolicTensor(self.variant, field)
 
 
-class ArrayTensor:
+class ArrayTensor(_FieldTensor):
     """A tensor field in the NumPy reading; indices are clamped, as in the kernel."""
 
     def __init__(self, variant: str, field: TensorField, values: Array) -> None:
-        self._variant = variant
-        self._field = field
+        super().__init__(variant, field)
         self._values = values
 
     def __getitem__(self, index: Value) -> Value:
@@ -122,12 +127,18 @@ class NumpyReading:
         return MissingInput(variant=self.variant, name=name, expected=expected)
 
 
+def _indexed(field: TensorField) -> str:
+    """How a functor reads one element, as the declaration has it."""
+    each = (f"at.{role}" if role else "index" for role in field.roles)
+    return f"self.{field.name}[{', '.join(each)}]"
+
+
 def _indices(variant: str, field: TensorField, index: Value) -> tuple[Value, ...]:
     indices = index if isinstance(index, tuple) else (index,)
     if len(indices) != len(field.roles):
         expected = ", ".join(role or "any" for role in field.roles)
         reason = f"got {len(indices)} indices; it has {len(field.roles)} dimensions ({expected})"
-        raise misuse(variant, field.name, reason)
+        raise misuse(variant, field.name, reason, f"Write {_indexed(field)}.")
     for each in indices:
         if isinstance(each, slice) or each is None or each is Ellipsis:
             raise misuse(variant, field.name, "it is indexed by ints, not by slices")

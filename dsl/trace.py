@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.dsl import check, location, purity
+from warploom.dsl.compose import Composed
 from warploom.dsl.custom import recording
 from warploom.dsl.ir import Kind, Node, const, node, var, walk
 from warploom.dsl.position import symbolic
@@ -34,7 +35,8 @@ def trace(variant: Variant) -> TracedVariant:
     Raises:
         VariantError: a subclass names the mistake and the user's line.
     """
-    check.declaration(variant)
+    for part in (variant, *(variant.parts if isinstance(variant, Composed) else ())):
+        check.declaration(part)
     before = purity.snapshot(variant)
     seats, reading = _run(variant)
     purity.compare(variant, before)

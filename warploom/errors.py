@@ -46,11 +46,10 @@ def _place(source: Source | None) -> str:
         return ""
     text = source.text.rstrip("\n")
     stripped = text.lstrip()
-    lines = [
-        f"\n  File {source.file!r}, line {source.line}, in {source.function}",
-        f"    {stripped}",
-    ]
-    if source.column:
+    lines = [f"\n  File {source.file!r}, line {source.line}, in {source.function}"]
+    if stripped:  # text given to exec or `python -c` is not kept
+        lines.append(f"    {stripped}")
+    if source.column and stripped:
         lines.append("    " + " " * (source.column - 1 - (len(text) - len(stripped))) + "^")
     return "\n".join(lines)
 

@@ -9,9 +9,16 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.dsl.reference import visible
+from warploom.dsl.reference import reference_attention, visible
 from warploom.dsl.trace import trace
-from warploom.errors import CannotTrace, FieldMisuse, MissingInput, UndeclaredField, UnknownInput
+from warploom.errors import (
+    CannotTrace,
+    FieldMisuse,
+    MissingInput,
+    UndeclaredField,
+    UnknownInput,
+    WrongResult,
+)
 
 # wrong on purpose, out of the type checkers' sight
 ANY: dict[str, Any] = {"x": "x", "batch": "batch"}
@@ -180,8 +187,51 @@ def test_a_tensor_field_is_only_indexed() -> None:
         def logits_transform(self, logits, at):
             return logits + self.t.shape[0]
 
-    with pytest.raises(CannotTrace, match=r"\.shape of tensor field|attribute \.shape"):
+    with pytest.raises(CannotTrace, match=r"'t': its attribute \.shape.*pass them as Scalar"):
         trace(Shape())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, t: x + t,
+        lambda x, t: t * x,
+        lambda x, t: x + wl.exp(t),
+        lambda x, t: x + torch.exp(t),
+        lambda x, t: wl.where(x > 0.0, t, x),
+        lambda x, t: wl.where(t == 0.0, 1.0, x),
+        lambda x, t: wl.to_float(t),
+        lambda x, t: x + sum(t),
+    ],
+)
+def test_a_tensor_field_taken_whole_is_told_how_to_index_it(use, source) -> None:
+    class Whole(wl.Variant):
+        t = wl.Tensor("float32", ("q_head", None, "kv_pos"))
+
+        def logits_transform(self, logits, at):
+            return use(logits, self.t)
+
+    how = r"tensor field 't': .*such as self\.t\[at\.q_head, index, at\.kv_pos\]"
+    with pytest.raises(CannotTrace, match=how) as e:
+        trace(Whole())
+    assert "lambda x, t" in source(e.value).text
+    with pytest.raises(CannotTrace, match=how):
+        reference_attention(Whole(t=np.zeros((2, 1, 3))), *np.zeros((3, 3, 2, 8)))
+
+
+def test_a_tensor_field_that_is_returned_whole() -> None:
+    class Whole(wl.Variant):
+        t = wl.Tensor("float32", ("q_head",))
+
+        def logits_transform(self, logits, at):
+            return torch.stack([self.t]) if stack else self.t
+
+    stack = False
+    with pytest.raises(WrongResult, match="returned the whole of tensor field 't'; expected a num"):
+        trace(Whole())
+    stack = True
+    with pytest.raises(CannotTrace, match=r"torch.stack of the whole.*reads one element"):
+        trace(Whole())
 
 
 def test_indices_outside_are_clamped_as_in_the_kernel() -> None:

@@ -274,10 +274,11 @@ def test_wrong_results_and_branches_point_into_the_function(placed) -> None:
     [
         (lambda t, h: t[:, h], "slicing"),
         (lambda t, h: t[h, h, h], "3 of 2 indices"),
-        (lambda t, h: (t + 1)[h, h], "arithmetic"),
+        (lambda t, h: (t + 1)[h, h], "computing with the whole"),
         (lambda t, h: t.sum(), ".sum"),
         (lambda t, h: torch.exp(t)[h, h], "torch.exp"),
-        (lambda t, h: 2.0 * h + t, "CapturedTensor"),
+        (lambda t, h: 2.0 * h + t, "'table' of shape (4, 4): computing with the whole"),
+        (lambda t, h: t == 3.0, "computing with the whole"),
     ],
 )
 def test_captured_tensors_are_only_indexed(use, names, source) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import warploom as wl
 from warploom.dsl.ir import walk
 from warploom.dsl.position import AVAILABLE
+from warploom.dsl.reference import reference_attention
 from warploom.dsl.spec import SEATS
 from warploom.dsl.trace import trace
 from warploom.errors import (
@@ -267,11 +269,41 @@ def test_wrong_signatures(placed) -> None:
     with pytest.raises(WrongSignature, match=r"expected \(self, at\)"):
         trace(TooMany())
 
+    class Swapped(wl.Variant):
+        def logits_transform(self, at, logits):  # pyright: ignore
+            return logits
+
+    for swapped in (Swapped(), wl.Causal() & Swapped()):  # parts are checked, too
+        expected = r"of Swapped takes \(self, at, logits\); expected \(self, logits, at\)"
+        with pytest.raises(WrongSignature, match=expected) as e:
+            trace(swapped)
+        assert placed(e.value, "def logits_transform")
+
     class NoMethod(wl.Variant):
         key_transform = 3  # pyright: ignore
 
     with pytest.raises(WrongSignature, match="it is no method"):
         trace(NoMethod())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda value, at: value * 0.5,
+        lambda value, at: 1.0 + value,
+        lambda value, at: at + value,
+        lambda value, at: wl.exp(value),
+    ],
+)
+def test_computing_with_the_position_itself_names_the_order_of_arguments(body) -> None:
+    class OtherNames(wl.Variant):
+        def logits_transform(self, position, value):  # pyright: ignore
+            return body(value, position)
+
+    with pytest.raises(CannotTrace, match=r"the last argument after the value.*such as at\.batch"):
+        trace(OtherNames())
+    with pytest.raises(CannotTrace, match="the position in logits_transform: computing"):
+        reference_attention(OtherNames(), *np.zeros((3, 2, 1, 8)))
 
 
 def test_errors_of_the_functor_itself_pass_through() -> None:
