@@ -86,7 +86,11 @@ def resolve_backend(backend: str | None, device: torch.device) -> Backend:
         return "cuda"
     if backend == "cpu" and device.type == "cpu":
         return "cpu"
-    known = "cuda, cpu and reference"
-    raise ArgumentError(
-        name="backend", reason=f"{backend!r} does not serve {device}; there are {known}"
-    )
+    if backend not in ("cuda", "cpu"):
+        reason = f"there is no {backend!r}; there are cuda, cpu and reference"
+        raise ArgumentError(name="backend", reason=reason)
+    remedy = f"move them with .to({backend!r}) and declare device={backend!r}, or leave backend out"
+    if backend == "cuda" and not torch.cuda.is_available():
+        remedy = "torch sees no CUDA device, so leave backend out"
+    reason = f"{backend!r} was asked for, but the tensors or device= are on {device}"
+    raise ArgumentError(name="backend", reason=f"{reason}; {remedy} for {device.type!r}")

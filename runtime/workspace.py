@@ -11,6 +11,12 @@ from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongD
 from warploom.runtime.graph import refuse_under_capture
 from warploom.scheduler.capacity import WorkspaceSize
 
+_FOR_A_BATCH = {
+    "need": "this batch needs",
+    "remedy": "Give at least that. Declare Bounds, the largest batch, and workspace_size() says "
+    "beforehand what is enough for all.",
+}
+
 
 class Workspace:
     """One block of bytes, laid out by `WorkspaceSize`.
@@ -22,18 +28,22 @@ class Workspace:
 
     _shared: ClassVar[WeakSet[Workspace]] = WeakSet()  # those in the caller's memory
 
-    def __init__(self, device: torch.device, memory: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, device: torch.device, memory: torch.Tensor | None = None, has_bounds: bool = True
+    ) -> None:
         """Use the caller's memory, or allocate when sizes are known.
 
         Args:
             device: where kernels run.
             memory: contiguous uint8 tensor there; the workspace never grows then.
+            has_bounds: sizes follow from declared bounds, not from the batch; for messages.
 
         Raises:
             WrongDevice, WrongDType, WrongStride: `memory` is not such a tensor.
         """
         self._device = device
         self._given = memory is not None
+        self._why = {} if has_bounds else _FOR_A_BATCH
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._size: WorkspaceSize | None = None
         self._plan_ints: torch.Tensor | None = None  # once asked for
@@ -62,7 +72,7 @@ class Workspace:
         if size.total <= self.bytes:
             return
         if self._given:
-            raise WorkspaceTooSmall(got=self.bytes, needed=size.total)
+            raise WorkspaceTooSmall(got=self.bytes, needed=size.total, **self._why)
         refuse_under_capture(
             self._device, "the workspace cannot grow", "Declare bounds, or call plan() before."
         )

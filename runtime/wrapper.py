@@ -153,7 +153,7 @@ class AttentionWrapper(Planning):
         if self.backend != "reference":
             options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
             memory = None if workspace is None else as_torch(workspace, "workspace")
-            self._connect(options, Workspace(self.device, memory))
+            self._connect(options, Workspace(self.device, memory, bounds is not None))
         self.handle = custom_op.register_wrapper(self)
 
     def _setup(

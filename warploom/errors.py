@@ -249,10 +249,16 @@ class CapacityExceeded(BoundsExceeded):
 
 
 class WorkspaceTooSmall(ArgumentError):
-    message = (
-        "the workspace has {got} bytes; these bounds need {needed}. Allocate "
-        "workspace_size(bounds) bytes."
-    )
+    message = "the workspace has {got} bytes; {need} {needed}. {remedy}"
+
+    def __init__(
+        self,
+        *,
+        need: str = "these bounds need",
+        remedy: str = "Allocate workspace_size(bounds) bytes.",
+        **facts: Any,
+    ) -> None:
+        super().__init__(need=need, remedy=remedy, **facts)
 
 
 class NoGradient(ArgumentError):

@@ -16,6 +16,9 @@ _PAGE = "The page size belongs to the format: kv_format=warploom.Paged(page_size
 _FLEX = "Wrap it: variant=warploom.flex(score_mod, mask_mod)."
 _BLOCK_MASK = f"The blocks that a mask shows are derived from it. {_FLEX}"
 _TABLE = "A page table is planned as kv_indptr, kv_indices and last_page_len of warploom.Paged."
+_OUT = (
+    "A planned wrapper writes into your tensors: AttentionWrapper.run(q, (k, v), out=..., lse=...)."
+)
 _LENS = "Lengths are kv_lens in attention(), kv_indptr (paged: and last_page_len) in plan()."
 
 # names in the calls of torch, FlashAttention and FlashInfer -> what stands for them here
@@ -40,6 +43,8 @@ _ELSEWHERE = {
     "block_tables": _TABLE,
     "seq_lens": _LENS,
     "cache_seqlens": _LENS,
+    "out": _OUT,
+    "lse": _OUT,
     "layout": _LAYOUT,
     "kv_layout": _LAYOUT,
     "page_size": _PAGE,

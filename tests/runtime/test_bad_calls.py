@@ -35,6 +35,8 @@ def planned() -> wl.AttentionWrapper:
         ("cache_seqlens", r"kv_lens in attention\(\)"),
         ("seq_lens", r"kv_lens in attention\(\)"),
         ("block_tables", "A page table is planned as kv_indptr, kv_indices"),
+        ("out", r"AttentionWrapper.run\(q, \(k, v\), out=..., lse=...\)"),
+        ("lse", r"AttentionWrapper.run\(q, \(k, v\), out=..., lse=...\)"),
         ("soft_max_scale", "It takes: nothing"),
         ("sm_scal", "Did you mean 'sm_scale'"),
     ],
