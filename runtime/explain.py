@@ -26,6 +26,12 @@ from warploom.scheduler.plan import Plan
 _MAX_PREFIXES = 8  # whose choice is told
 _MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds
 
+_LEGEND = """\
+fused rows: query rows times the query heads of one key/value head; tiles are cut from them
+work item: a tile of rows over a range of keys; partial if other items have the rest of its keys
+{part}: the work items that the plan gives to one worker; balance compares their costs
+mask: pairs of a tile of rows and one of keys; skipped ones are not read"""
+
 
 class Explained(Protocol):
     """What is asked of a wrapper."""
@@ -53,14 +59,19 @@ class Explanation:
 
     Attributes:
         facts: name -> value.
+        legend: what words of the table mean, shown below it.
     """
 
-    def __init__(self, title: str, facts: Mapping[str, object]) -> None:
+    def __init__(self, title: str, facts: Mapping[str, object], legend: str = "") -> None:
         self.title = title
         self.facts = dict(facts)
+        self.legend = legend
 
     def __rich__(self) -> Table:
-        table = Table(title=self.title, title_justify="left", show_header=False)
+        table = Table(
+            title=self.title, title_justify="left", show_header=False,
+            caption=self.legend or None, caption_justify="left",
+        )  # fmt: skip
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in self.facts.items():
@@ -97,7 +108,8 @@ def explain(wrapper: Explained) -> Explanation:
             | _work(wrapper.planned, spec.variant)
             | _memory(wrapper.planned)
         )
-    return Explanation(f"warploom: {spec.variant.name}", facts)
+    legend = "" if wrapper.planned is None else _LEGEND.format(part=_part(wrapper.planned))
+    return Explanation(f"warploom: {spec.variant.name}", facts, legend)
 
 
 def _types(spec: AttentionSpec) -> str:
@@ -163,7 +175,7 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     mean = float(loads.mean()) if len(loads) else 0.0
     busy = int((np.diff(plan.cta_indptr) > 0).sum())
     on_gpu = planned.kernel.source.language == "cuda"
-    part = "CTA" if on_gpu else "share"
+    part = _part(planned)
     threads = _counted(min(default_threads(), plan.active_ctas), "thread")
     taken = "" if on_gpu else f", items taken one at a time by up to {threads}"
     return {
@@ -180,6 +192,11 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
         "mask": _classes(planned),
     }
+
+
+def _part(planned: Planned) -> str:
+    """What the plan deals work items to."""
+    return "CTA" if planned.kernel.source.language == "cuda" else "share"
 
 
 def _shared(plan: Plan, variant: TracedVariant) -> dict[str, object]:

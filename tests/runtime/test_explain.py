@@ -27,3 +27,13 @@ def test_a_back_end_of_its_devices_name_is_said_once() -> None:
     assert str(AttentionWrapper(**declared).explain().facts["back end"]).startswith("cpu: ")
     reference = AttentionWrapper(**declared, backend="reference")
     assert str(reference.explain().facts["back end"]).startswith("reference on cpu: NumPy")
+
+
+def test_the_words_of_a_plan_are_explained_below_the_table() -> None:
+    wrapper = AttentionWrapper(num_q_heads=2, head_dim=64, dtype="float32", device="cpu")
+    assert wrapper.explain().legend == ""
+    assert str(wrapper.explain()).endswith("┘")
+    wrapper.plan([0, 1], [0, 1])
+    legend = [line.rstrip() for line in str(wrapper.explain()).rpartition("┘")[2].splitlines()]
+    explained = [line.partition(":")[0] for line in legend if line]
+    assert explained == ["fused rows", "work item", "share", "mask"]
