@@ -114,7 +114,24 @@ def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     return row_strides(q.stride(), geometry)
 
 
-def check_key_value(
+def check_key_values(
+    k: torch.Tensor, v: torch.Tensor, geometry: Geometry, batch: Batch
+) -> tuple[int, ...]:
+    """Check k and v, which one list of pages or tokens addresses; returns the strides of both."""
+    strides = tuple(
+        stride
+        for name, tensor in (("k", k), ("v", v))
+        for stride in _checked_key_value(tensor, name, geometry, batch)
+    )
+    shown = {"block": "requests" if geometry.is_dense else "pages", "token": "tokens"}
+    for axis, of_k, of_v in zip(geometry.kv_axes, k.shape, v.shape, strict=True):
+        if axis in shown and of_k != of_v:
+            expected = f"as many {shown[axis]} as k, whose shape is {tuple(k.shape)}"
+            raise WrongShape(name="v", got=tuple(v.shape), expected=expected)
+    return strides
+
+
+def _checked_key_value(
     tensor: torch.Tensor, name: str, geometry: Geometry, batch: Batch
 ) -> tuple[int, ...]:
     """Check k or v; returns its (block, token, head) strides."""

@@ -14,7 +14,7 @@ from warploom.runtime.args import (
     Geometry,
     byte_span,
     check_apart,
-    check_key_value,
+    check_key_values,
     check_lse,
     check_out,
     check_query,
@@ -187,8 +187,7 @@ class Launcher:
         made_out, made_lse = self._out_strides, self._lse_strides
         return (
             *check_query(q, geometry, batch),
-            *check_key_value(k, "k", geometry, batch),
-            *check_key_value(v, "v", geometry, batch),
+            *check_key_values(k, v, geometry, batch),
             *(row_strides(made_out, geometry) if out is None else check_out(out, geometry, batch)),
             *(row_strides(made_lse, geometry) if lse is None else check_lse(lse, geometry, batch)),
         )

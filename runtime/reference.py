@@ -11,7 +11,7 @@ import torch
 
 from warploom.dsl.reference import reference_attention
 from warploom.dsl.variant import Variant
-from warploom.runtime.args import Geometry, check_key_value, check_query
+from warploom.runtime.args import Geometry, check_key_values, check_query
 from warploom.runtime.formats import Batch
 
 _Rows = np.ndarray[Any, Any]
@@ -42,8 +42,7 @@ def run_reference(
         WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
     """
     check_query(tensors[0], geometry, batch)
-    for name, tensor in zip("kv", tensors[1:], strict=True):
-        check_key_value(tensor, name, geometry, batch)
+    check_key_values(tensors[1], tensors[2], geometry, batch)
     q = _named(tensors[0], geometry.q_axes, ("batch", "row", "head", "dim"))
     k, v = (_named(x, geometry.kv_axes, ("block", "token", "head", "dim")) for x in tensors[1:])
     o = np.zeros((*q.shape[:-1], geometry.head_dim_v))
