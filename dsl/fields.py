@@ -144,8 +144,12 @@ def as_scalar(
     Raises:
         FieldMisuse: not a number, or a float for an int field.
     """
-    item = getattr(value, "item", None)
-    number = item() if item is not None and getattr(value, "ndim", 0) == 0 else value
+    item, shape = getattr(value, "item", None), tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        reason = f"got {type(value).__name__} of shape {shape}; expected a number"
+        remedy = f"For several, declare the field as Tensor({kind.name!r}, roles)."
+        raise misuse(owner, name, reason, remedy)
+    number = value if item is None else item()
     if not isinstance(number, (bool, int, float)):
         reason = f"got {type(value).__name__}; expected a number"
         raise misuse(owner, name, reason, f"Give a Python number that fits {kind.name}.")

@@ -14,7 +14,7 @@ from warploom.dsl.ir import Kind, Node, var
 from warploom.dsl.parts import ReadInParts
 from warploom.dsl.spec import CustomFunction, ScalarField, TensorField
 from warploom.dsl.symbols import Symbol, Value, as_node, wrap
-from warploom.errors import MissingInput
+from warploom.errors import MissingInput, WrongShape
 
 
 class _FieldTensor(ReadInParts):
@@ -108,7 +108,10 @@ class NumpyReading:
         value = self._values.get(field.name, field.default)
         if value is None:
             raise self._missing(field.name, f"a {field.dtype.name} number")
-        return self.array(to_numpy(value, field.dtype.kind).reshape(()))
+        found = to_numpy(value, field.dtype.kind)
+        if found.size != 1:
+            raise WrongShape.of_scalar(field.name, found.shape, field.dtype.name)
+        return self.array(found.reshape(()))
 
     def tensor(self, field: TensorField) -> ArrayTensor:
         if field.name not in self._tensors:

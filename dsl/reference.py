@@ -80,14 +80,12 @@ def reference_attention(
         MissingInput: a field that is read has no value.
         UnknownInput: `inputs` names no field.
         WrongResult: a functor returned bools for numbers, or numbers for bools.
-        WrongShape: heads of q are no multiple of those of k and v.
+        WrongShape: not three dimensions, or ones that disagree.
     """
     q, k, v = (precision.store(to_numpy(x)) for x in (q, k, v))
+    _check_shapes(q, k, v)
     rows, num_q_heads, head_dim = q.shape
     keys, num_kv_heads, _ = v.shape
-    if num_q_heads % num_kv_heads:
-        expected = f"a multiple of {num_kv_heads} heads"
-        raise WrongShape(name="q", got=q.shape, expected=expected)
     q_idx = first_q_idx + np.arange(rows)
     q_len = first_q_idx + rows if q_len is None else q_len
     kv_len = keys if kv_len is None else kv_len
@@ -123,6 +121,20 @@ def reference_attention(
         o[:, heads] = o_head.reshape(rows, group, v.shape[2])
         lse[:, heads] = lse_head.reshape(rows, group)
     return o, lse
+
+
+def _check_shapes(q: Floats, k: Floats, v: Floats) -> None:
+    for name, x, tokens in (("q", q, "rows"), ("k", k, "keys"), ("v", v, "keys")):
+        if x.ndim != 3:
+            one = "of one request: q[i], k[i] and v[i] of a batch"
+            raise WrongShape(name=name, got=x.shape, expected=f"[{tokens}, heads, head_dim] {one}")
+    if k.shape[2] != q.shape[2]:
+        raise WrongShape(name="k", got=k.shape, expected=f"head_dim {q.shape[2]}, as q")
+    if v.shape[:2] != k.shape[:2]:
+        keys, heads = k.shape[:2]
+        raise WrongShape(name="v", got=v.shape, expected=f"{keys} keys and {heads} heads, as k")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise WrongShape(name="q", got=q.shape, expected=f"a multiple of k's {k.shape[1]} heads")
 
 
 def naive_attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from warploom.dsl.ir import Kind
 from warploom.dsl.spec import ScalarField, TensorField
-from warploom.errors import ArgumentError, WrongDType
+from warploom.errors import ArgumentError, WrongDType, WrongShape
 from warploom.runtime.roles import roles_text
 from warploom.runtime.tensors import as_torch
 
@@ -30,11 +31,14 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
 
     Raises:
         WrongDType: the value is no number, or not an integer where one is declared.
+        WrongShape: it is a tensor of several numbers, or of none.
         ArgumentError: an integer beyond int32, or a number beyond float32.
     """
     kind = field.dtype.kind
     wanted, types = _NUMBERS[kind]
-    if not isinstance(value, types) and isinstance(value, (np.generic, torch.Tensor)):
+    if not isinstance(value, types) and isinstance(value, (np.generic, np.ndarray, torch.Tensor)):
+        if math.prod(value.shape) != 1:
+            raise WrongShape.of_scalar(field.name, tuple(value.shape), field.dtype.name)
         value = value.item()
     if not isinstance(value, types):
         raise WrongDType(

@@ -173,6 +173,12 @@ class WrongDevice(ArgumentError):
 class WrongShape(ArgumentError):
     message = "{name} has shape {got}; expected {expected}."
 
+    @classmethod
+    def of_scalar(cls, name: str, got: tuple[int, ...], dtype: str) -> WrongShape:
+        """For several numbers where one is declared."""
+        several = f"for several, declare the field as Tensor({dtype!r}, roles)"
+        return cls(name=name, got=got, expected=f"one number, as a Scalar has; {several}")
+
 
 class WrongStride(ArgumentError):
     message = "{name} has strides {got}; {expected}. Call .contiguous() on it."

@@ -96,7 +96,10 @@ def test_dtypes_of_torch_and_numpy_are_accepted() -> None:
         (lambda: wl.Tensor("float32", ("head",)), "'head' is none of batch, q_head"),
         (lambda: wl.Tensor("float32", ANY["batch"]), "write ('batch',)"),
         (lambda: Biased(window=0.5), "got 0.5; expected int32"),
-        (lambda: Biased(window=np.zeros(2)), "expected a number"),
+        (
+            lambda: Biased(window=np.zeros(2)),
+            "(2,); expected a number. For several, declare the field as Tensor('int32', roles)",
+        ),
         (lambda: Biased(bias=np.zeros(3)), "got shape (3,); expected 2 dimensions"),
         (lambda: Biased(bias=3.0), "got float; expected an array"),
         (lambda: Biased().window, "no value outside a kernel"),

@@ -16,7 +16,7 @@ from warploom.dsl.reference import (
     visible,
 )
 from warploom.dsl.rounding import assert_close, rounder, tolerance
-from warploom.errors import WrongResult
+from warploom.errors import WrongResult, WrongShape
 
 RNG = np.random.default_rng(3)
 
@@ -236,3 +236,30 @@ def test_assert_close() -> None:
             assert_close(np.array(wrong), exact, naive, "bfloat16")
     with pytest.raises(AssertionError, match="shape"):
         assert_close(np.zeros(2), exact, naive, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (
+            ((1, 6, 4, 8), (5, 2, 8), (5, 2, 8)),
+            r"q .*expected \[rows, heads, head_dim\] of one req",
+        ),
+        (
+            ((6, 4, 8), (1, 5, 2, 8), (1, 5, 2, 8)),
+            r"k .*expected \[keys, heads, .*k\[i\] and v\[i\]",
+        ),
+        (((6, 4, 8), (5, 2, 16), (5, 2, 8)), r"k .*expected head_dim 8, as q"),
+        (((6, 4, 8), (5, 2, 8), (4, 2, 8)), r"v .*expected 5 keys and 2 heads, as k"),
+        (((6, 4, 8), (5, 3, 8), (5, 3, 8)), r"q .*expected a multiple of k's 3 heads"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(shapes, text) -> None:
+    with pytest.raises(WrongShape, match=text):
+        reference_attention(wl.Causal(), *map(np.zeros, shapes))
+
+
+def test_scalars_are_one_number() -> None:
+    q = np.zeros((2, 1, 8))
+    with pytest.raises(WrongShape, match=r"cap has shape \(2,\); expected one number"):
+        reference_attention(wl.SoftCap(3.0), q, q, q, inputs={"cap": np.ones(2)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -188,6 +189,69 @@ def test_tensors_of_the_other_layout_are_recognised() -> None:
     paged.plan([0, 3], [0, 1], [0], [9])
     with pytest.raises(errors.WrongShape, match=r"\[page>=0, head=2.*; layout='NHD' would fit"):
         paged.run(q[0].transpose(0, 1), (k.transpose(1, 2),) * 2)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize(
+    ("kv_format", "plan", "k", "v", "text"),
+    [
+        (None, ([0, 3], [0, 5]), (5, 2, 64), (6, 2, 64), "v has .*many tokens as k, .*5, 2, 64"),
+        (
+            wl.Paged(4),
+            ([0, 3], [0, 2], [0, 1], [2]),
+            (3, 4, 2, 64),
+            (9, 4, 2, 64),
+            "many pages as k",
+        ),
+        (wl.Dense(), ([0, 3], [0, 5]), (1, 5, 2, 64), (2, 5, 2, 64), "as many requests as k"),
+        (
+            wl.Dense(layout="HND"),
+            ([0, 3], [0, 5]),
+            (1, 2, 7, 64),
+            (1, 2, 5, 64),
+            "as many tokens as k",
+        ),
+    ],
+)
+def test_keys_and_values_of_different_counts(
+    kv_format: Any, plan: Any, k: Any, v: Any, text: str, backend: Any
+) -> None:
+    """One list addresses both, so that a difference is a mistake."""
+    wrapper = wl.AttentionWrapper(kv_format=kv_format, device="cpu", backend=backend, **SHAPE)
+    wrapper.plan(*plan)
+    q = Q
+    if isinstance(kv_format, wl.Dense):
+        q = Q[None] if kv_format.layout == "NHD" else Q[None].transpose(1, 2)
+    with pytest.raises(errors.WrongShape, match=text):
+        wrapper.run(q, (torch.zeros(k), torch.zeros(v)))
+
+
+class Gain(wl.Variant):
+    gain = wl.Scalar("float32", default=1.0)
+    reach = wl.Scalar("int32", default=9)
+
+    def logits_transform(self, logits: Any, at: Any) -> Any:
+        return logits * self.gain
+
+    def logits_mask(self, at: Any) -> Any:
+        return at.kv_pos < self.reach
+
+
+@pytest.mark.parametrize("name", ["gain", "reach"])
+@pytest.mark.parametrize("value", [np.ones(2, int), torch.ones(1, 2).int(), torch.ones(0).int()])
+def test_a_scalar_is_one_number(name: str, value: Any) -> None:
+    q = torch.zeros(1, 6, 2, 16)
+    wrapper = wl.AttentionWrapper(Gain(), **SHAPE, device="cpu", backend="reference")
+    one = {name: value.reshape(-1)[:1]}
+    text = rf"{name} has shape .*; expected one number.* as Tensor\('(float|int)32', roles\)"
+    for call in (
+        lambda: wl.attention(q, q, q, variant=Gain(), backend="reference", **{name: value}),
+        lambda: wrapper.plan([0, 3], [0, 5], **{name: value}),
+        lambda: wrapper.run(Q, (K, K), **{name: value}),
+    ):
+        with pytest.raises(errors.WrongShape, match=text):
+            call()
+        wrapper.plan([0, 3], [0, 5], **one if len(one[name]) else {})
 
 
 def test_a_field_that_is_none_is_named() -> None:

@@ -296,11 +296,7 @@ def test_scalars_of_the_mask_are_needed_by_plan() -> None:
         ({"dtype": torch.float8_e5m2}, errors.UnsupportedSpec, "float16, bfloat16, float32"),
         ({"dtype": torch.float64}, errors.UnsupportedSpec, "float16, bfloat16, float32"),
         ({"device": "meta"}, errors.UnsupportedSpec, "back ends are cuda and cpu"),
-        (
-            {"backend": "cuda"},
-            errors.ArgumentError,
-            "'cuda' was asked for, but .* on cpu; .* leave backend out for 'cpu'",
-        ),
+        ({"backend": "cuda"}, errors.ArgumentError, "'cuda' was asked .* on cpu; .* out for 'cpu'"),
         ({"backend": "tpu"}, errors.ArgumentError, "cuda, cpu and reference"),
         ({"lse_base": "10"}, errors.ArgumentError, "neither 'e' nor '2'"),
         ({"sm_scale": float("nan")}, errors.ArgumentError, "sm_scale: nan is no finite float32"),
