@@ -117,6 +117,26 @@ def test_env_shows_every_setting_and_its_value(
     assert "not set" in lines["WARPLOOM_THREADS"]
 
 
+def test_settings_that_will_be_refused_are_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("THREADS", "0"), ("CACHE_SIZE", "lots"), ("BUILD_JOBS", "2")):
+        monkeypatch.setenv(f"WARPLOOM_{name}", value)
+    lines = {line.split()[0]: line for line in run("env").output.splitlines() if line.split()}
+    assert "0 (refused: expected a whole number, 1 or more)" in lines["WARPLOOM_THREADS"]
+    assert "lots (refused: expected a whole number, 0 or more)" in lines["WARPLOOM_CACHE_SIZE"]
+    assert "refused" not in lines["WARPLOOM_BUILD_JOBS"]
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor._settings()])
+    told = run("doctor").output
+    assert "WARPLOOM_THREADS is refused" in told and "WARPLOOM_CACHE_SIZE is refused" in told
+    assert re.search("settings +wrong", told) and "BUILD_JOBS" not in told
+
+
+def test_every_setting_that_is_a_number_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in env.SETTINGS:
+        monkeypatch.setenv(setting.name, "nonsense")
+    readers = re.findall(r'_int\("(\w+)"', Path(env.__file__).read_text())
+    assert readers and all(map(env.problem, readers))
+
+
 def test_version() -> None:
     assert warploom.__version__ in run("--version").output
 
@@ -124,7 +144,7 @@ def test_version() -> None:
 def test_doctor_tries_everything(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = {finding.part: finding for finding in examine()}
     assert set(findings) == {
-        "warploom", "cache folder", "host compiler", "CUDA headers", "NVRTC", "GPU"
+        "warploom", "settings", "cache folder", "host compiler", "CUDA headers", "NVRTC", "GPU"
     }  # fmt: skip
     assert findings["cache folder"].works and str(cache.root) in findings["cache folder"].detail
     assert all(finding.detail for finding in findings.values())

@@ -117,11 +117,15 @@ def cache_clear(yes: bool) -> None:
 
 @main.command("env")
 def show_env() -> None:
-    """Show every environment variable that warploom reads."""
+    """Show every environment variable that warploom reads, and whose value it will refuse."""
+    from rich.markup import escape
+
     table = _table("variable", "value", "without it", "meaning")
     for setting in env.SETTINGS:
         value = env.given(setting.name)
-        shown = "[dim]not set[/]" if value is None else f"[green]{value}[/]"
+        shown = "[dim]not set[/]" if value is None else f"[green]{escape(value)}[/]"
+        if problem := env.problem(setting.name):
+            shown = f"[red]{escape(value or '')}[/] ({problem})"
         table.add_row(setting.name, shown, setting.default, setting.meaning)
     _show(table)
 
@@ -136,7 +140,7 @@ def doctor() -> None:
     table = _table("part", "state", "what was found, or what to do")
     findings = examine()
     for finding in findings:
-        state = "[green]works[/]" if finding.works else "[yellow]missing[/]"
+        state = "[green]works[/]" if finding.works else f"[yellow]{finding.fault}[/]"
         table.add_row(finding.part, state, escape(finding.detail))  # [cu13] is no markup
     _show(table)
     working = working_back_ends(findings)

@@ -19,18 +19,23 @@ extern "C" __global__ void warploom_kernel(int* p) { *p = cute::Int<42>::value; 
 
 @dataclass(frozen=True)
 class Finding:
-    """One part: whether it works, what was found or what to do, and the back end that needs it."""
+    """One part: whether it works, what was found or what to do, and the back end that needs it.
+
+    `fault` is the word for what does not work.
+    """
 
     part: str
     works: bool
     detail: str
     needed_by: str = ""
+    fault: str = "missing"
 
 
 def examine() -> list[Finding]:
     """Tries the cache folder, both compilers and the GPU; takes a second or two."""
     return [
         Finding("warploom", True, f"{__version__}, Python {platform.python_version()}"),
+        _settings(),
         _try("cache folder", _cache),
         _try("host compiler", _host, "cpu"),
         _try("CUDA headers", _headers, "cuda"),
@@ -50,6 +55,13 @@ def _try(part: str, check: Callable[[], str], needed_by: str = "") -> Finding:
         return Finding(part, True, check(), needed_by)
     except (WarploomError, OSError, ImportError) as error:
         return Finding(part, False, str(error), needed_by)
+
+
+def _settings() -> Finding:
+    names = [setting.name for setting in env.SETTINGS if env.given(setting.name) is not None]
+    wrong = [f"{name} is {problem}" for name in names if (problem := env.problem(name))]
+    good = f"of environment variables: {', '.join(names) or 'none'}"
+    return Finding("settings", not wrong, "\n".join(wrong) or good, fault="wrong")
 
 
 def _cache() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def given(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def problem(name: str) -> str | None:
+    """Why the value that the user gave will be refused when it is needed; None if it will not."""
+    try:
+        if read := _REFUSING.get(name):
+            read()
+    except BadSetting as error:
+        return f"refused: expected {error.facts['expected']}"
+    return None
+
+
 def cache_dir() -> Path:
     given = os.environ.get("WARPLOOM_CACHE_DIR")
     if given:
@@ -113,3 +124,11 @@ def cuda_roots() -> list[Path]:
 
 def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_REFUSING: dict[str, Callable[[], object]] = {
+    "WARPLOOM_CACHE_SIZE": cache_size_bytes,
+    "WARPLOOM_CACHE_AGE": cache_age_seconds,
+    "WARPLOOM_BUILD_JOBS": build_jobs,
+    "WARPLOOM_THREADS": lambda: cpu_threads(1),
+}
