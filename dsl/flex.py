@@ -109,11 +109,14 @@ def flex(
 
     Raises:
         WrongSignature: a callable that takes other arguments.
-        ArgumentError: no such `q_idx`.
+        ArgumentError: no such `q_idx`, or a `BlockMask` for `score_mod`.
         VariantError: a callable that cannot be traced.
     """
     if q_idx not in ("row", "position"):
         raise ArgumentError(name="q_idx", reason=f"{q_idx!r} is neither 'row' nor 'position'")
+    if hasattr(score_mod, "mask_mod"):
+        reason = f"is a {type(score_mod).__name__}, which is a mask; give it as mask_mod=..."
+        raise ArgumentError(name="score_mod", reason=reason)
     mask_mod = getattr(mask_mod, "mask_mod", mask_mod)
     for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:

@@ -29,8 +29,12 @@ def as_variant(variant: Any) -> Variant:
         return variant
     if isinstance(variant, type) and issubclass(variant, Variant):
         return variant()
-    hint = "; wrap FlexAttention's callables in warploom.flex(...)" if callable(variant) else ""
-    raise ArgumentError(name="variant", reason=f"{variant!r} is no Variant{hint}")
+    shown, hint = repr(variant), ""
+    if callable(variant):
+        hint = "; wrap FlexAttention's callables in warploom.flex(...)"
+    elif hasattr(variant, "mask_mod"):  # its repr is a page long
+        shown, hint = f"a {type(variant).__name__}", "; wrap it: warploom.flex(mask_mod=...)"
+    raise ArgumentError(name="variant", reason=f"{shown} is no Variant{hint}")
 
 
 def as_format(kv_format: Any) -> KVFormat:

@@ -21,6 +21,8 @@ _OUT = (
 )
 _LENS = "Lengths are kv_lens in attention(), kv_indptr (paged: and last_page_len) in plan()."
 
+_SCALES = "Scales of 8-bit keys and values are a variant: warploom.KVScale(k, v)."
+
 # names in the calls of torch, FlashAttention and FlashInfer -> what stands for them here
 _ELSEWHERE = {
     "scale": _SCALE,
@@ -30,6 +32,7 @@ _ELSEWHERE = {
     "attn_mask": _MASK,
     "custom_mask": _MASK,
     "mask": _MASK,
+    "packed_custom_mask": _MASK,
     "attn_bias": _BIAS,
     "logits_soft_cap": _CAP,
     "softcap": _CAP,
@@ -43,6 +46,11 @@ _ELSEWHERE = {
     "block_tables": _TABLE,
     "seq_lens": _LENS,
     "cache_seqlens": _LENS,
+    "enable_gqa": "Leave it out: grouped queries follow from the number of heads.",
+    "dropout_p": "Leave it out: warploom serves inference, which drops nothing.",
+    "k_scale": _SCALES,
+    "v_scale": _SCALES,
+    "pos_encoding_mode": "Encodings are variants: warploom.Rope(...) and warploom.Alibi(slopes).",
     "out": _OUT,
     "lse": _OUT,
     "layout": _LAYOUT,

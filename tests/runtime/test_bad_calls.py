@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import warploom as wl
 from warploom import errors
@@ -38,6 +39,11 @@ def planned() -> wl.AttentionWrapper:
         ("block_tables", "A page table is planned as kv_indptr, kv_indices"),
         ("out", r"AttentionWrapper.run\(q, \(k, v\), out=..., lse=...\)"),
         ("lse", r"AttentionWrapper.run\(q, \(k, v\), out=..., lse=...\)"),
+        ("enable_gqa", "grouped queries follow from the number of heads"),
+        ("dropout_p", "serves inference"),
+        ("k_scale", r"warploom.KVScale\(k, v\)"),
+        ("packed_custom_mask", "warploom.PackedMask"),
+        ("pos_encoding_mode", r"warploom.Rope\(...\)"),
         ("soft_max_scale", "It takes: nothing"),
         ("sm_scal", "Did you mean 'sm_scale'"),
     ],
@@ -46,6 +52,14 @@ def test_names_of_other_libraries_in_attention(name: str, text: str) -> None:
     given: Any = {name: 1.0}
     with pytest.raises(errors.UnknownInput, match=f"no input '{name}'.*{text}"):
         wl.attention(Q[None], K[None], K[None], **given)
+
+
+def test_a_block_mask_belongs_to_flex() -> None:
+    seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, 3, 5, device="cpu")
+    with pytest.raises(errors.ArgumentError, match=r"a BlockMask is no .*flex\(mask_mod=...\)"):
+        wl.attention(Q[None], K[None], K[None], variant=seen)  # pyright: ignore
+    with pytest.raises(errors.ArgumentError, match=r"score_mod: is a BlockMask, .*as mask_mod=..."):
+        wl.flex(seen)  # pyright: ignore
 
 
 def test_a_near_input_of_the_variant_comes_before_other_libraries() -> None:
