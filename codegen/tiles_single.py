@@ -95,7 +95,5 @@ def mask_reads_inputs(spec: AttentionSpec) -> bool:
 def single_shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     """Size of `Arena<K, 1>` in single.cuh; a test compares the two."""
     dim_qk, dim_v = round_up(spec.head_dim_qk, 32), round_up(spec.head_dim_v, 32)
-    block = 64 if dim_qk % 64 == 0 and dim_v % 64 == 0 else 32
-    slab_rows = max(tile.warps, 32 * 8 // block)
-    slabs = 2 * dim_qk + slab_rows * (4 * dim_v + 8)
+    slabs = 2 * dim_qk + tile.warps * (4 * dim_v + 8)
     return round_up(slabs, 16) + 2 * staged_item_bytes(spec.kv_format, tile)

@@ -8,7 +8,7 @@
 // never waits, and takes what is left.
 #pragma once
 
-#include <warploom/output.cuh>
+#include <warploom/merge.cuh>
 
 namespace warploom {
 
@@ -20,8 +20,7 @@ constexpr int kJoinBatch = 8;                // partial rows on their way at a t
 
 // True when all CTAs have done their items; false after a long time.
 WL_FN bool wait_for_others(unsigned* counters) {
-  __threadfence();  // our rows, before the count
-  if (atomicAdd(counters + kDoneCtas, 1u) + 1 == gridDim.x) return true;
+  if (count_release_acquire(counters + kDoneCtas) + 1 == gridDim.x) return true;
   const long long begin = clock64();
   while (load_acquire(counters + kDoneCtas) < gridDim.x) {
     if (clock64() - begin > kLongestWait) return false;
@@ -30,94 +29,48 @@ WL_FN bool wait_for_others(unsigned* counters) {
   return true;
 }
 
-// Some partial results of a row: where they lie, their sums and this thread's lanes of them.
+// Joins the partial results of one row by the threads of that row, several of them on their way at
+// a time. They keep its position themselves: rows in shared memory are those of the last item,
+// which the copying warps of a Hopper kernel may still read, and none where a CTA had no item.
 template <class K>
-struct JoinBatch {
+WL_FN void join_row(const Item<K>& item, const typename K::Join& join, bool exists) {
   using S = Sizes<K>;
-  using C = typename K::Config;
-  static constexpr int kPanels = S::kDimV / S::kBlock;
-
-  float lse2[kJoinBatch];  // -inf past the last one
-  float4 part[kJoinBatch][kPanels][2];
-
-  // Loads results first, first + 1, ..., as many as there are, all at once.
-  WL_FN JoinBatch(const Item<K>& item, const typename K::Join& join, int first) {
+  constexpr int kNumbers = S::kDimV / S::kBlock * kVector;
+  const Row<K> row = item.row_of_unit(join.row, join.kv_head);
+  JoinedRow<K::Variant::kSoftmax, kNumbers> joined;
+#pragma unroll 1
+  for (int first = 0; first < join.count; first += kJoinBatch) {
     long long at[kJoinBatch];
 #pragma unroll
     for (int i = 0; i < kJoinBatch; ++i) {
       at[i] = __ldg(item.p.contributions + join.first + min(first + i, join.count - 1)) +
               join.row % kRowCode;
     }
-    // Other CTAs wrote these in this launch: only L2 has them.
+    float lse2[kJoinBatch];
+    alignas(16) float parts[kJoinBatch][kNumbers];
 #pragma unroll
     for (int i = 0; i < kJoinBatch; ++i) {
       lse2[i] = first + i < join.count ? __ldcg(item.p.partial_lse + at[i]) : -kInfinity;
     }
 #pragma unroll
     for (int i = 0; i < kJoinBatch; ++i) {
-#pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        const int lane = panel * S::kBlock + RowStore<K>::first_lane();
-        const bool exists = first + i < join.count && lane < C::kHeadDimV;
-        const auto from =
-            reinterpret_cast<const float4*>(item.p.partial_o + at[i] * C::kHeadDimV + lane);
-        part[i][panel][0] = exists ? __ldcg(from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        part[i][panel][1] = exists ? __ldcg(from + 1) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      }
+      load_panels(item, at[i], first + i < join.count, parts[i]);
     }
+    joined.join(lse2, parts);
   }
-};
-
-// Joins the partial results of one row by the threads of that row. They keep its position
-// themselves: rows in shared memory are those of the last item, which the copying warps of a Hopper
-// kernel may still read, and none where a CTA had no item.
-template <class K>
-WL_FN void join_row(const Item<K>& item, const typename K::Join& join, bool exists) {
-  using S = Sizes<K>;
-  constexpr bool kSoftmax = K::Variant::kSoftmax;
-  constexpr int kPanels = JoinBatch<K>::kPanels;
-  const Row<K> row = item.row_of_unit(join.row, join.kv_head);
-  float joined[kPanels][kVector] = {};
-  float largest = -kInfinity, sum = 0.0f;
-#pragma unroll 1
-  for (int first = 0; first < join.count; first += kJoinBatch) {
-    const JoinBatch<K> batch(item, join, first);
-    float reference = largest;
-#pragma unroll
-    for (int i = 0; i < kJoinBatch; ++i) reference = max(reference, batch.lse2[i]);
-    const float base = reference == -kInfinity ? 0.0f : reference;
-    const float old_weight = kSoftmax ? exp2(largest - base) : 1.0f;
-    largest = reference;
-    sum *= old_weight;
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) joined[panel][e] *= old_weight;
-    }
-#pragma unroll
-    for (int i = 0; i < kJoinBatch; ++i) {
-      const float weight = kSoftmax ? exp2(batch.lse2[i] - base) : 1.0f;
-      sum += weight;
-#pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        const float4 low = batch.part[i][panel][0], high = batch.part[i][panel][1];
-        const float values[kVector] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) joined[panel][e] += values[e] * weight;
-      }
-    }
-  }
-  const float scale = kSoftmax ? row_scale(sum) : 1.0f;
   float* slab = item.arena.slab_row(threadIdx.x / S::kRowThreads);
-#pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) {
-      slab[panel * S::kBlock + RowStore<K>::first_lane() + e] = joined[panel][e] * scale;
-    }
-  }
+  store_joined<K>(joined, slab);
   __syncwarp();
-  RowStore<K>::write_final(item, row, exists, slab, kSoftmax ? row_lse(largest, sum, 1.0f) : 0.0f);
+  RowStore<K>::write_final(item, row, exists, slab, joined.lse2());
+}
+
+// Lets what joining reads of the plan come to L2 while CTAs wait: a line from each of them in turn.
+template <class K>
+WL_FN void prefetch_joins(const typename K::Params& p, int total) {
+  constexpr int kLine = 32;  // integers
+  const int first = (threadIdx.x * gridDim.x + blockIdx.x) * kLine;
+  if (first < total * int(sizeof(typename K::Join) / sizeof(int))) prefetch(p.joins + first);
+  if (first < total) prefetch(p.contributions + first);
 }
 
 // After a CTA's last item, by all threads that compute; `item` gives parameters and memory.
@@ -129,12 +82,12 @@ WL_FN void join_rows(const Item<K>& item) {
   const int total =
       __ldg(&reinterpret_cast<const typename K::PlanHeader*>(item.p.header)->num_merges);
   if (total == 0) return;  // in all CTAs
+  prefetch_joins<K>(item.p, total);
   unsigned* counters = item.p.arrivals;
   const int thread_row = threadIdx.x / Sizes<K>::kRowThreads;
   item.arena.sync();  // our rows are written, and the memory of items is free
   if (threadIdx.x == 0) facts.is_last = wait_for_others(counters);
   item.arena.sync();
-  __threadfence();  // the count, before the others' rows
   while (facts.is_last) {
     if (threadIdx.x == 0) {
       facts.index = int(atomicAdd(counters + kTakenRows, unsigned(kRows)));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <warploom/output.cuh>
+#include <warploom/qualifiers.cuh>
 
 namespace warploom {
 
@@ -10,17 +11,123 @@ namespace warploom {
 // left at zero for the next launch.
 template <class K>
 WL_FN bool is_last_arrival(const Item<K>& item, int num_slots) {
-  __threadfence();  // our slot, before the count
-  item.arena.sync();
+  item.arena.sync();  // our slot is written
   if (threadIdx.x == 0) {
     unsigned* counter = item.p.arrivals + item.facts().merge;
-    const bool is_last = atomicAdd(counter, 1u) == unsigned(num_slots) - 1;
+    const bool is_last = count_release_acquire(counter) == unsigned(num_slots) - 1;
     if (is_last) *counter = 0;
     item.arena.facts().is_last = is_last;
   }
   item.arena.sync();
-  __threadfence();  // the count, before the others' slots
   return item.facts().is_last;
+}
+
+// The partial row at this place of all, four numbers of it. Other CTAs wrote it in this launch:
+// only L2 has it.
+template <class K>
+WL_FN void load_partial(const Item<K>& item, long long row, int lane, bool exists, float* numbers) {
+  const auto from =
+      reinterpret_cast<const float4*>(item.p.partial_o + row * K::Config::kHeadDimV + lane);
+  *reinterpret_cast<float4*>(numbers) = exists ? __ldcg(from) : make_float4(0.f, 0.f, 0.f, 0.f);
+}
+
+// A row that partial results are joined to; each thread has some numbers of it.
+template <bool kSoftmax, int kNumbers>
+struct JoinedRow {
+  float largest = -kInfinity, sum = 0.0f;
+  float numbers[kNumbers] = {};
+
+  // Some results at once; the log-sum-exp (base 2) of those that do not exist is -inf.
+  template <int kCount>
+  WL_FN void join(const float (&lse2)[kCount], const float (&parts)[kCount][kNumbers]) {
+    float reference = largest;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) reference = max(reference, lse2[i]);
+    const float base = reference == -kInfinity ? 0.0f : reference;
+    const float old_weight = kSoftmax ? exp2(largest - base) : 1.0f;
+    largest = reference;
+    sum *= old_weight;
+#pragma unroll
+    for (float& number : numbers) number *= old_weight;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float weight =
+          kSoftmax ? exp2(lse2[i] - base) : 1.0f;  // no number if the result is none
+      sum += weight;
+#pragma unroll
+      for (int n = 0; n < kNumbers; ++n) numbers[n] += parts[i][n] * weight;
+    }
+  }
+  WL_FN float scale() const { return kSoftmax ? row_scale(sum) : 1.0f; }
+  WL_FN float lse2() const { return kSoftmax ? row_lse(largest, sum, 1.0f) : 0.0f; }
+};
+
+// The slots of a tile of one row, by a warp: eight of them on their way at a time.
+template <class K>
+WL_CALLED_FN void merge_row(Item<K> item, int first_slot, int num_slots) {
+  using C = typename K::Config;
+  constexpr int kLanes = 4 * kWarpSize, kVectors = (C::kHeadDimV + kLanes - 1) / kLanes;
+  constexpr int kAtOnce = 8 / kVectors;
+  JoinedRow<K::Variant::kSoftmax, 4 * kVectors> joined;
+  const int first_lane = threadIdx.x * 4;
+#pragma unroll 1
+  for (int first = 0; first < num_slots; first += kAtOnce) {
+    float lse2[kAtOnce];
+    alignas(16) float parts[kAtOnce][4 * kVectors];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool exists = first + i < num_slots;
+      const int slot = first_slot + min(first + i, num_slots - 1);
+      lse2[i] = exists ? __ldcg(item.p.partial_lse + slot) : -kInfinity;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int lane = first_lane + v * kLanes;
+        load_partial(item, slot, lane, exists && lane < C::kHeadDimV, parts[i] + 4 * v);
+      }
+    }
+    joined.join(lse2, parts);
+  }
+  float* slab = item.arena.slab_row(0);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int lane = first_lane + v * kLanes;
+    const float* x = joined.numbers + 4 * v;
+    const float scale = joined.scale();
+    if (lane >= C::kHeadDimV) continue;
+    *reinterpret_cast<float4*>(slab + lane) =
+        make_float4(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
+  }
+  __syncwarp();
+  RowStore<K>::write_final(item, item.row(0), threadIdx.x < Sizes<K>::kRowThreads, slab,
+                           joined.lse2());
+}
+
+// Puts this thread's numbers of a joined row, eight of each panel, into a slab row.
+template <class K, class Row>
+WL_FN void store_joined(const Row& joined, float* slab) {
+  using S = Sizes<K>;
+  const float scale = joined.scale();
+#pragma unroll
+  for (int panel = 0; panel < S::kDimV / S::kBlock; ++panel) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      slab[panel * S::kBlock + RowStore<K>::first_lane() + e] =
+          joined.numbers[panel * kVector + e] * scale;
+    }
+  }
+}
+
+// This thread's numbers of a partial row, eight of each panel.
+template <class K>
+WL_FN void load_panels(const Item<K>& item, long long row, bool exists, float* numbers) {
+  using S = Sizes<K>;
+#pragma unroll
+  for (int panel = 0; panel < S::kDimV / S::kBlock; ++panel) {
+    const int lane = panel * S::kBlock + RowStore<K>::first_lane();
+    const bool is_lane = exists && lane < K::Config::kHeadDimV;
+    load_partial(item, row, lane, is_lane, numbers + panel * kVector);
+    load_partial(item, row, lane + 4, is_lane, numbers + panel * kVector + 4);
+  }
 }
 
 // Joins slots of the tile, writes the final rows.
@@ -28,55 +135,25 @@ template <class K>
 WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   using S = Sizes<K>;
   using C = typename K::Config;
-  constexpr int kPanels = S::kDimV / S::kBlock;
-  if (S::kSingle && threadIdx.x >= kWarpSize) return;  // others would have no row
+  constexpr int kNumbers = S::kDimV / S::kBlock * kVector;
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
   float* slab = item.arena.slab_row(thread_row);
   for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {
     const bool exists = first + thread_row < item.facts().rows;
     const int row = exists ? first + thread_row : 0;
-    float joined[kPanels][kVector] = {};
-    float largest = -kInfinity, sum = 0.0f;
+    JoinedRow<K::Variant::kSoftmax, kNumbers> joined;
 #pragma unroll 4
     for (int i = 0; i < num_slots; ++i) {
       const long long slot_row = static_cast<long long>(first_slot + i) * C::kRows + row;
-      // Other CTAs wrote these in this launch: only L2 has them.
-      const float lse2 = __ldcg(item.p.partial_lse + slot_row);
-      const float reference = max(largest, lse2);
-      float old_weight = 1.0f, weight = 1.0f;
-      if constexpr (K::Variant::kSoftmax) {
-        const float base = reference == -kInfinity ? 0.0f : reference;
-        old_weight = exp2(largest - base);
-        weight = exp2(lse2 - base);  // not a number if the part's result is none
-      }
-      sum = sum * old_weight + weight;
-      largest = reference;
-      const float* from = item.p.partial_o + slot_row * C::kHeadDimV;
-#pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        const int lane = panel * S::kBlock + RowStore<K>::first_lane();
-        if (lane >= C::kHeadDimV) continue;
-        const float4 low = __ldcg(reinterpret_cast<const float4*>(from + lane));
-        const float4 high = __ldcg(reinterpret_cast<const float4*>(from + lane + 4));
-        const float part[kVector] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          joined[panel][e] = joined[panel][e] * old_weight + part[e] * weight;
-        }
-      }
+      const float lse2[] = {__ldcg(item.p.partial_lse + slot_row)};
+      alignas(16) float part[1][kNumbers];
+      load_panels(item, slot_row, true, part[0]);
+      joined.join(lse2, part);
     }
-    const float scale = K::Variant::kSoftmax ? row_scale(sum) : 1.0f;
     __syncwarp();  // the slab row may still be read for the row before
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        slab[panel * S::kBlock + RowStore<K>::first_lane() + e] = joined[panel][e] * scale;
-      }
-    }
+    store_joined<K>(joined, slab);
     __syncwarp();
-    const float lse2 = K::Variant::kSoftmax ? row_lse(largest, sum, 1.0f) : 0.0f;
-    RowStore<K>::write_final(item, item.row(row), exists, slab, lse2);
+    RowStore<K>::write_final(item, item.row(row), exists, slab, joined.lse2());
   }
 }
 
@@ -84,7 +161,12 @@ template <class K>
 WL_FN void merge_if_last(const Item<K>& item) {
   if (item.facts().merge < 0) return;
   const int2 merge = __ldg(reinterpret_cast<const int2*>(item.p.merges) + item.facts().merge);
-  if (is_last_arrival(item, merge.y)) merge_slots(item, merge.x, merge.y);
+  if (!is_last_arrival(item, merge.y)) return;
+  if constexpr (Sizes<K>::kSingle) {
+    if (threadIdx.x < kWarpSize) merge_row(item, merge.x, merge.y);
+  } else {
+    merge_slots(item, merge.x, merge.y);
+  }
 }
 
 }  // namespace warploom

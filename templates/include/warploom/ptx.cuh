@@ -53,6 +53,17 @@ WL_FN void sync_some() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
+// Adds 1 and returns what was there. What threads of this CTA wrote before a barrier in front can
+// be seen by whoever counts later and then meets a barrier of its own.
+WL_FN unsigned count_release_acquire(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
 WL_FN unsigned load_acquire(const unsigned* address) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

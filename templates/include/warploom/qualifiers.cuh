@@ -2,6 +2,8 @@
 #pragma once
 
 #define WL_FN __device__ __forceinline__
+// Called, so that what runs once takes no registers from the loop before it.
+#define WL_CALLED_FN __device__ __noinline__
 
 namespace warploom {
 

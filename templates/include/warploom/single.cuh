@@ -24,9 +24,7 @@ struct Arena<K, 1> {
 
   static constexpr int kItems = 2;
   static constexpr int kSlabStride = S::kDimV;
-  // One for each warp; and for each row of threads of the warp that merges.
-  static constexpr int kMergedRows = kWarpSize / S::kRowThreads;
-  static constexpr int kSlabRows = C::kWarps > kMergedRows ? C::kWarps : kMergedRows;
+  static constexpr int kSlabRows = C::kWarps;
 
   static constexpr int kSlabsAt = 2 * S::kDimQk;  // behind the query
   static constexpr int kStatisticsAt = kSlabsAt + 4 * kSlabRows * kSlabStride;

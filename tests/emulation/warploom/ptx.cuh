@@ -27,6 +27,8 @@ void sync_some() {
   fibers::wait(fibers::barriers[fibers::barriers.size() - 2], kThreads);
 }
 
+inline unsigned count_release_acquire(unsigned* counter) { return (*counter)++; }
+
 inline unsigned load_acquire(const unsigned* address) { return *address; }
 
 }  // namespace warploom

@@ -2,3 +2,5 @@
 #pragma once
 
 #include <warploom/qualifiers.hpp>
+
+#define WL_CALLED_FN inline
