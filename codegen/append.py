@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
@@ -10,13 +10,12 @@ from warploom.codegen.context import config_struct, short_dims, short_dtypes
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.render import environment
 from warploom.codegen.source import KernelSource
+from warploom.codegen.specialize import only_seats
 from warploom.codegen.tiles import LaunchShape
 from warploom.dsl.dtypes import DType
-from warploom.dsl.ir import walk
 from warploom.dsl.spec import TracedVariant
 
 THREADS = 128
-_SEATS = ("key_transform", "value_transform")
 
 _POINTERS = (
     ("const void*", "k", "new keys [row, head, head_dim]"),
@@ -68,17 +67,7 @@ class AppendSpec:
 
 def key_value_seats(traced: TracedVariant) -> TracedVariant:
     """The part of a variant that an append applies, with the fields that it reads."""
-    seats = {seat: root for seat, root in traced.seats.items() if seat in _SEATS}
-    read = {found.attr for found in walk(*seats.values()) if found.op in ("scalar", "load", "call")}
-
-    return replace(
-        traced,
-        softmax=True,
-        seats=seats,
-        scalars=tuple(field for field in traced.scalars if field.name in read),
-        tensors=tuple(field for field in traced.tensors if field.name in read),
-        functions=tuple(one for one in traced.functions if one.name in read),
-    )
+    return only_seats(traced, ("key_transform", "value_transform"))
 
 
 def append_fields(spec: AppendSpec) -> tuple[ParamField, ...]:

@@ -1,11 +1,12 @@
-"""What a kernel may know beyond its spec: it is compiled for one number of heads in a group."""
+"""What a kernel is made of that is less than its declaration, or knows more."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from warploom.dsl.ir import Kind, node, substitute
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.ir import Kind, node, substitute, walk
+from warploom.dsl.spec import AttentionSpec, TracedVariant
 
 _Q_HEAD = node("var", Kind.INT, attr="q_head")
 _KV_HEAD = node("var", Kind.INT, attr="kv_head")
@@ -23,3 +24,17 @@ def for_group_size(spec: AttentionSpec, group_size: int) -> AttentionSpec:
         seat: substitute(root, {_Q_HEAD: _KV_HEAD}) for seat, root in spec.variant.seats.items()
     }
     return replace(spec, variant=replace(spec.variant, seats=seats))
+
+
+def only_seats(traced: TracedVariant, kept: Collection[str]) -> TracedVariant:
+    """The part of a variant that has these seats alone, with the fields that they read."""
+    seats = {seat: root for seat, root in traced.seats.items() if seat in kept}
+    read = {found.attr for found in walk(*seats.values()) if found.op in ("scalar", "load", "call")}
+    return replace(
+        traced,
+        softmax=True,
+        seats=seats,
+        scalars=tuple(field for field in traced.scalars if field.name in read),
+        tensors=tuple(field for field in traced.tensors if field.name in read),
+        functions=tuple(one for one in traced.functions if one.name in read),
+    )

@@ -1,8 +1,8 @@
-// Appending to a paged cache, as both back ends see it: where a new token goes, and the seats of
-// keys and values behind one interface.
+// Appending to a paged cache, as both back ends see it: where new vectors come from and go.
 #pragma once
 
 #include <warploom/narrow.hpp>
+#include <warploom/stored_seats.hpp>
 
 namespace warploom {
 
@@ -51,35 +51,11 @@ WL_FN TileInfo tile_of(const Params& p, const AppendPlace& place, int kv_head) {
   return {place.batch, kv_head, place.q_len, place.kv_len, p.num_q_heads, p.num_kv_heads};
 }
 
-// One interface for the two seats, with the strides and pointers that belong to each.
-#define WL_APPEND_SEAT(Name, seat, Title, letter, dim)                                          \
+// The two seats, with the strides and pointers that belong to each.
+#define WL_APPEND_SEAT(Name, Seat, letter)                                                      \
   template <class K>                                                                            \
-  struct Name {                                                                                 \
-    using Variant = typename K::Variant;                                                        \
+  struct Name : Seat<K> {                                                                       \
     using Params = typename K::Params;                                                          \
-    static constexpr bool kActive = Variant::kHas##Title##Transform;                            \
-    static constexpr int kReductions = Variant::k##Title##Reductions;                           \
-    static constexpr int kHeadDim = K::Config::dim;                                             \
-    template <int I>                                                                            \
-    WL_FN static float identity() {                                                             \
-      return Variant::template seat##_identity<I>();                                            \
-    }                                                                                           \
-    template <int I>                                                                            \
-    WL_FN static float combine(float a, float b) {                                              \
-      return Variant::template seat##_combine<I>(a, b);                                         \
-    }                                                                                           \
-    template <int I, class X>                                                                   \
-    WL_FN static float reduce(const Params& p, const TileInfo& tile, int kv_pos, int lane,      \
-                              const X& x, const float* r) {                                     \
-      return Variant::template seat##_reduce<I>(p, tile, kv_pos, lane, kHeadDim, x, r);         \
-    }                                                                                           \
-    template <class X>                                                                          \
-    WL_FN static float value(const Params& p, const TileInfo& tile, int kv_pos, int lane,       \
-                             const X& x, const float* r) {                                      \
-      const auto of_tile = Variant::seat##_tile(p, tile);                                       \
-      const auto state = Variant::seat##_lane(p, tile, of_tile, lane, kHeadDim);                \
-      return Variant::seat(p, tile, kv_pos, state, lane, kHeadDim, x, r);                       \
-    }                                                                                           \
     WL_FN static const typename K::Config::Element* from(const Params& p, int row, int head) {  \
       return static_cast<const typename K::Config::Element*>(p.letter) +                        \
              row * p.letter##_row_stride + head * p.letter##_head_stride;                       \
@@ -92,16 +68,8 @@ WL_FN TileInfo tile_of(const Params& p, const AppendPlace& place, int kv_head) {
     }                                                                                           \
   };
 
-WL_APPEND_SEAT(NewKey, key, Key, k, kHeadDimQk)
-WL_APPEND_SEAT(NewValue, value, Value, v, kHeadDimV)
+WL_APPEND_SEAT(NewKey, StoredKey, k)
+WL_APPEND_SEAT(NewValue, StoredValue, v)
 #undef WL_APPEND_SEAT
-
-// A vector in memory, as functors read it.
-template <class Element>
-struct StoredVector : LaneByLane<StoredVector<Element>> {
-  const Element* from;
-  WL_FN explicit StoredVector(const Element* vector) : from(vector) {}
-  WL_FN float operator()(int lane) const { return to_float(from[lane]); }
-};
 
 }  // namespace warploom

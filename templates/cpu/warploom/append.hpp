@@ -29,8 +29,10 @@ void append_vector(const typename K::Params& p, const AppendPlace& place, int ro
   float r[Seat::kReductions + 1];
   reduce_vector<Seat, K>(p, tile, place.kv_pos, x, r);
   To* to = Seat::to(p, place, head);
+  const auto of_tile = Seat::tile_state(p, tile);
   for (int lane = 0; lane < Seat::kHeadDim; ++lane) {
-    to[lane] = from_float<To>(Seat::value(p, tile, place.kv_pos, lane, x, r));
+    const auto state = Seat::lane_state(p, tile, of_tile, lane);
+    to[lane] = from_float<To>(Seat::value(p, tile, place.kv_pos, state, lane, x, r));
   }
 }
 

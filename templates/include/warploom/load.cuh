@@ -1,4 +1,5 @@
-// Storage types of 8-bit and 16-bit floats, and loads that give the types a functor computes with.
+// Storage types of 8-bit and 16-bit floats, loads that give the types a functor computes with, and
+// a store.
 // The types are bits only, so that this header needs no other; CuTe's have the same layout.
 #pragma once
 
@@ -70,6 +71,13 @@ WL_FN int load(const signed char* p, long long offset) { return __ldg(p + offset
 WL_FN int load(const unsigned char* p, long long offset) { return __ldg(p + offset); }
 WL_FN bool load(const bool* p, long long offset) {
   return __ldg(reinterpret_cast<const unsigned char*>(p) + offset) != 0;
+}
+
+// 16 bytes at once, which compilers may else take to pieces again.
+WL_FN void store_words(void* to, const uint4& words) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y),
+               "r"(words.z), "r"(words.w)
+               : "memory");
 }
 
 }  // namespace warploom

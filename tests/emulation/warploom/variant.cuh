@@ -5,4 +5,5 @@
 
 namespace warploom {
 inline float reciprocal(float x) { return 1.0f / x; }
+inline void store_words(void* to, const uint4& words) { std::memcpy(to, &words, sizeof(words)); }
 }  // namespace warploom
