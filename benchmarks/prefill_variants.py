@@ -21,6 +21,7 @@ import warploom as wl
 FP16 = 2e-3  # tolerance; a wrong mask or scale is far above it
 SOFT_CAP, WINDOW, ROPE_BASE = 50.0, 1024, 10000.0
 LENGTHS = (1024, 8192)
+ROPE_LENGTHS = (1024, 2048, 4096, 8192)  # between them the better way changes
 
 # --- shipped variants -----------------------------------------------------------------------------
 
@@ -208,12 +209,16 @@ def run_separate_rope(inputs: Sequence[Inputs]) -> list[Thunk]:
 
 
 def rope_trials(setting: Setting) -> Iterator[Trial]:
-    fused = warploom(lambda _: wl.Causal() & wl.Rope(ROPE_BASE))
-    separate = Implementation("separate kernel", run_separate_rope)
-    for length in setting.pick(LENGTHS, 128):
+    rope = partial(warploom, lambda _: wl.Causal() & wl.Rope(ROPE_BASE))
+    contestants = [rope()]  # which chooses where keys are rotated
+    if setting.on_gpu:
+        ways = ("fused", "before")
+        contestants += [rope(name=f"warploom {way}", key_transform=way) for way in ways]
+    contestants.append(Implementation("separate kernel", run_separate_rope))
+    for length in setting.pick(ROPE_LENGTHS, 128):
         shape, name = even_batch(length, setting.on_gpu), f"RoPE {label(length)}"
         yield attention_trial(
-            name, shape, (fused, separate), unit="TFLOP/s",
+            name, shape, contestants, unit="TFLOP/s",
             truth=Truth(rotate=rope_truth, tolerance=2 * FP16),  # rotated vectors are rounded
         )  # fmt: skip
         without = (warploom(name="warploom without"),)

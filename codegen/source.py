@@ -23,6 +23,7 @@ class TileConfig:
         template: which CUDA template: "portable", or "hopper", whose blocks have more warps, which
             copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
+        prepared_keys: another kernel transforms keys before this one (decision 0027).
         reason: why these sizes were chosen, for `explain()`; not part of the identity, as `costs`.
         costs: microseconds that a model predicts for each tile it weighed, the best first.
     """
@@ -33,6 +34,7 @@ class TileConfig:
     stages: int = 2
     template: Literal["portable", "hopper"] = "portable"
     query_stages: int = 1
+    prepared_keys: bool = False
     reason: str = field(default="", compare=False)
     costs: tuple[tuple[str, float], ...] = field(default=(), compare=False)
 

@@ -38,3 +38,13 @@ def only_seats(traced: TracedVariant, kept: Collection[str]) -> TracedVariant:
         tensors=tuple(field for field in traced.tensors if field.name in read),
         functions=tuple(one for one in traced.functions if one.name in read),
     )
+
+
+def for_prepared_keys(spec: AttentionSpec) -> AttentionSpec:
+    """The spec of a kernel whose keys another has transformed before it.
+
+    All fields stay, so that both ways to attend have the same `Params`.
+    """
+    seats = {seat: root for seat, root in spec.variant.seats.items() if seat != "key_transform"}
+    name = f"{spec.variant.name} of prepared keys"
+    return replace(spec, variant=replace(spec.variant, name=name, seats=seats))

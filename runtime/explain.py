@@ -19,6 +19,7 @@ from warploom.runtime.composed import depends_on_request
 from warploom.runtime.cpu import default_threads
 from warploom.runtime.device import Backend
 from warploom.runtime.planner import Planned
+from warploom.runtime.prepared_keys import KeyTransform
 from warploom.runtime.visibility import Heads, MaskVisibility
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.plan import Plan
@@ -40,6 +41,7 @@ class Explained(Protocol):
     kv_format: KVFormat
     heads: Heads
     device: torch.device
+    key_transform: KeyTransform
 
     @property
     def planned(self) -> Planned | None: ...
@@ -105,6 +107,7 @@ def explain(wrapper: Explained) -> Explanation:
     else:
         facts |= (
             _kernel(wrapper.planned, wrapper.tile)
+            | _keys(wrapper, wrapper.planned)
             | _work(wrapper.planned, spec.variant)
             | _memory(wrapper.planned)
         )
@@ -158,6 +161,15 @@ def _kernel(planned: Planned, chosen: TileConfig | None) -> dict[str, object]:
             f"{used.registers} registers, spills {spills}, local {used.local_bytes} B"
         )
     return facts
+
+
+def _keys(wrapper: Explained, planned: Planned) -> dict[str, object]:
+    """Where keys are transformed, if anywhere; only a GPU has more than one way."""
+    if "key_transform" not in wrapper.spec.variant.seats or wrapper.backend != "cuda":
+        return {}
+    rows = planned.batch.busy_rows * wrapper.heads.group_size
+    is_before = planned.kernel.prepare is not None
+    return {"keys are transformed": wrapper.key_transform.told(is_before, rows)}
 
 
 def _weighed(tile: TileConfig) -> dict[str, object]:

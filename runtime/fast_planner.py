@@ -155,7 +155,8 @@ class FastPlanner(Planner):
         requests = len(arguments[0]) - 1
         rows = bounds.max_q_rows if q_rows is None else q_rows
         batch = OnDevice(tensors, requests, rows, bounds)
-        if not self.deals_evenly(batch, self.tile_for(batch)):
+        tile = self.tile_for(batch)
+        if tile.prepared_keys or not self.deals_evenly(batch, tile):
             return None
         if requests > min(bounds.max_requests, bounds.segments):
             name, most = "max_requests", min(bounds.max_requests, bounds.segments)

@@ -23,7 +23,7 @@ from warploom.errors import (
 from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
 from warploom.runtime.missing import missing_input
-from warploom.runtime.params import Block
+from warploom.runtime.params import Members
 from warploom.runtime.roles import (
     check_captured,
     check_roles,
@@ -40,7 +40,8 @@ from warploom.scheduler.bounds import Bounds
 _ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens", "out", "lse",
               "return_lse")  # fmt: skip
 # Of the wrapper, given to the wrong call.
-_OPTIONS = ("sm_scale", "lse_base", "sm_limit", "backend", "bounds", "tile", "batch_invariant")
+_OPTIONS = ("sm_scale", "lse_base", "sm_limit", "backend", "bounds", "tile", "batch_invariant",
+            "key_transform")  # fmt: skip
 
 
 class Inputs:
@@ -180,7 +181,7 @@ class Inputs:
             for name in sorted(self.mask_scalars.difference(self.scalars)):
                 raise self._missing(name)
 
-    def write_planned(self, block: Block) -> None:
+    def write_planned(self, block: Members) -> None:
         """Write all kept values, to the same block each time."""
         if self.overridden or not self._is_written:
             for name, value in self.scalars.items():
@@ -190,7 +191,7 @@ class Inputs:
         self.overridden, self._written = False, None
         self._settled = self._is_written = True
 
-    def write_given(self, given: Mapping[str, Any], block: Block) -> tuple[torch.Tensor, ...]:
+    def write_given(self, given: Mapping[str, Any], block: Members) -> tuple[torch.Tensor, ...]:
         """Write the values given to `run`, after undoing those of the run before.
 
         Returns the given tensors, which must live until the launch.
@@ -339,7 +340,7 @@ def _address(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def _write_tensor(block: Block, name: str, tensor: torch.Tensor) -> None:
+def _write_tensor(block: Members, name: str, tensor: torch.Tensor) -> None:
     block.set(f"x_{name}", tensor.data_ptr())
     for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         block.set(f"x_{name}_n{axis}", size)

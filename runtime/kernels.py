@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.build import Artifact
 from warploom.codegen.hostcc import HostTarget, host_target
+from warploom.codegen.prepare import PrepareSpec, prepare_launch, render_prepare
 from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.specialize import for_prepared_keys
 from warploom.codegen.tile_cost_composed import Reading, cheapest_composed_tile, composed_tiles
 from warploom.codegen.tiles import choose_tile, cuda_launch, tiles_weighed
 from warploom.codegen.tiles_cpu import cpu_tile
@@ -21,10 +24,12 @@ from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.device import cuda_facts
 from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import ParamBlock
+from warploom.runtime.prepared_keys import PREPARED_ROWS, Bind, meets_often
 from warploom.scheduler.layout import c_structs
 
 # Mean fused rows per request that stand for all choices of a tile: decode to long prefill.
 _SAMPLES = (1, 8, 16, 24, 48, 64, 96, 128, 192, 1024, 2048)
+_TALL = 64  # rows of a tile; a model of costs gives no fewer to requests whose keys are prepared
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Kernel:
         artifact: what was built of it.
         num_ctas: size of its grid.
         bind: a function that runs it on all CTAs with these parameters, given a stream handle.
+        prepare: the same of the kernel that transforms its keys before, if there is one.
     """
 
     tile: TileConfig
@@ -44,9 +50,11 @@ class Kernel:
     artifact: Artifact
     num_ctas: int
     bind: Callable[[ParamBlock], Callable[[int], None]]
+    prepare: Bind | None = None
 
 
 _loaded: Loaded[Kernel] = Loaded()
+_preparing: Loaded[Bind] = Loaded()
 
 
 class Kernels:
@@ -56,13 +64,27 @@ class Kernels:
         target: what they are compiled for.
     """
 
-    def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        device: torch.device,
+        prepare: PrepareSpec | None = None,
+        always: bool = False,
+    ) -> None:
         """Find the compiler's target.
+
+        Args:
+            spec: what to compute.
+            device: where.
+            prepare: how keys may be transformed before attention; None: only in attention.
+            always: not only where keys meet many query tiles.
 
         Raises:
             NoHostCompiler: the device is the CPU and there is no compiler.
         """
         self._spec = spec
+        self._prepare = prepare
+        self._always = always
         self._device = device
         self.target: Arch | HostTarget = (
             cuda_facts(device.index).arch if device.type == "cuda" else host_target()
@@ -70,8 +92,16 @@ class Kernels:
         self._sources: dict[TileConfig, KernelSource] = {}
         self._kernels: dict[TileConfig, Kernel] = {}
 
+    def spec_of(self, tile: TileConfig) -> AttentionSpec:
+        """What the attention kernel of a tile is compiled for."""
+        return self._plain if tile.prepared_keys else self._spec
+
     def choose(
-        self, mean_fused_rows: float, items: int | None = None, keys: int | None = None
+        self,
+        mean_fused_rows: float,
+        items: int | None = None,
+        keys: int | None = None,
+        knows_keys: bool = True,
     ) -> TileConfig:
         """The tile for requests with this many query rows x query heads per key/value head.
 
@@ -79,19 +109,50 @@ class Kernels:
             mean_fused_rows: that number.
             items: requests x key/value heads, if known.
             keys: of a request, if known.
+            knows_keys: whether there is a number of keys that could be transformed before.
         """
-        if isinstance(self.target, Arch):
-            sms = cuda_facts(self._device.index).num_sms
-            share = None if items is None else items / sms
-            return choose_tile(self._spec, self.target, mean_fused_rows, share, keys)
-        return cpu_tile(self._spec, mean_fused_rows)
+        often = knows_keys and meets_often(mean_fused_rows)
+        prepared = self._prepare is not None and (often or self._always)
+        return self._choose(prepared, mean_fused_rows, items, keys)
+
+    def _choose(
+        self,
+        prepared: bool,
+        mean_fused_rows: float,
+        items: int | None = None,
+        keys: int | None = None,
+    ) -> TileConfig:
+        if not isinstance(self.target, Arch):
+            return cpu_tile(self._spec, mean_fused_rows)
+        sms = cuda_facts(self._device.index).num_sms
+        share = None if items is None else items / sms
+        spec = self._plain if prepared else self._spec
+        tile = choose_tile(spec, self.target, mean_fused_rows, share, keys)
+        return replace(tile, prepared_keys=prepared)
+
+    @cached_property
+    def _plain(self) -> AttentionSpec:
+        """The spec of kernels whose keys come transformed."""
+        return for_prepared_keys(self._spec)
 
     def candidates(self, fewest_rows: float = 1) -> list[TileConfig]:
         """Every tile that `choose` can give, for this many fused rows or more."""
-        if isinstance(self.target, Arch) and (weighed := tiles_weighed(self._spec, self.target)):
-            return list(dict.fromkeys([self.choose(fewest_rows), *weighed]))
+        if self._prepare is None:
+            return self._candidates(False, fewest_rows)
+        if self._always:
+            return self._candidates(True, fewest_rows)
+        often = self._candidates(True, max(fewest_rows, PREPARED_ROWS))
+        tall = [tile for tile in often if tile.rows >= _TALL]
+        return [*self._candidates(False, fewest_rows), *tall]
+
+    def _candidates(self, prepared: bool, fewest_rows: float) -> list[TileConfig]:
+        spec = self._plain if prepared else self._spec
+        if isinstance(self.target, Arch) and (weighed := tiles_weighed(spec, self.target)):
+            weighed = [replace(tile, prepared_keys=prepared) for tile in weighed]
+            return list(dict.fromkeys([self._choose(prepared, fewest_rows), *weighed]))
         samples = [max(rows, fewest_rows) for rows in _SAMPLES]
-        return list(dict.fromkeys(self.choose(rows, n) for rows in samples for n in (1, None)))
+        chosen = (self._choose(prepared, rows, n) for rows in samples for n in (1, None))
+        return list(dict.fromkeys(chosen))
 
     def composed_candidates(self, fewest_rows: float) -> list[TileConfig]:
         """Every tile that a composed plan can have: the model's, or if there is none, by rows."""
@@ -116,8 +177,20 @@ class Kernels:
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:
             render = render_cuda if isinstance(self.target, Arch) else render_cpu
-            self._sources[tile] = render(self._spec, tile, c_structs(self._spec.kv_format.composed))
+            spec = self.spec_of(tile)
+            self._sources[tile] = render(spec, tile, c_structs(spec.kv_format.composed))
         return self._sources[tile]
+
+    def sources(self, tile: TileConfig) -> list[KernelSource]:
+        """Those of all kernels that plans with a tile launch."""
+        return [self.source(tile), *([self.prepare_source] if tile.prepared_keys else ())]
+
+    @cached_property
+    def prepare_source(self) -> KernelSource:
+        """Of the kernel that transforms keys before attention."""
+        if self._prepare is None:
+            raise RuntimeError("keys of this spec are transformed in attention alone")
+        return render_prepare(self._prepare, c_structs())
 
     def get(self, tile: TileConfig) -> Kernel:
         """The kernel for a tile, from this process, from the cache or from the compiler.
@@ -129,8 +202,19 @@ class Kernels:
         """
         found = self._kernels.get(tile)
         if found is None:
-            found = self._kernels[tile] = self._find(tile)
+            found = self._find(tile)
+            if tile.prepared_keys:  # attention of other key transforms may be the same kernel
+                found = replace(found, prepare=self._find_prepare())
+            self._kernels[tile] = found
         return found
+
+    def _find_prepare(self) -> Bind:
+        source, index = self.prepare_source, self._device.index
+
+        def load(artifact: Artifact) -> Bind:
+            return CudaKernel(source.name, artifact, prepare_launch(), index).bind
+
+        return _preparing.get(source, self.target, self._device, load)
 
     def _find(self, tile: TileConfig) -> Kernel:
         source = self.source(tile)
@@ -151,6 +235,6 @@ class Kernels:
             return Kernel(
                 tile, source, artifact, grid, lambda params: lambda _: host.launch(params, grid)
             )
-        shape = cuda_launch(self._spec, tile, self.target)
+        shape = cuda_launch(self.spec_of(tile), tile, self.target)
         cuda = CudaKernel(source.name, artifact, shape, self._device.index)
         return Kernel(tile, source, artifact, cuda.num_ctas, cuda.bind)

@@ -26,7 +26,8 @@ from warploom.runtime.formats import Batch
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
-from warploom.runtime.params import ParamBlock
+from warploom.runtime.params import Members, ParamBlock
+from warploom.runtime.prepared_keys import PreparedKeys
 from warploom.runtime.tensor_map import TensorMaps
 from warploom.runtime.workspace import Workspace
 
@@ -42,10 +43,18 @@ class Launcher:
     """
 
     def __init__(
-        self, geometry: Geometry, params: ParamBlock, inputs: Inputs, workspace: Workspace
+        self,
+        geometry: Geometry,
+        params: ParamBlock,
+        inputs: Inputs,
+        workspace: Workspace,
+        preparing: PreparedKeys | None = None,
     ) -> None:
         self._geometry = geometry
         self._params = params
+        self._preparing = preparing  # for plans that want it
+        self._prepared: PreparedKeys | None = None  # for this plan
+        self._members: Members = params if preparing is None else preparing.inputs
         self._inputs = inputs
         self._workspace = workspace
         self._device = device = geometry.device
@@ -65,6 +74,8 @@ class Launcher:
         self._batch = batch
         if kernel is not self._kernel:
             self._take_kernel(kernel)
+        if self._prepared is not None:
+            self._prepared.planned(batch)
         rows = batch.num_requests, batch.q_rows
         if rows != self._rows:
             self._rows = rows
@@ -73,11 +84,15 @@ class Launcher:
             self._out_strides = contiguous(self._out_shape)
             self._lse_strides = contiguous(self._lse_shape)
         self._needs_inputs = self._inputs.incomplete
-        self._inputs.write_planned(self._params)
+        self._inputs.write_planned(self._members)
 
     def _take_kernel(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._enqueue = kernel.bind(self._params)
+        self._prepared = None
+        if kernel.prepare is not None and self._preparing is not None:
+            self._prepared = self._preparing
+            self._prepared.take(kernel.prepare)
         self._tensor_maps = self._maps_of.get(kernel.tile)
         if kernel.tile not in self._maps_of:
             self._tensor_maps = TensorMaps.of(self._geometry, kernel.tile)
@@ -125,8 +140,12 @@ class Launcher:
         """
         self._form = None
         k, v = pair = key_value(kv)
-        self._params.set_strides(self._checked_strides(q, k, v, out, lse))
-        self._maps = None if self._tensor_maps is None else self._tensor_maps.of_layout(k, v)
+        strides, keys = self._checked_strides(q, k, v, out, lse), k
+        if self._prepared is not None:
+            keys = self._prepared.scratch()
+            strides = (*strides[:3], *self._prepared.admit(strides[3:6]), *strides[6:])
+        self._params.set_strides(strides)
+        self._maps = None if self._tensor_maps is None else self._tensor_maps.of_layout(keys, v)
         self._v_behind_k = v.data_ptr() - k.data_ptr()  # of one cache that holds both
         given = [x for x in (out, lse) if x is not None]
         self._same = shortcuts.like(q, *(pair if isinstance(kv, tuple) else (kv,)), *given)
@@ -150,7 +169,7 @@ class Launcher:
         self._workspace.check_held()
         kept: tuple[torch.Tensor, ...] = ()
         if given or self._needs_inputs or self._inputs.overridden:
-            kept = self._inputs.write_given(given, self._params)
+            kept = self._inputs.write_given(given, self._members)
         if isinstance(kv, tuple):
             k_at, v_at = kv[0].data_ptr(), kv[1].data_ptr()
         else:
@@ -167,11 +186,15 @@ class Launcher:
             self._checked_strides(q, *key_value(kv), out, lse)  # raises unless a tensor is empty
         if writes_to_given and self._may_reach(q_at, k_at, v_at, o_at, lse_at):
             check_apart(out, lse, (q, *key_value(kv)))
+        stream = 0 if self._streams is None else self._streams.current()
+        if self._prepared is not None:
+            keys = self._prepared.launch(k_at, stream)
+            kept, k_at = (*kept, keys), keys.data_ptr()
         if self._maps is not None:
             self._params.set_tensor_maps(self._maps(k_at, v_at))
         self._params.set_pointers(q_at, k_at, v_at, o_at, lse_at)
-        self._enqueue(0 if self._streams is None else self._streams.current())
-        del kept  # given tensors live until here
+        self._enqueue(stream)
+        del kept  # given tensors and prepared keys live until here
         return (out, lse) if return_lse and lse is not None else out
 
     def _checked_strides(

@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from warploom.codegen.abi import TENSOR_MAP_BYTES, Packer, param_fields
 from warploom.dsl.spec import AttentionSpec
@@ -16,6 +17,12 @@ STRIDES = tuple(
     for tensor in TENSORS
     for axis in (("block", "token", "head") if tensor in "kv" else ("batch", "row", "head"))
 )
+
+
+class Members(Protocol):
+    """What takes values of members by name."""
+
+    def set(self, name: str, value: int | float) -> None: ...
 
 
 class Block:

@@ -93,7 +93,7 @@ class Planner:
         self._addressed: torch.Tensor | None = None  # what the kernel's parameters point to
         self._room: Capacity | None = None  # ... and how that is laid out
         self._fixed: TileConfig | None = None  # once known, where all plans have the same
-        self._chosen: dict[tuple[float, int, int], TileConfig] = {}
+        self._chosen: dict[tuple[float, int, int, bool], TileConfig] = {}
         self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
 
     def fixed_tile(self) -> TileConfig | None:
@@ -131,6 +131,7 @@ class Planner:
             batch.busy_rows * self._heads.group_size,
             batch.num_segments * self._heads.num_kv,
             1 << batch.max_kv_len.bit_length(),  # or each step of decoding would choose anew
+            batch.kv_extent > 0,  # which the host does not know of plans by the device
         )
         if key not in self._chosen:
             if len(self._chosen) > _SIZES_KEPT:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from warploom.codegen.build import Job, build_all
+from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import TileConfig
 from warploom.codegen.specialize import for_group_size
 from warploom.dsl.dtypes import DType
@@ -39,6 +40,7 @@ from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.planner import Options
 from warploom.runtime.planning import Planning
+from warploom.runtime.prepared_keys import KeyTransform, PreparedKeys, Way, obstacle_to_preparing
 from warploom.runtime.reference import run_reference
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
@@ -67,6 +69,7 @@ class AttentionWrapper(Planning):
         device: where tensors must be.
         backend: "cuda", "cpu" or "reference".
         heads: head counts.
+        key_transform: where keys are transformed.
         planned: the plan on the device, or None.
         handle: number under which the custom operator finds this wrapper.
     """
@@ -95,6 +98,7 @@ class AttentionWrapper(Planning):
         sm_limit: int | None = None,
         batch_invariant: bool = False,
         tile: TileConfig | None = None,
+        key_transform: Way = "auto",
     ) -> None:
         """Declare; kernels whose tile is known from the declaration are built here.
 
@@ -120,6 +124,9 @@ class AttentionWrapper(Planning):
             batch_invariant: fix the tile and the split size, so that the bits of a request do not
                 depend on its neighbours.
             tile: use this tile instead of choosing one.
+            key_transform: where keys are transformed: "fused" in attention, for each query tile
+                again; "before" in a kernel of its own, into memory that each run takes and gives
+                back; "auto": before where many query tiles meet each key, if that can be had.
 
         Raises:
             VariantError: the variant cannot be traced.
@@ -147,11 +154,15 @@ class AttentionWrapper(Planning):
         self._bounds = bounds
         self._inputs = Inputs(self.spec.variant, self._geometry, bounds if cuda_graph else None)
         self._inputs.bind(self._bound_inputs())
+        obstacle = obstacle_to_preparing(self.spec, self.backend, cuda_graph, batch_invariant)
+        self.key_transform = KeyTransform.of(key_transform, tile, obstacle)
         self.planned = None
         self._batch = None
         self._launcher = None  # none for the reference
         if self.backend != "reference":
-            options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
+            options = Options(
+                bounds, cuda_graph, batch_invariant, sm_limit, self.key_transform.with_way(tile)
+            )
             memory = None if workspace is None else as_torch(workspace, "workspace")
             self._connect(options, Workspace(self.device, memory, bounds is not None))
         self.handle = custom_op.register_wrapper(self)
@@ -183,7 +194,9 @@ class AttentionWrapper(Planning):
     def _connect(self, options: Options, workspace: Workspace) -> None:
         """Join the parts that only a compiled back end has."""
         self._workspace = workspace
-        self._kernels = Kernels(for_group_size(self.spec, self.heads.group_size), self.device)
+        spec, way = for_group_size(self.spec, self.heads.group_size), self.key_transform
+        prepare = PrepareSpec.of(spec, self.heads.num_kv) if way.may_be_before else None
+        self._kernels = Kernels(spec, self.device, prepare, way.way == "before")
         self._params = ParamBlock(self.spec)
         for name, value in (
             ("num_q_heads", self.heads.num_q),
@@ -196,7 +209,8 @@ class AttentionWrapper(Planning):
         self._planner = planner_of(self.kv_format)(
             self.spec, self.heads, self._kernels, workspace, self._params, options, self.device
         )
-        self._launcher = Launcher(self._geometry, self._params, self._inputs, workspace)
+        keys = PreparedKeys(prepare, self._geometry, self._params) if prepare else None
+        self._launcher = Launcher(self._geometry, self._params, self._inputs, workspace, keys)
         self._planner.reserve()
 
     @property
@@ -339,7 +353,8 @@ class AttentionWrapper(Planning):
             tiles: tiles to build for; `tiles()` by default.
         """
         tiles = self.tiles() if tiles is None else tiles
-        return [(self._kernels.source(tile), self._kernels.target) for tile in tiles]
+        sources = dict.fromkeys(found for tile in tiles for found in self._kernels.sources(tile))
+        return [(source, self._kernels.target) for source in sources]
 
     @property
     def tile(self) -> TileConfig | None:

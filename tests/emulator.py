@@ -9,6 +9,7 @@ from typing import Any
 
 import warploom.templates
 from warploom.codegen.hostcc import host_target
+from warploom.codegen.prepare import THREADS
 from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles import portable_threads
@@ -52,14 +53,18 @@ class Emulator:
 
     def get(self, kernels: Any, tile: TileConfig) -> Kernel:
         """Stands in for `Kernels.get`."""
-        source = render_cuda(kernels._spec, tile, c_structs(kernels._spec.kv_format.composed))
-        run = self._built.get(source.text) or self._build(source.text)
-        self._built[source.text] = run
-        threads = portable_threads(tile)
+        spec = kernels.spec_of(tile)
+        source = render_cuda(spec, tile, c_structs(spec.kv_format.composed))
         return Kernel(
             tile, source, None, CTAS,  # type: ignore[arg-type]
-            lambda params: lambda _: run(params.address, CTAS, threads, self.descending),
+            self._bind(source.text, portable_threads(tile)),
+            self._bind(kernels.prepare_source.text, THREADS) if tile.prepared_keys else None,
         )  # fmt: skip
+
+    def _bind(self, text: str, threads: int) -> Any:
+        run = self._built.get(text) or self._build(text)
+        self._built[text] = run
+        return lambda params: lambda _: run(params.address, CTAS, threads, self.descending)
 
     def _build(self, text: str) -> Any:
         library = compile_for_fibers(

@@ -13,6 +13,7 @@ import warploom as wl
 from warploom.codegen.arch import ARCHS
 from warploom.codegen.hostcc import compile_cpp, host_target
 from warploom.codegen.nvrtc import compile_cuda
+from warploom.codegen.prepare import PrepareSpec, render_prepare
 from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.dtypes import dtype
@@ -53,6 +54,7 @@ FILES = (
     "sigmoid_prefix_f32_blocks_cpu.cpp",
     "qknorm_rope_alibi_f16_ragged_cuda.cu",
     "softcap_window_bf16_paged_cuda.cu",
+    "qknorm_rope_alibi_f16_ragged_prepare.cu",
 )
 
 
@@ -60,6 +62,8 @@ def render(file: str) -> KernelSource:
     name, _, target = file.partition(".")[0].rpartition("_")
     variant, head_dim, element, kv_format = SPECS[name]
     spec = AttentionSpec(trace(variant), head_dim, head_dim, dtype(element), kv_format)
+    if target == "prepare":
+        return render_prepare(PrepareSpec.of(spec, 8), c_structs())
     if target == "cpu":
         return render_cpu(spec, CPU_TILE, c_structs())
     return render_cuda(spec, GPU_TILE, c_structs())

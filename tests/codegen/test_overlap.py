@@ -17,6 +17,7 @@ from warploom.codegen.append import AppendSpec, key_value_seats, render_append
 from warploom.codegen.arch import ARCHS
 from warploom.codegen.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import planner_source
+from warploom.codegen.prepare import PrepareSpec, render_prepare
 from warploom.codegen.render import render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.codegen.tiles import choose_tile, cuda_launch
@@ -51,6 +52,11 @@ def append() -> KernelSource:
     return render_append(spec, "cuda")
 
 
+def prepare() -> KernelSource:
+    spec = AttentionSpec(trace(wl.Rope() & wl.QKNorm()), 128, 128, bfloat16, Ragged())
+    return render_prepare(PrepareSpec.of(spec, 8), c_structs())
+
+
 SOURCES: dict[str, Callable[[], KernelSource]] = {
     "one row": lambda: attention(Paged(16), 1),
     "16 rows": lambda: attention(Paged(16), 4),
@@ -60,6 +66,7 @@ SOURCES: dict[str, Callable[[], KernelSource]] = {
         Paged(1), 1000, HOPPER, wl.Rope() & wl.DocumentMask()
     ),
     "append": append,
+    "prepare": prepare,
     "planner": lambda: planner_source(trace(wl.Causal()), c_structs(), "cuda"),
 }
 

@@ -1,0 +1,196 @@
+"""Keys transformed once, by a kernel just before attention, where many query tiles meet each key.
+
+A fused key transform works on a key again for each query tile that meets it. In a long prefill that
+costs more than writing the transformed keys to memory and reading those (decision 0027).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+
+from warploom.codegen.abi import Packer
+from warploom.codegen.prepare import COUNTS, POINTERS, STRIDES, PrepareSpec, prepare_fields
+from warploom.codegen.source import TileConfig
+from warploom.dsl.formats import Dense, Ragged
+from warploom.dsl.spec import AttentionSpec
+from warploom.errors import ArgumentError
+from warploom.runtime.args import Geometry
+from warploom.runtime.batch import Batch
+from warploom.runtime.params import Block, ParamBlock
+from warploom.runtime.shortcuts import allocator
+
+Way = Literal["auto", "fused", "before"]
+Bind = Callable[[Block], Callable[[int], None]]  # from parameters to a launch on a stream
+
+# Fused query rows from which on keys are prepared: 16 tiles of 128. To be measured; on an H200
+# fused RoPE was faster at 8 tiles and slower at 64.
+PREPARED_ROWS = 2048.0
+
+
+def meets_often(mean_fused_rows: float) -> bool:
+    """Whether so many fused query rows of a request are enough tiles for keys to be prepared.
+
+    Preparing costs a pass over the keys in memory and a launch, whatever the number of rows; what
+    it saves grows with the tiles that meet a key. Tiles hold about as many rows in all long
+    prefills, so rows alone decide, and the number of heads and requests, which both sides grow
+    with, does not.
+    """
+    return mean_fused_rows >= PREPARED_ROWS
+
+
+def obstacle_to_preparing(
+    spec: AttentionSpec, backend: str, cuda_graph: bool, batch_invariant: bool
+) -> str | None:
+    """Why keys of a wrapper can only be transformed by the attention kernel; None if not so."""
+    if "key_transform" not in spec.variant.seats:
+        return "the variant transforms no keys"
+    if backend != "cuda":
+        return f"the back end {backend!r} has no kernel that does it"
+    if type(spec.kv_format) not in (Dense, Ragged):
+        kind = type(spec.kv_format).__name__
+        return f"keys of the format {kind} lie in blocks, of which requests may share some"
+    if spec.is_narrow:
+        return "keys and values of 8 bits are read alike, and transformed keys have 16"
+    if cuda_graph:
+        return "launches that cuda_graph=True captures know no lengths"
+    if batch_invariant:
+        return "batch_invariant=True has one way for all batches"
+    return None
+
+
+@dataclass(frozen=True)
+class KeyTransform:
+    """Where a wrapper's keys are transformed.
+
+    Attributes:
+        way: what was asked for, by name or by a tile.
+        obstacle: why there is no choice, or None.
+    """
+
+    way: Way
+    obstacle: str | None
+
+    @classmethod
+    def of(cls, asked: str, tile: TileConfig | None, obstacle: str | None) -> KeyTransform:
+        """Check what was asked for.
+
+        Raises:
+            ArgumentError: no such way, or it cannot be had.
+        """
+        if asked not in get_args(Way):
+            reason = f"is {asked!r}; expected one of {', '.join(map(repr, get_args(Way)))}"
+            raise ArgumentError(name="key_transform", reason=reason)
+        if asked == "auto" and tile is not None:
+            asked = "before" if tile.prepared_keys else "fused"
+        if asked == "before" and obstacle is not None:
+            raise ArgumentError(name="key_transform", reason=f"cannot be 'before': {obstacle}")
+        return cls(asked, obstacle)  # type: ignore[arg-type]
+
+    @property
+    def may_be_before(self) -> bool:
+        return self.obstacle is None and self.way != "fused"
+
+    def with_way(self, tile: TileConfig | None) -> TileConfig | None:
+        """The caller's tile, which also names the way."""
+        return None if tile is None else replace(tile, prepared_keys=self.way == "before")
+
+    def told(self, is_before: bool, mean_fused_rows: float) -> str:
+        """The way of a plan and its reason, for `explain()`."""
+        rows = f"{mean_fused_rows:.4g} fused query rows per request on average"
+        if self.way == ("before" if is_before else "fused"):
+            reason = "asked for"
+        elif is_before:
+            reason = f"{rows} are {PREPARED_ROWS:.0f} or more"
+        elif self.obstacle is not None:
+            reason = self.obstacle
+        elif not meets_often(mean_fused_rows):
+            reason = f"{rows} are fewer than {PREPARED_ROWS:.0f}"
+        else:
+            reason = "the host knows of no keys"
+        how = "before attention, once for each key" if is_before else "in attention, with each tile"
+        return f"{how}: {reason}"
+
+
+class PreparedKeys:
+    """Launches of the kernel that writes transformed keys to scratch memory.
+
+    The memory is torch's, taken for each run and given back when attention is enqueued: on its
+    stream nobody else gets it before, and in a captured graph it is the graph's own. So wrappers
+    hold none between runs, and layers share it.
+
+    Attributes:
+        inputs: takes values of fields, for attention and for this kernel.
+    """
+
+    def __init__(self, spec: PrepareSpec, geometry: Geometry, params: ParamBlock) -> None:
+        """Begin without a kernel.
+
+        Args:
+            spec: of the kernel.
+            geometry: of the wrapper.
+            params: of attention; they know where the plan lies.
+        """
+        self._geometry = geometry
+        self._params = params
+        self._allocate = allocator(geometry.device)
+        packer = Packer(prepare_fields(spec))
+        self._block = Block(packer, packer.size)
+        self._block.set("num_q_heads", geometry.num_q_heads)
+        self._block.set("num_kv_heads", geometry.num_kv_heads)
+        self._write_strides = self._block.writer("q", STRIDES)
+        self._write_pointers = self._block.writer("Q", POINTERS)
+        self._write_counts = self._block.writer("i", COUNTS)
+        self.inputs = BothBlocks(params, self._block, frozenset(packer.names))
+
+    def take(self, bind: Bind) -> None:
+        """Launch this kernel from now on."""
+        self._enqueue = bind(self._block)
+
+    def planned(self, batch: Batch) -> None:
+        """Take the lengths of a batch, whose plan lies where the parameters say."""
+        dense = self._geometry.is_dense
+        blocks, tokens = batch.num_requests if dense else 1, batch.kv_extent
+        heads, dim = self._geometry.num_kv_heads, self._geometry.head_dim_qk
+        sizes = {"block": blocks, "token": tokens, "head": heads, "dim": dim}
+        strides = {"block": tokens * heads * dim, "token": heads * dim, "head": dim, "dim": 1}
+        axes = self._geometry.kv_axes
+        self._shape = tuple(sizes[axis] for axis in axes)
+        self._strides = tuple(strides[axis] for axis in axes)
+        self._key_strides = strides["block"] if dense else 0, strides["token"], strides["head"]
+        self._write_counts(batch.num_segments, blocks, tokens)
+        self._segments = int(self._params.get("segments"))
+        self._is_empty = blocks * tokens == 0
+
+    def scratch(self) -> torch.Tensor:
+        """Memory for the keys of the batch, shaped as they are."""
+        return self._allocate(self._shape, self._strides, self._geometry.dtype)
+
+    def admit(self, strides: tuple[int, ...]) -> tuple[int, ...]:
+        """Take the (block, token, head) strides of keys; returns those of transformed keys."""
+        self._write_strides(*strides, *self._key_strides)
+        return self._key_strides
+
+    def launch(self, k: int, stream: int) -> torch.Tensor:
+        """Enqueue the transform of the keys at an address; returns what will hold the result."""
+        keys = self.scratch()
+        if not self._is_empty:
+            self._write_pointers(k, keys.data_ptr(), self._segments)
+            self._enqueue(stream)
+        return keys
+
+
+class BothBlocks:
+    """Parameters of attention and of the kernel before it, where they have the same members."""
+
+    def __init__(self, params: Block, before: Block, known: frozenset[str]) -> None:
+        self._params, self._before, self._known = params, before, known
+
+    def set(self, name: str, value: int | float) -> None:
+        """Write a member of both."""
+        self._params.set(name, value)
+        if name in self._known:
+            self._before.set(name, value)

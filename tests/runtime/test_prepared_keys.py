@@ -1,0 +1,182 @@
+"""Keys that a kernel transforms before attention: when, what is refused, and the right numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from emulator import Emulator
+from prepared_variants import OfHeads, OwnKeys
+
+import warploom as wl
+from warploom.codegen.arch import ARCHS
+from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.source import TileConfig
+from warploom.dsl.dtypes import float16
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+from warploom.errors import ArgumentError
+from warploom.runtime import kernels as kernels_module
+from warploom.runtime import wrapper as wrapper_module
+from warploom.runtime.kernels import Kernels
+from warploom.runtime.prepared_keys import KeyTransform, meets_often, obstacle_to_preparing
+from warploom.runtime.trials import Case, Setup, mismatch
+
+TALL = TileConfig(64, 32, 2, 2, prepared_keys=True)
+FEW = TileConfig(16, 32, 2, 2, prepared_keys=True)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
+    """Makes the kernels of a variant for an H200, of which none need be built."""
+    facts = SimpleNamespace(arch=ARCHS["sm_90a"], num_sms=132)
+    monkeypatch.setattr(kernels_module, "cuda_facts", lambda _: facts)
+
+    def make(variant: wl.Variant, always: bool = False, dim: int = 128) -> Kernels:
+        spec = AttentionSpec(trace(variant), dim, dim, float16, wl.Ragged())
+        return Kernels(spec, torch.device("cuda", 0), PrepareSpec.of(spec, 16), always)
+
+    return make
+
+
+def test_long_prefills_have_tiles_whose_keys_come_prepared(hopper: Callable[..., Kernels]) -> None:
+    rope = hopper(wl.Causal() & wl.Rope())
+    for rows, knows_keys in ((1, True), (1024, True), (8192, False)):
+        assert not rope.choose(rows, 256, rows, knows_keys).prepared_keys
+    tile = rope.choose(8192, 256, 8192)
+    assert tile.prepared_keys and tile.template == "hopper"
+    text = rope.source(tile).text
+    assert "kHasKeyTransform" not in text and "kHasQueryTransform" in text
+    assert [source.labels[0][1] for source in rope.sources(tile)] == ["hopper", "prepare"]
+    assert len(rope.sources(rope.choose(1024, 256, 1024))) == 1
+    assert all(x.prepared_keys for x in hopper(wl.Rope(), always=True).candidates())
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_every_tile_that_can_be_chosen_is_a_candidate(
+    hopper: Callable[..., Kernels], dim: int
+) -> None:
+    kernels = hopper(wl.Causal() & wl.Rope(), dim=dim)
+    candidates = kernels.candidates()
+    lengths = [1, 16, 100, 2048, 3000, 8192, 10**5]
+    for rows, items, keys in product(lengths, (1, 20, 400, 10**5), lengths):
+        assert kernels.choose(rows, items, keys) in candidates
+
+
+@pytest.mark.parametrize(("rows", "often"), [(1, False), (2047.9, False), (2048, True)])
+def test_rows_alone_decide(rows: float, often: bool) -> None:
+    assert meets_often(rows) is often
+
+
+CASES: dict[str, tuple[wl.Variant, Setup]] = {
+    "half": (wl.Causal() & wl.Rope(), Setup(wl.Dense(layout="HND"), "float16", 64, 64, tile=TALL)),
+    "pairs": (wl.Rope(interleaved=True), Setup(wl.Ragged(), "bfloat16", 32, 32, tile=TALL)),
+    "odd halves": (wl.Rope(), Setup(wl.Ragged(layout="HND"), "float16", 72, 32, tile=TALL)),
+    "norm": (wl.QKNorm() & wl.Rope(dim=64), Setup(wl.Ragged(), "float16", 96, 32, tile=TALL)),
+    "own": (OwnKeys(), Setup(wl.Ragged(), "float16", 32, 32, tile=FEW)),
+    "heads": (OfHeads(), Setup(wl.Dense(), "bfloat16", 160, 32, tile=FEW)),
+}
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrappers of the CPU may prepare keys: their kernels are emulated."""
+    monkeypatch.setattr(wrapper_module, "obstacle_to_preparing", lambda *_: None)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("name", CASES)
+def test_attention_over_prepared_keys_agrees_with_the_oracle(emulator: Emulator, name: str) -> None:
+    variant, setup = CASES[name]
+    for emulator.descending, q_lens, kv_lens, heads in (
+        (0, (40, 0, 3, 70), (70, 33, 0, 81), (4, 1)),
+        (1, (3, 3, 3), (1, 40, 20), (2, 2)),
+        (0, (5,), (33,), (3, 1)),
+    ):
+        if isinstance(setup.kv_format, wl.Dense):
+            q_lens = (q_lens[0],) * len(q_lens)
+        case = Case(setup, q_lens, kv_lens, *heads, scale=2.0, seed=3)
+        found = mismatch(variant, case)
+        assert found is None, f"{case}: {found}"
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_inputs_of_a_run_and_new_plans_reach_both_kernels(emulator: Emulator) -> None:
+    declared: dict[str, Any] = {"num_q_heads": 2, "head_dim": 32, "dtype": "bfloat16"}
+    prepared, fused = (
+        wl.AttentionWrapper(
+            OwnKeys(per_key=torch.rand(4, 100), per_head=torch.rand(2)), device="cpu",
+            tile=replace(TALL, prepared_keys=before), **declared,
+        )
+        for before in (True, False)
+    )  # fmt: skip
+    prepared._inputs.bind(fused._inputs.tensors)
+    q, k, v = torch.randn(3, 100, 2, 32, dtype=torch.bfloat16)
+    for qo, kv in (([0, 9], [0, 60]), ([0, 4, 4, 30], [0, 50, 50, 90]), ([0], [0])):
+        for wrapper in (prepared, fused):
+            wrapper.plan(qo, kv)
+        rows = q[: qo[-1]]
+        runs: tuple[dict[str, Any], ...] = ({}, {"gain": 2.0}, {"per_head": torch.rand(2)}, {})
+        for given in runs:
+            got, expected = (x.run(rows, (k, v), **given) for x in (prepared, fused))
+            torch.testing.assert_close(got, expected, atol=1e-2, rtol=1e-2)
+
+
+def refused(kv_format: KVFormat | None = None, **options: Any) -> str | None:
+    traced = wl.AttentionWrapper(
+        options.pop("variant", wl.Rope()), kv_format=kv_format, num_q_heads=1, head_dim=64,
+        dtype="float16", kv_dtype=options.pop("kv_dtype", None), device="cpu",
+    ).spec  # fmt: skip
+    given = {"backend": "cuda", "cuda_graph": False, "batch_invariant": False, **options}
+    return obstacle_to_preparing(traced, **given)
+
+
+def test_what_cannot_be_prepared_says_why() -> None:
+    assert refused() is None
+    assert refused(wl.Dense(layout="HND")) is None
+    for found, part in (
+        (refused(variant=wl.Causal()), "transforms no keys"),
+        (refused(backend="cpu"), "back end"),
+        (refused(wl.Paged(16)), "Paged"),
+        (refused(wl.BlockSparse(block=(1, 8))), "BlockSparse"),
+        (refused(wl.Composed(16)), "Composed"),
+        (refused(kv_dtype="float8_e4m3fn"), "8 bits"),
+        (refused(cuda_graph=True), "cuda_graph"),
+        (refused(batch_invariant=True), "batch_invariant"),
+    ):
+        assert found is not None and part in found
+
+
+def test_a_way_that_cannot_be_had_is_refused() -> None:
+    shape: dict[str, Any] = {"num_q_heads": 1, "head_dim": 64, "device": "cpu", "dtype": "float16"}
+    with pytest.raises(ArgumentError, match=r"key_transform.*cannot be 'before': the back end"):
+        wl.AttentionWrapper(wl.Rope(), key_transform="before", **shape)
+    with pytest.raises(ArgumentError, match="cannot be 'before'"):
+        wl.AttentionWrapper(wl.Rope(), tile=TALL, **shape)
+    with pytest.raises(ArgumentError, match="expected one of 'auto', 'fused', 'before'"):
+        wl.AttentionWrapper(wl.Rope(), key_transform="early", **shape)  # type: ignore[arg-type]
+    for way in ("auto", "fused"):
+        wl.AttentionWrapper(wl.Rope(), key_transform=way, **shape)  # type: ignore[arg-type]
+
+
+def test_tiles_and_names_ask_for_the_same() -> None:
+    assert KeyTransform.of("auto", TALL, None).way == "before"
+    assert KeyTransform.of("auto", replace(TALL, prepared_keys=False), None).way == "fused"
+    named = KeyTransform.of("before", replace(TALL, prepared_keys=False), None)
+    assert named.with_way(replace(TALL, prepared_keys=False)) == TALL
+
+
+def test_the_way_is_told_with_its_reason() -> None:
+    auto = KeyTransform.of("auto", None, None)
+    mean = "fused query rows per request on average are"
+    assert auto.told(True, 8192).endswith(f": 8192 {mean} 2048 or more")
+    assert auto.told(False, 100).endswith(f": 100 {mean} fewer than 2048")
+    assert auto.told(True, 8192).startswith("before attention, once for each key: ")
+    assert KeyTransform.of("fused", None, None).told(False, 8192).endswith(": asked for")
+    assert KeyTransform.of("auto", None, "so it is").told(False, 8192).endswith(": so it is")
