@@ -22,6 +22,7 @@ from typing import Literal
 
 from warploom.codegen.abi import param_fields, struct_text
 from warploom.codegen.functors import variant_struct
+from warploom.codegen.linear_bias import may_shift_rows
 from warploom.codegen.source import LABELS, TileConfig
 from warploom.codegen.tiles import launch_bounds
 from warploom.codegen.tiles_hopper import copies_in_bulk, hopper_threads, keeps_bytes, may_turn_rows
@@ -51,7 +52,11 @@ def kernel_context(
         "plan_structs": plan_structs,
         "params_struct": struct_text(param_fields(spec), tensor_maps="bulk" in config),
         "variant_struct": variant_struct(
-            spec.variant, language, may_turn_rows(spec, tile), keeps_bytes(spec, tile)
+            spec.variant,
+            language,
+            turns=may_turn_rows(spec, tile),
+            bytes_of_columns=keeps_bytes(spec, tile),
+            shifts_rows=language == "cuda" and may_shift_rows(spec, tile),
         ),
         "config_struct": config_struct(config),
         "config": config,

@@ -7,36 +7,24 @@ Only what the user changed is written; the rest is inherited from `IdentityVaria
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-from warploom.codegen.conjunction import few_tests
 from warploom.codegen.interval_cpp import decided_function, tile_functions
 from warploom.codegen.lane_reads import lane_reads
-from warploom.codegen.logits_scale import with_scale_outside
+from warploom.codegen.linear_bias import LinearBias
+from warploom.codegen.logits_seats import Language, LogitsSeats, logits_seats
 from warploom.codegen.lower import C_TYPES, Block, reachable
-from warploom.codegen.split import (
-    Level,
-    Split,
-    lane_parts,
-    split,
-    tile_parts,
-    with_float_distances,
-    with_reciprocals,
-)
-from warploom.codegen.staged_item import round_up
+from warploom.codegen.split import Level, Split, lane_parts, tile_parts
 from warploom.codegen.turns import Turn, key_turn
-from warploom.dsl import fold
 from warploom.dsl.ir import REDUCTIONS, Kind, Node, Source
 from warploom.dsl.open_part import mask_parts
 from warploom.dsl.spec import SCALAR_SEATS, TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
 
-Language = Literal["cuda", "cpp"]
-
-_ELEMENT_PARAMETERS = (
+_ROW_PARAMETERS = (
     "const Params& p, const TileInfo& tile, const TileState& ts,\n"
-    "      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs"
+    "      const RowInfo& row, const RowState& rs"
 )
+_ELEMENT_PARAMETERS = f"{_ROW_PARAMETERS}, int kv_pos, const ColState& cs"
 # seat: short name in C++, flag, and the parameters that say where its vector is
 _VECTOR_SEATS = (
     ("query_transform", "query", "const RowInfo& row"),
@@ -69,6 +57,7 @@ def variant_struct(
     language: Language,
     turns: bool = False,
     bytes_of_columns: bool = False,
+    shifts_rows: bool = False,
 ) -> str:
     """C++ text of the variant's custom functions and of `struct Variant`.
 
@@ -78,14 +67,15 @@ def variant_struct(
         turns: whether sines of angles that grow evenly from key to key may follow from one another.
         bytes_of_columns: whether the truths that are kept of a column take little room, though an
             element then tests them with more instructions.
+        shifts_rows: whether the softmax adds a bias that grows evenly from key to key.
 
     Raises:
         UnsupportedSpec: a custom function has no text in this language.
     """
     tensors = {field.name: field for field in variant.tensors}
-    parts = [_flags(variant)]
-    if any(seat in variant.seats for seat in SCALAR_SEATS):
-        parts += _element_seats(variant, tensors, language, bytes_of_columns)
+    on_logits = logits_seats(variant, language, shifts_rows)
+    parts = [_flags(variant, on_logits)]
+    parts += _element_seats(variant, on_logits, tensors, bytes_of_columns)
     for seat, short, where in _VECTOR_SEATS:
         if seat in variant.seats:
             turn = key_turn(variant.seats[seat]) if turns and "kv_pos" in where else None
@@ -114,8 +104,11 @@ def _custom_functions(variant: TracedVariant, language: Language) -> str:
     return text
 
 
-def _flags(variant: TracedVariant) -> str:
-    names = [f"kHas{''.join(map(str.capitalize, seat.split('_')))}" for seat in variant.seats]
+def _flags(variant: TracedVariant, on_logits: LogitsSeats) -> str:
+    vectors = [seat for seat, *_ in _VECTOR_SEATS if seat in variant.seats]
+    scalars = [seat for seat in SCALAR_SEATS if seat in on_logits.roots]
+    seats = [*vectors, *scalars, *(["linear_bias"] if on_logits.bias is not None else [])]
+    names = [f"kHas{''.join(map(str.capitalize, seat.split('_')))}" for seat in seats]
     lines = [f"  static constexpr bool {name} = true;" for name in sorted(names)]
     if not variant.softmax:
         lines.append("  static constexpr bool kSoftmax = false;")
@@ -128,11 +121,11 @@ def _function(signature: str, block: Block) -> str:
 
 def _element_seats(
     variant: TracedVariant,
+    on_logits: LogitsSeats,
     tensors: Mapping[str, TensorField],
-    language: Language,
     bytes_of_columns: bool,
 ) -> list[str]:
-    seats, factor, parts = _split_seats(variant, language)
+    seats, parts = on_logits.roots, on_logits.states
     levels = [row for row in _STATES if parts.members(row[0])]
     text = [
         _state(row, parts, tensors, bytes_of_columns and row[0] is Level.COLUMN) for row in levels
@@ -143,12 +136,31 @@ def _element_seats(
     if "logits_transform" in seats:
         block = _returning(seats["logits_transform"], Block(tensors, bound))
         text.append(_function(f"float logits({_ELEMENT_PARAMETERS}, float logits)", block))
-    if factor is not None:
-        block = _returning(factor, Block({}), variant.seats["logits_transform"].source)
+    if on_logits.factor is not None:
+        block = _returning(on_logits.factor, Block({}), variant.seats["logits_transform"].source)
         text.append(_function("float logits_factor(const Params& p)", block))
+    if on_logits.bias is not None:
+        of_row = _without(bound, parts.column)
+        source = variant.seats["logits_transform"].source
+        text += _linear_bias(on_logits.bias, source, of_row, tensors)
     if "logits_mask" in seats:
         text += _mask_functions(variant.seats["logits_mask"], seats, bound, tensors)
     return text
+
+
+def _linear_bias(
+    bias: LinearBias,
+    source: Source | None,
+    bound: Mapping[Node, str],
+    tensors: Mapping[str, TensorField],
+) -> list[str]:
+    """The bias at a key, and how it grows from key to key."""
+    slope = _returning(bias.slope, Block(tensors, bound), source)
+    value = _returning(bias.node(), Block(tensors, bound), source)
+    return [
+        _function(f"float slope({_ROW_PARAMETERS})", slope),
+        _function(f"float linear_bias({_ROW_PARAMETERS}, int kv_pos)", value),
+    ]
 
 
 def _mask_functions(
@@ -167,47 +179,6 @@ def _mask_functions(
         text.append(_function(f"bool open_part({_ELEMENT_PARAMETERS})", block))
         text.append(decided_function(parts.decided_may_hide, tensors))
     return text
-
-
-def _split_seats(
-    variant: TracedVariant, language: Language = "cuda"
-) -> tuple[dict[str, Node], Node | None, Split]:
-    """The seats on logits in a form that leaves the inner loop little, and its states.
-
-    Between them the factor of transformed logits, where GPU kernels leave it to the softmax.
-    """
-    found = {seat: variant.seats[seat] for seat in SCALAR_SEATS if seat in variant.seats}
-    factor = None
-    if "logits_mask" in found:
-        tensors = frozenset(field.name for field in variant.tensors)
-        found |= _mask_in_parts(found["logits_mask"], tensors)
-    if "logits_transform" in found:
-        mask = [root for seat, root in found.items() if seat == "logits_mask"]
-        transform = with_reciprocals(found["logits_transform"], mask)
-        found["logits_transform"] = with_float_distances(transform)
-        if language == "cuda":
-            outside, rest = with_scale_outside(found["logits_transform"], variant.softmax)
-            found["logits_transform"] = rest
-            factor = outside if variant.softmax else None
-    return found, factor, split(tuple(found.values()))
-
-
-def _mask_in_parts(mask: Node, tensors: frozenset[str]) -> dict[str, Node]:
-    parts = mask_parts(mask, tensors)
-    if parts is None:
-        return {"logits_mask": few_tests(mask)}
-    left_open = few_tests(parts.open)  # a part of the whole, so that states keep it once
-    return {"logits_mask": fold.both(few_tests(parts.decided), left_open), "open_part": left_open}
-
-
-def column_state_bytes(variant: TracedVariant, bytes_of_columns: bool = False) -> int:
-    """Size of the C++ `Variant::ColState`; 0 if there is nothing to keep of a column."""
-    members = _split_seats(variant)[-1].column
-    sizes = [1 if bytes_of_columns and node.kind is Kind.BOOL else 4 for node in members]
-    end = 0
-    for size in sizes:
-        end = round_up(end, size) + size
-    return round_up(end, max(sizes, default=1))
 
 
 def _returning(root: Node, block: Block, source: Source | None = None) -> Block:

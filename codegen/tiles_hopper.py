@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from warploom.codegen.functors import column_state_bytes
+from warploom.codegen.linear_bias import may_shift_rows
+from warploom.codegen.logits_seats import column_state_bytes
 from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
@@ -133,7 +134,9 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     slab = 4 * (32 * tile.warps // row_threads) * (dim_v + 8)
     columns = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
     if not spec.kv_format.composed:
-        column = column_state_bytes(spec.variant, keeps_bytes(spec, tile))
+        column = column_state_bytes(
+            spec.variant, keeps_bytes(spec, tile), may_shift_rows(spec, tile)
+        )
         columns += (tile.stages + 1) * tile.keys * column
     item_stages = 1 if tile.query_stages == 1 else tile.query_stages + 1
     items = item_stages * staged_item_bytes(spec.kv_format, tile)

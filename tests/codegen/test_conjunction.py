@@ -11,7 +11,8 @@ from mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
 
 import warploom as wl
 from warploom.codegen.conjunction import few_tests
-from warploom.codegen.functors import column_state_bytes, variant_struct
+from warploom.codegen.functors import variant_struct
+from warploom.codegen.logits_seats import column_state_bytes
 from warploom.dsl.position import Position
 from warploom.dsl.trace import trace
 

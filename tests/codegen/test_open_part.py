@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
 
 import warploom as wl
-from warploom.codegen.functors import column_state_bytes, variant_struct
+from warploom.codegen.functors import variant_struct
+from warploom.codegen.logits_seats import column_state_bytes
 from warploom.dsl.evaluate import evaluate
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.open_part import mask_parts

@@ -6,7 +6,8 @@ import torch
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS
-from warploom.codegen.functors import column_state_bytes, variant_struct
+from warploom.codegen.functors import variant_struct
+from warploom.codegen.logits_seats import column_state_bytes
 from warploom.codegen.render import render_cuda
 from warploom.codegen.specialize import for_group_size
 from warploom.codegen.tiles import choose_tile

@@ -48,6 +48,16 @@ static float __fmul_ru(float a, float b) {
   const float rounded = float(exact);
   return rounded < exact ? std::nextafter(rounded, INFINITY) : rounded;
 }
+static float __fadd_ru(float a, float b) {
+  const double exact = double(a) + b;
+  const float rounded = float(exact);
+  return rounded < exact ? std::nextafter(rounded, INFINITY) : rounded;
+}
+static float __fmaf_rd(float a, float b, float c) {
+  const double exact = double(a) * b + c;
+  const float rounded = float(exact);
+  return rounded > exact ? std::nextafter(rounded, -INFINITY) : rounded;
+}
 static int __ffs(int value) { return __builtin_ffs(value); }
 
 static float __uint_as_float(unsigned bits) {

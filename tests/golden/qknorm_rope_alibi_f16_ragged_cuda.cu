@@ -93,8 +93,8 @@ struct Params {
 
 struct Variant : IdentityVariant<Params> {
   static constexpr bool kHasKeyTransform = true;
+  static constexpr bool kHasLinearBias = true;
   static constexpr bool kHasLogitsMask = true;
-  static constexpr bool kHasLogitsTransform = true;
   static constexpr bool kHasQueryTransform = true;
   struct TileState { float t0; float t1; float t2; };
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
@@ -103,25 +103,23 @@ struct Variant : IdentityVariant<Params> {
             1.0f / v0,
             1.0f / positive_scale(p)};
   }
-  struct RowState { float r0; float r1; };
+  struct RowState { float r0; };
   WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row) {
     const float v0 = float(row.q_head);
     const float v1 = -4.0f * (2.0f * (v0 - ts.t0) + 1.0f);
-    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) * ts.t1) * ts.t2,
-            float(row.q_pos)};
-  }
-  struct ColState { float c0; };
-  WL_FN static ColState col_state(const Params& p, const TileInfo& tile, const TileState& ts, int kv_pos) {
-    return {float(kv_pos)};
-  }
-  static constexpr bool kHasColState = true;
-  WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
-      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
-    return logits + rs.r0 * (cs.c0 - rs.r1);
+    return {precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) * ts.t1) * ts.t2};
   }
   WL_FN static float logits_factor(const Params& p) {
     return positive_scale(p);
+  }
+  WL_FN static float slope(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs) {
+    return rs.r0;
+  }
+  WL_FN static float linear_bias(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, int kv_pos) {
+    return rs.r0 * float(kv_pos - row.q_pos);
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {

@@ -59,6 +59,7 @@ struct IdentityVariant {
   static constexpr bool kSoftmax = true;  // false: the output is the plain sum of logits * value
   static constexpr bool kHasLogitsTransform = false;
   static constexpr bool kHasLogitsMask = false;
+  static constexpr bool kHasLinearBias = false;
   static constexpr bool kHasQueryTransform = false;
   static constexpr bool kHasKeyTransform = false;
   static constexpr bool kHasValueTransform = false;
@@ -89,6 +90,9 @@ struct IdentityVariant {
     return logits;
   }
   WL_FN static float logits_factor(const Params& p) { return positive_scale(p); }
+  // With kHasLinearBias, a term of transformed logits that logits() leaves out: linear_bias(), and
+  // its growth from key to key, slope() (codegen/linear_bias.py). Without, nobody calls them.
+
   // Whether the row sees the key.
   template <class TS, class RS, class CS>
   WL_FN static bool mask(const Params&, const TileInfo&, const TS&, const RowInfo&, const RS&,

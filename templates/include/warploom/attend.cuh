@@ -46,6 +46,7 @@ WL_FN void attend(const Item<K>& item, KeyPipeline<K>& pipeline, Softmax<K>& sof
   using Variant = typename K::Variant;
   using Mma = WarpMma<K>;
   const ThreadRows<K> rows(item);
+  const LinearBias<K> bias(item, rows);
   const typename Mma::Queries queries(item.arena.queries());
   const auto weight = [&](int r, int key, float logit) {
     const float p = Variant::kSoftmax ? softmax.probability(r, logit) : logit;
@@ -60,6 +61,7 @@ WL_FN void attend(const Item<K>& item, KeyPipeline<K>& pipeline, Softmax<K>& sof
     Mma::scores(queries, Mma::key_reader(pipeline.new_keys()), scores);
     queries.rescale(scores);
     transform_logits(item, rows, pipeline.columns(item), pipeline.visit(), scores);
+    bias.add(item, rows, pipeline.columns(item), scores, softmax);
     if constexpr (Variant::kSoftmax) softmax.update(scores, output);
     Mma::accumulate(scores, Mma::value_reader(pipeline.new_values()), weight, output);
     pipeline.advance();

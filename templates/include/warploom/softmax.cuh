@@ -1,7 +1,7 @@
 // Online softmax of a warp's accumulators, in base 2 (FlashAttention-2, section 3.1).
 #pragma once
 
-#include <warploom/logits.cuh>
+#include <warploom/linear_bias.cuh>
 
 namespace warploom {
 
@@ -15,8 +15,9 @@ WL_FN float row_sum(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
+// Its base has the shifts of the tile at hand: where there are none, it takes no room.
 template <class K>
-struct Softmax {
+struct Softmax : Shifts<K> {
   static constexpr int kRows = ThreadRows<K>::kCount;
   using Scores = typename WarpMma<K>::Scores;
   using Output = typename WarpMma<K>::Output;
@@ -51,6 +52,7 @@ struct Softmax {
       for (int n = 0; n < Sizes<K>::kKeyBlocks; ++n) {
         found[r] = max(found[r], max(scores[r / 2][n][r % 2 * 2], scores[r / 2][n][r % 2 * 2 + 1]));
       }
+      found[r] = this->whole(r, found[r]);
       moved |= exceeds(r, found[r]);
     }
     // Whether any row moves is settled by what each thread has seen itself; few tiles go on.
@@ -73,7 +75,7 @@ struct Softmax {
 
   // Probability of a logit of row r, relative to its reference; counts it in the row's sum.
   WL_FN float probability(int r, float logit) {
-    const float p = exp2(::fmaf(logit, factor, -reference_[r]));
+    const float p = exp2(this->exponent(r, logit, factor, reference_[r]));
     sum[r] += p;
     return p;
   }

@@ -72,6 +72,7 @@ class Consumer {
       for (int i = 0; i < S::kDimV / 2; ++i) (&output[0][0][0])[i] = 0.0f;
       return;
     }
+    const LinearBias<K> bias(item, rows);
     typename Mma::Scores scores;
     typename Mma::Probabilities probabilities;
     float rescale[Softmax<K>::kRows];
@@ -83,6 +84,7 @@ class Consumer {
     Mma::template wait<0>();
     release(barriers_.k_empty[ring_.stage]);
     transform_scores(item, rows, columns(item, visit, slot), visit, scores);
+    bias.add(item, rows, columns(item, visit, slot), scores, softmax);
     if constexpr (Variant::kSoftmax) {
       softmax.follow(scores, rescale);  // O is empty: there is nothing to scale
       exponentiate(softmax, scores);
@@ -102,6 +104,7 @@ class Consumer {
       Mma::template wait<1>();
       release(barriers_.k_empty[ring_.stage]);
       transform_scores(item, rows, columns(item, next, next_one), next, scores);
+      bias.add(item, rows, columns(item, next, next_one), scores, softmax);
       bool moved = false;
       if constexpr (Variant::kSoftmax) moved = softmax.follow(scores, rescale);
       // The product with the values before is done by now, or almost: waiting here frees its left
