@@ -126,6 +126,11 @@ def flex(
     return made
 
 
+def _meant(kind: str, function: Callable[..., Any]) -> str:
+    is_mask = kind == "score_mod" and signature_problem(function, 4) is None
+    return ", or is it a mask? Then pass it as mask_mod=..." if is_mask else ""
+
+
 def _check(kind: str, function: Callable[..., Any]) -> None:
     got = signature_problem(function, 5 if kind == "score_mod" else 4)
     if got is not None:
@@ -133,6 +138,6 @@ def _check(kind: str, function: Callable[..., Any]) -> None:
             seat=kind,
             variant="flex",
             got=got,
-            expected=_SIGNATURES[kind],
+            expected=_SIGNATURES[kind] + _meant(kind, function),
             source=location.of_function(function),
         )

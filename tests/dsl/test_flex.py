@@ -244,6 +244,7 @@ def test_flex_composes() -> None:
     ("mods", "expected"),
     [
         ({"score_mod": causal}, r"score_mod of flex takes \(b, h, q_idx, kv_idx\)"),
+        ({"score_mod": causal}, r"or is it a mask\? Then pass it as mask_mod=\.\.\.\."),
         ({"mask_mod": global_bias}, r"mask_mod of flex takes \(score, b, h, q_idx, kv_idx\)"),
     ],
 )

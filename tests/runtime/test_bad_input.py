@@ -17,6 +17,7 @@ from warploom.dsl.formats import Dense, Paged
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
@@ -303,6 +304,7 @@ def test_scalars_of_the_mask_are_needed_by_plan() -> None:
         ({"sm_scale": 1e39}, errors.ArgumentError, "no finite float32"),
         ({"cuda_graph": True}, errors.ArgumentError, "bounds: cuda_graph=True needs them"),
         ({"variant": "causal"}, errors.ArgumentError, "'causal' is no Variant"),
+        ({"variant": SoftCap}, errors.ArgumentError, r"class, and .*'cap'; .* SoftCap\(cap\)"),
         ({"variant": lambda s, b, h, q, k: s}, errors.ArgumentError, "warploom.flex"),
         ({"workspace": torch.zeros(8)}, errors.WrongDType, "workspace has dtype"),
         ({"workspace": torch.zeros(64, dtype=torch.uint8)[::2]}, errors.WrongStride, "contiguous"),
