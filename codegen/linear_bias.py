@@ -127,8 +127,11 @@ def _of_operation(part: Node, bias: LinearBias, others: list[Node]) -> LinearBia
     if part.op not in ("add", "sub") or not bias.is_distance:
         return None
     other = others[0].args[0] if others[0].op == "to_float" else others[0]
-    # Floats hold sums that overflow as whole numbers, but not of positions.
-    if other.kind is not Kind.INT or (part.kind is Kind.FLOAT and other.op != "var"):
+    if other.kind is not Kind.INT:
+        return None
+    # Floats hold sums that whole numbers do not, but a difference of two positions is safe.
+    is_safe = other.op == "var" and bias.origin == Linear()
+    if part.kind is Kind.FLOAT and not is_safe:
         return None
     value = fold.int_value(other)
     number = Linear({other: 1}) if value is None else Linear({}, value)

@@ -140,18 +140,26 @@ class Launcher:
         """
         self._form = None
         k, v = pair = key_value(kv)
-        strides, keys = self._checked_strides(q, k, v, out, lse), k
+        strides = self._checked_strides(q, k, v, out, lse)
         if self._prepared is not None:
-            keys = self._prepared.scratch()
             strides = (*strides[:3], *self._prepared.admit(strides[3:6]), *strides[6:])
         self._params.set_strides(strides)
-        self._maps = None if self._tensor_maps is None else self._tensor_maps.of_layout(keys, v)
+        self._maps = None
+        if self._tensor_maps is not None:
+            self._maps = self._tensor_maps.of_layout(self._like_keys(k), v)
         self._v_behind_k = v.data_ptr() - k.data_ptr()  # of one cache that holds both
         given = [x for x in (out, lse) if x is not None]
         self._same = shortcuts.like(q, *(pair if isinstance(kv, tuple) else (kv,)), *given)
         self._spans = tuple(0 if x is None else byte_span(x) for x in (q, k, v, out, lse))
         if not any(x.requires_grad for x in (q, k, v)):  # those are for torch in the next call
             self._form = isinstance(kv, tuple), out is None, lse is None, return_lse
+
+    def _like_keys(self, k: torch.Tensor) -> torch.Tensor:
+        """A tensor that lies as the keys do that attention reads."""
+        if self._prepared is None:
+            return k
+        with torch.cuda.device(self._device):
+            return self._prepared.scratch()
 
     def launch(
         self,

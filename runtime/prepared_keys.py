@@ -22,6 +22,7 @@ from warploom.runtime.args import Geometry
 from warploom.runtime.batch import Batch
 from warploom.runtime.params import Block, ParamBlock
 from warploom.runtime.shortcuts import allocator
+from warploom.scheduler.bounds import INT32_MAX
 
 Way = Literal["auto", "fused", "before"]
 Bind = Callable[[Block], Callable[[int], None]]  # from parameters to a launch on a stream
@@ -62,6 +63,15 @@ def obstacle_to_preparing(
     return None
 
 
+def reason_for_fused(sm_limit: int | None, workspace: object) -> str | None:
+    """Why keys are prepared only for who asks for it, or None: what the caller has limited."""
+    if sm_limit is not None:
+        return "sm_limit leaves SMs to others, and the kernel before attention takes all"
+    if workspace is not None:
+        return "the caller gave a workspace, and prepared keys need more memory"
+    return None
+
+
 @dataclass(frozen=True)
 class KeyTransform:
     """Where a wrapper's keys are transformed.
@@ -69,26 +79,45 @@ class KeyTransform:
     Attributes:
         way: what was asked for, by name or by a tile.
         obstacle: why there is no choice, or None.
+        asked_by: who asked, for `explain()`.
     """
 
     way: Way
     obstacle: str | None
+    asked_by: str = "asked for"
 
     @classmethod
-    def of(cls, asked: str, tile: TileConfig | None, obstacle: str | None) -> KeyTransform:
+    def of(
+        cls,
+        asked: str,
+        tile: TileConfig | None,
+        obstacle: str | None,
+        for_fused: str | None = None,
+    ) -> KeyTransform:
         """Check what was asked for.
 
+        Args:
+            asked: the argument of the wrapper.
+            tile: the caller's, or None.
+            obstacle: why keys cannot be prepared, or None.
+            for_fused: why they are not unless asked for, or None.
+
         Raises:
-            ArgumentError: no such way, or it cannot be had.
+            ArgumentError: no such way, it cannot be had, or the tile says another.
         """
         if asked not in get_args(Way):
             reason = f"is {asked!r}; expected one of {', '.join(map(repr, get_args(Way)))}"
             raise ArgumentError(name="key_transform", reason=reason)
+        if asked == "fused" and tile is not None and tile.prepared_keys:
+            raise ArgumentError(name="key_transform", reason="is 'fused'; the tile says 'before'")
+        asked_by = "asked for"
         if asked == "auto" and tile is not None:
-            asked = "before" if tile.prepared_keys else "fused"
+            asked, asked_by = "before" if tile.prepared_keys else "fused", "the given tile says so"
         if asked == "before" and obstacle is not None:
             raise ArgumentError(name="key_transform", reason=f"cannot be 'before': {obstacle}")
-        return cls(asked, obstacle)  # type: ignore[arg-type]
+        if asked == "auto":
+            obstacle = obstacle or for_fused
+        return cls(asked, obstacle, asked_by)  # type: ignore[arg-type]
 
     @property
     def may_be_before(self) -> bool:
@@ -102,7 +131,7 @@ class KeyTransform:
         """The way of a plan and its reason, for `explain()`."""
         rows = f"{mean_fused_rows:.4g} fused query rows per request on average"
         if self.way == ("before" if is_before else "fused"):
-            reason = "asked for"
+            reason = self.asked_by
         elif is_before:
             reason = f"{rows} are {PREPARED_ROWS:.0f} or more"
         elif self.obstacle is not None:
@@ -162,6 +191,9 @@ class PreparedKeys:
         self._strides = tuple(strides[axis] for axis in axes)
         self._key_strides = strides["block"] if dense else 0, strides["token"], strides["head"]
         self._write_counts(batch.num_segments, blocks, tokens)
+        if blocks * tokens * heads > INT32_MAX:
+            reason = f"would prepare {blocks} x {tokens} tokens of {heads} heads, beyond int32"
+            raise ArgumentError(name="key_transform", reason=f"{reason}; ask for 'fused'")
         self._segments = int(self._params.get("segments"))
         self._is_empty = blocks * tokens == 0
 

@@ -40,7 +40,13 @@ from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.planner import Options
 from warploom.runtime.planning import Planning
-from warploom.runtime.prepared_keys import KeyTransform, PreparedKeys, Way, obstacle_to_preparing
+from warploom.runtime.prepared_keys import (
+    KeyTransform,
+    PreparedKeys,
+    Way,
+    obstacle_to_preparing,
+    reason_for_fused,
+)
 from warploom.runtime.reference import run_reference
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
@@ -155,7 +161,8 @@ class AttentionWrapper(Planning):
         self._inputs = Inputs(self.spec.variant, self._geometry, bounds if cuda_graph else None)
         self._inputs.bind(self._bound_inputs())
         obstacle = obstacle_to_preparing(self.spec, self.backend, cuda_graph, batch_invariant)
-        self.key_transform = KeyTransform.of(key_transform, tile, obstacle)
+        for_fused = reason_for_fused(sm_limit, workspace)
+        self.key_transform = KeyTransform.of(key_transform, tile, obstacle, for_fused)
         self.planned = None
         self._batch = None
         self._launcher = None  # none for the reference

@@ -104,6 +104,9 @@ OTHERS: dict[str, Transform] = {
     "a sum that may overflow": lambda self, x, at: (
         x + (wl.to_float(at.kv_pos) + wl.to_float(self.far))
     ),
+    "a sum that may overflow, and a position": lambda self, x, at: (
+        x + ((at.kv_pos - self.far) * 1.0 - at.q_pos)
+    ),
     "doubled": lambda self, x, at: x + self.rate * (2 * at.kv_pos - at.q_pos),
 }
 

@@ -25,7 +25,12 @@ from warploom.errors import ArgumentError
 from warploom.runtime import kernels as kernels_module
 from warploom.runtime import wrapper as wrapper_module
 from warploom.runtime.kernels import Kernels
-from warploom.runtime.prepared_keys import KeyTransform, meets_often, obstacle_to_preparing
+from warploom.runtime.prepared_keys import (
+    KeyTransform,
+    meets_often,
+    obstacle_to_preparing,
+    reason_for_fused,
+)
 from warploom.runtime.trials import Case, Setup, mismatch
 
 TALL = TileConfig(64, 32, 2, 2, prepared_keys=True)
@@ -170,6 +175,17 @@ def test_tiles_and_names_ask_for_the_same() -> None:
     assert KeyTransform.of("auto", replace(TALL, prepared_keys=False), None).way == "fused"
     named = KeyTransform.of("before", replace(TALL, prepared_keys=False), None)
     assert named.with_way(replace(TALL, prepared_keys=False)) == TALL
+    with pytest.raises(ArgumentError, match="is 'fused'; the tile says 'before'"):
+        KeyTransform.of("fused", TALL, None)
+
+
+def test_who_limits_sms_or_memory_has_fused_keys_unless_asked() -> None:
+    assert reason_for_fused(None, None) is None
+    for limits, part in (((4, None), "sm_limit"), ((None, torch.zeros(1)), "workspace")):
+        reason = reason_for_fused(*limits)
+        auto = KeyTransform.of("auto", None, None, reason)
+        assert not auto.may_be_before and part in auto.told(False, 8192)
+        assert KeyTransform.of("before", None, None, reason).may_be_before
 
 
 def test_the_way_is_told_with_its_reason() -> None:
@@ -179,4 +195,5 @@ def test_the_way_is_told_with_its_reason() -> None:
     assert auto.told(False, 100).endswith(f": 100 {mean} fewer than 2048")
     assert auto.told(True, 8192).startswith("before attention, once for each key: ")
     assert KeyTransform.of("fused", None, None).told(False, 8192).endswith(": asked for")
+    assert KeyTransform.of("auto", TALL, None).told(True, 8192).endswith(": the given tile says so")
     assert KeyTransform.of("auto", None, "so it is").told(False, 8192).endswith(": so it is")

@@ -37,6 +37,8 @@ WL_FN Opening<K> load_opening(const typename K::Params& p, int index) {
 // Those of the CTA's first item, which wait for nothing; not to be used if the CTA has none.
 template <class K>
 WL_FN Opening<K> load_first_opening(const typename K::Params& p) {
+  static_assert(sizeof(Opening<K>) == sizeof(typename K::WorkItem) + sizeof(typename K::Segment),
+                "as OPENING in scheduler/layout.py");
   return load_record<Opening<K>>(p.openings, blockIdx.x);
 }
 

@@ -64,7 +64,8 @@ WL_FN void join_row(const Item<K>& item, const typename K::Join& join, bool exis
   RowStore<K>::write_final(item, row, exists, slab, joined.lse2());
 }
 
-// Lets what joining reads of the plan come to L2 while CTAs wait: a line from each of them in turn.
+// Lets joins, and the first of what they join, come to L2 while CTAs wait: a line from each of them
+// in turn.
 template <class K>
 WL_FN void prefetch_joins(const typename K::Params& p, int total) {
   constexpr int kLine = 32;  // integers

@@ -51,8 +51,7 @@ struct JoinedRow {
     for (float& number : numbers) number *= old_weight;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float weight =
-          kSoftmax ? exp2(lse2[i] - base) : 1.0f;  // no number if the result is none
+      const float weight = kSoftmax ? exp2(lse2[i] - base) : 1.0f;  // NaN if the result is
       sum += weight;
 #pragma unroll
       for (int n = 0; n < kNumbers; ++n) numbers[n] += parts[i][n] * weight;
@@ -62,7 +61,8 @@ struct JoinedRow {
   WL_FN float lse2() const { return kSoftmax ? row_lse(largest, sum, 1.0f) : 0.0f; }
 };
 
-// The slots of a tile of one row, by a warp: eight of them on their way at a time.
+// The slots of a tile of one row, by a warp: eight of them (of wide heads four) on their way at a
+// time.
 template <class K>
 WL_CALLED_FN void merge_row(Item<K> item, int first_slot, int num_slots) {
   using C = typename K::Config;

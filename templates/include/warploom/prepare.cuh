@@ -85,7 +85,7 @@ WL_FN void run_prepare(const typename K::Params& p) {
   constexpr int kLanes = KeyTeam<K>::kLanes, kHeads = K::Config::kHeads;
   await_earlier_kernels();
   const unsigned parts = p.num_kv_heads / kHeads;
-  const unsigned tasks = p.num_blocks * p.num_tokens * parts;  // a GPU's memory holds fewer
+  const unsigned tasks = p.num_blocks * p.num_tokens * parts;  // an int: prepared_keys.py
   const unsigned teams = gridDim.x * blockDim.x / kLanes;
   const unsigned team = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
   const unsigned in_warp = threadIdx.x % 32 / kLanes;
