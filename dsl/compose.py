@@ -10,7 +10,7 @@ from warploom.dsl import check
 from warploom.dsl.fields import READING, Field, Reading
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.variant import Variant, as_part
 from warploom.errors import ComposeClash
 
 
@@ -85,9 +85,10 @@ def compose(*variants: Any) -> Composed:
 
     Raises:
         ComposeClash: two parts with different fields of the same name, or with different
-            `softmax`; or something that is no variant.
+            `softmax`.
+        ArgumentError: something that is no variant, or a class that wants arguments.
     """
-    parts = tuple(part for variant in variants for part in _parts(variants[0], variant))
+    parts = tuple(part for variant in variants for part in _parts(variant))
     softmax: bool | None = None
     owner: dict[str, Variant] = {}
     for part in parts:
@@ -103,14 +104,9 @@ def compose(*variants: Any) -> Composed:
     return Composed(parts, softmax)
 
 
-def _parts(first: Any, variant: Any) -> tuple[Variant, ...]:
-    if isinstance(variant, type) and issubclass(variant, Variant):
-        variant = variant()
-    if not isinstance(variant, Variant):
-        reason = "that is no variant; wrap plain functions with warploom.flex"
-        left = first.name if isinstance(first, Variant) else type(first).__name__
-        raise ComposeClash(left=left, right=type(variant).__name__, reason=reason)
-    return variant.parts if isinstance(variant, Composed) else (variant,)
+def _parts(variant: Any) -> tuple[Variant, ...]:
+    made = as_part(variant)
+    return made.parts if isinstance(made, Composed) else (made,)
 
 
 def _clash(left: Variant, right: Variant, reason: str) -> ComposeClash:

@@ -1,9 +1,10 @@
-"""`Variant`: the base class of what users write."""
+"""`Variant`: the base class of what users write, and what else they may write for one."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
@@ -194,3 +195,37 @@ ALIVE[id(Variant)] = Variant
 def _short(value: object) -> str:
     shape = getattr(value, "shape", None)
     return f"<{type(value).__name__} {tuple(shape)}>" if shape is not None else repr(value)
+
+
+def as_variant(variant: Any) -> Variant:
+    """An instance of `Variant`, from what `as_part` takes, or from None for plain attention."""
+    return Variant() if variant is None else as_part(variant)
+
+
+def as_part(variant: Any) -> Variant:
+    """An instance of `Variant`, from one or from its class; what `&` joins.
+
+    Raises:
+        ArgumentError: something else, or a class that wants arguments; callables are pointed at
+            `warploom.flex`.
+    """
+    if isinstance(variant, Variant):
+        return variant
+    if isinstance(variant, type) and issubclass(variant, Variant):
+        return _instance(variant)
+    shown, hint = repr(variant), ""
+    if callable(variant):
+        hint = "; wrap FlexAttention's callables in warploom.flex(...)"
+    elif hasattr(variant, "mask_mod"):  # its repr is a page long
+        shown, hint = f"a {type(variant).__name__}", "; wrap it: warploom.flex(mask_mod=...)"
+    raise ArgumentError(name="variant", reason=f"{shown} is no Variant{hint}")
+
+
+def _instance(cls: type[Variant]) -> Variant:
+    try:
+        signature(cls).bind()
+    except TypeError as error:
+        names = ", ".join(signature(cls).parameters)
+        reason = f"is a class, and {error}; give an instance: {cls.__name__}({names})"
+        raise ArgumentError(name="variant", reason=reason) from error
+    return cls()

@@ -31,7 +31,7 @@ from warploom.codegen.hostcc import host_target
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
 from warploom.dsl.formats import Layout, Paged
 from warploom.dsl.spec import TracedVariant
-from warploom.dsl.variant import Variant
+from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import (
     ArgumentError,
     BadHeadDim,
@@ -41,7 +41,7 @@ from warploom.runtime.append_args import check_tensors, index_arrays
 from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.cuda import CudaKernel
-from warploom.runtime.declare import as_variant, group_size
+from warploom.runtime.declare import group_size
 from warploom.runtime.device import cuda_facts, resolve_device
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs

@@ -14,7 +14,7 @@ import torch
 from warploom.dsl.dtypes import NARROW_DTYPES
 from warploom.dsl.formats import Dense, Layout
 from warploom.dsl.spec import TensorField, TracedVariant
-from warploom.dsl.variant import Variant
+from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import (
     BadLength,
     ForbiddenUnderCapture,
@@ -24,7 +24,6 @@ from warploom.errors import (
 )
 from warploom.runtime import custom_op
 from warploom.runtime.copies import DeviceCopies
-from warploom.runtime.declare import as_variant
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.graph_hold import GraphHold
 from warploom.runtime.missing import refuse_missing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,8 @@ from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
 from warploom.dsl.dtypes import kv_dtype as stored_dtype
 from warploom.dsl.formats import BlockSparse, KVFormat, Paged, Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
-from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
 from warploom.scheduler.bounds import Bounds
-
-
-def as_variant(variant: Any) -> Variant:
-    """An instance of `Variant`, from one, from its class, or from None for plain attention.
-
-    Raises:
-        ArgumentError: something else, or a class that wants arguments; callables are pointed at
-            `warploom.flex`.
-    """
-    if variant is None:
-        return Variant()
-    if isinstance(variant, Variant):
-        return variant
-    if isinstance(variant, type) and issubclass(variant, Variant):
-        return _instance(variant)
-    shown, hint = repr(variant), ""
-    if callable(variant):
-        hint = "; wrap FlexAttention's callables in warploom.flex(...)"
-    elif hasattr(variant, "mask_mod"):  # its repr is a page long
-        shown, hint = f"a {type(variant).__name__}", "; wrap it: warploom.flex(mask_mod=...)"
-    raise ArgumentError(name="variant", reason=f"{shown} is no Variant{hint}")
-
-
-def _instance(cls: type[Variant]) -> Variant:
-    try:
-        signature(cls).bind()
-    except TypeError as error:
-        names = ", ".join(signature(cls).parameters)
-        reason = f"is a class, and {error}; give an instance: {cls.__name__}({names})"
-        raise ArgumentError(name="variant", reason=reason) from error
-    return cls()
 
 
 def as_format(kv_format: Any) -> KVFormat:

@@ -12,7 +12,7 @@ from warploom.dsl.arrays import to_numpy
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.reference import visible
 from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.variant import Variant, as_variant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ Grid: TypeAlias = np.ndarray[Any, Any]
 
 
 def tile_classes(
-    variant: Variant,
+    variant: Variant | type[Variant] | None,
     *,
     q_len: int,
     kv_len: int,
@@ -48,6 +48,7 @@ def tile_classes(
     Returns:
         int8 [tiles of rows, tiles of keys]: 0 skip, 1 partial, 2 full.
     """
+    variant = as_variant(variant)
     values = {
         name: to_numpy(value) for name, value in {**variant.inputs(), **(inputs or {})}.items()
     }
@@ -71,7 +72,7 @@ def tile_classes(
 
 
 def draw_mask(
-    variant: Variant,
+    variant: Variant | type[Variant] | None,
     path: str | Path,
     *,
     q_len: int,
@@ -95,6 +96,7 @@ def draw_mask(
     Returns:
         The path.
     """
+    variant = as_variant(variant)
     kv_len = q_len if kv_len is None else kv_len
     heads = {"q_head": q_head, "num_q_heads": num_q_heads}
     sizes = {"q_len": q_len, "kv_len": kv_len}

@@ -19,7 +19,7 @@ from warploom.codegen.specialize import for_group_size
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import TracedVariant
-from warploom.dsl.variant import Variant
+from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import ArgumentError, NotPlanned, WrongCall
 from warploom.runtime import custom_op
 from warploom.runtime.args import Geometry, checked_kv, key_value
@@ -27,7 +27,6 @@ from warploom.runtime.calls import explained
 from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import (
     as_format,
-    as_variant,
     check_bounds,
     checked_count,
     group_size,

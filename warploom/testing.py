@@ -36,7 +36,7 @@ class CheckFailed(AssertionError):
 
 
 def check(
-    variant: Variant,
+    variant: Variant | type[Variant] | None,
     *,
     formats: Sequence[KVFormat] | None = None,
     dtypes: Sequence[str] = ("float32", "bfloat16", "float16"),
@@ -72,6 +72,9 @@ def check(
         MissingInput: a tensor's size is unknown; found before anything is compiled.
         MissingPackage: hypothesis is not installed.
     """
+    from warploom.dsl.variant import as_variant
+
+    variant = as_variant(variant)
     chosen = setups(
         formats=formats, dtypes=dtypes, head_dims=head_dims, kv_dtypes=kv_dtypes, devices=devices
     )

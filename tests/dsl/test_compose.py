@@ -121,8 +121,13 @@ def test_a_wrong_part_is_named(placed) -> None:
 
 def test_classes_compose_and_other_things_do_not() -> None:
     assert trace(wl.Causal() & Shift) == trace(wl.Causal & Shift())
-    with pytest.raises(ComposeClash, match="Causal with function: that is no variant"):
+    with pytest.raises(ArgumentError, match=r"is no Variant; wrap .* warploom.flex"):
         _ = wl.Causal() & (lambda b, h, q, k: q >= k)
+    with pytest.raises(ArgumentError, match="None is no Variant"):  # a part that was forgotten
+        _ = wl.Causal() & None
+    for join in (lambda: wl.Causal() & wl.SoftCap, lambda: wl.SoftCap & wl.Causal()):
+        with pytest.raises(ArgumentError, match=r"is a class, and .*'cap'; .* SoftCap\(cap\)"):
+            join()
 
 
 def test_and_as_a_word_is_refused() -> None:

@@ -11,7 +11,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 import warploom as wl
-from warploom import errors
+from warploom import errors, testing
+from warploom.runtime.draw import tile_classes
 
 Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
 SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "dtype": "float32"}
@@ -60,6 +61,20 @@ def test_a_block_mask_belongs_to_flex() -> None:
         wl.attention(Q[None], K[None], K[None], variant=seen)  # pyright: ignore
     with pytest.raises(errors.ArgumentError, match=r"score_mod: is a BlockMask, .*as mask_mod=..."):
         wl.flex(seen)  # pyright: ignore
+
+
+def test_variants_of_tests_and_pictures_are_those_of_attention() -> None:
+    """A class stands for its instance, and callables are pointed at `flex`."""
+    sizes: dict[str, Any] = {"q_len": 8, "kv_len": 8, "tile": (4, 4)}
+    assert tile_classes(wl.Causal, **sizes).tolist() == [[1, 0], [2, 1]]
+    wanting: Any = wl.SoftCap
+    for given, text in ((lambda b, h, i, j: i >= j, "flex"), (wanting, r"SoftCap\(cap\)")):
+        for call in (
+            lambda given=given: wl.draw_mask(given, "mask.png", q_len=8),
+            lambda given=given: testing.check(given, devices=["cpu"]),
+        ):
+            with pytest.raises(errors.ArgumentError, match=f"^variant: .*{text}"):
+                call()
 
 
 def test_a_near_input_of_the_variant_comes_before_other_libraries() -> None:
@@ -134,9 +149,16 @@ def test_variants_have_no_union() -> None:
         _ = left | right
 
 
-def test_wrong_calls_cross_processes() -> None:
-    error = errors.WrongCall(function="run", reason="no", hint=" Yes.")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.WrongCall(function="run", reason="no", hint=" Yes."),
+        errors.BoundsExceeded(name="max_requests", got=3, bound=2),
+    ],
+)
+def test_errors_cross_processes(error: errors.WarploomError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.facts) == (str(error), error.facts)
 
 
 @pytest.mark.parametrize("value", [2**33, 2**31, -(2**63)])

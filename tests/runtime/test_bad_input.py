@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from typing import Any
@@ -379,12 +378,6 @@ def test_gradients_are_refused_where_they_are_asked_for(make: Any) -> None:
     whole = attention(q[None], K[None], K[None])
     with pytest.raises(errors.NoGradient):
         whole.sum().backward()
-
-
-def test_errors_cross_processes() -> None:
-    error = errors.BoundsExceeded(name="max_requests", got=3, bound=2)
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.facts) == (str(error), error.facts)
 
 
 def test_missing_packages_are_named() -> None:
