@@ -130,6 +130,14 @@ def test_settings_that_will_be_refused_are_flagged(monkeypatch: pytest.MonkeyPat
     assert re.search("settings +wrong", told) and "BUILD_JOBS" not in told
 
 
+def test_a_refused_setting_is_one_line(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPLOOM_CACHE_SIZE", "lots")
+    result = run("cache", "list")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: the environment variable WARPLOOM_CACHE_SIZE is 'lots'")
+
+
 def test_every_setting_that_is_a_number_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in env.SETTINGS:
         monkeypatch.setenv(setting.name, "nonsense")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from warploom import __version__, env
+from warploom.errors import WarploomError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +23,17 @@ _RESOURCES = ("registers", "local", "shared", "compiled")
 _KEY_DIGITS = 8  # enough to find its folder
 
 
-@click.group()
+class _Commands(click.Group):
+    """Commands that answer a mistake of the user's with its message alone, and exit with 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WarploomError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands)
 @click.version_option(__version__, prog_name="warploom")
 def main() -> None:
     """Attention variants in Python, compiled for the GPU and the CPU."""
