@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import warploom.dsl.functions  # noqa: F401  (torch and NumPy find them by name)
 from warploom.dsl import fields as fields_module
 from warploom.dsl import location
-from warploom.dsl.fields import READING, VALUES, Field, Reading, Scalar, Tensor
+from warploom.dsl.fields import READING, RESERVED, VALUES, Field, Reading, Scalar, Tensor
 from warploom.dsl.position import Position
 from warploom.dsl.spec import SEATS
 from warploom.dsl.symbols import Value
@@ -60,8 +60,19 @@ class Variant:
         known = self.fields()
         for name, value in values.items():
             if name not in known:
-                raise UnknownInput.of(self.name, name, list(known))
+                raise self._no_field(name, list(known))
             setattr(self, name, value)
+
+    def _no_field(self, name: str, known: list[str]) -> UnknownInput:
+        constant = getattr(type(self), name, None)
+        if name in RESERVED or type(constant) not in (int, float):
+            return UnknownInput.of(self.name, name, known)
+        kind = "int32" if isinstance(constant, int) else "float32"
+        declare = f"declare {name} = Scalar({kind!r}, default={constant})"
+        hint = f" {name} is a constant of the class; to give it, {declare}."
+        return UnknownInput(
+            variant=self.name, name=name, hint=hint, known=", ".join(known) or "nothing"
+        )
 
     if not TYPE_CHECKING:  # what a class has not stays an error to type checkers
 

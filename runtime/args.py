@@ -128,6 +128,11 @@ def check_key_values(
         if axis in shown and of_k != of_v:
             expected = f"as many {shown[axis]} as k, whose shape is {tuple(k.shape)}"
             raise WrongShape(name="v", got=tuple(v.shape), expected=expected)
+    if isinstance(geometry.kv_format, Paged) and len(k) < batch.kv_extent:
+        at = int(batch.indices.argmax())
+        raise IndexOutOfRange(
+            name="kv_indices", index=at, value=int(batch.indices[at]), last=len(k) - 1
+        )
     return strides
 
 
@@ -152,11 +157,6 @@ def _checked_key_value(
         hint = _other_layout(geometry) if _fits(tensor, swapped, exact, least) else ""
         raise WrongShape(
             name=name, got=tuple(tensor.shape), expected=f"[{', '.join(wanted)}]{hint}"
-        )
-    if isinstance(geometry.kv_format, Paged) and len(tensor) < batch.kv_extent:
-        at = int(batch.indices.argmax())
-        raise IndexOutOfRange(
-            name="kv_indices", index=at, value=int(batch.indices[at]), last=len(tensor) - 1
         )
     _check_strides(tensor, name)
     strides = dict(zip(axes, tensor.stride(), strict=True))

@@ -228,7 +228,11 @@ def _sorted_columns(indices: np.ndarray, kv: np.ndarray, blocks: np.ndarray) -> 
     if outside.size:
         at = int(outside[0])
         raise IndexOutOfRange(
-            name="kv_indices", index=at, value=int(indices[at]), last=int(blocks[row[at]]) - 1
+            name="kv_indices",
+            index=at,
+            value=int(indices[at]),
+            last=int(blocks[row[at]]) - 1,
+            empty="its request has no keys",
         )
     order = np.lexsort((indices, row))
     ordered = indices[order]

@@ -141,9 +141,15 @@ class UnsupportedSpec(WarploomError):
 
 class BadHeadDim(UnsupportedSpec):
     message = (
-        "{name}={value} is not supported: it must be a multiple of {multiple} up to 256. "
-        "Pad the tensors."
+        "{name}={value} is not supported: it must be a multiple of {multiple} up to 256. {remedy}"
     )
+
+    def __init__(self, *, value: int, **facts: Any) -> None:
+        facts.setdefault(
+            "remedy",
+            "Pad the tensors." if value <= 256 else "No kernel serves heads of more than 256.",
+        )
+        super().__init__(value=value, **facts)
 
 
 # --- arguments of plan and run ------------------------------------------------------------------
@@ -192,7 +198,13 @@ class BadIndptr(ArgumentError):
 
 
 class IndexOutOfRange(ArgumentError):
-    message = "{name}[{index}] is {value}; valid are 0 to {last}."
+    message = "{name}[{index}] is {value}; {valid}."
+
+    def __init__(
+        self, *, last: object, empty: str = "the cache has no pages", **facts: Any
+    ) -> None:
+        facts["valid"] = empty if last == -1 else f"valid are 0 to {last}"
+        super().__init__(last=last, empty=empty, **facts)
 
 
 class BadLength(ArgumentError):

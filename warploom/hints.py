@@ -19,6 +19,7 @@ _TABLE = "A page table is planned as kv_indptr, kv_indices and last_page_len of 
 _OUT = (
     "A planned wrapper writes into your tensors: AttentionWrapper.run(q, (k, v), out=..., lse=...)."
 )
+_KEYS = "It is an option of the wrapper: AttentionWrapper(..., key_transform=...)."
 _LENS = "Lengths are kv_lens in attention(), kv_indptr (paged: and last_page_len) in plan()."
 
 _SCALES = "Scales of 8-bit keys and values are a variant: warploom.KVScale(k, v)."
@@ -53,6 +54,7 @@ _ELSEWHERE = {
     "pos_encoding_mode": "Encodings are variants: warploom.Rope(...) and warploom.Alibi(slopes).",
     "out": _OUT,
     "lse": _OUT,
+    "key_transform": _KEYS,
     "layout": _LAYOUT,
     "kv_layout": _LAYOUT,
     "page_size": _PAGE,

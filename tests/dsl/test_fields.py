@@ -149,10 +149,16 @@ def test_reserved_names() -> None:
         trace(Sizes())
 
 
+class Constant(wl.Variant):
+    window = 32
+
+
 def test_unknown_and_missing_inputs() -> None:
     known = r"no input 'cpa'\. Did you mean 'cap'\? It takes: cap, window, bias, ids"
     with pytest.raises(UnknownInput, match=known):
         Biased(cpa=3)
+    with pytest.raises(UnknownInput, match=r"Scalar\('int32', default=32\)\. It takes: nothing"):
+        Constant(window=3)
     with pytest.raises(UnknownInput, match="no input 'windo'"):
         visible(Biased(), q_len=1, kv_len=1, inputs={"windo": 3})
     with pytest.raises(MissingInput, match=r"Biased reads 'ids'.*int32 tensor"):

@@ -40,6 +40,7 @@ def planned() -> wl.AttentionWrapper:
         ("block_tables", "A page table is planned as kv_indptr, kv_indices"),
         ("out", r"AttentionWrapper.run\(q, \(k, v\), out=..., lse=...\)"),
         ("lse", r"AttentionWrapper.run\(q, \(k, v\), out=..., lse=...\)"),
+        ("key_transform", r"option of the wrapper: AttentionWrapper\(..., key_transform=...\)"),
         ("enable_gqa", "grouped queries follow from the number of heads"),
         ("dropout_p", "serves inference"),
         ("k_scale", r"warploom.KVScale\(k, v\)"),
@@ -238,6 +239,13 @@ def test_tensors_of_the_other_layout_are_recognised() -> None:
             (3, 4, 2, 64),
             (9, 4, 2, 64),
             "many pages as k",
+        ),
+        (
+            wl.Paged(4),
+            ([0, 3], [0, 2], [0, 8], [2]),
+            (9, 4, 2, 64),
+            (3, 4, 2, 64),
+            "many pages as k",  # which reach as far as the table
         ),
         (wl.Dense(), ([0, 3], [0, 5]), (1, 5, 2, 64), (2, 5, 2, 64), "as many requests as k"),
         (

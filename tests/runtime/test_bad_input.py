@@ -161,6 +161,8 @@ def test_a_page_beyond_the_cache() -> None:
     cache = torch.zeros(6, 2, 4, 2, 64)
     with pytest.raises(errors.IndexOutOfRange, match=r"kv_indices\[1\] is 6; valid are 0 to 5"):
         wrapper.run(Q[:1], cache)
+    with pytest.raises(errors.IndexOutOfRange, match=r"\[1\] is 6; the cache has no pages\.$"):
+        wrapper.run(Q[:1], cache[:0])
     with pytest.raises(errors.WrongShape, match="token=4"):
         wrapper.run(Q[:1], torch.zeros(7, 2, 3, 2, 64))
     with pytest.raises(errors.WrongShape, match=r"\[pages, 2, ...\]"):
@@ -283,8 +285,8 @@ def test_scalars_of_the_mask_are_needed_by_plan() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"head_dim": 60}, errors.BadHeadDim, "head_dim=60"),
-        ({"head_dim": 264}, errors.BadHeadDim, "multiple of 8 up to 256"),
+        ({"head_dim": 60}, errors.BadHeadDim, "head_dim=60.*Pad the tensors"),
+        ({"head_dim": 264}, errors.BadHeadDim, "8 up to 256. No kernel serves heads"),
         ({"head_dim_v": 4}, errors.BadHeadDim, "head_dim_v=4"),
         ({"num_kv_heads": 3}, errors.ArgumentError, "4 is no positive multiple of num_kv_heads=3"),
         ({"num_q_heads": 4.0}, errors.ArgumentError, r"num_q_heads: is 4.0; expected an int"),
