@@ -39,6 +39,7 @@ class Geometry:
         dtype: type of q and out.
         kv_dtype: type of k and v.
         device: where all tensors must be.
+        is_declared: the user named the types; `attention` reads them off q and k.
     """
 
     kv_format: KVFormat
@@ -49,6 +50,7 @@ class Geometry:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
+    is_declared: bool = True
 
     @property
     def is_dense(self) -> bool:
@@ -266,7 +268,11 @@ def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dty
         declare = "" if expected in _NARROW else f" and declare kv_dtype={narrow}"
         if name in ("k", "v"):
             return f"If its bytes are 8-bit floats, pass it as .view({narrow}){declare}."
+    if name == "out":
+        return f"Allocate out with dtype={expected}."
     convert = f"Convert it with .to({expected})"
+    if not geometry.is_declared:
+        return f"{convert}."
     if name in ("k", "v") and got in (*_NARROW, geometry.dtype):
         return f"{convert}, or declare kv_dtype={got}."
     computed = _COMPUTED if geometry.device.type == "cpu" else _COMPUTED[:2]

@@ -201,6 +201,8 @@ def _nothing(q: torch.Tensor, sizes: Sizes, return_lse: bool) -> Any:
 class _Unbound(AttentionWrapper):
     """A wrapper that serves all variants of one structure; each call gives all inputs."""
 
+    _declares_types = False
+
     def _bound_inputs(self) -> dict[str, Any]:
         return {}
 

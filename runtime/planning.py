@@ -67,11 +67,13 @@ class Planning:
             kv_lens: int32 [requests], keys of each request; block-sparse only.
             q_rows: rows that q will have, if the device plans; the most that the bounds allow by
                 default.
-            **inputs: values of the variant's fields. Scalars of the mask are fixed here. A tensor
-                of the mask given on the host, here or to the variant, is copied, and its values
-                sharpen the plan; it is read again by each plan, and by no run. One that only `run`
-                is given leaves the plan right, but nothing is skipped for what it holds, and no
-                `check_lengths` sees it. A device plans with all that the mask reads.
+            **inputs: values of the variant's fields, which stay for later plans until they are
+                given again; those given to `run` hold for that run alone. Scalars of the mask are
+                fixed here. A tensor of the mask given on the host, here or to the variant, is
+                copied, and its values sharpen the plan; it is read again by each plan, and by no
+                run. One that only `run` is given leaves the plan right, but nothing is skipped for
+                what it holds, and no `check_lengths` sees it. A device plans with all that the
+                mask reads.
 
         Runs wait for this plan, and it waits for runs, on whichever streams they are. Replays of a
         captured run are seen by nobody: replay on the stream of `plan`, or order the two.
@@ -82,8 +84,8 @@ class Planning:
             MissingInput: a scalar of the mask has no value, or the device plans and a tensor has
                 none.
             FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
-            BoundsExceeded, WorkspaceTooSmall: the batch does not fit; the plan before stays, unless
-                inputs were given with the new one.
+            BoundsExceeded: the batch does not fit; the plan before stays, with its inputs.
+            WorkspaceTooSmall: likewise, but if inputs were given with the batch no plan is left.
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
         """
         self._inputs.check_names(inputs)

@@ -96,6 +96,7 @@ class Sizes:
             q.dtype,
             kv_dtype or q.dtype,
             q.device,
+            is_declared=False,
         )
         for name, tensor in (("k", k), ("v", v)):
             check_type(tensor, name, geometry, geometry.kv_dtype)

@@ -79,6 +79,7 @@ class AttentionWrapper(Planning):
         handle: number under which the custom operator finds this wrapper.
     """
 
+    _declares_types = True  # so that messages may propose others
     _plans_blocks = True  # plans of indexed formats hold lists of blocks
 
     @explained
@@ -195,6 +196,7 @@ class AttentionWrapper(Planning):
             dtype=getattr(torch, self.spec.dtype.name),
             kv_dtype=getattr(torch, self.spec.stored_dtype.name),
             device=device,
+            is_declared=self._declares_types,
         )
 
     def _connect(self, options: Options, workspace: Workspace) -> None:

@@ -9,6 +9,7 @@ from warploom.dsl.functions import maximum, minimum, where
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError
 
 LAST: Final = 2**31 - 1  # position
 
@@ -17,13 +18,16 @@ class SlidingWindow(Variant):
     """Visible if q_pos - left <= kv_pos <= q_pos + right, or if the key is an attention-sink token.
 
     Both ends are inclusive: `left=4096` sees 4096 keys before the query's own, as in FlashInfer. It
-    does not imply causality; compose it with `Causal()`, or give `right=0`. A side of -1 (any
-    negative number) is off, at run time too: one kernel serves layers with and without a window.
+    does not imply causality; compose it with `Causal()`, or give `right=0`. A side of -1 is
+    off, at run time too: one kernel serves layers with and without a window.
 
     Args:
         left: keys before the query; -1 is no limit.
         right: keys after the query; -1 is no limit.
         sink_tokens: keys at the beginning that `left` never hides (StreamingLLM).
+
+    Raises:
+        ArgumentError: a side below -1.
     """
 
     left = Scalar("int32")
@@ -31,8 +35,11 @@ class SlidingWindow(Variant):
     sink_tokens = Scalar("int32", default=0)
 
     def __init__(self, left: int, right: int = -1, sink_tokens: int = 0) -> None:
-        self.left = left
-        self.right = right
+        for name, side in (("left", left), ("right", right)):
+            setattr(self, name, side)  # refuses what is no number
+            if side < -1:
+                reason = f"is {side}; expected a number of keys, or -1 for no limit"
+                raise ArgumentError(name=name, reason=reason)
         self.sink_tokens = sink_tokens
 
     def logits_mask(self, at: Position) -> Value:

@@ -207,6 +207,20 @@ def test_wrong_tensors_of_attention_cost_no_kernel() -> None:
         forbidden_attention(q, q, q, variant=Listed())
 
 
+def test_attention_proposes_no_declaration() -> None:
+    q = torch.zeros(1, 6, 2, 16)
+    for _ in range(2):  # before there is a wrapper of this kind, and after
+        with pytest.raises(errors.WrongDType, match=r"Convert it with .to\(torch.float32\)\.$"):
+            wl.attention(q, q.half(), q, backend="reference")
+        wl.attention(q, q, q, backend="reference")
+
+
+@pytest.mark.parametrize("sides", [(-2,), (3, -2)])
+def test_only_minus_one_switches_a_side_of_a_window_off(sides: tuple[int, ...]) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"(left|right): is -2; .* or -1 for no limit"):
+        wl.SlidingWindow(*sides)
+
+
 def test_tensors_of_the_other_layout_are_recognised() -> None:
     q, k = torch.zeros(1, 4, 3, 16), torch.zeros(1, 2, 9, 16)
     with pytest.raises(errors.ArgumentError, match="layout='HND' they are 4 and 2"):

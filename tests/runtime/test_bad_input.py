@@ -95,7 +95,7 @@ def test_wrong_tensors(
     ("results", "error", "text"),
     [
         ({"out": torch.zeros(3, 4, 32)}, errors.WrongShape, "out has shape"),
-        ({"out": torch.zeros(3, 4, 64).half()}, errors.WrongDType, "out has dtype"),
+        ({"out": torch.zeros(3, 4, 64).half()}, errors.WrongDType, r"Allocate out with dtype="),
         ({"out": torch.zeros(1, 4, 64).expand(3, 4, 64)}, errors.WrongStride, "expanded"),
         ({"out": Q}, errors.ArgumentError, "out: reaches into the memory of q"),
         ({"lse": torch.zeros(3, 4, 1)}, errors.WrongShape, "lse has shape"),

@@ -278,14 +278,14 @@ def test_plans_are_verified() -> None:
 
 def test_a_batch_beyond_the_bounds_changes_nothing() -> None:
     bounds = Bounds(max_requests=2, max_q_rows=8, max_kv_len=64)
-    attention = make(Causal(), bounds=bounds)
+    attention = make(SlidingWindow(5, 0), bounds=bounds)
     attention.plan([0, 4], [0, 33])
     q, k, v = tensors(4, 33)
     before = attention.run(q, (k, v))
     for qo, kv in (([0, 9], [0, 33]), ([0, 4], [0, 65]), ([0, 1, 2, 3], [0, 1, 2, 3])):
         with pytest.raises(BoundsExceeded, match="above the declared bound"):
-            attention.plan(qo, kv)
-    assert torch.equal(attention.run(q, (k, v)), before)
+            attention.plan(qo, kv, left=3)
+    assert torch.equal(attention.run(q, (k, v), left=5), before)
 
 
 def test_a_plan_that_fails_over_its_inputs_leaves_none() -> None:
