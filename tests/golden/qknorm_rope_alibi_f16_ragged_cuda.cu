@@ -218,8 +218,7 @@ struct Kernel {
   using Segment = warploom::Segment;
   using Variant = warploom::Variant;
   using WorkItem = warploom::WorkItem;
-  template <class K>
-  using Arena = warploom::Arena<K>;
+  template <class K> using Arena = warploom::Arena<K>;
 };
 
 }  // namespace warploom

@@ -38,13 +38,11 @@ template <class K>
 WL_FN void run_tall_kernel(const typename K::Params& p, char* shared_memory) {
   const Item<K> item{p, {shared_memory, 0}};
   int index = __ldg(p.cta_indptr + blockIdx.x);
-  auto opening = load_first_opening<K>(p);
   while (index < __ldg(p.cta_indptr + blockIdx.x + 1)) {
-    item.open(opening, index, threadIdx.x, Sizes<K>::kThreads);
+    item.open(load_opening<K>(p, index), index, threadIdx.x, Sizes<K>::kThreads);
     __syncthreads();
     run_item(item);
     index = item.facts().index + 1;
-    if (index < __ldg(p.cta_indptr + blockIdx.x + 1)) opening = load_opening<K>(p, index);
     __syncthreads();  // slabs and facts are read; the next item takes their place
   }
   if constexpr (K::Config::kComposed) join_rows(item);
