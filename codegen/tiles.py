@@ -100,11 +100,10 @@ def portable_threads(tile: TileConfig) -> int:
 
 
 def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
-    """Arguments of `__launch_bounds__`.
+    """Arguments of `__launch_bounds__`: threads, and as many CTAs of an SM as the launch counts on.
 
-    Where warps stream keys, shared memory limits the CTAs of an SM, and asking for one alone keeps
-    the compiler from saving registers for more. So it does where rows of several requests share a
-    tile, and two CTAs would have half of the registers each. Tiles of one row live in registers.
+    Not told, the compiler may save registers for more CTAs, and spill. Where warps stream keys,
+    shared memory limits the CTAs: one alone is asked for. Tiles of one row live in registers.
 
     Raises:
         UnsupportedSpec: a tile of one row, or of three groups on Hopper, cannot compute this.
@@ -115,8 +114,9 @@ def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
     if tile.rows == SINGLE_ROW:
         check_single_row(spec)
         return f"{threads}, {_single_ctas(spec, threads)}"
-    crowded = spec.kv_format.composed and 2 * threads * _MOST_REGISTERS > REGISTERS_PER_SM
-    return f"{threads}, 1" if tile.rows == STREAMED_ROWS or crowded else str(threads)
+    if tile.rows == STREAMED_ROWS:
+        return f"{threads}, 1"
+    return f"{threads}, {REGISTERS_PER_SM // (_MOST_REGISTERS * threads)}"
 
 
 def _single_ctas(spec: AttentionSpec, threads: int) -> str:

@@ -139,6 +139,28 @@ def test_what_needs_many_registers_has_a_tile_without_spills(arch: str) -> None:
     assert spilled(compile_portable(TIGHT[arch], tile, arch)) == 0
 
 
+# Left alone, ptxas stops at 128 registers in tall tiles for sm_89 and spills.
+CAPPED = {
+    "alibi over pages": (wl.Causal() & wl.Alibi(), wl.Paged(16), 1000),
+    "alibi ragged": (wl.Causal() & wl.Alibi(), wl.Ragged(), 64),
+    "window over pages": (
+        wl.Causal() & wl.SlidingWindow(100) & wl.SoftCap(30.0),
+        wl.Paged(16),
+        1000,
+    ),
+}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("name", CAPPED)
+def test_launch_bounds_give_tall_tiles_their_registers(name: str) -> None:
+    variant, kv_format, rows = CAPPED[name]
+    of = spec(variant, kv_format, element="float16")
+    tile = choose_tile(of, arch_named("sm_89"), rows)
+    assert spilled(compile_portable(of, tile, "sm_89")) == 0
+
+
 HEAD_DIMS = {
     (64, 64): TileConfig(128, 64, 4, 2),
     (40, 72): TileConfig(16, 64, 4, 2),

@@ -223,7 +223,7 @@ struct Kernel {
 
 }  // namespace warploom
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 2)
 warploom_kernel(const __grid_constant__ warploom::Params p) {
   warploom::run_portable_kernel<warploom::Kernel>(p);
 }
