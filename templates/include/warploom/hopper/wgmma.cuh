@@ -1,0 +1,108 @@
+// WGMMA on staged tiles: descriptors of operands in shared memory, and one instruction.
+//
+// CuTe's instructions are called with descriptors made here. Its tensors would derive the same ones
+// from layouts, at half of a kernel's time to compile.
+#pragma once
+
+#include <cutlass/numeric_types.h>
+#include <cute/arch/mma_sm90.hpp>
+
+#include <warploom/tile.cuh>
+
+namespace warploom::hopper {
+
+// Where an operand begins and how it is laid out: PTX ISA, matrix descriptors of wgmma. Distances
+// are in units of 16 bytes.
+struct Descriptor {
+  cute::GmmaDescriptor of;
+
+  WL_FN Descriptor moved(int units) const {
+    Descriptor there = *this;
+    there.of.reg32_[0] += units;
+    return there;
+  }
+};
+
+// A staged tile as an operand: panels of swizzled rows.
+template <class Tile>
+class StagedOperand {
+  static constexpr int kRowUnits = 2 * Tile::kWidth / 16;
+  static constexpr int kPanelUnits = Tile::kPanelBytes / 16;
+
+ public:
+  static constexpr int kUnits = Tile::kBytes / 16;
+  WL_FN static constexpr int rows(int n) { return n * kRowUnits; }  // whole groups of 8
+  WL_FN static constexpr int columns(int n) {                       // multiples of 8
+    return n / Tile::kWidth * kPanelUnits + n % Tile::kWidth / 8;
+  }
+
+  // Its columns are what the product sums over.
+  WL_FN static Descriptor by_rows(const void* tile) { return descriptor(tile, 1); }
+  // Its rows are.
+  WL_FN static Descriptor by_columns(const void* tile) { return descriptor(tile, kPanelUnits); }
+
+ private:
+  WL_FN static Descriptor descriptor(const void* tile, int leading_units) {
+    using cute::SM90::GMMA::LayoutType;
+    cute::GmmaDescriptor of;
+    of.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(tile) >> 4;
+    of.bitfield.leading_byte_offset_ = leading_units;
+    of.bitfield.stride_byte_offset_ = rows(8);
+    of.bitfield.layout_type_ =
+        static_cast<int>(Tile::kWidth == 64 ? LayoutType::B128 : LayoutType::B64);
+    return {of};
+  }
+};
+
+template <class Element>
+struct CutlassType;
+template <>
+struct CutlassType<half_t> {
+  using type = cutlass::half_t;
+};
+template <>
+struct CutlassType<bfloat16_t> {
+  using type = cutlass::bfloat16_t;
+};
+
+// The widest instruction for 64 rows, 16 terms and a part of `kAll` columns.
+template <class Element, int kAll>
+class Wgmma {
+  using Type = typename CutlassType<Element>::type;
+  using Major = cute::SM90::GMMA::Major;
+  using Scale = cute::SM90::GMMA::ScaleOut;
+
+ public:
+  static constexpr int kColumns = kAll % 256 == 0   ? 256
+                                  : kAll % 192 == 0 ? 192
+                                  : kAll % 128 == 0 ? 128
+                                  : kAll % 96 == 0  ? 96
+                                  : kAll % 64 == 0  ? 64
+                                                    : 32;
+  static_assert(kAll % kColumns == 0, "tiles are whole panels");
+
+  // c = a b^T, or is added to. An accumulator is laid out as in mma.cuh.
+  WL_FN static void from_staged(const Descriptor& a, const Descriptor& b, float* c, bool add) {
+    using Op = decltype(cute::SM90::GMMA::ss_op_selector<Type, Type, float, Shape>());
+    call<Op>(c, add, Registers{}, a.of.desc_, b.of.desc_);
+  }
+  // c = a b, where a thread has `a` in registers, and the terms are rows of b.
+  WL_FN static void from_registers(const unsigned (&a)[4], const Descriptor& b, float* c,
+                                   bool add) {
+    using Op =
+        decltype(cute::SM90::GMMA::rs_op_selector<Type, Type, float, Shape, Major::K, Major::MN>());
+    call<Op>(c, add, Registers{}, a[0], a[1], a[2], a[3], b.of.desc_);
+  }
+
+ private:
+  using Shape = cute::Shape<cute::_64, cute::Int<kColumns>, cute::_16>;
+  using Registers = cute::make_index_sequence<kColumns / 2>;
+
+  template <class Op, size_t... kRegister, class... Operands>
+  WL_FN static void call(float* c, bool add, cute::index_sequence<kRegister...>,
+                         const Operands&... operands) {
+    Op::fma(operands..., c[kRegister]..., add ? Scale::One : Scale::Zero);
+  }
+};
+
+}  // namespace warploom::hopper
