@@ -128,7 +128,7 @@ ROW_CODE = 256  # an entry of `packed_rows` is unit * ROW_CODE + row within the 
 RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
 
 # What a CTA reads first: its first item and that item's segment, side by side, so that one load
-# need not wait for another (decision 0028). C++ puts the two structs together itself.
+# need not wait for another (decision 0028). C++: opening.hpp.
 OPENING = np.dtype([("item", WORK_ITEM.dtype), ("segment", SEGMENT.dtype)])
 
 

@@ -2,6 +2,8 @@
 // attention.
 #pragma once
 
+#include <warploom/seat_traits.hpp>
+
 namespace warploom {
 
 // One interface for the two seats.
@@ -11,17 +13,7 @@ namespace warploom {
     using Variant = typename K::Variant;                                                           \
     using Params = typename K::Params;                                                             \
     static constexpr bool kActive = Variant::kHas##Title##Transform;                               \
-    static constexpr int kReductions = Variant::k##Title##Reductions;                              \
-    static constexpr int kHalves = Variant::k##Title##Halves;                                      \
-    static constexpr int kHeadDim = K::Config::dim;                                                \
-    template <int I>                                                                               \
-    WL_FN static float identity() {                                                                \
-      return Variant::template seat##_identity<I>();                                               \
-    }                                                                                              \
-    template <int I>                                                                               \
-    WL_FN static float combine(float a, float b) {                                                 \
-      return Variant::template seat##_combine<I>(a, b);                                            \
-    }                                                                                              \
+    WL_SEAT_TRAITS(seat, Title, dim)                                                               \
     template <int I, class X>                                                                      \
     WL_FN static float reduce(const Params& p, const TileInfo& tile, int kv_pos, int lane,         \
                               const X& x, const float* r) {                                        \

@@ -3,6 +3,8 @@
 
 #include <warploom/arena.cuh>
 
+#include <warploom/opening.hpp>
+
 namespace warploom {
 
 // Reads a plan record in 16-byte loads.
@@ -21,13 +23,6 @@ WL_FN Record load_record(const int* records, int index) {
   return record;
 }
 
-// What opens an item.
-template <class K>
-struct Opening {
-  typename K::WorkItem work;
-  typename K::Segment segment;
-};
-
 // An item's records; one load waits for the other.
 template <class K>
 WL_FN Opening<K> load_opening(const typename K::Params& p, int index) {
@@ -37,8 +32,6 @@ WL_FN Opening<K> load_opening(const typename K::Params& p, int index) {
 // Those of the CTA's first item, which wait for nothing; not to be used if the CTA has none.
 template <class K>
 WL_FN Opening<K> load_first_opening(const typename K::Params& p) {
-  static_assert(sizeof(Opening<K>) == sizeof(typename K::WorkItem) + sizeof(typename K::Segment),
-                "as OPENING in scheduler/layout.py");
   return load_record<Opening<K>>(p.openings, blockIdx.x);
 }
 

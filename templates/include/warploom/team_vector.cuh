@@ -2,13 +2,13 @@
 #pragma once
 
 #include <warploom/variant.cuh>
+#include <warploom/warp.cuh>
 
 #include <warploom/stored_seats.hpp>
 
 namespace warploom {
 
 constexpr int kTeamVector = 8;
-constexpr unsigned kWholeWarp = 0xffffffffu;
 
 // Lanes of a team: a power of two, so that exchanges stay inside it.
 WL_FN constexpr int team_lanes(int head_dim) {
@@ -49,15 +49,14 @@ struct TeamLane {
 // partners are in registers.
 template <class Seat, class Element>
 class TeamRow {
-  static constexpr int kHalf = (Seat::kHalves < 0 ? Seat::kHeadDim : Seat::kHalves) / 2;
-  static constexpr bool kPairsVectors =
-      0 < kHalf && 2 * kHalf <= Seat::kHeadDim && kHalf % kTeamVector == 0;
+  static constexpr bool kPairsVectors = partners_are_whole<Seat>(kTeamVector);
 
  public:
   WL_FN void load(const Element* from, int first) {
     from_ = from;
     load_vector(from + first, own_);
-    if constexpr (kPairsVectors) load_vector(from + half_partner(first, 2 * kHalf), partners_);
+    if constexpr (kPairsVectors)
+      load_vector(from + half_partner(first, 2 * kHalfLanes<Seat>), partners_);
   }
   WL_FN float own(int lane) const { return own_[lane % kTeamVector]; }
   WL_FN float pair(int lane) const { return own(lane ^ 1); }
@@ -94,7 +93,7 @@ WL_FN void reduce_team(const Params& p, const TileInfo& tile, int kv_pos, const 
     result = lane.counts ? result : Seat::template identity<I>();
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-      const float other = __shfl_xor_sync(kWholeWarp, result, distance);
+      const float other = __shfl_xor_sync(kAllLanes, result, distance);
       result = Seat::template combine<I>(result, other);
     }
     r[I] = result;

@@ -9,11 +9,10 @@
 #include <cute/swizzle_layout.hpp>
 
 #include <warploom/variant.cuh>
+#include <warploom/warp.cuh>
 
 namespace warploom {
 
-constexpr int kWarpSize = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kVector = 8;  // 16-bit elements in 16 bytes, the unit of every copy
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }

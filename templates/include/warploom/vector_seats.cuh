@@ -6,6 +6,8 @@
 
 #include <warploom/item.cuh>
 
+#include <warploom/seat_traits.hpp>
+
 namespace warploom {
 
 template <class Row>
@@ -25,17 +27,7 @@ constexpr bool kIsKey<int> = true;
   template <class K>                                                                             \
   struct Name##Seat {                                                                            \
     using Variant = typename K::Variant;                                                         \
-    static constexpr int kReductions = Variant::k##Name##Reductions;                             \
-    static constexpr int kHalves = Variant::k##Name##Halves;                                     \
-    static constexpr int kHeadDim = K::Config::dim;                                              \
-    template <int I>                                                                             \
-    WL_FN static float identity() {                                                              \
-      return Variant::template name##_identity<I>();                                             \
-    }                                                                                            \
-    template <int I>                                                                             \
-    WL_FN static float combine(float a, float b) {                                               \
-      return Variant::template name##_combine<I>(a, b);                                          \
-    }                                                                                            \
+    WL_SEAT_TRAITS(name, Name, dim)                                                              \
     template <int I, class X>                                                                    \
     WL_FN static float reduce(const Item<K>& item, const Place& at, int lane, const X& x,        \
                               const float* r) {                                                  \
@@ -100,10 +92,8 @@ WL_FN void reduce_lanes(const Item<K>& item, const Place& at, X& x, unsigned thr
 template <class Seat, class Tile, class Element, int kPanels, int kPanelLanes, int kLanes = kVector>
 class StagedRow {
   static constexpr int kPerUnit = 2 / int(sizeof(Element));
-  static constexpr int kHalf = (Seat::kHalves < 0 ? Seat::kHeadDim : Seat::kHalves) / 2;
-  static constexpr bool kInside = 0 < kHalf && 2 * kHalf <= Seat::kHeadDim;
-  static constexpr bool kPairsPanels = kInside && kHalf % kPanelLanes == 0;
-  static constexpr bool kPairsVectors = kInside && !kPairsPanels && kHalf % kLanes == 0;
+  static constexpr bool kPairsPanels = partners_are_whole<Seat>(kPanelLanes);
+  static constexpr bool kPairsVectors = !kPairsPanels && partners_are_whole<Seat>(kLanes);
 
  public:
   // `thread` of those that share the row.
@@ -114,7 +104,8 @@ class StagedRow {
     for (int panel = 0; panel < kPanels; ++panel) {
       const int lane = panel * kPanelLanes + thread * kLanes;
       load_vector(lane, own_[panel]);
-      if constexpr (kPairsVectors) load_vector(half_partner(lane, 2 * kHalf), partners_[panel]);
+      if constexpr (kPairsVectors)
+        load_vector(half_partner(lane, 2 * kHalfLanes<Seat>), partners_[panel]);
     }
   }
   WL_FN float own(int lane) const { return to_float(own_[lane / kPanelLanes][lane % kLanes]); }

@@ -3,6 +3,7 @@
 // waits for another: the last to have looked at its share of the pages signs the plan.
 #pragma once
 
+#include <warploom/opening.hpp>
 #include <warploom/planner/batch.hpp>
 #include <warploom/planner/scratch.hpp>
 #include <warploom/planner/tiles.hpp>
@@ -17,10 +18,6 @@ class Planner {
   using Segment = typename K::Segment;
   using WorkItem = typename K::WorkItem;
   using Merge = typename K::Merge;
-  struct Opening {
-    WorkItem item;
-    Segment segment;
-  };
 
  public:
   WL_FN Planner(const Params& p, Team& team, char* memory)
@@ -221,7 +218,7 @@ class Planner {
 
   // The first item of the CTA at this line of column i, of which `work` is that of the first line.
   WL_FN void write_opening(int i, int line, const WorkItem& work) {
-    Opening& opening = reinterpret_cast<Opening*>(p_.openings)[i * p_.lines + line];
+    Opening<K>& opening = reinterpret_cast<Opening<K>*>(p_.openings)[i * p_.lines + line];
     opening.item = work;
     opening.item.kv_head = work.kv_head + line;
     opening.segment = batch_.template segment<Segment>(work.segment);

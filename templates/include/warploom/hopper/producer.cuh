@@ -28,7 +28,7 @@ template <class K, int kThreads>
 class ItemOpener {
  public:
   WL_FN ItemOpener(const typename K::Params& p, int first, int end)
-      : index_(first), end_(end), next_(load_first_opening<K>(p).work) {}
+      : index_(first), end_(end), next_(load_first_opening<K>(p).item) {}
 
   WL_FN bool has_next() const { return index_ < end_; }
   WL_FN Item<K> open_next(const typename K::Params& p, Shared<K> shared, unsigned thread) {
