@@ -196,11 +196,12 @@ struct Item {
     facts.q_head = q_head;
     Range places{work.kv_begin, work.kv_end};
     if constexpr (K::Variant::kHasLogitsMask && !C::kColumnPositions) {
-      // Whole tiles before the first visible key are left out, so that tiles lie as planned.
+      // Whole tiles before the first visible key are left out, so that tiles lie as planned. The
+      // mask hides the rest of the last one; only keys that do not exist are hidden apart.
       const Range seen = K::Variant::kv_bounds(p, tile_of(work, segment), q_pos, q_head);
       const int hidden = max(seen.begin - segment.kv_pos - work.kv_begin, 0);
-      places = {work.kv_begin + hidden / C::kKeys * C::kKeys,
-                min(work.kv_end, seen.end - segment.kv_pos)};
+      const int end = round_up(min(work.kv_end, seen.end - segment.kv_pos), C::kKeys);
+      places = {work.kv_begin + hidden / C::kKeys * C::kKeys, min(end, segment.kv_count)};
     }
     facts.places = places;
   }
