@@ -21,7 +21,7 @@ struct RegisterBudget {
   static constexpr int kRoles = kConsumers + 1 + kHasTransformer<K>;
   static constexpr bool kExchanges = kRoles > 2;
   static constexpr int kPool = kRoles == 4 ? 4 * 128 : kRoles * 168;
-  static constexpr bool kNarrow = C::kHeadDimV <= 64;
+  static constexpr bool kNarrow = C::kHeadDimV <= 96;
   static constexpr bool kWide = C::kHeadDimV > 128 && C::kBulk;
   // Column states pass through a producer's registers, and so do the rows of more queries.
   static constexpr int kFewest = kHasTransformer<K> || kWide ? 56 : 72;
