@@ -100,10 +100,11 @@ def portable_threads(tile: TileConfig) -> int:
 
 
 def launch_bounds(spec: AttentionSpec, tile: TileConfig) -> str:
-    """Arguments of `__launch_bounds__`: threads, and as many CTAs of an SM as the launch counts on.
+    """Arguments of `__launch_bounds__`: threads, and the CTAs that an SM must hold.
 
-    Not told, the compiler may save registers for more CTAs, and spill. Where warps stream keys,
-    shared memory limits the CTAs: one alone is asked for. Tiles of one row live in registers.
+    Of tall tiles as many as leave a thread all registers: not told, the compiler may save some for
+    more CTAs, and spill. Where warps stream keys, shared memory limits the CTAs, and one alone is
+    asked for. Tiles of one row live in registers.
 
     Raises:
         UnsupportedSpec: a tile of one row, or of three groups on Hopper, cannot compute this.

@@ -17,7 +17,7 @@ from warploom.testing import warm_up
 pytestmark = pytest.mark.gpu
 
 ONE, TWO = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 1)
-WIDE = TileConfig(128, 64, 8, 2, "hopper", 1)
+WIDE, THIRDS = TileConfig(128, 64, 8, 2, "hopper", 1), TileConfig(128, 96, 8, 2, "hopper", 1)
 THREE, DEEP = TileConfig(192, 96, 12, 3, "hopper", 2), TileConfig(192, 64, 12, 4, "hopper", 1)
 
 
@@ -48,8 +48,10 @@ class Sigmoid(wl.Variant):
         return wl.sigmoid(logits - 2.0)
 
 
-def on_gpu(kv_format: KVFormat, dtype: str, dim: int, tile: TileConfig) -> Setup:
-    return Setup(kv_format, dtype, dim, dim, "cuda", tile)
+def on_gpu(
+    kv_format: KVFormat, dtype: str, dim: int, tile: TileConfig, dim_v: int | None = None
+) -> Setup:
+    return Setup(kv_format, dtype, dim, dim_v or dim, "cuda", tile)
 
 
 JOBS = [
@@ -68,6 +70,13 @@ JOBS = [
     (wl.Causal() & Capped(), on_gpu(wl.Paged(16), "float16", 32, THREE)),
     (Sigmoid(), on_gpu(wl.Ragged(), "bfloat16", 40, DEEP)),
     (wl.Variant(), on_gpu(wl.Dense(), "float16", 64, DEEP)),
+    # Widths of swizzles, and columns that take one instruction of the tensor cores or two.
+    (wl.Causal(), on_gpu(wl.Ragged(), "float16", 96, TWO)),
+    (wl.Causal(), on_gpu(wl.Ragged(), "bfloat16", 160, THIRDS)),
+    (wl.Causal(), on_gpu(wl.Paged(16), "bfloat16", 192, THIRDS)),
+    (wl.Variant(), on_gpu(wl.Ragged(), "float16", 192, TWO, 128)),
+    (wl.Variant(), on_gpu(wl.Paged(16), "float16", 96, TWO, 64)),
+    (wl.Causal(), on_gpu(wl.Ragged(), "bfloat16", 96, WIDE, 224)),
 ]
 
 

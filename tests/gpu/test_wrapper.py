@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from filled import FILLS, filled_and_cut
+from padding import with_and_without_garbage
 
 import warploom as wl
 from warploom import errors
@@ -156,6 +157,13 @@ def test_keys_filled_with_large_numbers_weigh_nothing(
     q = torch.randn(1, rows, heads, 64, device=cuda, dtype=dtype)
     out, expected = filled_and_cut(fill, q, num_kv_heads=2)
     torch.testing.assert_close(out, expected, atol=4e-3, rtol=2e-2)
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(("rows", "heads"), [(1, 2), (3, 8), (15, 8), (300, 8)])
+def test_what_no_row_sees_may_be_garbage(rows: int, heads: int) -> None:
+    with_garbage, without = with_and_without_garbage(rows, heads, "cuda")
+    assert torch.equal(with_garbage, without)
 
 
 def test_tiles_of_the_same_keys_are_cut_at_the_same_places(cuda: Any) -> None:

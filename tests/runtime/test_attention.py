@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from filled import FILLS, filled_and_cut
+from padding import with_and_without_garbage
 from side_by_side import in_threads
 
 from warploom.codegen.build import forbid_compilation
@@ -320,3 +321,9 @@ def test_many_tiles_with_the_same_maximum_weigh_the_same() -> None:
     v = (torch.arange(keys) < keys // 2).float()[None, :, None, None].expand(1, keys, 1, 8)
     out = attention(q, k, v.contiguous(), variant=Variant(), sm_scale=1.0)
     torch.testing.assert_close(out, torch.full_like(out, 0.5), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_what_no_row_sees_may_be_garbage(rows: int) -> None:
+    with_garbage, without = with_and_without_garbage(rows, num_q_heads=4)
+    assert torch.equal(with_garbage, without)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from composed_variants import EverySeat, NormOfRequest
 from emulator import Emulator
+from padding import with_and_without_garbage
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -60,3 +62,15 @@ def test_tiles_agree_with_the_oracle(
         case = Case(setup, q_lens, kv_lens, *heads, scale=2.0, seed=3)
         found = mismatch(variant, case)
         assert found is None, f"{case}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("tile", "rows", "heads"),
+    [(PAIRED, 3, 4), (TALL, 40, 4), (TileConfig(1, 64, 2, 1), 1, 2)],
+    ids=["16 rows", "64 rows", "one row"],
+)
+def test_what_no_row_sees_may_be_garbage(
+    emulator: Emulator, tile: TileConfig, rows: int, heads: int
+) -> None:
+    with_garbage, without = with_and_without_garbage(rows, heads, tile=tile)
+    assert torch.equal(with_garbage, without)

@@ -1,7 +1,8 @@
 // What all vector seats say of themselves, wherever their vectors come from.
 #pragma once
 
-// Inside of a seat, whose `Variant` and `K` it takes: sizes, and how reductions begin and combine.
+// For those who define seats, in other headers. Inside of a seat, whose `Variant` and `K` it takes:
+// sizes, and how reductions begin and combine.
 #define WL_SEAT_TRAITS(seat, Title, dim)                            \
   static constexpr int kReductions = Variant::k##Title##Reductions; \
   static constexpr int kHalves = Variant::k##Title##Halves;         \

@@ -33,7 +33,7 @@ WL_FN void run_append(const typename K::Params& p) {
   const int vectors = rows * p.num_kv_heads;
   const int teams = gridDim.x * blockDim.x / kLanes;
   const int team = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
-  const int in_warp = threadIdx.x % 32 / kLanes;
+  const int in_warp = threadIdx.x % kWarpSize / kLanes;
   for (int first = team - in_warp; first < vectors; first += teams) {
     const int task = min(first + in_warp, vectors - 1);
     const int row = task / p.num_kv_heads, head = task - row * p.num_kv_heads;

@@ -13,7 +13,7 @@ struct alignas(16) ItemFacts {
   TileInfo tile;
   int rows;               // rows of the tile that exist, at least 1
   Range q_pos, q_head;    // of these rows
-  Range places;           // keys to walk, places in the segment's list; may be empty
+  Range places;           // keys to walk, hidden ones at both ends: places in the segment's list
   int kv_pos;             // of place 0
   int index_begin;        // first entry of the segment's block list
   int kv_row, kv_block;   // as in Segment

@@ -110,7 +110,7 @@ WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to, un
   Copy::copy(from + Copy::column(thread), rows, to, thread);
 }
 
-// The block that holds a place of the segment's list, or -1 if no visible key is there.
+// The block that holds a place of the segment's list, or -1 behind the keys to walk.
 template <class K>
 WL_FN int block_of(const Item<K>& item, int place) {
   using C = typename K::Config;

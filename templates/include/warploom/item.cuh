@@ -197,11 +197,16 @@ struct Item {
     Range places{work.kv_begin, work.kv_end};
     if constexpr (K::Variant::kHasLogitsMask && !C::kColumnPositions) {
       // Whole tiles before the first visible key are left out, so that tiles lie as planned. The
-      // mask hides the rest of the last one; only keys that do not exist are hidden apart.
-      const Range seen = K::Variant::kv_bounds(p, tile_of(work, segment), q_pos, q_head);
+      // mask hides the rest of the last one, up to keys that no row of the request sees: those may
+      // hold anything, as if they did not exist.
+      const TileInfo tile = tile_of(work, segment);
+      const Range seen = K::Variant::kv_bounds(p, tile, q_pos, q_head);
+      const Range all{segment.kv_len - segment.q_len, segment.kv_len};
+      const int ever = K::Variant::kv_bounds(p, tile, all, {head, head + p.group_size}).end;
       const int hidden = max(seen.begin - segment.kv_pos - work.kv_begin, 0);
       const int end = round_up(min(work.kv_end, seen.end - segment.kv_pos), C::kKeys);
-      places = {work.kv_begin + hidden / C::kKeys * C::kKeys, min(end, segment.kv_count)};
+      places = {work.kv_begin + hidden / C::kKeys * C::kKeys,
+                min(end, min(segment.kv_count, ever - segment.kv_pos))};
     }
     facts.places = places;
   }

@@ -88,7 +88,7 @@ WL_FN void run_prepare(const typename K::Params& p) {
   const unsigned tasks = p.num_blocks * p.num_tokens * parts;  // an int: prepared_keys.py
   const unsigned teams = gridDim.x * blockDim.x / kLanes;
   const unsigned team = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
-  const unsigned in_warp = threadIdx.x % 32 / kLanes;
+  const unsigned in_warp = threadIdx.x % kWarpSize / kLanes;
   const KeyTeam<K> keys(p, threadIdx.x % kLanes);
   for (unsigned first = team - in_warp; first < tasks; first += teams) {
     const unsigned task = first + in_warp < tasks ? first + in_warp : tasks - 1;

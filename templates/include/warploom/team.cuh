@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/variant.cuh>
+#include <warploom/warp.cuh>
 
 namespace warploom {
 
@@ -30,7 +31,7 @@ class PlannerTeam {
   // The same among all teams, warp by warp, from the warp on that comes after `behind` others.
   template <class Step>
   WL_FN static void each_of_all(int count, const Step& step, int behind = 0) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
 #pragma unroll 1
     for (int i = (warp * gridDim.x + blockIdx.x) * 32 + lane - behind; i < count;
          i += gridDim.x * blockDim.x) {
@@ -56,12 +57,13 @@ class PlannerTeam {
   WL_FN wide before(wide value, wide& total) {
     const wide mine = up_to(value);
     wide* const shared = next_sums();
-    const int warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warps = blockDim.x / kWarpSize, lane = threadIdx.x % kWarpSize,
+              warp = threadIdx.x / kWarpSize;
     if (lane == 31) shared[warp] = mine;
     __syncthreads();
     const wide warp_sums = up_to(lane < warps ? shared[lane] : 0);
-    total = __shfl_sync(~0u, warp_sums, 31);
-    const wide before_warp = __shfl_sync(~0u, warp_sums, warp == 0 ? 0 : warp - 1);
+    total = __shfl_sync(kAllLanes, warp_sums, 31);
+    const wide before_warp = __shfl_sync(kAllLanes, warp_sums, warp == 0 ? 0 : warp - 1);
     return mine - value + (warp == 0 ? 0 : before_warp);
   }
 
@@ -70,15 +72,16 @@ class PlannerTeam {
   WL_FN const wide* max_of_each(int groups, int count, const Value& value) {
     wide* const found = next_sums();
 #pragma unroll 1
-    for (int group = threadIdx.x / 32; group < groups; group += blockDim.x / 32) {
+    for (int group = threadIdx.x / kWarpSize; group < groups; group += blockDim.x / kWarpSize) {
       wide most = 0;
 #pragma unroll 1
-      for (int i = threadIdx.x % 32; i < count; i += 32) most = max(most, value(group, i));
+      for (int i = threadIdx.x % kWarpSize; i < count; i += kWarpSize)
+        most = max(most, value(group, i));
 #pragma unroll 1
       for (int lanes = 16; lanes > 0; lanes /= 2) {
-        most = max(most, __shfl_xor_sync(~0u, most, lanes));
+        most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
       }
-      if (threadIdx.x % 32 == 0) found[group] = most;
+      if (threadIdx.x % kWarpSize == 0) found[group] = most;
     }
     __syncthreads();
     return found;
@@ -176,8 +179,8 @@ class PlannerTeam {
 
   WL_FN static wide up_to(wide value) {  // inclusive sum over a warp
     for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const wide below = __shfl_up_sync(~0u, value, lanes);
-      value += int(threadIdx.x % 32) >= lanes ? below : 0;
+      const wide below = __shfl_up_sync(kAllLanes, value, lanes);
+      value += int(threadIdx.x % kWarpSize) >= lanes ? below : 0;
     }
     return value;
   }

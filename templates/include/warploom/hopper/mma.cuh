@@ -38,12 +38,9 @@ class GroupMma {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < S::kDimQk / 16; ++k) {
-#pragma unroll
-      for (int n = 0; n < C::kKeys; n += ScoresWgmma::kColumns) {
-        ScoresWgmma::from_staged(queries.moved(Queries::columns(16 * k)),
-                                 keys.moved(Keys::columns(16 * k) + Keys::rows(n)),
-                                 &scores[0][n / 8][0], k > 0);
-      }
+      ScoresWgmma::template from_staged<Keys>(queries.moved(Queries::columns(16 * k)),
+                                              keys.moved(Keys::columns(16 * k)), &scores[0][0][0],
+                                              k > 0);
     }
     cute::warpgroup_commit_batch();
     fence(scores[0]);
@@ -58,12 +55,9 @@ class GroupMma {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < C::kKeys / 16; ++k) {
-#pragma unroll
-      for (int n = 0; n < S::kDimV; n += OutputWgmma::kColumns) {
-        OutputWgmma::from_registers(probabilities[k],
-                                    values.moved(Values::rows(16 * k) + Values::columns(n)),
-                                    &output[0][n / 8][0], k > 0 || !is_first);
-      }
+      OutputWgmma::template from_registers<Values>(probabilities[k],
+                                                   values.moved(Values::rows(16 * k)),
+                                                   &output[0][0][0], k > 0 || !is_first);
     }
     cute::warpgroup_commit_batch();
     fence(output[0]);

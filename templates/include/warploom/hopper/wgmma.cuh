@@ -36,9 +36,9 @@ class StagedOperand {
     return n / Tile::kWidth * kPanelUnits + n % Tile::kWidth / 8;
   }
 
-  // Its columns are what the product sums over.
+  // Its columns are what the product sums over: the distance from panel to panel is not asked for.
   WL_FN static Descriptor by_rows(const void* tile) { return descriptor(tile, 1); }
-  // Its rows are.
+  // Its rows are, and an instruction goes from panel to panel.
   WL_FN static Descriptor by_columns(const void* tile) { return descriptor(tile, kPanelUnits); }
 
  private:
@@ -65,38 +65,50 @@ struct CutlassType<bfloat16_t> {
   using type = cutlass::bfloat16_t;
 };
 
-// The widest instruction for 64 rows, 16 terms and a part of `kAll` columns.
-template <class Element, int kAll>
+// The product of 64 rows, 16 terms and kColumns columns: the widest of CuTe's instructions, and
+// what it leaves by others. An accumulator is laid out as in mma.cuh.
+template <class Element, int kColumns>
 class Wgmma {
   using Type = typename CutlassType<Element>::type;
   using Major = cute::SM90::GMMA::Major;
   using Scale = cute::SM90::GMMA::ScaleOut;
 
- public:
-  static constexpr int kColumns = kAll % 256 == 0   ? 256
-                                  : kAll % 192 == 0 ? 192
-                                  : kAll % 128 == 0 ? 128
-                                  : kAll % 96 == 0  ? 96
-                                  : kAll % 64 == 0  ? 64
-                                                    : 32;
-  static_assert(kAll % kColumns == 0, "tiles are whole panels");
+  static constexpr int kWidth = kColumns >= 256   ? 256
+                                : kColumns >= 192 ? 192
+                                : kColumns >= 128 ? 128
+                                : kColumns >= 96  ? 96
+                                : kColumns >= 64  ? 64
+                                                  : 32;
+  static constexpr int kLeft = kColumns - kWidth;
+  static_assert(kLeft >= 0 && kLeft % 32 == 0, "tiles are whole panels");
 
-  // c = a b^T, or is added to. An accumulator is laid out as in mma.cuh.
+ public:
+  // c = a b^T, or is added to; b's columns are rows of an operand B.
+  template <class B>
   WL_FN static void from_staged(const Descriptor& a, const Descriptor& b, float* c, bool add) {
     using Op = decltype(cute::SM90::GMMA::ss_op_selector<Type, Type, float, Shape>());
     call<Op>(c, add, Registers{}, a.of.desc_, b.of.desc_);
+    if constexpr (kLeft > 0) {
+      Wgmma<Element, kLeft>::template from_staged<B>(a, b.moved(B::rows(kWidth)), c + kWidth / 2,
+                                                     add);
+    }
   }
-  // c = a b, where a thread has `a` in registers, and the terms are rows of b.
+  // c = a b, where a thread has `a` in registers, and the terms are rows of B.
+  template <class B>
   WL_FN static void from_registers(const unsigned (&a)[4], const Descriptor& b, float* c,
                                    bool add) {
     using Op =
         decltype(cute::SM90::GMMA::rs_op_selector<Type, Type, float, Shape, Major::K, Major::MN>());
     call<Op>(c, add, Registers{}, a[0], a[1], a[2], a[3], b.of.desc_);
+    if constexpr (kLeft > 0) {
+      Wgmma<Element, kLeft>::template from_registers<B>(a, b.moved(B::columns(kWidth)),
+                                                        c + kWidth / 2, add);
+    }
   }
 
  private:
-  using Shape = cute::Shape<cute::_64, cute::Int<kColumns>, cute::_16>;
-  using Registers = cute::make_index_sequence<kColumns / 2>;
+  using Shape = cute::Shape<cute::_64, cute::Int<kWidth>, cute::_16>;
+  using Registers = cute::make_index_sequence<kWidth / 2>;
 
   template <class Op, size_t... kRegister, class... Operands>
   WL_FN static void call(float* c, bool add, cute::index_sequence<kRegister...>,
