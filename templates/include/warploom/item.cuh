@@ -63,13 +63,12 @@ struct Item {
     ask_for_blocks(work, segment, thread);
     if constexpr (C::kComposed) return open_packed(work, segment, index, thread, threads);
     const int rows = min(C::kRows, segment.num_q * p.group_size - work.row_begin);
-    if (thread % kWarpSize == 0) {
+    const int lane = thread % kWarpSize;
 #pragma unroll 1
-      for (unsigned part = thread / kWarpSize; part < 3; part += threads / kWarpSize) {
-        if (part == 0) write_bounds(work, segment, rows);
-        if (part == 1) write_first_tokens(work, segment);
-        if (part == 2) write_sizes(work, segment, rows, index);
-      }
+    for (unsigned part = thread / kWarpSize; part < 3; part += threads / kWarpSize) {
+      if (part == 0) write_bounds(work, segment, rows, lane);
+      if (part == 1 && lane == 0) write_first_tokens(work, segment);
+      if (part == 2 && lane == 0) write_sizes(work, segment, rows, index);
     }
 #pragma unroll 1
     for (int r = thread; r < C::kRows; r += threads) {
@@ -185,29 +184,29 @@ struct Item {
   }
 
   // The ranges of positions, and which keys they leave to walk.
-  WL_FN void write_bounds(const WorkItem& work, const Segment& segment, int rows) const {
+  WL_FN void write_bounds(const WorkItem& work, const Segment& segment, int rows, int lane) const {
     Facts& facts = arena.facts();
     const RowInfo first = locate(work, segment, 0), last = locate(work, segment, rows - 1);
     const int head = work.kv_head * p.group_size;
-    const Range q_pos{first.q_pos, last.q_pos + 1};
-    const Range q_head = first.q_pos == last.q_pos ? Range{first.q_head, last.q_head + 1}
-                                                   : Range{head, head + p.group_size};
-    facts.q_pos = q_pos;
-    facts.q_head = q_head;
+    const Range q_pos{first.q_pos, last.q_pos + 1}, heads{head, head + p.group_size};
+    const Range q_head = first.q_pos == last.q_pos ? Range{first.q_head, last.q_head + 1} : heads;
     Range places{work.kv_begin, work.kv_end};
     if constexpr (K::Variant::kHasLogitsMask && !C::kColumnPositions) {
       // Whole tiles before the first visible key are left out, so that tiles lie as planned. The
       // mask hides the rest of the last one, up to keys that no row of the request sees: those may
-      // hold anything, as if they did not exist.
-      const TileInfo tile = tile_of(work, segment);
-      const Range seen = K::Variant::kv_bounds(p, tile, q_pos, q_head);
+      // hold anything, as if they did not exist. Other lanes ask for these at the same time.
       const Range all{segment.kv_len - segment.q_len, segment.kv_len};
-      const int ever = K::Variant::kv_bounds(p, tile, all, {head, head + p.group_size}).end;
+      const Range seen = K::Variant::kv_bounds(p, tile_of(work, segment), lane == 0 ? q_pos : all,
+                                               lane == 0 ? q_head : heads);
+      const int ever = __shfl_sync(kAllLanes, seen.end, 1);
       const int hidden = max(seen.begin - segment.kv_pos - work.kv_begin, 0);
       const int end = round_up(min(work.kv_end, seen.end - segment.kv_pos), C::kKeys);
       places = {work.kv_begin + hidden / C::kKeys * C::kKeys,
                 min(end, min(segment.kv_count, ever - segment.kv_pos))};
     }
+    if (lane > 0) return;
+    facts.q_pos = q_pos;
+    facts.q_head = q_head;
     facts.places = places;
   }
 

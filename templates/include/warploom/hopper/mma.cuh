@@ -38,9 +38,8 @@ class GroupMma {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < S::kDimQk / 16; ++k) {
-      ScoresWgmma::template from_staged<Keys>(queries.moved(Queries::columns(16 * k)),
-                                              keys.moved(Keys::columns(16 * k)), &scores[0][0][0],
-                                              k > 0);
+      ScoresWgmma::from_staged(queries.moved(Queries::columns(16 * k)),
+                               keys.moved(Keys::columns(16 * k)), &scores[0][0][0], k > 0);
     }
     cute::warpgroup_commit_batch();
     fence(scores[0]);
@@ -55,9 +54,8 @@ class GroupMma {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < C::kKeys / 16; ++k) {
-      OutputWgmma::template from_registers<Values>(probabilities[k],
-                                                   values.moved(Values::rows(16 * k)),
-                                                   &output[0][0][0], k > 0 || !is_first);
+      OutputWgmma::from_registers(probabilities[k], values.moved(Values::rows(16 * k)),
+                                  &output[0][0][0], k > 0 || !is_first);
     }
     cute::warpgroup_commit_batch();
     fence(output[0]);

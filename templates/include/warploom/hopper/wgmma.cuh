@@ -11,19 +11,8 @@
 
 namespace warploom::hopper {
 
-// Where an operand begins and how it is laid out: PTX ISA, matrix descriptors of wgmma. Distances
-// are in units of 16 bytes.
-struct Descriptor {
-  cute::GmmaDescriptor of;
-
-  WL_FN Descriptor moved(int units) const {
-    Descriptor there = *this;
-    there.of.reg32_[0] += units;
-    return there;
-  }
-};
-
-// A staged tile as an operand: panels of swizzled rows.
+// A staged tile, panels of swizzled rows, as an operand from some place on. Distances are in units
+// of 16 bytes, as in descriptors (PTX ISA, matrix descriptors of wgmma).
 template <class Tile>
 class StagedOperand {
   static constexpr int kRowUnits = 2 * Tile::kWidth / 16;
@@ -37,21 +26,30 @@ class StagedOperand {
   }
 
   // Its columns are what the product sums over: the distance from panel to panel is not asked for.
-  WL_FN static Descriptor by_rows(const void* tile) { return descriptor(tile, 1); }
+  WL_FN static StagedOperand by_rows(const void* tile) { return {tile, 1}; }
   // Its rows are, and an instruction goes from panel to panel.
-  WL_FN static Descriptor by_columns(const void* tile) { return descriptor(tile, kPanelUnits); }
+  WL_FN static StagedOperand by_columns(const void* tile) { return {tile, kPanelUnits}; }
+
+  WL_FN StagedOperand moved(int units) const {
+    StagedOperand there = *this;
+    there.low_ += units;
+    return there;
+  }
+  WL_FN uint64_t descriptor() const {
+    using cute::SM90::GMMA::LayoutType;
+    cute::GmmaDescriptor made;
+    made.bitfield.stride_byte_offset_ = rows(8);
+    made.bitfield.layout_type_ =
+        static_cast<int>(Tile::kWidth == 64 ? LayoutType::B128 : LayoutType::B64);
+    made.reg32_[0] = low_;
+    return made.desc_;
+  }
 
  private:
-  WL_FN static Descriptor descriptor(const void* tile, int leading_units) {
-    using cute::SM90::GMMA::LayoutType;
-    cute::GmmaDescriptor of;
-    of.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(tile) >> 4;
-    of.bitfield.leading_byte_offset_ = leading_units;
-    of.bitfield.stride_byte_offset_ = rows(8);
-    of.bitfield.layout_type_ =
-        static_cast<int>(Tile::kWidth == 64 ? LayoutType::B128 : LayoutType::B64);
-    return {of};
-  }
+  WL_FN StagedOperand(const void* tile, int leading_units)
+      : low_(cute::cast_smem_ptr_to_uint(tile) >> 4 | leading_units << 16) {}
+
+  uint32_t low_;  // start and leading distance; the upper word is the same for all: no register
 };
 
 template <class Element>
@@ -83,26 +81,23 @@ class Wgmma {
   static_assert(kLeft >= 0 && kLeft % 32 == 0, "tiles are whole panels");
 
  public:
-  // c = a b^T, or is added to; b's columns are rows of an operand B.
-  template <class B>
-  WL_FN static void from_staged(const Descriptor& a, const Descriptor& b, float* c, bool add) {
+  // c = a b^T, or is added to; b's columns are rows of its tile.
+  template <class A, class B>
+  WL_FN static void from_staged(const A& a, const B& b, float* c, bool add) {
     using Op = decltype(cute::SM90::GMMA::ss_op_selector<Type, Type, float, Shape>());
-    call<Op>(c, add, Registers{}, a.of.desc_, b.of.desc_);
+    call<Op>(c, add, Registers{}, a.descriptor(), b.descriptor());
     if constexpr (kLeft > 0) {
-      Wgmma<Element, kLeft>::template from_staged<B>(a, b.moved(B::rows(kWidth)), c + kWidth / 2,
-                                                     add);
+      Wgmma<Element, kLeft>::from_staged(a, b.moved(B::rows(kWidth)), c + kWidth / 2, add);
     }
   }
-  // c = a b, where a thread has `a` in registers, and the terms are rows of B.
+  // c = a b, where a thread has `a` in registers, and the terms are rows of b.
   template <class B>
-  WL_FN static void from_registers(const unsigned (&a)[4], const Descriptor& b, float* c,
-                                   bool add) {
+  WL_FN static void from_registers(const unsigned (&a)[4], const B& b, float* c, bool add) {
     using Op =
         decltype(cute::SM90::GMMA::rs_op_selector<Type, Type, float, Shape, Major::K, Major::MN>());
-    call<Op>(c, add, Registers{}, a[0], a[1], a[2], a[3], b.of.desc_);
+    call<Op>(c, add, Registers{}, a[0], a[1], a[2], a[3], b.descriptor());
     if constexpr (kLeft > 0) {
-      Wgmma<Element, kLeft>::template from_registers<B>(a, b.moved(B::columns(kWidth)),
-                                                        c + kWidth / 2, add);
+      Wgmma<Element, kLeft>::from_registers(a, b.moved(B::columns(kWidth)), c + kWidth / 2, add);
     }
   }
 
