@@ -21,6 +21,7 @@ import numpy as np
 from warploom.dsl import location, symbols
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.fields import RESERVED, Field, Reading, Scalar, Tensor
+from warploom.dsl.from_end import from_end
 from warploom.dsl.ir import Kind
 from warploom.dsl.parts import ReadInParts
 from warploom.dsl.spec import TensorField
@@ -129,7 +130,7 @@ class CapturedTensor(ReadInParts):
     def _from_start(self, index: Value, size: int) -> Value:
         if isinstance(index, slice) or index is None or index is Ellipsis:
             raise self.refused("slicing it")
-        return index + size if isinstance(index, int) and index < 0 else index
+        return from_end(index, size)
 
     def described(self) -> str:
         return f"captured tensor {self._name!r} of shape {self.shape}"

@@ -89,8 +89,9 @@ def flex(
     any input, and each plan reads those of the mask again. Captured Python numbers are constants.
 
     A captured tensor must be as long as the positions that index it: too small a one is refused. An
-    index that is computed (`bias[h, q_idx - kv_idx + 8]`) cannot be foreseen and is clamped into
-    the tensor, on every back end.
+    index that is computed (`bias[h, q_idx - kv_idx]`) cannot be foreseen. Where it is negative it
+    counts from the end, as in torch, which makes the tensor's size a constant of the kernel; what
+    is out of range then is clamped into the tensor, on every back end.
 
     Tracing takes milliseconds: make a variant once, not at every call.
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 import warploom as wl
+from warploom.dsl.ir import walk
 from warploom.dsl.reference import reference_attention, visible
 from warploom.dsl.trace import trace
 from warploom.errors import (
@@ -27,6 +28,7 @@ from warploom.errors import (
 HEADS, TOKENS, DIM = 4, 12, 8
 GLOBAL_SLOPES = torch.linspace(0.1, 1.0, HEADS)
 NUMPY_SLOPES = np.linspace(-1.0, 1.0, HEADS)  # float64, as NumPy makes them
+GLOBAL_OFFSETS, GLOBAL_OFFSET = torch.arange(HEADS), torch.tensor(-1)
 CALLS = 0
 
 
@@ -45,6 +47,7 @@ def numpy_bias(score, b, h, q_idx, kv_idx):
 def _closures():
     bias = torch.randn(1, HEADS, TOKENS, TOKENS)
     documents = torch.randint(0, 3, (TOKENS,))
+    distances = torch.randn(HEADS, 2 * TOKENS)
     scale, cap = 0.7, torch.tensor(3.0)
 
     def whole(score, b, h, q_idx, kv_idx):
@@ -56,7 +59,13 @@ def _closures():
     def document(b, h, q_idx, kv_idx):
         return (documents[q_idx] == documents[kv_idx]) | (kv_idx < 2)
 
-    return whole, stepwise, document
+    def relative(score, b, h, q_idx, kv_idx):
+        return score + distances[h, q_idx - kv_idx] * distances[-1 - h][kv_idx - q_idx]
+
+    def recent(b, h, q_idx, kv_idx):
+        return distances[0, q_idx - kv_idx] > -0.5
+
+    return whole, stepwise, document, relative, recent
 
 
 class Model(torch.nn.Module):
@@ -78,12 +87,13 @@ def _helper(table, h):
 
 
 def _cases():
-    whole, stepwise, document = _closures()
+    whole, stepwise, document, relative, recent = _closures()
     model = Model()
     table = torch.randn(HEADS)
     return {
         "closure": (whole, causal),
         "stepwise": (stepwise, None),
+        "from the end": (relative, lambda b, h, q, k: recent(b, h, q, k) | (q == k)),
         "global": (global_bias, document),
         "method": (model.score_mod, causal),
         "lambda": (lambda s, b, h, q, k: s + table[h] + model.bias[h].exp(), None),
@@ -162,7 +172,7 @@ def test_the_graph_agrees_with_the_oracle(case, graph) -> None:
 
 
 def test_captured_tensors_are_inputs_and_numbers_are_constants() -> None:
-    whole, stepwise, _ = _closures()
+    whole, stepwise, *_ = _closures()
     variant = wl.flex(whole)
     assert set(variant.inputs()) == {"bias", "cap"}
     assert [(f.name, f.dtype.name, f.roles) for f in trace(variant).tensors] == [
@@ -219,6 +229,39 @@ def test_sizes_of_captured_tensors_are_known_and_negative_indices_count_from_the
         return (table[-1] == 5) & (kv_idx < size)
 
     assert visible(wl.flex(None, last), q_len=1, kv_len=20)[0].sum() == 19
+
+
+@pytest.mark.parametrize(
+    ("index", "wraps"),
+    [
+        (lambda b, h, q, k: b + h, False),
+        (lambda b, h, q, k: q, False),
+        (lambda b, h, q, k: 4 * q + k % 4, False),
+        (lambda b, h, q, k: k // 8 + (q >> 2), False),
+        (lambda b, h, q, k: abs(q - k), False),
+        (lambda b, h, q, k: torch.clamp(q - k, 0, 5), False),
+        (lambda b, h, q, k: (q - k) & 7, False),
+        (lambda b, h, q, k: (k / 2).int(), False),
+        (lambda b, h, q, k: q - k + 8, True),
+        (lambda b, h, q, k: -1 - h, True),
+        (lambda b, h, q, k: GLOBAL_OFFSETS[h], True),
+        (lambda b, h, q, k: GLOBAL_OFFSET + k, True),
+    ],
+)
+@pytest.mark.parametrize("q_idx", ["row", "position"])
+def test_only_indices_that_may_be_negative_cost_a_selection(index, wraps, q_idx) -> None:
+    table = torch.randn(64)
+    variant = wl.flex(lambda s, b, h, q, k: s + table[index(b, h, q, k)], q_idx=q_idx)
+    root = trace(variant).seats["logits_transform"]
+    assert any(node.op == "select" for node in walk(root)) == wraps
+
+
+def test_numpy_numbers_count_from_the_end_too() -> None:
+    table = torch.arange(6)
+    last = wl.flex(None, lambda b, h, q, k: table[np.int64(-1)] == k)
+    assert np.flatnonzero(visible(last, q_len=1, kv_len=9)[0]).tolist() == [5]
+    (load,) = (node for node in walk(trace(last).seats["logits_mask"]) if node.op == "load")
+    assert load.args[0].attr == 5
 
 
 def test_numbers_out_of_tensors_made_inside_are_constants_but_tables_are_refused() -> None:

@@ -1,0 +1,47 @@
+"""Indices that count from the end where they are negative, as torch and NumPy read them."""
+
+from __future__ import annotations
+
+from warploom.dsl.box import Box
+from warploom.dsl.evaluate import evaluate
+from warploom.dsl.functions import where
+from warploom.dsl.interval_rules import Range
+from warploom.dsl.ir import POSITIONS, Kind, Node, const, substitute, var, walk
+from warploom.dsl.position import symbolic
+from warploom.dsl.symbols import Symbol, Value, as_node
+
+# Rows before the first key, which more queries than keys have, are no positions of FlexAttention:
+# their q_pos is taken for one that is not negative.
+_ANY_PLACE = {
+    name: Range(const(0), const(2**31 - 1)) for name, kind in POSITIONS.items() if kind is Kind.INT
+}
+# A row's number within its request is an expression of positions whose ranges hide its sign.
+_ROW_NUMBER = {as_node(symbolic("logits_mask").q_idx): var("q_row")}
+
+
+def from_end(index: Value, size: int) -> Value:
+    """The same index where it is not negative, and `index + size` where it is.
+
+    Args:
+        index: a symbol, an array or a number; what is no integer is returned as it is.
+        size: of the dimension.
+    """
+    if isinstance(index, Symbol):
+        wraps = index.kind is Kind.INT and may_be_negative(index.node)
+        return where(index < 0, index + size, index) if wraps else index
+    if getattr(getattr(index, "dtype", None), "kind", "") == "i":
+        return where(index < 0, index + size, index)
+    return index + size if isinstance(index, int) and index < 0 else index
+
+
+def may_be_negative(index: Node) -> bool:
+    """False only for an expression that is 0 or more wherever its positions are."""
+    box = Box(_ANY_PLACE, ())
+    least = box.range(substitute(index, _ROW_NUMBER)).least
+    if least is None:
+        return True
+    unknown = box.has_nan()
+    if any(found.op in ("var", "scalar", "load", "call") for found in walk(least, unknown)):
+        return True
+    bound, is_nan = evaluate((least, unknown), {}, {}, {})
+    return bool(is_nan) or int(bound) < 0
