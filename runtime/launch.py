@@ -98,6 +98,10 @@ class Launcher:
             self._tensor_maps = TensorMaps.of(self._geometry, kernel.tile)
             self._maps_of[kernel.tile] = self._tensor_maps
 
+    def forget(self) -> None:
+        """Let no tensor be known any more: the next call is checked from the start."""
+        self._form = None
+
     def before_plan(self) -> None:
         """Forget the old plan, and let the current stream wait for runs that still read it."""
         self._form = None

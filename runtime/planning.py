@@ -26,6 +26,7 @@ class Planning:
     backend: Backend
     kv_format: KVFormat
     planned: Planned | None
+    _is_refused = False  # the last plan
     _bounds: Bounds | None
     _batch: Batch | None
     _inputs: Inputs
@@ -46,6 +47,9 @@ class Planning:
         **inputs: Any,
     ) -> None:
         """Distribute the work of a batch, on the host or on the device.
+
+        A batch that is refused leaves no plan, so that `run` cannot serve the batch before in its
+        place. Memory stays where it is, and what a CUDA graph holds may be replayed.
 
         Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
         bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
@@ -84,15 +88,18 @@ class Planning:
             MissingInput: a scalar of the mask has no value, or the device plans and a tensor has
                 none.
             FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
-            BoundsExceeded: the batch does not fit; the plan before stays, with its inputs.
-            WorkspaceTooSmall: likewise, but if inputs were given with the batch no plan is left.
+            BoundsExceeded, WorkspaceTooSmall: the batch does not fit.
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
         """
-        self._inputs.check_names(inputs)
-        arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
-        planner = None if self.backend == "reference" else self._planner
-        batch = batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
-        self._plan(batch, inputs)
+        try:
+            self._inputs.check_names(inputs)
+            arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
+            planner = None if self.backend == "reference" else self._planner
+            batch = batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
+            self._plan(batch, inputs)
+        except BaseException:
+            self._forget()
+            raise
 
     def check_plan(self) -> None:
         """Raise if the device refused the last plan; waits for the device.
@@ -100,11 +107,11 @@ class Planning:
         The output of runs in between is undefined: such a plan computes nothing.
 
         Raises:
-            NotPlanned: there is no plan yet.
+            NotPlanned: there is no plan, or the last one was refused.
             BatchRefused: an index array was wrong or passed the bounds.
         """
         if self._batch is None:
-            raise NotPlanned
+            raise self._not_planned()
         if isinstance(self._batch, OnDevice):
             self._planner.check_status()
 
@@ -112,17 +119,18 @@ class Planning:
         if self._bounds is not None and not isinstance(batch, (Measured, OnDevice)):
             self._bounds.admit(batch.segments, len(batch.indices))
         inputs = self._inputs.rewritten() | inputs
-        before, self._batch = self._batch, None
-        try:
-            self._take(batch, inputs)
-        except Exception:
-            if before is not None and not inputs:  # half-taken inputs would fit no plan
-                self._inputs.for_batch(before)
-                self._batch = before
-            else:
-                self.planned = None
-            raise
-        self._batch = batch
+        self._take(batch, inputs)
+        self._batch, self._is_refused = batch, False
+
+    def _forget(self) -> None:
+        """Have no plan: the last one was refused."""
+        self._batch = self.planned = None
+        self._is_refused = True
+        if self._launcher is not None:
+            self._launcher.forget()
+
+    def _not_planned(self) -> NotPlanned:
+        return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._launcher is not None:

@@ -16,7 +16,6 @@ from warploom.errors import (
     ArgumentError,
     BadLength,
     IndexOutOfRange,
-    NotPlanned,
     WrongDevice,
     WrongDType,
     WrongShape,
@@ -73,6 +72,20 @@ class PageSelectionWrapper(AttentionWrapper):
             BadIndptr, BadLength, WrongShape, WrongDType, WrongDevice, WrongStride: a wrong array.
             and those of `AttentionWrapper.plan`.
         """
+        try:
+            self._plan_selected(qo_indptr, selection, num_pages, last_page_len, inputs)
+        except BaseException:
+            self._forget()
+            raise
+
+    def _plan_selected(
+        self,
+        qo_indptr: Any,
+        selection: Any,
+        num_pages: Any,
+        last_page_len: Any,
+        inputs: dict[str, Any],
+    ) -> None:
         refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
         if not isinstance(self.kv_format, Paged) or self.backend == "reference":
             reason = f"selections need a compiled back end and Paged, not {self.kv_format}"
@@ -104,12 +117,12 @@ class PageSelectionWrapper(AttentionWrapper):
             kv: the cache, as `run` takes it.
 
         Raises:
-            NotPlanned: there is no plan yet.
+            NotPlanned: there is no plan, or the last one was refused.
             IndexOutOfRange: an entry is no page of the cache.
             ForbiddenUnderCapture: the current stream is being captured.
         """
         if self._batch is None or self._selection is None:
-            raise NotPlanned
+            raise self._not_planned()
         remedy = "Call it before the capture, or between replays."
         refuse_under_capture(self.device, "check_selection() was called", remedy)
         entries = self._selection[: len(self._num_pages)]
@@ -127,12 +140,12 @@ class PageSelectionWrapper(AttentionWrapper):
         """Read another tensor from the next run on; shape and strides are those of the plan.
 
         Raises:
-            NotPlanned: there is no plan yet.
+            NotPlanned: there is no plan, or the last one was refused.
             WrongShape, WrongStride, WrongDType, WrongDevice: not as planned.
         """
         before = self._selection
         if self._batch is None or before is None:
-            raise NotPlanned
+            raise self._not_planned()
         tensor = self._checked(selection, before.shape[0])
         if tensor.shape[2] != before.shape[2] or tensor.stride() != before.stride():
             raise WrongStride(

@@ -20,7 +20,7 @@ from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant, as_variant
-from warploom.errors import ArgumentError, NotPlanned, WrongCall
+from warploom.errors import ArgumentError, WrongCall
 from warploom.runtime import custom_op
 from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.calls import explained
@@ -287,7 +287,7 @@ class AttentionWrapper(Planning):
             nothing. Undefined if the device refused the plan, which `check_plan` tells.
 
         Raises:
-            NotPlanned: there is no plan yet.
+            NotPlanned: there is no plan, or the last one was refused.
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
             UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
                 wrapper has planned into this one's workspace.
@@ -314,7 +314,7 @@ class AttentionWrapper(Planning):
         """`run` with tensors unlike those of the run before."""
         self._inputs.check_names(inputs)
         if self._batch is None:
-            raise NotPlanned
+            raise self._not_planned()
         kv = checked_kv(kv, self.kv_format)
         q = as_torch(q, "q")
         learnt = self._learnt(inputs)

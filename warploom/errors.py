@@ -235,7 +235,10 @@ class WrongCall(ArgumentError, TypeError):
 
 
 class NotPlanned(ArgumentError):
-    message = "run() before plan(). Call plan(...) with the lengths of this batch first."
+    message = "{what}. Call plan(...) with the lengths of this batch first."
+
+    def __init__(self, *, what: str = "run() before plan()", **facts: Any) -> None:
+        super().__init__(what=what, **facts)
 
 
 class PlanMismatch(ArgumentError):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.errors import BoundsExceeded, ForbiddenUnderCapture
+from warploom.errors import BoundsExceeded, ForbiddenUnderCapture, NotPlanned
 
 pytestmark = pytest.mark.gpu
 
@@ -93,7 +93,7 @@ def test_one_graph_serves_all_batches_within_the_bounds(
             assert torch.equal(out, again)
 
 
-def test_beyond_the_bounds_nothing_is_launched(cuda: Any) -> None:
+def test_beyond_the_bounds_nothing_moves(cuda: Any) -> None:
     graphed = wl.AttentionWrapper(
         wl.Causal(), kv_format=wl.Paged(PAGE), device=cuda, bounds=BOUNDS, cuda_graph=True, **SHAPE
     )
@@ -101,6 +101,9 @@ def test_beyond_the_bounds_nothing_is_launched(cuda: Any) -> None:
     cache = torch.randn(PAGES, 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16)
     graphed.plan(**paged(*BATCHES[0], seed=0))
     before = graphed.run(q, cache)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = graphed.run(q, cache)
     for q_lens, kv_lens in (
         ((1,) * 17, (1,) * 17),
         ((97,), (1,)),
@@ -109,7 +112,12 @@ def test_beyond_the_bounds_nothing_is_launched(cuda: Any) -> None:
     ):
         with pytest.raises(BoundsExceeded):
             graphed.plan(**paged(q_lens, kv_lens, seed=0))
-        assert torch.equal(graphed.run(q, cache), before)
+        with pytest.raises(NotPlanned):
+            graphed.run(q, cache)
+        graph.replay()  # still reads the last good plan
+        assert torch.equal(out, before)
+    graphed.plan(**paged(*BATCHES[0], seed=0))
+    assert torch.equal(graphed.run(q, cache), before)
 
 
 def test_values_of_the_mask_reach_the_graph(cuda: Any) -> None:
