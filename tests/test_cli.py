@@ -130,6 +130,33 @@ def test_settings_that_will_be_refused_are_flagged(monkeypatch: pytest.MonkeyPat
     assert re.search("settings +wrong", told) and "BUILD_JOBS" not in told
 
 
+def test_variables_that_nothing_reads_are_listed_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("CHACHE_DIR", "THREAD", "ZZZ"):
+        monkeypatch.setenv(f"WARPLOOM_{name}", "[1]")
+    lines = {line.split()[0]: line for line in run("env").output.splitlines() if line.split()}
+    meant = {"CHACHE_DIR": "CACHE_DIR", "THREAD": "THREADS"}
+    for name, near in meant.items():
+        line = lines[f"WARPLOOM_{name}"]
+        assert "[1]" in line and f"nothing reads it; did you mean WARPLOOM_{near}?" in line
+    assert lines["WARPLOOM_ZZZ"].endswith("nothing reads it")
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor._settings()])
+    told = run("doctor").output
+    for name, near in meant.items():
+        assert f"WARPLOOM_{name} is read by nothing; did you mean WARPLOOM_{near}?" in told
+
+
+def test_every_variable_that_is_read_is_a_setting() -> None:
+    named = re.findall(r"\"([A-Z]+_[A-Z_]+|CXX)\"", Path(env.__file__).read_text())
+    assert set(named) == {setting.name for setting in env.SETTINGS}
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "warploom", "--version"], capture_output=True)
+    assert done.stdout.decode().strip() == f"warploom, version {warploom.__version__}"
+
+
 def test_a_refused_setting_is_one_line(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPLOOM_CACHE_SIZE", "lots")
     result = run("cache", "list")

@@ -128,7 +128,7 @@ def cache_clear(yes: bool) -> None:
 
 @main.command("env")
 def show_env() -> None:
-    """Show every environment variable that warploom reads, and whose value it will refuse."""
+    """Show every environment variable that warploom reads, and what is wrong with those given."""
     from rich.markup import escape
 
     table = _table("variable", "value", "without it", "meaning")
@@ -138,6 +138,10 @@ def show_env() -> None:
         if problem := env.problem(setting.name):
             shown = f"[red]{escape(value or '')}[/] ({problem})"
         table.add_row(setting.name, shown, setting.default, setting.meaning)
+    for name, near in env.unknown().items():
+        hint = f"; did you mean {near}?" if near else ""
+        value = escape(env.given(name) or "")
+        table.add_row(escape(name), f"[red]{value}[/]", "", f"nothing reads it{hint}")
     _show(table)
 
 

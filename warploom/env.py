@@ -36,6 +36,7 @@ SETTINGS = (
     Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
     Setting("CUDA_HOME", "CUDA toolkit to use when there are no CUDA packages", "/usr/local/cuda"),
     Setting("CUDA_PATH", "the same, under its other usual name", "/usr/local/cuda"),
+    Setting("CONDA_PREFIX", "environment whose CUDA toolkit is used after those", "unset"),
 )
 
 
@@ -58,6 +59,17 @@ def _int(name: str, default: int, least: int) -> int:
 def given(name: str) -> str | None:
     """The value that the user gave, for the command line; nothing else should need it."""
     return os.environ.get(name)
+
+
+def unknown() -> dict[str, str]:
+    """Variables that look like warploom's and are read by nothing, each with the nearest name."""
+    from difflib import get_close_matches  # for mistakes only
+
+    prefix = "WARPLOOM_"  # which makes any two alike, so that only what follows is compared
+    known = [s.name.removeprefix(prefix) for s in SETTINGS if s.name.startswith(prefix)]
+    given = {name.removeprefix(prefix) for name in os.environ if name.startswith(prefix)}
+    near = {name: get_close_matches(name, known, n=1) for name in sorted(given - {*known})}
+    return {prefix + name: prefix + found[0] if found else "" for name, found in near.items()}
 
 
 def problem(name: str) -> str | None:
