@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from warploom.dsl.arrays import to_numpy
 from warploom.dsl.fields import Tensor
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
@@ -92,25 +93,39 @@ class TreeMask(_Packed):
 
 
 def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Pack one boolean mask [rows, columns] for each request.
+    """Pack one mask [rows, columns] for each request: True, or 1, where the query sees the key.
 
     Args:
-        masks: as many masks as requests, in their order; sizes may differ.
+        masks: as many masks as requests, in their order, of bools or of the integers 0 and 1; sizes
+            may differ.
 
     Returns:
         Bits as uint8 [bytes], each request padded to whole bytes, and int32 [requests + 1] offsets.
 
     Raises:
-        ArgumentError: a mask that has not 2 dimensions, as the parts of a single mask.
+        ArgumentError: a mask that has not 2 dimensions, as the parts of a single mask, or that
+            holds other numbers, as a mask that is added to logits.
     """
-    arrays = [np.asarray(mask, bool) for mask in masks]
-    for number, array in enumerate(arrays):
-        if array.ndim != 2:
-            reason = (
-                f"masks[{number}] has shape {array.shape}; each mask must have 2 dimensions, "
-                "[rows, columns]. Give a list of masks, one for each request"
-            )
-            raise ArgumentError(name="masks", reason=reason)
+    arrays = [_bits(number, mask) for number, mask in enumerate(masks)]
     packed = [np.packbits(array.ravel(), bitorder="little") for array in arrays]
     offsets = np.cumsum([0, *(len(part) for part in packed)]).astype(np.int32)
     return np.concatenate([np.zeros(0, np.uint8), *packed]), offsets
+
+
+def _bits(number: int, mask: Any) -> np.ndarray[Any, Any]:
+    array = to_numpy(mask)
+    if array.ndim != 2:
+        reason = (
+            f"masks[{number}] has shape {array.shape}; each mask must have 2 dimensions, "
+            "[rows, columns]. Give a list of masks, one for each request"
+        )
+        raise ArgumentError(name="masks", reason=reason)
+    whole = array.size == 0 or array.dtype.kind in "bi"
+    if not whole or not np.isin(array, (0, 1)).all():
+        held = "other integers than 0 and 1" if whole else str(getattr(mask, "dtype", array.dtype))
+        reason = (
+            f"masks[{number}] holds {held}; masks are True where the query sees the key. For a "
+            "mask that is added to logits give `mask > -inf` or `mask == 0`"
+        )
+        raise ArgumentError(name="masks", reason=reason)
+    return array.astype(bool)
