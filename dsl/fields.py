@@ -7,14 +7,14 @@ traced, NumPy values for the oracle, and the bound value otherwise.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from warploom.dsl import location
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.ir import Kind
 from warploom.dsl.spec import SEATS, ScalarField, TensorField
 from warploom.dsl.symbols import Value
-from warploom.errors import FieldMisuse, GlobalMutated
+from warploom.errors import FieldMisuse, GlobalMutated, WrongDeclaration
 
 ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "lane")
 # Dimensions that exactly cover one position. Only that position may index them, so that loads need
@@ -49,7 +49,7 @@ class Scalar:
     """
 
     def __init__(self, dtype: str | DType | Any, default: float | None = None) -> None:
-        self.dtype = _dtype(dtype)
+        self.dtype = _dtype("Scalar", dtype)
         self.default = None if default is None else as_scalar(self.dtype, default)
         self.name = ""
         self.owner = ""
@@ -89,8 +89,16 @@ class Tensor:
         FieldMisuse: unknown dtype or role.
     """
 
+    if not TYPE_CHECKING:  # the arguments are those of __init__
+
+        def __new__(cls, *args: object, **named: object) -> Tensor:
+            if "default" in named:
+                remedy = "Bind one in the variant's __init__, or give it to the call."
+                raise _declared("Tensor", "default", "a tensor has no default value", remedy)
+            return super().__new__(cls)
+
     def __init__(self, dtype: str | DType | Any, roles: tuple[str | None, ...]) -> None:
-        self.dtype = _dtype(dtype)
+        self.dtype = _dtype("Tensor", dtype)
         self.roles = _roles(roles)
         self.name = ""
         self.owner = ""
@@ -136,6 +144,13 @@ def misuse(variant: str, name: str, reason: str, remedy: str = "") -> FieldMisus
     return FieldMisuse(variant=variant, name=name, reason=reason, remedy=remedy, source=place)
 
 
+def _declared(owner: str, name: str, reason: str, remedy: str = "") -> WrongDeclaration:
+    place = location.source(location.caller())
+    return WrongDeclaration(
+        variant=f"wl.{owner}", name=name, reason=reason, remedy=remedy, source=place
+    )
+
+
 def as_scalar(
     kind: DType, value: object, name: str = "default", owner: str = "Scalar"
 ) -> bool | int | float:
@@ -167,19 +182,20 @@ def check_name(owner: str, name: str) -> str:
     return name
 
 
-def _dtype(given: Any) -> DType:
+def _dtype(owner: str, given: Any) -> DType:
     try:
         return dtype(given)
     except KeyError:
-        raise misuse("a variant", "dtype", f"{given!r} is none of {', '.join(BY_NAME)}") from None
+        reason = f"{given!r} is none of {', '.join(BY_NAME)}"
+        raise _declared(owner, "dtype", reason) from None
 
 
 def _roles(roles: tuple[str | None, ...]) -> tuple[str | None, ...]:
     if isinstance(roles, str):
-        raise misuse("a variant", "roles", f"{roles!r} is no tuple; write ({roles!r},)")
+        raise _declared("Tensor", "roles", f"{roles!r} is no tuple; write ({roles!r},)")
     for role in roles:
         if role is not None and role not in ROLES:
-            raise misuse("a variant", "roles", f"{role!r} is none of {', '.join(ROLES)}, None")
+            raise _declared("Tensor", "roles", f"{role!r} is none of {', '.join(ROLES)}, None")
     return tuple(roles)
 
 

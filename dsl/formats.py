@@ -7,9 +7,9 @@ of a list.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from warploom.errors import BadFormat
 
@@ -25,6 +25,15 @@ class KVFormat:
     """
 
     layout: Layout = field(default="NHD", kw_only=True)
+    _given: ClassVar[str] = "the layout by name: layout='NHD' or layout='HND'"
+
+    if not TYPE_CHECKING:  # the arguments are those of __init__
+
+        def __new__(cls, *args: object, **named: object) -> KVFormat:
+            if len(args) > sum(not each.kw_only for each in fields(cls)):
+                shown = ", ".join(map(repr, args))
+                raise BadFormat(what=f"{cls.__name__}({shown})", expected=cls._given)
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Raise BadFormat for a layout or a size that does not exist."""
@@ -96,6 +105,7 @@ class BlockSparse(KVFormat):
     """
 
     block: tuple[int, int] = (1, 1)
+    _given: ClassVar[str] = "one pair, such as block=(8, 16), and the layout by name"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,4 +124,4 @@ class BlockSparse(KVFormat):
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, Integral) and int(value) >= 1
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1

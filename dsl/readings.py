@@ -39,21 +39,23 @@ class SymbolicTensor(_FieldTensor):
 
     def __getitem__(self, index: Value) -> Symbol:
         indices = _indices(self._variant, self._field, index)
-        nodes = tuple(map(self._node, indices, self._field.roles))
+        nodes = tuple(map(self._node, range(len(indices)), indices, self._field.roles))
         return wrap(build.make("load", self._field.dtype.kind, *nodes, attr=self._field.name))
 
-    def _node(self, index: Value, role: str | None) -> Node:
+    def _node(self, axis: int, index: Value, role: str | None) -> Node:
         found = as_node(index)
         if found.kind is not Kind.INT:
             raise self._misuse(f"an index is {found.kind.value}, not an int; use to_int(x)")
         if role in EXACT_ROLES and found is not var(role):
+            given = f"at.{found.attr}" if found.op == "var" else "another value"
             raise self._misuse(
-                f"a dimension of role {role!r} is indexed by at.{role}; declare None"
+                f"dimension {axis} has the role {role!r} and is indexed by {given}",
+                f"Index it by at.{role} (are the indices swapped?), or declare None.",
             )
         return found
 
-    def _misuse(self, reason: str) -> Exception:
-        return misuse(self._variant, self._field.name, reason)
+    def _misuse(self, reason: str, remedy: str = "") -> Exception:
+        return misuse(self._variant, self._field.name, reason, remedy)
 
 
 class TraceReading:

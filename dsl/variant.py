@@ -15,7 +15,14 @@ from warploom.dsl.fields import READING, RESERVED, VALUES, Field, Reading, Scala
 from warploom.dsl.position import Position
 from warploom.dsl.spec import SEATS
 from warploom.dsl.symbols import Value
-from warploom.errors import ArgumentError, NoUnion, UndeclaredField, UnknownInput
+from warploom.errors import (
+    ArgumentError,
+    NoUnion,
+    PositionOfSelf,
+    UndeclaredField,
+    UnknownInput,
+    WrongCall,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing since 3.11
@@ -44,6 +51,8 @@ class Variant:
         made.__dict__[VALUES] = {}
         # torch.compile stops at the next line, and shows it: such an object would lack its values
         ALIVE[id(made)] = made  # make variants outside of compiled functions
+        if args and cls.__init__ is Variant.__init__:
+            raise _by_name(cls.__name__, args, list(made.fields()))
         return made
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -79,7 +88,8 @@ class Variant:
         def __getattr__(self, name: str) -> object:
             if READING in self.__dict__ and not name.startswith("_"):  # a functor runs
                 place = location.source(location.here())
-                raise UndeclaredField(variant=type(self).__name__, name=name, source=place)
+                error = PositionOfSelf if name in Position.__annotations__ else UndeclaredField
+                raise error(variant=type(self).__name__, name=name, source=place)
             return self.__getattribute__(name)
 
     # --- seats
@@ -189,6 +199,12 @@ class Variant:
         reason = "a variant is neither true nor false; compose with `a & b`, not `a and b`"
         raise ArgumentError(name=self.name, reason=f"{reason}, and ask for None with `is None`")
 
+    def __add__(self, other: Any) -> NoReturn:
+        reason = "variants are no numbers; join them with &, as in `a & b`"
+        raise ArgumentError(name=self.name, reason=reason)
+
+    __radd__ = __add__
+
     def __or__(self, other: Any) -> NoReturn:
         right = other.name if isinstance(other, Variant) else getattr(other, "__name__", other)
         raise NoUnion(left=self.name, right=right)
@@ -206,6 +222,14 @@ ALIVE[id(Variant)] = Variant
 def _short(value: object) -> str:
     shape = getattr(value, "shape", None)
     return f"<{type(value).__name__} {tuple(shape)}>" if shape is not None else repr(value)
+
+
+def _by_name(cls: str, given: tuple[object, ...], known: list[str]) -> WrongCall:
+    shown = ", ".join(map(_short, given))
+    if not known:
+        return WrongCall(function=cls, reason=f"got {shown}; it has no fields and takes nothing")
+    hint = f" Write {cls}({known[0]}=...)."
+    return WrongCall(function=cls, reason=f"got {shown}; its fields are given by name", hint=hint)
 
 
 def as_variant(variant: Any) -> Variant:

@@ -160,6 +160,9 @@ def compose(
         raise ArgumentError(name="page_size", reason="parts need it")
     parts: list[Part] = []
     for given in source:
+        if not isinstance(given, (Part, Level)):
+            reason = f"holds {given!r}; expected Part(requests, pages) or Level(...)"
+            raise ArgumentError(name="source", reason=reason)
         parts += given.parts() if isinstance(given, Level) else [given]
     named = max((max(part.requests, default=-1) for part in parts), default=-1) + 1
     count = named if num_requests is None else num_requests

@@ -98,10 +98,23 @@ class FieldMisuse(VariantError):
         super().__init__(remedy=remedy and f" {remedy.lstrip()}", **facts)
 
 
+class WrongDeclaration(FieldMisuse):
+    """An argument of `Scalar` or `Tensor`, before the field has a name."""
+
+    message = "argument {name!r} of {variant}: {reason}.{remedy}"
+
+
 class UndeclaredField(VariantError, AttributeError):
     message = (
         "{variant} has no {name!r}. Declare it in the class: {name} = Scalar('float32') for a "
         "number, or Tensor('float32', roles) for a tensor, and give its value with the others."
+    )
+
+
+class PositionOfSelf(UndeclaredField):
+    message = (
+        "{variant} has no {name!r}: it is a part of the position, at.{name}. A functor takes self "
+        "first and the position last; is one written (at, self)?"
     )
 
 

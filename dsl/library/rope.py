@@ -29,7 +29,8 @@ class Rope(Variant):
         dim: rotate only the first `dim` lanes; all by default.
 
     Raises:
-        ArgumentError: a theta that is not above 0 or not finite.
+        FieldMisuse: a theta that is no number.
+        ArgumentError: one that is not above 0 or not finite.
     """
 
     rope_theta = Scalar("float32")
@@ -55,9 +56,9 @@ class Rope(Variant):
         self._real_positions = positions == "sequence"
         self._scaling = scaling
         self._dim = dim
-        if not 0 < theta < math.inf:
-            raise ArgumentError(name="theta", reason=f"{theta} is not above 0 and finite")
         super().__init__(rope_theta=theta, **(scaling.values() if scaling else {}))
+        if not 0 < self.rope_theta < math.inf:
+            raise ArgumentError(name="theta", reason=f"{theta} is not above 0 and finite")
 
     def query_transform(self, q: Value, at: Position) -> Value:
         return self._rotate(q, self._position(at.q_pos, at), at)

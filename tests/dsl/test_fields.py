@@ -17,6 +17,7 @@ from warploom.errors import (
     MissingInput,
     UndeclaredField,
     UnknownInput,
+    WarploomError,
     WrongResult,
 )
 
@@ -267,3 +268,46 @@ def test_what_a_class_does_not_declare_is_named_at_the_users_line() -> None:
     assert "logits * self.temprature" in str(caught.value)
     with pytest.raises(AttributeError, match="'Misspelt' object has no attribute 'temprature'"):
         _ = Misspelt().temprature  # pyright: ignore
+
+
+class _Swapped(wl.Variant):
+    table = wl.Tensor("float32", ("q_head", "kv_pos"))
+
+    def logits_transform(self, logits, at):
+        return logits + self.table[at.kv_pos, at.q_head]
+
+
+class _AtFirst(wl.Variant):
+    def logits_mask(at, self):
+        return at.kv_pos > 3
+
+
+class _Scaled(wl.Variant):
+    factor = wl.Scalar("float32")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: trace(_Swapped()),
+            r"dimension 0 has the role 'q_head' and is indexed by at\.kv_pos\. Index it by "
+            r"at\.q_head \(are the indices swapped\?\), or declare None",
+        ),
+        (
+            lambda: trace(_AtFirst()),
+            r"at\.kv_pos\. A functor takes self first and the position last",
+        ),
+        (lambda: wl.Tensor("float32", ("head", "kv")), "^argument 'roles' of wl.Tensor: 'head' is"),
+        (lambda: wl.Scalar("f3"), "^argument 'dtype' of wl.Scalar: 'f3' is none of"),
+        (lambda: wl.Tensor("float32", ("lane",), default=1), "a tensor has no default value"),
+        (lambda: _Scaled(3.0), r"got 3\.0; its fields are given by name\. Write _Scaled\(factor="),
+        (lambda: wl.Causal(3), "got 3; it has no fields and takes nothing"),
+        (lambda: wl.Rope("x"), "field 'rope_theta' of Rope: got str; expected a number"),
+        (lambda: wl.Causal() + wl.Causal(), r"join them with &, as in `a & b`"),
+        (lambda: 1 + wl.Causal(), "join them with &"),
+    ],
+)
+def test_mistakes_are_told_with_what_to_write(make, text) -> None:
+    with pytest.raises(WarploomError, match=text):
+        make()

@@ -33,11 +33,31 @@ def declared(**changes: Any) -> AttentionWrapper:
         (BlockSparse, {"block": 16}, r"block=16.*block=\(query rows, keys\)"),
         (BlockSparse, {"block": (16, 0)}, "two integers from 1 on"),
         (BlockSparse, {"block": (16,)}, "two integers from 1 on"),
+        (Paged, {"page_size": True}, "page_size=True.*integer from 1 on"),
     ],
 )
 def test_formats_are_checked_when_they_are_made(kind: Any, given: Any, text: str) -> None:
     with pytest.raises(errors.BadFormat, match=text):
         kind(**given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "text"),
+    [
+        (Paged, (16, "HND"), r"Paged\(16, 'HND'\) .* the layout by name: layout='NHD'"),
+        (Dense, ("HND",), r"Dense\('HND'\) .* the layout by name"),
+        (BlockSparse, (8, 16), r"BlockSparse\(8, 16\) .* one pair, such as block=\(8, 16\)"),
+    ],
+)
+def test_layouts_go_by_name_and_blocks_are_pairs(kind: Any, given: Any, text: str) -> None:
+    with pytest.raises(errors.BadFormat, match=text):
+        kind(*given)
+
+
+def test_what_is_composed_are_parts() -> None:
+    pages: Any = [([0], [1])]
+    with pytest.raises(errors.ArgumentError, match=r"holds \(\[0\], \[1\]\); expected Part\("):
+        wl.compose(pages, page_size=16)
 
 
 def test_sizes_may_be_any_integers() -> None:
