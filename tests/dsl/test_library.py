@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 import warploom as wl
 from warploom.dsl.reference import reference_attention, visible
@@ -388,32 +387,3 @@ def test_a_base_of_frequencies_must_be_above_0(theta: float) -> None:
 def test_a_soft_cap_must_be_above_0(cap: float) -> None:
     with pytest.raises(ArgumentError, match="leave SoftCap out to switch it off"):
         wl.SoftCap(cap)
-
-
-def test_a_single_mask_is_no_list_of_masks() -> None:
-    with pytest.raises(ArgumentError, match=r"masks\[0\] has shape \(9,\); .* 2 dimensions"):
-        wl.pack_masks(np.ones((4, 9), bool))  # pyright: ignore[reportArgumentType]
-    bits, offsets = wl.pack_masks([np.ones((4, 9), bool), np.ones((0, 3), bool)])
-    assert offsets.tolist() == [0, 5, 5]
-    assert len(bits) == 5
-
-
-@pytest.mark.parametrize(
-    ("mask", "held"),
-    [
-        (torch.zeros(2, 3), "torch.float32"),
-        (torch.zeros(2, 3, dtype=torch.bfloat16), "torch.bfloat16"),
-        (np.zeros((2, 3), np.float16), "float16"),
-        ([[0.0, -math.inf]], "float64"),
-        (np.array([[0, -10000]]), "other integers than 0 and 1"),
-    ],
-)
-def test_masks_that_are_added_to_logits_are_not_packed_as_their_opposite(mask, held) -> None:
-    with pytest.raises(ArgumentError, match=rf"masks\[1\] holds {held}; .*`mask > -inf`"):
-        wl.pack_masks([np.ones((2, 3), bool), mask])
-
-
-def test_masks_may_be_of_0_and_1() -> None:
-    visible = np.array([[True, False, True]])
-    for mask in (visible.astype(np.uint8), torch.tensor(visible).long(), visible.tolist()):
-        assert wl.pack_masks([mask])[0].tolist() == [5]
