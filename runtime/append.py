@@ -41,7 +41,7 @@ from warploom.runtime.append_args import check_tensors, index_arrays
 from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.cuda import CudaKernel
-from warploom.runtime.declare import group_size
+from warploom.runtime.declare import checked_count, group_size
 from warploom.runtime.device import cuda_facts, resolve_device
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
@@ -96,6 +96,7 @@ class Appender:
         """
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
         for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+            checked_count(name, value)
             if value % 8 or not 8 <= value <= 256:
                 raise BadHeadDim(name=name, value=value, multiple=8)
         if not isinstance(kv_format, Paged) or kv_format.page_size < 1:
@@ -234,11 +235,13 @@ def append(
         if tensor.dim() != axes:
             raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"{axes} dimensions")
     page_size = k_cache.shape[1 if layout == "NHD" else 2]
+    heads = k_cache.shape[2 if layout == "NHD" else 1]
+    element = v.dtype if v.dtype == k_cache.dtype else k.dtype  # so that the odd one is blamed
     made = None if variant is None else as_variant(variant)
     transforms = _plain() if made is None else _transforms(made)
     appender = _appender(
-        threading.get_ident(), transforms, page_size, layout, k.shape[1], k.shape[2], v.shape[2],
-        k.dtype, k_cache.dtype, k.device,
+        threading.get_ident(), transforms, page_size, layout, heads, k.shape[2], v.shape[2],
+        element, k_cache.dtype, k.device,
     )  # fmt: skip
     given = inputs if made is None else _bound(made, transforms) | inputs
     appender(k, v, (k_cache, v_cache), indptr, kv_indptr, kv_indices, last_page_len, **given)

@@ -141,7 +141,7 @@ def _from_host(
     if batch.kv_extent > pages:
         at = int(batch.indices.argmax())
         raise IndexOutOfRange(
-            name="kv_indices", index=at, value=int(batch.indices[at]), last=pages - 1
+            name="kv_indices", index=at, value=int(batch.indices[at]), last=pages - 1, of="page"
         )
     over = np.flatnonzero(batch.q_lens > batch.kv_lens)
     if over.size:

@@ -19,6 +19,7 @@ from warploom.errors import (
     WrongShape,
     WrongStride,
 )
+from warploom.runtime.batch import OnDevice
 from warploom.runtime.formats import Batch
 from warploom.runtime.tensors import as_torch
 
@@ -111,9 +112,16 @@ def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
         text = _described(expected, geometry.q_axes)
         if geometry.is_dense and q.dim() == 4 and tuple(q.transpose(1, 2).shape) == expected:
             text += _other_layout(geometry)
+        elif not geometry.is_dense and tuple(q.shape[1:]) == expected[1:]:
+            text += f"; {expected[0]} is {_rows_from(batch)}"
         raise WrongShape(name="q", got=tuple(q.shape), expected=text)
     _check_strides(q, "q")
     return row_strides(q.stride(), geometry)
+
+
+def _rows_from(batch: Batch) -> str:
+    """Where the number of rows comes from that q must have."""
+    return "q_rows of the plan" if isinstance(batch, OnDevice) else "qo_indptr[-1] of the plan"
 
 
 def check_key_values(
@@ -133,7 +141,7 @@ def check_key_values(
     if isinstance(geometry.kv_format, Paged) and len(k) < batch.kv_extent:
         at = int(batch.indices.argmax())
         raise IndexOutOfRange(
-            name="kv_indices", index=at, value=int(batch.indices[at]), last=len(k) - 1
+            name="kv_indices", index=at, value=int(batch.indices[at]), last=len(k) - 1, of="page"
         )
     return strides
 
@@ -276,7 +284,7 @@ def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dty
     if name in ("k", "v") and got in (*_NARROW, geometry.dtype):
         return f"{convert}, or declare kv_dtype={got}."
     computed = _COMPUTED if geometry.device.type == "cpu" else _COMPUTED[:2]
-    if got in computed and expected == geometry.dtype:
+    if name == "q" and got in computed:  # k and v are checked behind q, which had the right type
         return f"{convert}, or declare dtype={got}."
     return f"{convert}."
 

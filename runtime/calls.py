@@ -13,6 +13,14 @@ from warploom.hints import hint
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+# where what other libraries give by position belongs
+_BY_NAME = {
+    "plan": " Heads, head_dim and the page size belong to the constructor: AttentionWrapper("
+    "kv_format=warploom.Paged(page_size), num_q_heads=..., head_dim=...).",
+    "__init__": " All but the variant need their names: num_q_heads=..., head_dim=...; the page "
+    "size belongs to kv_format=warploom.Paged(page_size).",
+}
+
 
 def explained(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The method; calls that its signature refuses raise WrongCall."""
@@ -46,6 +54,8 @@ def _wrong_call(
             reason = f"{next(iter(hints))!r} is no argument of it; {reason}" if hints else reason
         elif hints:
             reason = f"it takes no {next(iter(hints))!r}"
+        if reason.startswith("too many positional"):
+            hints = {"": _BY_NAME.get(name, "")}
         owner = type(args[0]).__name__  # the class that users know
         return WrongCall(
             function=owner if name == "__init__" else f"{owner}.{name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from warploom.dsl.dtypes import kv_dtype as stored_dtype
 from warploom.dsl.formats import BlockSparse, KVFormat, Paged, Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
+from warploom.runtime.values import fits_float32
 from warploom.scheduler.bounds import Bounds
 
 
@@ -74,6 +76,7 @@ def make_spec(
     """
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        checked_count(name, value)
         if value % 8 or not 8 <= value <= 256:
             raise BadHeadDim(name=name, value=value, multiple=8)
     # strides come with the tensors: both layouts are one kernel
@@ -108,6 +111,27 @@ def checked_count(name: str, value: Any) -> None:
     """Raises ArgumentError for anything but an int of at least 1."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 1")
+
+
+def checked_scale(sm_scale: Any, head_dim: int) -> float:
+    """The factor of q.k; None is 1/sqrt(head_dim).
+
+    Raises:
+        ArgumentError: no number, or none that float32 holds.
+    """
+    if sm_scale is None:
+        return float(head_dim**-0.5)
+    try:
+        scale = float(sm_scale)
+        if isinstance(sm_scale, str):
+            raise ValueError
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(
+            name="sm_scale", reason=f"is {sm_scale!r}; expected a number, or None"
+        ) from None
+    if not (math.isfinite(scale) and fits_float32(scale)):
+        raise ArgumentError(name="sm_scale", reason=f"{sm_scale} is no finite float32")
+    return scale
 
 
 def _stored(given: str | DType | torch.dtype, computed: DType) -> DType | None:

@@ -53,9 +53,12 @@ def make_batch(
     kind = type(kv_format).__name__
     for name, value in given.items():
         if value is not None and name not in takes[type(kv_format)]:
-            raise ArgumentError(name=name, reason=f"the {kind} format does not take it")
+            hint = _instead(kv_format, name)
+            raise ArgumentError(name=name, reason=f"the {kind} format does not take it; {hint}")
         if value is None and name in takes[type(kv_format)]:
-            raise ArgumentError(name=name, reason=f"the {kind} format needs it")
+            order = f": ({rows_name}, kv_indptr, kv_indices, last_page_len)"
+            hint = order if name == "last_page_len" else ""
+            raise ArgumentError(name=name, reason=f"the {kind} format needs it{hint}")
     qo = indptr(qo_indptr, rows_name)
     if isinstance(kv_format, BlockSparse):
         return _block_sparse(qo, kv_indptr, kv_indices, kv_lens, kv_format.block)
@@ -65,10 +68,23 @@ def make_batch(
     return _dense(qo, kv) if isinstance(kv_format, Dense) else _ragged(qo, kv)
 
 
-def indptr(value: Any, name: str, entries: int | None = None) -> np.ndarray:
+def _instead(kv_format: KVFormat, name: str) -> str:
+    """What to give to a format that does not take this argument."""
+    if isinstance(kv_format, BlockSparse):
+        return "give kv_lens"
+    if isinstance(kv_format, (Paged, Composed)):
+        return "give last_page_len"
+    if name == "kv_lens":
+        return "kv_indptr tells the keys of each request"
+    return "pages need kv_format=warploom.Paged(page_size)"
+
+
+def indptr(
+    value: Any, name: str, entries: int | None = None, counted: str = "requests"
+) -> np.ndarray:
     """Check an index pointer: starts at 0, never decreases, has the wanted number of entries."""
     array = host_int32(value, name)
-    expected = "one entry more than there are requests"
+    expected = f"one entry more than there are {counted}"
     if entries is not None:
         expected = f"{entries} entries, {expected}"
     reason = None
@@ -181,7 +197,7 @@ def _block_sparse(
     rows, columns = block
     q_lens = np.diff(qo)
     block_rows = -(-q_lens // rows)
-    kv = indptr(kv_indptr, "kv_indptr", entries=int(block_rows.sum()) + 1)
+    kv = indptr(kv_indptr, "kv_indptr", entries=int(block_rows.sum()) + 1, counted="block rows")
     lengths = host_int32(kv_lens, "kv_lens")
     if len(lengths) != len(q_lens):
         raise WrongShape(

@@ -50,7 +50,7 @@ def host_array(value: Any, name: str) -> np.ndarray:
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.float()
         return tensor.cpu().numpy()
-    if isinstance(value, (np.ndarray, list, tuple, int, float, np.generic)):
+    if isinstance(value, (np.ndarray, list, tuple, range, int, float, np.generic)):
         return np.asarray(value)
     return host_array(as_torch(value, name), name)
 

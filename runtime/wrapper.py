@@ -29,6 +29,7 @@ from warploom.runtime.declare import (
     as_format,
     check_bounds,
     checked_count,
+    checked_scale,
     group_size,
     make_spec,
 )
@@ -49,7 +50,6 @@ from warploom.runtime.prepared_keys import (
 from warploom.runtime.reference import run_reference
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
-from warploom.runtime.values import fits_float32
 from warploom.runtime.visibility import Heads
 from warploom.runtime.workspace import Workspace
 from warploom.scheduler.bounds import Bounds
@@ -153,9 +153,7 @@ class AttentionWrapper(Planning):
             raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
         if cuda_graph and bounds is None:
             raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
-        self.sm_scale = head_dim**-0.5 if sm_scale is None else float(sm_scale)
-        if not (math.isfinite(self.sm_scale) and fits_float32(self.sm_scale)):
-            raise ArgumentError(name="sm_scale", reason=f"{sm_scale} is no finite float32")
+        self.sm_scale = checked_scale(sm_scale, head_dim)
         self._lse_scale = _LSE_SCALE[lse_base]
         self._bounds = bounds
         self._inputs = Inputs(self.spec.variant, self._geometry, bounds if cuda_graph else None)

@@ -214,10 +214,11 @@ class IndexOutOfRange(ArgumentError):
     message = "{name}[{index}] is {value}; {valid}."
 
     def __init__(
-        self, *, last: object, empty: str = "the cache has no pages", **facts: Any
+        self, *, last: Any, empty: str = "the cache has no pages", of: str = "", **facts: Any
     ) -> None:
-        facts["valid"] = empty if last == -1 else f"valid are 0 to {last}"
-        super().__init__(last=last, empty=empty, **facts)
+        count = f", since the cache has {last + 1} {of}{'s' if last else ''}" if of else ""
+        facts["valid"] = empty if last == -1 else f"valid are 0 to {last}{count}"
+        super().__init__(last=last, empty=empty, of=of, **facts)
 
 
 class BadLength(ArgumentError):

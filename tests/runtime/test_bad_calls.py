@@ -101,10 +101,75 @@ def test_declarations_with_unknown_names(given: Any, text: str) -> None:
         MAKE(**given)
 
 
-def test_a_type_error_from_inside_stays_as_it_is() -> None:
-    with pytest.raises(TypeError) as caught:
-        MAKE(**{**SHAPE, "head_dim": "64"}, device="cpu")
-    assert not isinstance(caught.value, errors.WrongCall)
+@pytest.mark.parametrize("value", ["64", 64.0, None])
+@pytest.mark.parametrize("kind", [wl.AttentionWrapper, wl.Appender])
+def test_head_dimensions_are_ints(kind: Any, value: Any) -> None:
+    given = {"num_kv_heads": 2, "num_q_heads": 4, "kv_format": wl.Paged(4), "device": "cpu"}
+    with pytest.raises(errors.ArgumentError, match=f"head_dim: is {value!r}; expected an int"):
+        kind(**given, head_dim=value)
+
+
+@pytest.mark.parametrize("value", ["x", "1", [1.0, 2.0], torch.ones(2)])
+def test_scales_are_numbers(value: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"sm_scale: is .*; expected a number, or None"):
+        MAKE(**SHAPE, device="cpu", sm_scale=value)
+
+
+def test_a_scale_of_attention_is_a_number() -> None:
+    wrong: Any = "x"
+    with pytest.raises(errors.ArgumentError, match="sm_scale: is 'x'"):
+        wl.attention(Q[None], K[None], K[None], sm_scale=wrong, backend="reference")
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "plan", "text"),
+    [
+        (wl.BlockSparse((2, 4)), {"kv_indptr": [0, 1, 1, 2], "kv_lens": [5]},
+         "kv_indptr has 4 entries.*have 3 entries, one entry more than there are block rows"),
+        (wl.BlockSparse((2, 4)), {"last_page_len": [4], "kv_lens": [5]}, "take it; give kv_lens"),
+        (wl.Paged(4), {"last_page_len": [4], "kv_lens": [5]}, "take it; give last_page_len"),
+        (wl.Paged(4), {}, r"needs it: \(qo_indptr, kv_indptr, kv_indices, last_page_len\)"),
+        (wl.Ragged(), {}, r"kv_indices: .*pages need kv_format=warploom.Paged\(page_size\)"),
+        (wl.Dense(), {"kv_indices": None, "kv_lens": [5]}, "kv_indptr tells the keys"),
+    ],
+)  # fmt: skip
+def test_lengths_of_another_format(kv_format: Any, plan: Any, text: str) -> None:
+    wrapper = wl.AttentionWrapper(**SHAPE, kv_format=kv_format, device="cpu", backend="reference")
+    with pytest.raises(errors.ArgumentError, match=text):
+        wrapper.plan(**{"qo_indptr": [0, 3], "kv_indptr": [0, 2], "kv_indices": [0, 1], **plan})
+
+
+def test_arguments_by_position_that_belong_elsewhere() -> None:
+    plan: Any = planned().plan
+    with pytest.raises(errors.WrongCall, match=r"too many .*belong to the constructor"):
+        plan([0, 3], [0, 2], [0, 1], [4], 4, 2, 64, 16)
+    with pytest.raises(errors.WrongCall, match=r"too many .*need their names: num_q_heads=..."):
+        MAKE(wl.Causal(), 4, 2, 64)
+
+
+def test_ranges_are_lists() -> None:
+    wrapper = wl.AttentionWrapper(**SHAPE, device="cpu", backend="reference")
+    wrapper.plan(range(4), range(0, 20, 5))
+    assert wrapper.run(Q, (torch.zeros(15, 2, 64),) * 2).shape == Q.shape
+
+
+def test_sizes_say_where_they_come_from() -> None:
+    with pytest.raises(errors.WrongShape, match=r"; 3 is qo_indptr\[-1\] of the plan"):
+        planned().run(Q[:2], (K, K))
+    wrapper = wl.AttentionWrapper(**SHAPE, kv_format=wl.Paged(4), device="cpu", backend="reference")
+    wrapper.plan([0, 3], [0, 2], [0, 9], [2])
+    with pytest.raises(
+        errors.IndexOutOfRange, match="9; valid are 0 to 8, since the cache has 9 p"
+    ):
+        wrapper.run(Q, torch.zeros(9, 2, 4, 2, 64))
+
+
+def test_the_cache_decides_who_is_wrong_in_an_append() -> None:
+    cache, table = torch.zeros(2, 2, 4, 2, 64), ([0, 2], [0, 1], [0], [3])
+    with pytest.raises(errors.WrongDType, match=r"^k has dtype torch.float16"):
+        wl.append(K[:2].half(), K[:2], cache, *table)
+    with pytest.raises(errors.WrongShape, match=r"^k has shape \(2, 4, 64\); .*head=2"):
+        wl.append(Q[:2], K[:2], cache, *table)
 
 
 def test_keys_and_values_apart() -> None:

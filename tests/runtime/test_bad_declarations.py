@@ -99,7 +99,7 @@ def test_wrong_declarations(changes: Any, error: type[Exception], text: str) -> 
         (None, K.to(FNUZ), r"Convert it with \.to\(torch.float32\)\.$"),
         (None, K.to(E4M3), r"or declare kv_dtype=torch.float8_e4m3fn\.$"),
         (E4M3, K, r"or declare kv_dtype=torch.float32\.$"),
-        (None, K.half(), r"or declare dtype=torch.float16\.$"),
+        (None, K.half(), r"Convert it with \.to\(torch.float32\)\.$"),  # q has the declared type
         (None, K.double(), r"Convert it with \.to\(torch.float32\)\.$"),
     ],
 )
