@@ -337,3 +337,12 @@ def test_threads_have_their_own_appenders() -> None:
         assert {appended(number=number) for _ in range(200)} == {number}
 
     in_threads(work, (1.0, 2.0, 3.0))
+
+
+def test_the_cache_decides_who_is_wrong() -> None:
+    cache, table = torch.zeros(2, 2, 4, 2, 64), ([0, 2], [0, 1], [0], [3])
+    new = torch.zeros(2, 2, 64)
+    with pytest.raises(errors.WrongDType, match=r"^k has dtype torch.float16"):
+        wl.append(new.half(), new, cache, *table)
+    with pytest.raises(errors.WrongShape, match=r"^k has shape \(2, 4, 64\); .*head=2"):
+        wl.append(torch.zeros(2, 4, 64), new, cache, *table)

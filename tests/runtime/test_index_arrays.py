@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import warploom as wl
 from warploom.errors import WrongDType, WrongShape
 from warploom.runtime.index_arrays import IndexReader
 
@@ -64,3 +65,11 @@ def test_wrong_arrays_are_refused_by_name(wrong: Any, error: type[Exception]) ->
     read(PLAIN, PLAIN)
     with pytest.raises(error, match="kv_indices"):
         read(PLAIN, wrong)
+
+
+def test_ranges_are_lists() -> None:
+    wrapper = wl.AttentionWrapper(num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32",
+                                  device="cpu", backend="reference")  # fmt: skip
+    wrapper.plan(range(4), range(0, 20, 5))
+    q, k = torch.zeros(3, 4, 64), torch.zeros(15, 2, 64)
+    assert wrapper.run(q, (k, k)).shape == q.shape

@@ -1,0 +1,82 @@
+"""What a refused plan leaves: no batch to run, and memory and inputs as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import warploom as wl
+from warploom.errors import ArgumentError, BadIndptr, BoundsExceeded, NotPlanned, WrongShape
+
+
+def make(variant: wl.Variant, **options: Any) -> wl.AttentionWrapper:
+    return wl.AttentionWrapper(
+        variant,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        dtype="float32",
+        device="cpu",
+        **options,
+    )
+
+
+def tensors(rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    k, v = torch.randn(2, keys, 2, 64)
+    return torch.randn(rows, 4, 64), k, v
+
+
+def test_a_batch_beyond_the_bounds_leaves_memory_and_inputs_as_they_were() -> None:
+    bounds = wl.Bounds(max_requests=2, max_q_rows=8, max_kv_len=64)
+    attention = make(wl.SlidingWindow(5, 0), bounds=bounds)
+    attention.plan([0, 4], [0, 33])
+    q, k, v = tensors(4, 33)
+    before = attention.run(q, (k, v))
+    for qo, kv in (([0, 9], [0, 33]), ([0, 4], [0, 65]), ([0, 1, 2, 3], [0, 1, 2, 3])):
+        with pytest.raises(BoundsExceeded, match="above the declared bound"):
+            attention.plan(qo, kv, left=3)
+        with pytest.raises(NotPlanned, match=r"last plan\(\) was refused"):
+            attention.run(q, (k, v), left=5)
+    attention.plan([0, 4], [0, 33])
+    assert torch.equal(attention.run(q, (k, v), left=5), before)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_a_refused_plan_leaves_no_batch_to_run(backend: str | None) -> None:
+    """Of the batch before, `run` would otherwise give good-looking results for the new one."""
+    attention = make(wl.Causal(), kv_format=wl.Paged(16), backend=backend)
+    q, cache = tensors(2, 32)[0], torch.randn(4, 2, 16, 2, 64)
+    good: Any = {"qo_indptr": [0, 2], "kv_indptr": [0, 2], "kv_indices": [3, 1]}
+    attention.plan(**good, last_page_len=[5])
+    before = attention.run(q, cache)
+    for wrong in (
+        {**good, "last_page_len": [17]},
+        {**good, "kv_indices": [-1, 0], "last_page_len": [5]},
+        {**good, "last_page_len": [5], "colour": 1},
+    ):
+        with pytest.raises(ArgumentError):
+            attention.plan(**wrong)
+        for call in (lambda: attention.run(q, cache), attention.check_plan):
+            with pytest.raises(NotPlanned, match=r"^the last plan\(\) was refused\. Call plan"):
+                call()
+        assert attention.planned is None
+        attention.plan(**good, last_page_len=[5])
+        assert torch.equal(attention.run(q, cache), before)
+
+
+def test_a_plan_that_fails_over_its_inputs_leaves_none() -> None:
+    attention = make(wl.SlidingWindow(4) & wl.Alibi("input"))
+    q, k, v = tensors(3, 11)
+    slopes = torch.zeros(4)
+    attention.plan([0, 3], [0, 11])
+    before = attention.run(q, (k, v), slopes=slopes)
+    with pytest.raises(BadIndptr):
+        attention.plan([0, 3], [0, 11, 5])
+    attention.plan([0, 3], [0, 11])
+    assert torch.equal(attention.run(q, (k, v), slopes=slopes), before)
+    with pytest.raises(WrongShape):
+        attention.plan([0, 3], [0, 11], left=1, slopes=torch.zeros(3))
+    with pytest.raises(NotPlanned):
+        attention.run(q, (k, v), slopes=slopes)
