@@ -63,6 +63,8 @@ struct Arena {
       kWideValuesAt + (O::kWidensValues ? S::kGroups * O::WideValues::kBytes : 0);
   static constexpr int kPositionsAt = kAddressesAt + (C::kIndexed ? kSlots * C::kKeys * 16 : 0);
   static constexpr bool kStagesColumns = false;  // each thread works out its columns' states
+  // Rows that are not copied are zeros: keys behind the last visible one cost nothing.
+  static constexpr bool kMaskHidesRest = false;
   static constexpr int kWalkBytes =
       kPositionsAt + (C::kColumnPositions ? kSlots * C::kKeys * 4 : 0);
   static constexpr int kSlabsAt = S::kSplitKeys ? round_up(kWalkBytes, 16) : 0;

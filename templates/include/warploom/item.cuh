@@ -185,6 +185,8 @@ struct Item {
 
   // The ranges of positions, and which keys they leave to walk.
   WL_FN void write_bounds(const WorkItem& work, const Segment& segment, int rows, int lane) const {
+    constexpr bool kMaskHidesRest = K::template Arena<K>::kMaskHidesRest;
+    if (!kMaskHidesRest && lane > 0) return;
     Facts& facts = arena.facts();
     const RowInfo first = locate(work, segment, 0), last = locate(work, segment, rows - 1);
     const int head = work.kv_head * p.group_size;
@@ -193,16 +195,19 @@ struct Item {
     Range places{work.kv_begin, work.kv_end};
     if constexpr (K::Variant::kHasLogitsMask && !C::kColumnPositions) {
       // Whole tiles before the first visible key are left out, so that tiles lie as planned. The
-      // mask hides the rest of the last one, up to keys that no row of the request sees: those may
-      // hold anything, as if they did not exist. Other lanes ask for these at the same time.
+      // mask may hide the rest of the last one, up to keys that no row of the request sees: those
+      // may hold anything, as if they did not exist. Other lanes ask for these at the same time.
       const Range all{segment.kv_len - segment.q_len, segment.kv_len};
-      const Range seen = K::Variant::kv_bounds(p, tile_of(work, segment), lane == 0 ? q_pos : all,
-                                               lane == 0 ? q_head : heads);
-      const int ever = __shfl_sync(kAllLanes, seen.end, 1);
+      const bool asks_for_all = kMaskHidesRest && lane > 0;
+      const Range seen = K::Variant::kv_bounds(
+          p, tile_of(work, segment), asks_for_all ? all : q_pos, asks_for_all ? heads : q_head);
       const int hidden = max(seen.begin - segment.kv_pos - work.kv_begin, 0);
-      const int end = round_up(min(work.kv_end, seen.end - segment.kv_pos), C::kKeys);
-      places = {work.kv_begin + hidden / C::kKeys * C::kKeys,
-                min(end, min(segment.kv_count, ever - segment.kv_pos))};
+      int end = min(work.kv_end, seen.end - segment.kv_pos);
+      if constexpr (kMaskHidesRest) {
+        const int ever = __shfl_sync(kAllLanes, seen.end, 1);
+        end = min(round_up(end, C::kKeys), min(segment.kv_count, ever - segment.kv_pos));
+      }
+      places = {work.kv_begin + hidden / C::kKeys * C::kKeys, end};
     }
     if (lane > 0) return;
     facts.q_pos = q_pos;

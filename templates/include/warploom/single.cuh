@@ -21,6 +21,7 @@ struct Arena<K, 1> {
   using Element = typename C::Element;
 
   static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
+  static constexpr bool kMaskHidesRest = false;
 
   static constexpr int kItems = 2;
   static constexpr int kSlabStride = S::kDimV;
