@@ -144,7 +144,7 @@ def test_variables_that_nothing_reads_are_listed_with_the_nearest_name(
     monkeypatch.setattr(doctor, "examine", lambda: [doctor._settings()])
     told = run("doctor").output
     for name, near in meant.items():
-        assert f"WARPLOOM_{name} is read by nothing; did you mean WARPLOOM_{near}?" in told
+        assert f"WARPLOOM_{name}: nothing reads it; did you mean WARPLOOM_{near}?" in told
 
 
 def test_every_variable_that_is_read_is_a_setting() -> None:

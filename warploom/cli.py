@@ -138,10 +138,9 @@ def show_env() -> None:
         if problem := env.problem(setting.name):
             shown = f"[red]{escape(value or '')}[/] ({problem})"
         table.add_row(setting.name, shown, setting.default, setting.meaning)
-    for name, near in env.unknown().items():
-        hint = f"; did you mean {near}?" if near else ""
+    for name, problem in env.unknown().items():
         value = escape(env.given(name) or "")
-        table.add_row(escape(name), f"[red]{value}[/]", "", f"nothing reads it{hint}")
+        table.add_row(escape(name), f"[red]{value}[/]", "", problem)
     _show(table)
 
 

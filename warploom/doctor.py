@@ -60,8 +60,7 @@ def _try(part: str, check: Callable[[], str], needed_by: str = "") -> Finding:
 def _settings() -> Finding:
     names = [setting.name for setting in env.SETTINGS if env.given(setting.name) is not None]
     wrong = [f"{name} is {problem}" for name in names if (problem := env.problem(name))]
-    for name, near in env.unknown().items():
-        wrong.append(f"{name} is read by nothing" + (f"; did you mean {near}?" if near else ""))
+    wrong += [f"{name}: {problem}" for name, problem in env.unknown().items()]
     good = f"of environment variables: {', '.join(names) or 'none'}"
     return Finding("settings", not wrong, "\n".join(wrong) or good, fault="wrong")
 

@@ -62,14 +62,15 @@ def given(name: str) -> str | None:
 
 
 def unknown() -> dict[str, str]:
-    """Variables that look like warploom's and are read by nothing, each with the nearest name."""
+    """Variables that look like warploom's and are read by nothing: what to say of each."""
     from difflib import get_close_matches  # for mistakes only
 
     prefix = "WARPLOOM_"  # which makes any two alike, so that only what follows is compared
     known = [s.name.removeprefix(prefix) for s in SETTINGS if s.name.startswith(prefix)]
     given = {name.removeprefix(prefix) for name in os.environ if name.startswith(prefix)}
     near = {name: get_close_matches(name, known, n=1) for name in sorted(given - {*known})}
-    return {prefix + name: prefix + found[0] if found else "" for name, found in near.items()}
+    hints = {name: f"; did you mean {prefix}{found[0]}?" for name, found in near.items() if found}
+    return {prefix + name: "nothing reads it" + hints.get(name, "") for name in near}
 
 
 def problem(name: str) -> str | None:
