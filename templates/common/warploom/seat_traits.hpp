@@ -1,12 +1,10 @@
 // What all vector seats say of themselves, wherever their vectors come from.
 #pragma once
 
-// For those who define seats, in other headers. Inside of a seat, whose `Variant` and `K` it takes:
-// sizes, and how reductions begin and combine.
-#define WL_SEAT_TRAITS(seat, Title, dim)                            \
+// For those who define seats, in other headers. Inside of a seat, whose `Variant` it takes: how
+// reductions begin and combine.
+#define WL_SEAT_REDUCTIONS(seat, Title)                             \
   static constexpr int kReductions = Variant::k##Title##Reductions; \
-  static constexpr int kHalves = Variant::k##Title##Halves;         \
-  static constexpr int kHeadDim = K::Config::dim;                   \
   template <int I>                                                  \
   WL_FN static float identity() {                                   \
     return Variant::template seat##_identity<I>();                  \
@@ -15,6 +13,12 @@
   WL_FN static float combine(float a, float b) {                    \
     return Variant::template seat##_combine<I>(a, b);               \
   }
+
+// The same and its sizes, of a seat that has a `K` too.
+#define WL_SEAT_TRAITS(seat, Title, dim)                    \
+  WL_SEAT_REDUCTIONS(seat, Title)                           \
+  static constexpr int kHalves = Variant::k##Title##Halves; \
+  static constexpr int kHeadDim = K::Config::dim;
 
 namespace warploom {
 

@@ -3,41 +3,34 @@
 
 #include <warploom/dot_fp32.hpp>
 #include <warploom/pack.hpp>
+#include <warploom/seat_traits.hpp>
 #include <warploom/variant.hpp>
 
 namespace warploom {
 
 // One name for the functions of each seat. `Where` is the seat's position: a row, a kv_pos, or a
 // row and its log-sum-exp.
-#define WL_SEAT(Name, seat, Title)                                    \
-  template <class Variant>                                            \
-  struct Name {                                                       \
-    static constexpr bool kActive = Variant::kHas##Title##Transform;  \
-    static constexpr int kReductions = Variant::k##Title##Reductions; \
-    template <int kIndex>                                             \
-    static WL_INLINE float identity() {                               \
-      return Variant::template seat##_identity<kIndex>();             \
-    }                                                                 \
-    template <int kIndex>                                             \
-    static WL_INLINE float combine(float a, float b) {                \
-      return Variant::template seat##_combine<kIndex>(a, b);          \
-    }                                                                 \
-    template <int kIndex, class... Where>                             \
-    static WL_INLINE float reduce(const Where&... where) {            \
-      return Variant::template seat##_reduce<kIndex>(where...);       \
-    }                                                                 \
-    template <class... Where>                                         \
-    static WL_INLINE auto tile_state(const Where&... where) {         \
-      return Variant::seat##_tile(where...);                          \
-    }                                                                 \
-    template <class... Where>                                         \
-    static WL_INLINE auto lane_state(const Where&... where) {         \
-      return Variant::seat##_lane(where...);                          \
-    }                                                                 \
-    template <class... Where>                                         \
-    static WL_INLINE float value(const Where&... where) {             \
-      return Variant::seat(where...);                                 \
-    }                                                                 \
+#define WL_SEAT(Name, seat, Title)                                   \
+  template <class Variant>                                           \
+  struct Name {                                                      \
+    static constexpr bool kActive = Variant::kHas##Title##Transform; \
+    WL_SEAT_REDUCTIONS(seat, Title)                                  \
+    template <int kIndex, class... Where>                            \
+    static WL_INLINE float reduce(const Where&... where) {           \
+      return Variant::template seat##_reduce<kIndex>(where...);      \
+    }                                                                \
+    template <class... Where>                                        \
+    static WL_INLINE auto tile_state(const Where&... where) {        \
+      return Variant::seat##_tile(where...);                         \
+    }                                                                \
+    template <class... Where>                                        \
+    static WL_INLINE auto lane_state(const Where&... where) {        \
+      return Variant::seat##_lane(where...);                         \
+    }                                                                \
+    template <class... Where>                                        \
+    static WL_INLINE float value(const Where&... where) {            \
+      return Variant::seat(where...);                                \
+    }                                                                \
   };
 
 WL_SEAT(QuerySeat, query, Query)
