@@ -11,6 +11,7 @@ from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.ir import REDUCTIONS, walk
+from warploom.dsl.lanes import LANE
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
@@ -55,10 +56,17 @@ def hopper_threads(spec: AttentionSpec, tile: TileConfig) -> int:
 
 
 def _has_transformer(spec: AttentionSpec) -> bool:
-    """`kHasTransformer` in templates/include/warploom/hopper/shared.cuh, which asserts the same."""
+    """Whether four warps of their own transform what was staged; else those that compute do.
+
+    Accumulators of wide heads leave them no registers, nor does what a thread keeps of more than
+    64 lanes where a seat both reduces and reads other lanes than its own (norms with RoPE).
+    """
     roots = [spec.variant.seats[seat] for seat in _TRANSFORMS if seat in spec.variant.seats]
-    reduces = any(found.op in REDUCTIONS for found in walk(*roots))
-    return bool(roots) and not reduces and max(spec.head_dim_qk, spec.head_dim_v) <= 128
+    nodes = list(walk(*roots))
+    reduces = any(found.op in REDUCTIONS for found in nodes)
+    pairs = any(found.op == "element" and found.args[0] is not LANE for found in nodes)
+    most = 64 if reduces and pairs else 128
+    return bool(roots) and max(spec.head_dim_qk, spec.head_dim_v) <= most
 
 
 def may_turn_rows(spec: AttentionSpec, tile: TileConfig) -> bool:

@@ -72,6 +72,8 @@ EXAMPLES = {
     "prefill narrow": Example(wl.Causal(), 64, 64, Ragged(), 500),
     "prefill paged 16 latent": Example(wl.Causal(), 192, 128, Paged(16), 501),
     "prefill rope over pages": Example(wl.Rope() & wl.Causal(), 128, 128, Paged(16), 501),
+    "prefill norm": Example(wl.QKNorm() & wl.Causal(), 128, 128, Ragged(), 501),
+    "prefill narrow norm and rope": Example(wl.QKNorm() & wl.Rope(), 64, 64, Ragged(), 501),
     "prefill norm and rope": Example(
         wl.QKNorm() & wl.Rope() & wl.Causal(), 128, 128, Paged(16), 501
     ),

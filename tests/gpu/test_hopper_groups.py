@@ -48,6 +48,13 @@ class Sigmoid(wl.Variant):
         return wl.sigmoid(logits - 2.0)
 
 
+class NormedValues(wl.Variant):
+    """A group of warps reduces rows of values; some rows of a tile do not exist."""
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * wl.rsqrt(wl.sum(v * v) + 1.0)
+
+
 def on_gpu(
     kv_format: KVFormat, dtype: str, dim: int, tile: TileConfig, dim_v: int | None = None
 ) -> Setup:
@@ -59,6 +66,9 @@ JOBS = [
     (wl.Causal() & wl.Rope(), on_gpu(wl.Paged(16), "bfloat16", 128, ONE)),
     (wl.DocumentMask(), on_gpu(wl.Ragged(), "bfloat16", 128, ONE)),
     (wl.QKNorm(), on_gpu(wl.Paged(3), "float16", 64, ONE)),
+    (wl.Causal() & wl.QKNorm() & NormedValues(), on_gpu(wl.Ragged(), "bfloat16", 128, TWO)),
+    (wl.Causal() & wl.QKNorm() & wl.Rope(), on_gpu(wl.Paged(16), "float16", 64, TWO)),
+    (wl.QKNorm(), on_gpu(wl.BlockSparse(block=(16, 8)), "bfloat16", 96, TWO)),
     (wl.Variant(), on_gpu(wl.BlockSparse(block=(32, 16)), "float16", 128, ONE)),
     (wl.Causal() & wl.SoftCap(5.0), on_gpu(wl.Paged(16), "float16", 128, TWO)),
     (SomeKeys(), on_gpu(wl.Ragged(), "bfloat16", 128, TWO)),

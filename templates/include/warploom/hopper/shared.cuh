@@ -8,15 +8,10 @@
 
 namespace warploom::hopper {
 
-// Whether a group of its own transforms what was staged. Accumulators of wide heads leave no
-// registers for a fourth group, nor does what a thread keeps of more than 128 lanes or for
-// reductions over them: there, consumers transform.
+// Whether a group of its own transforms what was staged; else consumers do. Code generation decides
+// and launches its threads.
 template <class K>
-constexpr bool kHasTransformer =
-    (K::Variant::kHasQueryTransform || K::Variant::kHasKeyTransform ||
-     K::Variant::kHasValueTransform) &&
-    K::Variant::kQueryReductions + K::Variant::kKeyReductions + K::Variant::kValueReductions == 0 &&
-    K::Config::kHeadDimQk <= 128 && K::Config::kHeadDimV <= 128;
+constexpr bool kHasTransformer = K::Config::kThreads == 2 * K::Config::kRows + 2 * 128;
 
 // Q stages | K stages | V stages | fp32 slab | kv_pos of staged keys (column formats) | column
 // states of staged keys | items | barriers

@@ -15,7 +15,7 @@ class Transformer {
   static constexpr int kThreads = 128;
   // Rows that a thread has under way: as many as registers hold.
   template <class Seat>
-  static constexpr int kBatch = LaneStates<Seat, K>::kPanels <= 2 ? 2 : 1;
+  static constexpr int kBatch = LaneStates<Seat, K>::kPanels <= 2 && Seat::kReductions <= 1 ? 2 : 1;
   // What is kept for as long as a work item lasts.
   template <class Seat, class Tile>
   using Kept =
