@@ -84,7 +84,10 @@ class Transformer {
                          const Columns<K>& columns, const Visit& visit) {
     barrier_wait(&barriers_.v_landed[ring_.stage], ring_.phase);
     typename C::Element* staged = shared_.values(ring_.stage);
-    if (leaves_garbage(columns, visit)) clear_absent(columns, staged);
+    if (leaves_garbage(columns, visit)) {
+      clear_absent(columns, staged);
+      sync();  // rows that do not exist are read, too, by other threads
+    }
     transform<ValueSeat<K>, ValueTile<K>>(item, of_values, staged, columns);
     publish(barriers_.v_full[ring_.stage]);
   }
