@@ -76,3 +76,10 @@ def _open_nodes(root: Node) -> set[Node]:
             if current.op not in REDUCTIONS:
                 stack.extend(current.args)
     return seen
+
+
+def reach(*roots: Node) -> tuple[bool, bool]:
+    """Whether vector seats reduce over lanes, and whether they read other lanes than their own."""
+    nodes = list(walk(*roots))
+    reduces = any(found.op in REDUCTIONS for found in nodes)
+    return reduces, any(found.op == "element" and found.args[0] is not LANE for found in nodes)

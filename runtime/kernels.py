@@ -24,7 +24,7 @@ from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.device import cuda_facts
 from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import ParamBlock
-from warploom.runtime.prepared_keys import PREPARED_ROWS, Bind, meets_often
+from warploom.runtime.prepared_keys import Bind, prepared_rows
 from warploom.scheduler.layout import c_structs
 
 # Mean fused rows per request that stand for all choices of a tile: decode to long prefill.
@@ -84,6 +84,7 @@ class Kernels:
         """
         self._spec = spec
         self._prepare = prepare
+        self._prepared_rows = prepared_rows(spec)
         self._always = always
         self._device = device
         self.target: Arch | HostTarget = (
@@ -111,7 +112,7 @@ class Kernels:
             keys: of a request, if known.
             knows_keys: whether there is a number of keys that could be transformed before.
         """
-        often = knows_keys and meets_often(mean_fused_rows)
+        often = knows_keys and mean_fused_rows >= self._prepared_rows
         prepared = self._prepare is not None and (often or self._always)
         return self._choose(prepared, mean_fused_rows, items, keys)
 
@@ -141,7 +142,7 @@ class Kernels:
             return self._candidates(False, fewest_rows)
         if self._always:
             return self._candidates(True, fewest_rows)
-        often = self._candidates(True, max(fewest_rows, PREPARED_ROWS))
+        often = self._candidates(True, max(fewest_rows, self._prepared_rows))
         tall = [tile for tile in often if tile.rows >= _TALL]
         return [*self._candidates(False, fewest_rows), *tall]
 

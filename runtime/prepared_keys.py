@@ -16,6 +16,7 @@ from warploom.codegen.abi import Packer
 from warploom.codegen.prepare import COUNTS, POINTERS, STRIDES, PrepareSpec, prepare_fields
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import Dense, Ragged
+from warploom.dsl.lanes import reach
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import ArgumentError
 from warploom.runtime.args import Geometry
@@ -30,17 +31,24 @@ Bind = Callable[[Block], Callable[[int], None]]  # from parameters to a launch o
 # Fused query rows from which on keys are prepared: 16 tiles of 128. On an H200 fused RoPE was 2 %
 # faster at 8 tiles, and 8 % slower at 16.
 PREPARED_ROWS = 2048.0
+# The same for norms, which cost more with each tile: fused 5 % faster at 4 tiles and 2 to 7 %
+# slower at 6. Norms with RoPE are 14 to 40 % slower at 4.
+PREPARED_ROWS_OF_NORMS, PREPARED_ROWS_OF_BOTH = 768.0, 512.0
 
 
-def meets_often(mean_fused_rows: float) -> bool:
-    """Whether so many fused query rows of a request are enough tiles for keys to be prepared.
+def prepared_rows(spec: AttentionSpec) -> float:
+    """Fused query rows of a request from which on its keys are transformed before attention.
 
     Preparing costs a pass over the keys in memory and a launch, whatever the number of rows; what
-    it saves grows with the tiles that meet a key. Tiles hold about as many rows in all long
-    prefills, so rows alone decide, and the number of heads and requests, which both sides grow
-    with, does not.
+    it saves grows with the tiles that meet a key, and with what the transform takes of each. Tiles
+    hold about as many rows in all long prefills, so rows alone decide, and the number of heads and
+    requests, which both sides grow with, does not.
     """
-    return mean_fused_rows >= PREPARED_ROWS
+    seat = spec.variant.seats.get("key_transform")
+    reduces, pairs = (False, False) if seat is None else reach(seat)
+    if not reduces:
+        return PREPARED_ROWS
+    return PREPARED_ROWS_OF_BOTH if pairs else PREPARED_ROWS_OF_NORMS
 
 
 def obstacle_to_preparing(
@@ -80,11 +88,13 @@ class KeyTransform:
         way: what was asked for, by name or by a tile.
         obstacle: why there is no choice, or None.
         asked_by: who asked, for `explain()`.
+        rows: fused query rows from which on they are transformed before, unless asked for.
     """
 
     way: Way
     obstacle: str | None
     asked_by: str = "asked for"
+    rows: float = PREPARED_ROWS
 
     @classmethod
     def of(
@@ -93,6 +103,7 @@ class KeyTransform:
         tile: TileConfig | None,
         obstacle: str | None,
         for_fused: str | None = None,
+        rows: float = PREPARED_ROWS,
     ) -> KeyTransform:
         """Check what was asked for.
 
@@ -101,6 +112,7 @@ class KeyTransform:
             tile: the caller's, or None.
             obstacle: why keys cannot be prepared, or None.
             for_fused: why they are not unless asked for, or None.
+            rows: of `prepared_rows`.
 
         Raises:
             ArgumentError: no such way, it cannot be had, or the tile says another.
@@ -117,7 +129,7 @@ class KeyTransform:
             raise ArgumentError(name="key_transform", reason=f"cannot be 'before': {obstacle}")
         if asked == "auto":
             obstacle = obstacle or for_fused
-        return cls(asked, obstacle, asked_by)  # type: ignore[arg-type]
+        return cls(asked, obstacle, asked_by, rows)  # type: ignore[arg-type]
 
     @property
     def may_be_before(self) -> bool:
@@ -133,11 +145,11 @@ class KeyTransform:
         if self.way == ("before" if is_before else "fused"):
             reason = self.asked_by
         elif is_before:
-            reason = f"{rows} are {PREPARED_ROWS:.0f} or more"
+            reason = f"{rows} are {self.rows:.0f} or more"
         elif self.obstacle is not None:
             reason = self.obstacle
-        elif not meets_often(mean_fused_rows):
-            reason = f"{rows} are fewer than {PREPARED_ROWS:.0f}"
+        elif mean_fused_rows < self.rows:
+            reason = f"{rows} are fewer than {self.rows:.0f}"
         else:
             reason = "the host knows of no keys"
         how = "before attention, once for each key" if is_before else "in attention, with each tile"

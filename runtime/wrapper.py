@@ -45,6 +45,7 @@ from warploom.runtime.prepared_keys import (
     PreparedKeys,
     Way,
     obstacle_to_preparing,
+    prepared_rows,
     reason_for_fused,
 )
 from warploom.runtime.reference import run_reference
@@ -160,7 +161,9 @@ class AttentionWrapper(Planning):
         self._inputs.bind(self._bound_inputs())
         obstacle = obstacle_to_preparing(self.spec, self.backend, cuda_graph, batch_invariant)
         for_fused = reason_for_fused(sm_limit, workspace)
-        self.key_transform = KeyTransform.of(key_transform, tile, obstacle, for_fused)
+        self.key_transform = KeyTransform.of(
+            key_transform, tile, obstacle, for_fused, prepared_rows(self.spec)
+        )
         self.planned = None
         self._batch = None
         self._launcher = None  # none for the reference

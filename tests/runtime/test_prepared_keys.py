@@ -27,8 +27,8 @@ from warploom.runtime import wrapper as wrapper_module
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.prepared_keys import (
     KeyTransform,
-    meets_often,
     obstacle_to_preparing,
+    prepared_rows,
     reason_for_fused,
 )
 from warploom.runtime.trials import Case, Setup, mismatch
@@ -64,19 +64,30 @@ def test_long_prefills_have_tiles_whose_keys_come_prepared(hopper: Callable[...,
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("variant", [wl.Rope(), wl.QKNorm(), wl.QKNorm() & wl.Rope()])
 def test_every_tile_that_can_be_chosen_is_a_candidate(
-    hopper: Callable[..., Kernels], dim: int
+    hopper: Callable[..., Kernels], variant: wl.Variant, dim: int
 ) -> None:
-    kernels = hopper(wl.Causal() & wl.Rope(), dim=dim)
+    kernels = hopper(wl.Causal() & variant, dim=dim)
     candidates = kernels.candidates()
-    lengths = [1, 16, 100, 2048, 3000, 8192, 10**5]
+    lengths = [1, 16, 100, 512, 768, 2048, 8192, 10**5]
     for rows, items, keys in product(lengths, (1, 20, 400, 10**5), lengths):
         assert kernels.choose(rows, items, keys) in candidates
 
 
-@pytest.mark.parametrize(("rows", "often"), [(1, False), (2047.9, False), (2048, True)])
-def test_rows_alone_decide(rows: float, often: bool) -> None:
-    assert meets_often(rows) is often
+@pytest.mark.parametrize(
+    ("variant", "rows"),
+    [(wl.Rope(), 2048), (wl.QKNorm(), 768), (wl.QKNorm() & wl.Rope(), 512), (wl.Causal(), 2048)],
+)
+def test_rows_decide_and_what_the_transform_takes(
+    hopper: Callable[..., Kernels], variant: wl.Variant, rows: int
+) -> None:
+    kernels = hopper(variant)
+    assert prepared_rows(kernels.spec_of(kernels.choose(1))) == rows
+    if not isinstance(variant, wl.Causal):
+        assert kernels.choose(rows).prepared_keys
+        assert not kernels.choose(rows - 0.1).prepared_keys
+        assert not kernels.choose(rows, knows_keys=False).prepared_keys
 
 
 CASES: dict[str, tuple[wl.Variant, Setup]] = {
