@@ -79,7 +79,12 @@ def _open_nodes(root: Node) -> set[Node]:
 
 
 def reach(*roots: Node) -> tuple[bool, bool]:
-    """Whether vector seats reduce over lanes, and whether they read other lanes than their own."""
+    """How far vector seats look beyond a lane: what their transforms cost, and keep, follows it.
+
+    Returns:
+        Whether one reduces over lanes (norms), and whether one reads other lanes than its own
+        (RoPE's partners).
+    """
     nodes = list(walk(*roots))
     reduces = any(found.op in REDUCTIONS for found in nodes)
     return reduces, any(found.op == "element" and found.args[0] is not LANE for found in nodes)

@@ -31,8 +31,8 @@ Bind = Callable[[Block], Callable[[int], None]]  # from parameters to a launch o
 # Fused query rows from which on keys are prepared: 16 tiles of 128. On an H200 fused RoPE was 2 %
 # faster at 8 tiles, and 8 % slower at 16.
 PREPARED_ROWS = 2048.0
-# The same for norms, which cost more with each tile: fused 5 % faster at 4 tiles and 2 to 7 %
-# slower at 6. Norms with RoPE are 14 to 40 % slower at 4.
+# The same for transforms that reduce (norms), which cost more with each tile: fused 5 % faster at 4
+# tiles and 2 to 7 % slower at 6. Norms with RoPE are 14 to 40 % slower at 4.
 PREPARED_ROWS_OF_NORMS, PREPARED_ROWS_OF_BOTH = 768.0, 512.0
 
 

@@ -70,7 +70,7 @@ def test_every_tile_that_can_be_chosen_is_a_candidate(
 ) -> None:
     kernels = hopper(wl.Causal() & variant, dim=dim)
     candidates = kernels.candidates()
-    lengths = [1, 16, 100, 512, 768, 2048, 8192, 10**5]
+    lengths = [1, 16, 100, 512, 768, 2048, 3000, 8192, 10**5]
     for rows, items, keys in product(lengths, (1, 20, 400, 10**5), lengths):
         assert kernels.choose(rows, items, keys) in candidates
 
@@ -84,6 +84,7 @@ def test_rows_decide_and_what_the_transform_takes(
 ) -> None:
     kernels = hopper(variant)
     assert prepared_rows(kernels.spec_of(kernels.choose(1))) == rows
+    assert not kernels.choose(1).prepared_keys
     if not isinstance(variant, wl.Causal):
         assert kernels.choose(rows).prepared_keys
         assert not kernels.choose(rows - 0.1).prepared_keys
