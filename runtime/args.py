@@ -223,8 +223,28 @@ def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     return row_strides(lse.stride(), geometry)
 
 
+def check_results(
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    inputs: Sequence[torch.Tensor],
+    geometry: Geometry,
+    batch: Batch,
+) -> None:
+    """Check what the caller gives for results, next to q, k and v.
+
+    Raises:
+        WrongDType, WrongDevice, WrongShape, WrongStride: a wrong tensor.
+        ArgumentError: it overlaps another one.
+    """
+    if out is not None:
+        check_out(out, geometry, batch)
+    if lse is not None:
+        check_lse(lse, geometry, batch)
+    check_apart(out, lse, inputs)
+
+
 def check_apart(
-    out: torch.Tensor, lse: torch.Tensor | None, inputs: Sequence[torch.Tensor]
+    out: torch.Tensor | None, lse: torch.Tensor | None, inputs: Sequence[torch.Tensor]
 ) -> None:
     """Refuse results whose bytes, first to last, reach into q, k, v or each other."""
     taken: dict[str, tuple[int, int]] = {}

@@ -35,3 +35,13 @@ def handle_of(identity: int) -> int:
 def refuse_input(name: str, kind: str) -> None:
     """Raise from where torch.compile lets errors through."""
     raise ArgumentError(name=name, reason=f"a {kind} cannot be given under torch.compile")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def refuse_result(name: str) -> None:
+    """Raise, as `refuse_input`, for a result's tensor."""
+    expected = {
+        "out": "q's device and type, and its shape with head_dim_v",
+        "lse": "q's device, float32, and its shape without head_dim",
+    }
+    raise ArgumentError(name=name, reason=f"expected {expected[name]}")

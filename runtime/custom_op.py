@@ -8,6 +8,7 @@ string.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -33,6 +34,7 @@ class Runner(Protocol):
 _handles = itertools.count()
 _wrappers: WeakValueDictionary[int, Runner] = WeakValueDictionary()
 _variants: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
+_variants_lock = threading.Lock()
 _NO_VARIANT = -1
 
 
@@ -58,12 +60,13 @@ def _found(table: Mapping[int, T], handle: int, what: str) -> T:
 
 def register_variant(variant: Variant | type[Variant]) -> int:
     """The handle of a variant, which gets one at its first graph."""
-    for handle, known in _variants.items():
-        if known is variant:
-            return handle
-    handle = next(_handles)
-    _variants[handle] = variant
-    return handle
+    with _variants_lock:
+        for handle, known in _variants.items():
+            if known is variant:
+                return handle
+        handle = next(_handles)
+        _variants[handle] = variant
+        return handle
 
 
 def wanting(values: Iterable[object]) -> list[torch.Tensor]:
@@ -87,6 +90,8 @@ def compiled_run(
     k, v = kv if isinstance(kv, (tuple, list)) else (kv[:, 0], kv[:, 1])
     packed = _pack(inputs)
     o, sums = run_op(q, k, v, *packed, wrapper.handle, return_lse or lse is not None, learnt)
+    _refuse_unlike("out", out, o)
+    _refuse_unlike("lse", lse, sums)
     return results(o, sums, out, lse, return_lse)
 
 
@@ -126,6 +131,17 @@ def results(
     o = o if out is None else out.copy_(o)
     sums = sums if lse is None else lse.copy_(sums)
     return (o, sums) if return_lse else o
+
+
+def _refuse_unlike(name: str, given: torch.Tensor | None, made: torch.Tensor) -> None:
+    """Refuse to copy a result into what would broadcast or convert it."""
+    if given is None:
+        return
+    same_type = given.dtype == made.dtype and given.device == made.device
+    if not same_type or given.shape != made.shape:
+        from warploom.runtime.constants import refuse_result  # brings in torch._dynamo
+
+        refuse_result(name)
 
 
 _Packed: TypeAlias = tuple[list[torch.Tensor], list[bool], list[int], list[float], str]

@@ -22,7 +22,7 @@ from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import ArgumentError, WrongCall
 from warploom.runtime import custom_op
-from warploom.runtime.args import Geometry, checked_kv, key_value
+from warploom.runtime.args import Geometry, check_results, checked_kv, key_value
 from warploom.runtime.calls import explained
 from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import (
@@ -318,16 +318,17 @@ class AttentionWrapper(Planning):
             raise self._not_planned()
         kv = checked_kv(kv, self.kv_format)
         q = as_torch(q, "q")
-        learnt = self._learnt(inputs)
-        if learnt or custom_op.wanting((q, *key_value(kv))) or torch.compiler.is_compiling():
-            # the operator says that there is none, once a gradient is asked for
-            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)
         out = out if out is None else as_torch(out, "out", written=True)
         lse = lse if lse is None else as_torch(lse, "lse", written=True)
+        learnt, tensors = self._learnt(inputs), (q, *key_value(kv))
+        is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
+        if (wants or self._launcher is None) and not is_traced:
+            check_results(out, lse, tensors, self._geometry, self._batch)
+        if wants or is_traced:  # the operator says that there is none, once a gradient is asked for
+            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)
         if self._launcher is None:
             values = {**self._inputs.scalars, **self._inputs.tensors}
             values |= self._inputs.check_given(inputs)
-            tensors = (q, *key_value(kv))
             o, sums = run_reference(
                 self._variant, self._batch, self._geometry, tensors, values, self.sm_scale
             )

@@ -1,0 +1,82 @@
+"""`out` and `lse` of the caller's are checked on every way through `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import warploom as wl
+from warploom import errors
+
+ROWS, HEADS, DIM = 5, 2, 64
+
+
+def compiled(run: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(run, fullgraph=True, backend="eager")
+
+
+def plain(run: Callable[..., Any]) -> Callable[..., Any]:
+    return run
+
+
+# back end, whether q wants a gradient, how run is called
+WAYS = [("cpu", False, plain), ("cpu", True, plain), ("reference", False, plain),
+        ("cpu", False, compiled), ("reference", True, plain)]  # fmt: skip
+
+# torch.compile wraps what is raised while it traces
+REFUSED = errors.WrongDType, errors.WrongShape, torch._dynamo.exc.TorchDynamoException
+
+
+class Call:
+    """One `run` with results of the caller's."""
+
+    def __init__(self, backend: str, wants_gradient: bool, way: Callable[..., Any]) -> None:
+        torch.manual_seed(0)
+        self.wrapper = wl.AttentionWrapper(
+            wl.Causal(), num_q_heads=HEADS, head_dim=DIM, dtype="bfloat16", device="cpu",
+            backend=backend,
+        )  # fmt: skip
+        self.wrapper.plan([0, ROWS], [0, ROWS])
+        self.q, self.k, self.v = torch.randn(3, ROWS, HEADS, DIM).bfloat16()
+        self.q.requires_grad_(wants_gradient)
+        self._run = way(self.wrapper.run)
+
+    def __call__(self, **results: Any) -> Any:
+        return self._run(self.q, (self.k, self.v), **results)
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]}-{way[1]}-{way[2].__name__}")
+def call(request: pytest.FixtureRequest) -> Call:
+    return Call(*request.param)
+
+
+def test_results_are_written_where_they_are_wanted(call: Call) -> None:
+    expected, sums = call(return_lse=True)
+    out, lse = torch.empty(ROWS, HEADS, DIM).bfloat16(), torch.empty(ROWS, HEADS)
+    call(out=out, lse=lse)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, sums)
+
+
+def test_results_of_another_type_or_shape_are_refused(call: Call) -> None:
+    for name, wrong in (
+        ("out", torch.empty(ROWS, HEADS, DIM)),
+        ("out", torch.empty(3, ROWS, HEADS, DIM).bfloat16()),
+        ("lse", torch.empty(ROWS, HEADS).bfloat16()),
+        ("lse", torch.empty(2, ROWS, HEADS)),
+    ):
+        with pytest.raises(REFUSED, match=f"{name}.* expected"):
+            call(**{name: wrong})
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way[2] is plain])
+def test_results_that_overlap_are_refused(way: Any) -> None:
+    call = Call(*way)
+    with pytest.raises(errors.ArgumentError, match="reaches into the memory of q"):
+        call(out=call.q.detach())
+    with pytest.raises(errors.WrongStride, match="expanded"):
+        call(out=torch.empty(1, HEADS, DIM).bfloat16().expand(ROWS, HEADS, DIM))
