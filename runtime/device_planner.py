@@ -10,10 +10,9 @@ from warploom.codegen.build import build
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.tiles import LaunchShape
 from warploom.dsl.spec import TracedVariant
-from warploom.errors import CompileForbidden
 from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.device import cuda_facts
-from warploom.runtime.graph import is_capturing
+from warploom.runtime.graph import refuse_loading
 from warploom.runtime.planner_params import PlannerParams
 from warploom.scheduler.layout import c_structs
 
@@ -76,8 +75,7 @@ class DevicePlanner:
             CompileError, NoCudaCompiler, LaunchError: it could not be made.
         """
         source = planner_source(variant, c_structs(), "cuda")
-        if is_capturing(device):
-            raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
+        refuse_loading(device, source.name)
         artifact = build(source, cuda_facts(device.index).arch)
         shape = LaunchShape(size.threads, self.RESERVED + size.scratch, 1)
         self._kernel = CudaKernel(source.name, artifact, shape, device.index)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from warploom.codegen.source import TileConfig
-from warploom.errors import BatchRefused, BoundsExceeded
+from warploom.errors import BatchRefused, BoundsExceeded, NotPlanned
 from warploom.runtime.batch import Batch, Measured, OnDevice
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
@@ -27,7 +30,7 @@ from warploom.scheduler.visibility import Visibility
 class ReadBack(Planned):
     """A plan that a native planner wrote; it is read from the device when first asked for.
 
-    Only the last plan of a wrapper can be read.
+    Only the last plan of a wrapper can be read; NotPlanned says that it is gone.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class FastPlanner(Planner):
 
     _place: Place | None = None  # of the last plan
     _only: Place | None = None  # of all plans, if bounds and tile are fixed
+    _number = 0  # of the last plan
 
     @cached_property
     def _native(self) -> NativePlanner:
@@ -101,6 +105,7 @@ class FastPlanner(Planner):
 
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Planner` does."""
+        self._number += 1
         if isinstance(batch, OnDevice):
             return self._plan_on_device(batch, inputs)
         if not isinstance(batch, Measured) or not self._native.knows(inputs):
@@ -170,12 +175,11 @@ class FastPlanner(Planner):
         address, votes = map(self._workspace.address, ("plan", "votes"))
         self._native.on_device(batch, inputs, place.site, address, votes)
         self._set_addresses(place.site.room)
-        planned = self._read_back(batch, place, inputs, "the device")
-        batch.arrays = lambda: Batch.of(planned.plan.segments, planned.plan.indices)
-        return planned
+        return self._read_back(batch, place, inputs, "the device")
 
     def check_status(self) -> None:
-        """Raise BatchRefused if the device found something wrong; waits for the device."""
+        """Raise BatchRefused if the device found something wrong; waits for the plan."""
+        self._workspace.await_last()
         at = [name for name, _ in HEADER.fields].index("status")
         status = PlanStatus(int(self._workspace.plan_ints[at]))
         if status is not PlanStatus.GOOD:
@@ -200,20 +204,35 @@ class FastPlanner(Planner):
         self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str
     ) -> ReadBack:
         """What was planned into the workspace just now."""
-        read = partial(self._read, place, dict(inputs.scalars), dict(inputs.known))
+        number = self._number
+        batch.arrays = lambda: self._unpacked(place, number)[1]
+        read = partial(self._read, place, number, dict(inputs.scalars), dict(inputs.known))
         return ReadBack(batch, place.kernel, place.size, read, by)
 
+    def _unpacked(self, place: Place, number: int) -> tuple[npt.NDArray[np.int32], Batch]:
+        """The bytes of a plan in the workspace, and their batch.
+
+        Raises:
+            NotPlanned: they are those of a later plan.
+            PlanMismatch: they are another wrapper's.
+        """
+        if number != self._number:
+            raise NotPlanned(what="another plan() has taken the place of the one asked for")
+        self._workspace.check_held()
+        self._workspace.await_last()
+        room = place.site.room
+        packed: npt.NDArray[np.int32] = self._workspace.plan_ints[: room.total_ints].cpu().numpy()
+        return packed, Batch.of(*unpack_batch(packed, room, self._spec.kv_format.block_kv))
+
     def _read(
-        self, place: Place, scalars: dict[str, Any], known: dict[str, Any]
+        self, place: Place, number: int, scalars: dict[str, Any], known: dict[str, Any]
     ) -> tuple[Plan, Visibility]:
-        """The plan that lies in the workspace now."""
+        """The plan with this number."""
+        packed, batch = self._unpacked(place, number)
         room, tile, heads = place.site.room, place.kernel.tile, self._heads
-        packed = self._workspace.plan_ints[: room.total_ints].cpu().numpy()
-        segments, indices = unpack_batch(packed, room, self._spec.kv_format.block_kv)
-        batch = Batch.of(segments, indices)
         visibility = self._visibility(batch, scalars, known)
         problem = Problem(
-            segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
+            batch.segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
             place.kernel.num_ctas, place.site.active_ctas, visibility, even=True,
         )  # fmt: skip
-        return unpack(packed, room, problem, indices), visibility
+        return unpack(packed, room, problem, batch.indices), visibility

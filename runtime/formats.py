@@ -155,7 +155,7 @@ def _block_list(value: Any, needed: int) -> np.ndarray:
             got=tuple(indices.shape),
             expected=f"at least {needed} entries, which is kv_indptr[-1]",
         )
-    return indices[:needed]
+    return np.array(indices[:needed])  # a copy: the caller may write to its own before a run
 
 
 def _paged(
@@ -223,7 +223,7 @@ def _block_sparse(
     ends = _int32(np.cumsum(lengths, dtype=np.int64), "the sum of kv_lens")
     segments["kv_row"] = (ends - lengths)[request]
     segments["index_begin"] = kv[:-1]
-    return Batch(segments, indices, q_lens, lengths, int(qo[-1]), int(lengths.sum()))
+    return Batch(segments, indices, q_lens, lengths.copy(), int(qo[-1]), int(lengths.sum()))
 
 
 def _keys_listed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from warploom.runtime.args import (
     row_strides,
 )
 from warploom.runtime.formats import Batch
-from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
 from warploom.runtime.params import Members, ParamBlock
@@ -62,7 +61,9 @@ class Launcher:
         self._misaligned = _ALIGNMENT - 1 if is_cuda else 0
         self._only_device = not is_cuda or torch.cuda.device_count() == 1
         self._allocate = shortcuts.allocator(device)
-        self._streams = Streams(device, self._used_on) if is_cuda else None
+        self._streams = workspace.streams
+        if self._streams is not None:
+            self._streams.taken = self._used_on
         self._maps_of: dict[TileConfig, TensorMaps | None] = {}
         self._form: tuple[bool, ...] | None = None
         self._kernel: Kernel | None = None
@@ -105,8 +106,7 @@ class Launcher:
     def before_plan(self) -> None:
         """Forget the old plan, and let the current stream wait for runs that still read it."""
         self._form = None
-        if self._streams is not None:
-            self._streams.current()
+        self._workspace.await_last()
 
     def _used_on(self, stream: torch.cuda.Stream) -> None:
         """Let torch give away no memory of plans and inputs before what this stream does is done.
@@ -244,39 +244,3 @@ class Launcher:
             or (lse < v + v_span and v < lse_end)
             or (lse < o_end and o < lse_end)
         )
-
-
-class Streams:
-    """Order between the streams that carry one wrapper's plans and runs.
-
-    All of them use the same plan, partial results and counters, so each waits for the one before.
-    On one stream everything is ordered by itself, and this costs a comparison. The same holds of
-    captured launches: the streams that replay them are the caller's to order.
-    """
-
-    def __init__(
-        self, device: torch.device, taken: Callable[[torch.cuda.Stream], None] | None = None
-    ) -> None:
-        """Begin before the first plan.
-
-        Args:
-            device: where the streams are.
-            taken: told of each stream that follows another one, before work is enqueued there.
-        """
-        self._device = device
-        self._taken = taken
-        self._index = device.index
-        self._last: torch.cuda.Stream | None = None
-        self._handle = -1
-
-    def current(self) -> int:
-        """Handle of the caller's stream, after making it wait for the last one if it is another."""
-        handle = shortcuts.raw_stream(self._index)
-        if handle != self._handle and not is_capturing(self._device):
-            stream = torch.cuda.current_stream(self._device)
-            if self._last is not None:
-                stream.wait_stream(self._last)
-            if self._taken is not None:
-                self._taken(stream)
-            self._last, self._handle = stream, handle
-        return handle

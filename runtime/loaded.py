@@ -11,8 +11,7 @@ from warploom.codegen.arch import Arch
 from warploom.codegen.build import Artifact, build, content_key
 from warploom.codegen.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
-from warploom.errors import CompileForbidden
-from warploom.runtime.graph import is_capturing
+from warploom.runtime.graph import refuse_loading
 
 T = TypeVar("T")
 
@@ -47,7 +46,6 @@ class Loaded(Generic[T]):
         """
         key = content_key(source, target).digest, str(device), num_ctas
         if key not in self._found:
-            if is_capturing(device):
-                raise CompileForbidden(kernel=source.name, cause="a CUDA graph is being captured")
+            refuse_loading(device, source.name)
             self._found[key] = load(build(source, target))
         return self._found[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -9,6 +10,7 @@ import torch
 
 from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
 from warploom.runtime.graph import refuse_under_capture
+from warploom.runtime.streams import Streams
 from warploom.scheduler.capacity import WorkspaceSize
 
 _FOR_A_BATCH = {
@@ -23,10 +25,15 @@ class Workspace:
 
     The counters are zero whenever no kernel runs: set so when the layout is new, and left so by
     every launch. The caller's memory may serve several wrappers, one after the other: each plan
-    takes it and clears the counters, and from then on those of the others do not run.
+    takes it, waits for what the others enqueued there and clears the counters; from then on those
+    of the others do not run.
+
+    Attributes:
+        streams: order of what uses it; None on the CPU.
     """
 
     _shared: ClassVar[WeakSet[Workspace]] = WeakSet()  # those in the caller's memory
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self, device: torch.device, memory: torch.Tensor | None = None, has_bounds: bool = True
@@ -42,6 +49,7 @@ class Workspace:
             WrongDevice, WrongDType, WrongStride: `memory` is not such a tensor.
         """
         self._device = device
+        self.streams = Streams(device) if device.type == "cuda" else None
         self._given = memory is not None
         self._why = {} if has_bounds else _FOR_A_BATCH
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
@@ -50,7 +58,8 @@ class Workspace:
         self._is_held = not self._given
         if memory is not None:
             self._memory = _checked(memory, device)
-            self._shared.add(self)
+            with self._shared_lock:
+                self._shared.add(self)
 
     @property
     def memory(self) -> torch.Tensor:
@@ -102,12 +111,20 @@ class Workspace:
     def _take_from_others(self) -> None:
         """Hold what is laid out; whoever has a plan in one of these bytes holds nothing more."""
         mine = self._bytes_used()
-        for other in self._shared:
+        with self._shared_lock:
+            sharing = [other for other in self._shared if other._device == self._device]
+        for other in sharing:
             theirs = other._bytes_used()
-            overlap = mine.start < theirs.stop and theirs.start < mine.stop
-            if other._device == self._device and overlap:
+            if mine.start < theirs.stop and theirs.start < mine.stop:
                 other._is_held = False
+                if self.streams is not None and other.streams is not None:
+                    self.streams.follow(other.streams)
         self._is_held = True
+
+    def await_last(self) -> None:
+        """Let the current stream wait for what was enqueued last, on whichever stream."""
+        if self.streams is not None:
+            self.streams.current()
 
     def _bytes_used(self) -> range:
         """Addresses of the layout."""

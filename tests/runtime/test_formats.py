@@ -209,3 +209,13 @@ def test_the_last_column_block_may_end_above_int32() -> None:
     columns = [last // 1024]
     batch = make_batch(BlockSparse((4, 1024)), [0, 1], [0, 1], columns, kv_lens=[last])
     assert column(batch, "kv_count") == [1023]
+
+
+def test_a_batch_keeps_no_array_of_the_callers() -> None:
+    indices, lens = np.array([2, 0], np.int32), np.array([12], np.int32)
+    paged = make_batch(Paged(4), [0, 1], [0, 2], indices, [3])
+    sparse = make_batch(BlockSparse((1, 4)), [0, 1], [0, 2], indices, kv_lens=lens)
+    indices[:], lens[:] = 1, 5
+    assert paged.indices.tolist() == [2, 0]
+    assert sparse.indices.tolist() == [0, 2]
+    assert sparse.kv_lens.tolist() == [12]

@@ -16,7 +16,7 @@ from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.errors import CompileForbidden, ForbiddenUnderCapture
 from warploom.runtime import attention as attention_module
-from warploom.runtime import graph, launch, loaded, workspace, wrapper
+from warploom.runtime import graph, streams, workspace, wrapper
 from warploom.runtime.attention import attention
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
@@ -45,7 +45,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
     def is_capturing(device: torch.device) -> bool:
         return state["on"]
 
-    for module in (graph, loaded, launch, attention_module):
+    for module in (graph, streams, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
     monkeypatch.setattr(attention_module, "_captured", [])
     monkeypatch.setattr(attention_module, "GraphHold", FakeHold)
@@ -151,20 +151,20 @@ class FakeStream:
 def test_each_stream_waits_for_the_one_before(
     capture: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams = [FakeStream(0), FakeStream(7), FakeStream(8)]
+    caller = [FakeStream(0), FakeStream(7), FakeStream(8)]
     taken: list[FakeStream] = []
-    order = launch.Streams(torch.device("cuda", 0), taken.append)  # type: ignore[arg-type]
+    order = streams.Streams(torch.device("cuda", 0), taken.append)  # type: ignore[arg-type]
 
     def use(stream: FakeStream) -> None:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
-        monkeypatch.setattr(launch.shortcuts, "raw_stream", lambda _: stream.cuda_stream)
+        monkeypatch.setattr(streams.shortcuts, "raw_stream", lambda _: stream.cuda_stream)
 
     for turn in (0, 0, 1, 2, 1, 0):
-        use(streams[turn])
-        assert order.current() == streams[turn].cuda_stream
-    assert [stream.waited for stream in streams] == [[7], [0, 8], [7]]
+        use(caller[turn])
+        assert order.current() == caller[turn].cuda_stream
+    assert [stream.waited for stream in caller] == [[7], [0, 8], [7]]
     capture["on"] = True
-    use(streams[2])
+    use(caller[2])
     assert order.current() == 8
-    assert streams[2].waited == [7]
+    assert caller[2].waited == [7]
     assert [stream.cuda_stream for stream in taken] == [0, 7, 8, 7, 0]

@@ -23,7 +23,7 @@ from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.trace import trace
-from warploom.errors import NoHostCompiler, WarploomError
+from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
 from warploom.runtime.native_planner import NativePlanner, Site
 from warploom.runtime.planner_params import PlannerParams
@@ -290,6 +290,34 @@ def test_wrappers_plan_natively_and_read_the_plan_back() -> None:
     assert planned.plan.indices.tolist() == arguments[2]
     assert planned.plan.segments["kv_len"].tolist() == [7, 0, 12]
     assert planned.plan.loads.sum() > 0
+
+
+def test_a_plan_tells_of_what_was_planned_and_not_of_what_became_of_the_arrays() -> None:
+    attention = wrapper()
+    arguments = [np.array(x, np.int32) for x in ([0, 1, 2], [0, 2, 3], [7, 1, 3], [3, 4])]
+    attention.plan(*arguments)
+    for array in arguments:
+        array[:] = 0
+    facts = attention.explain().facts
+    assert facts["batch"] == "2 requests, 2 query rows, 11 keys, longest 7"
+    k, v = torch.zeros(2, 5, 4, 2, 16)
+    with pytest.raises(IndexOutOfRange, match=r"kv_indices\[0\] is 7"):
+        attention.run(torch.zeros(2, 4, 16), (k, v))
+
+
+def test_an_earlier_plan_that_was_kept_is_not_read_from_a_later_one() -> None:
+    attention = wrapper()
+    attention.plan([0, 1], [0, 2], [7, 1], [3])
+    read = attention.planned
+    assert read is not None
+    indices = read.plan.indices
+    attention.plan([0, 1], [0, 1], [4], [3])
+    unread = attention.planned
+    attention.plan([0, 1], [0, 1], [5], [3])
+    assert read.plan.indices is indices
+    assert unread is not None
+    with pytest.raises(NotPlanned, match="taken the place"):
+        _ = unread.plan
 
 
 def test_batches_that_grow_and_shrink_lie_where_new_wrappers_put_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,32 @@ def test_slices_that_share_bytes_are_held_by_the_last_to_plan(begin: int, is_sha
     first.fit(SIZE)
     assert holds(first)
     assert holds(second) != is_shared
+
+
+def test_who_takes_memory_over_waits_for_its_last_user() -> None:
+    memory = torch.empty(4096, dtype=torch.uint8)
+    followed: list[str] = []
+    spaces = [Workspace(CPU, memory[begin:]) for begin in (0, 0, SIZE.total)]
+    for name, space in zip(("first", "second", "apart"), spaces, strict=True):
+        streams: Any = SimpleNamespace(name=name, follow=lambda other: followed.append(other.name))
+        space.streams = streams
+    for space in spaces:
+        space.fit(SIZE)
+    followed.clear()
+    spaces[2].fit(SIZE)
+    assert followed == ["apart"]
+    spaces[0].fit(SIZE)
+    assert sorted(followed[1:]) == ["first", "second"]
+
+
+def test_threads_may_make_and_share_workspaces() -> None:
+    def work() -> None:
+        for _ in range(300):
+            Workspace(CPU, torch.empty(1024, dtype=torch.uint8)).fit(SIZE)
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result()
 
 
 def test_bytes_beyond_the_layout_are_nobodys() -> None:

@@ -1,0 +1,111 @@
+"""Several streams and devices: what one of them still reads, another does not write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import warploom as wl
+from warploom.errors import BatchRefused
+from warploom.runtime.graph import is_capturing
+
+pytestmark = pytest.mark.gpu
+
+SHAPE: dict[str, Any] = {"num_q_heads": 4, "head_dim": 64, "dtype": "float16"}
+LONG = 100_000_000  # cycles that a stream is kept busy: about 50 ms
+ROWS = 3
+
+
+@contextmanager
+def busy_stream() -> Iterator[torch.cuda.Stream]:
+    """Another stream, which does nothing else for a while."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(LONG)
+        yield stream
+
+
+def decoding(cuda: Any, **options: Any) -> wl.AttentionWrapper:
+    return wl.AttentionWrapper(wl.Causal(), **SHAPE, device=cuda, **options)
+
+
+def on_device(cuda: Any, *lists: list[int]) -> list[torch.Tensor]:
+    return [torch.tensor(values, dtype=torch.int32, device=cuda) for values in lists]
+
+
+def tensors(cuda: Any, keys: int) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    q = torch.randn(ROWS, 4, 64, dtype=torch.float16, device=cuda)
+    k, v = torch.randn(2, keys, 4, 64, dtype=torch.float16, device=cuda)
+    return q, (k, v)
+
+
+def test_what_a_device_planned_on_another_stream_is_awaited(cuda: Any) -> None:
+    bounds = wl.Bounds(max_requests=4, max_q_rows=8, max_kv_len=4096)
+    attention = decoding(cuda, bounds=bounds)
+    good = on_device(cuda, [0, 1, 2, 3], [0, 20, 60, 100])
+    falling = on_device(cuda, [0, 1, 2, 3], [0, 20, 10, 100])
+    attention.plan(*good)
+    attention.check_plan()
+    with busy_stream():
+        attention.plan(*falling)
+    with pytest.raises(BatchRefused):
+        attention.check_plan()
+    with busy_stream():
+        attention.plan(*on_device(cuda, [0, 2, 2, 3], [0, 20, 60, 90]))
+    assert attention.planned is not None
+    assert attention.planned.plan.segments["kv_len"].tolist() == [20, 40, 30]
+    assert "3 requests, 3 query rows, 90 keys" in str(attention.explain())
+
+
+def test_wrappers_that_share_a_workspace_wait_for_each_other(cuda: Any) -> None:
+    size = decoding(cuda).workspace_size(wl.Bounds(4, 8, 8192))
+    memory = torch.empty(size.total, dtype=torch.uint8, device=cuda)
+    first, second = (decoding(cuda, workspace=memory) for _ in range(2))
+    (q, kv), lengths = tensors(cuda, 6000), ([0, 1, 2, 3], [0, 10, 5000, 6000])
+    first.plan(*lengths)
+    expected = first.run(q, kv)
+    torch.cuda.synchronize()
+    with busy_stream():
+        first.plan(*lengths)
+        out = first.run(q, kv)
+    second.plan([0, 3], [0, 50])
+    second.run(q, (kv[0][:50], kv[1][:50]))
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_a_host_tensor_is_copied_anew_behind_who_reads_its_copy(cuda: Any) -> None:
+    slopes = torch.rand(4)
+    variant = wl.Alibi(slopes)
+    q, (k, v) = tensors(cuda, 200)
+    given = q[None], k[None], v[None]
+    expected = wl.attention(*given, variant=variant)
+    with busy_stream():  # whose kernels and plans are its own
+        wl.attention(*given, variant=variant)
+    torch.cuda.synchronize()
+    for _ in range(2):
+        with busy_stream():
+            out = wl.attention(*given, variant=variant)
+        slopes *= 3
+        changed = wl.attention(*given, variant=variant)
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+        assert not torch.equal(changed, expected)
+        expected = changed
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_captures_are_those_of_a_device_and_not_of_the_current_one() -> None:
+    first, second = (torch.device("cuda", i) for i in range(2))
+    with torch.cuda.device(second):
+        graph, x = torch.cuda.CUDAGraph(), torch.zeros(4, device=second)
+        with torch.cuda.graph(graph):
+            x += 1
+            with torch.cuda.device(first):
+                found = is_capturing(first), is_capturing(second)
+    assert found == (False, True)
