@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, MutableMapping
 from typing import TypeAlias
 
@@ -9,20 +10,68 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.dsl.dtypes import DType
+from warploom.runtime.graph import is_capturing
 
-# the version of the source that was copied, and the copy
-_Copies: TypeAlias = dict[tuple[torch.device, DType], tuple[int, torch.Tensor]]
+
+class DeviceCopy:
+    """One copy, and the streams that may read it.
+
+    Attributes:
+        tensor: the copy.
+        version: that of the source when it was copied.
+    """
+
+    def __init__(self, tensor: torch.Tensor, version: int) -> None:
+        """Take a copy that the current stream has just been given to make."""
+        self.tensor = tensor
+        self.version = version
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._writer: torch.cuda.Stream | None = None
+        self._written()
+
+    def _written(self) -> None:
+        self._streams.clear()
+        if self.tensor.is_cuda and not is_capturing(self.tensor.device):
+            self._writer = torch.cuda.current_stream(self.tensor.device)
+
+    def renew(self, host: torch.Tensor, version: int) -> None:
+        """Copy again, behind all that was enqueued to read what is there."""
+        if not is_capturing(self.tensor.device):
+            for stream in self._streams.values():
+                torch.cuda.current_stream(self.tensor.device).wait_stream(stream)
+        self.tensor.copy_(host)
+        self.version = version
+        self._written()
+
+    def use(self) -> torch.Tensor:
+        """The copy, for what the current stream is given next: behind its writing.
+
+        Captured work waits for nothing: who replays it orders it.
+        """
+        if self._writer is None or is_capturing(self.tensor.device):
+            return self.tensor
+        stream = torch.cuda.current_stream(self.tensor.device)
+        if stream.cuda_stream not in self._streams:
+            self._streams[stream.cuda_stream] = stream
+            if stream != self._writer:
+                stream.wait_stream(self._writer)
+                self.tensor.record_stream(stream)  # it may be dropped while that reads
+        return self.tensor
+
+
+_Copies: TypeAlias = dict[tuple[torch.device, DType], DeviceCopy]
 
 
 class DeviceCopies:
     """Copies by the identity of their source; they live as long as it.
 
     A source that changed is copied into the same memory, so that a captured CUDA graph reads its
-    values of the last call.
+    values of the last call. All threads and streams may ask.
     """
 
     def __init__(self) -> None:
         self._copies: MutableMapping[torch.Tensor, _Copies] = WeakTensorKeyDictionary()
+        self._lock = threading.Lock()
 
     def __call__(
         self,
@@ -41,12 +90,12 @@ class DeviceCopies:
         """
         if source.is_inference():  # torch does not count the writes to these
             return host().to(device)
-        version, shape = source._version, source.shape
-        copies = self._copies.setdefault(source, {})
-        seen, copy = copies.get((device, dtype), (None, None))
-        if copy is None or copy.shape != shape:
-            copy = host().to(device)
-        elif seen != version:
-            copy.copy_(host())
-        copies[device, dtype] = version, copy
-        return copy
+        version = source._version
+        with self._lock:
+            copies = self._copies.setdefault(source, {})
+            copy = copies.get((device, dtype))
+            if copy is None or copy.tensor.shape != source.shape:
+                copy = copies[device, dtype] = DeviceCopy(host().to(device), version)
+            elif copy.version != version:
+                copy.renew(host(), version)
+            return copy.use()

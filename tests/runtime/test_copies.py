@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
+import pytest
 import torch
 
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.trace import trace
 from warploom.runtime import attention as module
-from warploom.runtime.copies import DeviceCopies
+from warploom.runtime import copies
+from warploom.runtime.copies import DeviceCopies, DeviceCopy
 
 META = torch.device("meta")
 FLOAT32 = dtype("float32")
 
 
 def test_a_copy_is_made_once_and_renewed_in_place() -> None:
-    copies, made = DeviceCopies(), []
+    kept, made = DeviceCopies(), []
     source = torch.arange(4.0)
 
     def host() -> torch.Tensor:
@@ -26,20 +29,20 @@ def test_a_copy_is_made_once_and_renewed_in_place() -> None:
         return source.clone()
 
     cpu = torch.device("cpu")
-    copy = copies(source, cpu, FLOAT32, host)
-    assert copies(source, cpu, FLOAT32, host) is copy
+    copy = kept(source, cpu, FLOAT32, host)
+    assert kept(source, cpu, FLOAT32, host) is copy
     assert len(made) == 1
     source[1] = 9.0
-    assert copies(source, cpu, FLOAT32, host) is copy
+    assert kept(source, cpu, FLOAT32, host) is copy
     assert copy[1] == 9.0
     assert len(made) == 2
-    assert copies(source, META, FLOAT32, host) is not copy
+    assert kept(source, META, FLOAT32, host) is not copy
 
 
 def test_a_copy_lives_no_longer_than_its_source() -> None:
-    copies = DeviceCopies()
+    kept = DeviceCopies()
     source = torch.arange(4.0)
-    copy = weakref.ref(copies(source, META, FLOAT32, source.clone))
+    copy = weakref.ref(kept(source, META, FLOAT32, source.clone))
     assert copy() is not None
     del source
     gc.collect()
@@ -53,3 +56,51 @@ def test_attention_copies_bound_tensors_once() -> None:
     first, second = (module._values(variant.inputs(), traced, {}, META)["slopes"] for _ in range(2))
     assert first.device == META
     assert first is second
+
+
+class FakeStream:
+    """A stream that notes for whom it waited."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+        self.waited: list[int] = []
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waited.append(other.cuda_stream)
+
+
+class FakeCopy:
+    """A CUDA tensor as far as `DeviceCopy` knows."""
+
+    is_cuda = True
+    device = torch.device("cuda", 0)
+
+    def __init__(self) -> None:
+        self.recorded: list[int] = []
+
+    def copy_(self, host: object) -> None: ...
+
+    def record_stream(self, stream: FakeStream) -> None:
+        self.recorded.append(stream.cuda_stream)
+
+
+def test_readers_wait_for_the_writer_and_the_next_writer_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = [FakeStream(handle) for handle in (1, 2, 3)]
+    now = [streams[0]]
+    monkeypatch.setattr(copies, "is_capturing", lambda device: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[0])
+    tensor: Any = FakeCopy()
+    copy = DeviceCopy(tensor, 0)
+    for turn in (0, 1, 1, 0):
+        now[0] = streams[turn]
+        assert copy.use() is tensor
+    assert [stream.waited for stream in streams] == [[], [1], []]
+    assert tensor.recorded == [2]
+    now[0] = streams[2]
+    copy.renew(torch.zeros(1), 1)
+    assert streams[2].waited == [1, 2]
+    now[0] = streams[1]
+    copy.use()
+    assert streams[1].waited == [1, 3]
