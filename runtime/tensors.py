@@ -32,6 +32,10 @@ def as_torch(value: Any, name: str, written: bool = False) -> torch.Tensor:
         if written:
             raise ArgumentError(name=name, reason="is a read-only array; give one to write to")
         value = value.copy()  # DLPack has no read-only tensors before version 1
+    if isinstance(value, np.ndarray) and min(value.strides, default=0) < 0:
+        if written:
+            raise ArgumentError(name=name, reason="runs backwards; torch has no negative strides")
+        value = value.copy()  # torch ends the process when it imports one
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(
             name=name,

@@ -57,3 +57,11 @@ def test_indices_come_to_the_host_as_int32() -> None:
         assert found.dtype == np.int32
         assert found.tolist() == [0, 3]
     assert host_int32([], "kv_indices").dtype == np.int32
+
+
+def test_arrays_that_run_backwards_are_copied_or_refused() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for turned in (array[::-1], array[:, ::-1]):
+        assert as_torch(turned, "q").tolist() == turned.tolist()
+        with pytest.raises(ArgumentError, match="out: runs backwards"):
+            as_torch(turned, "out", written=True)
