@@ -23,6 +23,7 @@ from warploom.runtime.args import Geometry
 from warploom.runtime.formats import make_batch
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.tensors import as_torch
+from warploom.scheduler.bounds import INT32_MAX
 
 _ROW_AXES = ("row", "head", "dim")
 _TABLES = ("indptr", "kv_indptr", "kv_indices", "last_page_len")
@@ -56,6 +57,9 @@ def check_tensors(
         by_axis = dict(zip(axes, tensor.stride(), strict=True))
         wanted = ("row", "head") if axes is _ROW_AXES else ("block", "token", "head")
         found += [by_axis[axis] for axis in wanted]
+    if rows * geometry.num_kv_heads > INT32_MAX:  # kernels count vectors so
+        most = INT32_MAX // geometry.num_kv_heads
+        raise WrongShape(name="k", got=tuple(k.shape), expected=f"at most {most} rows at a time")
     return tuple(found)
 
 

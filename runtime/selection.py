@@ -154,7 +154,7 @@ class PageSelectionWrapper(AttentionWrapper):
         self._use(tensor)
 
     def _use(self, tensor: torch.Tensor) -> None:
-        self._selection = tensor  # lives as long as runs may read it
+        self._selection = tensor  # torch reuses its memory on its own stream alone, once dropped
         self._params.set("indices", tensor.data_ptr())
 
     def _checked(self, selection: Any, requests: int) -> torch.Tensor:
@@ -202,6 +202,7 @@ def selected_batch(
 
     Raises:
         WrongShape, BadLength: a wrong number of pages or tokens.
+        WrongStride: entries lie further apart than kernels count.
     """
     requests, budget = len(rows) - 1, selection.shape[2]
     pages, last = host_int32(num_pages, "num_pages"), host_int32(last_page_len, "last_page_len")
@@ -219,6 +220,12 @@ def selected_batch(
             raise BadLength(name=name, index=at, value=int(array[at]), expected=f"{low} to {high}")
     kv_lens = np.where(pages > 0, (pages - 1) * page_size + last, 0).astype(np.int32)
     segments = segments_of(rows, kv_lens)
-    segments["index_begin"] = np.arange(requests) * selection.stride(0)
-    segments["index_head_stride"] = selection.stride(1)
+    heads = selection.shape[1]
+    of_request, of_head = (selection.stride(axis) for axis in (0, 1))
+    last_entry = max(requests - 1, 0) * of_request + (heads - 1) * of_head + budget
+    if max(last_entry, of_head if heads > 1 else 0) > INT32_MAX:
+        expected = "the last entry must lie within 2**31 - 1 entries of the first"
+        raise WrongStride(name="selection", got=selection.stride(), expected=expected)
+    segments["index_begin"] = np.arange(requests) * of_request
+    segments["index_head_stride"] = of_head if heads > 1 else 0
     return Batch(segments, np.zeros(0, np.int32), np.diff(rows), kv_lens, int(rows[-1]), 0)

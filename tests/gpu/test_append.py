@@ -78,6 +78,16 @@ def test_the_gpu_writes_what_the_cpu_writes(
                     torch.testing.assert_close(got.cpu(), wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("begin", [-1, -5, -(2**31)])
+def test_tables_that_begin_before_the_list_write_nothing(begin: int, cuda: Any) -> None:
+    k = torch.randn(2, HEADS, 64, dtype=torch.float16, device=cuda)
+    cache = torch.zeros(2, 8, 4, HEADS, 64, dtype=torch.float16, device=cuda)
+    tables = [0, 2], [begin, begin + 1], [3], [4]
+    given = [torch.tensor(table, dtype=torch.int32, device=cuda) for table in tables]
+    wl.append(k, k, tuple(cache), *given)
+    assert not cache.any()
+
+
 def test_tables_that_point_outside_write_nothing(cuda: Any) -> None:
     k = torch.randn(4, HEADS, 64, dtype=torch.float16, device=cuda)
     cache = torch.zeros(2, 8, 4, HEADS, 64, dtype=torch.float16, device=cuda)

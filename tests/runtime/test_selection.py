@@ -14,6 +14,7 @@ import warploom as wl
 from warploom import errors
 from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.rounding import assert_close
+from warploom.runtime.selection import selected_batch
 
 HEADS, KV_HEADS, DIM, PAGES = 4, 2, 64, 60
 
@@ -176,3 +177,18 @@ def test_a_page_outside_of_the_cache_is_refused(page: int) -> None:
             attention.check_selection(cache)
     selection[0, 1, 1] = 0
     torch.testing.assert_close(attention.run(trial.q, (trial.k, trial.v)), good)
+
+
+@pytest.mark.parametrize(
+    ("strides", "fits"),
+    [((2**29, 2**29, 1), True), ((2**30, 1, 1), False), ((1, 2**31, 1), False)],
+)
+def test_a_view_with_entries_too_far_apart_is_refused(strides: tuple[int, ...], fits: bool) -> None:
+    view = torch.empty_strided((3, KV_HEADS, 1), strides, dtype=torch.int32, device="meta")
+    rows, ones = np.arange(4, dtype=np.int32), np.ones(3, np.int32)
+    if fits:
+        begins = selected_batch(rows, view, ones, ones, 16).segments["index_begin"]
+        assert begins.tolist() == [i * strides[0] for i in range(3)]
+        return
+    with pytest.raises(errors.WrongStride, match="selection"):
+        selected_batch(rows, view, ones, ones, 16)

@@ -40,7 +40,8 @@ WL_FN AppendPlace place_of(const Params& p, int row, int page_size) {
   const int kv_pos = kv_len - q_len + row - begin;
   const int index = first_page + kv_pos / page_size;
   AppendPlace place{batch, q_len, kv_len, kv_pos, 0, kv_pos % page_size, false};
-  if (kv_pos < 0 || kv_pos / page_size >= pages || index >= p.num_indices) return place;
+  const bool is_listed = index >= 0 && index < p.num_indices;  // tables are as the device has them
+  if (kv_pos < 0 || kv_pos / page_size >= pages || !is_listed) return place;
   place.page = p.kv_indices[index];
   place.exists = place.page >= 0 && place.page < p.num_pages;
   return place;
