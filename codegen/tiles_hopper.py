@@ -11,7 +11,7 @@ from warploom.codegen.source import TileConfig
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.ir import walk
-from warploom.dsl.lanes import reach
+from warploom.dsl.lanes import reads_other_lanes, reduces_lanes
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
@@ -62,7 +62,7 @@ def _has_transformer(spec: AttentionSpec) -> bool:
     64 lanes where a seat both reduces and reads other lanes than its own (norms with RoPE).
     """
     roots = [spec.variant.seats[seat] for seat in _TRANSFORMS if seat in spec.variant.seats]
-    most = 64 if reach(*roots) == (True, True) else 128
+    most = 64 if reduces_lanes(*roots) and reads_other_lanes(*roots) else 128
     return bool(roots) and max(spec.head_dim_qk, spec.head_dim_v) <= most
 
 

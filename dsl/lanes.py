@@ -78,13 +78,11 @@ def _open_nodes(root: Node) -> set[Node]:
     return seen
 
 
-def reach(*roots: Node) -> tuple[bool, bool]:
-    """How far vector seats look beyond a lane: what their transforms cost, and keep, follows it.
+def reduces_lanes(*roots: Node) -> bool:
+    """True if one of these vectors needs a sum or maximum over lanes, as norms do."""
+    return any(found.op in REDUCTIONS for found in walk(*roots))
 
-    Returns:
-        Whether one reduces over lanes (norms), and whether one reads other lanes than its own
-        (RoPE's partners).
-    """
-    nodes = list(walk(*roots))
-    reduces = any(found.op in REDUCTIONS for found in nodes)
-    return reduces, any(found.op == "element" and found.args[0] is not LANE for found in nodes)
+
+def reads_other_lanes(*roots: Node) -> bool:
+    """True if a lane of one of these vectors is made of another lane, as RoPE's partners are."""
+    return any(found.op == "element" and found.args[0] is not LANE for found in walk(*roots))

@@ -102,7 +102,7 @@ class Kernels:
         mean_fused_rows: float,
         items: int | None = None,
         keys: int | None = None,
-        knows_keys: bool = True,
+        may_prepare: bool = True,
     ) -> TileConfig:
         """The tile for requests with this many query rows x query heads per key/value head.
 
@@ -110,9 +110,9 @@ class Kernels:
             mean_fused_rows: that number.
             items: requests x key/value heads, if known.
             keys: of a request, if known.
-            knows_keys: whether there is a number of keys that could be transformed before.
+            may_prepare: whether the batch's keys could be transformed before.
         """
-        often = knows_keys and mean_fused_rows >= self._prepared_rows
+        often = may_prepare and mean_fused_rows >= self._prepared_rows
         prepared = self._prepare is not None and (often or self._always)
         return self._choose(prepared, mean_fused_rows, items, keys)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import BlockSparse
+from warploom.dsl.formats import BlockSparse, Dense
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import WorkspaceTooSmall
@@ -18,6 +18,7 @@ from warploom.runtime.device import cuda_facts
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel, Kernels
 from warploom.runtime.params import ParamBlock
+from warploom.runtime.prepared_keys import may_prepare
 from warploom.runtime.upload import Upload
 from warploom.runtime.visibility import Heads, make_visibility
 from warploom.runtime.workspace import Workspace
@@ -131,7 +132,7 @@ class Planner:
             batch.busy_rows * self._heads.group_size,
             batch.num_segments * self._heads.num_kv,
             1 << batch.max_kv_len.bit_length(),  # or each step of decoding would choose anew
-            batch.kv_extent > 0,  # which the host does not know of plans by the device
+            may_prepare(batch, isinstance(self._spec.kv_format, Dense), self._heads.num_kv),
         )
         if key not in self._chosen:
             if len(self._chosen) > _SIZES_KEPT:

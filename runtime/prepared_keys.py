@@ -16,7 +16,7 @@ from warploom.codegen.abi import Packer
 from warploom.codegen.prepare import COUNTS, POINTERS, STRIDES, PrepareSpec, prepare_fields
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import Dense, Ragged
-from warploom.dsl.lanes import reach
+from warploom.dsl.lanes import reads_other_lanes, reduces_lanes
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import ArgumentError
 from warploom.runtime.args import Geometry
@@ -45,10 +45,18 @@ def prepared_rows(spec: AttentionSpec) -> float:
     requests, which both sides grow with, does not.
     """
     seat = spec.variant.seats.get("key_transform")
-    reduces, pairs = (False, False) if seat is None else reach(seat)
-    if not reduces:
+    if seat is None or not reduces_lanes(seat):
         return PREPARED_ROWS
-    return PREPARED_ROWS_OF_BOTH if pairs else PREPARED_ROWS_OF_NORMS
+    return PREPARED_ROWS_OF_BOTH if reads_other_lanes(seat) else PREPARED_ROWS_OF_NORMS
+
+
+def may_prepare(batch: Batch, is_dense: bool, num_kv_heads: int) -> bool:
+    """Whether the keys of a batch can be transformed before attention.
+
+    Plans by the device tell the host of no keys, and kernels count them in int32.
+    """
+    blocks = batch.num_requests if is_dense else 1
+    return 0 < blocks * batch.kv_extent * num_kv_heads <= INT32_MAX
 
 
 def obstacle_to_preparing(
@@ -151,7 +159,7 @@ class KeyTransform:
         elif mean_fused_rows < self.rows:
             reason = f"{rows} are fewer than {self.rows:.0f}"
         else:
-            reason = "the host knows of no keys"
+            reason = "the host knows of no keys, or of more than kernels count"
         how = "before attention, once for each key" if is_before else "in attention, with each tile"
         return f"{how}: {reason}"
 
@@ -203,7 +211,7 @@ class PreparedKeys:
         self._strides = tuple(strides[axis] for axis in axes)
         self._key_strides = strides["block"] if dense else 0, strides["token"], strides["head"]
         self._write_counts(batch.num_segments, blocks, tokens)
-        if blocks * tokens * heads > INT32_MAX:
+        if blocks * tokens * heads > INT32_MAX:  # "auto" has fused them; see `may_prepare`
             reason = f"would prepare {blocks} x {tokens} tokens of {heads} heads, beyond int32"
             raise ArgumentError(name="key_transform", reason=f"{reason}; ask for 'fused'")
         self._segments = int(self._params.get("segments"))

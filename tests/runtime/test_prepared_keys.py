@@ -52,8 +52,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
 
 def test_long_prefills_have_tiles_whose_keys_come_prepared(hopper: Callable[..., Kernels]) -> None:
     rope = hopper(wl.Causal() & wl.Rope())
-    for rows, knows_keys in ((1, True), (1024, True), (8192, False)):
-        assert not rope.choose(rows, 256, rows, knows_keys).prepared_keys
+    for rows, may_prepare in ((1, True), (1024, True), (8192, False)):
+        assert not rope.choose(rows, 256, rows, may_prepare).prepared_keys
     tile = rope.choose(8192, 256, 8192)
     assert tile.prepared_keys and tile.template == "hopper"
     text = rope.source(tile).text
@@ -88,7 +88,7 @@ def test_rows_decide_and_what_the_transform_takes(
     if not isinstance(variant, wl.Causal):
         assert kernels.choose(rows).prepared_keys
         assert not kernels.choose(rows - 0.1).prepared_keys
-        assert not kernels.choose(rows, knows_keys=False).prepared_keys
+        assert not kernels.choose(rows, may_prepare=False).prepared_keys
 
 
 CASES: dict[str, tuple[wl.Variant, Setup]] = {
