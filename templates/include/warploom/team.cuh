@@ -114,19 +114,7 @@ class PlannerTeam {
       wide* const sorted = to;
       to = from;
       from = sorted;
-#pragma unroll 1
-      for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        const wide value = from[i];
-        const int other = (i & -run) ^ run, size = min(run, count - other);
-        const int bound = upper(value) + (other < i);
-        int before = 0;
-#pragma unroll 1
-        for (int step = run; step > 0; step /= 2) {
-          const int next = before + step;
-          if (next <= size && upper(from[other + next - 1]) < bound) before = next;
-        }
-        to[(i & -2 * run) + (i & (run - 1)) + before] = value;
-      }
+      merge_runs(from, to, count, run);
     }
     __syncthreads();
     return to;
@@ -183,6 +171,23 @@ class PlannerTeam {
       value += int(threadIdx.x % kWarpSize) >= lanes ? below : 0;
     }
     return value;
+  }
+
+  // Sorted runs of twice the length, of two neighbours each.
+  WL_FN static void merge_runs(const wide* from, wide* to, int count, int run) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      const wide value = from[i];
+      const int other = (i & -run) ^ run, size = min(run, count - other);
+      const int bound = upper(value) + (other < i);
+      int before = 0;
+#pragma unroll 1
+      for (int step = run; step > 0; step /= 2) {
+        const int next = before + step;
+        if (next <= size && upper(from[other + next - 1]) < bound) before = next;
+      }
+      to[(i & -2 * run) + (i & (run - 1)) + before] = value;
+    }
   }
 
   WL_FN static int upper(wide value) { return int(value >> 32); }

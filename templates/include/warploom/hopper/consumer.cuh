@@ -66,12 +66,7 @@ class Consumer {
   // registers.
   WL_FN void attend(const Item<K>& item, const ThreadRows<K>& rows, Softmax<K>& softmax,
                     typename Mma::Output& output) {
-    if (!KeyWalk<K>(item, 0).next().exists()) {
-      release(barriers_.q_empty[query_ring_.stage]);
-#pragma unroll
-      for (int i = 0; i < S::kDimV / 2; ++i) (&output[0][0][0])[i] = 0.0f;
-      return;
-    }
+    if (!KeyWalk<K>(item, 0).next().exists()) return leave_zeros(output);
     const LinearBias<K> bias(item, rows);
     typename Mma::Scores scores;
     typename Mma::Probabilities probabilities;
@@ -82,9 +77,7 @@ class Consumer {
     mma_.start_scores(query_ring_.stage, ring_.stage, scores);
     end_turn();
     Mma::template wait<0>();
-    release(barriers_.k_empty[ring_.stage]);
-    transform_scores(item, rows, columns(item, visit, slot), visit, scores);
-    bias.add(item, rows, columns(item, visit, slot), scores, softmax);
+    finish_scores(item, rows, bias, visit, slot, scores, softmax);
     if constexpr (Variant::kSoftmax) {
       softmax.follow(scores, rescale);  // O is empty: there is nothing to scale
       exponentiate(softmax, scores);
@@ -102,9 +95,7 @@ class Consumer {
       mma_.start_output(probabilities, values.stage, is_first, output);
       end_turn();
       Mma::template wait<1>();
-      release(barriers_.k_empty[ring_.stage]);
-      transform_scores(item, rows, columns(item, next, next_one), next, scores);
-      bias.add(item, rows, columns(item, next, next_one), scores, softmax);
+      finish_scores(item, rows, bias, next, next_one, scores, softmax);
       bool moved = false;
       if constexpr (Variant::kSoftmax) moved = softmax.follow(scores, rescale);
       // The product with the values before is done by now, or almost: waiting here frees its left
@@ -131,6 +122,22 @@ class Consumer {
     ring_.advance();
     slot_ = next_slot<K>(slot);
     if constexpr (Variant::kSoftmax) softmax.finish();
+  }
+
+  // Of an item without a visible key.
+  WL_FN void leave_zeros(typename Mma::Output& output) const {
+    release(barriers_.q_empty[query_ring_.stage]);
+#pragma unroll
+    for (int i = 0; i < S::kDimV / 2; ++i) (&output[0][0][0])[i] = 0.0f;
+  }
+
+  // From the product of a tile, which is done with its keys, to what the softmax takes.
+  WL_FN void finish_scores(const Item<K>& item, const ThreadRows<K>& rows,
+                           const LinearBias<K>& bias, const Visit& visit, int slot,
+                           typename Mma::Scores& scores, Softmax<K>& softmax) const {
+    release(barriers_.k_empty[ring_.stage]);
+    transform_scores(item, rows, columns(item, visit, slot), visit, scores);
+    bias.add(item, rows, columns(item, visit, slot), scores, softmax);
   }
 
   // Most tiles need nothing of it, and pass by one jump: each waits for instructions.

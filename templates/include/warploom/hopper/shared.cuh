@@ -26,6 +26,9 @@ struct Shared {
   using Element = typename C::Element;
 
   static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
+  static_assert(!kHasTransformer<K> || Variant::kHasQueryTransform || Variant::kHasKeyTransform ||
+                    Variant::kHasValueTransform,
+                "a group that transforms has something to do");
 
   // With two tiles of queries, the producer copies those of the next item while the consumers are
   // at the one before. An item is open one earlier, for that takes three loads in a row.
