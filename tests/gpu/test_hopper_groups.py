@@ -55,6 +55,14 @@ class NormedValues(wl.Variant):
         return v * wl.rsqrt(wl.sum(v * v) + 1.0)
 
 
+class Standardised(wl.Variant):
+    """Two reductions one after the other, the second of what the first gave."""
+
+    def key_transform(self, k: Value, at: Position) -> Value:
+        k = k - wl.sum(k) * 0.01
+        return k * wl.rsqrt(wl.sum(k * k) * 0.01 + 1.0)
+
+
 def on_gpu(
     kv_format: KVFormat, dtype: str, dim: int, tile: TileConfig, dim_v: int | None = None
 ) -> Setup:
@@ -68,6 +76,10 @@ JOBS = [
     (wl.QKNorm(), on_gpu(wl.Paged(3), "float16", 64, ONE)),
     (wl.Causal() & wl.QKNorm() & NormedValues(), on_gpu(wl.Ragged(), "bfloat16", 128, TWO)),
     (wl.Causal() & wl.QKNorm() & wl.Rope(), on_gpu(wl.Paged(16), "float16", 64, TWO)),
+    (wl.Causal() & Standardised(), on_gpu(wl.Ragged(), "bfloat16", 128, TWO)),
+    (Standardised(), on_gpu(wl.Paged(3), "float16", 96, ONE)),
+    (wl.Causal() & wl.QKNorm(), on_gpu(wl.Composed(16), "bfloat16", 128, TWO)),
+    (NormedValues() & Standardised(), on_gpu(wl.Composed(4), "float16", 64, ONE)),
     (wl.QKNorm(), on_gpu(wl.BlockSparse(block=(16, 8)), "bfloat16", 96, TWO)),
     (wl.Variant(), on_gpu(wl.BlockSparse(block=(32, 16)), "float16", 128, ONE)),
     (wl.Causal() & wl.SoftCap(5.0), on_gpu(wl.Paged(16), "float16", 128, TWO)),
