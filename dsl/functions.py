@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl import build, lanes, symbols
+from warploom.dsl import build, lanes, rotations, symbols
 from warploom.dsl.ir import Kind, Node
 from warploom.dsl.symbols import Symbol, Value, as_node, wrap
 
@@ -158,7 +158,14 @@ def rotate_half(x: Value, dim: int | None = None) -> Value:
 
     Args:
         x: a vector, [rows, head_dim] in the NumPy reading.
-        dim: rotate only the first `dim` lanes (even); the others are returned as they are.
+        dim: rotate only the first `dim` lanes, an even int; the others are returned as they are.
+
+    Returns:
+        A vector like x.
+
+    Raises:
+        ArgumentError: a `dim` that is odd, not above 0, or more than the vector has lanes.
+        CannotTrace: x is the same in all lanes.
     """
     return _permute(x, lanes.half_partner, dim)
 
@@ -168,12 +175,22 @@ def rotate_pairs(x: Value, dim: int | None = None) -> Value:
 
     Args:
         x: a vector, [rows, head_dim] in the NumPy reading.
-        dim: rotate only the first `dim` lanes (even); the others are returned as they are.
+        dim: rotate only the first `dim` lanes, an even int; the others are returned as they are.
+
+    Returns:
+        A vector like x.
+
+    Raises:
+        ArgumentError: a `dim` that is odd, not above 0, or more than the vector has lanes.
+        CannotTrace: x is the same in all lanes.
     """
     return _permute(x, lanes.pair_partner, dim)
 
 
 def _permute(x: Value, partner: lanes.Partner, dim: int | None) -> Value:
+    if dim is not None:
+        dim = lanes.checked_dim(dim)
+        rotations.record(dim)
     if not isinstance(x, Symbol):
         return lanes.permute_array(x, partner, dim)
     return wrap(lanes.permute_node(_vector("a rotation", x), partner, dim))

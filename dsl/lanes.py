@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from warploom.dsl import build
+from warploom.dsl import build, location
 from warploom.dsl.ir import REDUCTIONS, Kind, Node, const, substitute, var, walk
+from warploom.errors import ArgumentError
 
 LANE = var("lane")
 HEAD_DIM = var("head_dim")
@@ -35,6 +36,19 @@ def is_vector(root: Node) -> bool:
     return any(found is LANE for found in _open_nodes(root))
 
 
+def checked_dim(dim: Any) -> int:
+    """The number of lanes to rotate, which are paired.
+
+    Raises:
+        ArgumentError: not an even int of at least 2.
+    """
+    whole = isinstance(dim, (int, np.integer)) and not isinstance(dim, bool)
+    if not whole or dim < 2 or dim % 2:
+        reason = f"is {dim!r}; expected an even int of at least 2: lanes are rotated in pairs"
+        raise ArgumentError(name="dim", reason=reason, source=location.source(location.caller()))
+    return int(dim)
+
+
 def permute_node(root: Node, partner: Partner, dim: int | None) -> Node:
     """The expression with each lane's value taken from its partner, sign included."""
     width = HEAD_DIM if dim is None else const(dim)
@@ -49,8 +63,16 @@ def reduce_node(op: str, body: Node) -> Node:
 
 
 def permute_array(x: Any, partner: Partner, dim: int | None) -> Any:
-    """The NumPy reading of `permute_node`; x is [..., head_dim]."""
-    width = x.shape[-1] if dim is None else dim
+    """The NumPy reading of `permute_node`; x is [..., head_dim].
+
+    Raises:
+        ArgumentError: x is narrower than `dim`, or of odd width where all lanes are rotated.
+    """
+    lanes = x.shape[-1]
+    width = checked_dim(lanes) if dim is None else dim
+    if width > lanes:
+        reason = f"{width} lanes are rotated, but head_dim is {lanes}; give dim={lanes} or less"
+        raise ArgumentError(name="dim", reason=reason, source=location.source(location.caller()))
     lane = np.arange(width)
     if partner is half_partner:
         source, flips = (lane + width // 2) % width, lane < width // 2

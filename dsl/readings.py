@@ -67,6 +67,7 @@ class TraceReading:
         self.scalars: dict[str, ScalarField] = {}
         self.tensors: dict[str, TensorField] = {}
         self.functions: dict[str, CustomFunction] = {}
+        self.rotated: dict[str, int] = {}  # seat -> lanes of its widest rotation
 
     def scalar(self, field: ScalarField) -> Symbol:
         self.scalars[field.name] = field

@@ -68,6 +68,7 @@ class TracedVariant:
         scalars: run-time scalars that the graphs read.
         tensors: run-time tensors that the graphs read.
         functions: custom functions that the graphs call.
+        rotated: (seat, lanes) of the widest rotation of a seat, where it was given a width.
     """
 
     name: str
@@ -76,6 +77,7 @@ class TracedVariant:
     scalars: tuple[ScalarField, ...] = ()
     tensors: tuple[TensorField, ...] = ()
     functions: tuple[CustomFunction, ...] = ()
+    rotated: tuple[tuple[str, int], ...] = ()
 
     @property
     def input_names(self) -> tuple[str, ...]:

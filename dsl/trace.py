@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from warploom.dsl import check, location, purity
+from warploom.dsl import check, location, purity, rotations
 from warploom.dsl.compose import Composed
 from warploom.dsl.custom import recording
 from warploom.dsl.ir import Kind, Node, const, node, var, walk
@@ -61,6 +61,7 @@ def trace(variant: Variant) -> TracedVariant:
         functions=tuple(
             reading.functions[name] for name in sorted(reading.functions.keys() & used)
         ),
+        rotated=tuple((seat, dim) for seat, dim in reading.rotated.items() if seat in kept),
     )
 
 
@@ -74,7 +75,10 @@ def _run(variant: Variant) -> tuple[dict[str, Node], TraceReading]:
             functor: Callable[..., Value] = getattr(shadow, seat)
             at = symbolic(seat)
             given = () if seat == "logits_mask" else (Symbol(_identity(seat)),)
-            seats[seat] = check.result(shadow, seat, functor(*given, at))
+            with rotations.recording() as widths:
+                seats[seat] = check.result(shadow, seat, functor(*given, at))
+            if widths:
+                reading.rotated[seat] = max(widths)
     return seats, reading
 
 

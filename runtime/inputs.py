@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from warploom.dsl import rotations
 from warploom.dsl.ir import walk
 from warploom.dsl.loads import direct_indices
 from warploom.dsl.spec import TensorField, TracedVariant
@@ -76,7 +77,11 @@ class Inputs:
             geometry: heads and device that tensors must agree with.
             frozen: bounds of all batches, if nothing may change between plans that a captured CUDA
                 graph reads.
+
+        Raises:
+            ArgumentError: the variant rotates more lanes than the geometry has.
         """
+        rotations.check(traced, geometry.head_dim_qk, geometry.head_dim_v)
         self._traced = traced
         self._name = traced.name
         self._scalar_fields = {field.name: field for field in traced.scalars}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.functions import cos, exp2, log2, rotate_half, rotate_pairs, sin, where
+from warploom.dsl.lanes import checked_dim
 from warploom.dsl.library.rope_scaling import RopeScaling
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
@@ -26,11 +27,12 @@ class Rope(Variant):
             real positions from the input `rope_positions` [batch, kv_pos]; queries are the last
             tokens there.
         scaling: `LinearScaling`, `Llama3Scaling` or `YarnScaling`.
-        dim: rotate only the first `dim` lanes; all by default.
+        dim: rotate only the first `dim` lanes, an even int; all by default. More than the heads
+            have is refused where attention is declared.
 
     Raises:
         FieldMisuse: a theta that is no number.
-        ArgumentError: one that is not above 0 or not finite.
+        ArgumentError: one that is not above 0 or not finite; or no such positions, scaling or dim.
     """
 
     rope_theta = Scalar("float32")
@@ -51,11 +53,13 @@ class Rope(Variant):
         dim: int | None = None,
     ) -> None:
         if positions not in ("cache", "sequence"):
-            raise ValueError(f"positions={positions!r}; expected 'cache' or 'sequence'")
+            reason = f"{positions!r} is neither 'cache' nor 'sequence'"
+            raise ArgumentError(name="positions", reason=reason)
+        _check_scaling(scaling)
         self._interleaved = interleaved
         self._real_positions = positions == "sequence"
         self._scaling = scaling
-        self._dim = dim
+        self._dim = None if dim is None else checked_dim(dim)
         super().__init__(rope_theta=theta, **(scaling.values() if scaling else {}))
         if not 0 < self.rope_theta < math.inf:
             raise ArgumentError(name="theta", reason=f"{theta} is not above 0 and finite")
@@ -81,3 +85,15 @@ class Rope(Variant):
         if self._scaling is not None and "rope_magnitude" in self._scaling.values():
             rotated = rotated * self.rope_magnitude
         return rotated if self._dim is None else where(at.lane < self._dim, rotated, x)
+
+
+def _check_scaling(scaling: Any) -> None:
+    """Raises ArgumentError for what is no rule: a name, a class, a configuration's dict."""
+    rule = all(callable(getattr(scaling, name, None)) for name in ("values", "frequency"))
+    if scaling is None or (rule and not isinstance(scaling, type)):
+        return
+    given = f"the class {scaling.__name__}" if isinstance(scaling, type) else repr(scaling)
+    reason = (
+        f"is {given}; expected None, LinearScaling(factor), Llama3Scaling(...) or YarnScaling(...)"
+    )
+    raise ArgumentError(name="scaling", reason=reason)

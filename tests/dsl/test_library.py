@@ -196,7 +196,7 @@ def test_rope_at_real_positions() -> None:
     q = rotated(Q, real[0, -ROWS:], plain_frequencies(1e4), False)
     k = rotated(K, real[0], plain_frequencies(1e4), False)
     check(wl.Rope(positions="sequence"), by_hand(q=q, k=k), inputs={"rope_positions": real})
-    with pytest.raises(ValueError, match="positions="):
+    with pytest.raises(ArgumentError, match="positions: 'absolute' is neither 'cache' nor"):
         wl.Rope(positions="absolute")  # pyright: ignore[reportArgumentType]
 
 

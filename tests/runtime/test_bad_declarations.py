@@ -134,3 +134,33 @@ def test_bounds_of_selections_need_no_blocks() -> None:
         kv_format=wl.Paged(16), bounds=wl.Bounds(3, 3, 100), num_q_heads=4, head_dim=64,
         dtype="float32", device="cpu",
     )  # fmt: skip
+
+
+class _TurnedValues(wl.Variant):
+    def value_transform(self, v: Any, at: wl.Position) -> Any:
+        return wl.rotate_half(v, 48)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_no_more_lanes_are_rotated_than_heads_have(backend: Any, interleaved: bool) -> None:
+    variant = wl.Causal() & wl.Rope(dim=96, interleaved=interleaved)
+    text = "Causal_Rope: query_transform rotates 96 lanes, but head_dim is 64; give dim=64 or less"
+    with pytest.raises(errors.ArgumentError, match=text):
+        declared(variant=variant, backend=backend)
+    with pytest.raises(errors.ArgumentError, match=text):
+        wl.attention(Q[None], K[None], K[None], variant=variant, backend=backend)
+    declared(variant=wl.Rope(dim=64, interleaved=interleaved), backend=backend)
+
+
+def test_rotations_of_values_are_compared_with_their_length() -> None:
+    text = "_TurnedValues: value_transform rotates 48 lanes, but head_dim_v is 32"
+    with pytest.raises(errors.ArgumentError, match=text):
+        declared(variant=_TurnedValues, head_dim_v=32)
+
+
+def test_appends_rotate_no_more_lanes_than_heads_have() -> None:
+    with pytest.raises(errors.ArgumentError, match="rotates 96 lanes, but head_dim is 64"):
+        wl.Appender(
+            wl.Rope(dim=96), kv_format=wl.Paged(4), num_kv_heads=2, head_dim=64, device="cpu"
+        )
