@@ -6,15 +6,18 @@ traced, NumPy values for the oracle, and the bound value otherwise.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from warploom.dsl import location
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.ir import Kind
 from warploom.dsl.spec import SEATS, ScalarField, TensorField
 from warploom.dsl.symbols import Value
-from warploom.errors import FieldMisuse, GlobalMutated, WrongDeclaration
+from warploom.errors import FieldMisuse, GlobalMutated, WrongCall, WrongDeclaration
 
 ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "lane")
 # Dimensions that exactly cover one position. Only that position may index them, so that loads need
@@ -36,6 +39,28 @@ class Reading(Protocol):
     def tensor(self, field: TensorField) -> Value: ...
 
 
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _explained(example: str) -> Callable[[_Init], _Init]:
+    """A constructor that answers missing and unknown arguments with how it is called."""
+
+    def decorate(init: _Init) -> _Init:
+        @functools.wraps(init)
+        def checked(self: object, *args: object, **named: object) -> None:
+            try:
+                inspect.signature(init).bind(self, *args, **named)
+            except TypeError as error:
+                place, hint = location.source(location.caller()), f" Write wl.{example}."
+                name = f"wl.{example.partition('(')[0]}"
+                raise WrongCall(function=name, reason=str(error), hint=hint, source=place) from None
+            init(self, *args, **named)
+
+        return cast(_Init, checked)
+
+    return decorate
+
+
 class Scalar:
     """A number given at run time; a new value never recompiles.
 
@@ -46,8 +71,10 @@ class Scalar:
 
     Raises:
         FieldMisuse: unknown dtype, or a default of another kind.
+        WrongCall: missing or unknown arguments.
     """
 
+    @_explained("Scalar('float32')")
     def __init__(self, dtype: str | DType | Any, default: float | None = None) -> None:
         self.dtype = _dtype("Scalar", dtype)
         self.default = None if default is None else as_scalar(self.dtype, default)
@@ -87,6 +114,7 @@ class Tensor:
 
     Raises:
         FieldMisuse: unknown dtype or role.
+        WrongCall: missing or unknown arguments.
     """
 
     if not TYPE_CHECKING:  # the arguments are those of __init__
@@ -97,6 +125,7 @@ class Tensor:
                 raise _declared("Tensor", "default", "a tensor has no default value", remedy)
             return super().__new__(cls)
 
+    @_explained("Tensor('float32', ('q_head', 'kv_pos'))")
     def __init__(self, dtype: str | DType | Any, roles: tuple[str | None, ...]) -> None:
         self.dtype = _dtype("Tensor", dtype)
         self.roles = _roles(roles)
@@ -191,8 +220,11 @@ def _dtype(owner: str, given: Any) -> DType:
 
 
 def _roles(roles: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    if isinstance(roles, str):
+    if roles is None or isinstance(roles, str):
         raise _declared("Tensor", "roles", f"{roles!r} is no tuple; write ({roles!r},)")
+    if not isinstance(roles, (tuple, list)):
+        reason = f"{roles!r} is no tuple; give one role for each dimension, such as ('q_head',)"
+        raise _declared("Tensor", "roles", reason)
     for role in roles:
         if role is not None and role not in ROLES:
             raise _declared("Tensor", "roles", f"{role!r} is none of {', '.join(ROLES)}, None")
