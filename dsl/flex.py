@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from warploom.dsl import location
-from warploom.dsl.capture import Captures, indexing, rebuild
+from warploom.dsl.capture import Captures, indexing, is_tensor, rebuild
 from warploom.dsl.check import signature_problem
 from warploom.dsl.fields import READING, Field, Reading
 from warploom.dsl.position import Position
@@ -110,7 +110,7 @@ def flex(
 
     Raises:
         WrongSignature: a callable that takes other arguments.
-        ArgumentError: no such `q_idx`, or a `BlockMask` for `score_mod`.
+        ArgumentError: no such `q_idx`, a `BlockMask` for `score_mod`, or what is no function.
         VariantError: a callable that cannot be traced.
     """
     if q_idx not in ("row", "position"):
@@ -127,12 +127,30 @@ def flex(
     return made
 
 
+def _check_callable(kind: str, given: Any) -> None:
+    """Raises ArgumentError for what is no function: a tensor, a variant, a name."""
+    if is_tensor(given):
+        reason = (
+            f"is a {type(given).__name__} of shape {tuple(given.shape)}, and no function. A mask "
+            "of bools is the variant PackedMask(*pack_masks(masks)); a bias is score_mod=lambda "
+            "score, b, h, q_idx, kv_idx: score + bias[q_idx, kv_idx]"
+        )
+    elif isinstance(given, Variant) or (isinstance(given, type) and issubclass(given, Variant)):
+        reason = "is a variant already; give it as variant=..., or join it with flex(...) by &"
+    elif not callable(given):
+        reason = f"is {given!r}; expected a function {_SIGNATURES[kind]}"
+    else:
+        return
+    raise ArgumentError(name=kind, reason=reason)
+
+
 def _meant(kind: str, function: Callable[..., Any]) -> str:
     is_mask = kind == "score_mod" and signature_problem(function, 4) is None
     return ", or is it a mask? Then pass it as mask_mod=..." if is_mask else ""
 
 
-def _check(kind: str, function: Callable[..., Any]) -> None:
+def _check(kind: str, function: Any) -> None:
+    _check_callable(kind, function)
     got = signature_problem(function, 5 if kind == "score_mod" else 4)
     if got is not None:
         raise WrongSignature(
