@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,8 +104,11 @@ def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
 
     Raises:
         ArgumentError: a mask that has not 2 dimensions, as the parts of a single mask, or that
-            holds other numbers, as a mask that is added to logits.
+            holds other numbers, as a mask that is added to logits; or no list of masks.
     """
+    if not isinstance(masks, Iterable):
+        reason = f"is {masks!r}; expected a list of masks, one for each request"
+        raise ArgumentError(name="masks", reason=reason)
     arrays = [_bits(number, mask) for number, mask in enumerate(masks)]
     packed = [np.packbits(array.ravel(), bitorder="little") for array in arrays]
     offsets = np.cumsum([0, *(len(part) for part in packed)]).astype(np.int32)

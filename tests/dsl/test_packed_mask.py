@@ -39,3 +39,9 @@ def test_masks_may_be_of_0_and_1() -> None:
     visible = np.array([[True, False, True]])
     for mask in (visible.astype(np.uint8), torch.tensor(visible).long(), visible.tolist()):
         assert wl.pack_masks([mask])[0].tolist() == [5]
+
+
+@pytest.mark.parametrize("masks", [None, 3, True])
+def test_what_is_no_list_of_masks_is_told_so(masks) -> None:
+    with pytest.raises(ArgumentError, match=rf"masks: is {masks}; expected a list of masks, one"):
+        wl.pack_masks(masks)
