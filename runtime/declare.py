@@ -113,6 +113,13 @@ def checked_count(name: str, value: Any) -> None:
         raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 1")
 
 
+def checked_number(name: str, value: Any) -> int:
+    """The value; raises ArgumentError for anything but an int that is not negative."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 0:
+        raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 0")
+    return int(value)
+
+
 def checked_scale(sm_scale: Any, head_dim: int) -> float:
     """The factor of q.k; None is 1/sqrt(head_dim).
 

@@ -1,0 +1,75 @@
+"""Parts, levels and trees that describe no page table are refused with what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import warploom as wl
+from warploom import errors
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"page_size": 0}, "page_size: is 0; expected an int of at least 1"),
+        ({"page_size": 4.0}, r"page_size: is 4\.0; expected an int"),
+        ({"page_size": 4, "first_page": -1}, "first_page: is -1; expected an int of at least 0"),
+        ({"page_size": 4, "first_page": "a"}, "first_page: is 'a'; expected an int"),
+    ],
+)
+def test_trees_have_pages(given: Any, text: str) -> None:
+    for make in (wl.RadixTree, lambda **sizes: wl.RadixTree.from_tokens([[1]], **sizes)):
+        with pytest.raises(errors.ArgumentError, match=text):
+            make(**given)
+
+
+def test_trees_are_made_of_sequences() -> None:
+    tokens: Any = 3
+    with pytest.raises(errors.ArgumentError, match="sequences: is 3; expected one list of token"):
+        wl.RadixTree.from_tokens(tokens, 4)
+    with pytest.raises(errors.WrongShape, match="tokens has shape"):
+        wl.RadixTree.from_tokens([1, 2], 4)
+    with pytest.raises(errors.WrongDType, match="tokens has dtype float64"):
+        wl.RadixTree(4).insert([1.5])
+
+
+ONE = wl.Part([0], [1])
+
+
+@pytest.mark.parametrize(
+    ("source", "sizes", "text"),
+    [
+        (ONE, {}, r"source: is one Part; expected a RadixTree, or a list such as \[Part\("),
+        (7, {}, "source: is 7; expected a RadixTree"),
+        ([wl.Part(0, [1])], {}, r"Part: requests are 0; expected a list of whole numbers"),  # type: ignore[arg-type]
+        ([wl.Part([0], 1)], {}, r"Part: pages are 1; expected a list of whole numbers"),  # type: ignore[arg-type]
+        ([wl.Part([0], [1.5])], {}, r"pages are \[1\.5\]; expected"),  # type: ignore[list-item]
+        ([wl.Part([0], [1], "x")], {}, "last_page_len: is 'x'; expected 1 to 4"),  # type: ignore[arg-type]
+        ([ONE], {"page_size": 0}, "page_size: is 0; expected an int of at least 1"),
+        ([ONE], {"num_requests": "3"}, "num_requests: is '3'; expected an int of at least 0"),
+        ([], {"num_requests": -1}, "num_requests: is -1; expected an int of at least 0"),
+    ],
+)
+def test_parts(source: Any, sizes: Any, text: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=text):
+        wl.compose(source, **{"page_size": 4, **sizes})
+
+
+@pytest.mark.parametrize("last", [[1], [1, 2, 3]])
+def test_levels_have_one_last_page_for_each_group(last: list[int]) -> None:
+    level = wl.Level([0, 1, 2], [0, 1, 2], [0, 1], last)
+    with pytest.raises(errors.WrongShape, match=r"last_page_len has shape .*expected \(2,\)"):
+        wl.compose([level], page_size=4)
+
+
+def test_parts_may_hold_any_integers() -> None:
+    table = wl.compose(
+        [wl.Part(range(2), np.array([3])), wl.Part([1], torch.tensor([5]), np.int32(2))],  # type: ignore[arg-type]
+        page_size=4,
+    )
+    assert table["kv_indices"].tolist() == [3, 3, 5]
+    assert table["last_page_len"].tolist() == [4, 2]
