@@ -13,6 +13,8 @@ from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.reference import visible
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant, as_variant
+from warploom.errors import ArgumentError, MissingPackage
+from warploom.runtime.declare import checked_count, checked_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,8 +49,13 @@ def tile_classes(
 
     Returns:
         int8 [tiles of rows, tiles of keys]: 0 skip, 1 partial, 2 full.
+
+    Raises:
+        ArgumentError: a length, a side of the tile or a head that is none, or no variant.
+        VariantError: the variant cannot be traced.
     """
     variant = as_variant(variant)
+    _check_sizes(q_len, kv_len, tile, q_head, num_q_heads)
     values = {
         name: to_numpy(value) for name, value in {**variant.inputs(), **(inputs or {})}.items()
     }
@@ -95,7 +102,15 @@ def draw_mask(
 
     Returns:
         The path.
+
+    Raises:
+        ArgumentError: a length, a side of the tile or a head that is none, no variant, or a path
+            whose ending names no format of pictures.
+        VariantError: the variant cannot be traced.
+        MissingInput, UnknownInput: `inputs` lacks a field of the mask, or names none.
+        MissingPackage: matplotlib is not installed.
     """
+    target = _checked_path(path)
     variant = as_variant(variant)
     kv_len = q_len if kv_len is None else kv_len
     heads = {"q_head": q_head, "num_q_heads": num_q_heads}
@@ -104,10 +119,39 @@ def draw_mask(
     mask = visible(
         variant, **sizes, inputs=inputs, kv_head=q_head, num_kv_heads=num_q_heads, **heads
     )
-    target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     title = f"{variant!r}, tiles of {tile[0]} x {tile[1]}"
     _paint(mask, classes, tile, title).savefig(target, dpi=130)
+    return target
+
+
+def _check_sizes(q_len: Any, kv_len: Any, tile: Any, q_head: Any, num_q_heads: Any) -> None:
+    checked_count("q_len", q_len)
+    checked_count("kv_len", kv_len)
+    checked_count("num_q_heads", num_q_heads)
+    if checked_number("q_head", q_head) >= num_q_heads:
+        reason = f"is {q_head}; valid are 0 to {num_q_heads - 1}, since num_q_heads={num_q_heads}"
+        raise ArgumentError(name="q_head", reason=reason)
+    if not isinstance(tile, (tuple, list)) or len(tile) != 2:
+        reason = f"is {tile!r}; expected (query rows, keys), such as (64, 64)"
+        raise ArgumentError(name="tile", reason=reason)
+    for side in tile:
+        checked_count("tile", side)
+
+
+def _checked_path(path: str | Path) -> Path:
+    """The path, if matplotlib writes files with its ending."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise MissingPackage(
+            what="draw_mask()", package="matplotlib", requirement="matplotlib>=3.8"
+        ) from error
+    target = Path(path)
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if target.suffix[1:].lower() not in known:  # without an ending, the file got another name
+        reason = f"{str(path)!r} ends in no format of pictures; end it in .png, .svg or another of "
+        raise ArgumentError(name="path", reason=reason + ", ".join(known))
     return target
 
 

@@ -286,6 +286,10 @@ class _Scaled(wl.Variant):
     factor = wl.Scalar("float32")
 
 
+_TENSOR: Any = wl.Tensor  # for calls that type checkers refuse
+_SCALAR: Any = wl.Scalar
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -300,14 +304,14 @@ class _Scaled(wl.Variant):
         ),
         (lambda: wl.Tensor("float32", ("head", "kv")), "^argument 'roles' of wl.Tensor: 'head' is"),
         (
-            lambda: wl.Tensor("float32", None),
+            lambda: _TENSOR("float32", None),
             r"'roles' of wl.Tensor: None is no tuple; .*\(None,\)",
         ),
-        (lambda: wl.Tensor("float32", 3), "'roles' of wl.Tensor: 3 is no tuple; give one role"),
-        (lambda: wl.Tensor("float32"), r"wl.Tensor\(\): missing .*'roles'.* Write wl.Tensor\('fl"),
-        (lambda: wl.Tensor("float32", role=("lane",)), r"wl.Tensor\(\): missing .* Write wl.Tens"),
-        (lambda: wl.Tensor("int32", (None,), 3), r"wl.Tensor\(\): too many .* Write wl.Tensor"),
-        (lambda: wl.Scalar(), r"wl.Scalar\(\): missing .*'dtype'. Write wl.Scalar\('float32'\)"),
+        (lambda: _TENSOR("float32", 3), "'roles' of wl.Tensor: 3 is no tuple; give one role"),
+        (lambda: _TENSOR("float32"), r"wl.Tensor\(\): missing .*'roles'.* Write wl.Tensor\('fl"),
+        (lambda: _TENSOR("float32", role=("lane",)), r"wl.Tensor\(\): missing .* Write wl.Tens"),
+        (lambda: _TENSOR("int32", (None,), 3), r"wl.Tensor\(\): too many .* Write wl.Tensor"),
+        (lambda: _SCALAR(), r"wl.Scalar\(\): missing .*'dtype'. Write wl.Scalar\('float32'\)"),
         (lambda: wl.Scalar("f3"), "^argument 'dtype' of wl.Scalar: 'f3' is none of"),
         (lambda: wl.Tensor("float32", ("lane",), default=1), "a tensor has no default value"),
         (lambda: _Scaled(3.0), r"got 3\.0; its fields are given by name\. Write _Scaled\(factor="),

@@ -16,6 +16,7 @@ from warploom.dsl.position import Position
 from warploom.dsl.reference import visible
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError
 from warploom.runtime.draw import _paint, draw_mask, tile_classes
 
 
@@ -64,3 +65,22 @@ def test_the_legend_shows_full_tiles_as_they_are_drawn(tmp_path: Path) -> None:
     drawn = pixels[pixels.shape[0] // 2, pixels.shape[1] // 2, :3]
     shown: Any = figure.legends[0].get_patches()[2].get_facecolor()
     np.testing.assert_allclose(shown[:3], drawn, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"tile": (0, 4)}, "tile: is 0; expected an int of at least 1"),
+        ({"tile": 64}, r"tile: is 64; expected \(query rows, keys\), such as"),
+        ({"q_len": -8}, "q_len: is -8; expected an int of at least 1"),
+        ({"kv_len": 0}, "kv_len: is 0; expected an int of at least 1"),
+        ({"q_head": 2, "num_q_heads": 2}, "q_head: is 2; valid are 0 to 1, since num_q_heads=2"),
+        ({"path": "mask.foo"}, r"path: 'mask\.foo' ends in no format .*\.png, .*pdf"),
+        ({"path": "mask"}, "path: 'mask' ends in no format"),
+    ],
+)
+def test_what_cannot_be_drawn(tmp_path: Path, given: dict[str, Any], text: str) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ArgumentError, match=text):
+        draw_mask(Causal(), **{"path": tmp_path / "mask.png", "q_len": 8, **given})
+    assert not list(tmp_path.iterdir())
