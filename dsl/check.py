@@ -28,12 +28,15 @@ def declaration(variant: Variant) -> None:
     Raises:
         UnknownSeat: a method or flag whose name is nearly a seat's.
         WrongSignature: a seat that cannot be called with its value and `at`, in this order.
+        NoFunctor: a seat that is no method, or a `softmax` that is no bool.
         FieldMisuse: two fields whose names clash in the kernel.
     """
     for cls in type(variant).__mro__:
         _names(variant.name, cls)
     for seat in SEATS:
         _signature(variant, seat)
+    if not isinstance(variant.softmax, bool):
+        raise fields.no_functor(variant.name, "softmax", variant.softmax)
     _field_names(variant)
 
 
@@ -57,9 +60,7 @@ def _names(variant: str, cls: type) -> None:
 def _signature(variant: Variant, seat: str) -> None:
     functor = getattr(variant, seat)
     if not callable(functor):
-        raise WrongSignature(
-            seat=seat, variant=variant.name, got="nothing: it is no method", expected="a method"
-        )
+        raise fields.no_functor(variant.name, seat, functor)
     count = 1 if seat == "logits_mask" else 2
     got = signature_problem(functor, count, ("self",)) or _at_elsewhere(functor, count)
     if got is not None:

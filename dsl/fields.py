@@ -17,7 +17,7 @@ from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.ir import Kind
 from warploom.dsl.spec import SEATS, ScalarField, TensorField
 from warploom.dsl.symbols import Value
-from warploom.errors import FieldMisuse, GlobalMutated, WrongCall, WrongDeclaration
+from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, WrongDeclaration
 
 ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "lane")
 # Dimensions that exactly cover one position. Only that position may index them, so that loads need
@@ -171,6 +171,17 @@ def misuse(variant: str, name: str, reason: str, remedy: str = "") -> FieldMisus
     """The error for a wrong declaration or use of a field, placed at the user's line."""
     place = location.source(location.caller())
     return FieldMisuse(variant=variant, name=name, reason=reason, remedy=remedy, source=place)
+
+
+def no_functor(variant: str, seat: str, value: object) -> NoFunctor:
+    """The error for a seat that is no method, or a `softmax` that is no bool."""
+    expected = f"a method, or no {seat} at all for the identity"
+    if seat == "softmax":
+        expected = "True or False"
+    elif seat == "logits_mask":
+        expected = "a method, or no logits_mask at all where all keys are visible"
+    place = location.source(location.caller())
+    return NoFunctor(seat=seat, variant=variant, got=repr(value), expected=expected, source=place)
 
 
 def _declared(owner: str, name: str, reason: str, remedy: str = "") -> WrongDeclaration:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import linecache
 import sys
+from collections import Counter
 from itertools import islice
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -55,6 +56,17 @@ def source(place: Place | None) -> Source | None:
         return None
     line, column = _position(place)
     return _source(place.code, line, column)
+
+
+def recursing(error: RecursionError) -> Place | None:
+    """The user's line that an endless recursion passed most often; the last may be any helper's."""
+    found: Counter[Place] = Counter()
+    step = error.__traceback__
+    while step is not None:
+        if not _is_machinery(str(step.tb_frame.f_globals.get("__name__", ""))):
+            found[Place(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)] += 1
+        step = step.tb_next
+    return found.most_common(1)[0][0] if found else None
 
 
 def of_function(function: object) -> Source | None:

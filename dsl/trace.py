@@ -17,7 +17,7 @@ from warploom.dsl.readings import TraceReading
 from warploom.dsl.spec import SEATS, VECTOR_SEATS, TracedVariant
 from warploom.dsl.symbols import Symbol, Value
 from warploom.dsl.variant import Variant
-from warploom.errors import ImpureFunctor
+from warploom.errors import EndlessFunctor, ImpureFunctor
 
 _LOGITS = node("logits", Kind.FLOAT)
 _ELEMENT = node("element", Kind.FLOAT, (var("lane"),))
@@ -35,7 +35,7 @@ def trace(variant: Variant) -> TracedVariant:
     Raises:
         VariantError: a subclass names the mistake and the user's line.
     """
-    for part in (variant, *(variant.parts if isinstance(variant, Composed) else ())):
+    for part in (*(variant.parts if isinstance(variant, Composed) else ()), variant):
         check.declaration(part)
     before = purity.snapshot(variant)
     seats, reading = _run(variant)
@@ -72,14 +72,21 @@ def _run(variant: Variant) -> tuple[dict[str, Node], TraceReading]:
     with recording(reading.functions):
         for seat in SEATS:
             reading.seat = seat
-            functor: Callable[..., Value] = getattr(shadow, seat)
-            at = symbolic(seat)
-            given = () if seat == "logits_mask" else (Symbol(_identity(seat)),)
             with rotations.recording() as widths:
-                seats[seat] = check.result(shadow, seat, functor(*given, at))
+                seats[seat] = check.result(shadow, seat, _called(shadow, seat))
             if widths:
                 reading.rotated[seat] = max(widths)
     return seats, reading
+
+
+def _called(shadow: Variant, seat: str) -> Value:
+    functor: Callable[..., Value] = getattr(shadow, seat)
+    given = () if seat == "logits_mask" else (Symbol(_identity(seat)),)
+    try:
+        return functor(*given, symbolic(seat))
+    except RecursionError as error:
+        place = location.source(location.recursing(error))
+        raise EndlessFunctor(seat=seat, variant=shadow.name, source=place) from None
 
 
 def _identity(seat: str) -> Node:

@@ -57,6 +57,7 @@ class Variant:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        _check_body(cls)
         ALIVE[id(cls)] = cls
 
     def __init__(self, **values: object) -> None:
@@ -217,6 +218,14 @@ class Variant:
 
 
 ALIVE[id(Variant)] = Variant
+
+
+def _check_body(cls: type[Variant]) -> None:
+    """Raises NoFunctor for a seat that a class sets to no method, or `softmax` to no bool."""
+    for name, value in vars(cls).items():
+        is_right = isinstance(value, bool) if name == "softmax" else callable(value)
+        if name in (*SEATS, "softmax") and not is_right and not hasattr(value, "__get__"):
+            raise fields_module.no_functor(cls.__name__, name, value)
 
 
 def _short(value: object) -> str:

@@ -20,7 +20,7 @@ from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
-from warploom.errors import MissingPackage, UnsupportedSpec
+from warploom.errors import ArgumentError, MissingPackage, UnsupportedSpec
 from warploom.runtime.attention import attention
 
 NAME = "warploom"
@@ -83,8 +83,12 @@ def register_huggingface(name: str = NAME) -> None:
         name: another name to register under.
 
     Raises:
+        ArgumentError: a name that is no text.
         MissingPackage: transformers is not installed, or has no mask interface.
     """
+    if not isinstance(name, str) or not name:
+        reason = f"is {name!r}; expected the name that models give as attn_implementation"
+        raise ArgumentError(name="name", reason=reason)
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
 

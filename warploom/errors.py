@@ -91,6 +91,17 @@ class WrongSignature(VariantError):
     message = "{seat} of {variant} takes {got}; expected {expected}."
 
 
+class NoFunctor(WrongSignature):
+    message = "{seat} of {variant} is {got}; expected {expected}."
+
+
+class EndlessFunctor(VariantError):
+    message = (
+        "{seat} of {variant} calls itself without end, or far too deep. Compute with its "
+        "arguments: a loop with a fixed count repeats steps, super() has the base class's seat."
+    )
+
+
 class FieldMisuse(VariantError):
     message = "field {name!r} of {variant}: {reason}.{remedy}"
 

@@ -279,12 +279,6 @@ def test_wrong_signatures(placed) -> None:
             trace(swapped)
         assert placed(e.value, "def logits_transform")
 
-    class NoMethod(wl.Variant):
-        key_transform = 3  # pyright: ignore
-
-    with pytest.raises(WrongSignature, match="it is no method"):
-        trace(NoMethod())
-
 
 @pytest.mark.parametrize(
     "body",

@@ -32,7 +32,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from warploom.errors import UnsupportedSpec
+from warploom.errors import ArgumentError, UnsupportedSpec
 from warploom.runtime import huggingface
 from warploom.runtime.huggingface_masks import make_mask
 
@@ -200,3 +200,9 @@ def test_models_compile_whole(name: str, padding: str) -> None:
     with torch.no_grad():
         outputs = [f(input_ids=ids, attention_mask=masks[padding])[0] for f in (compiled, tested)]
     torch.testing.assert_close(outputs[0], outputs[1], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [3, None, ""])
+def test_models_ask_for_attention_by_name(name: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"name: is {name!r}; expected the name"):
+        huggingface.register_huggingface(name)
