@@ -72,6 +72,19 @@ def test_every_public_name_resolves() -> None:
         assert name in dir(warploom)
 
 
+def test_a_star_imports_every_name_that_python_has_not() -> None:
+    found = set(run_python("from warploom import *; print(*dir())").split())
+    assert found >= set(warploom._HOME) - {"abs", "max", "sum"}
+    assert found.isdisjoint({"abs", "max", "sum", "import_module", "TYPE_CHECKING"})
+
+
+def test_dir_lists_names_for_users_only() -> None:
+    names = run_python("import warploom; print(*dir(warploom))").split()
+    shown = {name for name in names if not name.startswith("_")}
+    assert shown == set(warploom._HOME)
+    assert len(names) == len(set(names))
+
+
 def test_type_checkers_see_every_public_name() -> None:
     text = (ROOT / FOLDERS["warploom"] / "__init__.py").read_text()
     declared = dict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -158,6 +159,10 @@ _HOME = {
     "draw_mask": "warploom.runtime.draw",
 }
 
+if not TYPE_CHECKING:  # there the imports above say it
+    # `from warploom import *` leaves Python's own abs, max and sum alone
+    __all__ = sorted(name for name in _HOME if not hasattr(builtins, name))
+
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
@@ -170,4 +175,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    helpers = ("TYPE_CHECKING", "annotations", "builtins", "import_module")
+    return sorted([*(name for name in globals() if name not in helpers), *_HOME])
