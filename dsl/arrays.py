@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+import warploom.dsl.foreign  # noqa: F401  (fills NAMED)
 from warploom.dsl import build
 from warploom.dsl.ir import Kind
-from warploom.dsl.symbols import FOUND_TENSOR, NAMED
+from warploom.dsl.symbols import FOUND_TENSOR, NAMED, remedy_for
 
 _NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
 
@@ -56,7 +57,7 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         if name == "getitem":
             return clamped(plain[0], plain[1])
         if name not in NAMED:
-            raise build.refuse(f"torch.{name}", "See warploom's functions for what may be used.")
+            raise build.refuse(f"torch.{name}", remedy_for(name))
         return cls._keep(NAMED[name](*plain, **(kwargs or {})))
 
     def __getattr__(self, name: str) -> Any:

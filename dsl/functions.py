@@ -7,7 +7,6 @@ array [rows, head_dim] in the NumPy reading. Rotations and reductions act over t
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -227,75 +226,9 @@ def _vector(what: str, x: Symbol) -> Node:
     return x.node
 
 
-# --- names by which NumPy, torch and methods of a symbol find these
-
-
-def _square(x: Value) -> Value:
-    return x * x
-
-
-def _reciprocal(x: Value) -> Value:
-    return 1.0 / x
-
-
-def _relu(x: Value) -> Value:
-    return maximum(x, 0.0)
-
-
-def _full(value: bool) -> Callable[..., Value]:
-    """`x.new_ones(())` and `x.new_zeros(())`, which torch's mask helpers begin with."""
-
-    def new(x: Value, size: tuple[int, ...], dtype: object = None) -> Value:
-        if tuple(size):
-            raise build.refuse(f"a new tensor of shape {tuple(size)}", "Use numbers.")
-        return value if "bool" in str(dtype) else float(value)
-
-    return new
-
-
-_FOREIGN: dict[Callable[..., Any], str] = {
-    operator.add: "add",
-    operator.sub: "sub subtract",
-    operator.mul: "mul multiply",
-    operator.truediv: "div divide true_divide",
-    operator.floordiv: "floor_divide",
-    operator.mod: "remainder",
-    operator.pow: "pow power",
-    operator.and_: "and bitwise_and",
-    operator.or_: "or bitwise_or",
-    operator.xor: "xor bitwise_xor",
-    operator.lshift: "lshift left_shift bitwise_left_shift",
-    operator.rshift: "rshift right_shift bitwise_right_shift",
-    operator.lt: "lt less",
-    operator.le: "le less_equal",
-    operator.gt: "gt greater",
-    operator.ge: "ge greater_equal",
-    operator.eq: "eq equal",
-    operator.ne: "ne not_equal",
-    operator.neg: "neg negative",
-    operator.invert: "invert bitwise_not",
-    where: "where",
-    abs: "abs absolute fabs",
-    sigmoid: "sigmoid expit special_expit",
-    clamp: "clamp clip",
-    to_int: "int long",
-    to_float: "float double",
-    to_bool: "bool",
-    _square: "square",
-    _reciprocal: "reciprocal",
-    _relu: "relu",
-    _full(True): "new_ones",
-    _full(False): "new_zeros",
-}
-_SAME_NAME = (
-    *(exp, exp2, log, log2, sqrt, rsqrt, tanh, sin, cos, erf, floor, ceil, minimum, maximum),
-    *(logical_and, logical_or, logical_xor, logical_not),
-)
-for _function, _names in _FOREIGN.items():
-    symbols.NAMED.update(dict.fromkeys(_names.split(), _function))
-symbols.NAMED.update({_function.__name__: _function for _function in _SAME_NAME})
 for _function in (
-    *(where, *_SAME_NAME[:12], sigmoid, abs, minimum, maximum, clamp, to_int, to_float, to_bool),
-    *(rotate_half, rotate_pairs, sum, mean, max),
+    *(where, exp, exp2, log, log2, sqrt, rsqrt, tanh, sin, cos, erf, floor, ceil, sigmoid, abs),
+    *(minimum, maximum, clamp, to_int, to_float, to_bool, rotate_half, rotate_pairs),
+    *(sum, mean, max),
 ):
     symbols.PUBLIC.append(_function.__name__)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from warploom.dsl import build
+from warploom.dsl.symbols import NO_PRODUCTS
 from warploom.errors import CannotTrace
 
 
@@ -32,12 +33,17 @@ class ReadInParts:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _taken_whole
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _taken_whole
-    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _taken_whole
+    __pow__ = __rpow__ = _taken_whole
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _taken_whole
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _taken_whole
     __neg__ = __pos__ = __abs__ = __invert__ = __bool__ = _taken_whole
     __float__ = __int__ = __index__ = __iter__ = __array__ = __array_ufunc__ = _taken_whole
     __hash__ = object.__hash__
+
+    def _no_product(self, other: object) -> NoReturn:
+        raise build.refuse(f"{self.described()}: a product with it (@)", NO_PRODUCTS)
+
+    __matmul__ = __rmatmul__ = _no_product
 
     @classmethod
     def __torch_function__(

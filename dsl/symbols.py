@@ -18,8 +18,10 @@ from warploom.errors import BranchOnSymbol, NoNumber
 
 Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the reading
 
-# Functions and methods that torch, NumPy and `symbol.name` may ask for; `functions` fills it.
+# Functions and methods that torch, NumPy and `symbol.name` may ask for; `foreign` fills it.
 NAMED: dict[str, Callable[..., Any]] = {}
+# What to write instead of others that are asked for; `foreign` fills it.
+UNTRACED: dict[str, str] = {}
 # Names for messages: what a functor may call.
 PUBLIC: list[str] = []
 
@@ -30,6 +32,12 @@ _OUTSIDE = "Declare it as a field of the variant: Tensor(dtype, roles) or Scalar
 _CONCRETE = (
     "A value inside a functor is known only in the kernel. Use warploom's functions "
     "(where, exp, floor, minimum, ...), and declare tables as Tensor fields."
+)
+
+
+NO_PRODUCTS = (
+    "Functors have no products of matrices: multiply q, k or v by the matrix before the call. One "
+    "number of the product is sum(x * self.matrix[row, at.lane])."
 )
 
 
@@ -186,6 +194,11 @@ class Symbol:
             "a NumPy array indexed by, or built from, a value of the kernel", _OUTSIDE
         )
 
+    def _no_product(self, other: object) -> NoReturn:
+        raise build.refuse("a product with a matrix (@)", NO_PRODUCTS)
+
+    __matmul__ = __rmatmul__ = _no_product
+
     def _no_container(self, *args: object) -> NoReturn:
         raise build.refuse(
             "indexing, iterating or unpacking a value of the kernel",
@@ -228,7 +241,7 @@ class Symbol:
             )
         if name in NAMED:
             return functools.partial(NAMED[name], self)
-        raise build.refuse(f"the attribute .{name} of a value of the kernel", _known())
+        raise build.refuse(f"the attribute .{name} of a value of the kernel", remedy_for(name))
 
 
 def wrap(node: Node) -> Symbol:
@@ -262,7 +275,7 @@ def call_named(shown: str, name: str, args: Sequence[Any], kwargs: Mapping[str, 
     """Run the function that a foreign library's name stands for."""
     function = NAMED.get(name.strip("_"))  # operators come as __and__
     if function is None:
-        raise build.refuse(shown, _known())
+        raise build.refuse(shown, remedy_for(name.strip("_")))
     # foreign numbers would hand the call straight back to us
     args = [_native(value) for value in args]
     try:
@@ -281,6 +294,11 @@ def index_torch(tensor: Any, index: Any) -> Any:
 
 def _native(value: Any) -> Any:
     return wrap(as_node(value)) if hasattr(value, "item") else value
+
+
+def remedy_for(name: str) -> str:
+    """What to write in place of a function or method that does not trace."""
+    return UNTRACED.get(name) or _known()
 
 
 def _known() -> str:

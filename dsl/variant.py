@@ -8,7 +8,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
-import warploom.dsl.functions  # noqa: F401  (torch and NumPy find them by name)
+import warploom.dsl.foreign  # noqa: F401  (torch and NumPy find functions by name)
 from warploom.dsl import fields as fields_module
 from warploom.dsl import location
 from warploom.dsl.fields import READING, RESERVED, VALUES, Field, Reading, Scalar, Tensor

@@ -43,6 +43,8 @@ _ELSEWHERE = {
     "score_mod": _FLEX,
     "mask_mod": _FLEX,
     "block_mask": _BLOCK_MASK,
+    "kernel_options": "Tiles are chosen for the batch; AttentionWrapper(..., tile=...) fixes one.",
+    "return_aux": "The log-sum-exp is returned by return_lse=True.",
     "paged_kv_indptr": "It is called kv_indptr.",
     "block_tables": _TABLE,
     "seq_lens": _LENS,

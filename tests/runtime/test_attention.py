@@ -327,3 +327,20 @@ def test_many_tiles_with_the_same_maximum_weigh_the_same() -> None:
 def test_what_no_row_sees_may_be_garbage(rows: int) -> None:
     with_garbage, without = with_and_without_garbage(rows, num_q_heads=4)
     assert torch.equal(with_garbage, without)
+
+
+def test_torch_functions_in_kernels() -> None:
+    """Those that are lowered to several operations, halves and both signs included."""
+
+    def score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        apart = q_idx - kv_idx
+        steps = torch.div(apart, 3, rounding_mode="trunc") + torch.sign(apart)
+        halves = torch.round(apart / 2) + torch.div(apart / 4, 0.5, rounding_mode="trunc")
+        smooth = torch.nn.functional.gelu(score) + torch.nn.functional.silu(score)
+        return smooth + 0.1 * (steps.to(torch.float32) + halves) * (apart > 2).to(torch.float32)
+
+    q, k, v = torch.randn(3, 1, 20, 2, 16)
+    variant = flex(score)
+    out = attention(q, k, v, variant=variant)
+    expected = attention(q, k, v, variant=variant, backend="reference")
+    torch.testing.assert_close(out, expected)

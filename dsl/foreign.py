@@ -1,0 +1,176 @@
+"""Functions under the names by which torch, NumPy and methods of values ask for them.
+
+What the graph says exactly is lowered to its operations; for what it does not, `UNTRACED` holds
+what to write instead.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl import build, functions, symbols
+from warploom.dsl.functions import abs, ceil, erf, floor, maximum, sigmoid, tanh, where
+from warploom.dsl.ir import Kind
+from warploom.dsl.symbols import Symbol, Value
+
+
+def _square(x: Value) -> Value:
+    return x * x
+
+
+def _reciprocal(x: Value) -> Value:
+    return 1.0 / x
+
+
+def _is_float(*values: Value) -> bool:
+    return any(
+        x.kind is Kind.FLOAT if isinstance(x, Symbol) else np.asarray(x).dtype.kind == "f"
+        for x in values
+    )
+
+
+def _div(a: Value, b: Value, *, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return a / b
+    if rounding_mode == "floor":
+        return a // b
+    if rounding_mode != "trunc":
+        what = f"torch.div with rounding_mode={rounding_mode!r}"
+        raise build.refuse(what, "It is None, 'floor' or 'trunc'.")
+    if _is_float(a, b):
+        return _trunc(a / b)
+    whole = abs(a) // abs(b)
+    return where((a < 0) != (b < 0), -whole, whole)
+
+
+def _trunc(x: Value) -> Value:
+    return where(x < 0, ceil(x), floor(x)) if _is_float(x) else x
+
+
+def _round(x: Value, decimals: int = 0) -> Value:
+    if decimals:
+        raise build.refuse(f"rounding to {decimals} decimals", "Scale before and after it.")
+    if not _is_float(x):
+        return x
+    below = floor(x)
+    over = x - below  # NaN for infinities, which stay
+    up = (over > 0.5) | ((over == 0.5) & (below % 2.0 == 1.0))  # halves go to even numbers
+    return where(up, below + 1.0, below)
+
+
+def _sign(x: Value) -> Value:
+    one = 1.0 if _is_float(x) else 1
+    return where(x > 0, one, where(x < 0, -one, one - one))  # 0 for NaN, as torch says
+
+
+def _relu(x: Value, inplace: bool = False) -> Value:
+    return maximum(x, 0.0)
+
+
+def _silu(x: Value, inplace: bool = False) -> Value:
+    return x * sigmoid(x)
+
+
+def _gelu(x: Value, approximate: str = "none") -> Value:
+    if approximate == "none":
+        return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
+    if approximate != "tanh":
+        raise build.refuse(f"gelu with approximate={approximate!r}", "It is 'none' or 'tanh'.")
+    return 0.5 * x * (1.0 + tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
+
+
+_CONVERSIONS = {
+    **dict.fromkeys(("float32", "float64", "float", "double"), functions.to_float),
+    **dict.fromkeys(("int32", "int64", "int", "long"), functions.to_int),
+    "bool": functions.to_bool,
+}
+
+
+def _to(x: Value, dtype: Any) -> Value:
+    """`x.to(dtype)`, in the precision that kernels compute in."""
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
+    if name not in _CONVERSIONS:
+        raise build.refuse(
+            f".to({dtype})",
+            "Kernels compute in float32, int32 and bool, on one device: convert to one of these "
+            "(int64 and float64 stand for them), or leave it out.",
+        )
+    return _CONVERSIONS[name](x)
+
+
+def _full(value: bool) -> Callable[..., Value]:
+    """`x.new_ones(())` and `x.new_zeros(())`, which torch's mask helpers begin with."""
+
+    def new(x: Value, size: tuple[int, ...], dtype: object = None) -> Value:
+        if tuple(size):
+            raise build.refuse(f"a new tensor of shape {tuple(size)}", "Use numbers.")
+        return value if "bool" in str(dtype) else float(value)
+
+    return new
+
+
+_FOREIGN: dict[Callable[..., Any], str] = {
+    operator.add: "add",
+    operator.sub: "sub subtract",
+    operator.mul: "mul multiply",
+    _div: "div divide true_divide",
+    operator.floordiv: "floor_divide",
+    operator.mod: "remainder",
+    operator.pow: "pow power",
+    operator.and_: "and bitwise_and",
+    operator.or_: "or bitwise_or",
+    operator.xor: "xor bitwise_xor",
+    operator.lshift: "lshift left_shift bitwise_left_shift",
+    operator.rshift: "rshift right_shift bitwise_right_shift",
+    operator.lt: "lt less",
+    operator.le: "le less_equal",
+    operator.gt: "gt greater",
+    operator.ge: "ge greater_equal",
+    operator.eq: "eq equal",
+    operator.ne: "ne not_equal",
+    operator.neg: "neg negative",
+    operator.invert: "invert bitwise_not",
+    where: "where",
+    abs: "abs absolute fabs",
+    sigmoid: "sigmoid expit special_expit",
+    functions.clamp: "clamp clip",
+    functions.to_int: "int long",
+    functions.to_float: "float double",
+    functions.to_bool: "bool",
+    _to: "to",
+    _trunc: "trunc fix",
+    _round: "round rint",
+    _sign: "sign",
+    _square: "square",
+    _reciprocal: "reciprocal",
+    _relu: "relu",
+    _silu: "silu",
+    _gelu: "gelu",
+    _full(True): "new_ones",
+    _full(False): "new_zeros",
+}
+_SAME_NAME = "exp exp2 log log2 sqrt rsqrt tanh sin cos erf floor ceil minimum maximum"
+_SAME_NAME += " logical_and logical_or logical_xor logical_not"
+for _function, _names in _FOREIGN.items():
+    symbols.NAMED.update(dict.fromkeys(_names.split(), _function))
+symbols.NAMED.update({name: getattr(functions, name) for name in _SAME_NAME.split()})
+
+_UNTRACED = {
+    "log1p": "Write log(1 + x), which is off by 1e-7 for small x.",
+    "expm1": "Write exp(x) - 1, which is off by 1e-7 for small x.",
+    "softplus": "Write maximum(x, 0) + log(1 + exp(-abs(x))).",
+    "fmod": "Write x % y, which has the sign of y, or x - y * torch.div(x, y, "
+    "rounding_mode='trunc').",
+    "masked_fill": "Write where(mask, value, x).",
+    "full_like zeros_like ones_like": "Use a number.",
+    "half bfloat16": "Kernels compute in float32: leave it out.",
+    "dtype type type_as astype": "Write x.float(), x.int(), x.bool() or x.to(torch.float32).",
+    "matmul rmatmul mm bmm mv dot einsum linear": symbols.NO_PRODUCTS,
+}
+for _names, _remedy in _UNTRACED.items():
+    symbols.UNTRACED.update(dict.fromkeys(_names.split(), _remedy))
