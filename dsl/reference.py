@@ -164,7 +164,19 @@ def reference_batch(
         v: one [keys, num_kv_heads, head_dim_v] for each request.
         round_to: None for the oracle, a dtype's name for its naive low-precision twin.
         **request: further arguments of `reference_attention`, the same for all.
+
+    Returns:
+        Outputs and natural log-sum-exps, each a list with what `reference_attention` returns for
+        one request.
+
+    Raises:
+        WrongShape: lists of different lengths, or tensors of a request that disagree.
+        MissingInput, UnknownInput, WrongResult: as `reference_attention`.
     """
+    for name, given in (("k", k), ("v", v)):
+        if len(given) != len(q):
+            expected = f"{len(q)} entries, as q has: one for each request"
+            raise WrongShape(name=name, got=(len(given),), expected=expected)
     outputs, sums, first_row = [], [], 0
     for batch, (q_i, k_i, v_i) in enumerate(zip(q, k, v, strict=True)):
         where = {"batch": batch, "first_q_row": first_row, **request}

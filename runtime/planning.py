@@ -66,7 +66,8 @@ class Planning:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
             kv_indptr: int32; dense and ragged: [requests + 1] in tokens; paged: [requests + 1] in
                 pages; block-sparse: [block rows of all requests + 1] in blocks.
-            kv_indices: int32, pages or column blocks; indexed formats only.
+            kv_indices: int32, pages or column blocks; indexed formats only. It may have
+                more than kv_indptr[-1] entries: what lies behind is not read.
             last_page_len: int32 [requests], tokens in each last page; paged only.
             kv_lens: int32 [requests], keys of each request; block-sparse only.
             q_rows: rows that q will have, if the device plans; the most that the bounds allow by

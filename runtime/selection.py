@@ -100,6 +100,13 @@ class PageSelectionWrapper(AttentionWrapper):
     def run(self, q: Any, kv: Any, **rest: Any) -> Any:
         """Attention over the selected pages; see `AttentionWrapper.run`.
 
+        Args:
+            q, kv: queries and the cache.
+            **rest: `out`, `lse`, `return_lse` and values of the variant's fields, passed on.
+
+        Returns:
+            The output, and with `return_lse` the log-sum-exp.
+
         Raises:
             IndexOutOfRange: on the CPU, an entry of the selection that is no page of the cache.
             and those of `AttentionWrapper.run`.

@@ -263,3 +263,10 @@ def test_scalars_are_one_number() -> None:
     q = np.zeros((2, 1, 8))
     with pytest.raises(WrongShape, match=r"cap has shape \(2,\); expected one number"):
         reference_attention(wl.SoftCap(3.0), q, q, q, inputs={"cap": np.ones(2)})
+
+
+def test_a_batch_has_as_many_keys_and_values_as_queries() -> None:
+    one = [np.zeros((3, 2, 8))]
+    for name, lists in (("k", (one, one * 2, one)), ("v", (one, one, []))):
+        with pytest.raises(WrongShape, match=rf"{name} has shape .*; expected 1 entries, as q has"):
+            wl.reference_batch(wl.Causal(), *lists)
