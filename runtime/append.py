@@ -220,8 +220,12 @@ def append(
 ) -> None:
     """Append new keys and values to a paged cache: an `Appender` made for these tensors, and kept.
 
+    A page that two requests write to has undefined contents: requests may share full pages only.
+
     Args:
-        k, v, kv, indptr, kv_indptr, kv_indices, last_page_len: see `Appender`.
+        k, v: [rows, num_kv_heads, head_dim], of one type: float16, bfloat16 or float32. Results
+            are converted to the cache's type, which may be any of these, or one of 8 bits.
+        kv, indptr, kv_indptr, kv_indices, last_page_len: see `Appender`.
         variant: its key and value transform are applied on the way.
         layout: of the cache.
         **inputs: values of the fields that they read.

@@ -141,7 +141,8 @@ def _from_host(
 ) -> list[torch.Tensor]:
     batch = make_batch(kv_format, *given, rows_name="indptr")
     if batch.q_rows > rows:
-        raise WrongShape(name="k", got=(rows,), expected=f"at least {batch.q_rows} rows")
+        wanted = f"[{batch.q_rows} or more, heads, dim], since indptr[-1] is {batch.q_rows}"
+        raise WrongShape(name="k", got=f"[{rows}, heads, dim]", expected=wanted)
     if batch.kv_extent > pages:
         at = int(batch.indices.argmax())
         raise IndexOutOfRange(

@@ -322,7 +322,7 @@ def _runs(structure: Hashable, given: Variant, backend: str | None) -> Hashable:
 def _check_names(given: Variant, traced: TracedVariant, inputs: Mapping[str, Any]) -> None:
     for name in inputs:
         if name not in traced.input_names:
-            raise UnknownInput.of(given.name, name, traced.input_names, _ARGUMENTS)
+            raise UnknownInput.of(given.name, name, traced.input_names, _ARGUMENTS, "attention()")
 
 
 def _values(

@@ -145,7 +145,7 @@ class AttentionWrapper(Planning):
                     head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device),
                     backend)  # fmt: skip
         if lse_base not in _LSE_SCALE:
-            raise ArgumentError(name="lse_base", reason=f"{lse_base!r} is neither 'e' nor '2'")
+            raise ArgumentError(name="lse_base", reason=f"{lse_base!r}; expected string 'e' or '2'")
         if bounds is not None:
             check_bounds(bounds, self.kv_format if self._plans_blocks else Ragged())
         if sm_limit is not None:

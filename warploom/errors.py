@@ -245,11 +245,16 @@ class UnknownInput(ArgumentError):
 
     @classmethod
     def of(
-        cls, variant: str, name: str, known: Sequence[str], arguments: Sequence[str] = ()
-    ) -> UnknownInput:
+        cls, variant: str, name: str, known: Sequence[str], arguments: Sequence[str] = (),
+        call: str = "",
+    ) -> UnknownInput:  # fmt: skip
         """With the nearest of the variant's inputs and of the call's own arguments as a hint."""
         found = hint(name, known, arguments)
-        return cls(variant=variant, name=name, hint=found, known=", ".join(known) or "nothing")
+        takes = ", ".join(known) or "nothing, since it has no fields"
+        if call and not known:
+            takes += f"; {call} itself takes {', '.join(arguments)}"
+        variant = "attention without a variant" if variant == "Variant" else variant
+        return cls(variant=variant, name=name, hint=found, known=takes)
 
 
 class WrongCall(ArgumentError, TypeError):

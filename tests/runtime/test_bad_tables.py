@@ -1,4 +1,4 @@
-"""Parts, levels and trees that describe no page table are refused with what was expected."""
+"""What describes no page table, no rows and no input is refused with what was expected."""
 
 from __future__ import annotations
 
@@ -73,3 +73,23 @@ def test_parts_may_hold_any_integers() -> None:
     )
     assert table["kv_indices"].tolist() == [3, 3, 5]
     assert table["last_page_len"].tolist() == [4, 2]
+
+
+def test_appends_need_the_rows_that_indptr_tells() -> None:
+    k, cache = torch.zeros(2, 2, 16), torch.zeros(4, 2, 4, 2, 16)
+    text = r"k has shape \[2, .*\]; expected \[3 or more, heads, dim\], since indptr\[-1\] is 3"
+    with pytest.raises(errors.WrongShape, match=text):
+        wl.append(k, k, cache, [0, 3], [0, 1], [2], [3])
+
+
+def test_plain_attention_lists_what_it_takes() -> None:
+    q = torch.zeros(1, 2, 2, 16)
+    unknown: Any = {"foo": 3}
+    text = (
+        "attention without a variant has no input 'foo'. It takes: nothing, since it has no "
+        r"fields; attention\(\) itself takes variant, sm_scale, return_lse, layout"
+    )
+    with pytest.raises(errors.UnknownInput, match=text):
+        wl.attention(q, q, q, **unknown)
+    with pytest.raises(errors.UnknownInput, match=r"'kernel_options'\. Tiles are chosen"):
+        wl.attention(q, q, q, kernel_options={})  # type: ignore[arg-type]
