@@ -66,6 +66,9 @@ def forbid_compilation(cause: str = "forbid_compilation() is active") -> Iterato
     """Inside, a kernel that is in no cache raises CompileForbidden; for capture and for serving.
 
     It holds for this thread and for builds started from it, not for other threads.
+
+    Args:
+        cause: why, for the error's message.
     """
     token = _forbidden.set(cause)
     try:
