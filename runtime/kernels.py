@@ -62,6 +62,7 @@ class Kernels:
 
     Attributes:
         target: what they are compiled for.
+        prepares: whether keys may be transformed before attention.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Kernels:
         """
         self._spec = spec
         self._prepare = prepare
+        self.prepares = prepare is not None
         self._prepared_rows = prepared_rows(spec)
         self._always = always
         self._device = device
@@ -113,7 +115,7 @@ class Kernels:
             may_prepare: whether the batch's keys could be transformed before.
         """
         often = may_prepare and mean_fused_rows >= self._prepared_rows
-        prepared = self._prepare is not None and (often or self._always)
+        prepared = self.prepares and (often or self._always)
         return self._choose(prepared, mean_fused_rows, items, keys)
 
     def _choose(
@@ -138,7 +140,7 @@ class Kernels:
 
     def candidates(self, fewest_rows: float = 1) -> list[TileConfig]:
         """Every tile that `choose` can give, for this many fused rows or more."""
-        if self._prepare is None:
+        if not self.prepares:
             return self._candidates(False, fewest_rows)
         if self._always:
             return self._candidates(True, fewest_rows)

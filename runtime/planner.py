@@ -85,6 +85,7 @@ class Planner:
     ) -> None:
         self._spec = spec
         self._heads = heads
+        self._is_dense = isinstance(spec.kv_format, Dense)
         self._kernels = kernels
         self._workspace = workspace
         self._params = params
@@ -132,7 +133,7 @@ class Planner:
             batch.busy_rows * self._heads.group_size,
             batch.num_segments * self._heads.num_kv,
             1 << batch.max_kv_len.bit_length(),  # or each step of decoding would choose anew
-            may_prepare(batch, isinstance(self._spec.kv_format, Dense), self._heads.num_kv),
+            self._kernels.prepares and may_prepare(batch, self._is_dense, self._heads.num_kv),
         )
         if key not in self._chosen:
             if len(self._chosen) > _SIZES_KEPT:
