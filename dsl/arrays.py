@@ -11,7 +11,7 @@ import numpy as np
 import warploom.dsl.foreign  # noqa: F401  (fills NAMED)
 from warploom.dsl import build
 from warploom.dsl.ir import Kind
-from warploom.dsl.symbols import FOUND_TENSOR, NAMED, remedy_for
+from warploom.dsl.symbols import FOUND_TENSOR, NAMED, refuse_in_place, remedy_for
 
 _NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
 
@@ -49,6 +49,7 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        refuse_in_place(f"torch.{func.__name__}", func.__name__, kwargs or {})
         name = func.__name__.strip("_")
         found = FOUND_TENSOR.get()
         if name == "getitem" and found is not None:
@@ -64,6 +65,12 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         if name in NAMED:
             return functools.partial(NAMED[name], self)
         raise AttributeError(name)
+
+    def __floor__(self) -> Any:
+        return self._keep(np.floor(self))
+
+    def __ceil__(self) -> Any:
+        return self._keep(np.ceil(self))
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise build.refuse("assigning to elements", "Use where(condition, a, b).")

@@ -12,6 +12,7 @@ from warploom.dsl import build
 from warploom.dsl.ir import Kind
 from warploom.dsl.spec import CustomFunction
 from warploom.dsl.symbols import Symbol, Value, as_node, wrap
+from warploom.errors import ArgumentError
 
 _recorded: ContextVar[dict[str, CustomFunction] | None] = ContextVar("recorded", default=None)
 
@@ -62,9 +63,13 @@ def custom_function(
 
     Raises:
         CannotTrace: `name` is no identifier, or a text does not define it.
+        ArgumentError: `python` is no function.
     """
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise build.refuse(f"a custom function named {name!r}", "Its name must be a C identifier.")
+    if not callable(python):
+        reason = f"is {python!r}; expected the same function on NumPy arrays, for the oracle"
+        raise ArgumentError(name="python", reason=reason)
     for language, text in (("cuda", cuda), ("cpp", cpp)):
         if text is not None and not re.search(rf"\b{name}\s*\(", text):
             raise build.refuse(

@@ -26,7 +26,11 @@ EXACT_ROLES = ("batch", "q_head", "kv_head", "lane")
 # Where an instance keeps the values bound to its fields, and the reading it is under.
 VALUES = "_field_values"
 READING = "_field_reading"
-RESERVED = (*SEATS, "softmax", "name", "fields", "inputs")
+# Keywords of attention(), plan() and run(), by which fields are given, too.
+_KEYWORDS = ("q", "k", "v", "kv", "variant", "sm_scale", "return_lse", "layout", "kv_lens",
+             "lse_base", "backend", "out", "lse", "qo_indptr", "kv_indptr", "kv_indices",
+             "last_page_len", "q_rows")  # fmt: skip
+RESERVED = (*SEATS, "softmax", "name", "fields", "inputs", *_KEYWORDS)
 
 
 class Reading(Protocol):
@@ -82,7 +86,7 @@ class Scalar:
         self.owner = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name, self.owner = check_name(owner.__name__, name), owner.__name__
+        self.name, self.owner = name, owner.__name__
 
     def spec(self) -> ScalarField:
         return ScalarField(self.name, self.dtype, self.default)
@@ -133,7 +137,7 @@ class Tensor:
         self.owner = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name, self.owner = check_name(owner.__name__, name), owner.__name__
+        self.name, self.owner = name, owner.__name__
 
     def spec(self) -> TensorField:
         return TensorField(self.name, self.dtype, self.roles)
@@ -215,11 +219,10 @@ def as_scalar(
     return bool(number) if kind.kind is Kind.BOOL else int(number)
 
 
-def check_name(owner: str, name: str) -> str:
-    """Refuse names that a variant uses itself."""
+def check_name(owner: str, name: str) -> None:
+    """Refuse names that a variant, or a call that takes its fields by name, uses itself."""
     if name in RESERVED or name.startswith("_"):
         raise misuse(owner, name, "the name is reserved; choose another")
-    return name
 
 
 def _dtype(owner: str, given: Any) -> DType:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -68,11 +68,11 @@ def _sign(x: Value) -> Value:
     return where(x > 0, one, where(x < 0, -one, one - one))  # 0 for NaN, as torch says
 
 
-def _relu(x: Value, inplace: bool = False) -> Value:
+def _relu(x: Value, inplace: Literal[False] = False) -> Value:
     return maximum(x, 0.0)
 
 
-def _silu(x: Value, inplace: bool = False) -> Value:
+def _silu(x: Value, inplace: Literal[False] = False) -> Value:
     return x * sigmoid(x)
 
 
@@ -106,7 +106,7 @@ def _to(x: Value, dtype: Any) -> Value:
 def _full(value: bool) -> Callable[..., Value]:
     """`x.new_ones(())` and `x.new_zeros(())`, which torch's mask helpers begin with."""
 
-    def new(x: Value, size: tuple[int, ...], dtype: object = None) -> Value:
+    def new(x: Value, size: tuple[int, ...], dtype: object = None, device: object = None) -> Value:
         if tuple(size):
             raise build.refuse(f"a new tensor of shape {tuple(size)}", "Use numbers.")
         return value if "bool" in str(dtype) else float(value)
@@ -169,7 +169,14 @@ _UNTRACED = {
     "masked_fill": "Write where(mask, value, x).",
     "full_like zeros_like ones_like": "Use a number.",
     "half bfloat16": "Kernels compute in float32: leave it out.",
-    "dtype type type_as astype": "Write x.float(), x.int(), x.bool() or x.to(torch.float32).",
+    "dtype type type_as astype": "Write x.float(), x.int(), x.bool() or x.to(torch.float32); the "
+    "least number is torch.finfo(torch.float32).min, or -math.inf.",
+    "max min amax amin": "Write maximum(a, b) or minimum(a, b); over lanes, max(x).",
+    "sum mean": "Write warploom's sum(x) or mean(x), over the lanes of a vector.",
+    "norm normalize rms_norm layer_norm": "Write x * rsqrt(mean(x * x) + epsilon), or the like.",
+    "leaky_relu elu hardtanh": "Write where(x > 0, x, ...) or clamp(x, low, high).",
+    "clone detach contiguous": "Leave it out: values do not change.",
+    "isnan nan_to_num": "Write x != x, which is true of NaN alone.",
     "matmul rmatmul mm bmm mv dot einsum linear": symbols.NO_PRODUCTS,
 }
 for _names, _remedy in _UNTRACED.items():

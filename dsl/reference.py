@@ -20,7 +20,7 @@ from warploom.dsl.readings import NumpyReading
 from warploom.dsl.rounding import assert_close as assert_close
 from warploom.dsl.rounding import rounder
 from warploom.dsl.rounding import tolerance as tolerance
-from warploom.dsl.variant import Variant
+from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import UnknownInput, WrongShape
 
 Floats: TypeAlias = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ _EXACT = Precision(Array, lambda x: x)
 
 
 def reference_attention(
-    variant: Variant,
+    variant: Variant | type[Variant] | None,
     q: Any,
     k: Any,
     v: Any,
@@ -56,7 +56,7 @@ def reference_attention(
     """Attention of one request, element by element as the variant says it.
 
     Args:
-        variant: its functors are called on NumPy arrays.
+        variant: its functors are called on NumPy arrays; None is plain attention.
         q: [rows, num_q_heads, head_dim_qk], NumPy or torch.
         k: [keys, num_kv_heads, head_dim_qk].
         v: [keys, num_kv_heads, head_dim_v].
@@ -82,6 +82,7 @@ def reference_attention(
         WrongResult: a functor returned bools for numbers, or numbers for bools.
         WrongShape: not three dimensions, or ones that disagree.
     """
+    variant = as_variant(variant)
     q, k, v = (precision.store(to_numpy(x)) for x in (q, k, v))
     _check_shapes(q, k, v)
     rows, num_q_heads, head_dim = q.shape

@@ -7,7 +7,6 @@ the user's line.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeAlias
@@ -128,6 +127,12 @@ class Symbol:
     def __rxor__(self, other: Value) -> Symbol:
         return wrap(build.logic("xor", as_node(other), self.node))
 
+    def __divmod__(self, other: Value) -> tuple[Symbol, Symbol]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Value) -> tuple[Symbol, Symbol]:
+        return other // self, other % self
+
     def __lshift__(self, other: Value) -> Symbol:
         return wrap(build.shift("shl", self.node, as_node(other)))
 
@@ -189,6 +194,9 @@ class Symbol:
 
     __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = _concrete
 
+    def __format__(self, spec: str) -> str:
+        return self._concrete() if spec else repr(self)
+
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         raise build.refuse(
             "a NumPy array indexed by, or built from, a value of the kernel", _OUTSIDE
@@ -239,8 +247,10 @@ class Symbol:
                 remedy="Leave it out: what is read from a tensor is used as it is.",
                 source=location.source(location.here()),
             )
+        if name == "device":  # for torch's noop_mask, which hands it on to new_ones
+            return None
         if name in NAMED:
-            return functools.partial(NAMED[name], self)
+            return lambda *args, **named: call_named(f".{name}()", name, (self, *args), named)
         raise build.refuse(f"the attribute .{name} of a value of the kernel", remedy_for(name))
 
 
@@ -273,6 +283,7 @@ def as_node(value: Value) -> Node:
 
 def call_named(shown: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the function that a foreign library's name stands for."""
+    refuse_in_place(shown, name, kwargs)
     function = NAMED.get(name.strip("_"))  # operators come as __and__
     if function is None:
         raise build.refuse(shown, remedy_for(name.strip("_")))
@@ -282,6 +293,12 @@ def call_named(shown: str, name: str, args: Sequence[Any], kwargs: Mapping[str, 
         return function(*args, **{key: _native(value) for key, value in kwargs.items()})
     except TypeError as error:
         raise build.refuse(f"{shown} with these arguments ({error})", _known()) from error
+
+
+def refuse_in_place(shown: str, name: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise CannotTrace for what would change a value: torch's functions that end in _."""
+    if kwargs.get("inplace") or (name.endswith("_") and not name.startswith("_")):
+        raise build.refuse(f"{shown} in place", "Values do not change: write x = torch.relu(x).")
 
 
 def index_torch(tensor: Any, index: Any) -> Any:

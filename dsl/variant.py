@@ -212,6 +212,10 @@ class Variant:
 
     __ror__ = __or__
 
+    def __invert__(self) -> NoReturn:
+        reason = "a variant is no mask; write ~ in its logits_mask"
+        raise ArgumentError(name=self.name, reason=reason)
+
     def __repr__(self) -> str:
         shown = (f"{name}={_short(value)}" for name, value in self.inputs().items())
         return f"{self.name}({', '.join(shown)})"
@@ -221,8 +225,15 @@ ALIVE[id(Variant)] = Variant
 
 
 def _check_body(cls: type[Variant]) -> None:
-    """Raises NoFunctor for a seat that a class sets to no method, or `softmax` to no bool."""
+    """What a class declares, before it is traced.
+
+    Raises:
+        NoFunctor: a seat that is no method, or a `softmax` that is no bool.
+        FieldMisuse: a field whose name is taken.
+    """
     for name, value in vars(cls).items():
+        if isinstance(value, (Scalar, Tensor)):
+            fields_module.check_name(cls.__name__, name)
         is_right = isinstance(value, bool) if name == "softmax" else callable(value)
         if name in (*SEATS, "softmax") and not is_right and not hasattr(value, "__get__"):
             raise fields_module.no_functor(cls.__name__, name, value)

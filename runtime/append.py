@@ -174,6 +174,8 @@ class Appender:
         k, v = as_torch(k, "k"), as_torch(v, "v")
         tensors = k, v, *key_value(checked_kv(kv, self._format))
         addresses = [x.data_ptr() for x in tensors]
+        if addresses[2] == addresses[3] and tensors[2].numel():
+            raise ArgumentError(name="v cache", reason="is the k cache; give each its own memory")
         seen = (
             tuple((x.shape, x.stride(), x.dtype, x.device) for x in tensors),
             *(address & 15 for address in addresses),

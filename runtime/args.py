@@ -200,7 +200,7 @@ def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
             name="out", got=tuple(out.shape), expected=_described(expected, geometry.q_axes)
         )
     _check_strides(out, "out")
-    _refuse_expanded(out, "out")
+    refuse_expanded(out, "out")
     return row_strides(out.stride(), geometry)
 
 
@@ -219,7 +219,7 @@ def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     axes = geometry.q_axes[:-1]
     if tuple(lse.shape) != expected:
         raise WrongShape(name="lse", got=tuple(lse.shape), expected=_described(expected, axes))
-    _refuse_expanded(lse, "lse")
+    refuse_expanded(lse, "lse")
     return row_strides(lse.stride(), geometry)
 
 
@@ -330,7 +330,7 @@ def _check_strides(tensor: torch.Tensor, name: str) -> None:
         )
 
 
-def _refuse_expanded(tensor: torch.Tensor, name: str) -> None:
+def refuse_expanded(tensor: torch.Tensor, name: str) -> None:
     """Writing must not reach a place twice."""
     sized = zip(tensor.stride(), tensor.shape, strict=True)
     if any(stride == 0 and size > 1 for stride, size in sized):

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from warploom.dsl.library.packed_mask import mask_bits
 from warploom.errors import ArgumentError, WrongShape
+from warploom.runtime.declare import checked_count
 from warploom.runtime.tensors import host_array
 
 _Array = np.ndarray[Any, Any]
@@ -28,11 +30,14 @@ def block_rows(masks: Any, block: tuple[int, int] | None = None) -> dict[str, An
 
     Raises:
         ArgumentError: a block is mixed (take smaller blocks, or a mask in the variant), no block
-            size is given, or sizes differ between requests.
+            size is given, sizes differ between requests, or a mask is one that is added to logits.
         WrongShape: a mask that has not two dimensions.
     """
     given: Sequence[Any] = masks if isinstance(masks, (list, tuple)) else [masks]
-    parts = [_bsr_rows(mask, block) if _is_bsr(mask) else _mask_rows(mask, block) for mask in given]
+    parts = [
+        _bsr_rows(mask, block) if _is_bsr(mask) else _mask_rows(number, mask, block)
+        for number, mask in enumerate(given)
+    ]
     rows = np.concatenate([counts for counts, _, _ in parts] or [np.zeros(0, int)])
     return {
         "qo_indptr": _indptr([shape[0] for _, _, shape in parts]),
@@ -48,14 +53,20 @@ def _is_bsr(mask: Any) -> bool:
     return isinstance(mask, torch.Tensor) and mask.layout is torch.sparse_bsr
 
 
-def _mask_rows(mask: Any, block: tuple[int, int] | None) -> tuple[_Array, _Array, tuple[int, ...]]:
+def _mask_rows(
+    number: int, mask: Any, block: tuple[int, int] | None
+) -> tuple[_Array, _Array, tuple[int, ...]]:
     """(blocks in each block row, their columns, shape) of a boolean mask."""
     array = host_array(mask, "masks")
     if block is None:
         raise ArgumentError(name="block", reason="a boolean mask needs the block size")
+    if not isinstance(block, (tuple, list)) or len(block) != 2:
+        raise ArgumentError(name="block", reason=f"is {block!r}; expected (queries, keys)")
+    for side in block:
+        checked_count("block", side)
     if array.ndim != 2:
         raise WrongShape(name="masks", got=tuple(array.shape), expected="[queries, keys]")
-    array = array.astype(bool)
+    array = mask_bits(number, array)
     starts = [np.arange(0, size, step) for size, step in zip(array.shape, block, strict=True)]
     seen = np.add.reduceat(array.astype(np.int64), starts[0], axis=0) if array.size else array
     seen = np.add.reduceat(seen, starts[1], axis=1) if array.size else np.zeros((0, 0), int)

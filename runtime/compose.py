@@ -61,6 +61,9 @@ class Level:
         groups = indptr(self.request_indptr, "request_indptr")
         begin = indptr(self.kv_indptr, "kv_indptr", entries=len(groups))
         pages = host_int32(self.kv_indices, "kv_indices")
+        if len(pages) < begin[-1]:
+            expected = f"at least {begin[-1]} entries, which is kv_indptr[-1]"
+            raise WrongShape(name="kv_indices", got=pages.shape, expected=expected)
         last = [None] * (len(groups) - 1)
         if self.last_page_len is not None:
             given = host_int32(self.last_page_len, "last_page_len")
@@ -177,7 +180,7 @@ def compose(
         source: a tree of token sequences; or parts and levels, in the order of keys: what a request
             reads is what its parts hold, one after the other.
         num_requests: for parts: how many there are; None: up to the last one that is named.
-        page_size: for parts: tokens of a page.
+        page_size: for parts: tokens of a page; a tree has its own.
 
     Returns:
         kv_indptr, kv_indices and last_page_len: `plan(qo_indptr, **compose(...))`.
@@ -188,6 +191,9 @@ def compose(
         BadIndptr, WrongDType, WrongShape: a level's arrays are malformed.
     """
     if isinstance(source, RadixTree):
+        if page_size not in (None, source.page_size):
+            reason = f"is {page_size}, but the tree has pages of {source.page_size}"
+            raise ArgumentError(name="page_size", reason=reason)
         last = [(n - 1) % source.page_size + 1 if n else 0 for n in source.lengths]
         return _page_table(source.tables, last)
     if page_size is None:

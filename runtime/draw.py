@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -147,6 +148,8 @@ def _checked_path(path: str | Path) -> Path:
         raise MissingPackage(
             what="draw_mask()", package="matplotlib", requirement="matplotlib>=3.8"
         ) from error
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(name="path", reason=f"is {path!r}; expected the name of a file")
     target = Path(path)
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if target.suffix[1:].lower() not in known:  # without an ending, the file got another name

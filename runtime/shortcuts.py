@@ -52,7 +52,7 @@ def slow_like(*tensors: torch.Tensor, any_size: bool = False) -> Same:
 def _facts(tensor: torch.Tensor, any_size: bool) -> tuple[object, ...]:
     layout = tensor.stride(), tensor.dtype, tensor.device
     size = tensor.dim() if any_size else tensor.shape
-    return type(tensor), size, *layout, tensor.requires_grad
+    return type(tensor), size, *layout, tensor.requires_grad, tensor.is_neg()
 
 
 def allocator(device: torch.device) -> Allocate:

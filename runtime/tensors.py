@@ -27,7 +27,7 @@ def as_torch(value: Any, name: str, written: bool = False) -> torch.Tensor:
             be written.
     """
     if isinstance(value, torch.Tensor):
-        return value
+        return _plain(value, name, written)
     if isinstance(value, np.ndarray) and not value.flags.writeable:
         if written:
             raise ArgumentError(name=name, reason="is a read-only array; give one to write to")
@@ -47,15 +47,35 @@ def as_torch(value: Any, name: str, written: bool = False) -> torch.Tensor:
         raise ArgumentError(name=name, reason=f"its DLPack export failed ({error})") from error
 
 
+def _plain(tensor: torch.Tensor, name: str, written: bool) -> torch.Tensor:
+    """The tensor, if its memory holds its values in rows; a lazy negative is worked out."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "a nested" if tensor.is_nested else "a sparse"
+        remedy = "pad it or give it as ragged rows" if tensor.is_nested else "use .to_dense()"
+        raise ArgumentError(name=name, reason=f"is {kind} tensor; {remedy}")
+    if not tensor.is_neg():
+        return tensor
+    if written:
+        raise ArgumentError(name=name, reason="is a negative view; give one with its own values")
+    return tensor.resolve_neg()
+
+
 def host_array(value: Any, name: str) -> np.ndarray:
-    """Bring an array to the host as NumPy; a device array is copied, which waits for its stream."""
+    """Bring an array to the host as NumPy; a device array is copied, which waits for its stream.
+
+    Raises:
+        ArgumentError: no array, as lists in a list of different lengths.
+    """
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.float()
         return tensor.cpu().numpy()
     if isinstance(value, (np.ndarray, list, tuple, range, int, float, np.generic)):
-        return np.asarray(value)
+        try:
+            return np.asarray(value)
+        except ValueError as error:  # rows of different lengths
+            raise ArgumentError(name=name, reason=f"is no array ({error})") from None
     return host_array(as_torch(value, name), name)
 
 

@@ -144,7 +144,7 @@ class AttentionWrapper(Planning):
         self._setup(traced_once(self._variant)[1], as_format(kv_format), num_q_heads, num_kv_heads,
                     head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device),
                     backend)  # fmt: skip
-        if lse_base not in _LSE_SCALE:
+        if not isinstance(lse_base, str) or lse_base not in _LSE_SCALE:
             raise ArgumentError(name="lse_base", reason=f"{lse_base!r}; expected string 'e' or '2'")
         if bounds is not None:
             check_bounds(bounds, self.kv_format if self._plans_blocks else Ragged())

@@ -85,6 +85,10 @@ def test_dir_lists_names_for_users_only() -> None:
     assert len(names) == len(set(names))
 
 
+def test_testing_is_found_without_an_import_of_its_own() -> None:
+    assert run_python("import warploom as wl; print(wl.testing.check.__name__)").strip() == "check"
+
+
 def test_type_checkers_see_every_public_name() -> None:
     text = (ROOT / FOLDERS["warploom"] / "__init__.py").read_text()
     declared = dict(

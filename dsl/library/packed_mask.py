@@ -44,13 +44,14 @@ class _Packed(Variant):
             raise ArgumentError(name="mask_indptr", reason=reason)
         columns = np.asarray(self._columns(q_lens, kv_lens), np.int64)
         ends = np.minimum(begins[1 : requests + 1], len(known["packed_mask"]))
-        bits = 8 * np.maximum(ends - begins[:requests], 0)
-        short = np.flatnonzero((begins[:requests] < 0) | (bits < q_lens * columns))
-        if short.size:
-            at = int(short[0])
+        held = np.maximum(ends - begins[:requests], 0)
+        needed = -(-(q_lens * columns) // 8)
+        wrong = np.flatnonzero((begins[:requests] < 0) | (held != needed))
+        if wrong.size:
+            at = int(wrong[0])
             reason = (
-                f"request {at} has {bits[at]} bits; the batch needs {q_lens[at]} rows of "
-                f"{columns[at]}. Pack a mask of that size"
+                f"request {at} has {8 * held[at]} bits; the batch needs {q_lens[at]} rows of "
+                f"{columns[at]}, {8 * needed[at]} in whole bytes. Pack a mask of that size"
             )
             raise ArgumentError(name="packed_mask", reason=reason)
 
@@ -60,7 +61,7 @@ class PackedMask(_Packed):
     `pack_masks`.
 
     A request may have up to 2^31 pairs, and all requests 2^31 bytes. `plan` and `attention` refuse
-    host masks with fewer bits than the batch has pairs; larger ones look like padding to them.
+    host masks that have not as many bits as the batch has pairs, rounded up to bytes.
 
     Args:
         packed_mask: [bytes] uint8; None leaves it to be given at run time.
@@ -109,13 +110,18 @@ def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
     if not isinstance(masks, Iterable):
         reason = f"is {masks!r}; expected a list of masks, one for each request"
         raise ArgumentError(name="masks", reason=reason)
-    arrays = [_bits(number, mask) for number, mask in enumerate(masks)]
+    arrays = [mask_bits(number, mask) for number, mask in enumerate(masks)]
     packed = [np.packbits(array.ravel(), bitorder="little") for array in arrays]
     offsets = np.cumsum([0, *(len(part) for part in packed)]).astype(np.int32)
     return np.concatenate([np.zeros(0, np.uint8), *packed]), offsets
 
 
-def _bits(number: int, mask: Any) -> np.ndarray[Any, Any]:
+def mask_bits(number: int, mask: Any) -> np.ndarray[Any, Any]:
+    """A mask as bools [rows, columns]; `number` is its place in the list, for messages.
+
+    Raises:
+        ArgumentError: not two dimensions, or other values than True, False, 0 and 1.
+    """
     array = to_numpy(mask)
     if array.ndim != 2:
         reason = (

@@ -30,6 +30,8 @@ class Rope(Variant):
         dim: rotate only the first `dim` lanes, an even int; all by default. More than the heads
             have is refused where attention is declared.
 
+    A `rope_theta` given later, to `plan` or `run`, is not checked.
+
     Raises:
         FieldMisuse: a theta that is no number.
         ArgumentError: one that is not above 0 or not finite; or no such positions, scaling or dim.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from warploom.dsl.functions import ceil, clamp, floor, log, maximum, minimum, where
 from warploom.dsl.symbols import Value
+from warploom.errors import ArgumentError
 
 
 class RopeScaling(Protocol):
@@ -25,11 +26,26 @@ class RopeScaling(Protocol):
         ...
 
 
+def _check_positive(rule: object, **numbers: float) -> None:
+    """Raises ArgumentError for the first number that is not above 0 and finite."""
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            reason = f"{name} is {value}; expected a number above 0"
+            raise ArgumentError(name=type(rule).__name__, reason=reason)
+
+
 @dataclass(frozen=True)
 class LinearScaling:
-    """All frequencies divided by one factor (position interpolation, Chen et al. 2023)."""
+    """All frequencies divided by one factor (position interpolation, Chen et al. 2023).
+
+    Raises:
+        ArgumentError: a factor that is not above 0 and finite.
+    """
 
     factor: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, factor=self.factor)
 
     def values(self) -> dict[str, float]:
         return {"rope_factor": self.factor}
@@ -48,12 +64,21 @@ class Llama3Scaling:
             frequencies.
         high_freq_factor: wavelengths below original_length / high_freq_factor count as high ones.
         original_length: context length of training, in tokens.
+
+    Raises:
+        ArgumentError: a number that is not above 0 and finite, or high below low frequencies.
     """
 
     factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_length: int = 8192
+
+    def __post_init__(self) -> None:
+        _check_positive(self, **vars(self))
+        if self.high_freq_factor <= self.low_freq_factor:
+            reason = f"{self.high_freq_factor} is not above low_freq_factor={self.low_freq_factor}"
+            raise ArgumentError(name="high_freq_factor", reason=reason)
 
     def values(self) -> dict[str, float]:
         return {
@@ -79,6 +104,9 @@ class YarnScaling:
         beta_fast: pairs that turn more often than this in the original context are kept.
         beta_slow: pairs that turn less often are divided.
         magnitude: factor of rotated vectors; 0.1 ln(factor) + 1 by default.
+
+    Raises:
+        ArgumentError: a number that is not above 0 and finite.
     """
 
     factor: float
@@ -86,6 +114,9 @@ class YarnScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     magnitude: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self, **{k: v for k, v in vars(self).items() if v is not None})
 
     def values(self) -> dict[str, float]:
         by_paper = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
