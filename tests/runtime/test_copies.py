@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_stream import FakeStream
 
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.library.alibi import Alibi
@@ -56,17 +57,6 @@ def test_attention_copies_bound_tensors_once() -> None:
     first, second = (module._values(variant.inputs(), traced, {}, META)["slopes"] for _ in range(2))
     assert first.device == META
     assert first is second
-
-
-class FakeStream:
-    """A stream that notes for whom it waited."""
-
-    def __init__(self, handle: int) -> None:
-        self.cuda_stream = handle
-        self.waited: list[int] = []
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.waited.append(other.cuda_stream)
 
 
 class FakeCopy:

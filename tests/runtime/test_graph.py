@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_stream import FakeStream
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.library.causal import Causal
@@ -137,15 +138,6 @@ def test_a_capture_takes_no_wrapper_of_another_thread(capture: dict[str, bool]) 
     capture["on"] = True
     with pytest.raises(ForbiddenUnderCapture, match="in this thread before the capture"):
         attention(*tensors(6), variant=variant)
-
-
-class FakeStream:
-    def __init__(self, handle: int) -> None:
-        self.cuda_stream = handle
-        self.waited: list[int] = []
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.waited.append(other.cuda_stream)
 
 
 def test_each_stream_waits_for_the_one_before(
