@@ -6,12 +6,11 @@ traced, NumPy values for the oracle, and the bound value otherwise.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias
 
+from warploom.calls import answered
 from warploom.dsl import location
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.ir import Kind
@@ -43,26 +42,18 @@ class Reading(Protocol):
     def tensor(self, field: TensorField) -> Value: ...
 
 
-_Init = TypeVar("_Init", bound=Callable[..., None])
+_P = ParamSpec("_P")
 
 
-def _explained(example: str) -> Callable[[_Init], _Init]:
-    """A constructor that answers missing and unknown arguments with how it is called."""
+def _explained(example: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """A constructor that answers calls that do not fit with how it is called."""
 
-    def decorate(init: _Init) -> _Init:
-        @functools.wraps(init)
-        def checked(self: object, *args: object, **named: object) -> None:
-            try:
-                inspect.signature(init).bind(self, *args, **named)
-            except TypeError as error:
-                place, hint = location.source(location.caller()), f" Write wl.{example}."
-                name = f"wl.{example.partition('(')[0]}"
-                raise WrongCall(function=name, reason=str(error), hint=hint, source=place) from None
-            init(self, *args, **named)
+    def answer(error: TypeError, *call: object) -> WrongCall:
+        name, place = f"wl.{example.partition('(')[0]}", location.source(location.caller())
+        hint = f" Write wl.{example}."
+        return WrongCall(function=name, reason=str(error), hint=hint, source=place)
 
-        return cast(_Init, checked)
-
-    return decorate
+    return answered(answer)
 
 
 class Scalar:

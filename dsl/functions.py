@@ -172,16 +172,7 @@ def rotate_half(x: Value, dim: int | None = None) -> Value:
 def rotate_pairs(x: Value, dim: int | None = None) -> Value:
     """(-x1, x0, -x3, x2, ...) for x = (x0, x1, x2, x3, ...): the partner in interleaved RoPE.
 
-    Args:
-        x: a vector, [rows, head_dim] in the NumPy reading.
-        dim: rotate only the first `dim` lanes, an even int; the others are returned as they are.
-
-    Returns:
-        A vector like x.
-
-    Raises:
-        ArgumentError: a `dim` that is odd, not above 0, or more than the vector has lanes.
-        CannotTrace: x is the same in all lanes.
+    Arguments, what is returned and what is raised are those of `rotate_half`.
     """
     return _permute(x, lanes.pair_partner, dim)
 

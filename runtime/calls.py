@@ -1,12 +1,12 @@
-"""Calls that do not fit a signature, answered with the argument that may have been meant."""
+"""Calls of wrappers that do not fit, answered with the argument that may have been meant."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from warploom.calls import answered
 from warploom.errors import WrongCall
 from warploom.hints import hint
 
@@ -22,32 +22,19 @@ _BY_NAME = {
 }
 
 
-def explained(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def explained(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """The method; calls that its signature refuses raise WrongCall."""
-    signature = inspect.signature(function)
+    name = method.__name__
 
-    @wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return function(*args, **kwargs)
-        except TypeError:
-            wrong = _wrong_call(function.__name__, signature, args, kwargs)
-            if wrong is None:  # it was raised inside
-                raise
-        raise wrong
-
-    return call
-
-
-def _wrong_call(
-    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> WrongCall | None:
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as problem:
+    def answer(
+        error: TypeError,
+        signature: inspect.Signature,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> WrongCall:
         known = list(signature.parameters)
         hints = {given: hint(given, (), known) for given in kwargs if given not in known}
-        reason = str(problem)
+        reason = str(error)
         if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
             # others may be inputs of the variant
             hints = {given: text for given, text in hints.items() if text}
@@ -57,9 +44,7 @@ def _wrong_call(
         if reason.startswith("too many positional"):
             hints = {"": _BY_NAME.get(name, "")}
         owner = type(args[0]).__name__  # the class that users know
-        return WrongCall(
-            function=owner if name == "__init__" else f"{owner}.{name}",
-            reason=reason,
-            hint=next(iter(hints.values()), ""),
-        )
-    return None
+        function = owner if name == "__init__" else f"{owner}.{name}"
+        return WrongCall(function=function, reason=reason, hint=next(iter(hints.values()), ""))
+
+    return answered(answer)(method)
