@@ -6,22 +6,34 @@ namespace warploom {
 
 using wide = long long;
 
+// a without overflow: the smallest number stays as it is, as in NumPy.
+WL_FN int negated(int a) { return int(0u - unsigned(a)); }
+WL_FN wide negated(wide a) { return wide(0ull - (unsigned long long)(a)); }
+
+// What the host would trap on, also in a branch not taken: zero, and -1 below the smallest number.
+template <class T>
+WL_FN bool is_unsafe_divisor(T b) {
+  return (b == 0) | (b == -1);
+}
+
 template <class T>
 WL_FN T floor_division(T a, T b) {
-  // Division by zero gives 0, as in NumPy: the host would trap, also in a branch not taken.
-  const T divisor = b == 0 ? T(1) : b;
+  const bool is_unsafe = is_unsafe_divisor(b);
+  const T divisor = is_unsafe ? T(1) : b;
   const T quotient = a / divisor;
   const T remainder = a % divisor;
   const bool is_below = (remainder != 0) & ((remainder < 0) != (divisor < 0));
-  return b == 0 ? T(0) : quotient - T(is_below);
+  if (is_unsafe) return b == 0 ? T(0) : negated(a);  // division by zero gives 0, as in NumPy
+  return quotient - T(is_below);
 }
 
 template <class T>
 WL_FN T floor_remainder(T a, T b) {
-  const T divisor = b == 0 ? T(1) : b;
+  const bool is_unsafe = is_unsafe_divisor(b);
+  const T divisor = is_unsafe ? T(1) : b;
   const T remainder = a % divisor;
   const bool is_below = (remainder != 0) & ((remainder < 0) != (divisor < 0));
-  return b == 0 ? T(0) : remainder + (is_below ? divisor : T(0));
+  return is_unsafe ? T(0) : remainder + (is_below ? divisor : T(0));
 }
 
 template <class T>

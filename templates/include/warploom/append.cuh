@@ -29,14 +29,15 @@ WL_FN void run_append(const typename K::Params& p) {
   using C = typename K::Config;
   constexpr int kLanes = team_lanes(C::kHeadDimQk > C::kHeadDimV ? C::kHeadDimQk : C::kHeadDimV);
   await_earlier_kernels();
-  const int rows = min(p.num_rows, p.indptr[p.num_requests]);
-  const int vectors = rows * p.num_kv_heads;
-  const int teams = gridDim.x * blockDim.x / kLanes;
-  const int team = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
-  const int in_warp = threadIdx.x % kWarpSize / kLanes;
-  for (int first = team - in_warp; first < vectors; first += teams) {
-    const int task = min(first + in_warp, vectors - 1);
-    const int row = task / p.num_kv_heads, head = task - row * p.num_kv_heads;
+  const unsigned heads = p.num_kv_heads;
+  const int rows = max(min(p.num_rows, p.indptr[p.num_requests]), 0);
+  const unsigned vectors = rows * heads;  // an int: append_args.py
+  const unsigned teams = gridDim.x * blockDim.x / kLanes;
+  const unsigned team = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
+  const unsigned in_warp = threadIdx.x % kWarpSize / kLanes;
+  for (unsigned first = team - in_warp; first < vectors; first += teams) {
+    const unsigned task = min(first + in_warp, vectors - 1);
+    const int row = task / heads, head = task % heads;
     AppendPlace place = place_of(p, row, C::kPageSize);
     place.exists = place.exists && first + in_warp < vectors;
     append_vector<NewKey<K>, kLanes, K>(p, place, row, head, threadIdx.x % kLanes);

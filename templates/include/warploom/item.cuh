@@ -116,8 +116,8 @@ struct Item {
   WL_FN void ask_for_blocks(const WorkItem& work, const Segment& segment, unsigned thread) const {
     if constexpr (C::kIndexed) {
       constexpr int kLine = 32;  // blocks that lie in 128 bytes
-      const int begin = work.kv_begin / C::kBlockKv + int(thread) * kLine;
-      if (begin * C::kBlockKv < work.kv_end) {
+      const unsigned begin = unsigned(work.kv_begin) / C::kBlockKv + thread * kLine;
+      if (begin < (unsigned(work.kv_end) + C::kBlockKv - 1) / C::kBlockKv) {
         const int first = segment.index_begin + work.kv_head * segment.index_head_stride;
         prefetch(p.indices + first + begin);
       }
