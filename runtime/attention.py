@@ -27,6 +27,7 @@ from warploom.runtime.copies import DeviceCopies
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.graph_hold import GraphHold
 from warploom.runtime.missing import refuse_missing
+from warploom.runtime.shortcuts import raw_stream
 from warploom.runtime.sizes import Sizes
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch, host_int32
@@ -132,7 +133,8 @@ def attention(
         UnknownInput, MissingInput: a wrong input.
         ArgumentError: the variant refuses these lengths, as `PackedMask` does with too few bits.
         UnsupportedSpec, BadHeadDim: no kernel serves these types or sizes.
-        ForbiddenUnderCapture: a CUDA graph is being captured, and the lengths are new.
+        ForbiddenUnderCapture: a CUDA graph is being captured, and the lengths are new, to this
+            stream too, or a tensor of the variant lies on the host and was not copied yet.
     """
     if more:
         reason = "it takes q, k and v by position; name the others, such as variant=..."
@@ -250,7 +252,7 @@ class _Entry:
 
 _entries: OrderedDict[tuple[Hashable, tuple[int, int]], _Entry] = OrderedDict()
 # CUDA graphs read the plans of these at every replay, so they are never planned again. They stay
-# until all graphs that captured them are gone: one for each thread and each plan captured.
+# until all graphs that captured them are gone: one for each plan, thread and stream of captures.
 _captured: list[tuple[Hashable, _Entry, GraphHold]] = []
 _lock = threading.Lock()
 _copies = DeviceCopies()
@@ -286,10 +288,11 @@ def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrap
 def _pinned(call: _Call) -> AttentionWrapper:
     """A wrapper with this very plan, set aside for the graph that is being captured.
 
-    It is one of this thread: another thread could be planning or running its own right now.
+    It is one of this thread: another thread could be planning or running its own right now. Only
+    what is captured on the same stream shares it: other launches may run at the same time.
     """
     thread = threading.get_ident()
-    mine = call.kind, thread
+    mine = call.kind, thread, raw_stream(call.device.index)
     with _lock:
         for owner, entry, hold in _captured:
             if owner == mine and entry.planned == call.plan_key(entry.wrapper):
@@ -297,7 +300,7 @@ def _pinned(call: _Call) -> AttentionWrapper:
                 return entry.wrapper
         _drop_released()
         for key, entry in _entries.items():
-            same = (key[0], key[1][0]) == mine
+            same = (key[0], key[1][0]) == mine[:2]
             if same and entry.planned == call.plan_key(entry.wrapper):
                 hold = GraphHold()
                 hold.attach(call.device)
@@ -305,7 +308,8 @@ def _pinned(call: _Call) -> AttentionWrapper:
                 return entry.wrapper
     raise ForbiddenUnderCapture(
         what="attention() met lengths that it has no plan for",
-        remedy="Call it once with these tensors in this thread before the capture.",
+        remedy="Call it once with these tensors in this thread before the capture; before one on "
+        "several streams, once on as many.",
     )
 
 

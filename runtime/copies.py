@@ -10,7 +10,10 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.dsl.dtypes import DType
-from warploom.runtime.graph import is_capturing
+from warploom.runtime.graph import is_capturing, refuse_under_capture
+
+_COPYING = "a tensor on the host had to be copied"
+_REMEDY = "Put it on the device, or call with it once before the capture."
 
 
 class DeviceCopy:
@@ -22,26 +25,25 @@ class DeviceCopy:
     """
 
     def __init__(self, tensor: torch.Tensor, version: int) -> None:
-        """Take a copy that the current stream has just been given to make."""
+        """Take a copy that the current stream has just allocated and been given to make."""
         self.tensor = tensor
         self.version = version
-        self._streams: dict[int, torch.cuda.Stream] = {}
-        self._writer: torch.cuda.Stream | None = None
-        self._written()
+        self._readers: dict[int, torch.cuda.Stream] = {}
+        self._owner = self._writer = self._current()
 
-    def _written(self) -> None:
-        self._streams.clear()
-        if self.tensor.is_cuda and not is_capturing(self.tensor.device):
-            self._writer = torch.cuda.current_stream(self.tensor.device)
+    def _current(self) -> torch.cuda.Stream | None:
+        return torch.cuda.current_stream(self.tensor.device) if self.tensor.is_cuda else None
 
     def renew(self, host: torch.Tensor, version: int) -> None:
         """Copy again, behind all that was enqueued to read what is there."""
-        if not is_capturing(self.tensor.device):
-            for stream in self._streams.values():
-                torch.cuda.current_stream(self.tensor.device).wait_stream(stream)
+        stream = self._current()
+        if stream is not None:
+            for reader in self._readers.values():
+                stream.wait_stream(reader)
         self.tensor.copy_(host)
         self.version = version
-        self._written()
+        self._readers.clear()
+        self._writer = stream
 
     def use(self) -> torch.Tensor:
         """The copy, for what the current stream is given next: behind its writing.
@@ -51,10 +53,11 @@ class DeviceCopy:
         if self._writer is None or is_capturing(self.tensor.device):
             return self.tensor
         stream = torch.cuda.current_stream(self.tensor.device)
-        if stream.cuda_stream not in self._streams:
-            self._streams[stream.cuda_stream] = stream
+        if stream.cuda_stream not in self._readers:
+            self._readers[stream.cuda_stream] = stream
             if stream != self._writer:
                 stream.wait_stream(self._writer)
+            if stream != self._owner:
                 self.tensor.record_stream(stream)  # it may be dropped while that reads
         return self.tensor
 
@@ -66,7 +69,8 @@ class DeviceCopies:
     """Copies by the identity of their source; they live as long as it.
 
     A source that changed is copied into the same memory, so that a captured CUDA graph reads its
-    values of the last call. All threads and streams may ask.
+    values of the last call. Changes are seen by the version that torch counts: not those made
+    through `.data` or an array that shares the memory. All threads and streams may ask.
     """
 
     def __init__(self) -> None:
@@ -87,15 +91,22 @@ class DeviceCopies:
             device: where the copy belongs.
             dtype: what the kernel reads.
             host: gives what to copy: `source` in that type.
+
+        Raises:
+            ForbiddenUnderCapture: a CUDA graph is being captured, and there is no copy yet, or the
+                source was written since.
         """
         if source.is_inference():  # torch does not count the writes to these
+            refuse_under_capture(device, _COPYING, _REMEDY)
             return host().to(device)
         version = source._version
         with self._lock:
             copies = self._copies.setdefault(source, {})
             copy = copies.get((device, dtype))
             if copy is None or copy.tensor.shape != source.shape:
+                refuse_under_capture(device, _COPYING, _REMEDY)
                 copy = copies[device, dtype] = DeviceCopy(host().to(device), version)
             elif copy.version != version:
+                refuse_under_capture(device, _COPYING, _REMEDY)
                 copy.renew(host(), version)
             return copy.use()

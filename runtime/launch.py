@@ -63,7 +63,7 @@ class Launcher:
         self._allocate = shortcuts.allocator(device)
         self._streams = workspace.streams
         if self._streams is not None:
-            self._streams.taken = self._used_on
+            self._streams.tell(self._used_on)
         self._maps_of: dict[TileConfig, TensorMaps | None] = {}
         self._form: tuple[bool, ...] | None = None
         self._kernel: Kernel | None = None

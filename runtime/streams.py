@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakMethod
 
 import torch
 
@@ -17,19 +18,19 @@ class Streams:
     On one stream everything is ordered by itself, and this costs a comparison. The same holds of
     captured launches: the streams that replay them are the caller's to order.
 
-    Attributes:
-        taken: told of each stream that follows another one, before work is enqueued there.
     """
 
-    def __init__(
-        self, device: torch.device, taken: Callable[[torch.cuda.Stream], None] | None = None
-    ) -> None:
+    def __init__(self, device: torch.device) -> None:
         """Begin before the first plan on a CUDA device."""
         self._device = device
-        self.taken = taken
+        self._taken: WeakMethod[Callable[[torch.cuda.Stream], None]] | None = None
         self._index = device.index
         self._last: torch.cuda.Stream | None = None
         self._handle = -1
+
+    def tell(self, taken: Callable[[torch.cuda.Stream], None]) -> None:
+        """Call a method with each stream that is new here, before work is enqueued there."""
+        self._taken = WeakMethod(taken)  # the order may outlast whose work is ordered
 
     def current(self) -> int:
         """Handle of the caller's stream, after making it wait for the last one if it is another."""
@@ -38,8 +39,9 @@ class Streams:
             stream = torch.cuda.current_stream(self._device)
             if self._last is not None:
                 stream.wait_stream(self._last)
-            if self.taken is not None:
-                self.taken(stream)
+            taken = None if self._taken is None else self._taken()
+            if taken is not None:
+                taken(stream)
             self._last, self._handle = stream, handle
         return handle
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from typing import ClassVar
-from weakref import WeakSet
+import weakref
 
 import torch
 
 from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.streams import Streams
+from warploom.runtime.tenancy import Tenancy
 from warploom.scheduler.capacity import WorkspaceSize
 
 _FOR_A_BATCH = {
@@ -32,9 +31,6 @@ class Workspace:
         streams: order of what uses it; None on the CPU.
     """
 
-    _shared: ClassVar[WeakSet[Workspace]] = WeakSet()  # those in the caller's memory
-    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
-
     def __init__(
         self, device: torch.device, memory: torch.Tensor | None = None, has_bounds: bool = True
     ) -> None:
@@ -50,16 +46,15 @@ class Workspace:
         """
         self._device = device
         self.streams = Streams(device) if device.type == "cuda" else None
-        self._given = memory is not None
         self._why = {} if has_bounds else _FOR_A_BATCH
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._size: WorkspaceSize | None = None
         self._plan_ints: torch.Tensor | None = None  # once asked for
-        self._is_held = not self._given
+        self._tenancy: Tenancy | None = None  # in the caller's memory
         if memory is not None:
             self._memory = _checked(memory, device)
-            with self._shared_lock:
-                self._shared.add(self)
+            self._tenancy = Tenancy(self._memory.data_ptr(), self.streams)
+            weakref.finalize(self, self._tenancy.leave)
 
     @property
     def memory(self) -> torch.Tensor:
@@ -80,23 +75,27 @@ class Workspace:
         """
         if size.total <= self.bytes:
             return
-        if self._given:
+        if self._tenancy is not None:
             raise WorkspaceTooSmall(got=self.bytes, needed=size.total, **self._why)
         refuse_under_capture(
             self._device, "the workspace cannot grow", "Declare bounds, or call plan() before."
         )
 
     def fit(self, size: WorkspaceSize) -> None:
-        """Lay the memory out for these sizes, growing it if it is too small; raises as `check`."""
-        if (size is self._size or size == self._size) and not self._given:
+        """Lay the memory out for these sizes, growing it if it is too small; raises as `check`.
+
+        What it enqueues lies in the order of streams: behind the last use, and before the next.
+        """
+        if (size is self._size or size == self._size) and self._tenancy is None:
             return
         self.check(size)
+        self.await_last()
         if size.total > self.bytes:
             self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
         if size != self._size:
             self._size, self._plan_ints = size, None
-        if self._given:
-            self._take_from_others()
+        if self._tenancy is not None:
+            self._tenancy.take(size.total)
         self._memory[size.offsets["arrivals"] : size.total].zero_()
 
     def check_held(self) -> None:
@@ -105,31 +104,13 @@ class Workspace:
         Raises:
             PlanMismatch: another wrapper did.
         """
-        if not self._is_held:
+        if self._tenancy is not None and not self._tenancy.is_held:
             raise PlanMismatch(name="workspace", got="another wrapper's since", expected="this one")
-
-    def _take_from_others(self) -> None:
-        """Hold what is laid out; whoever has a plan in one of these bytes holds nothing more."""
-        mine = self._bytes_used()
-        with self._shared_lock:
-            sharing = [other for other in self._shared if other._device == self._device]
-        for other in sharing:
-            theirs = other._bytes_used()
-            if mine.start < theirs.stop and theirs.start < mine.stop:
-                other._is_held = False
-                if self.streams is not None and other.streams is not None:
-                    self.streams.follow(other.streams)
-        self._is_held = True
 
     def await_last(self) -> None:
         """Let the current stream wait for what was enqueued last, on whichever stream."""
         if self.streams is not None:
             self.streams.current()
-
-    def _bytes_used(self) -> range:
-        """Addresses of the layout."""
-        begin = self._memory.data_ptr()
-        return range(begin, begin + (0 if self._size is None else self._size.total))
 
     def address(self, part: str) -> int:
         """Address of a part: plan, partial_o, partial_lse, arrivals or votes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 import warploom as wl
 from warploom.errors import BatchRefused
+from warploom.runtime import attention as attention_module
 from warploom.runtime.graph import is_capturing
 
 pytestmark = pytest.mark.gpu
@@ -76,6 +79,92 @@ def test_wrappers_that_share_a_workspace_wait_for_each_other(cuda: Any) -> None:
     second.run(q, (kv[0][:50], kv[1][:50]))
     torch.cuda.synchronize()
     assert torch.equal(out, expected)
+
+
+def test_memory_that_a_new_wrapper_clears_is_awaited(cuda: Any) -> None:
+    size = decoding(cuda).workspace_size(wl.Bounds(4, 8, 8192))
+    memory = torch.empty(size.total, dtype=torch.uint8, device=cuda)
+    first = decoding(cuda, workspace=memory)
+    (q, kv), lengths = tensors(cuda, 6000), ([0, 1, 2, 3], [0, 10, 5000, 6000])
+    first.plan(*lengths)
+    expected = first.run(q, kv)
+    small = {"bounds": wl.Bounds(3, 3, 64), "cuda_graph": True}  # whose counters lie in that plan
+    decoding(cuda, **small)  # loads what is needed
+    for is_kept in (True, False):
+        torch.cuda.synchronize()
+        with busy_stream():
+            second = decoding(cuda, workspace=memory, **small)
+        if not is_kept:
+            del second  # what it has enqueued is still to come
+        first.plan(*lengths)
+        out = first.run(q, kv)
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+def test_a_first_plan_waits_for_the_stream_that_made_its_wrapper(cuda: Any) -> None:
+    options = {"bounds": wl.Bounds(4, 8, 8192), "cuda_graph": True}
+    (q, kv), lengths = tensors(cuda, 6000), ([0, 1, 2, 3], [0, 10, 5000, 6000])
+    known = decoding(cuda, **options)
+    known.plan(*lengths)
+    expected = known.run(q, kv)
+    torch.cuda.synchronize()
+    with busy_stream() as stream:
+        made = decoding(cuda, **options)  # clears its counters there
+    made.plan(*lengths)
+    torch.cuda.current_stream().synchronize()
+    assert stream.query()
+    assert torch.equal(made.run(q, kv), expected)
+
+
+def test_captures_on_two_streams_at_once_do_not_disturb_each_other(cuda: Any) -> None:
+    q = torch.randn(1, 1, 4, 64, dtype=torch.float16, device=cuda)
+    caches = torch.randn(2, 2, 1, 20_000, 4, 64, dtype=torch.float16, device=cuda)
+    expected = [wl.attention(q, k, v) for k, v in caches]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        wl.attention(q, *caches[1])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    outs: list[list[torch.Tensor]] = [[], []]
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            outs[1] = [wl.attention(q, *caches[1]) for _ in range(20)]
+        outs[0] = [wl.attention(q, *caches[0]) for _ in range(20)]
+        torch.cuda.current_stream().wait_stream(side)
+    for _ in range(5):
+        graph.replay()
+    torch.cuda.synchronize()
+    for found, wanted in zip(outs, expected, strict=True):
+        assert all(torch.equal(out, wanted) for out in found)
+
+
+def test_a_copy_is_kept_for_its_last_writer(cuda: Any) -> None:
+    """Another stream allocated it, and could give its memory away."""
+    q, (k, v) = tensors(cuda, 200)
+    given = q[None], k[None], v[None]
+    other = wl.Alibi(torch.rand(4))  # which the wrappers are made with, and keep
+    wl.attention(*given, variant=other)
+    slopes = torch.rand(4)
+    expected = wl.attention(*given, variant=wl.Alibi(2 * slopes))
+    wl.attention(*given, variant=wl.Alibi(slopes))
+    copies = attention_module._copies._copies[slopes].values()
+    (copy,) = (weakref.ref(made.tensor) for made in copies)
+    slopes *= 2
+    with busy_stream():
+        wl.attention(*given, variant=other)
+        wl.attention(*given, variant=wl.Alibi(slopes))  # writes the copy
+        torch.cuda._sleep(LONG)
+        out = wl.attention(*given, variant=wl.Alibi(slopes))
+    del slopes, copies
+    gc.collect()
+    assert copy() is None
+    spoilt = [torch.full((4,), 100.0, device=cuda) for _ in range(200)]
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+    assert len(spoilt) == 200
 
 
 def test_a_host_tensor_is_copied_anew_behind_who_reads_its_copy(cuda: Any) -> None:

@@ -13,8 +13,9 @@ from fake_stream import FakeStream
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.trace import trace
+from warploom.errors import ForbiddenUnderCapture
 from warploom.runtime import attention as module
-from warploom.runtime import copies
+from warploom.runtime import copies, graph
 from warploom.runtime.copies import DeviceCopies, DeviceCopy
 
 META = torch.device("meta")
@@ -90,7 +91,23 @@ def test_readers_wait_for_the_writer_and_the_next_writer_for_them(
     assert tensor.recorded == [2]
     now[0] = streams[2]
     copy.renew(torch.zeros(1), 1)
+    copy.use()
     assert streams[2].waited == [1, 2]
+    assert tensor.recorded == [2, 3]  # the last writer did not allocate it
     now[0] = streams[1]
     copy.use()
     assert streams[1].waited == [1, 3]
+
+
+def test_nothing_is_copied_under_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, cpu = DeviceCopies(), torch.device("cpu")
+    known, new = torch.zeros(2), torch.zeros(2)
+    with torch.inference_mode():
+        uncounted = torch.zeros(2)
+    copy = kept(known, cpu, FLOAT32, known.clone)
+    monkeypatch.setattr(graph, "is_capturing", lambda device: True)
+    assert kept(known, cpu, FLOAT32, known.clone) is copy
+    known += 1
+    for source in (known, new, uncounted):
+        with pytest.raises(ForbiddenUnderCapture, match="a tensor on the host had to be copied"):
+            kept(source, cpu, FLOAT32, source.clone)

@@ -39,15 +39,16 @@ class FakeHold:
 
 
 @pytest.fixture
-def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
-    """Set `on` to be under capture."""
-    state = {"on": False}
+def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Set `on` to be under capture, and `stream` to the stream that is captured."""
+    state: dict[str, int] = {"on": False, "stream": 1}
 
     def is_capturing(device: torch.device) -> bool:
-        return state["on"]
+        return bool(state["on"])
 
     for module in (graph, streams, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
+    monkeypatch.setattr(attention_module, "raw_stream", lambda index: state["stream"])
     monkeypatch.setattr(attention_module, "_captured", [])
     monkeypatch.setattr(attention_module, "GraphHold", FakeHold)
     yield state
@@ -59,7 +60,7 @@ def tensors(keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q[:, :1], k, v
 
 
-def test_run_is_free_and_plan_is_refused(capture: dict[str, bool]) -> None:
+def test_run_is_free_and_plan_is_refused(capture: dict[str, int]) -> None:
     attention = AttentionWrapper(Causal(), **SHAPE)
     attention.plan([0, 1], [0, 5])
     q, k, v = (x[0] for x in tensors(5))
@@ -70,13 +71,13 @@ def test_run_is_free_and_plan_is_refused(capture: dict[str, bool]) -> None:
         attention.plan([0, 1], [0, 5])
 
 
-def test_a_kernel_that_is_not_loaded_is_not_compiled(capture: dict[str, bool]) -> None:
+def test_a_kernel_that_is_not_loaded_is_not_compiled(capture: dict[str, int]) -> None:
     capture["on"] = True
     with pytest.raises(CompileForbidden, match="a CUDA graph is being captured"):
         AttentionWrapper(Causal(), tile=TileConfig(6, 64, 1, 1), **SHAPE)
 
 
-def test_a_workspace_does_not_grow(capture: dict[str, bool]) -> None:
+def test_a_workspace_does_not_grow(capture: dict[str, int]) -> None:
     space = workspace.Workspace(torch.device("cpu"))
     small, large = WorkspaceSize(512, 0, 0, 256), WorkspaceSize(4096, 0, 0, 256)
     space.fit(large)
@@ -88,7 +89,7 @@ def test_a_workspace_does_not_grow(capture: dict[str, bool]) -> None:
 
 
 def test_a_captured_plan_of_attention_is_never_planned_again(
-    capture: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    capture: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variant = Causal() & SlidingWindow(3)
     expected = attention(*tensors(9), variant=variant)
@@ -112,7 +113,7 @@ def test_a_captured_plan_of_attention_is_never_planned_again(
     assert captured not in planned
 
 
-def test_a_captured_plan_lives_as_long_as_its_graphs(capture: dict[str, bool]) -> None:
+def test_a_captured_plan_lives_as_long_as_its_graphs(capture: dict[str, int]) -> None:
     variant = Causal() & SlidingWindow(5)
     attention(*tensors(9), variant=variant)
     capture["on"] = True
@@ -130,7 +131,7 @@ def test_a_captured_plan_lives_as_long_as_its_graphs(capture: dict[str, bool]) -
         assert (gone() is None) == (graphs == 0)
 
 
-def test_a_capture_takes_no_wrapper_of_another_thread(capture: dict[str, bool]) -> None:
+def test_a_capture_takes_no_wrapper_of_another_thread(capture: dict[str, int]) -> None:
     variant = Causal() & SlidingWindow(4)
     thread = threading.Thread(target=lambda: attention(*tensors(6), variant=variant))
     thread.start()
@@ -140,12 +141,42 @@ def test_a_capture_takes_no_wrapper_of_another_thread(capture: dict[str, bool]) 
         attention(*tensors(6), variant=variant)
 
 
+def test_captures_on_two_streams_share_no_plan(capture: dict[str, int]) -> None:
+    variant = Causal() & SlidingWindow(2)
+
+    def captured(stream: int) -> AttentionWrapper:
+        capture.update(on=True, stream=stream)
+        attention(*tensors(6), variant=variant)
+        capture["on"] = False
+        return next(e.wrapper for owner, e, _ in attention_module._captured if owner[2] == stream)
+
+    attention(*tensors(6), variant=variant)
+    first = captured(1)
+    assert captured(1) is first
+    with pytest.raises(ForbiddenUnderCapture, match="before one on several streams"):
+        captured(2)
+    capture["on"] = False
+    attention(*tensors(6), variant=variant)
+    assert captured(2) is not first
+    assert captured(1) is first
+
+
+class User:
+    """Notes the streams that it is told of."""
+
+    def __init__(self) -> None:
+        self.streams: list[int] = []
+
+    def taken(self, stream: Any) -> None:
+        self.streams.append(stream.cuda_stream)
+
+
 def test_each_stream_waits_for_the_one_before(
-    capture: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    capture: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = [FakeStream(0), FakeStream(7), FakeStream(8)]
-    taken: list[FakeStream] = []
-    order = streams.Streams(torch.device("cuda", 0), taken.append)  # type: ignore[arg-type]
+    order, user = streams.Streams(torch.device("cuda", 0)), User()
+    order.tell(user.taken)
 
     def use(stream: FakeStream) -> None:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
@@ -159,4 +190,7 @@ def test_each_stream_waits_for_the_one_before(
     use(caller[2])
     assert order.current() == 8
     assert caller[2].waited == [7]
-    assert [stream.cuda_stream for stream in taken] == [0, 7, 8, 7, 0]
+    assert user.streams == [0, 7, 8, 7, 0]
+    del user
+    capture["on"] = False
+    assert order.current() == 8

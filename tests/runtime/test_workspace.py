@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fake_stream import FakeStream
 
 from warploom.dsl.formats import Ragged
 from warploom.dsl.library.causal import Causal
 from warploom.errors import PlanMismatch
+from warploom.runtime import shortcuts, streams, tenancy
 from warploom.runtime.launch import Launcher
+from warploom.runtime.streams import Streams
+from warploom.runtime.tenancy import Tenancy
 from warploom.runtime.workspace import Workspace
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
@@ -46,20 +52,88 @@ def test_slices_that_share_bytes_are_held_by_the_last_to_plan(begin: int, is_sha
     assert holds(second) != is_shared
 
 
-def test_who_takes_memory_over_waits_for_its_last_user() -> None:
-    memory = torch.empty(4096, dtype=torch.uint8)
+class FakeStreams:
+    """Order that notes whose work it followed."""
+
+    def __init__(self, name: str, followed: list[str]) -> None:
+        self.name, self.followed = name, followed
+
+    def follow(self, other: FakeStreams) -> None:
+        self.followed.append(other.name)
+
+
+@pytest.fixture
+def tenants(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tenancy]:
+    monkeypatch.setattr(tenancy, "_tenancies", [])
+
+    def make(begin: int, name: str, followed: list[str]) -> Tenancy:
+        streams: Any = FakeStreams(name, followed)
+        return Tenancy(begin, streams)
+
+    return make
+
+
+def test_who_takes_memory_over_waits_for_its_last_user(tenants: Callable[..., Tenancy]) -> None:
     followed: list[str] = []
-    spaces = [Workspace(CPU, memory[begin:]) for begin in (0, 0, SIZE.total)]
-    for name, space in zip(("first", "second", "apart"), spaces, strict=True):
-        streams: Any = SimpleNamespace(name=name, follow=lambda other: followed.append(other.name))
-        space.streams = streams
-    for space in spaces:
-        space.fit(SIZE)
+    first, second, apart = (tenants(*at, followed) for at in ((0, "1st"), (0, "2nd"), (512, "far")))
+    for tenant in (first, second, apart):
+        tenant.take(512)
+    assert followed == ["1st"]
+    first.take(512)
+    assert followed == ["1st", "2nd"]
+    second.take(600)
+    assert not apart.is_held
+    second.take(512)
     followed.clear()
-    spaces[2].fit(SIZE)
-    assert followed == ["apart"]
-    spaces[0].fit(SIZE)
-    assert sorted(followed[1:]) == ["first", "second"]
+    apart.take(512)
+    assert followed == ["2nd"]  # what that enqueued before it shrank
+    assert second.is_held
+
+
+def test_what_a_wrapper_that_is_gone_has_enqueued_is_awaited(
+    tenants: Callable[..., Tenancy],
+) -> None:
+    followed: list[str] = []
+    gone, half, whole = (tenants(0, name, followed) for name in ("gone", "half", "whole"))
+    gone.take(512)
+    gone.leave()
+    half.take(256)
+    assert followed == ["gone"]
+    whole.take(512)
+    assert followed == ["gone", "gone", "half"]
+    assert tenancy._tenancies == [half, whole]  # who waits for those waits for it
+    half.take(512)
+    assert followed[3:] == ["whole"]
+
+
+def test_a_workspace_that_is_gone_leaves_its_memory() -> None:
+    memory = torch.empty(4096, dtype=torch.uint8)
+    begin = memory.data_ptr()
+    for _ in range(5):  # the caller's memory, from which allocators give the same addresses
+        Workspace(CPU, memory).fit(SIZE)
+    gc.collect()
+    kept = [tenant for tenant in tenancy._tenancies if tenant._begin == begin]
+    assert len(kept) <= 1
+    assert all(tenant._is_left for tenant in kept)
+
+
+def test_counters_are_cleared_in_the_order_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a wrapper that is made, and plans later."""
+    one, other = FakeStream(1), FakeStream(2)
+    now = [one]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: now[0])
+    monkeypatch.setattr(shortcuts, "raw_stream", lambda _: now[0].cuda_stream)
+    monkeypatch.setattr(streams, "is_capturing", lambda _: False)
+    memory = torch.empty(4096, dtype=torch.uint8)
+    first, second = Workspace(CPU, memory), Workspace(CPU, memory)
+    for space in (first, second):
+        assert space._tenancy is not None
+        space.streams = space._tenancy._streams = Streams(torch.device("cuda", 0))
+    for space, stream in ((first, one), (second, other), (first, one)):
+        now[0] = stream
+        space.fit(SIZE)
+    assert other.waited == [1]
+    assert one.waited == [2]
 
 
 def test_threads_may_make_and_share_workspaces() -> None:
