@@ -19,6 +19,18 @@ from warploom.dsl.ir import Kind
 from warploom.dsl.symbols import Symbol, Value
 
 
+def _add(a: Value, b: Value, *, alpha: Value = 1) -> Value:
+    return a + alpha * b
+
+
+def _sub(a: Value, b: Value, *, alpha: Value = 1) -> Value:
+    return a - alpha * b
+
+
+def _rsub(a: Value, b: Value, *, alpha: Value = 1) -> Value:
+    return b - alpha * a
+
+
 def _square(x: Value) -> Value:
     return x * x
 
@@ -115,8 +127,9 @@ def _full(value: bool) -> Callable[..., Value]:
 
 
 _FOREIGN: dict[Callable[..., Any], str] = {
-    operator.add: "add",
-    operator.sub: "sub subtract",
+    _add: "add",
+    _sub: "sub subtract",
+    _rsub: "rsub",
     operator.mul: "mul multiply",
     _div: "div divide true_divide",
     operator.floordiv: "floor_divide",
@@ -131,7 +144,7 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     operator.le: "le less_equal",
     operator.gt: "gt greater",
     operator.ge: "ge greater_equal",
-    operator.eq: "eq equal",
+    operator.eq: "eq",
     operator.ne: "ne not_equal",
     operator.neg: "neg negative",
     operator.invert: "invert bitwise_not",
@@ -166,6 +179,7 @@ _UNTRACED = {
     "softplus": "Write maximum(x, 0) + log(1 + exp(-abs(x))).",
     "fmod": "Write x % y, which has the sign of y, or x - y * torch.div(x, y, "
     "rounding_mode='trunc').",
+    "equal": "Write a == b, which compares element by element.",
     "masked_fill": "Write where(mask, value, x).",
     "full_like zeros_like ones_like": "Use a number.",
     "half bfloat16": "Kernels compute in float32: leave it out.",

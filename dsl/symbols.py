@@ -219,7 +219,8 @@ class Symbol:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        return call_named("np." + name, name, args, kwargs)
+        means = "eq" if name == "equal" else name  # torch.equal compares whole tensors
+        return call_named("np." + name, means, args, kwargs)
 
     def __array_function__(
         self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any]

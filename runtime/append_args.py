@@ -19,7 +19,7 @@ from warploom.errors import (
     WrongShape,
     WrongStride,
 )
-from warploom.runtime.args import Geometry, refuse_expanded
+from warploom.runtime.args import Geometry, check_writable
 from warploom.runtime.formats import make_batch
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.tensors import as_torch
@@ -55,7 +55,7 @@ def check_tensors(
     ):
         _check_one(tensor, name, axes, sizes | {"dim": dim}, element, geometry.device)
         if axes is cache_axes:
-            refuse_expanded(tensor, name)
+            check_writable(tensor, name)
         by_axis = dict(zip(axes, tensor.stride(), strict=True))
         wanted = ("row", "head") if axes is _ROW_AXES else ("block", "token", "head")
         found += [by_axis[axis] for axis in wanted]

@@ -200,7 +200,7 @@ def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
             name="out", got=tuple(out.shape), expected=_described(expected, geometry.q_axes)
         )
     _check_strides(out, "out")
-    refuse_expanded(out, "out")
+    check_writable(out, "out")
     return row_strides(out.stride(), geometry)
 
 
@@ -219,7 +219,7 @@ def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     axes = geometry.q_axes[:-1]
     if tuple(lse.shape) != expected:
         raise WrongShape(name="lse", got=tuple(lse.shape), expected=_described(expected, axes))
-    refuse_expanded(lse, "lse")
+    check_writable(lse, "lse")
     return row_strides(lse.stride(), geometry)
 
 
@@ -330,13 +330,22 @@ def _check_strides(tensor: torch.Tensor, name: str) -> None:
         )
 
 
-def refuse_expanded(tensor: torch.Tensor, name: str) -> None:
-    """Writing must not reach a place twice."""
-    sized = zip(tensor.stride(), tensor.shape, strict=True)
-    if any(stride == 0 and size > 1 for stride, size in sized):
-        raise WrongStride(
-            name=name, got=tensor.stride(), expected="an expanded tensor cannot be written"
-        )
+def check_writable(tensor: torch.Tensor, name: str) -> None:
+    """Writing must reach no place twice, and nothing that torch should know of.
+
+    Raises:
+        WrongStride: elements overlap.
+        ArgumentError: the tensor requires a gradient.
+    """
+    reach = 0  # of the axes with smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach and tensor.numel():
+            expected = "elements that overlap, as of an expanded tensor, cannot be written"
+            raise WrongStride(name=name, got=tensor.stride(), expected=expected)
+        reach += stride * (size - 1)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        reason = "requires a gradient, which is not computed for what is written in place; "
+        raise ArgumentError(name=name, reason=f"{reason}give {name}.detach()")
 
 
 def row_strides(strides: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:

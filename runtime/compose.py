@@ -18,6 +18,7 @@ from warploom.errors import ArgumentError, WrongShape
 from warploom.runtime.declare import checked_count, checked_number
 from warploom.runtime.formats import indptr
 from warploom.runtime.tensors import host_int32
+from warploom.scheduler.bounds import INT32_MAX
 
 
 @dataclass(frozen=True)
@@ -232,10 +233,13 @@ def _parts(source: Any) -> list[Part]:
 
 def _ints(name: str, given: Any) -> list[int]:
     try:
-        return [index(number) for number in given]
+        numbers = [index(number) for number in given]
     except TypeError:
         reason = f"{name} are {given!r}; expected a list of whole numbers, such as [0, 1]"
         raise ArgumentError(name="Part", reason=reason) from None
+    if max(numbers, default=0) > INT32_MAX:
+        raise ArgumentError(name=name, reason=f"{max(numbers)} is beyond {INT32_MAX}")
+    return numbers
 
 
 def _append(part: Part, tables: list[list[int]], last: list[int], page_size: int) -> None:

@@ -170,7 +170,7 @@ class PageSelectionWrapper(AttentionWrapper):
             raise ArgumentError(
                 name="selection", reason=f"{reason}: give a torch.int32 tensor on {self.device}"
             )
-        tensor = as_torch(selection, "selection")
+        tensor = as_torch(selection, "selection", shared=True)
         if tensor.device != self.device:
             raise WrongDevice(name="selection", got=str(tensor.device), expected=str(self.device))
         if tensor.dtype != torch.int32:

@@ -13,27 +13,28 @@ from warploom.errors import ArgumentError, WrongDType, WrongShape
 _INT32 = np.iinfo(np.int32)
 
 
-def as_torch(value: Any, name: str, written: bool = False) -> torch.Tensor:
+def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
     """View `value` as a torch tensor that shares its memory.
 
     Args:
         value: a torch tensor, or any object with `__dlpack__` (CuPy, JAX, NumPy, ...). The producer
             orders its work before torch's current stream, as the DLPack protocol asks.
         name: the argument's name, for messages.
-        written: the tensor is written to; a read-only array is refused, not copied.
+        shared: the tensor is written to, or read again later: what would be copied is refused.
 
     Raises:
         ArgumentError: the object exports no tensor, one that torch cannot view, or one that cannot
-            be written.
+            be shared.
     """
     if isinstance(value, torch.Tensor):
-        return _plain(value, name, written)
+        return _plain(value, name, shared)
     if isinstance(value, np.ndarray) and not value.flags.writeable:
-        if written:
-            raise ArgumentError(name=name, reason="is a read-only array; give one to write to")
+        if shared:
+            reason = "is a read-only array, which torch cannot share; give one that can be written"
+            raise ArgumentError(name=name, reason=reason)
         value = value.copy()  # DLPack has no read-only tensors before version 1
     if isinstance(value, np.ndarray) and min(value.strides, default=0) < 0:
-        if written:
+        if shared:
             raise ArgumentError(name=name, reason="runs backwards; torch has no negative strides")
         value = value.copy()  # torch ends the process when it imports one
     if not hasattr(value, "__dlpack__"):
@@ -47,7 +48,7 @@ def as_torch(value: Any, name: str, written: bool = False) -> torch.Tensor:
         raise ArgumentError(name=name, reason=f"its DLPack export failed ({error})") from error
 
 
-def _plain(tensor: torch.Tensor, name: str, written: bool) -> torch.Tensor:
+def _plain(tensor: torch.Tensor, name: str, shared: bool) -> torch.Tensor:
     """The tensor, if its memory holds its values in rows; a lazy negative is worked out."""
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested" if tensor.is_nested else "a sparse"
@@ -55,7 +56,7 @@ def _plain(tensor: torch.Tensor, name: str, written: bool) -> torch.Tensor:
         raise ArgumentError(name=name, reason=f"is {kind} tensor; {remedy}")
     if not tensor.is_neg():
         return tensor
-    if written:
+    if shared:
         raise ArgumentError(name=name, reason="is a negative view; give one with its own values")
     return tensor.resolve_neg()
 
@@ -68,6 +69,8 @@ def host_array(value: Any, name: str) -> np.ndarray:
     """
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
+        if tensor.is_meta:
+            raise ArgumentError(name=name, reason="is a meta tensor, which has no values")
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.float()
         return tensor.cpu().numpy()

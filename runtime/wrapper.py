@@ -318,8 +318,8 @@ class AttentionWrapper(Planning):
             raise self._not_planned()
         kv = checked_kv(kv, self.kv_format)
         q = as_torch(q, "q")
-        out = out if out is None else as_torch(out, "out", written=True)
-        lse = lse if lse is None else as_torch(lse, "lse", written=True)
+        out = out if out is None else as_torch(out, "out", shared=True)
+        lse = lse if lse is None else as_torch(lse, "lse", shared=True)
         learnt, tensors = self._learnt(inputs), (q, *key_value(kv))
         is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
         if (wants or self._launcher is None) and not is_traced:

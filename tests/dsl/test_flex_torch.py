@@ -57,6 +57,8 @@ def test_what_is_no_function(kind: str, given: Any, text: str) -> None:
         lambda x, k: torch.sign(x) + torch.sign(k),
         lambda x, k: F.relu(x) + torch.relu(x),
         lambda x, k: F.silu(x),
+        lambda x, k: torch.add(x, k, alpha=2) + torch.sub(k, x, alpha=0.5) + torch.rsub(k, x),
+        lambda x, k: torch.add(k, 1) - torch.rsub(k, 3, alpha=2),
         lambda x, k: F.gelu(x) + F.gelu(x, approximate="tanh"),
     ],
 )  # fmt: skip
@@ -86,6 +88,7 @@ def test_torch_functions_mean_what_torch_says(use: Any, graph: Any) -> None:
         (torch.expm1, r"torch.expm1 .*Write exp\(x\) - 1"),
         (F.softplus, r"Write maximum\(x, 0\) \+ log\(1 \+ exp\(-abs\(x\)\)\)"),
         (lambda x: torch.fmod(x, 2), r"torch.fmod .*Write x % y, which has the sign of y, or"),
+        (lambda x: torch.equal(x, x), r"torch.equal .*Write a == b, .*element by element"),
         (lambda x: x.masked_fill(x > 0, 1.0), r"Write where\(mask, value, x\)"),
         (lambda x: x @ torch.ones(3, 3), r"product with a matrix \(@\) .*before the call"),
         (lambda x: torch.ones(3, 3) @ x, "no products of matrices: multiply q, k or v by the"),

@@ -48,6 +48,8 @@ ONE = wl.Part([0], [1])
         ([wl.Part(0, [1])], {}, r"Part: requests are 0; expected a list of whole numbers"),  # type: ignore[arg-type]
         ([wl.Part([0], 1)], {}, r"Part: pages are 1; expected a list of whole numbers"),  # type: ignore[arg-type]
         ([wl.Part([0], [1.5])], {}, r"pages are \[1\.5\]; expected"),  # type: ignore[list-item]
+        ([wl.Part([0], [2**40])], {}, "pages: 1099511627776 is beyond 2147483647"),
+        ([wl.Part([2**40], [0])], {}, "requests: 1099511627776 is beyond"),
         ([wl.Part([0], [1], "x")], {}, "last_page_len: is 'x'; expected 1 to 4"),  # type: ignore[arg-type]
         ([ONE], {"page_size": 0}, "page_size: is 0; expected an int of at least 1"),
         ([ONE], {"num_requests": "3"}, "num_requests: is '3'; expected an int of at least 0"),

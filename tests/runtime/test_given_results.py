@@ -80,3 +80,28 @@ def test_results_that_overlap_are_refused(way: Any) -> None:
         call(out=call.q.detach())
     with pytest.raises(errors.WrongStride, match="expanded"):
         call(out=torch.empty(1, HEADS, DIM).bfloat16().expand(ROWS, HEADS, DIM))
+    with pytest.raises(errors.WrongStride, match="elements that overlap"):
+        call(out=torch.empty(ROWS + HEADS, DIM).bfloat16().unfold(0, HEADS, 1).mT[:ROWS])
+    with pytest.raises(errors.WrongStride, match="elements that overlap"):
+        call(lse=torch.empty(ROWS + HEADS).as_strided((ROWS, HEADS), (1, 1)))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way[2] is plain])
+def test_results_that_want_a_gradient_are_refused_where_torch_would_count_it(way: Any) -> None:
+    call = Call(*way)
+    out = torch.empty(ROWS, HEADS, DIM).bfloat16().requires_grad_()
+    for _ in range(2):
+        with pytest.raises(errors.ArgumentError, match=r"requires a gradient.* out.detach\(\)"):
+            call(out=out)
+    with torch.no_grad():
+        assert call(out=out) is out
+
+
+def test_strided_results_that_do_not_overlap_are_written() -> None:
+    call = Call(*WAYS[0])
+    expected = call()
+    for out in (
+        torch.empty(HEADS, ROWS, DIM).bfloat16().transpose(0, 1),
+        torch.empty(2 * ROWS, 3 * HEADS, DIM).bfloat16()[::2, ::3],
+    ):
+        assert torch.equal(call(out=out), expected)

@@ -144,6 +144,16 @@ def test_wrong_selections(
         attention.plan([0, 1, 2], selection, pages, last)
 
 
+def test_a_selection_that_would_be_copied_is_refused() -> None:
+    """What it says later would not be seen."""
+    attention, frozen = wrapper(wl.Causal(), 16, "float32", "NHD"), GOOD.numpy().copy()
+    frozen.flags.writeable = False
+    for copied, text in ((frozen, "read-only"), (GOOD.numpy()[::-1], "runs backwards")):
+        with pytest.raises(errors.ArgumentError, match=f"selection: .*{text}"):
+            attention.plan([0, 1, 2], copied, [1, 1], [1, 1])
+    attention.plan([0, 1, 2], GOOD.numpy(), [1, 1], [1, 1])
+
+
 def test_select_wants_a_plan_and_its_shape() -> None:
     attention = wrapper(wl.Causal(), 16, "float32", "NHD")
     with pytest.raises(errors.NotPlanned):

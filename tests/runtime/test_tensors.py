@@ -64,4 +64,9 @@ def test_arrays_that_run_backwards_are_copied_or_refused() -> None:
     for turned in (array[::-1], array[:, ::-1]):
         assert as_torch(turned, "q").tolist() == turned.tolist()
         with pytest.raises(ArgumentError, match="out: runs backwards"):
-            as_torch(turned, "out", written=True)
+            as_torch(turned, "out", shared=True)
+
+
+def test_what_has_no_values_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="kv_lens: is a meta tensor"):
+        host_int32(torch.zeros(2, dtype=torch.int32, device="meta"), "kv_lens")
