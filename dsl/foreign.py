@@ -19,16 +19,16 @@ from warploom.dsl.ir import Kind
 from warploom.dsl.symbols import Symbol, Value
 
 
-def _add(a: Value, b: Value, *, alpha: Value = 1) -> Value:
-    return a + alpha * b
+def _add(a: Value, b: Value, *, alpha: Value = None) -> Value:
+    return a + (b if alpha is None else alpha * b)
 
 
-def _sub(a: Value, b: Value, *, alpha: Value = 1) -> Value:
-    return a - alpha * b
+def _sub(a: Value, b: Value, *, alpha: Value = None) -> Value:
+    return a - (b if alpha is None else alpha * b)
 
 
-def _rsub(a: Value, b: Value, *, alpha: Value = 1) -> Value:
-    return b - alpha * a
+def _rsub(a: Value, b: Value, *, alpha: Value = None) -> Value:
+    return _sub(b, a, alpha=alpha)
 
 
 def _square(x: Value) -> Value:

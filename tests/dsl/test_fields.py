@@ -278,8 +278,8 @@ class _Swapped(wl.Variant):
 
 
 class _AtFirst(wl.Variant):
-    def logits_mask(at, self):
-        return at.kv_pos > 3
+    def logits_mask(at, self):  # pyright: ignore
+        return at.kv_pos > 3  # pyright: ignore
 
 
 class _Scaled(wl.Variant):
@@ -288,6 +288,9 @@ class _Scaled(wl.Variant):
 
 _TENSOR: Any = wl.Tensor  # for calls that type checkers refuse
 _SCALAR: Any = wl.Scalar
+_CAUSAL: Any = wl.Causal
+_ROPE: Any = wl.Rope
+_SCALED: Any = _Scaled
 
 
 @pytest.mark.parametrize(
@@ -313,10 +316,10 @@ _SCALAR: Any = wl.Scalar
         (lambda: _TENSOR("int32", (None,), 3), r"wl.Tensor\(\): too many .* Write wl.Tensor"),
         (lambda: _SCALAR(), r"wl.Scalar\(\): missing .*'dtype'. Write wl.Scalar\('float32'\)"),
         (lambda: wl.Scalar("f3"), "^argument 'dtype' of wl.Scalar: 'f3' is none of"),
-        (lambda: wl.Tensor("float32", ("lane",), default=1), "a tensor has no default value"),
-        (lambda: _Scaled(3.0), r"got 3\.0; its fields are given by name\. Write _Scaled\(factor="),
-        (lambda: wl.Causal(3), "got 3; it has no fields and takes nothing"),
-        (lambda: wl.Rope("x"), "field 'rope_theta' of Rope: got str; expected a number"),
+        (lambda: _TENSOR("float32", ("lane",), default=1), "a tensor has no default value"),
+        (lambda: _SCALED(3.0), r"got 3\.0; its fields are given by name\. Write _Scaled\(factor="),
+        (lambda: _CAUSAL(3), "got 3; it has no fields and takes nothing"),
+        (lambda: _ROPE("x"), "field 'rope_theta' of Rope: got str; expected a number"),
         (lambda: wl.Causal() + wl.Causal(), r"join them with &, as in `a & b`"),
         (lambda: 1 + wl.Causal(), "join them with &"),
     ],

@@ -96,7 +96,7 @@ def test_methods_of_torch_tensors_in_both_readings(graph) -> None:
     [
         (lambda x: torch.cumsum(x, 0), "torch.cumsum"),
         (lambda x: torch.nn.functional.softplus(x), "torch.softplus"),
-        (lambda x: torch.add(x, 1, alpha=2), "torch.add with these arguments"),
+        (lambda x: torch.abs(x, out=torch.zeros(3)), "torch.abs with these arguments"),
         (lambda x: torch.zeros(3)[x], "indexing a plain torch tensor"),
         (lambda x: torch.zeros(3) + x, "torch.Tensor of shape (3,)"),
         (lambda x: x.new_ones((3,)), "shape (3,)"),

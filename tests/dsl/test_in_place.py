@@ -86,4 +86,4 @@ def test_scalings_that_give_no_frequencies_are_refused(make: Any) -> None:
 
 def test_variants_have_no_complement() -> None:
     with pytest.raises(ArgumentError, match="no mask"):
-        ~wl.Causal()
+        _ = ~wl.Causal()

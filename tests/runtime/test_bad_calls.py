@@ -69,8 +69,11 @@ def test_variants_of_tests_and_pictures_are_those_of_attention() -> None:
     """A class stands for its instance, and callables are pointed at `flex`."""
     sizes: dict[str, Any] = {"q_len": 8, "kv_len": 8, "tile": (4, 4)}
     assert tile_classes(wl.Causal, **sizes).tolist() == [[1, 0], [2, 1]]
-    wanting: Any = wl.SoftCap
-    for given, text in ((lambda b, h, i, j: i >= j, "flex"), (wanting, r"SoftCap\(cap\)")):
+    wanting: list[tuple[Any, str]] = [
+        (lambda b, h, i, j: i >= j, "flex"),
+        (wl.SoftCap, r"SoftCap\(cap\)"),
+    ]
+    for given, text in wanting:
         for call in (
             lambda given=given: wl.draw_mask(given, "mask.png", q_len=8),
             lambda given=given: testing.check(given, devices=["cpu"]),

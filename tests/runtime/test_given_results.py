@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import TorchDynamoException
 
 import warploom as wl
 from warploom import errors
@@ -28,7 +29,7 @@ WAYS = [("cpu", False, plain), ("cpu", True, plain), ("reference", False, plain)
         ("cpu", False, compiled), ("reference", True, plain)]  # fmt: skip
 
 # torch.compile wraps what is raised while it traces
-REFUSED = errors.WrongDType, errors.WrongShape, torch._dynamo.exc.TorchDynamoException
+REFUSED = errors.WrongDType, errors.WrongShape, TorchDynamoException
 
 
 class Call:

@@ -148,7 +148,9 @@ def test_captures_on_two_streams_share_no_plan(capture: dict[str, int]) -> None:
         capture.update(on=True, stream=stream)
         attention(*tensors(6), variant=variant)
         capture["on"] = False
-        return next(e.wrapper for owner, e, _ in attention_module._captured if owner[2] == stream)
+        owners: list[Any] = [owner for owner, _, _ in attention_module._captured]
+        at = next(i for i, (_, _, captured_on) in enumerate(owners) if captured_on == stream)
+        return attention_module._captured[at][1].wrapper
 
     attention(*tensors(6), variant=variant)
     first = captured(1)
