@@ -36,10 +36,11 @@ WL_FN void run_append(const typename K::Params& p) {
   const unsigned team = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
   const unsigned in_warp = threadIdx.x % kWarpSize / kLanes;
   for (unsigned first = team - in_warp; first < vectors; first += teams) {
-    const unsigned task = min(first + in_warp, vectors - 1);
+    const bool counts = first + in_warp < vectors;
+    const unsigned task = counts ? first + in_warp : vectors - 1;
     const int row = task / heads, head = task % heads;
     AppendPlace place = place_of(p, row, C::kPageSize);
-    place.exists = place.exists && first + in_warp < vectors;
+    place.exists = place.exists && counts;
     append_vector<NewKey<K>, kLanes, K>(p, place, row, head, threadIdx.x % kLanes);
     append_vector<NewValue<K>, kLanes, K>(p, place, row, head, threadIdx.x % kLanes);
   }
