@@ -65,7 +65,8 @@ _artifacts_lock = threading.Lock()
 def forbid_compilation(cause: str = "forbid_compilation() is active") -> Iterator[None]:
     """Inside, a kernel that is in no cache raises CompileForbidden; for capture and for serving.
 
-    It holds for this thread and for builds started from it, not for other threads.
+    It holds for this thread and for builds started from it, not for other threads. A kernel that
+    one of those is compiling is waited for.
 
     Args:
         cause: why, for the error's message.
@@ -140,7 +141,12 @@ def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:
         if future is None or mine:
             future = _artifacts[place] = Future()
     if not mine:
-        return future.result()
+        try:
+            return future.result()
+        except CompileForbidden:  # to the thread that asked first
+            if _forbidden.get() or env.forbid_compile():
+                raise
+            return _shared(key, make)
     try:
         artifact = make()
     except BaseException as error:

@@ -41,13 +41,28 @@ class Captures:
         self.fields: dict[str, Field] = {}
         self._names: dict[object, str] = {}
         self._tensors: dict[str, Any] = {}  # they also keep alive the addresses in `_names`
+        self._converted: dict[str, tuple[Any, int]] = {}  # and the writes that are in it
 
     def values(self) -> dict[str, Any]:
         """What the tensors hold now, in the types of their fields."""
         return {
-            name: field.accept(_converted(self._tensors[name], field.dtype))
+            name: field.accept(self._value(name, field.dtype))
             for name, field in self.fields.items()
         }
+
+    def _value(self, name: str, stored: DType) -> Any:
+        """The tensor in the type of its field; one conversion is kept, and renewed in place."""
+        tensor = self._tensors[name]
+        count = None if getattr(tensor, "requires_grad", False) else writes(tensor)
+        kept, held = self._converted.get(name, (None, None))
+        if kept is None or count is None:
+            kept = _converted(tensor, stored)
+            if kept is tensor or count is None:
+                return kept
+        elif count != held:
+            kept[...] = tensor
+        self._converted[name] = kept, count
+        return kept
 
     def name_of(self, tensor: Any, wish: str) -> str:
         """The field of a tensor; a new one is declared for a tensor not seen before."""
@@ -269,6 +284,15 @@ def _stored_type(tensor: Any) -> DType:
     except KeyError:  # float64 and odd ints; their values are converted
         integer = "int" in str(tensor.dtype)
         return BY_NAME["int32" if integer else "float32"]
+
+
+def writes(value: Any) -> int | None:
+    """How often torch has written to a tensor; None for other objects."""
+    try:
+        count = value._version
+    except (AttributeError, RuntimeError):  # tensors of inference mode do not count
+        return None
+    return count if isinstance(count, int) else None
 
 
 def _converted(tensor: Any, stored: DType) -> Any:

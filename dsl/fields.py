@@ -25,10 +25,10 @@ EXACT_ROLES = ("batch", "q_head", "kv_head", "lane")
 # Where an instance keeps the values bound to its fields, and the reading it is under.
 VALUES = "_field_values"
 READING = "_field_reading"
-# Keywords of attention(), plan() and run(), by which fields are given, too.
+# Keywords of attention(), append(), plan() and run(), by which fields are given, too.
 _KEYWORDS = ("q", "k", "v", "kv", "variant", "sm_scale", "return_lse", "layout", "kv_lens",
              "lse_base", "backend", "out", "lse", "qo_indptr", "kv_indptr", "kv_indices",
-             "last_page_len", "q_rows")  # fmt: skip
+             "last_page_len", "q_rows", "indptr", "selection", "num_pages")  # fmt: skip
 RESERVED = (*SEATS, "softmax", "name", "fields", "inputs", *_KEYWORDS)
 
 

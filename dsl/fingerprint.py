@@ -13,8 +13,9 @@ from collections.abc import Hashable, Iterator, Mapping, Set
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from warploom.dsl.capture import writes
 from warploom.dsl.fields import READING, VALUES
-from warploom.dsl.purity import is_library, reachable, writes
+from warploom.dsl.purity import is_library, reachable
 
 _MAX_BYTES = 1 << 16  # larger arrays are not compared
 _MAX_VALUES = 4000  # beyond, tracing anew is cheaper
@@ -131,10 +132,11 @@ def _of_library(value: object) -> bool:
 
 def _array_key(value: Any) -> Hashable | None:
     """A key of a tensor or an array; None for other values."""
-    if isinstance(value, type) or not (hasattr(value, "nbytes") and hasattr(value, "dtype")):
+    size = None if isinstance(value, type) else getattr(value, "nbytes", None)
+    if not isinstance(size, int) or not hasattr(value, "dtype"):  # torch.ops has every attribute
         return None
     on_host = getattr(getattr(value, "device", None), "type", "cpu") in ("cpu", "c")
-    if on_host and value.nbytes <= _MAX_BYTES and not getattr(value.dtype, "hasobject", False):
+    if on_host and size <= _MAX_BYTES and not getattr(value.dtype, "hasobject", False):
         return type(value), tuple(value.shape), str(value.dtype), _contents(value)
     count = writes(value)
     if count is None:

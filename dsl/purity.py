@@ -9,7 +9,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from warploom.dsl import location
-from warploom.dsl.capture import names
+from warploom.dsl.capture import names, writes
 from warploom.dsl.ir import Source
 from warploom.dsl.variant import Variant
 from warploom.errors import GlobalMutated
@@ -126,15 +126,6 @@ def _state(value: Any) -> Hashable:
     if isinstance(inner, dict):
         return id(value), tuple((name, id(item)) for name, item in inner.items())
     return id(value)
-
-
-def writes(value: Any) -> int | None:
-    """How often torch has written to a tensor; None for other objects."""
-    try:
-        count = value._version
-    except (AttributeError, RuntimeError):  # tensors of inference mode do not count
-        return None
-    return count if isinstance(count, int) else None
 
 
 def _line_of(functions: dict[FunctionType, str], name: str) -> Source | None:

@@ -172,7 +172,7 @@ class Appender:
             UnknownInput, MissingInput: a wrong input.
         """
         k, v = as_torch(k, "k"), as_torch(v, "v")
-        tensors = k, v, *key_value(checked_kv(kv, self._format))
+        tensors = k, v, *key_value(checked_kv(kv, self._format, written=True))
         addresses = [x.data_ptr() for x in tensors]
         if addresses[2] == addresses[3] and tensors[2].numel():
             raise ArgumentError(name="v cache", reason="is the k cache; give each its own memory")
@@ -236,7 +236,7 @@ def append(
         as `Appender`.
     """
     k, v = as_torch(k, "k"), as_torch(v, "v")
-    k_cache, v_cache = key_value(checked_kv(kv, Paged(1, layout=layout)))
+    k_cache, v_cache = key_value(checked_kv(kv, Paged(1, layout=layout), written=True))
     for name, tensor, axes in (("k", k, 3), ("v", v, 3), ("k cache", k_cache, 4)):
         if tensor.dim() != axes:
             raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"{axes} dimensions")

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -23,7 +24,8 @@ from warploom.errors import (
     WrongShape,
 )
 from warploom.runtime import custom_op
-from warploom.runtime.copies import DeviceCopies
+from warploom.runtime.copies import DeviceCopies, refuse_copying
+from warploom.runtime.declare import checked_scale
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.graph_hold import GraphHold
 from warploom.runtime.missing import refuse_missing
@@ -31,7 +33,7 @@ from warploom.runtime.shortcuts import raw_stream
 from warploom.runtime.sizes import Sizes
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch, host_int32
-from warploom.runtime.values import as_input
+from warploom.runtime.values import as_input, checked_scalar
 from warploom.runtime.wrapper import AttentionWrapper
 
 _LIMIT = 64
@@ -149,6 +151,7 @@ def attention(
     q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
     runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
+    sm_scale = None if sm_scale is None else checked_scale(sm_scale, sizes.dim_qk)
     as_given = {**given.inputs(), **inputs}
     values = _values(as_given, traced, inputs, q.device)
     kv_dtype = k.dtype if k.dtype in _NARROW else None
@@ -244,10 +247,16 @@ class _Call:
 
 @dataclass
 class _Entry:
-    """A wrapper and what its plan was made for."""
+    """A wrapper, what its plan was made for, and the tensors that captured launches read."""
 
     wrapper: AttentionWrapper
     planned: Hashable = None
+    read: dict[int, torch.Tensor] = dataclass_field(default_factory=dict)
+
+    def keep(self, values: Mapping[str, Any]) -> AttentionWrapper:
+        """The wrapper; the tensors live as long as the entry does."""
+        self.read |= {id(x): x for x in values.values() if isinstance(x, torch.Tensor)}
+        return self.wrapper
 
 
 _entries: OrderedDict[tuple[Hashable, tuple[int, int]], _Entry] = OrderedDict()
@@ -297,7 +306,7 @@ def _pinned(call: _Call) -> AttentionWrapper:
         for owner, entry, hold in _captured:
             if owner == mine and entry.planned == call.plan_key(entry.wrapper):
                 hold.attach(call.device)
-                return entry.wrapper
+                return entry.keep(call.values)
         _drop_released()
         for key, entry in _entries.items():
             same = (key[0], key[1][0]) == mine[:2]
@@ -305,7 +314,7 @@ def _pinned(call: _Call) -> AttentionWrapper:
                 hold = GraphHold()
                 hold.attach(call.device)
                 _captured.append((mine, _entries.pop(key), hold))
-                return entry.wrapper
+                return entry.keep(call.values)
     raise ForbiddenUnderCapture(
         what="attention() met lengths that it has no plan for",
         remedy="Call it once with these tensors in this thread before the capture; before one on "
@@ -333,7 +342,9 @@ def _values(
     values: dict[str, Any], traced: TracedVariant, inputs: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
     """Values of the fields that the kernel reads: given to the call, or else bound before."""
-    found = {field.name: values[field.name] for field in traced.scalars if field.name in values}
+    scalars = [field for field in traced.scalars if field.name in values]
+    # keys of plans hold numbers: a tensor may be another one by then, in the same place
+    found: dict[str, Any] = {x.name: checked_scalar(x, values[x.name]) for x in scalars}
     for field in traced.tensors:
         if field.name in inputs:
             found[field.name] = inputs[field.name]
@@ -347,7 +358,10 @@ def _on_device(field: TensorField, bound: Any, device: torch.device) -> torch.Te
     if device.type != "cpu" and isinstance(bound, torch.Tensor) and bound.device.type == "cpu":
         return _copies(bound, device, field.dtype, lambda: as_input(field, bound))
     tensor = as_input(field, bound)
-    return tensor if tensor.device.type != "cpu" else tensor.to(device)
+    if tensor.device.type != "cpu" or device.type == "cpu":
+        return tensor
+    refuse_copying(device)
+    return tensor.to(device)
 
 
 def _check_lengths(

@@ -12,8 +12,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from warploom.dsl.dtypes import DType
 from warploom.runtime.graph import is_capturing, refuse_under_capture
 
-_COPYING = "a tensor on the host had to be copied"
-_REMEDY = "Put it on the device, or call with it once before the capture."
+
+def refuse_copying(device: torch.device, may_be_kept: bool = False) -> None:
+    """Raise ForbiddenUnderCapture: a tensor on the host would have to be copied now.
+
+    Args:
+        device: where to.
+        may_be_kept: a copy that was made before would do.
+    """
+    earlier = ", or call with it once before the capture" if may_be_kept else ""
+    what, remedy = "a tensor on the host had to be copied", f"Put it on the device{earlier}."
+    refuse_under_capture(device, what, remedy)
 
 
 class DeviceCopy:
@@ -97,16 +106,16 @@ class DeviceCopies:
                 source was written since.
         """
         if source.is_inference():  # torch does not count the writes to these
-            refuse_under_capture(device, _COPYING, _REMEDY)
+            refuse_copying(device)
             return host().to(device)
         version = source._version
         with self._lock:
             copies = self._copies.setdefault(source, {})
             copy = copies.get((device, dtype))
             if copy is None or copy.tensor.shape != source.shape:
-                refuse_under_capture(device, _COPYING, _REMEDY)
+                refuse_copying(device, may_be_kept=True)
                 copy = copies[device, dtype] = DeviceCopy(host().to(device), version)
             elif copy.version != version:
-                refuse_under_capture(device, _COPYING, _REMEDY)
+                refuse_copying(device, may_be_kept=True)
                 copy.renew(host(), version)
             return copy.use()

@@ -178,7 +178,11 @@ class FastPlanner(Planner):
         return self._read_back(batch, place, inputs, "the device")
 
     def check_status(self) -> None:
-        """Raise BatchRefused if the device found something wrong; waits for the plan."""
+        """Raise BatchRefused if the device found something wrong; waits for the plan.
+
+        PlanMismatch says that another wrapper has planned there since.
+        """
+        self._workspace.check_held()
         self._workspace.await_last()
         at = [name for name, _ in HEADER.fields].index("status")
         status = PlanStatus(int(self._workspace.plan_ints[at]))

@@ -24,6 +24,7 @@ from warploom.errors import (
 from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
 from warploom.runtime.missing import missing_input
+from warploom.runtime.offer import Offer, OfferedTensor
 from warploom.runtime.params import Members
 from warploom.runtime.roles import (
     check_captured,
@@ -132,17 +133,31 @@ class Inputs:
         return UnknownInput(variant=self._name, name=name, hint=hint, known=known)
 
     def bind(self, given: Mapping[str, Any]) -> None:
-        """Keep values for the runs to come.
+        """Keep values for the runs to come; raises as `offer`."""
+        self.keep(self.offer(given))
+
+    def offer(self, given: Mapping[str, Any]) -> Offer:
+        """Check values, and change nothing.
 
         Raises:
             UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
             FrozenByGraph: captured launches could not see the change.
         """
+        offer = Offer({}, {})
         for name, value in given.items():
             if name in self._tensor_fields:
-                self._bind_tensor(self._tensor_fields[name], value)
+                offer.tensors[name] = self._offered(self._tensor_fields[name], value)
             else:
-                self._bind_scalar(name, self._scalar(name, value))
+                offer.scalars[name] = self._thawed(name, self._scalar(name, value))
+        return offer
+
+    def keep(self, offer: Offer) -> None:
+        """Keep values for the runs to come."""
+        if offer.scalars:
+            self.scalars.update(offer.scalars)
+            self._is_written = False
+        for name, tensor in offer.tensors.items():
+            self._keep_tensor(name, tensor)
 
     def rewritten(self) -> dict[str, Any]:
         """Host tensors of the mask whose contents have changed since they were copied."""
@@ -173,18 +188,24 @@ class Inputs:
         """Refuse other tensors than the planned ones: a device has planned with their values."""
         self._fixed = names
 
-    def check_planned(self) -> None:
-        """Check what is kept against the lengths.
+    def check_planned(self, offer: Offer) -> None:
+        """Check what is offered, and else kept, against the lengths.
 
         Raises:
             WrongShape: a tensor is too small.
             MissingInput: the mask needs a scalar that has no value.
         """
-        for name, shape in self._shapes.items():
+        shapes = {name: tuple(new.tensor.shape) for name, new in offer.tensors.items()}
+        for name, shape in {**self._shapes, **shapes}.items():
             self._check_sizes(self._tensor_fields[name], shape)
         if self.mask_scalars:
-            for name in sorted(self.mask_scalars.difference(self.scalars)):
+            for name in sorted(self.mask_scalars - self.scalars.keys() - offer.scalars.keys()):
                 raise self._missing(name)
+
+    def known_with(self, offer: Offer) -> dict[str, np.ndarray[Any, Any]]:
+        """Host values that the mask reads, once the offer is kept."""
+        new = {name: tensor.known for name, tensor in offer.tensors.items()}
+        return {name: x for name, x in {**self.known, **new}.items() if x is not None}
 
     def write_planned(self, block: Members) -> None:
         """Write all kept values, to the same block each time."""
@@ -217,8 +238,8 @@ class Inputs:
             else:
                 block.set(f"x_{name}", value)
         self.overridden = bool(values)
-        if all(isinstance(value, (int, float)) for value in given.values()):
-            self._written = dict(given)
+        is_plain = all(isinstance(value, (int, float)) for value in given.values())
+        self._written = dict(given) if is_plain else None
         return tuple(value for value in values.values() if isinstance(value, torch.Tensor))
 
     def _repeats(self, given: Mapping[str, Any]) -> bool:
@@ -259,35 +280,42 @@ class Inputs:
                 raise self._missing(name)
         return values
 
-    def _bind_scalar(self, name: str, value: Number) -> None:
+    def _thawed(self, name: str, value: Number) -> Number:
         before = self.scalars.get(name)
         if self._frozen and self._settled and name in self.mask_scalars and value != before:
             raise FrozenByGraph(name=name, got=value, expected=before)
-        self.scalars[name] = value
-        self._is_written = False
+        return value
 
-    def _bind_tensor(self, field: TensorField, value: Any) -> None:
+    def _offered(self, field: TensorField, value: Any) -> OfferedTensor:
         name = field.name
         tensor = as_input(field, value)
         self._check_type(field, tensor, None if tensor.device.type != "cpu" else tensor.device)
-        placed = self._placed(field, tensor)
+        placed = self._place(field, tensor)
         if self._frozen and self._settled and name in self.tensors:
             got, before = _address(placed), _address(self.tensors[name])
             if got != before:
                 raise FrozenByGraph(name=name, got=got, expected=before)
-        for kept in (self.known, self.learnt, self._sources):
-            kept.pop(name, None)
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            self.learnt[name] = value
+        known = None
         is_known = tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16  # NumPy has none
         if is_known and name in self.mask_tensors:
-            self.known[name] = extended(tensor, tuple(placed.shape)).clone().numpy()
-            self._sources[name] = value
-        self.tensors[name] = placed
-        self._shapes[name] = tuple(tensor.shape)
+            known = extended(tensor, tuple(placed.shape)).clone().numpy()
+        return OfferedTensor(value, tensor, placed, known)
 
-    def _placed(self, field: TensorField, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, or a copy in memory that belongs to these inputs."""
+    def _keep_tensor(self, name: str, new: OfferedTensor) -> None:
+        for kept in (self.known, self.learnt, self._sources):
+            kept.pop(name, None)
+        if isinstance(new.source, torch.Tensor) and new.source.requires_grad:
+            self.learnt[name] = new.source
+        if new.known is not None:
+            self.known[name] = new.known
+            self._sources[name] = new.source
+        if new.placed is not new.tensor:
+            self._own[name] = new.placed.copy_(extended(new.tensor, tuple(new.placed.shape)))
+        self.tensors[name] = new.placed
+        self._shapes[name] = tuple(new.tensor.shape)
+
+    def _place(self, field: TensorField, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, or memory for a copy that belongs to these inputs."""
         device = self._geometry.device
         shared = device.type == "cpu" and field.name not in self.mask_tensors
         if tensor.device.type != "cpu" or (shared and not self._frozen):
@@ -300,9 +328,7 @@ class Inputs:
             shape = tuple(max(size) if size[0] else 0 for size in zip(shape, held, strict=True))
         if own is None or own.shape != shape:
             own = torch.empty(shape, dtype=tensor.dtype, device=device)
-            if not (self._frozen and self._settled and field.name in self.tensors):
-                self._own[field.name] = own
-        return own.copy_(extended(tensor, shape))
+        return own
 
     def _scalar(self, name: str, value: Any) -> Number:
         field = self._scalar_fields.get(name)

@@ -49,7 +49,8 @@ class Planning:
         """Distribute the work of a batch, on the host or on the device.
 
         A batch that is refused leaves no plan, so that `run` cannot serve the batch before in its
-        place. Memory stays where it is, and what a CUDA graph holds may be replayed.
+        place. Inputs that do not fit change nothing, memory stays where it is, and what a CUDA
+        graph holds may be replayed.
 
         Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
         bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
@@ -136,11 +137,13 @@ class Planning:
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._launcher is not None:
             self._launcher.before_plan()
-        self._inputs.bind(inputs)
+        offer = self._inputs.offer(inputs)
         self._inputs.for_batch(batch)
-        self._inputs.check_planned()
-        if self._inputs.known and not isinstance(batch, OnDevice):
-            self._variant.check_lengths(self._inputs.known, batch.q_lens, batch.kv_lens)
+        self._inputs.check_planned(offer)
+        known = self._inputs.known_with(offer)
+        if known and not isinstance(batch, OnDevice):
+            self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
+        self._inputs.keep(offer)  # a graph may read these: only what fits goes there
         if self._launcher is not None:
             self.planned = self._planner(batch, self._inputs)
             self._launcher.planned(batch, self.planned.kernel)

@@ -25,8 +25,6 @@ class Tenancy:
         self._most = 0  # of the largest so far, which kernels may still use
         self._is_left = False
         self.is_held = False
-        with _lock:
-            _tenancies.append(self)
 
     def leave(self) -> None:
         """The workspace is gone."""
@@ -34,8 +32,10 @@ class Tenancy:
 
     def take(self, used: int) -> None:
         """Hold so many bytes: wait for all who used some, and let none keep a plan there."""
-        self._used, self._most = used, max(self._most, used)
         with _lock:
+            if self not in _tenancies:
+                _tenancies.append(self)
+            self._used, self._most = used, max(self._most, used)
             for other in [x for x in _tenancies if x is not self and self._meets(x, x._most)]:
                 if self._streams is not None and other._streams is not None:
                     self._streams.follow(other._streams)
@@ -43,7 +43,7 @@ class Tenancy:
                     other.is_held = False
                 if other._is_left and self._covers(other):
                     _tenancies.remove(other)
-        self.is_held = True
+            self.is_held = True
 
     def _meets(self, other: Tenancy, its_bytes: int) -> bool:
         """True if this layout has bytes in common with another's first ones."""

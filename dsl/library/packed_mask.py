@@ -101,7 +101,8 @@ def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
             may differ.
 
     Returns:
-        Bits as uint8 [bytes], each request padded to whole bytes, and int32 [requests + 1] offsets.
+        Bits as uint8 [bytes], each request padded to whole bytes, one byte at least, and int32
+        [requests + 1] offsets.
 
     Raises:
         ArgumentError: a mask that has not 2 dimensions, as the parts of a single mask, or that
@@ -113,7 +114,8 @@ def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
     arrays = [mask_bits(number, mask) for number, mask in enumerate(masks)]
     packed = [np.packbits(array.ravel(), bitorder="little") for array in arrays]
     offsets = np.cumsum([0, *(len(part) for part in packed)]).astype(np.int32)
-    return np.concatenate([np.zeros(0, np.uint8), *packed]), offsets
+    spare = np.zeros(int(offsets[-1] == 0), np.uint8)  # kernels need something to read
+    return np.concatenate([spare, *packed]), offsets
 
 
 def mask_bits(number: int, mask: Any) -> np.ndarray[Any, Any]:

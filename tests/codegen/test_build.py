@@ -350,3 +350,36 @@ def test_an_interrupt_ends_what_is_queued(
     with pytest.raises(KeyboardInterrupt):
         build_all([(cpp_source(str(i)), host) for i in range(9)])
     assert len(started) <= 2
+
+
+def test_a_refusal_is_that_of_the_thread_that_may_not_compile(
+    cpp_source: Make, host: HostTarget, compiles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = cpp_source("41 + 1")
+    looked, go_on = threading.Event(), threading.Event()
+    load = build_module._load
+
+    def slow(*args: object) -> object:
+        looked.set()
+        go_on.wait(10)
+        return load(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build_module, "_load", slow)
+    found: dict[str, object] = {}
+
+    def serving() -> None:
+        try:
+            with forbid_compilation():
+                build(source, host)
+        except CompileForbidden as error:
+            found["serving"] = error
+
+    def warming() -> None:
+        looked.wait(10)
+        threading.Timer(0.2, go_on.set).start()
+        found["warming"] = build(source, host)
+
+    in_threads(lambda work: work(), [serving, warming])
+    assert isinstance(found["serving"], CompileForbidden)
+    assert found["warming"].compiled  # type: ignore[attr-defined]
+    assert len(compiles) == 1

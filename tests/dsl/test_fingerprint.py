@@ -138,3 +138,19 @@ def test_library_variants_and_flex_have_keys() -> None:
     for variant in (wl.Causal() & wl.SoftCap(50.0), wl.Alibi(bias), biased, wl.Rope()):
         key, _ = fingerprint(variant)
         assert key is not None and fingerprint(variant)[0] == key
+
+
+def test_what_has_every_attribute_is_no_array() -> None:
+    class Endless:
+        def __getattr__(self, name: str) -> object:
+            if name == "device":
+                raise AttributeError(name)
+            return Endless()
+
+    anything = Endless()
+
+    def logits_transform(self, logits, at):
+        return logits * (2.0 if anything.some else 1.0)
+
+    kind = type("Asks", (wl.Variant,), {"logits_transform": logits_transform})
+    fingerprint(kind())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,3 +46,14 @@ def test_masks_may_be_of_0_and_1() -> None:
 def test_what_is_no_list_of_masks_is_told_so(masks) -> None:
     with pytest.raises(ArgumentError, match=rf"masks: is {masks}; expected a list of masks, one"):
         wl.pack_masks(masks)
+
+
+def test_masks_without_a_pair_can_be_planned() -> None:
+    packed, offsets = wl.pack_masks([np.zeros((0, 5), bool), np.zeros((3, 0), bool)])
+    assert packed.dtype == np.uint8
+    assert offsets.tolist() == [0, 0, 0]
+    shape: dict[str, Any] = {"num_q_heads": 1, "head_dim": 16, "dtype": "float32"}
+    wrapper = wl.AttentionWrapper(wl.PackedMask(packed, offsets), **shape, device="cpu")
+    wrapper.plan([0, 0, 3], [0, 5, 5])
+    out = wrapper.run(torch.ones(3, 1, 16), (torch.ones(5, 1, 16), torch.ones(5, 1, 16)))
+    assert not out.any()

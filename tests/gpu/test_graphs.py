@@ -171,6 +171,24 @@ def test_attention_is_captured_with_the_plan_it_has(cuda: Any) -> None:
     assert torch.equal(other, wl.attention(q[:, :2], k[:, :7], v[:, :7], variant=variant))
 
 
+def test_a_graph_of_attention_keeps_copies_of_host_tensors(cuda: Any) -> None:
+    q = torch.randn(2, 3, 8, 64, device=cuda, dtype=torch.float16)
+    k, v = torch.randn(2, 2, 70, 2, 64, device=cuda, dtype=torch.float16)
+    layers = [wl.Alibi(torch.rand(8)) for _ in range(3)]
+    expected = [wl.attention(q, k, v, variant=layer) for layer in layers]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [wl.attention(q, k, v, variant=layer) for layer in layers]
+    layers.clear()
+    gc.collect()
+    spoilt = [torch.full((8,), 9.0, device=cuda) for _ in range(20_000)]  # takes what is free
+    graph.replay()
+    torch.cuda.synchronize()
+    assert len(spoilt) == 20_000
+    for out, wanted in zip(outs, expected, strict=True):
+        assert torch.equal(out, wanted)
+
+
 def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: Any) -> None:
     from warploom.runtime import attention as module
 

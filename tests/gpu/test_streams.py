@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.errors import BatchRefused
+from warploom.errors import BatchRefused, PlanMismatch
 from warploom.runtime import attention as attention_module
 from warploom.runtime.graph import is_capturing
 
@@ -105,6 +105,20 @@ def test_a_first_plan_waits_for_the_stream_that_made_its_wrapper(cuda: Any) -> N
     made.plan([0, 1, 2, 3], [0, 10, 5000, 6000])
     torch.cuda.current_stream().synchronize()
     assert stream.query()
+
+
+def test_the_status_of_another_wrappers_plan_is_not_read(cuda: Any) -> None:
+    bounds = wl.Bounds(4, 8, 4096)
+    size = decoding(cuda, bounds=bounds).workspace_size()
+    memory = torch.empty(size.total, dtype=torch.uint8, device=cuda)
+    first, second = (decoding(cuda, bounds=bounds, workspace=memory) for _ in range(2))
+    lengths = on_device(cuda, [0, 1, 2, 3], [0, 20, 60, 100])
+    first.plan(*lengths)
+    first.check_plan()
+    second.plan(*lengths)
+    with pytest.raises(PlanMismatch, match="another wrapper's since"):
+        first.check_plan()
+    second.check_plan()
 
 
 def test_captures_on_two_streams_at_once_do_not_disturb_each_other(cuda: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_stream import FakeStream
 
+import warploom as wl
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.trace import trace
@@ -60,6 +61,20 @@ def test_attention_copies_bound_tensors_once() -> None:
     assert first is second
 
 
+def test_one_conversion_of_a_captured_tensor_is_kept_and_renewed_in_place() -> None:
+    slopes = torch.rand(4, dtype=torch.float64)
+    variant = wl.flex(lambda score, b, h, i, j: score + slopes[h] * j)
+    (first,), (again,) = variant.inputs().values(), variant.inputs().values()
+    assert first.dtype == torch.float32
+    assert again is first
+    count = first._version
+    slopes *= 2
+    (renewed,) = variant.inputs().values()
+    assert renewed is first
+    assert renewed._version > count
+    assert torch.equal(renewed, slopes.float())
+
+
 class FakeCopy:
     """A CUDA tensor as far as `DeviceCopy` knows."""
 
@@ -108,6 +123,10 @@ def test_nothing_is_copied_under_capture(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(graph, "is_capturing", lambda device: True)
     assert kept(known, cpu, FLOAT32, known.clone) is copy
     known += 1
-    for source in (known, new, uncounted):
-        with pytest.raises(ForbiddenUnderCapture, match="a tensor on the host had to be copied"):
+    for source, remedy in (
+        (known, r"Put it on the device, or call with it once before the capture\.$"),
+        (new, "or call with it once"),
+        (uncounted, r"captured. Put it on the device\.$"),
+    ):
+        with pytest.raises(ForbiddenUnderCapture, match=f"a tensor on the host had to .*{remedy}"):
             kept(source, cpu, FLOAT32, source.clone)

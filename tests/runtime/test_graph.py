@@ -13,6 +13,7 @@ import torch
 from fake_stream import FakeStream
 
 from warploom.codegen.source import TileConfig
+from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.errors import CompileForbidden, ForbiddenUnderCapture
@@ -129,6 +130,33 @@ def test_a_captured_plan_lives_as_long_as_its_graphs(capture: dict[str, int]) ->
         attention(*tensors(9), variant=Causal() & SlidingWindow(6), sm_scale=1.0 + graphs)
         gc.collect()
         assert (gone() is None) == (graphs == 0)
+
+
+def test_a_graph_keeps_the_tensors_that_it_reads(
+    capture: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of variants that came after the one that the wrapper was made with."""
+    copies: list[weakref.ref[torch.Tensor]] = []
+
+    def copied(field: Any, bound: torch.Tensor, device: torch.device) -> torch.Tensor:
+        copy = bound.clone()
+        copies.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr(attention_module, "_on_device", copied)
+    layers = [Alibi(torch.rand(2)) for _ in range(3)]
+    for is_captured in (False, True):
+        capture["on"] = is_captured
+        copies.clear()
+        for layer in layers:
+            attention(*tensors(11), variant=layer)
+    capture["on"] = False
+    layers.clear()
+    gc.collect()
+    assert [copy() is not None for copy in copies] == [True] * 3
+    attention_module._captured.clear()
+    gc.collect()
+    assert [copy() for copy in copies] == [None] * 3
 
 
 def test_a_capture_takes_no_wrapper_of_another_thread(capture: dict[str, int]) -> None:

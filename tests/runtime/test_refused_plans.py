@@ -80,3 +80,41 @@ def test_a_plan_that_fails_over_its_inputs_leaves_none() -> None:
         attention.plan([0, 3], [0, 11], left=1, slopes=torch.zeros(3))
     with pytest.raises(NotPlanned):
         attention.run(q, (k, v), slopes=slopes)
+
+
+class Kept(wl.Variant):
+    seen = wl.Tensor("bool", ("kv_pos",))
+    bias = wl.Tensor("float32", ("kv_pos",))
+
+    def logits_transform(self, logits: Any, at: wl.Position) -> Any:
+        return logits + self.bias[at.kv_pos]
+
+    def logits_mask(self, at: wl.Position) -> Any:
+        return self.seen[at.kv_pos]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seen": torch.zeros(5, dtype=torch.bool)},
+        {"seen": torch.zeros(64, dtype=torch.bool), "bias": torch.zeros(5)},
+        {"seen": torch.zeros(64, dtype=torch.bool), "bias": torch.zeros(64, 2)},
+        {"seen": torch.zeros(64, dtype=torch.bool), "bias": torch.zeros(64).int()},
+    ],
+)
+@pytest.mark.parametrize("graphed", [False, True])
+def test_inputs_of_a_refused_plan_go_nowhere(wrong: dict[str, Any], graphed: bool) -> None:
+    """A captured launch would read them."""
+    options: dict[str, Any] = {}
+    if graphed:
+        options = {"bounds": wl.Bounds(2, 4, 64), "cuda_graph": True}
+    attention = make(Kept(seen=torch.ones(64, dtype=torch.bool), bias=torch.zeros(64)), **options)
+    attention.plan([0, 4], [0, 64])
+    q, k, v = tensors(4, 64)
+    before = attention.run(q, (k, v))
+    memory = attention._inputs.tensors["seen"]
+    with pytest.raises(ArgumentError):
+        attention.plan([0, 4], [0, 64], **wrong)
+    assert memory.all()
+    attention.plan([0, 4], [0, 64])
+    assert torch.equal(attention.run(q, (k, v)), before)
