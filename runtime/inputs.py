@@ -24,7 +24,7 @@ from warploom.errors import (
 from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
 from warploom.runtime.missing import missing_input
-from warploom.runtime.offer import Offer, OfferedTensor
+from warploom.runtime.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.params import Members
 from warploom.runtime.roles import (
     check_captured,
@@ -143,6 +143,8 @@ class Inputs:
             UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
             FrozenByGraph: captured launches could not see the change.
         """
+        if not given:
+            return NOTHING
         offer = Offer({}, {})
         for name, value in given.items():
             if name in self._tensor_fields:
@@ -195,15 +197,20 @@ class Inputs:
             WrongShape: a tensor is too small.
             MissingInput: the mask needs a scalar that has no value.
         """
-        shapes = {name: tuple(new.tensor.shape) for name, new in offer.tensors.items()}
-        for name, shape in {**self._shapes, **shapes}.items():
+        shapes = self._shapes
+        if offer.tensors:
+            new = {name: tuple(x.tensor.shape) for name, x in offer.tensors.items()}
+            shapes = {**shapes, **new}
+        for name, shape in shapes.items():
             self._check_sizes(self._tensor_fields[name], shape)
         if self.mask_scalars:
-            for name in sorted(self.mask_scalars - self.scalars.keys() - offer.scalars.keys()):
+            for name in sorted(self.mask_scalars.difference(self.scalars, offer.scalars)):
                 raise self._missing(name)
 
     def known_with(self, offer: Offer) -> dict[str, np.ndarray[Any, Any]]:
         """Host values that the mask reads, once the offer is kept."""
+        if not offer.tensors:
+            return self.known
         new = {name: tensor.known for name, tensor in offer.tensors.items()}
         return {name: x for name, x in {**self.known, **new}.items() if x is not None}
 

@@ -34,3 +34,6 @@ class Offer:
 
     scalars: dict[str, Number]
     tensors: dict[str, OfferedTensor]
+
+
+NOTHING = Offer({}, {})

@@ -71,7 +71,7 @@ def test_a_limit_of_one_cta_leaves_all_work_to_the_caller(monkeypatch: pytest.Mo
     q, k, v = torch.randn(rows, 8, 64), torch.randn(keys, 8, 64), torch.randn(keys, 8, 64)
     attention.run(q, (k, v))
     own, all_threads = -time.thread_time(), -time.process_time()
-    for _ in range(5):
+    for _ in range(25):  # the test runner has a thread that does a little, too
         attention.run(q, (k, v))
     own, all_threads = own + time.thread_time(), all_threads + time.process_time()
     assert own > 0.9 * all_threads
