@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -246,19 +246,18 @@ def check_results(
         check_out(out, geometry, batch)
     if lse is not None:
         check_lse(lse, geometry, batch)
-    check_apart(out, lse, inputs)
+    check_apart(out, lse, dict(zip("qkv", inputs, strict=True)))
 
 
 def check_apart(
-    out: torch.Tensor | None, lse: torch.Tensor | None, inputs: Sequence[torch.Tensor]
+    out: torch.Tensor | None, lse: torch.Tensor | None, inputs: Mapping[str, torch.Tensor]
 ) -> None:
-    """Refuse results whose bytes, first to last, reach into q, k, v or each other."""
-    taken: dict[str, tuple[int, int]] = {}
-    taken |= zip("qkv", map(_byte_range, inputs), strict=True)
+    """Refuse results whose bytes, first to last, reach into an input or each other."""
+    taken = {name: byte_range(tensor) for name, tensor in inputs.items()}
     for name, tensor in (("out", out), ("lse", lse)):
         if tensor is None:
             continue
-        begin, end = _byte_range(tensor)
+        begin, end = byte_range(tensor)
         for other, (other_begin, other_end) in taken.items():
             if begin < other_end and other_begin < end:
                 raise ArgumentError(
@@ -267,7 +266,7 @@ def check_apart(
         taken[name] = begin, end
 
 
-def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Address of the first byte, and that behind the last; equal if there are none."""
     begin = tensor.data_ptr()
     return begin, begin + byte_span(tensor)

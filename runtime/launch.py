@@ -12,6 +12,7 @@ from warploom.runtime import shortcuts
 from warploom.runtime.args import (
     KV,
     Geometry,
+    byte_range,
     byte_span,
     check_apart,
     check_key_values,
@@ -56,6 +57,10 @@ class Launcher:
         self._members: Members = params if preparing is None else preparing.inputs
         self._inputs = inputs
         self._workspace = workspace
+        self._reads: dict[str, torch.Tensor] = {}  # of all runs, beside q, k and v
+        self._read_bytes: dict[str, tuple[int, int]] = {}
+        if workspace.is_given:
+            self.reads("workspace", workspace.memory)
         self._device = device = geometry.device
         is_cuda = device.type == "cuda"
         self._misaligned = _ALIGNMENT - 1 if is_cuda else 0
@@ -68,6 +73,10 @@ class Launcher:
         self._form: tuple[bool, ...] | None = None
         self._kernel: Kernel | None = None
         self._rows: tuple[int, int] | None = None  # of what `out` was shaped for
+
+    def reads(self, name: str, tensor: torch.Tensor) -> None:
+        """Let no run write to this tensor."""
+        self._reads[name], self._read_bytes[name] = tensor, byte_range(tensor)
 
     def planned(self, batch: Batch, kernel: Kernel) -> None:
         """Take a new plan, which has just been enqueued on the current stream."""
@@ -86,6 +95,9 @@ class Launcher:
             self._lse_strides = contiguous(self._lse_shape)
         self._needs_inputs = self._inputs.incomplete
         self._inputs.write_planned(self._members)
+        for name, tensor in self._inputs.tensors.items():
+            if self._reads.get(name) is not tensor:
+                self.reads(name, tensor)
 
     def _take_kernel(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -196,8 +208,10 @@ class Launcher:
         o_at, lse_at = out.data_ptr(), 0 if lse is None else lse.data_ptr()
         if (q_at | k_at | v_at | o_at) & self._misaligned:
             self._checked_strides(q, *key_value(kv), out, lse)  # raises unless a tensor is empty
-        if writes_to_given and self._may_reach(q_at, k_at, v_at, o_at, lse_at):
-            check_apart(out, lse, (q, *key_value(kv)))
+        if writes_to_given and (kept or self._may_reach(q_at, k_at, v_at, o_at, lse_at)):
+            given_to_run = {f"input {i}": x for i, x in enumerate(kept)}
+            read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
+            check_apart(out, lse, read | self._reads | given_to_run)
         stream = 0 if self._streams is None else self._streams.current()
         if self._prepared is not None:
             keys = self._prepared.launch(k_at, stream)
@@ -231,6 +245,9 @@ class Launcher:
         """True unless results at these addresses end before, or begin behind, all else."""
         q_span, k_span, v_span, o_span, lse_span = self._spans
         o_end, lse_end = o + o_span, lse + lse_span
+        for begin, end in self._read_bytes.values():
+            if (o < end and begin < o_end) or (lse < end and begin < lse_end):
+                return True
         reaches = (
             (o < q + q_span and q < o_end)
             or (o < k + k_span and k < o_end)

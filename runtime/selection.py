@@ -163,6 +163,8 @@ class PageSelectionWrapper(AttentionWrapper):
     def _use(self, tensor: torch.Tensor) -> None:
         self._selection = tensor  # torch reuses its memory on its own stream alone, once dropped
         self._params.set("indices", tensor.data_ptr())
+        assert self._launcher is not None  # `plan` refuses the reference
+        self._launcher.reads("selection", tensor)
 
     def _checked(self, selection: Any, requests: int) -> torch.Tensor:
         if isinstance(selection, (list, tuple)):  # new contents of a copy would not be seen

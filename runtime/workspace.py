@@ -57,6 +57,11 @@ class Workspace:
             weakref.finalize(self, self._tenancy.leave)
 
     @property
+    def is_given(self) -> bool:
+        """The memory is the caller's."""
+        return self._tenancy is not None
+
+    @property
     def memory(self) -> torch.Tensor:
         """The block, uint8."""
         return self._memory

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import warploom as wl
 from warploom.codegen.arch import ARCHS, arch_for_capability
 from warploom.codegen.nvrtc import compile_cuda
 from warploom.dsl import functions
@@ -92,3 +94,23 @@ def test_device_math_at_infinity() -> None:
         assert found[space + "tanh"].tolist() == [-1.0, 1.0]
         assert found[space + "sigmoid"].tolist() == [0.0, 1.0]
         assert found[space + "erf"].tolist() == [-1.0, 1.0]
+
+
+class HashSparse(wl.Variant):
+    """Low bits of a product that does not fit: the same with and without wrapping."""
+
+    def logits_mask(self, at: wl.Position) -> Any:
+        return ((at.kv_pos * 1103515245 + 12345) & 1023) < 300
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 40, 300])
+def test_integers_wrap(rows: int, cuda: Any) -> None:
+    q = torch.zeros(1, rows, 1, 64, dtype=torch.float16, device=cuda)
+    k = torch.zeros(1, 256, 1, 64, dtype=torch.float16, device=cuda)
+    for first in range(0, 256, 64):
+        v = torch.zeros(256, 64, dtype=torch.float16, device=cuda)
+        v[first : first + 64] = torch.eye(64)
+        out = wl.attention(q, k, v[None, :, None], variant=HashSparse())[0, -1, 0] > 0
+        keys = range(first, first + 64)
+        assert out.tolist() == [((j * 1103515245 + 12345) & 1023) < 300 for j in keys]

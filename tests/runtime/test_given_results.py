@@ -106,3 +106,43 @@ def test_strided_results_that_do_not_overlap_are_written() -> None:
         torch.empty(2 * ROWS, 3 * HEADS, DIM).bfloat16()[::2, ::3],
     ):
         assert torch.equal(call(out=out), expected)
+
+
+class Biased(wl.Variant):
+    bias = wl.Tensor("float32", ("kv_pos",))
+
+    def logits_transform(self, logits: Any, at: wl.Position) -> Any:
+        return logits + self.bias[at.kv_pos]
+
+
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_results_over_what_a_run_reads_are_refused(name: str) -> None:
+    """Of a plan, a page table or a field; each ended the process, or gave other numbers."""
+    shape: dict[str, Any] = {"num_q_heads": HEADS, "head_dim": 16, "dtype": "float32"}
+    memory, size = torch.zeros(1 << 20), {"out": (3, HEADS, 16), "lse": (3, HEADS)}[name]
+    kv = torch.randn(4, HEADS, 16), torch.randn(4, HEADS, 16)
+    over = memory[:96].view(3, HEADS, 16) if name == "out" else memory[: 3 * HEADS].view(size)
+    q = torch.randn(3, HEADS, 16)
+
+    def refuses(wrapper: wl.AttentionWrapper, kv: Any, what: str, **inputs: Any) -> None:
+        free = torch.empty(size)
+        for result in (over, free, over):
+            if result is free:
+                wrapper.run(q, kv, **{name: free}, **inputs)
+                continue
+            with pytest.raises(errors.ArgumentError, match=f"{name}: reaches .* {what}"):
+                wrapper.run(q, kv, **{name: result}, **inputs)
+
+    shared = wl.AttentionWrapper(workspace=memory.view(torch.uint8), **shape, device="cpu")
+    shared.plan([0, 3], [0, 4])
+    refuses(shared, kv, "workspace")
+    bound = wl.AttentionWrapper(Biased(bias=memory[:4]), **shape, device="cpu")
+    bound.plan([0, 3], [0, 4])
+    refuses(bound, kv, "bias")
+    other = wl.AttentionWrapper(Biased(bias=torch.zeros(4)), **shape, device="cpu")
+    other.plan([0, 3], [0, 4])
+    refuses(other, kv, "input 0", bias=memory[:4])
+    paged = wl.PageSelectionWrapper(kv_format=wl.Paged(4), **shape, device="cpu")
+    chosen = memory.view(torch.int32)[:HEADS].view(1, HEADS, 1).zero_()
+    paged.plan([0, 3], chosen, [1], [4])
+    refuses(paged, torch.randn(1, 2, 4, HEADS, 16), "selection")
