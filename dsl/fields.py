@@ -204,7 +204,11 @@ def as_scalar(
         reason = f"got {type(value).__name__}; expected a number"
         raise misuse(owner, name, reason, f"Give a Python number that fits {kind.name}.")
     if kind.kind is Kind.FLOAT:
-        return float(number)
+        try:
+            return float(number)
+        except OverflowError:
+            reason = f"got an int of {int(number).bit_length()} bits; expected {kind.name}"
+            raise misuse(owner, name, reason, "Give a number that it holds.") from None
     if not math.isfinite(number) or number != int(number):
         raise misuse(owner, name, f"got {number}; expected {kind.name}", "Give a whole number.")
     return bool(number) if kind.kind is Kind.BOOL else int(number)

@@ -132,6 +132,8 @@ def checked_scale(sm_scale: Any, head_dim: int) -> float:
         scale = float(sm_scale)
         if isinstance(sm_scale, str):
             raise ValueError
+    except OverflowError:
+        scale = math.inf
     except (TypeError, ValueError, RuntimeError):
         raise ArgumentError(
             name="sm_scale", reason=f"is {sm_scale!r}; expected a number, or None"

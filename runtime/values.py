@@ -60,7 +60,7 @@ def fits_float32(value: float) -> bool:
     """True if the kernel's parameter can hold it; infinities and NaN pass."""
     try:
         struct.pack("<f", value)
-    except OverflowError:
+    except (OverflowError, struct.error):  # the latter for ints that no double holds
         return False
     return True
 

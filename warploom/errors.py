@@ -267,15 +267,12 @@ class WrongCall(ArgumentError, TypeError):
 class NotPlanned(ArgumentError):
     message = "{what}. Call plan(...) with the lengths of this batch first."
 
-    def __init__(self, *, what: str = "run() before plan()", **facts: Any) -> None:
+    def __init__(self, *, what: str = "there is no plan yet", **facts: Any) -> None:
         super().__init__(what=what, **facts)
 
 
 class PlanMismatch(ArgumentError):
-    message = (
-        "{name} is {got}, but plan() was called for {expected}. Call plan() again with the new "
-        "value."
-    )
+    message = "{name} is {got}, but plan() was called for {expected}. Call plan() again first."
 
 
 class FrozenByGraph(PlanMismatch):

@@ -119,6 +119,16 @@ def test_head_dimensions_are_ints(kind: Any, value: Any) -> None:
         kind(**given, head_dim=value)
 
 
+def test_numbers_that_no_float_holds() -> None:
+    huge = 10**400
+    with pytest.raises(errors.ArgumentError, match=r"sm_scale: .* is no finite float32"):
+        MAKE(**SHAPE, device="cpu", sm_scale=huge)
+    with pytest.raises(errors.FieldMisuse, match="got an int of 1329 bits; expected float32"):
+        wl.SoftCap(huge)
+    with pytest.raises(errors.ArgumentError, match=r"cap: .* does not fit into float32"):
+        wl.attention(Q[None], K[None], K[None], variant=wl.SoftCap(1.0), cap=huge)
+
+
 @pytest.mark.parametrize("value", ["x", "1", [1.0, 2.0], torch.ones(2)])
 def test_scales_are_numbers(value: Any) -> None:
     with pytest.raises(errors.ArgumentError, match=r"sm_scale: is .*; expected a number, or None"):
@@ -126,9 +136,10 @@ def test_scales_are_numbers(value: Any) -> None:
 
 
 def test_a_scale_of_attention_is_a_number() -> None:
-    wrong: Any = "x"
-    with pytest.raises(errors.ArgumentError, match="sm_scale: is 'x'"):
-        wl.attention(Q[None], K[None], K[None], sm_scale=wrong, backend="reference")
+    wrong: Any
+    for wrong, shown in (("x", "'x'"), ([0.1], r"\[0.1\]")):
+        with pytest.raises(errors.ArgumentError, match=f"sm_scale: is {shown}"):
+            wl.attention(Q[None], K[None], K[None], sm_scale=wrong, backend="reference")
 
 
 @pytest.mark.parametrize(
