@@ -164,3 +164,13 @@ def test_appends_rotate_no_more_lanes_than_heads_have() -> None:
         wl.Appender(
             wl.Rope(dim=96), kv_format=wl.Paged(4), num_kv_heads=2, head_dim=64, device="cpu"
         )
+
+
+def test_numbers_that_no_float_holds() -> None:
+    huge, q = 10**400, torch.zeros(1, 1, 1, 8)
+    with pytest.raises(errors.ArgumentError, match=r"sm_scale: .* is no finite float32"):
+        declared(sm_scale=huge)
+    with pytest.raises(errors.FieldMisuse, match="got an int of 1329 bits; expected float32"):
+        wl.SoftCap(huge)
+    with pytest.raises(errors.ArgumentError, match=r"cap: .* does not fit into float32"):
+        wl.attention(q, q, q, variant=wl.SoftCap(1.0), cap=huge)
