@@ -41,7 +41,7 @@ class Captures:
         self.fields: dict[str, Field] = {}
         self._names: dict[object, str] = {}
         self._tensors: dict[str, Any] = {}  # they also keep alive the addresses in `_names`
-        self._converted: dict[str, tuple[Any, int]] = {}  # and the writes that are in it
+        self._copies: dict[str, tuple[Any, int]] = {}  # conversions, and the writes they have seen
 
     def values(self) -> dict[str, Any]:
         """What the tensors hold now, in the types of their fields."""
@@ -54,14 +54,14 @@ class Captures:
         """The tensor in the type of its field; one conversion is kept, and renewed in place."""
         tensor = self._tensors[name]
         count = None if getattr(tensor, "requires_grad", False) else writes(tensor)
-        kept, held = self._converted.get(name, (None, None))
+        kept, held = self._copies.get(name, (None, None))
         if kept is None or count is None:
             kept = _converted(tensor, stored)
             if kept is tensor or count is None:
                 return kept
         elif count != held:
             kept[...] = tensor
-        self._converted[name] = kept, count
+        self._copies[name] = kept, count
         return kept
 
     def name_of(self, tensor: Any, wish: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -212,7 +211,7 @@ class _Unbound(AttentionWrapper):
         return {}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _Call:
     """What decides the wrapper and the plan of one call."""
 
@@ -245,13 +244,13 @@ class _Call:
         )
 
 
-@dataclass
+@dataclasses.dataclass
 class _Entry:
     """A wrapper, what its plan was made for, and the tensors that captured launches read."""
 
     wrapper: AttentionWrapper
     planned: Hashable = None
-    read: dict[int, torch.Tensor] = dataclass_field(default_factory=dict)
+    read: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def keep(self, values: Mapping[str, Any]) -> AttentionWrapper:
         """The wrapper; the tensors live as long as the entry does."""

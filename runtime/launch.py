@@ -57,8 +57,8 @@ class Launcher:
         self._members: Members = params if preparing is None else preparing.inputs
         self._inputs = inputs
         self._workspace = workspace
-        self._reads: dict[str, torch.Tensor] = {}  # of all runs, beside q, k and v
-        self._read_bytes: dict[str, tuple[int, int]] = {}
+        self._reads: dict[str, torch.Tensor] = {}  # by all runs, beside q, k and v
+        self._read_bytes: dict[str, tuple[int, int]] = {}  # where these begin and end
         if workspace.is_given:
             self.reads("workspace", workspace.memory)
         self._device = device = geometry.device

@@ -17,7 +17,6 @@ class Streams:
     All of them use the same plan, partial results and counters, so each waits for the one before.
     On one stream everything is ordered by itself, and this costs a comparison. The same holds of
     captured launches: the streams that replay them are the caller's to order.
-
     """
 
     def __init__(self, device: torch.device) -> None:
