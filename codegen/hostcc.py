@@ -25,7 +25,6 @@ _NATIVE = ("-march=native", "-mcpu=native", "")  # x86 and most others, Arm with
 _FLAGS = (
     "-std=c++17",
     "-O3",
-    "-fwrapv",  # integers of functors wrap, as torch's do
     "-fPIC",
     "-shared",
     "-pthread",

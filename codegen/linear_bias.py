@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from warploom.codegen.source import TileConfig
 from warploom.codegen.split import Level, levels
 from warploom.dsl import fold
+from warploom.dsl.extents import Extents
 from warploom.dsl.ir import Kind, Node, const, node, var
 from warploom.dsl.linear import Linear
 from warploom.dsl.spec import AttentionSpec
@@ -108,7 +109,10 @@ def _biases(transform: Node) -> dict[Node, LinearBias]:
     """Which parts are such biases; nothing is worked out twice."""
     found = {_KV_POS: LinearBias(_ONE, Linear())}
     known = levels([transform])
+    extents = Extents()
     for part in known:
+        if part.kind is Kind.INT and extents.may_wrap(part):
+            continue  # it may grow by 1 from key to key, and then jump
         of_keys = [arg for arg in part.args if arg in found]
         others = [arg for arg in part.args if arg not in found]
         if len(of_keys) == 1 and all(known[arg] in _FIXED for arg in others):

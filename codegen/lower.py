@@ -14,6 +14,7 @@ from pathlib import PurePath
 import numpy as np
 
 from warploom.codegen.source import PLACE
+from warploom.dsl.extents import Extents
 from warploom.dsl.ir import LEAVES, Kind, Node, Source, node
 from warploom.dsl.spec import TensorField
 from warploom.errors import CannotTrace
@@ -50,8 +51,14 @@ _BITS = {
     "bitand": "&",
     "bitor": "|",
     "bitxor": "^",
-    "shl": "<<",
-    "shr": ">>",
+}
+_SHIFTS = {"shl": "<<", "shr": ">>"}
+# Integer operations whose result may need more than 32 bits, and functions that wrap it.
+_WRAPPING = {
+    "add": "wrapped_sum",
+    "sub": "wrapped_difference",
+    "mul": "wrapped_product",
+    "neg": "negated",
 }
 _LONGEST = 80  # characters of an expression before an operand is given a name
 
@@ -84,6 +91,7 @@ class Block:
         self._wide = wide
         self._indent = " " * indent
         self._calls = calls or {}
+        self._extents = Extents()
         self._text = {node: (text, _ATOM) for node, text in (bound or {}).items()}
         self._last_place = ""
         self._names = 0
@@ -148,6 +156,8 @@ class Block:
         op, kind, args = current.op, current.kind, current.args
         if op in LEAVES:
             return self._leaf(current)
+        if self._wraps(current):
+            return f"{_WRAPPING[op]}({self._arguments(current)})", _ATOM
         if op in _ARITHMETIC:
             sign, level = _ARITHMETIC[op]
             left = self._operand(args[0], kind, level)
@@ -159,6 +169,9 @@ class Block:
         if op in _BITS:
             left, right = (self._operand(arg, kind, _UNARY) for arg in args)
             return f"{left} {_BITS[op]} {right}", _LOW
+        if op in _SHIFTS and self._is_plain_shift(current):
+            left = self._operand(args[0], kind, _UNARY)
+            return f"{left} {_SHIFTS[op]} {args[1].attr}", _LOW
         if op in ("neg", "not"):
             sign = "-" if op == "neg" else "!"
             return sign + self._operand(args[0], kind, _ATOM), _UNARY
@@ -169,6 +182,18 @@ class Block:
             left, right = (self._operand(arg, kind, _ADD) for arg in args[1:])
             return f"{condition} ? {left} : {right}", _LOW
         return self._call(current), _ATOM
+
+    def _wraps(self, current: Node) -> bool:
+        """Analysis counts in 64 bits, and wraps where its graphs say so."""
+        is_wide = self._wide or current.kind is not Kind.INT
+        return not is_wide and current.op in _WRAPPING and self._extents.may_wrap(current)
+
+    def _is_plain_shift(self, current: Node) -> bool:
+        """A count of bits that C++ defines, and a result that needs no more than there are."""
+        count = current.args[1].attr if current.args[1].op == "const" else None
+        if not isinstance(count, int) or not 0 <= count < 32:
+            return False
+        return current.op == "shr" or not self._extents.may_wrap(current)
 
     def _shift_or_mask(self, op: str, value: Node, divisor: Node) -> tuple[str, int]:
         """Division by 2^n that rounds down, as Python's does, is an arithmetic shift."""
@@ -200,7 +225,7 @@ class Block:
 
     def _call(self, current: Node) -> str:
         op, args = current.op, current.args
-        if op in ("to_int", "to_float"):
+        if op == "to_float" or (op == "to_int" and (self._wide or args[0].kind is Kind.BOOL)):
             return f"{self._c_type(current.kind)}({self._text[args[0]][0]})"
         if op == "element":
             return f"x({self._clamped(args[0], 'head_dim', args[0].attr == 'lane')})"
@@ -209,11 +234,16 @@ class Block:
         if op == "call":
             arguments = ", ".join(self._operand(arg, Kind.FLOAT) for arg in args)
             return f"warploom::{current.attr}({arguments})"  # a member may have the same name
-        inner = ", ".join(self._operand(arg, current.kind) for arg in args)
+        if op == "to_int":
+            return f"to_int({self._text[args[0]][0]})"
+        inner = self._arguments(current)
         if current in self._calls:
             return self._calls[current].format(inner)
         space = "precise::" if current.attr == ("precise",) else ""
         return f"{space}{op}({inner})"
+
+    def _arguments(self, current: Node) -> str:
+        return ", ".join(self._operand(arg, current.kind) for arg in current.args)
 
     def _load(self, current: Node) -> str:
         field = self._tensors[str(current.attr)]

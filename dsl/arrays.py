@@ -29,12 +29,14 @@ def to_numpy(value: Any, kind: Kind | None = None) -> np.ndarray[Any, Any]:
 
 
 class Array(np.ndarray[Any, np.dtype[Any]]):
-    """Float64, int64 or bool values of the NumPy reading."""
+    """Float64, int64 or bool values of the NumPy reading; ints wrap at 32 bits, as in kernels."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         plain = [np.asarray(value) if isinstance(value, Array) else value for value in args]
         if "out" in kwargs:  # NumPy's own functions, such as mean, write into their temporaries
             kwargs["out"] = tuple(np.asarray(value) for value in kwargs["out"])
+        if ufunc is np.power and not build.is_product(plain[1]):
+            plain[0] = np.asarray(plain[0], np.float64)  # NumPy has no int ** -1
         with np.errstate(all="ignore"):  # kernels do not warn of x / 0 either
             return self._keep(getattr(ufunc, method)(*plain, **kwargs))
 
@@ -80,13 +82,12 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def _keep(cls, value: Any) -> Any:
-        if isinstance(value, (np.ndarray, np.generic)):
-            return np.asarray(value).view(cls)
-        return value
-
-
-def _plain(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, Array) else value
+        if not isinstance(value, (np.ndarray, np.generic)):
+            return value
+        plain = np.asarray(value)
+        if plain.dtype.kind in "iu":
+            plain = plain.astype(np.int32).astype(np.int64)
+        return plain.view(cls)
 
 
 class Array32(Array):

@@ -5,9 +5,10 @@ every condition gets graphs for whether it may hold and may fail. They are ordin
 corners of the box, so that lowering turns them into C++ and the NumPy evaluator runs them:
 neither knows a rule of intervals.
 
-A range is never too small. Integers are exact. Floats are widened after every operation by more
-than the error of fp32, of the fast functions and of contraction, so that a bound holds for the
-fp32 kernel and for the float64 oracle; a NaN among the bounds makes the whole answer "unknown".
+A range is never too small. Integers are exact, and wrap at 32 bits as in kernels. Floats are
+widened after every operation by more than the error of fp32, of the fast functions and of
+contraction, so that a bound holds for the fp32 kernel and for the float64 oracle; a NaN among the
+bounds makes the whole answer "unknown".
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from warploom.dsl import fold
+from warploom.dsl.extents import INT32, Extents, within
 from warploom.dsl.interval_rules import (
     FLOAT_RULES,
     INT_RULES,
@@ -26,6 +28,8 @@ from warploom.dsl.interval_rules import (
     Truth,
     hull,
     monotone,
+    outside,
+    wrapped,
 )
 from warploom.dsl.ir import BITWISE, COMPARISONS, Kind, Node, const, node
 from warploom.dsl.linear import Linear, linear
@@ -34,10 +38,8 @@ _LITERAL_ERROR = 1e-7  # relative; a float64 literal, scalar or integer as fp32
 _OPERATION_ERROR = 1e-6  # relative; about 8 units in the last place of fp32
 _FLUSHED = 1.2e-38  # absolute; smaller results may become zero
 _EXACT_LITERAL = 2.0**24  # whole numbers below are exact in fp32
-_LARGEST_INT = 1e18
-_INT32 = (const(-(2**31)), const(2**31 - 1))
 _MOST_HEADS = 8  # query heads of a tile that are looked at one by one
-_CERTAIN = BITWISE | {"pow", "floordiv", "mod", "min", "max", "abs"}
+_CERTAIN = BITWISE | {"floordiv", "mod", "min", "max", "abs"}
 
 
 class Box:
@@ -53,6 +55,7 @@ class Box:
         self._tensors = tensors
         self._ranges: dict[Node, Range] = {}
         self._truths: dict[Node, Truth] = {}
+        self._extents = Extents()
         self._float_bounds: dict[Node, None] = {}  # an ordered set
         self._heads: list[Box] = []
 
@@ -92,10 +95,27 @@ class Box:
 
     # --- integers
 
+    def wraps(self, root: Node) -> Node:
+        """Whether 32 bits may not hold an INT expression, as a sum, somewhere in the box."""
+        form = linear(root)
+        if form.terms == {root: 1} or within(self._extents.of_sum(form)):
+            return fold.FALSE  # the range of an atom has wrapped
+        return outside(self._sum(form))
+
+    def _sum(self, form: Linear) -> Range:
+        if not self._extents.is_small(form):
+            return UNKNOWN
+        return Range(*(None if end is None else end.node() for end in self.sum_range(form)))
+
     def _int_range(self, root: Node) -> Range:
         form = linear(root)
-        if form.terms != {root: 1}:
-            return Range(*(None if end is None else end.node() for end in self.sum_range(form)))
+        if form.terms == {root: 1}:
+            found = self._atom_range(root)
+            return wrapped(found) if self._extents.may_wrap(root) else found
+        found = self._sum(form)
+        return found if within(self._extents.of_sum(form)) else wrapped(found)
+
+    def _atom_range(self, root: Node) -> Range:
         if root.op == "var":
             return self._positions.get(str(root.attr), UNKNOWN)
         if root.op == "scalar":
@@ -119,9 +139,10 @@ class Box:
             one, zero = Range(const(1), const(1)), Range(const(0), const(0))
             return hull(self.truth(arg), one, zero)
 
-        def truncate(bound: Node) -> Node:  # never decreases; a huge float must not wrap
-            low = node("max", Kind.FLOAT, (bound, const(-_LARGEST_INT)))
-            return node("to_int", Kind.INT, (node("min", Kind.FLOAT, (low, const(_LARGEST_INT))),))
+        def truncate(bound: Node) -> Node:  # never decreases; huge floats are the largest ints
+            low = node("max", Kind.FLOAT, (bound, const(-(2.0**31))))
+            whole = node("to_int", Kind.INT, (node("min", Kind.FLOAT, (low, const(2.0**31))),))
+            return fold.arithmetic("min", whole, const(INT32[1]))
 
         return self.range(arg).apply(truncate)
 
@@ -136,7 +157,7 @@ class Box:
         for head in heads[1:]:
             least = fold.arithmetic("min", least, head)
             greatest = fold.arithmetic("max", greatest, head)
-        low, high = (NAN, NAN) if root.kind is Kind.FLOAT else _INT32
+        low, high = (NAN, NAN) if root.kind is Kind.FLOAT else map(const, INT32)
         few = self._has_few_heads()
         return self._checked(Range(fold.select(few, least, low), fold.select(few, greatest, high)))
 
@@ -238,10 +259,17 @@ class Box:
         return Truth(holds, fails)
 
     def _compare_ints(self, op: str, a: Node, b: Node) -> Truth:
+        found = self._compare_to_zero(op, linear(a) - linear(b))
+        wraps = fold.either(self.wraps(a), self.wraps(b))
+        return Truth(fold.either(found.may_hold, wraps), fold.either(found.may_fail, wraps))
+
+    def _compare_to_zero(self, op: str, form: Linear) -> Truth:
         if op in ("gt", "ge", "ne"):
-            opposite = self._compare_ints(fold.OPPOSITE[op], a, b)
+            opposite = self._compare_to_zero(fold.OPPOSITE[op], form)
             return Truth(opposite.may_fail, opposite.may_hold)
-        least, greatest = self.sum_range(linear(a) - linear(b))
+        if not self._extents.is_small(form):
+            return Truth()
+        least, greatest = self.sum_range(form)
         if op in ("lt", "le"):
             return Truth(
                 fold.TRUE if least is None else least.compare(op),

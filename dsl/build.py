@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from typing import TypeGuard
 
 from warploom.dsl import location
 from warploom.dsl.ir import Kind, Node, const, node
@@ -90,20 +91,21 @@ def power(base: Node, exponent: Node) -> Node:
     """`base ** exponent`; small constant powers become products, 2.0 ** x becomes exp2(x)."""
     a, b = _numbers("**", base, exponent)
     n = exponent.attr if exponent.op == "const" else None
-    if isinstance(n, (int, float)) and n == int_or_none(n) and abs(n) <= _MAX_EXPANDED_POWER:
-        if n >= 0:
-            return to_kind(_product(base, int(n)), a.kind)
-        if a.kind is Kind.FLOAT:
-            return true_divide(constant(1.0), _product(to_kind(base, Kind.FLOAT), int(-n)))
+    if is_product(n):
+        return _product(a, int(n))
+    if a.kind is Kind.FLOAT and isinstance(n, (int, float)) and is_product(-n):
+        return true_divide(constant(1.0), _product(a, int(-n)))
     a, b = to_kind(a, Kind.FLOAT), to_kind(b, Kind.FLOAT)
     if a.op == "const" and a.attr == 2.0:
         return make("exp2", Kind.FLOAT, b)
     return make("pow", Kind.FLOAT, a, b)
 
 
-def int_or_none(value: float) -> int | None:
-    """The equal int, if there is one."""
-    return int(value) if math.isfinite(value) and int(value) == value else None
+def is_product(exponent: object) -> TypeGuard[int | float]:
+    """Whether a power with this exponent is so many factors, and so an int if its base is one."""
+    if not isinstance(exponent, (int, float)) or not 0 <= exponent <= _MAX_EXPANDED_POWER:
+        return False
+    return int(exponent) == exponent
 
 
 def _product(base: Node, count: int) -> Node:

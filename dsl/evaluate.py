@@ -1,4 +1,4 @@
-"""The NumPy reading of graphs: integers in 64 bits, floats in 64 bits, over whole arrays at once.
+"""The NumPy reading of graphs: floats in 64 bits, over whole arrays at once.
 
 It runs the graphs of tile analysis, and checks lowered code in tests. It is not the oracle: that
 one calls the user's functors and never sees a graph.
@@ -46,7 +46,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "shl": np.left_shift,
     "shr": np.right_shift,
     "select": np.where,
-    "to_int": np.trunc,
+    "to_int": functions.to_int,
     "to_float": np.asarray,
 }
 
@@ -59,6 +59,7 @@ def evaluate(
     *,
     logits: Array | float = 0.0,
     functions_by_name: Mapping[str, Callable[..., Any]] | None = None,
+    wide: bool = False,
 ) -> tuple[Array, ...]:
     """Values of some graphs.
 
@@ -69,6 +70,7 @@ def evaluate(
         tensors: values of tensor fields; indices are clamped into them, as in kernels.
         logits: value of the `logits` leaf.
         functions_by_name: Python twins of custom functions.
+        wide: compute integers in 64 bits, as graphs of tile analysis ask; else they wrap at 32.
 
     Returns:
         One array per root: bool, int64 or float64.
@@ -91,6 +93,8 @@ def evaluate(
                 found = (functions_by_name or {})[str(current.attr)](*args)
             else:
                 found = _OPERATIONS[current.op](*args)
+            if current.kind is Kind.INT and not wide:
+                found = np.asarray(found).astype(np.int64).astype(np.int32)
             values[current] = np.asarray(found).astype(_TYPES[current.kind])
     return tuple(values[root] for root in roots)
 

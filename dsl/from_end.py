@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from warploom.dsl.box import Box
 from warploom.dsl.evaluate import evaluate
+from warploom.dsl.extents import MAX_LENGTH
 from warploom.dsl.functions import where
 from warploom.dsl.interval_rules import Range
 from warploom.dsl.ir import POSITIONS, Kind, Node, const, substitute, var, walk
@@ -13,7 +14,7 @@ from warploom.dsl.symbols import Symbol, Value, as_node
 # Rows before the first key, which more queries than keys have, are no positions of FlexAttention:
 # their q_pos is taken for one that is not negative.
 _ANY_PLACE = {
-    name: Range(const(0), const(2**31 - 1)) for name, kind in POSITIONS.items() if kind is Kind.INT
+    name: Range(const(0), const(MAX_LENGTH)) for name, kind in POSITIONS.items() if kind is Kind.INT
 }
 # A row's number within its request is an expression of positions whose ranges hide its sign.
 _ROW_NUMBER = {as_node(symbolic("logits_mask").q_idx): var("q_row")}
@@ -43,5 +44,5 @@ def may_be_negative(index: Node) -> bool:
     unknown = box.has_nan()
     if any(found.op in ("var", "scalar", "load", "call") for found in walk(least, unknown)):
         return True
-    bound, is_nan = evaluate((least, unknown), {}, {}, {})
+    bound, is_nan = evaluate((least, unknown), {}, {}, {}, wide=True)
     return bool(is_nan) or int(bound) < 0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from warploom.dsl import build, lanes, rotations, symbols
+from warploom.dsl.extents import INT32
 from warploom.dsl.ir import Kind, Node
 from warploom.dsl.symbols import Symbol, Value, as_node, wrap
 
@@ -106,7 +107,9 @@ def clamp(x: Value, min: Value = None, max: Value = None) -> Value:
 
 
 def to_int(x: Value) -> Value:
-    """Truncate toward zero to an int, as NumPy's astype does; True is 1."""
+    """Truncate toward zero to an int; beyond 32 bits it is the nearest, True is 1 and NaN is 0."""
+    if not isinstance(x, Symbol) and np.asarray(x).dtype.kind == "f":
+        x = np.nan_to_num(np.clip(x, *INT32), nan=0.0)
     return _cast(x, Kind.INT, np.int64)
 
 
@@ -190,14 +193,14 @@ def sum(x: Value) -> Value:
     """Sum over the head dimension: one number per row ([rows, 1] in the NumPy reading)."""
     if isinstance(x, Symbol):
         return wrap(lanes.reduce_node("sum_lanes", _vector("sum", x)))
-    return np.sum(x, axis=-1, keepdims=True)
+    return np.sum(to_float(x), axis=-1, keepdims=True)
 
 
 def max(x: Value) -> Value:
     """Largest lane: one number per row ([rows, 1] in the NumPy reading)."""
     if isinstance(x, Symbol):
         return wrap(lanes.reduce_node("max_lanes", _vector("max", x)))
-    return np.max(x, axis=-1, keepdims=True)
+    return np.max(to_float(x), axis=-1, keepdims=True)
 
 
 def mean(x: Value) -> Value:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from warploom.dsl import fold
+from warploom.dsl.extents import INT32
 from warploom.dsl.ir import Kind, Node, const, node
 
 NAN = const(float("nan"))
@@ -57,6 +58,28 @@ class Truth:
 
 
 UNKNOWN = Range()
+_LEAST, _GREATEST = map(const, INT32)
+
+
+def outside(a: Range) -> Node:
+    """Whether 32 bits may not hold all of a range of ints."""
+    if a.ends is None:
+        return fold.TRUE
+    return fold.either(
+        fold.compare("lt", a.ends[0], _LEAST), fold.compare("gt", a.ends[1], _GREATEST)
+    )
+
+
+def wrapped(a: Range) -> Range:
+    """What 32 bits make of ints: one value exactly, a range that they hold as it is, else any."""
+    if a.ends is None:
+        return UNKNOWN
+    if a.point is not None:
+        low_bits = fold.arithmetic("mod", fold.arithmetic("sub", a.point, _LEAST), const(2**32))
+        value = fold.arithmetic("add", low_bits, _LEAST)
+        return Range(value, value)
+    leaves = outside(a)
+    return Range(fold.select(leaves, _LEAST, a.ends[0]), fold.select(leaves, _GREATEST, a.ends[1]))
 
 
 def hull(condition: Truth, a: Range, b: Range) -> Range:

@@ -141,5 +141,5 @@ class TileAnalysis:
             else:
                 values[name] = np.asarray(value, np.int64)
         shape = np.broadcast_shapes(*(value.shape for value in values.values()))
-        found = evaluate(roots, values, self._scalars, self._tensors)
+        found = evaluate(roots, values, self._scalars, self._tensors, wide=True)
         return [np.broadcast_to(array, shape).copy() for array in found]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from warploom.dsl import fold
 from warploom.dsl.box import Box
+from warploom.dsl.extents import Extents
 from warploom.dsl.ir import COMPARISONS, Kind, Node, const, var, walk
 from warploom.dsl.linear import Linear, linear
 
@@ -41,6 +42,14 @@ class Region:
 
     def intersect(self, other: Region) -> Region:
         return Region(_join("max", self.first, other.first), _join("min", self.last, other.last))
+
+    def unless(self, unknown: Node) -> Region:
+        """This region, or the whole sequence where a condition holds."""
+        if unknown is fold.FALSE:
+            return self
+        first = None if self.first is None else fold.select(unknown, const(0), self.first)
+        last = None if self.last is None else fold.select(unknown, _LAST, self.last)
+        return Region(first, last, self.is_normal)
 
     def hull(self, other: Region) -> Region:
         if WHOLE in (self, other):
@@ -94,6 +103,7 @@ def visible_range(mask: Node, box: Box) -> tuple[Node, Node]:
 class _Solver:
     def __init__(self, box: Box) -> None:
         self._box = box
+        self._extents = Extents(wide=True)
 
     def region(self, root: Node, wanted: bool) -> Region:
         """Where `root` may be equal to `wanted`."""
@@ -110,7 +120,7 @@ class _Solver:
                 low, high = (None if v is None else Linear({}, v) for v in _SOLUTIONS[op])
                 found = self._solve(linear(root.args[0]) - linear(root.args[1]), low, high)
                 if found is not None:
-                    return found
+                    return found.unless(fold.either(*map(self._box.wraps, root.args)))
         truth = self._box.truth(root)
         possible = truth.may_hold if wanted else truth.may_fail
         if possible is fold.TRUE:
@@ -139,6 +149,8 @@ class _Solver:
         if abs(factor) != 1:
             low = None if low is None else _floor(low * -1, abs(factor)) * -1  # rounded up
             high = None if high is None else _floor(high, abs(factor))
+        if not all(end is None or self._extents.is_small(end) for end in (low, high)):
+            return None
         return self._solve_atom(unknown, low, high)
 
     def _solve_atom(self, unknown: Node, low: Linear | None, high: Linear | None) -> Region | None:
@@ -151,7 +163,8 @@ class _Solver:
         # low <= x // d <= high  is  low * d <= x <= high * d + d - 1
         low = None if low is None else low * divisor
         high = None if high is None else high * divisor + Linear({}, divisor - 1)
-        return self._solve(linear(unknown.args[0]), low, high)
+        found = self._solve(linear(unknown.args[0]), low, high)
+        return None if found is None else found.unless(self._box.wraps(unknown.args[0]))
 
 
 def _floor(form: Linear, divisor: int) -> Linear:

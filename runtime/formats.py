@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from warploom.dsl.extents import MAX_LENGTH
 from warploom.dsl.formats import BlockSparse, Composed, Dense, KVFormat, Paged, Ragged
 from warploom.errors import ArgumentError, BadIndptr, BadLength, IndexOutOfRange, WrongShape
 from warploom.runtime.batch import Batch as Batch
@@ -59,6 +60,24 @@ def make_batch(
             order = f": ({rows_name}, kv_indptr, kv_indices, last_page_len)"
             hint = order if name == "last_page_len" else ""
             raise ArgumentError(name=name, reason=f"the {kind} format needs it{hint}")
+    batch = _batch(kv_format, qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens, rows_name)
+    for name, lengths in (("q_len", batch.q_lens), ("kv_len", batch.kv_lens)):
+        over = np.flatnonzero(lengths > MAX_LENGTH)
+        if over.size:
+            at, most = int(over[0]), f"at most {MAX_LENGTH}"
+            raise BadLength(name=name, index=at, value=int(lengths[at]), expected=most)
+    return batch
+
+
+def _batch(
+    kv_format: KVFormat,
+    qo_indptr: Any,
+    kv_indptr: Any,
+    kv_indices: Any,
+    last_page_len: Any,
+    kv_lens: Any,
+    rows_name: str,
+) -> Batch:
     qo = indptr(qo_indptr, rows_name)
     if isinstance(kv_format, BlockSparse):
         return _block_sparse(qo, kv_indptr, kv_indices, kv_lens, kv_format.block)

@@ -13,6 +13,7 @@ import numpy as np
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import host_target
 from warploom.codegen.planner_source import MEASURE, planner_source
+from warploom.dsl.extents import MAX_LENGTH
 from warploom.dsl.formats import KVFormat, Paged
 from warploom.dsl.spec import TracedVariant
 from warploom.errors import WarploomError
@@ -24,7 +25,7 @@ from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.layout import c_structs
 
 STORAGE: Final = {"Dense": 0, "Ragged": 1, "Paged": 2}  # warploom::Storage
-_ANY = Bounds(INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX)
+_ANY = Bounds(MAX_LENGTH, MAX_LENGTH, MAX_LENGTH, INT32_MAX)
 _MEASURE = struct.Struct("=7i")  # warploom::Measure
 
 

@@ -6,15 +6,19 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from warploom.dsl.extents import MAX_LENGTH
 from warploom.errors import ArgumentError, BadLength, BoundsExceeded
 from warploom.scheduler.layout import SEGMENT, Records
 
 INT32_MAX = 2**31 - 1
+_LENGTHS = ("max_requests", "max_q_rows", "max_kv_len")  # what positions of functors count
 
 
 @dataclass(frozen=True)
 class Bounds:
     """The largest batch that will ever be planned (FlashInfer, appendix D.3).
+
+    The first three are 2^28 at most, which positions of functors rely on; the others 2^31 - 1.
 
     Attributes:
         max_requests: requests in a batch.
@@ -25,6 +29,9 @@ class Bounds:
         max_segments: segments; None means one for each request. Block-sparse formats have more.
         max_levels: parts that a request of a composed format may read, its own included. Where
             more prefixes follow each other, fewer of them become parts.
+
+    Raises:
+        ArgumentError: a number that is negative or too large.
     """
 
     max_requests: int
@@ -39,8 +46,9 @@ class Bounds:
             value = getattr(self, field.name)
             if value is None and field.name == "max_segments":
                 continue
-            if not isinstance(value, (int, np.integer)) or not 0 <= value <= INT32_MAX:
-                reason = f"is {value!r}; expected an integer from 0 to {INT32_MAX}"
+            most = MAX_LENGTH if field.name in _LENGTHS else INT32_MAX
+            if not isinstance(value, (int, np.integer)) or not 0 <= value <= most:
+                reason = f"is {value!r}; expected an integer from 0 to {most}"
                 raise ArgumentError(name=f"Bounds.{field.name}", reason=reason)
 
     @property
@@ -89,7 +97,7 @@ def _sizes(segments: Records, num_blocks: int) -> dict[str, int]:
     }
 
 
-def check_segments(segments: Records, group_size: int, keys: int) -> None:
+def check_segments(segments: Records, group_size: int) -> None:
     """Refuses records that no kernel could walk: negative fields, or positions beyond int32.
 
     Raises:
@@ -102,10 +110,12 @@ def check_segments(segments: Records, group_size: int, keys: int) -> None:
         index, column = np.argwhere(matrix < 0)[0].tolist()
         name = f"segments.{SEGMENT.fields[column][0]}"
         raise BadLength(name=name, index=index, value=matrix[index, column], expected="at least 0")
-    # Row r of a tile and key k of a tile are computed in int32, up to one tile past the end.
+    # Row r of a tile is computed in int32, up to one tile past the end.
     for field, limit in (
-        ("num_q", (INT32_MAX - 256) // group_size),
-        ("kv_count", INT32_MAX - keys),
+        ("num_q", min(MAX_LENGTH, (INT32_MAX - 256) // group_size)),
+        ("kv_count", MAX_LENGTH),
+        ("q_len", MAX_LENGTH),
+        ("kv_len", MAX_LENGTH),
     ):
         index = int(segments[field].argmax())
         if segments[field][index] > limit:

@@ -212,7 +212,7 @@ def make_plan(
     indices = np.zeros(0, np.int32) if indices is None else indices
     if indices.dtype != np.int32:
         raise WrongDType(name="indices", got=indices.dtype, expected="int32")
-    check_segments(segments, group_size, keys)
+    check_segments(segments, group_size)
     if capacity is not None:
         capacity.bounds.admit(segments, len(indices))
     problem = Problem(

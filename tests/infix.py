@@ -18,6 +18,8 @@ INFIX: dict[str, Callable[..., Any]] = {
     ">=": operator.ge,
     "==": operator.eq,
     "!=": operator.ne,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
     "&": operator.and_,
     "|": operator.or_,
     "^": operator.xor,

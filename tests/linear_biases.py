@@ -40,7 +40,7 @@ class FarOrigin(wl.Variant):
     origin = wl.Scalar("int32", default=1_000_003)
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
-        return logits + (at.kv_pos - self.origin) / 3.0
+        return logits + (at.kv_pos - wl.maximum(self.origin, 0)) / 3.0
 
 
 VARIANTS: dict[str, wl.Variant] = {

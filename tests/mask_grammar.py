@@ -40,6 +40,8 @@ def grow_numbers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.tuples(st.sampled_from(("//", "%")), inner, st.integers(-7, 7).filter(bool)),
         st.tuples(st.sampled_from(("//", "%")), inner, st.just(("field", "b"))),
         st.tuples(st.sampled_from(("abs", "neg", "table", "shr", "low_bits", "round")), inner),
+        st.tuples(st.sampled_from(("hash", "far", "up", "huge")), inner),
+        st.tuples(st.sampled_from(("<<", ">>")), inner, inner),
         two.map(lambda t: ("choose", ("<", ("at", "kv_pos"), t[0]), t[1], t[0])),
     )
 
@@ -72,6 +74,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "low_bits": lambda x: x & 7,
     "round": lambda x: to_int(to_float(x) * 0.7),
     "choose": where,
+    # what 32 bits may not hold
+    "hash": lambda x: x * 1103515245 + 12345,
+    "far": lambda x: x + (2**31 - 8),
+    "up": lambda x: x << 28,
+    "huge": lambda x: to_int(to_float(x) * 4e8),
 }
 
 
@@ -126,7 +133,7 @@ class Grammar(Variant):
 
 def random_inputs(rng: np.random.Generator) -> dict[str, Any]:
     return {
-        "a": int(rng.integers(-12, 13)),
+        "a": int(rng.choice([rng.integers(-12, 13), rng.integers(-(2**31), 2**31)], p=[0.8, 0.2])),
         "b": int(rng.choice([-5, -1, 1, 2, 4, 8])),
         "f": float(np.float32(rng.normal())),
         "per_batch": rng.integers(-4, LONGEST, BATCHES, dtype=np.int32),

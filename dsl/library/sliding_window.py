@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from warploom.dsl.fields import Scalar
-from warploom.dsl.functions import maximum, minimum, where
+from warploom.dsl.functions import clamp, maximum, minimum, where
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError
 
-LAST: Final = 2**31 - 1  # position
+_FAR: Final = 2**30  # keys: more than any request has, and no sum with a position overflows
 
 
 class SlidingWindow(Variant):
@@ -46,8 +46,9 @@ class SlidingWindow(Variant):
         # The ends of both ranges depend on the row alone: a kernel works them out once for all
         # keys, and keeps nothing of a key. A huge window must not overflow; a query may lie before
         # position 0, a key may not.
-        place = maximum(at.q_pos, 0)
-        first = where(self.left < 0, 0, place - self.left)
-        last = where(self.right < 0, LAST, at.q_pos + minimum(self.right, LAST - place))
+        behind = clamp(where(self.left < 0, _FAR, self.left), 0, _FAR)
+        ahead = clamp(where(self.right < 0, _FAR, self.right), 0, _FAR)
+        first = maximum(at.q_pos, 0) - behind
+        last = at.q_pos + ahead
         is_sink = at.kv_pos < minimum(self.sink_tokens, first)
         return ((at.kv_pos >= first) | is_sink) & (at.kv_pos <= last)

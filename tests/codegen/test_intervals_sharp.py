@@ -65,6 +65,7 @@ RULES: dict[str, tuple[Callable[[Any, Position], Any], bool, bool]] = {
     "third": (lambda v, at: 3 * at.kv_pos - 1 > at.q_pos, True, True),
     "mirrored": (lambda v, at: at.kv_len - at.kv_pos * 2 >= at.q_pos, True, True),
     "cancelling": (lambda v, at: at.q_pos + at.kv_len >= at.kv_pos + at.kv_len, True, True),
+    "offset that might wrap": (lambda v, at: at.kv_pos + v.window <= at.q_pos, True, True),
     "rows of request": (lambda v, at: at.q_idx >= 5, True, True),
     "float limit": (lambda v, at: at.kv_pos < v.limit, True, False),
     "stripes": (lambda v, at: at.kv_pos % 8 < 4, False, False),
@@ -174,3 +175,18 @@ def test_bounds_of_an_empty_sequence_are_empty() -> None:
     for rule in (RULES["causal"][0], RULES["band"][0], RULES["stripes"][0]):
         begin, end = TileAnalysis(trace(Rule(rule)), {}, TENSORS).kv_bounds(**tile)
         assert begin == end == 0
+
+
+def test_a_hash_that_wraps_leaves_the_other_conditions_sharp() -> None:
+    def rule(variant: Rule, at: Position) -> Any:
+        return (at.kv_pos <= at.q_pos) & (at.kv_pos * 1103515245 * 48271 % 100 < 60)
+
+    analysis = TileAnalysis(trace(Rule(rule)), {})
+    one = np.ones(2, int)
+    place = {"batch": 0 * one, "kv_head": 0 * one, "num_q_heads": one, "num_kv_heads": one}
+    place |= {"q_len": 4096 * one, "kv_len": 4096 * one, "q_head": (0 * one, one)}
+    queries = np.array([1024, 2048]), np.array([1088, 2112])
+    classes = analysis.classify(**place, q_pos=queries, kv_pos=(2000 * one, 2048 * one))
+    assert classes.tolist() == [SKIP, PARTIAL]
+    begins, ends = analysis.kv_bounds(**place, q_pos=queries)
+    assert begins.tolist() == [0, 0] and ends.tolist() == [1088, 2112]

@@ -66,6 +66,7 @@ FORMS: dict[str, Transform] = {
     "divided": lambda self, x, at: x - (at.q_pos - at.kv_pos) / self.rate,
     "several factors": lambda self, x, at: x + 0.5 * ((at.kv_pos - at.q_pos) * self.rate),
     "from the end": lambda self, x, at: x + self.rate * (at.kv_pos + 1 - at.kv_len),
+    "from an input": lambda self, x, at: x + self.rate * (at.kv_pos - wl.maximum(self.far, 0)),
     "no origin": lambda self, x, at: x + self.rate * at.kv_pos,
     "of query rows": lambda self, x, at: x + self.rate * (at.kv_pos - at.q_idx),
     "scaled together": lambda self, x, at: 2.0 * (x + self.rate * (at.kv_pos - at.q_pos)),
@@ -107,6 +108,7 @@ OTHERS: dict[str, Transform] = {
     "a sum that may overflow, and a position": lambda self, x, at: (
         x + ((at.kv_pos - self.far) * 1.0 - at.q_pos)
     ),
+    "a distance that may wrap": lambda self, x, at: x + self.rate * (at.kv_pos - self.far),
     "doubled": lambda self, x, at: x + self.rate * (2 * at.kv_pos - at.q_pos),
 }
 

@@ -76,7 +76,7 @@ def test_division_by_powers_of_two_is_a_shift() -> None:
 def test_kinds_are_converted_where_they_differ() -> None:
     assert text(binary("mul", FLOAT, x, q)) == "logits * float(row.q_pos)"
     assert text(binary("lt", BOOL, x, q)) == "logits < float(row.q_pos)"
-    assert text(node("to_int", INT, (x,))) == "int(logits)"
+    assert text(node("to_int", INT, (x,))) == "to_int(logits)"
 
 
 def test_shared_expressions_are_named_once() -> None:
@@ -155,6 +155,8 @@ ints = st.recursive(
         st.tuples(st.sampled_from(("+", "-", "min", "max")), inner, inner),
         st.tuples(st.sampled_from(("//", "%")), inner, st.integers(-4, 8).filter(bool)),
         st.tuples(st.sampled_from(("abs", "neg", "shr", "bits", "shl", "ids")), inner),
+        st.tuples(st.sampled_from(("hash", "far", "huge")), inner),
+        st.tuples(st.sampled_from(("<<", ">>", "*")), inner, inner),
     ),
     max_leaves=5,
 )
@@ -205,6 +207,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "precise": lambda a: wl.tanh(wl.sin(a, precise=True), precise=True),
     "pow": lambda a: (1.5 + wl.sin(a)) ** 1.5 + wl.tanh(a) ** 3,
     "smooth": lambda a: wl.tanh(a * 0.1),
+    # what 32 bits may not hold
+    "hash": lambda a: a * 1103515245 + 12345,
+    "far": lambda a: (2**31 - 3) - a,
+    "huge": lambda a: wl.to_int(a * 1e9),
 }
 
 

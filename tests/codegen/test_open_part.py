@@ -75,4 +75,4 @@ def test_tiles_below_the_diagonal_are_left_open() -> None:
     for last_key, may_hide in ((7, False), (8, False), (9, True)):
         positions = {**corners, "kv_pos_last": last_key}
         arrays = {name: np.asarray(value) for name, value in positions.items()}
-        assert evaluate((parts.decided_may_hide,), arrays, {}, {})[0] == may_hide
+        assert evaluate((parts.decided_may_hide,), arrays, {}, {}, wide=True)[0] == may_hide

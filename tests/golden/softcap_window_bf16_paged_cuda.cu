@@ -93,17 +93,16 @@ struct Variant : IdentityVariant<Params> {
   struct TileState { float t0; int t1; int t2; };
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
     return {positive_scale(p) * (1.0f / max(abs(p.x_cap), 1e-30f)),
-            p.x_left < 0,
-            p.x_right < 0};
+            min(max(p.x_left < 0 ? 1073741824 : p.x_left, 0), 1073741824),
+            min(max(p.x_right < 0 ? 1073741824 : p.x_right, 0), 1073741824)};
   }
   struct RowState { int r0; int r1; int r2; };
   WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row) {
-    const int v0 = max(row.q_pos, 0);
-    const int v1 = (ts.t1 != 0) ? 0 : v0 - p.x_left;
-    return {v1,
-            min(p.x_sink_tokens, v1),
-            (ts.t2 != 0) ? 2147483647 : row.q_pos + min(p.x_right, 2147483647 - v0)};
+    const int v0 = max(row.q_pos, 0) - ts.t1;
+    return {v0,
+            min(p.x_sink_tokens, v0),
+            row.q_pos + ts.t2};
   }
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
@@ -122,45 +121,44 @@ struct Variant : IdentityVariant<Params> {
     const wide x_left = p.x_left;
     const bool v0 = x_left >= 0LL;
     const bool v1 = x_left < 0LL;
+    const wide v2 = max(v0 ? (v1 ? max(1073741824LL, x_left) : x_left) : 1073741824LL, 0LL);
+    const wide v3 = min(v2, 1073741824LL);
     const wide q_pos_first = q_pos.begin;
-    const wide v2 = max(q_pos_first, 0LL);
-    const wide v3 = v2 - x_left;
-    const wide v4 = v0 ? (v1 ? min(0LL, v3) : v3) : 0LL;
+    const wide v4 = max(q_pos_first, 0LL);
     const wide kv_pos_first = kv_pos.begin;
     const wide x_sink_tokens = p.x_sink_tokens;
     const wide q_pos_last = q_pos.end - 1;
     const wide v5 = max(q_pos_last, 0LL);
-    const wide v6 = v5 - x_left;
-    const wide v7 = v0 ? (v1 ? max(0LL, v6) : v6) : 0LL;
+    const wide v6 = max(v0 ? (v1 ? min(1073741824LL, x_left) : x_left) : 1073741824LL, 0LL);
+    const wide v7 = min(v6, 1073741824LL);
     const wide x_right = p.x_right;
     const bool v8 = x_right >= 0LL;
     const bool v9 = x_right < 0LL;
-    const wide v10 = q_pos_last + min(x_right, 2147483647LL - v2);
-    const bool v11 = kv_pos_first <= (v8 ? (v9 ? max(2147483647LL, v10) : v10) : 2147483647LL);
-    const wide v12 = q_pos_first + min(x_right, 2147483647LL - v5);
-    const bool v13 = kv_pos_last > (v8 ? (v9 ? min(2147483647LL, v12) : v12) : 2147483647LL);
-    return tile_class(((kv_pos_last >= v4) | (kv_pos_first < min(x_sink_tokens, v7))) & v11, ((kv_pos_first < v7) & (kv_pos_last >= min(x_sink_tokens, v4))) | v13);
+    const wide v10 = max(v8 ? (v9 ? max(1073741824LL, x_right) : x_right) : 1073741824LL, 0LL);
+    const bool v11 = (kv_pos_last + v3 >= v4) | (kv_pos_first < min(x_sink_tokens, v5 - v7));
+    const wide v12 = max(v8 ? (v9 ? min(1073741824LL, x_right) : x_right) : 1073741824LL, 0LL);
+    const bool v13 = (kv_pos_first + v7 < v5) & (kv_pos_last >= min(x_sink_tokens, v4 - v3));
+    return tile_class(v11 & (kv_pos_first <= q_pos_last + min(v10, 1073741824LL)), v13 | (kv_pos_last > q_pos_first + min(v12, 1073741824LL)));
   }
   WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
       Range q_head) {
+    const wide q_pos_first = q_pos.begin;
     const wide x_left = p.x_left;
     const bool v0 = x_left >= 0LL;
     const bool v1 = x_left < 0LL;
-    const wide q_pos_first = q_pos.begin;
-    const wide v2 = max(q_pos_first, 0LL);
-    const wide v3 = v2 - x_left;
-    const wide v4 = v0 ? (v1 ? min(0LL, v3) : v3) : 0LL;
+    const wide v2 = max(v0 ? (v1 ? max(1073741824LL, x_left) : x_left) : 1073741824LL, 0LL);
+    const wide v3 = max(q_pos_first, 0LL) - min(v2, 1073741824LL);
     const wide x_sink_tokens = p.x_sink_tokens;
     const wide q_pos_last = q_pos.end - 1;
-    const wide v5 = max(q_pos_last, 0LL) - x_left;
-    const wide v6 = min(x_sink_tokens, v0 ? (v1 ? max(0LL, v5) : v5) : 0LL) - 1LL;
+    const wide v4 = max(v0 ? (v1 ? min(1073741824LL, x_left) : x_left) : 1073741824LL, 0LL);
+    const wide v5 = min(x_sink_tokens, max(q_pos_last, 0LL) - min(v4, 1073741824LL)) - 1LL;
     const wide kv_len = tile.kv_len;
-    const wide v7 = min(max(min(max(v4, 0LL), v6 < 0LL ? kv_len : 0LL), 0LL), kv_len);
-    const wide v8 = kv_len - 1LL;
+    const wide v6 = min(max(min(max(v3, 0LL), v5 < 0LL ? kv_len : 0LL), 0LL), kv_len);
+    const wide v7 = kv_len - 1LL;
     const wide x_right = p.x_right;
-    const wide v9 = q_pos_last + min(x_right, 2147483647LL - v2);
-    const wide v10 = x_right >= 0LL ? (x_right < 0LL ? max(2147483647LL, v9) : v9) : 2147483647LL;
-    return {int(v7), int(max(min(min(max(v4 >= kv_len ? -1LL : v8, min(v6, v8)), v10) + 1LL, kv_len), v7))};
+    const wide v8 = x_right < 0LL ? max(1073741824LL, x_right) : x_right;
+    const wide v9 = q_pos_last + min(max(x_right >= 0LL ? v8 : 1073741824LL, 0LL), 1073741824LL);
+    return {int(v6), int(max(min(min(max(v3 >= kv_len ? -1LL : v7, min(v5, v7)), v9) + 1LL, kv_len), v6))};
   }
 };
 

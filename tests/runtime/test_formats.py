@@ -200,15 +200,24 @@ def test_lengths_above_int32_are_refused() -> None:
     pages = 2**22 + 1
     with pytest.raises(BadLength, match=rf"kv_len\[1\] is {2**32 + 5}; expected at most"):
         make_batch(Paged(1024), [0, 1, 2], [0, 0, pages], np.zeros(pages, np.int32), [0, 5])
-    with pytest.raises(BadLength, match=rf"the sum of kv_lens\[1\] is {2**31}"):
-        make_batch(BlockSparse((4, 4)), [0, 1, 2], [0, 0, 0], [], kv_lens=[2**30, 2**30])
+    with pytest.raises(BadLength, match=rf"the sum of kv_lens\[7\] is {2**31}"):
+        counts = [0] * 9
+        make_batch(BlockSparse((4, 4)), range(9), counts, [], kv_lens=[2**28] * 8)
 
 
-def test_the_last_column_block_may_end_above_int32() -> None:
-    last = 2**31 - 1
-    columns = [last // 1024]
-    batch = make_batch(BlockSparse((4, 1024)), [0, 1], [0, 1], columns, kv_lens=[last])
-    assert column(batch, "kv_count") == [1023]
+@pytest.mark.parametrize(
+    ("kv_format", "arguments", "name"),
+    [
+        (Dense(), ([0, 1, 2**31 - 1], [0, 1, 2]), "q_len"),
+        (Ragged(), ([0, 1, 2], [0, 1, 2**28 + 2]), "kv_len"),
+        (Ragged(), ([0, 1, 2**28 + 2], [0, 1, 2]), "q_len"),
+    ],
+)
+def test_lengths_beyond_those_of_positions_are_refused(
+    kv_format: Any, arguments: Any, name: str
+) -> None:
+    with pytest.raises(BadLength, match=name):
+        make_batch(kv_format, *arguments)
 
 
 def test_a_batch_keeps_no_array_of_the_callers() -> None:

@@ -6,9 +6,21 @@ namespace warploom {
 
 using wide = long long;
 
-// a without overflow: the smallest number stays as it is, as in NumPy.
+// What overflows keeps its low bits: signed arithmetic would be undefined. As in NumPy, the
+// negation of the smallest number is that number.
+WL_FN int wrapped_sum(int a, int b) { return int(unsigned(a) + unsigned(b)); }
+WL_FN int wrapped_difference(int a, int b) { return int(unsigned(a) - unsigned(b)); }
+WL_FN int wrapped_product(int a, int b) { return int(unsigned(a) * unsigned(b)); }
 WL_FN int negated(int a) { return int(0u - unsigned(a)); }
 WL_FN wide negated(wide a) { return wide(0ull - (unsigned long long)(a)); }
+
+// Shifts by any count, also by more bits than there are, and of numbers below 0.
+WL_FN int shl(int a, int b) { return unsigned(b) < 32u ? int(unsigned(a) << b) : 0; }
+WL_FN wide shl(wide a, wide b) {
+  return (unsigned long long)(b) < 64u ? wide((unsigned long long)(a) << b) : 0;
+}
+WL_FN int shr(int a, int b) { return a >> (unsigned(b) < 32u ? b : 31); }
+WL_FN wide shr(wide a, wide b) { return a >> ((unsigned long long)(b) < 64u ? b : 63); }
 
 // What the host would trap on, also in a branch not taken: zero, and -1 below the smallest number.
 template <class T>
@@ -36,21 +48,12 @@ WL_FN T floor_remainder(T a, T b) {
   return is_unsafe ? T(0) : remainder + (is_below ? divisor : T(0));
 }
 
-template <class T>
-WL_FN T integer_power(T base, T exponent) {
-  T result = exponent < 0 ? T(0) : T(1);
-  for (T left = exponent; left > 0; left >>= 1, base *= base) result *= (left & 1) ? base : T(1);
-  return result;
-}
-
 WL_FN int floordiv(int a, int b) { return floor_division(a, b); }
 WL_FN wide floordiv(wide a, wide b) { return floor_division(a, b); }
 WL_FN int mod(int a, int b) { return floor_remainder(a, b); }
 WL_FN wide mod(wide a, wide b) { return floor_remainder(a, b); }
-WL_FN int pow(int a, int b) { return integer_power(a, b); }
-WL_FN wide pow(wide a, wide b) { return integer_power(a, b); }
-WL_FN int abs(int a) { return a < 0 ? -a : a; }
-WL_FN wide abs(wide a) { return a < 0 ? -a : a; }
+WL_FN int abs(int a) { return a < 0 ? negated(a) : a; }
+WL_FN wide abs(wide a) { return a < 0 ? negated(a) : a; }
 WL_FN int min(int a, int b) { return a < b ? a : b; }
 WL_FN wide min(wide a, wide b) { return a < b ? a : b; }
 WL_FN int max(int a, int b) { return a < b ? b : a; }

@@ -28,6 +28,14 @@ WL_FN float ceil(float x) { return __builtin_ceilf(x); }
 WL_FN float floordiv(float a, float b) { return floor(a / b); }
 WL_FN float mod(float a, float b) { return a - floor(a / b) * b; }
 
+// Toward zero; numbers beyond 32 bits become the largest or smallest, NaN becomes 0.
+WL_FN int to_int(float x) {
+  const float low = x < -2147483648.0f ? -2147483648.0f : x;
+  const bool is_beyond = low >= 2147483648.0f;
+  const int whole = int(is_beyond | (low != low) ? 0.0f : low);
+  return is_beyond ? 2147483647 : whole;
+}
+
 // The product that exponents are taken from must not be below the exact one: of logits around 1e10
 // what rounding leaves is hundreds, and an exponential of that is infinite.
 WL_FN float product_rounded_up(float a, float b) {

@@ -16,6 +16,9 @@ WL_FN float ceil(float x) { return ::ceilf(x); }
 WL_FN float floordiv(float a, float b) { return ::floorf(a / b); }
 WL_FN float mod(float a, float b) { return a - ::floorf(a / b) * b; }
 
+// Toward zero; numbers beyond 32 bits become the largest or smallest, NaN becomes 0.
+WL_FN int to_int(float x) { return __float2int_rz(x); }
+
 // The product that exponents are taken from must not be below the exact one: of logits around 1e10
 // what rounding leaves is hundreds, and an exponential of that is infinite.
 WL_FN float product_rounded_up(float a, float b) { return __fmul_ru(a, b); }

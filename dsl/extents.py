@@ -1,0 +1,149 @@
+"""How large the integers of a functor can be, and which operations may leave their 32 bits.
+
+What leaves 32 bits wraps around, in kernels as in the oracle. Where this module rules it out,
+lowering writes plain arithmetic and tile analysis takes sums for what they are; elsewhere the one
+wraps by name and the other looks at the numbers at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import TypeAlias
+
+from warploom.dsl.ir import Kind, Node
+from warploom.dsl.linear import Linear
+
+Extent: TypeAlias = tuple[int, int]  # least and greatest value
+
+INT32: Extent = (-(2**31), 2**31 - 1)
+MAX_LENGTH = 2**28  # keys of a request, and query rows of a batch: sums of a few fit 32 bits
+MAX_HEADS = 2**16
+_TILE = 2**10  # rows and keys of a tile may lie past the last
+_FAR = 2**62
+_SHIFTS = range(32)
+
+_LENGTH, _HEAD, _PLACE = (0, MAX_LENGTH), (0, MAX_HEADS), (0, MAX_LENGTH + _TILE)
+_POSITIONS: Mapping[str, Extent] = {
+    "batch": _LENGTH,
+    "q_pos": (-MAX_LENGTH, MAX_LENGTH + _TILE),
+    "kv_pos": _PLACE,
+    "q_len": _LENGTH,
+    "kv_len": _LENGTH,
+    "q_row": _PLACE,
+    "q_head": _HEAD,
+    "kv_head": _HEAD,
+    "num_q_heads": _HEAD,
+    "num_kv_heads": _HEAD,
+    "lane": _HEAD,
+    "head_dim": _HEAD,
+}
+
+
+class Extents:
+    """Extents of INT expressions, each worked out once.
+
+    Args:
+        wide: of the graphs of tile analysis, which compute in 64 bits and do not wrap.
+    """
+
+    def __init__(self, wide: bool = False) -> None:
+        self._wide = wide
+        self._found: dict[Node, Extent] = {}
+
+    def of(self, root: Node) -> Extent:
+        """Least and greatest value, after wrapping; bools count as 0 and 1."""
+        exact = self.exact(root)
+        return exact if self._wide or within(exact) else INT32
+
+    def may_wrap(self, root: Node) -> bool:
+        """Whether the operation's own result may need more than 32 bits."""
+        return not within(self.exact(root))
+
+    def exact(self, root: Node) -> Extent:
+        """Least and greatest value before the operation's own result wraps."""
+        found = self._found.get(root)
+        if found is None:
+            found = self._found[root] = self._exact(root)
+        return found
+
+    def of_sum(self, form: Linear) -> Extent:
+        """Least and greatest value of a sum that does not wrap."""
+        least = greatest = form.constant
+        for atom, factor in form.terms.items():
+            ends = sorted(factor * end for end in self.of(atom))
+            least, greatest = least + ends[0], greatest + ends[1]
+        return least, greatest
+
+    def is_small(self, form: Linear) -> bool:
+        """Whether 64 bits hold a sum, with room to compare it with another."""
+        least, greatest = self.of_sum(form)
+        return least > -_FAR and greatest < _FAR
+
+    def _exact(self, root: Node) -> Extent:
+        if root.kind is Kind.BOOL:
+            return (0, 1)
+        if root.op == "const":
+            assert isinstance(root.attr, int)
+            return root.attr, root.attr
+        if root.op == "var":
+            name = str(root.attr).removesuffix("_first").removesuffix("_last")
+            return _POSITIONS[name]
+        rule = _RULES.get(root.op)
+        if rule is None or any(arg.kind is Kind.FLOAT for arg in root.args):
+            return INT32  # what is loaded, or converted
+        return rule(*map(self.of, root.args))
+
+
+def within(extent: Extent) -> bool:
+    """Whether 32 bits hold all of it."""
+    return INT32[0] <= extent[0] and extent[1] <= INT32[1]
+
+
+def _corners(function: Callable[[int, int], int]) -> Callable[[Extent, Extent], Extent]:
+    def rule(a: Extent, b: Extent) -> Extent:
+        values = [function(x, y) for x, y in product(a, b)]
+        return min(values), max(values)
+
+    return rule
+
+
+def _floordiv(a: Extent, b: Extent) -> Extent:
+    if b[0] > 0:
+        return _corners(lambda x, y: x // y)(a, b)
+    most = max(abs(end) for end in a)
+    return -most, most
+
+
+def _mod(a: Extent, b: Extent) -> Extent:
+    if a[0] >= 0 and b[0] > 0:
+        return 0, min(a[1], b[1] - 1)
+    return min(b[0] + 1, 0), max(b[1] - 1, 0)
+
+
+def _shl(a: Extent, b: Extent) -> Extent:
+    if b[0] in _SHIFTS and b[1] in _SHIFTS:
+        return _corners(lambda x, y: x << y)(a, b)
+    return -_FAR, _FAR
+
+
+def _bitand(a: Extent, b: Extent) -> Extent:
+    tops = [greatest for least, greatest in (a, b) if least >= 0]
+    return (0, min(tops)) if tops else INT32
+
+
+_RULES: Mapping[str, Callable[..., Extent]] = {
+    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "neg": lambda a: (-a[1], -a[0]),
+    "mul": _corners(lambda x, y: x * y),
+    "min": _corners(min),
+    "max": _corners(max),
+    "abs": lambda a: (max(a[0], -a[1], 0), max(a[1], -a[0])),
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "shl": _shl,
+    "shr": lambda a, b: (min(a[0], 0), max(a[1], -1)),
+    "bitand": _bitand,
+    "select": lambda _, a, b: (min(a[0], b[0]), max(a[1], b[1])),
+}
