@@ -144,7 +144,7 @@ def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:
         try:
             return future.result()
         except CompileForbidden:  # to the thread that asked first
-            if _forbidden.get() or env.forbid_compile():
+            if _why_forbidden():
                 raise
             return _shared(key, make)
     try:
@@ -156,6 +156,11 @@ def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:
         raise
     future.set_result(artifact)
     return artifact
+
+
+def _why_forbidden() -> str | None:
+    """Why this thread may not compile, if it may not."""
+    return "WARPLOOM_FORBID_COMPILE is set" if env.forbid_compile() else _forbidden.get()
 
 
 def _tools(target: Arch | HostTarget) -> dict[str, str]:
@@ -177,7 +182,7 @@ def _load(key: CacheKey, source: KernelSource) -> Artifact | None:
 
 
 def _compile(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> Artifact:
-    cause = "WARPLOOM_FORBID_COMPILE is set" if env.forbid_compile() else _forbidden.get()
+    cause = _why_forbidden()
     if cause:
         raise CompileForbidden(kernel=source.name, cause=cause)
     store = Store(env.cache_dir())

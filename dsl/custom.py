@@ -63,14 +63,17 @@ def custom_function(
 
     Raises:
         CannotTrace: `name` is no identifier, or a text does not define it.
-        ArgumentError: `python` is no function.
+        ArgumentError: `python` is no function, or a text is none.
     """
-    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise build.refuse(f"a custom function named {name!r}", "Its name must be a C identifier.")
     if not callable(python):
         reason = f"is {python!r}; expected the same function on NumPy arrays, for the oracle"
         raise ArgumentError(name="python", reason=reason)
     for language, text in (("cuda", cuda), ("cpp", cpp)):
+        if not isinstance(text, str | None):
+            reason = f"is {text!r}; expected source text that defines WL_FN float {name}(...)"
+            raise ArgumentError(name=language, reason=reason)
         if text is not None and not re.search(rf"\b{name}\s*\(", text):
             raise build.refuse(
                 f"custom function {name!r}", f"Its {language} text defines no {name}(...)."

@@ -23,6 +23,14 @@ class DType:
     c_name: str
     kind: Kind
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Least and greatest int that a kernel reads of this type; it computes in 32 bits."""
+        if self.name == "uint8":
+            return 0, 255
+        bits = min(8 * self.bytes, 32)
+        return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
 
 float32 = DType("float32", 4, "float", Kind.FLOAT)
 float16 = DType("float16", 2, "warploom::half_t", Kind.FLOAT)

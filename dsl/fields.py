@@ -28,7 +28,8 @@ READING = "_field_reading"
 # Keywords of attention(), append(), plan() and run(), by which fields are given, too.
 _KEYWORDS = ("q", "k", "v", "kv", "variant", "sm_scale", "return_lse", "layout", "kv_lens",
              "lse_base", "backend", "out", "lse", "qo_indptr", "kv_indptr", "kv_indices",
-             "last_page_len", "q_rows", "indptr", "selection", "num_pages")  # fmt: skip
+             "last_page_len", "q_rows", "indptr", "selection", "num_pages",
+             "workspace")  # fmt: skip
 RESERVED = (*SEATS, "softmax", "name", "fields", "inputs", *_KEYWORDS)
 
 
@@ -82,9 +83,9 @@ class Scalar:
     def spec(self) -> ScalarField:
         return ScalarField(self.name, self.dtype, self.default)
 
-    def accept(self, value: object) -> object:
-        """The value as it is bound; raises FieldMisuse if it does not fit."""
-        return as_scalar(self.dtype, value, self.name, self.owner)
+    def accept(self, value: object, owner: str = "") -> object:
+        """The value as it is bound; raises FieldMisuse of the owner if it does not fit."""
+        return as_scalar(self.dtype, value, self.name, owner or self.owner)
 
     def read(self, reading: Reading) -> Value:
         return reading.scalar(self.spec())
@@ -133,20 +134,20 @@ class Tensor:
     def spec(self) -> TensorField:
         return TensorField(self.name, self.dtype, self.roles)
 
-    def accept(self, value: object) -> object:
-        """The value as it is bound; raises FieldMisuse if it has another rank."""
+    def accept(self, value: object, owner: str = "") -> object:
+        """The value as it is bound; raises FieldMisuse of the owner if it has another rank."""
         shape = getattr(value, "shape", None)
         axes = ", ".join(str(role or "any") for role in self.roles)
         if shape is None:
             reason = f"got {type(value).__name__}; expected an array [{axes}]"
             remedy = f"Give a tensor, such as torch.tensor(..., dtype=torch.{self.dtype.name})."
-            raise misuse(self.owner, self.name, reason, remedy)
+            raise misuse(owner or self.owner, self.name, reason, remedy)
         if len(shape) != len(self.roles):
             reason = f"got shape {tuple(shape)}; expected {len(self.roles)} dimensions [{axes}]"
             remedy = "Add the missing ones with .unsqueeze() or .expand()."
             if len(shape) > len(self.roles):
                 remedy = "Take one of it, or reshape it."
-            raise misuse(self.owner, self.name, reason, remedy)
+            raise misuse(owner or self.owner, self.name, reason, remedy)
         return value
 
     def read(self, reading: Reading) -> Value:
@@ -192,7 +193,7 @@ def as_scalar(
     """The value as a Python number of the field's kind.
 
     Raises:
-        FieldMisuse: not a number, or a float for an int field.
+        FieldMisuse: not a number, a float for an int field, or an int that the type does not hold.
     """
     item, shape = getattr(value, "item", None), tuple(getattr(value, "shape", ()))
     if math.prod(shape) != 1:
@@ -211,6 +212,9 @@ def as_scalar(
             raise misuse(owner, name, reason, "Give a number that it holds.") from None
     if not math.isfinite(number) or number != int(number):
         raise misuse(owner, name, f"got {number}; expected {kind.name}", "Give a whole number.")
+    least, greatest = (0, 1) if kind.kind is Kind.BOOL else kind.limits
+    if not least <= number <= greatest:
+        raise misuse(owner, name, f"got {number}; expected {least} to {greatest}, as {kind.name}")
     return bool(number) if kind.kind is Kind.BOOL else int(number)
 
 
@@ -252,7 +256,9 @@ def _get(field: Field, instance: Any, default: object) -> Value:
 
 def _set(field: Field, instance: Any, value: object) -> None:
     refuse_under_reading(instance, field.name)
-    instance.__dict__.setdefault(VALUES, {})[field.name] = field.accept(value)
+    instance.__dict__.setdefault(VALUES, {})[field.name] = field.accept(
+        value, type(instance).__name__
+    )
 
 
 def refuse_under_reading(instance: Any, name: str) -> None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from warploom.dsl.extents import MAX_LENGTH
 from warploom.errors import BadFormat
 
 Layout = Literal["NHD", "HND"]
+_SIZES = f"from 1 on, to {MAX_LENGTH} at most"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Paged(KVFormat):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _is_size(self.page_size):
-            raise BadFormat(what=self, expected="page_size to be an integer from 1 on")
+            raise BadFormat(what=self, expected=f"page_size to be an integer {_SIZES}")
 
     @property
     def block_kv(self) -> int:
@@ -111,7 +113,7 @@ class BlockSparse(KVFormat):
         super().__post_init__()
         pair = self.block if isinstance(self.block, tuple) else ()
         if len(pair) != 2 or not all(map(_is_size, pair)):
-            expected = "block=(query rows, keys), two integers from 1 on"
+            expected = f"block=(query rows, keys), two integers {_SIZES}"
             raise BadFormat(what=self, expected=expected)
 
     @property
@@ -124,4 +126,6 @@ class BlockSparse(KVFormat):
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        return False
+    return 1 <= int(value) <= MAX_LENGTH

@@ -9,9 +9,10 @@ import numpy as np
 
 from warploom.dsl import build
 from warploom.dsl.arrays import Array, clamped, to_numpy
-from warploom.dsl.fields import EXACT_ROLES, misuse
+from warploom.dsl.fields import EXACT_ROLES, as_scalar, misuse
 from warploom.dsl.ir import Kind, Node, var
 from warploom.dsl.parts import ReadInParts
+from warploom.dsl.roles import check_roles, roles_text
 from warploom.dsl.spec import CustomFunction, ScalarField, TensorField
 from warploom.dsl.symbols import Symbol, Value, as_node, wrap
 from warploom.errors import MissingInput, WrongShape
@@ -96,25 +97,33 @@ class NumpyReading:
         variant: its name, for messages.
         values: input name -> number, NumPy array or torch tensor.
         array_class: `Array`, or `Array32` for single precision.
+        sizes: length of a tensor's dimension of each role, as far as it is known; heads and lanes
+            exactly, others at least. The lanes are those of the seat's vector.
     """
 
     def __init__(
-        self, variant: str, values: Mapping[str, Any], array_class: type[Array] = Array
+        self,
+        variant: str,
+        values: Mapping[str, Any],
+        array_class: type[Array] = Array,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.variant = variant
         self.seat = "a functor"
         self._values = values
         self._array_class = array_class
+        self.sizes = dict(sizes or {})
         self._tensors: dict[str, ArrayTensor] = {}
 
     def scalar(self, field: ScalarField) -> Value:
         value = self._values.get(field.name, field.default)
         if value is None:
             raise self._missing(field.name, f"a {field.dtype.name} number")
-        found = to_numpy(value, field.dtype.kind)
+        found = to_numpy(value)
         if found.size != 1:
             raise WrongShape.of_scalar(field.name, found.shape, field.dtype.name)
-        return self.array(found.reshape(()))
+        number = as_scalar(field.dtype, found.item(), field.name, self.variant)
+        return self.array(to_numpy(number, field.dtype.kind))
 
     def tensor(self, field: TensorField) -> ArrayTensor:
         if field.name not in self._tensors:
@@ -122,6 +131,10 @@ class NumpyReading:
             if value is None:
                 raise self._missing(field.name, f"{field.dtype.name} tensor {field.roles}")
             values = self.array(to_numpy(value, field.dtype.kind))
+            if values.ndim != len(field.roles):
+                wanted = roles_text(field, self.sizes)
+                raise WrongShape(name=field.name, got=values.shape, expected=wanted)
+            check_roles(field, values.shape, self.sizes)
             self._tensors[field.name] = ArrayTensor(self.variant, field, values)
         return self._tensors[field.name]
 

@@ -21,7 +21,7 @@ from warploom.dsl.rounding import assert_close as assert_close
 from warploom.dsl.rounding import rounder
 from warploom.dsl.rounding import tolerance as tolerance
 from warploom.dsl.variant import Variant, as_variant
-from warploom.errors import UnknownInput, WrongShape
+from warploom.errors import ArgumentError, UnknownInput, WrongShape
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 
@@ -80,7 +80,10 @@ def reference_attention(
         MissingInput: a field that is read has no value.
         UnknownInput: `inputs` names no field.
         WrongResult: a functor returned bools for numbers, or numbers for bools.
-        WrongShape: not three dimensions, or ones that disagree.
+        WrongShape: not three dimensions, or ones that disagree; or a tensor of a field that is
+            shorter than what indexes it.
+        FieldMisuse: a number that its field does not hold.
+        ArgumentError: `inputs` that are no mapping.
     """
     variant = as_variant(variant)
     q, k, v = (precision.store(to_numpy(x)) for x in (q, k, v))
@@ -91,7 +94,10 @@ def reference_attention(
     q_len = first_q_idx + rows if q_len is None else q_len
     kv_len = keys if kv_len is None else kv_len
     kv_pos = np.arange(keys) if kv_positions is None else to_numpy(kv_positions)
-    reading = NumpyReading(variant.name, _values(variant, inputs), precision.array_class)
+    sizes = {"batch": batch + 1, "q_head": num_q_heads, "kv_head": num_kv_heads}
+    sizes |= {"q_pos": kv_len, "kv_pos": kv_len, "q_row": first_q_row + rows}
+    values = _values(variant, inputs)
+    reading = NumpyReading(variant.name, values, precision.array_class, sizes)
     request = _Request(
         variant=variant.under(reading),
         reading=reading,
@@ -281,6 +287,7 @@ class _Request:
         return self.reading.array(np.broadcast_to(result, shape))
 
     def vector(self, seat: str, x: Floats, place: Mapping[str, Any]) -> Any:
+        self.reading.sizes["lane"] = x.shape[1]
         lanes = {"lane": np.arange(x.shape[1])[None], "head_dim": np.full((1, 1), x.shape[1])}
         return self.run(seat, x.shape, {**place, **lanes}, x)
 
@@ -321,6 +328,8 @@ def _position(reading: NumpyReading, seat: str, values: Mapping[str, Any]) -> Po
 
 
 def _values(variant: Variant, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(inputs, Mapping | None):
+        raise ArgumentError(name="inputs", reason=f"is {inputs!r}; expected values by name")
     known = variant.fields()
     for name in inputs or {}:
         if name not in known:

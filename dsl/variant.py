@@ -271,6 +271,8 @@ def as_part(variant: Any) -> Variant:
     shown, hint = repr(variant), ""
     if callable(variant):
         hint = "; wrap FlexAttention's callables in warploom.flex(...)"
+    elif isinstance(variant, str):
+        hint = "; give an instance, such as variant=warploom.Causal()"
     elif hasattr(variant, "mask_mod"):  # its repr is a page long
         shown, hint = f"a {type(variant).__name__}", "; wrap it: warploom.flex(mask_mod=...)"
     raise ArgumentError(name="variant", reason=f"{shown} is no Variant{hint}")

@@ -11,6 +11,7 @@ import torch
 from warploom.dsl import rotations
 from warploom.dsl.ir import walk
 from warploom.dsl.loads import direct_indices
+from warploom.dsl.roles import check_roles, roles_text
 from warploom.dsl.spec import TensorField, TracedVariant
 from warploom.errors import (
     FrozenByGraph,
@@ -28,11 +29,9 @@ from warploom.runtime.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.params import Members
 from warploom.runtime.roles import (
     check_captured,
-    check_roles,
     lane_sizes,
     reserved_sizes,
     role_sizes,
-    roles_text,
 )
 from warploom.runtime.tensors import as_torch
 from warploom.runtime.values import Number, as_input, checked_scalar, extended, refuse_none

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from warploom.dsl.roles import roles_text
 from warploom.dsl.spec import TracedVariant
 from warploom.errors import MissingInput
-from warploom.runtime.roles import roles_text
 
 
 def missing_input(

@@ -12,7 +12,6 @@ from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
 from warploom.scheduler.bounds import Bounds
 
-_EXACT = ("q_head", "kv_head", "lane")
 # What FlexAttention calls positions.
 _FLEX: dict[str | int, str] = {
     "batch": "b",
@@ -59,14 +58,6 @@ def reserved_sizes(bounds: Bounds) -> dict[str, int]:
     }
 
 
-def check_roles(field: TensorField, shape: tuple[int, ...], sizes: Mapping[str, int]) -> None:
-    """Raise WrongShape unless each dimension is as long as its role asks; heads exactly so."""
-    for role, size in zip(field.roles, shape, strict=True):
-        least = sizes.get(role, 0) if role else 0
-        if size < max(least, 1) or (role in _EXACT and size != least):
-            raise WrongShape(name=field.name, got=shape, expected=roles_text(field, sizes))
-
-
 def check_captured(
     field: TensorField,
     shape: tuple[int, ...],
@@ -82,14 +73,3 @@ def check_captured(
                 got=shape,
                 expected=f"at least {least} along axis {axis}, which is indexed by {by}",
             )
-
-
-def roles_text(field: TensorField, sizes: Mapping[str, int]) -> str:
-    """The shape that a field asks for, as it is told to the user."""
-
-    def one(role: str | None) -> str:
-        if role is None or role not in sizes:
-            return role or "any"
-        return f"{role}{'=' if role in _EXACT else '>='}{sizes[role]}"
-
-    return f"[{', '.join(one(role) for role in field.roles)}]"

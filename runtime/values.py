@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from warploom.dsl.ir import Kind
+from warploom.dsl.roles import roles_text
 from warploom.dsl.spec import ScalarField, TensorField
 from warploom.errors import ArgumentError, WrongDType, WrongShape
-from warploom.runtime.roles import roles_text
 from warploom.runtime.tensors import as_torch
 
 Number = bool | int | float
@@ -32,7 +32,8 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
     Raises:
         WrongDType: the value is no number, or not an integer where one is declared.
         WrongShape: it is a tensor of several numbers, or of none.
-        ArgumentError: an integer beyond int32, or a number beyond float32.
+        ArgumentError: an integer that the field's type or 32 bits do not hold, or a number beyond
+            float32.
     """
     kind = field.dtype.kind
     wanted, types = _NUMBERS[kind]
@@ -47,8 +48,10 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
             expected=f"a {field.dtype.name} number",
             remedy=f"Give {wanted}, or declare the field with another dtype.",
         )
-    if kind is Kind.INT and not -(2**31) <= value < 2**31:
-        raise ArgumentError(name=field.name, reason=f"{value} does not fit into int32")
+    least, greatest = field.dtype.limits
+    if kind is Kind.INT and not least <= value <= greatest:
+        held = "int32" if field.dtype.bytes > 4 else field.dtype.name  # as in kernels
+        raise ArgumentError(name=field.name, reason=f"{value} does not fit into {held}")
     if kind is not Kind.FLOAT:
         return value  # type: ignore[no-any-return]
     if not fits_float32(value):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.dsl.fields import Scalar, Tensor
+from warploom.dsl.library.numbers import check_positive
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
@@ -23,16 +24,19 @@ class KVScale(Variant):
     Args:
         k: scale of all keys; None leaves it to be given at run time as `k_scale=...`.
         v: scale of all values, likewise.
+
+    Raises:
+        ArgumentError: a scale that is not above 0 and finite.
     """
 
     k_scale = Scalar("float32")
     v_scale = Scalar("float32")
 
     def __init__(self, k: float | None = None, v: float | None = None) -> None:
-        if k is not None:
-            self.k_scale = k
-        if v is not None:
-            self.v_scale = v
+        for name, scale in (("k_scale", k), ("v_scale", v)):
+            if scale is not None:
+                setattr(self, name, scale)
+                check_positive(**{name[0]: getattr(self, name)})
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
         return logits * self.k_scale

@@ -111,15 +111,15 @@ def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
     if not isinstance(masks, Iterable):
         reason = f"is {masks!r}; expected a list of masks, one for each request"
         raise ArgumentError(name="masks", reason=reason)
-    arrays = [mask_bits(number, mask) for number, mask in enumerate(masks)]
+    arrays = [mask_bits(f"masks[{i}]", mask) for i, mask in enumerate(masks)]
     packed = [np.packbits(array.ravel(), bitorder="little") for array in arrays]
     offsets = np.cumsum([0, *(len(part) for part in packed)]).astype(np.int32)
     spare = np.zeros(int(offsets[-1] == 0), np.uint8)  # kernels need something to read
     return np.concatenate([spare, *packed]), offsets
 
 
-def mask_bits(number: int, mask: Any) -> np.ndarray[Any, Any]:
-    """A mask as bools [rows, columns]; `number` is its place in the list, for messages.
+def mask_bits(name: str, mask: Any) -> np.ndarray[Any, Any]:
+    """A mask as bools [rows, columns]; `name` is what messages call it.
 
     Raises:
         ArgumentError: not two dimensions, or other values than True, False, 0 and 1.
@@ -127,7 +127,7 @@ def mask_bits(number: int, mask: Any) -> np.ndarray[Any, Any]:
     array = to_numpy(mask)
     if array.ndim != 2:
         reason = (
-            f"masks[{number}] has shape {array.shape}; each mask must have 2 dimensions, "
+            f"{name} has shape {array.shape}; each mask must have 2 dimensions, "
             "[rows, columns]. Give a list of masks, one for each request"
         )
         raise ArgumentError(name="masks", reason=reason)
@@ -135,7 +135,7 @@ def mask_bits(number: int, mask: Any) -> np.ndarray[Any, Any]:
     if not whole or not np.isin(array, (0, 1)).all():
         held = "other integers than 0 and 1" if whole else str(getattr(mask, "dtype", array.dtype))
         reason = (
-            f"masks[{number}] holds {held}; masks are True where the query sees the key. For a "
+            f"{name} holds {held}; masks are True where the query sees the key. For a "
             "mask that is added to logits give `mask > -inf` or `mask == 0`"
         )
         raise ArgumentError(name="masks", reason=reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from warploom.dsl.fields import Scalar, Tensor
@@ -9,6 +10,7 @@ from warploom.dsl.functions import mean, rsqrt
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
+from warploom.errors import ArgumentError
 
 
 class QKNorm(Variant):
@@ -20,6 +22,9 @@ class QKNorm(Variant):
         q_weight: [head_dim] float32 for queries; None leaves it to be given at run time.
         k_weight: [head_dim] float32 for keys, likewise.
         eps: added to the mean square.
+
+    Raises:
+        ArgumentError: an eps that is negative or not finite.
     """
 
     q_weight = Tensor("float32", ("lane",))
@@ -28,6 +33,8 @@ class QKNorm(Variant):
 
     def __init__(self, q_weight: Any = None, k_weight: Any = None, eps: float = 1e-6) -> None:
         self.norm_eps = eps
+        if not 0 <= self.norm_eps < math.inf:
+            raise ArgumentError(name="eps", reason=f"{eps} is negative or not finite")
         if q_weight is not None:
             self.q_weight = q_weight
         if k_weight is not None:

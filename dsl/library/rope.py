@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.functions import cos, exp2, log2, rotate_half, rotate_pairs, sin, where
 from warploom.dsl.lanes import checked_dim
+from warploom.dsl.library.numbers import check_positive
 from warploom.dsl.library.rope_scaling import RopeScaling
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
@@ -63,8 +63,7 @@ class Rope(Variant):
         self._scaling = scaling
         self._dim = None if dim is None else checked_dim(dim)
         super().__init__(rope_theta=theta, **(scaling.values() if scaling else {}))
-        if not 0 < self.rope_theta < math.inf:
-            raise ArgumentError(name="theta", reason=f"{theta} is not above 0 and finite")
+        check_positive(theta=self.rope_theta)
 
     def query_transform(self, q: Value, at: Position) -> Value:
         return self._rotate(q, self._position(at.q_pos, at), at)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from warploom.dsl.functions import ceil, clamp, floor, log, maximum, minimum, where
+from warploom.dsl.library.numbers import check_positive
 from warploom.dsl.symbols import Value
 from warploom.errors import ArgumentError
 
@@ -26,14 +27,6 @@ class RopeScaling(Protocol):
         ...
 
 
-def _check_positive(rule: object, **numbers: float) -> None:
-    """Raises ArgumentError for the first number that is not above 0 and finite."""
-    for name, value in numbers.items():
-        if not 0 < value < math.inf:
-            reason = f"{name} is {value}; expected a number above 0"
-            raise ArgumentError(name=type(rule).__name__, reason=reason)
-
-
 @dataclass(frozen=True)
 class LinearScaling:
     """All frequencies divided by one factor (position interpolation, Chen et al. 2023).
@@ -45,7 +38,7 @@ class LinearScaling:
     factor: float
 
     def __post_init__(self) -> None:
-        _check_positive(self, factor=self.factor)
+        check_positive(factor=self.factor)
 
     def values(self) -> dict[str, float]:
         return {"rope_factor": self.factor}
@@ -75,7 +68,7 @@ class Llama3Scaling:
     original_length: int = 8192
 
     def __post_init__(self) -> None:
-        _check_positive(self, **vars(self))
+        check_positive(**vars(self))
         if self.high_freq_factor <= self.low_freq_factor:
             reason = f"{self.high_freq_factor} is not above low_freq_factor={self.low_freq_factor}"
             raise ArgumentError(name="high_freq_factor", reason=reason)
@@ -106,7 +99,7 @@ class YarnScaling:
         magnitude: factor of rotated vectors; 0.1 ln(factor) + 1 by default.
 
     Raises:
-        ArgumentError: a number that is not above 0 and finite.
+        ArgumentError: a number that is not above 0 and finite, or a fast beta not above the slow.
     """
 
     factor: float
@@ -116,7 +109,11 @@ class YarnScaling:
     magnitude: float | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(self, **{k: v for k, v in vars(self).items() if v is not None})
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        check_positive(**given)
+        if self.beta_fast <= self.beta_slow:
+            reason = f"{self.beta_fast} is not above beta_slow={self.beta_slow}"
+            raise ArgumentError(name="beta_fast", reason=reason)
 
     def values(self) -> dict[str, float]:
         by_paper = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0

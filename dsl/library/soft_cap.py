@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from warploom.dsl.fields import Scalar
 from warploom.dsl.functions import maximum, tanh
+from warploom.dsl.library.numbers import check_positive
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
-from warploom.errors import ArgumentError
 
 _LEAST = 1e-30
 
@@ -30,9 +28,7 @@ class SoftCap(Variant):
 
     def __init__(self, cap: float) -> None:
         self.cap = cap
-        if not 0 < self.cap < math.inf:
-            reason = f"{cap} is not above 0 and finite; leave SoftCap out to switch it off"
-            raise ArgumentError(name="cap", reason=reason)
+        check_positive("; leave SoftCap out to switch it off", cap=self.cap)
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
         # What is surely above 0 can be the softmax's own factor (codegen/logits_scale.py).

@@ -74,6 +74,7 @@ def test_fields_leave_the_keywords_of_calls_alone(name: str) -> None:
         lambda: wl.LinearScaling(0),
         lambda: wl.LinearScaling(-2.0),
         lambda: wl.YarnScaling(0, 4096),
+        lambda: wl.YarnScaling(2.0, 4096, beta_fast=1.0, beta_slow=32.0),
         lambda: wl.YarnScaling(math.inf, 4096),
         lambda: wl.Llama3Scaling(original_length=0),
         lambda: wl.Llama3Scaling(low_freq_factor=4.0, high_freq_factor=1.0),

@@ -16,7 +16,7 @@ from warploom.dsl.reference import (
     visible,
 )
 from warploom.dsl.rounding import assert_close, rounder, tolerance
-from warploom.errors import WrongResult, WrongShape
+from warploom.errors import ArgumentError, FieldMisuse, WrongResult, WrongShape
 
 RNG = np.random.default_rng(3)
 
@@ -263,6 +263,43 @@ def test_scalars_are_one_number() -> None:
     q = np.zeros((2, 1, 8))
     with pytest.raises(WrongShape, match=r"cap has shape \(2,\); expected one number"):
         reference_attention(wl.SoftCap(3.0), q, q, q, inputs={"cap": np.ones(2)})
+
+
+class Reads(wl.Variant):
+    window = wl.Scalar("int32", default=2)
+    slopes = wl.Tensor("float32", ("q_head",))
+    bias = wl.Tensor("float32", ("batch", "kv_pos"))
+    gain = wl.Tensor("float32", ("lane",))
+
+    def query_transform(self, q, at):
+        return q * self.gain[at.lane]
+
+    def logits_transform(self, logits, at):
+        return logits + self.slopes[at.q_head] * self.bias[at.batch, at.kv_pos]
+
+    def logits_mask(self, at):
+        return at.kv_pos < self.window
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"slopes": np.zeros(3)}, WrongShape, r"slopes has shape \(3,\); expected \[q_head=2\]"),
+        ({"bias": np.zeros((1, 9))}, WrongShape, "batch>=2, kv_pos>=5"),
+        ({"bias": np.zeros((2, 4))}, WrongShape, "batch>=2, kv_pos>=5"),
+        ({"bias": np.zeros(9)}, WrongShape, "batch>=2, kv_pos>=5"),
+        ({"gain": np.zeros(9)}, WrongShape, "lane=8"),
+        ({"window": 1.5}, FieldMisuse, "got 1.5; expected int32"),
+        ([1], ArgumentError, r"inputs: is \[1\]"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(wrong, error, text) -> None:
+    q, k, v = np.zeros((2, 2, 8)), np.zeros((5, 1, 8)), np.zeros((5, 1, 4))
+    inputs = {"slopes": np.zeros(2), "bias": np.zeros((2, 5)), "gain": np.ones(8)}
+    reference_attention(Reads(), q, k, v, batch=1, inputs=inputs)
+    with pytest.raises(error, match=text):
+        given = {**inputs, **wrong} if isinstance(wrong, dict) else wrong
+        reference_attention(Reads(), q, k, v, batch=1, inputs=given)
 
 
 def test_a_batch_has_as_many_keys_and_values_as_queries() -> None:
