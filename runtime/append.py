@@ -37,8 +37,8 @@ from warploom.errors import (
     BadHeadDim,
     WrongShape,
 )
-from warploom.runtime.append_args import check_tensors, index_arrays
-from warploom.runtime.args import Geometry, checked_kv, key_value
+from warploom.runtime.append_args import check_sources_apart, check_tensors, index_arrays
+from warploom.runtime.args import Geometry, byte_span, checked_kv, key_value
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.declare import checked_count, group_size
@@ -127,6 +127,7 @@ class Appender:
         self._write_pointers = self._block.writer("Q", POINTERS)
         self._write_counts = self._block.writer("i", COUNTS)
         self._seen: tuple[object, ...] | None = None
+        self._spans: list[int] = []  # bytes from the first element to the last
         self._launch = _kernel(self.spec, self.device)(self._block)
 
     def _applied(
@@ -170,9 +171,10 @@ class Appender:
             WrongDType, WrongDevice, WrongShape, WrongStride: a wrong tensor.
             BadIndptr, BadLength, IndexOutOfRange: a wrong index array on the host.
             UnknownInput, MissingInput: a wrong input.
+            ArgumentError: caches that cannot be written, or whose memory holds k or v.
         """
         k, v = as_torch(k, "k"), as_torch(v, "v")
-        tensors = k, v, *key_value(checked_kv(kv, self._format, written=True))
+        tensors = k, v, *key_value(checked_kv(kv, self._format, shared=True))
         addresses = [x.data_ptr() for x in tensors]
         if addresses[2] == addresses[3] and tensors[2].numel():
             raise ArgumentError(name="v cache", reason="is the k cache; give each its own memory")
@@ -183,7 +185,8 @@ class Appender:
         if seen != self._seen:  # the same shapes again cost a comparison
             self._seen = None
             self._write_strides(*check_tensors(self.spec, self._geometry, *tensors))
-            self._seen = seen
+            self._seen, self._spans = seen, [byte_span(x) for x in tensors]
+        check_sources_apart(addresses, self._spans)
         pages = min(len(x) for x in tensors[2:])
         given = indptr, kv_indptr, kv_indices, last_page_len
         tables = index_arrays(self._format, self.device, given, len(k), pages)
@@ -236,7 +239,7 @@ def append(
         as `Appender`.
     """
     k, v = as_torch(k, "k"), as_torch(v, "v")
-    k_cache, v_cache = key_value(checked_kv(kv, Paged(1, layout=layout), written=True))
+    k_cache, v_cache = key_value(checked_kv(kv, Paged(1, layout=layout), shared=True))
     for name, tensor, axes in (("k", k, 3), ("v", v, 3), ("k cache", k_cache, 4)):
         if tensor.dim() != axes:
             raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"{axes} dimensions")

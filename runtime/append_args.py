@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from warploom.codegen.append import AppendSpec
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat
 from warploom.errors import (
+    ArgumentError,
     BadLength,
     IndexOutOfRange,
     WrongDevice,
@@ -63,6 +64,23 @@ def check_tensors(
         most = INT32_MAX // geometry.num_kv_heads
         raise WrongShape(name="k", got=tuple(k.shape), expected=f"at most {most} rows at a time")
     return tuple(found)
+
+
+def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
+    """Refuse new vectors in the caches' own memory: pages are written while they are read.
+
+    Args:
+        addresses: of k, v, the k cache and the v cache.
+        spans: bytes of each.
+
+    Raises:
+        ArgumentError: k or v reaches into a cache.
+    """
+    for name, begin, span in zip(("k", "v"), addresses, spans, strict=False):
+        for cache, first, size in zip(("k", "v"), addresses[2:], spans[2:], strict=True):
+            if begin < first + size and first < begin + span:
+                reason = f"reaches into the memory of the {cache} cache; give a copy: .clone()"
+                raise ArgumentError(name=name, reason=reason)
 
 
 def _check_one(

@@ -79,13 +79,13 @@ class Geometry:
         return self.q_shape(batch, 0)[:-1]
 
 
-def checked_kv(kv: Any, kv_format: KVFormat, written: bool = False) -> KV:
+def checked_kv(kv: Any, kv_format: KVFormat, shared: bool = False) -> KV:
     """Keys and values as torch tensors: a pair, or one paged cache [pages, 2, ...].
 
     Args:
         kv: either of the two.
         kv_format: of the cache.
-        written: they are written to; what would be copied is refused.
+        shared: they are written to; what would be copied is refused.
 
     Raises:
         ArgumentError, WrongShape: neither of the two.
@@ -93,9 +93,9 @@ def checked_kv(kv: Any, kv_format: KVFormat, written: bool = False) -> KV:
     if isinstance(kv, (tuple, list)):
         if len(kv) != 2:
             raise ArgumentError(name="kv", reason=f"has {len(kv)} tensors; expected (k, v)")
-        names = ("k cache", "v cache") if written else ("k", "v")
-        return as_torch(kv[0], names[0], written), as_torch(kv[1], names[1], written)
-    cache = as_torch(kv, "kv", written)
+        names = ("k cache", "v cache") if shared else ("k", "v")
+        return as_torch(kv[0], names[0], shared), as_torch(kv[1], names[1], shared)
+    cache = as_torch(kv, "kv", shared)
     if not isinstance(kv_format, Paged):
         raise ArgumentError(name="kv", reason="expected the pair (k, v)")
     if cache.dim() != 5 or cache.shape[1] != 2:

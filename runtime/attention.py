@@ -29,7 +29,7 @@ from warploom.runtime.graph import is_capturing
 from warploom.runtime.graph_hold import GraphHold
 from warploom.runtime.missing import refuse_missing
 from warploom.runtime.shortcuts import raw_stream
-from warploom.runtime.sizes import Sizes
+from warploom.runtime.sizes import Sizes, check_options
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch, host_int32
 from warploom.runtime.values import as_input, checked_scalar
@@ -148,6 +148,7 @@ def attention(
     structure, traced = traced_once(given := as_variant(variant))
     _check_names(given, traced, inputs)
     q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
+    check_options(return_lse, lse_base, backend, q.device)
     runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
     sm_scale = None if sm_scale is None else checked_scale(sm_scale, sizes.dim_qk)
@@ -180,8 +181,7 @@ def attention(
     call = _Call(kind, q.device, sizes, counted, values)
     wrapper = _planned(call, make)
     _check_lengths(given, wrapper, as_given, call)
-    at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
-    return _run(wrapper, q, (k, v), return_lse, at_run, as_given)
+    return _run(wrapper, q, (k, v), return_lse, values, as_given)
 
 
 def _run(
@@ -189,9 +189,10 @@ def _run(
     q: torch.Tensor,
     kv: tuple[torch.Tensor, torch.Tensor],
     return_lse: bool,
-    at_run: Mapping[str, Any],
+    values: Mapping[str, Any],
     as_given: Mapping[str, Any],
 ) -> Any:
+    at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
     if learnt := custom_op.wanting(as_given[name] for name in at_run):
         return custom_op.compiled_run(wrapper, q, kv, None, None, return_lse, at_run, learnt)
     return wrapper.run(q, kv, return_lse=return_lse, **at_run)

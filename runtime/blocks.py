@@ -33,10 +33,12 @@ def block_rows(masks: Any, block: tuple[int, int] | None = None) -> dict[str, An
             size is given, sizes differ between requests, or a mask is one that is added to logits.
         WrongShape: a mask that has not two dimensions.
     """
-    given: Sequence[Any] = masks if isinstance(masks, (list, tuple)) else [masks]
+    is_list = isinstance(masks, (list, tuple))
+    given: Sequence[Any] = masks if is_list else [masks]
+    names = [f"masks[{i}]" if is_list else "the mask" for i in range(len(given))]
     parts = [
-        _bsr_rows(mask, block) if _is_bsr(mask) else _mask_rows(number, mask, block)
-        for number, mask in enumerate(given)
+        _bsr_rows(mask, block) if _is_bsr(mask) else _mask_rows(name, mask, block)
+        for name, mask in zip(names, given, strict=True)
     ]
     rows = np.concatenate([counts for counts, _, _ in parts] or [np.zeros(0, int)])
     return {
@@ -54,7 +56,7 @@ def _is_bsr(mask: Any) -> bool:
 
 
 def _mask_rows(
-    number: int, mask: Any, block: tuple[int, int] | None
+    name: str, mask: Any, block: tuple[int, int] | None
 ) -> tuple[_Array, _Array, tuple[int, ...]]:
     """(blocks in each block row, their columns, shape) of a boolean mask."""
     array = host_array(mask, "masks")
@@ -66,7 +68,7 @@ def _mask_rows(
         checked_count("block", side)
     if array.ndim != 2:
         raise WrongShape(name="masks", got=tuple(array.shape), expected="[queries, keys]")
-    array = mask_bits(number, array)
+    array = mask_bits(name, array)
     starts = [np.arange(0, size, step) for size, step in zip(array.shape, block, strict=True)]
     seen = np.add.reduceat(array.astype(np.int64), starts[0], axis=0) if array.size else array
     seen = np.add.reduceat(seen, starts[1], axis=1) if array.size else np.zeros((0, 0), int)

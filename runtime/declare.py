@@ -11,11 +11,14 @@ import torch
 
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
 from warploom.dsl.dtypes import kv_dtype as stored_dtype
+from warploom.dsl.extents import MAX_HEADS
 from warploom.dsl.formats import BlockSparse, KVFormat, Paged, Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
 from warploom.runtime.values import fits_float32
 from warploom.scheduler.bounds import Bounds
+
+_LSE_SCALE = {"e": 1.0, "2": math.log2(math.e)}
 
 
 def as_format(kv_format: Any) -> KVFormat:
@@ -97,8 +100,8 @@ def group_size(num_q_heads: int, num_kv_heads: int) -> int:
     Raises:
         ArgumentError: no heads, or not a multiple.
     """
-    checked_count("num_q_heads", num_q_heads)
-    checked_count("num_kv_heads", num_kv_heads)
+    checked_count("num_q_heads", num_q_heads, MAX_HEADS)
+    checked_count("num_kv_heads", num_kv_heads, MAX_HEADS)
     if num_q_heads % num_kv_heads:
         raise ArgumentError(
             name="num_q_heads",
@@ -107,10 +110,12 @@ def group_size(num_q_heads: int, num_kv_heads: int) -> int:
     return num_q_heads // num_kv_heads
 
 
-def checked_count(name: str, value: Any) -> None:
-    """Raises ArgumentError for anything but an int of at least 1."""
+def checked_count(name: str, value: Any, most: int | None = None) -> None:
+    """Raises ArgumentError for anything but an int of at least 1, and `most` at most."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 1")
+    if most is not None and value > most:
+        raise ArgumentError(name=name, reason=f"is {value!r}; expected at most {most}")
 
 
 def checked_number(name: str, value: Any) -> int:
@@ -118,6 +123,20 @@ def checked_number(name: str, value: Any) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 0:
         raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 0")
     return int(value)
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """The value as a Python bool; raises ArgumentError for anything but True and False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(name=name, reason=f"is {value!r}; expected True or False")
+    return bool(value)
+
+
+def checked_lse_scale(lse_base: Any) -> float:
+    """What natural log-sum-exps are multiplied with; raises ArgumentError for no known base."""
+    if not isinstance(lse_base, str) or lse_base not in _LSE_SCALE:
+        raise ArgumentError(name="lse_base", reason=f"{lse_base!r}; expected string 'e' or '2'")
+    return _LSE_SCALE[lse_base]
 
 
 def checked_scale(sm_scale: Any, head_dim: int) -> float:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CLASSES = ("skip: never read", "partial: mask evaluated", "full: no mask code")
 _COLORS = ("#e5e7eb", "#f59e0b", "#16a34a")
+_MOST_ELEMENTS = 2**27  # a few bytes of memory for each
 _SHADE = 0.35  # darkness of visible elements
 
 Grid: TypeAlias = np.ndarray[Any, Any]
@@ -129,6 +130,9 @@ def draw_mask(
 def _check_sizes(q_len: Any, kv_len: Any, tile: Any, q_head: Any, num_q_heads: Any) -> None:
     checked_count("q_len", q_len)
     checked_count("kv_len", kv_len)
+    if q_len * kv_len > _MOST_ELEMENTS:
+        reason = f"{q_len} x {kv_len} elements are too many; {_MOST_ELEMENTS} at most"
+        raise ArgumentError(name="q_len", reason=reason)
     checked_count("num_q_heads", num_q_heads)
     if checked_number("q_head", q_head) >= num_q_heads:
         reason = f"is {q_head}; valid are 0 to {num_q_heads - 1}, since num_q_heads={num_q_heads}"

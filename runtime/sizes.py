@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -10,6 +11,8 @@ from warploom.dsl.dtypes import ATTENTION_DTYPES
 from warploom.dsl.formats import Dense, Layout
 from warploom.errors import ArgumentError, WrongShape
 from warploom.runtime.args import Geometry, check_type
+from warploom.runtime.declare import checked_flag, checked_lse_scale
+from warploom.runtime.device import resolve_backend
 
 _COMPUTED = tuple(getattr(torch, found.name) for found in ATTENTION_DTYPES)
 
@@ -100,3 +103,14 @@ class Sizes:
         )
         for name, tensor in (("k", k), ("v", v)):
             check_type(tensor, name, geometry, geometry.kv_dtype)
+
+
+def check_options(return_lse: Any, lse_base: Any, backend: Any, device: torch.device) -> None:
+    """Refuse options by which no wrapper can be looked up.
+
+    Raises:
+        ArgumentError: no flag, no such base, or no such back end.
+    """
+    checked_flag("return_lse", return_lse)
+    checked_lse_scale(lse_base)
+    resolve_backend(backend, device)

@@ -6,7 +6,6 @@ the kernel's parameters and launches, so that a CUDA graph can capture it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -29,6 +28,8 @@ from warploom.runtime.declare import (
     as_format,
     check_bounds,
     checked_count,
+    checked_flag,
+    checked_lse_scale,
     checked_scale,
     group_size,
     make_spec,
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
     from warploom.codegen.arch import Arch
     from warploom.codegen.hostcc import HostTarget
     from warploom.runtime.explain import Explanation
-
-_LSE_SCALE = {"e": 1.0, "2": math.log2(math.e)}
 
 
 class AttentionWrapper(Planning):
@@ -144,8 +143,9 @@ class AttentionWrapper(Planning):
         self._setup(traced_once(self._variant)[1], as_format(kv_format), num_q_heads, num_kv_heads,
                     head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device),
                     backend)  # fmt: skip
-        if not isinstance(lse_base, str) or lse_base not in _LSE_SCALE:
-            raise ArgumentError(name="lse_base", reason=f"{lse_base!r}; expected string 'e' or '2'")
+        self._lse_scale = checked_lse_scale(lse_base)
+        cuda_graph = checked_flag("cuda_graph", cuda_graph)
+        batch_invariant = checked_flag("batch_invariant", batch_invariant)
         if bounds is not None:
             check_bounds(bounds, self.kv_format if self._plans_blocks else Ragged())
         if sm_limit is not None:
@@ -155,7 +155,6 @@ class AttentionWrapper(Planning):
         if cuda_graph and bounds is None:
             raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
         self.sm_scale = checked_scale(sm_scale, head_dim)
-        self._lse_scale = _LSE_SCALE[lse_base]
         self._bounds = bounds
         self._inputs = Inputs(self.spec.variant, self._geometry, bounds if cuda_graph else None)
         self._inputs.bind(self._bound_inputs())
@@ -314,6 +313,7 @@ class AttentionWrapper(Planning):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """`run` with tensors unlike those of the run before."""
         self._inputs.check_names(inputs)
+        return_lse = checked_flag("return_lse", return_lse)
         if self._batch is None:
             raise self._not_planned()
         kv = checked_kv(kv, self.kv_format)

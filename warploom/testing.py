@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from warploom.errors import MissingPackage
+from warploom.errors import ArgumentError, MissingPackage
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckFailed", "cases", "check", "setups"]
 
+_Name = TypeVar("_Name", str, str | None)
 _KEYS = (0, 1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 127, 129, 200, 300)
 _ROWS = (0, 1, 1, 2, 3, 5, 16, 17, 33, 65)
 _KV_DTYPES = (None, "float8_e4m3fn", None, "float8_e5m2")
@@ -71,10 +72,16 @@ def check(
         CheckFailed: with a report of the smallest failing batch.
         MissingInput: a tensor's size is unknown; found before anything is compiled.
         MissingPackage: hypothesis is not installed.
+        ArgumentError: no examples, or `inputs` that is no function.
     """
     from warploom.dsl.variant import as_variant
+    from warploom.runtime.declare import checked_count
 
     variant = as_variant(variant)
+    checked_count("max_examples", max_examples)
+    if not (inputs is None or callable(inputs)):
+        reason = f"is {inputs!r}; expected a function of (case, rng) that gives values by name"
+        raise ArgumentError(name="inputs", reason=reason)
     chosen = setups(
         formats=formats, dtypes=dtypes, head_dims=head_dims, kv_dtypes=kv_dtypes, devices=devices
     )
@@ -117,6 +124,8 @@ def setups(
 
     if formats is None:
         formats = (Ragged(), Paged(16), Dense(layout="HND"), BlockSparse(block=(32, 16)))
+    dtypes, kv_dtypes = _listed(dtypes), None if kv_dtypes is None else _listed(kv_dtypes)
+    devices = None if devices is None else _listed(devices)
     if devices is None:
         devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     found = []
@@ -131,6 +140,11 @@ def setups(
                 stored = None
             found.append(Setup(formats[i % len(formats)], dtype, dim, dim, device, kv_dtype=stored))
     return found
+
+
+def _listed(names: Sequence[_Name] | str) -> Sequence[_Name | str]:
+    """One name counts as a list of it, and not of its letters."""
+    return (names,) if isinstance(names, str) else names
 
 
 def cases(setup: Setup) -> SearchStrategy[Case]:

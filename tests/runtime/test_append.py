@@ -362,3 +362,16 @@ def test_caches_that_would_be_copied_are_refused(at: int) -> None:
         caches[at] = wrong
         with pytest.raises(errors.ArgumentError, match=f"{'kv'[at]} cache: .*{text}"):
             wl.append(new, new, tuple(caches), [0, 2], [0, 1], [0], [2])
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_new_keys_and_values_lie_outside_of_the_caches(name: str) -> None:
+    """Also where only addresses changed since the call before."""
+    cache = torch.zeros(4, 2, 4, 1, 16)
+    new, table = {"k": torch.ones(2, 1, 16), "v": torch.ones(2, 1, 16)}, ([0, 2], [0, 1], [0], [2])
+    wl.append(new["k"], new["v"], cache, *table)
+    new[name] = cache[2, 1, :2]
+    with pytest.raises(errors.ArgumentError, match=f"{name}: reaches into the memory of the"):
+        wl.append(new["k"], new["v"], cache, *table)
+    new[name] = new[name].clone()
+    wl.append(new["k"], new["v"], cache, *table)

@@ -33,6 +33,8 @@ def declared(**changes: Any) -> AttentionWrapper:
         (BlockSparse, {"block": 16}, r"block=16.*block=\(query rows, keys\)"),
         (BlockSparse, {"block": (16, 0)}, "two integers from 1 on"),
         (BlockSparse, {"block": (16,)}, "two integers from 1 on"),
+        (Paged, {"page_size": 2**40}, "page_size=1099511627776.*to 268435456 at most"),
+        (BlockSparse, {"block": (1, 2**40)}, "to 268435456 at most"),
         (Paged, {"page_size": True}, "page_size=True.*integer from 1 on"),
     ],
 )
