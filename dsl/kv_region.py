@@ -144,13 +144,13 @@ class _Solver:
         least, greatest = self._box.sum_range(form - Linear({unknown: factor}))
         low = None if low is None or greatest is None else low - greatest
         high = None if high is None or least is None else high - least
+        if not all(end is None or self._extents.is_small(end) for end in (low, high)):
+            return None
         if factor < 0:
             low, high = (None if v is None else v * -1 for v in (high, low))
         if abs(factor) != 1:
             low = None if low is None else _floor(low * -1, abs(factor)) * -1  # rounded up
             high = None if high is None else _floor(high, abs(factor))
-        if not all(end is None or self._extents.is_small(end) for end in (low, high)):
-            return None
         return self._solve_atom(unknown, low, high)
 
     def _solve_atom(self, unknown: Node, low: Linear | None, high: Linear | None) -> Region | None:
