@@ -88,6 +88,8 @@ def hull(condition: Truth, a: Range, b: Range) -> Range:
     def bound(op: str, x: Node | None, y: Node | None) -> Node | None:
         if x is None or y is None:
             return None
+        if condition.point is not None:  # and one value, if both sides are
+            return fold.select(condition.point, x, y)
         undecided = fold.select(condition.may_hold, fold.arithmetic(op, x, y), y)
         return fold.select(condition.may_fail, undecided, x)
 

@@ -46,7 +46,7 @@ class SlidingWindow(Variant):
         # The ends of both ranges depend on the row alone: a kernel works them out once for all
         # keys, and keeps nothing of a key. A huge window must not overflow; a query may lie before
         # position 0, a key may not.
-        behind = clamp(where(self.left < 0, _FAR, self.left), 0, _FAR)
+        behind = maximum(where(self.left < 0, _FAR, self.left), 0)
         ahead = clamp(where(self.right < 0, _FAR, self.right), 0, _FAR)
         first = maximum(at.q_pos, 0) - behind
         last = at.q_pos + ahead

@@ -93,7 +93,7 @@ struct Variant : IdentityVariant<Params> {
   struct TileState { float t0; int t1; int t2; };
   WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
     return {positive_scale(p) * (1.0f / max(abs(p.x_cap), 1e-30f)),
-            min(max(p.x_left < 0 ? 1073741824 : p.x_left, 0), 1073741824),
+            max(p.x_left < 0 ? 1073741824 : p.x_left, 0),
             min(max(p.x_right < 0 ? 1073741824 : p.x_right, 0), 1073741824)};
   }
   struct RowState { int r0; int r1; int r2; };
@@ -119,46 +119,34 @@ struct Variant : IdentityVariant<Params> {
       Range kv_pos, Range q_head) {
     const wide kv_pos_last = kv_pos.end - 1;
     const wide x_left = p.x_left;
-    const bool v0 = x_left >= 0LL;
-    const bool v1 = x_left < 0LL;
-    const wide v2 = max(v0 ? (v1 ? max(1073741824LL, x_left) : x_left) : 1073741824LL, 0LL);
-    const wide v3 = min(v2, 1073741824LL);
+    const wide v0 = max(x_left < 0LL ? 1073741824LL : x_left, 0LL);
     const wide q_pos_first = q_pos.begin;
-    const wide v4 = max(q_pos_first, 0LL);
+    const wide v1 = max(q_pos_first, 0LL);
     const wide kv_pos_first = kv_pos.begin;
     const wide x_sink_tokens = p.x_sink_tokens;
     const wide q_pos_last = q_pos.end - 1;
-    const wide v5 = max(q_pos_last, 0LL);
-    const wide v6 = max(v0 ? (v1 ? min(1073741824LL, x_left) : x_left) : 1073741824LL, 0LL);
-    const wide v7 = min(v6, 1073741824LL);
+    const wide v2 = max(q_pos_last, 0LL);
     const wide x_right = p.x_right;
-    const bool v8 = x_right >= 0LL;
-    const bool v9 = x_right < 0LL;
-    const wide v10 = max(v8 ? (v9 ? max(1073741824LL, x_right) : x_right) : 1073741824LL, 0LL);
-    const bool v11 = (kv_pos_last + v3 >= v4) | (kv_pos_first < min(x_sink_tokens, v5 - v7));
-    const wide v12 = max(v8 ? (v9 ? min(1073741824LL, x_right) : x_right) : 1073741824LL, 0LL);
-    const bool v13 = (kv_pos_first + v7 < v5) & (kv_pos_last >= min(x_sink_tokens, v4 - v3));
-    return tile_class(v11 & (kv_pos_first <= q_pos_last + min(v10, 1073741824LL)), v13 | (kv_pos_last > q_pos_first + min(v12, 1073741824LL)));
+    const wide v3 = min(max(x_right < 0LL ? 1073741824LL : x_right, 0LL), 1073741824LL);
+    const bool v4 = (kv_pos_last + v0 >= v1) | (kv_pos_first < min(x_sink_tokens, v2 - v0));
+    const bool v5 = (kv_pos_first + v0 < v2) & (kv_pos_last >= min(x_sink_tokens, v1 - v0));
+    return tile_class(v4 & (kv_pos_first <= q_pos_last + v3), v5 | (kv_pos_last > q_pos_first + v3));
   }
   WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
       Range q_head) {
     const wide q_pos_first = q_pos.begin;
     const wide x_left = p.x_left;
-    const bool v0 = x_left >= 0LL;
-    const bool v1 = x_left < 0LL;
-    const wide v2 = max(v0 ? (v1 ? max(1073741824LL, x_left) : x_left) : 1073741824LL, 0LL);
-    const wide v3 = max(q_pos_first, 0LL) - min(v2, 1073741824LL);
+    const wide v0 = max(x_left < 0LL ? 1073741824LL : x_left, 0LL);
+    const wide v1 = max(q_pos_first, 0LL) - v0;
     const wide x_sink_tokens = p.x_sink_tokens;
     const wide q_pos_last = q_pos.end - 1;
-    const wide v4 = max(v0 ? (v1 ? min(1073741824LL, x_left) : x_left) : 1073741824LL, 0LL);
-    const wide v5 = min(x_sink_tokens, max(q_pos_last, 0LL) - min(v4, 1073741824LL)) - 1LL;
+    const wide v2 = min(x_sink_tokens, max(q_pos_last, 0LL) - v0) - 1LL;
     const wide kv_len = tile.kv_len;
-    const wide v6 = min(max(min(max(v3, 0LL), v5 < 0LL ? kv_len : 0LL), 0LL), kv_len);
-    const wide v7 = kv_len - 1LL;
+    const wide v3 = min(max(min(max(v1, 0LL), v2 < 0LL ? kv_len : 0LL), 0LL), kv_len);
+    const wide v4 = kv_len - 1LL;
     const wide x_right = p.x_right;
-    const wide v8 = x_right < 0LL ? max(1073741824LL, x_right) : x_right;
-    const wide v9 = q_pos_last + min(max(x_right >= 0LL ? v8 : 1073741824LL, 0LL), 1073741824LL);
-    return {int(v6), int(max(min(min(max(v3 >= kv_len ? -1LL : v7, min(v5, v7)), v9) + 1LL, kv_len), v6))};
+    const wide v5 = q_pos_last + min(max(x_right < 0LL ? 1073741824LL : x_right, 0LL), 1073741824LL);
+    return {int(v3), int(max(min(min(max(v1 >= kv_len ? -1LL : v4, min(v2, v4)), v5) + 1LL, kv_len), v3))};
   }
 };
 
