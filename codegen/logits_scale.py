@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from warploom.codegen.lower import SM_SCALE, reachable
 from warploom.codegen.split import STEPS, Level, inverse, levels
+from warploom.dsl.extents import Extents
 from warploom.dsl.ir import Kind, Node, const, node, substitute
 
 _ONE = const(1.0)
@@ -53,6 +54,7 @@ class _Rewrite:
 
     def __init__(self, parts: Sequence[Node]) -> None:
         self._levels = levels(parts)
+        self._extents = Extents()
         self._of_launch: set[Node] = set()  # reads scalars alone
         self._positive = {SM_SCALE}
         self.inside: dict[Node, Factored] = {}
@@ -90,6 +92,7 @@ class _Rewrite:
             is_positive = any(positive)
         else:
             is_positive = part.op in ("mul", "div", "min", "to_float") and all(positive)
+            is_positive &= part.kind is Kind.FLOAT or not self._extents.may_wrap(part)
         if is_positive:
             self._positive.add(part)
 

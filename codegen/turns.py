@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from warploom.codegen.lower import reachable
 from warploom.dsl import build
+from warploom.dsl.extents import Extents
 from warploom.dsl.ir import REDUCTIONS, Kind, Node, const, var
 from warploom.dsl.lanes import HEAD_DIM, LANE
 
@@ -42,13 +43,14 @@ def key_turn(root: Node) -> Turn | None:
     Seats that reduce have none: they need a whole row before its sines.
     """
     parts = list(reachable([root]))
+    extents = Extents()
     if any(found.op in REDUCTIONS for found in parts):
         return None
     for found in parts:
         if not _is_turn(found):
             continue
         angle = found.args[0]
-        rate = _rate(angle)
+        rate = _rate(angle, extents)
         if rate is None or any(part.op in _OF_VECTORS for part in reachable([angle])):
             continue
         calls = {
@@ -65,12 +67,14 @@ def _is_turn(current: Node) -> bool:
     return current.op in ("sin", "cos") and current.attr != ("precise",)
 
 
-def _rate(current: Node) -> Node | None:
+def _rate(current: Node, extents: Extents) -> Node | None:
     """What an expression of kv_pos grows by from one key to the next, if by the same for all."""
     if current is _KV_POS:
         return const(1)
+    if current.kind is Kind.INT and extents.may_wrap(current):
+        return None
     moving = [arg for arg in current.args if _reads_key(arg)]
-    rates = {arg: rate for arg in moving if (rate := _rate(arg)) is not None}
+    rates = {arg: rate for arg in moving if (rate := _rate(arg, extents)) is not None}
     if not moving or len(rates) < len(set(moving)):
         return None
     op, args = current.op, current.args

@@ -119,6 +119,7 @@ def text_of(transform: Callable[[Any, Value, Position], Value], softmax: bool = 
     """What an element computes, and the factor."""
     fields = {
         "cap": wl.Scalar("float32", default=2.0),
+        "size": wl.Scalar("int32", default=65536),
         "slope": wl.Tensor("float32", ("q_head",)),
         "softmax": softmax,
     }
@@ -133,6 +134,10 @@ def text_of(transform: Callable[[Any, Value, Position], Value], softmax: bool = 
     [
         (lambda self, x, at: x * 3.0, "return logits; return positive_scale(p) * 3.0f;"),
         (lambda self, x, at: x * self.cap, "return logits * ts.t0; return 1.0f;"),
+        (  # ints above 0 whose product wraps to 0
+            lambda self, x, at: x * (wl.maximum(self.size, 1) * wl.maximum(self.size, 65536)),
+            "return logits * ts.t0; return 1.0f;",
+        ),
         (lambda self, x, at: 4.0 * wl.tanh(x / 4.0), "return tanh(logits * ts.t0); return 4.0f;"),
         (
             lambda self, x, at: x + self.slope[at.q_head] * (at.kv_pos - at.q_pos),

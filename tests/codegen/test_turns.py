@@ -38,6 +38,7 @@ def turn_of(variant: Variant) -> Turn | None:
 def turn_by(angle: Callable[[Any, Position], Any], precise: bool = False) -> Turn | None:
     class Turning(wl.Variant):
         speed = Scalar("float32")
+        shift = Scalar("int32", default=0)
         phases = Tensor("float32", ("kv_pos",))
 
         def key_transform(self, k: Value, at: Position) -> Value:
@@ -70,6 +71,7 @@ def test_positions_that_are_read_do_not_grow_evenly() -> None:
 def test_growth_of_sums_and_products() -> None:
     assert turn_by(lambda v, at: 0.5 * (3 * at.kv_pos - at.lane) / v.speed + 1.0) is not None
     assert turn_by(lambda v, at: v.speed - at.kv_pos * v.speed) is not None
+    assert turn_by(lambda v, at: (at.kv_pos - wl.maximum(v.shift, 0)) * v.speed) is not None
     assert turn_by(lambda v, at: (at.kv_len - at.kv_pos - (at.kv_pos + 1)) / 7.0) is not None
 
 
@@ -80,6 +82,7 @@ def test_what_does_not_grow_evenly_is_computed() -> None:
         lambda v, at: (at.kv_pos // 2) * v.speed,
         lambda v, at: v.phases[at.kv_pos],
         lambda v, at: v.speed * at.lane,
+        lambda v, at: (at.kv_pos + v.shift) * v.speed,  # which may wrap from one key to the next
     ):
         assert turn_by(angle) is None
     assert turn_by(lambda v, at: 0.1 * at.kv_pos, precise=True) is None
