@@ -161,7 +161,7 @@ def test_a_copy_is_kept_for_its_last_writer(cuda: Any) -> None:
     with busy_stream() as stream:
         wl.attention(*given, variant=other)
         wl.attention(*given, variant=wl.Alibi(slopes))  # writes the copy
-        torch.cuda._sleep(10 * LONG)
+        torch.cuda._sleep(60 * LONG)  # so long that the loop below ends before, on a busy host too
         out = wl.attention(*given, variant=wl.Alibi(slopes))
     del slopes, copies
     assert copy() is None
