@@ -11,11 +11,11 @@ from collections.abc import Hashable
 from typing import TypeGuard
 
 from warploom.dsl import location
+from warploom.dsl.extents import within
 from warploom.dsl.ir import Kind, Node, const, node
 from warploom.errors import CannotTrace
 
 _RANK = {Kind.BOOL: 0, Kind.INT: 1, Kind.FLOAT: 2}
-_INT32 = range(-(2**31), 2**31)
 _MAX_EXPANDED_POWER = 64
 PRECISE = ("precise",)
 
@@ -35,7 +35,7 @@ def refuse(what: str, remedy: str) -> CannotTrace:
 
 def constant(value: bool | int | float) -> Node:
     """A literal; ints must fit the kernel's 32 bits."""
-    if isinstance(value, int) and value not in _INT32:
+    if isinstance(value, int) and not within((value, value)):
         raise refuse(f"the integer {value}", "Integers in a kernel have 32 bits; use a float.")
     if isinstance(value, float) and math.isnan(value):
         value = math.nan  # one NaN object, so that two traces agree

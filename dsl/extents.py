@@ -53,18 +53,18 @@ class Extents:
 
     def of(self, root: Node) -> Extent:
         """Least and greatest value, after wrapping; bools count as 0 and 1."""
-        exact = self.exact(root)
-        return exact if self._wide or within(exact) else INT32
+        found = self.before_wrapping(root)
+        return found if self._wide or within(found) else INT32
 
     def may_wrap(self, root: Node) -> bool:
         """Whether the operation's own result may need more than 32 bits."""
-        return not within(self.exact(root))
+        return not within(self.before_wrapping(root))
 
-    def exact(self, root: Node) -> Extent:
-        """Least and greatest value before the operation's own result wraps."""
+    def before_wrapping(self, root: Node) -> Extent:
+        """Least and greatest value that the operation itself gives."""
         found = self._found.get(root)
         if found is None:
-            found = self._found[root] = self._exact(root)
+            found = self._found[root] = self._of_operation(root)
         return found
 
     def of_sum(self, form: Linear) -> Extent:
@@ -80,7 +80,7 @@ class Extents:
         least, greatest = self.of_sum(form)
         return least > -_FAR and greatest < _FAR
 
-    def _exact(self, root: Node) -> Extent:
+    def _of_operation(self, root: Node) -> Extent:
         if root.kind is Kind.BOOL:
             return (0, 1)
         if root.op == "const":

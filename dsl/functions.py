@@ -108,9 +108,11 @@ def clamp(x: Value, min: Value = None, max: Value = None) -> Value:
 
 def to_int(x: Value) -> Value:
     """Truncate toward zero to an int; beyond 32 bits it is the nearest, True is 1 and NaN is 0."""
-    if not isinstance(x, Symbol) and np.asarray(x).dtype.kind == "f":
-        x = np.nan_to_num(np.clip(x, *INT32), nan=0.0)
-    return _cast(x, Kind.INT, np.int64)
+    if isinstance(x, Symbol) or np.asarray(x).dtype.kind != "f":
+        return _cast(x, Kind.INT, np.int64)
+    exact = np.asarray(x, np.float64)  # single precision has no 2^31 - 1
+    whole = np.nan_to_num(np.clip(exact, *INT32), nan=0.0).astype(np.int64)
+    return whole.view(type(x)) if isinstance(x, np.ndarray) else whole
 
 
 def to_float(x: Value) -> Value:

@@ -38,6 +38,9 @@ CONDITIONS: dict[str, Callable[[Any, Any], Any]] = {
     "a far sum": lambda self, at: at.kv_pos + self.number <= at.q_pos,
     "a far difference": lambda self, at: 20 - at.kv_pos - self.number < at.q_pos,
     "of a division": lambda self, at: (at.kv_pos + self.number) // 5 < at.q_pos // 5,
+    "bounds beyond 64 bits": lambda self, at: (
+        (((at.kv_pos * 4) // 2**30) // 8 <= self.number) & (at.kv_pos < 40)
+    ),
     "a tensor": lambda self, at: self.table[at.kv_pos % 6] + at.kv_pos * 2 > at.q_pos,
     "an index": lambda self, at: self.table[at.kv_pos * self.number] > 3,
     "a smallest size": lambda self, at: abs(self.table[at.kv_pos // 20] - 1) > 40,

@@ -307,3 +307,14 @@ def test_a_batch_has_as_many_keys_and_values_as_queries() -> None:
     for name, lists in (("k", (one, one * 2, one)), ("v", (one, one, []))):
         with pytest.raises(WrongShape, match=rf"{name} has shape .*; expected 1 entries, as q has"):
             wl.reference_batch(wl.Causal(), *lists)
+
+
+def test_ints_of_floats_are_the_nearest_in_both_precisions() -> None:
+    class Far(wl.Variant):
+        def logits_mask(self, at):
+            far = wl.to_int(wl.to_float(at.kv_pos) * 1e10)
+            return (far <= 2**31 - 1) & (far + 1 < 2)
+
+    q, k, v = np.zeros((1, 1, 8)), np.zeros((4, 1, 8)), np.eye(4)[:, None]
+    for attend in (reference_attention, naive_attention):
+        assert attend(Far(), q, k, v)[0][0, 0].tolist() == [0.25] * 4

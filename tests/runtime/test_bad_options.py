@@ -19,7 +19,7 @@ Q = torch.zeros(1, 3, 2, 16)
 @pytest.mark.parametrize("name", ["cuda_graph", "batch_invariant"])
 def test_flags_of_wrappers_are_bools(name: str) -> None:
     with pytest.raises(errors.ArgumentError, match=f"{name}: is 'no'; expected True or False"):
-        wl.AttentionWrapper(**SHAPE, **{name: "no"})
+        wl.AttentionWrapper(**{**SHAPE, name: "no"})
 
 
 @pytest.mark.parametrize("backend", [None, "reference"])
