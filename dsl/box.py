@@ -154,6 +154,8 @@ class Box:
         if not heads:
             return UNKNOWN
         least = greatest = heads[0]
+        for head in heads:
+            self._checked(Range(head, head))  # min and max may drop a NaN
         for head in heads[1:]:
             least = fold.arithmetic("min", least, head)
             greatest = fold.arithmetic("max", greatest, head)

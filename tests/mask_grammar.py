@@ -19,6 +19,7 @@ from warploom.dsl.variant import Variant
 
 BATCHES, GROUP, KV_HEADS, LONGEST = 3, 2, 2, 24
 TABLE = 30
+ENDS = np.array([-(2**31), -(2**31) + 1, 2**31 - 2, 2**31 - 1], np.int32)
 
 POSITIONS = ("q_pos", "kv_pos", "q_idx", "q_head", "kv_head", "q_len", "kv_len", "batch")
 small = st.integers(-9, 9)
@@ -50,7 +51,7 @@ numbers = st.recursive(leaves, grow_numbers, max_leaves=5)
 comparisons = st.one_of(
     st.tuples(st.sampled_from(("<", "<=", ">", ">=", "==", "!=")), numbers, numbers),
     st.tuples(st.sampled_from(("f<", "f>=")), numbers, numbers),
-    st.sampled_from((("flag",), ("query_flag",))),
+    st.sampled_from((("flag",), ("query_flag",), ("reach",))),
 )
 
 
@@ -91,6 +92,7 @@ class Grammar(Variant):
     per_query_head = Tensor("int32", ("q_head",))
     flags = Tensor("bool", ("batch",))
     query_flags = Tensor("bool", ("q_head",))
+    reach = Tensor("float32", ("q_head",))
     table = Tensor("int32", (None,))
 
     def __init__(self, tree: Any) -> None:
@@ -121,6 +123,8 @@ class Grammar(Variant):
             return self.flags[at.batch]
         if op == "query_flag":
             return self.query_flags[at.q_head]
+        if op == "reach":
+            return self.reach[at.q_head] < 5.0
         values = [self._read(arg, at) for arg in args]
         if op == "table":
             return self.table[maximum(values[0], 0)]
@@ -136,11 +140,14 @@ def random_inputs(rng: np.random.Generator) -> dict[str, Any]:
         "a": int(rng.choice([rng.integers(-12, 13), rng.integers(-(2**31), 2**31)], p=[0.8, 0.2])),
         "b": int(rng.choice([-5, -1, 1, 2, 4, 8])),
         "f": float(np.float32(rng.normal())),
-        "per_batch": rng.integers(-4, LONGEST, BATCHES, dtype=np.int32),
+        "per_batch": rng.choice(ENDS, BATCHES)
+        if rng.random() < 0.1
+        else rng.integers(-4, LONGEST, BATCHES, dtype=np.int32),
         "per_head": rng.integers(0, 10, KV_HEADS, dtype=np.int32),
         "per_query_head": rng.integers(-9, 10, GROUP * KV_HEADS, dtype=np.int32),
         "flags": rng.integers(0, 2, BATCHES).astype(bool),
         "query_flags": rng.integers(0, 2, GROUP * KV_HEADS).astype(bool),
+        "reach": rng.choice([3.0, 3.0, 7.0, np.nan], GROUP * KV_HEADS).astype(np.float32),
         "table": rng.integers(-5, 20, TABLE, dtype=np.int32),
     }
 

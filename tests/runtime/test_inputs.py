@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ from warploom.errors import (
     WrongShape,
 )
 from warploom.runtime.args import Geometry
+from warploom.runtime.attention import attention
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.native_planner import NativePlanner
 from warploom.runtime.planner_params import PlannerParams
@@ -75,8 +77,8 @@ def test_frozen_inputs_keep_their_memory_and_mean_what_they_would() -> None:
     for rows, keys, entries in ((4, 20, 9), (12, 64, 9), (2, 5, 3)):
         q, k, v = torch.randn(rows, 2, 32), torch.randn(keys, 2, 32), torch.randn(keys, 2, 32)
         given: dict[str, Any] = {"bias": torch.randn(rows, keys), "table": torch.randn(entries)}
-        for attention in (wrapper, plain):
-            attention.plan([0, rows], [0, keys], **given)
+        for each in (wrapper, plain):
+            each.plan([0, rows], [0, keys], **given)
         torch.testing.assert_close(wrapper.run(q, (k, v)), plain.run(q, (k, v)))
         tensors = wrapper._inputs.tensors
         places.append([(x.data_ptr(), x.shape, x.stride()) for x in tensors.values()])
@@ -357,3 +359,21 @@ def test_scalars_given_to_a_run_hold_for_it_alone_however_they_repeat() -> None:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+class Reaches(Variant):
+    """A mask of floats, which may be no numbers, of the heads of a tile."""
+
+    reach = Tensor("float32", ("q_head",))
+
+    def logits_mask(self, at: Position) -> Any:
+        return (self.reach[at.q_head] < 5.0) & (at.kv_pos >= 0)
+
+
+@pytest.mark.parametrize("head", range(4))
+def test_a_nan_among_the_heads_of_a_tile_hides_its_head(head: int) -> None:
+    reach = torch.full((4,), 3.0)
+    reach[head] = math.nan
+    q, k, v = torch.zeros(1, 1, 4, 16), torch.zeros(1, 32, 1, 16), torch.ones(1, 32, 1, 16)
+    out = attention(q, k, v, variant=Reaches(reach=reach))[0, 0, :, 0]
+    assert out.tolist() == [float(i != head) for i in range(4)]
