@@ -35,7 +35,7 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         plain = [np.asarray(value) if isinstance(value, Array) else value for value in args]
         if "out" in kwargs:  # NumPy's own functions, such as mean, write into their temporaries
             kwargs["out"] = tuple(np.asarray(value) for value in kwargs["out"])
-        if ufunc is np.power and not build.is_product(plain[1]):
+        if ufunc is np.power and not build.is_product(_literal(args[1])):
             plain[0] = np.asarray(plain[0], np.float64)  # NumPy has no int ** -1
         with np.errstate(all="ignore"):  # kernels do not warn of x / 0 either
             return self._keep(getattr(ufunc, method)(*plain, **kwargs))
@@ -88,6 +88,12 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         if plain.dtype.kind in "iu":
             plain = plain.astype(np.int32).astype(np.int64)
         return plain.view(cls)
+
+
+def _literal(value: Any) -> Any:
+    """A NumPy number as the Python number that a trace reads it as; others as they are."""
+    is_number = not isinstance(value, Array) and getattr(value, "ndim", None) == 0
+    return value.item() if is_number else value
 
 
 class Array32(Array):

@@ -30,6 +30,6 @@ def roles_text(field: TensorField, sizes: Mapping[str, int]) -> str:
     def one(role: str | None) -> str:
         if role is None or role not in sizes:
             return role or "any"
-        return f"{role}{'=' if role in _EXACT else '>='}{sizes[role]}"
+        return f"{role}{'=' if role in _EXACT else '>='}{max(sizes[role], 1)}"
 
     return f"[{', '.join(one(role) for role in field.roles)}]"

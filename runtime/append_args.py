@@ -69,6 +69,8 @@ def check_tensors(
 def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
     """Refuse new vectors in the caches' own memory: pages are written while they are read.
 
+    As for `out` of a run, all bytes from a tensor's first to its last count as its own.
+
     Args:
         addresses: of k, v, the k cache and the v cache.
         spans: bytes of each.
@@ -79,7 +81,10 @@ def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
     for name, begin, span in zip(("k", "v"), addresses, spans, strict=False):
         for cache, first, size in zip(("k", "v"), addresses[2:], spans[2:], strict=True):
             if begin < first + size and first < begin + span:
-                reason = f"reaches into the memory of the {cache} cache; give a copy: .clone()"
+                reason = (
+                    f"reaches into the memory of the {cache} cache, between its first byte and its "
+                    "last; give a copy: .clone()"
+                )
                 raise ArgumentError(name=name, reason=reason)
 
 

@@ -66,6 +66,9 @@ def make_batch(
         if over.size:
             at, most = int(over[0]), f"at most {MAX_LENGTH}"
             raise BadLength(name=name, index=at, value=int(lengths[at]), expected=most)
+    if batch.total_q_rows > MAX_LENGTH:
+        rows, expected = batch.total_q_rows, f"at most {MAX_LENGTH} query rows in all"
+        raise BadLength(name=rows_name, index=len(batch.q_lens), value=rows, expected=expected)
     return batch
 
 

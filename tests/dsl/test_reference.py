@@ -289,6 +289,7 @@ class Reads(wl.Variant):
         ({"bias": np.zeros((2, 4))}, WrongShape, "batch>=2, kv_pos>=5"),
         ({"bias": np.zeros(9)}, WrongShape, "batch>=2, kv_pos>=5"),
         ({"gain": np.zeros(9)}, WrongShape, "lane=8"),
+        ({"bias": np.zeros((2, 0))}, WrongShape, "batch>=2, kv_pos>=5"),
         ({"window": 1.5}, FieldMisuse, "got 1.5; expected int32"),
         ([1], ArgumentError, r"inputs: is \[1\]"),
     ],

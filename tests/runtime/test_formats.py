@@ -211,6 +211,7 @@ def test_lengths_above_int32_are_refused() -> None:
         (Dense(), ([0, 1, 2**31 - 1], [0, 1, 2]), "q_len"),
         (Ragged(), ([0, 1, 2], [0, 1, 2**28 + 2]), "kv_len"),
         (Ragged(), ([0, 1, 2**28 + 2], [0, 1, 2]), "q_len"),
+        (Ragged(), ([0, 2**28, 2**28 + 1], [0, 1, 2]), "qo_indptr.*query rows in all"),
     ],
 )
 def test_lengths_beyond_those_of_positions_are_refused(
