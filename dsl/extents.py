@@ -20,7 +20,7 @@ INT32: Extent = (-(2**31), 2**31 - 1)
 MAX_LENGTH = 2**28  # keys of a request, and query rows of a batch: sums of a few fit 32 bits
 MAX_HEADS = 2**16
 _TILE = 2**10  # rows and keys of a tile may lie past the last
-_FAR = 2**62
+_FAR = 2**62  # sums of up to this size can be added and compared in 64 bits
 _SHIFTS = range(32)
 
 _LENGTH, _HEAD, _PLACE = (0, MAX_LENGTH), (0, MAX_HEADS), (0, MAX_LENGTH + _TILE)
@@ -87,8 +87,8 @@ class Extents:
             assert isinstance(root.attr, int)
             return root.attr, root.attr
         if root.op == "var":
-            name = str(root.attr).removesuffix("_first").removesuffix("_last")
-            return _POSITIONS[name]
+            # or a corner of a box, as `intervals.tile_box` names them
+            return _POSITIONS[str(root.attr).removesuffix("_first").removesuffix("_last")]
         rule = _RULES.get(root.op)
         if rule is None or any(arg.kind is Kind.FLOAT for arg in root.args):
             return INT32  # what is loaded, or converted

@@ -195,14 +195,14 @@ def sum(x: Value) -> Value:
     """Sum over the head dimension: one number per row ([rows, 1] in the NumPy reading)."""
     if isinstance(x, Symbol):
         return wrap(lanes.reduce_node("sum_lanes", _vector("sum", x)))
-    return np.sum(to_float(x), axis=-1, keepdims=True)
+    return np.sum(x * 1.0, axis=-1, keepdims=True)  # floats, as in kernels, also of ints
 
 
 def max(x: Value) -> Value:
     """Largest lane: one number per row ([rows, 1] in the NumPy reading)."""
     if isinstance(x, Symbol):
         return wrap(lanes.reduce_node("max_lanes", _vector("max", x)))
-    return np.max(to_float(x), axis=-1, keepdims=True)
+    return np.max(x * 1.0, axis=-1, keepdims=True)
 
 
 def mean(x: Value) -> Value:

@@ -20,7 +20,7 @@ from warploom.errors import (
     WrongShape,
     WrongStride,
 )
-from warploom.runtime.args import Geometry, check_writable
+from warploom.runtime.args import Geometry, check_writable, overlap
 from warploom.runtime.formats import make_batch
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.tensors import as_torch
@@ -78,9 +78,10 @@ def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
     Raises:
         ArgumentError: k or v reaches into a cache.
     """
-    for name, begin, span in zip(("k", "v"), addresses, spans, strict=False):
-        for cache, first, size in zip(("k", "v"), addresses[2:], spans[2:], strict=True):
-            if begin < first + size and first < begin + span:
+    k, v, *caches = ((begin, begin + span) for begin, span in zip(addresses, spans, strict=True))
+    for name, new in (("k", k), ("v", v)):
+        for cache, held in zip(("k", "v"), caches, strict=True):
+            if overlap(new, held):
                 reason = (
                     f"reaches into the memory of the {cache} cache, between its first byte and its "
                     "last; give a copy: .clone()"

@@ -257,13 +257,18 @@ def check_apart(
     for name, tensor in (("out", out), ("lse", lse)):
         if tensor is None:
             continue
-        begin, end = byte_range(tensor)
-        for other, (other_begin, other_end) in taken.items():
-            if begin < other_end and other_begin < end:
+        own = byte_range(tensor)
+        for other, its in taken.items():
+            if overlap(own, its):
                 raise ArgumentError(
                     name=name, reason=f"reaches into the memory of {other}; give another tensor"
                 )
-        taken[name] = begin, end
+        taken[name] = own
+
+
+def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two ranges of addresses, as `byte_range` gives them, have bytes in common."""
+    return max(a[0], b[0]) < min(a[1], b[1])
 
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
