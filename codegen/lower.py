@@ -91,7 +91,7 @@ class Block:
         self._wide = wide
         self._indent = " " * indent
         self._calls = calls or {}
-        self._extents = Extents()
+        self._extents = Extents(wide=wide)
         self._text = {node: (text, _ATOM) for node, text in (bound or {}).items()}
         self._last_place = ""
         self._names = 0
@@ -189,11 +189,14 @@ class Block:
         return not is_wide and current.op in _WRAPPING and self._extents.may_wrap(current)
 
     def _is_plain_shift(self, current: Node) -> bool:
-        """A count of bits that C++ defines, and a result that needs no more than there are."""
-        count = current.args[1].attr if current.args[1].op == "const" else None
+        """A count of bits and, to the left, numbers and a result that C++17 defines it for."""
+        value, bits = current.args
+        count = bits.attr if bits.op == "const" else None
         if not isinstance(count, int) or not 0 <= count < 32:
             return False
-        return current.op == "shr" or not self._extents.may_wrap(current)
+        if current.op == "shr":
+            return True
+        return self._extents.of(value)[0] >= 0 and not self._extents.may_wrap(current)
 
     def _shift_or_mask(self, op: str, value: Node, divisor: Node) -> tuple[str, int]:
         """Division by 2^n that rounds down, as Python's does, is an arithmetic shift."""

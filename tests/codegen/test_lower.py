@@ -73,6 +73,14 @@ def test_division_by_powers_of_two_is_a_shift() -> None:
     assert text(binary("floordiv", INT, q, const(6))) == "floordiv(row.q_pos, 6)"
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("q_row", "row.q_row << 2"), ("q_pos", "shl(row.q_pos, 2)")],  # q_pos can be below 0
+)
+def test_shifts_to_the_left_are_plain_where_cpp_defines_them(value: str, expected: str) -> None:
+    assert text(binary("shl", INT, var(value), const(2))) == expected
+
+
 def test_kinds_are_converted_where_they_differ() -> None:
     assert text(binary("mul", FLOAT, x, q)) == "logits * float(row.q_pos)"
     assert text(binary("lt", BOOL, x, q)) == "logits < float(row.q_pos)"
