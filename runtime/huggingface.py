@@ -188,7 +188,7 @@ def _mask_inputs(
         return {}
     keys = key.shape[2]
     if mask.dim() == 2:
-        return {"keep": mask[:, :keys].bool()}
+        return {"keep": mask[:, -keys:].bool()}
     mask = mask[..., :keys].expand(query.shape[0], query.shape[1], query.shape[2], keys)
     return {"visible": mask} if mask.dtype == torch.bool else {"bias": mask.float()}
 

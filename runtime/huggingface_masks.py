@@ -34,8 +34,9 @@ def make_mask(
         **kwargs: what sdpa's mask takes.
 
     Returns:
-        None if causality and window, which the layers know, say it all; [batch, kv_length] bool if
-        keys are padded besides; else [batch, 1, q_length, kv_length] bool.
+        None if causality and window, which the layers know, say it all; if keys are padded besides,
+        [batch, kv_offset + kv_length] bool, of which the last are the layers' keys: generation may
+        hand it back as `attention_mask`; else [batch, 1, q_length, kv_length] bool.
     """
     function = mask_function or _transformers.causal_mask_function
     both_ways = function is _transformers.bidirectional_mask_function
@@ -46,8 +47,9 @@ def make_mask(
         padding = _transformers.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         if padding is None:
             return None
-        keep: torch.Tensor = padding[:, kv_offset : kv_offset + kv_length].bool()
-        return None if not torch.compiler.is_compiling() and bool(keep.all()) else keep
+        keep: torch.Tensor = padding[:, : kv_offset + kv_length].bool()
+        is_whole = not torch.compiler.is_compiling() and bool(keep[:, kv_offset:].all())
+        return None if is_whole else keep
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     full: torch.Tensor | None = _transformers.sdpa_mask(
         batch_size=batch_size,

@@ -101,22 +101,30 @@ def test_models_give_the_same_as_with_eager_attention(name: str, padding: str) -
     torch.testing.assert_close(outputs[1][kept], outputs[0][kept], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("padded", [6, 20])  # the second reaches into the window
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
-def test_generation_gives_the_same_tokens(name: str, cache: str) -> None:
+def test_generation_gives_the_same_tokens(name: str, cache: str, padded: int) -> None:
     ids, masks = batch()
-    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    left = masks["none"]
+    left[1, :padded] = 0
     found = [
         model(name, implementation).generate(
             ids,
-            attention_mask=masks["left"],
+            attention_mask=left,
             cache_implementation=cache,
             disable_compile=True,
-            **options,
+            max_new_tokens=8,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
         for implementation in ("eager", huggingface.NAME)
     ]
-    assert found[0].tolist() == found[1].tolist()
+    assert found[0].sequences.tolist() == found[1].sequences.tolist()
+    for expected, logits in zip(found[0].logits, found[1].logits, strict=True):
+        torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_masks_stay_small_where_layers_know_the_rest() -> None:
@@ -131,6 +139,14 @@ def test_masks_stay_small_where_layers_know_the_rest() -> None:
         found = make_mask(**make, attention_mask=padding)
         assert found is not None
         assert torch.equal(found, padding)
+        # of a cache that has let go of the first keys; generation hands it back
+        cut = {**make, "kv_length": 8, "kv_offset": 12}
+        found = make_mask(**cut, attention_mask=padding)
+        assert found is not None
+        assert torch.equal(found, padding)
+        again = make_mask(**cut, attention_mask=found)
+        assert again is not None
+        assert torch.equal(again, padding)
     both_ways = {**sizes, "q_offset": 0, "mask_function": bidirectional_mask_function}
     assert make_mask(**both_ways) is None
 
