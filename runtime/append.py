@@ -37,7 +37,12 @@ from warploom.errors import (
     BadHeadDim,
     WrongShape,
 )
-from warploom.runtime.append_args import check_sources_apart, check_tensors, index_arrays
+from warploom.runtime.append_args import (
+    check_caches_apart,
+    check_sources_apart,
+    check_tensors,
+    index_arrays,
+)
 from warploom.runtime.args import Geometry, byte_span, checked_kv, key_value
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.cuda import CudaKernel
@@ -128,6 +133,7 @@ class Appender:
         self._write_counts = self._block.writer("i", COUNTS)
         self._seen: tuple[object, ...] | None = None
         self._spans: list[int] = []  # bytes from the first element to the last
+        self._apart: int | None = None  # from the k cache to the v cache, when they were compared
         self._launch = _kernel(self.spec, self.device)(self._block)
 
     def _applied(
@@ -171,22 +177,28 @@ class Appender:
             WrongDType, WrongDevice, WrongShape, WrongStride: a wrong tensor.
             BadIndptr, BadLength, IndexOutOfRange: a wrong index array on the host.
             UnknownInput, MissingInput: a wrong input.
-            ArgumentError: caches that cannot be written, or whose memory holds k or v.
+            ArgumentError: caches that cannot be written, that share memory, or that hold k or v.
+
+        No gradient flows through a cache: k and v count as detached.
         """
         k, v = as_torch(k, "k"), as_torch(v, "v")
         tensors = k, v, *key_value(checked_kv(kv, self._format, shared=True))
         addresses = [x.data_ptr() for x in tensors]
-        if addresses[2] == addresses[3] and tensors[2].numel():
-            raise ArgumentError(name="v cache", reason="is the k cache; give each its own memory")
         seen = (
-            tuple((x.shape, x.stride(), x.dtype, x.device) for x in tensors),
+            tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in tensors),
+            torch.is_grad_enabled(),
             *(address & 15 for address in addresses),
         )
         if seen != self._seen:  # the same shapes again cost a comparison
             self._seen = None
             self._write_strides(*check_tensors(self.spec, self._geometry, *tensors))
             self._seen, self._spans = seen, [byte_span(x) for x in tensors]
+            self._apart = None
         check_sources_apart(addresses, self._spans)
+        distance = addresses[3] - addresses[2]
+        if distance != self._apart:
+            check_caches_apart(tensors[2], tensors[3])
+            self._apart = distance
         pages = min(len(x) for x in tensors[2:])
         given = indptr, kv_indptr, kv_indices, last_page_len
         tables = index_arrays(self._format, self.device, given, len(k), pages)

@@ -20,7 +20,7 @@ from warploom.errors import (
     WrongShape,
     WrongStride,
 )
-from warploom.runtime.args import Geometry, check_writable, overlap
+from warploom.runtime.args import Geometry, byte_range, check_writable, overlap
 from warploom.runtime.formats import make_batch
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.tensors import as_torch
@@ -87,6 +87,49 @@ def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
                     "last; give a copy: .clone()"
                 )
                 raise ArgumentError(name=name, reason=reason)
+
+
+def check_caches_apart(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Refuse caches with elements in common; each may lie in the gaps of the other.
+
+    Args:
+        k_cache, v_cache: of one type and as many dimensions, no elements of one overlap.
+
+    Raises:
+        ArgumentError: they share memory, or their strides do not tell that they do not.
+    """
+    if not overlap(byte_range(k_cache), byte_range(v_cache)):
+        return
+    low, high = sorted((k_cache, v_cache), key=torch.Tensor.data_ptr)
+    distance, rest = divmod(high.data_ptr() - low.data_ptr(), low.element_size())
+    if rest or not _fits_gaps(low, high, distance):
+        reason = "lies among the elements of the k cache; give each its own memory"
+        raise ArgumentError(name="v cache", reason=reason)
+
+
+def _fits_gaps(low: torch.Tensor, high: torch.Tensor, distance: int) -> bool:
+    """Whether both are parts of one tensor, in which the second begins `distance` behind the first.
+
+    What axes of smaller strides span of the first ends before the second begins; those of greater
+    strides are common to both, and step over what lies within.
+    """
+    axes = []
+    for step, other, size, size_of_other in zip(
+        low.stride(), high.stride(), low.shape, high.shape, strict=True
+    ):
+        if min(size, size_of_other) > 1 and step != other:
+            return False
+        if max(size, size_of_other) > 1:
+            axes.append((step if size > 1 else other, size - 1, size_of_other - 1))
+    inner = [axis for axis in axes if axis[0] <= distance]
+    if sum(step * last for step, last, _ in inner) >= distance:
+        return False
+    reach = distance + sum(step * last for step, _, last in inner)
+    for step, last, last_of_other in sorted(axis for axis in axes if axis[0] > distance):
+        if step <= reach:
+            return False
+        reach += step * max(last, last_of_other)
+    return True
 
 
 def _check_one(
