@@ -56,7 +56,7 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         found = FOUND_TENSOR.get()
         if name == "getitem" and found is not None:
             return found(args[0])[args[1]]
-        plain = [to_numpy(value).view(cls) if hasattr(value, "detach") else value for value in args]
+        plain = [_plain(value, cls) if hasattr(value, "detach") else value for value in args]
         if name == "getitem":
             return clamped(plain[0], plain[1])
         if name not in NAMED:
@@ -88,6 +88,11 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         if plain.dtype.kind in "iu":
             plain = plain.astype(np.int32).astype(np.int64)
         return plain.view(cls)
+
+
+def _plain(tensor: Any, cls: type[Array]) -> Any:
+    """A torch tensor as an array, or the Python number that a trace reads it as."""
+    return to_numpy(tensor).view(cls) if tensor.dim() else tensor.item()
 
 
 def _literal(value: Any) -> Any:

@@ -126,13 +126,18 @@ def _full(value: bool) -> Callable[..., Value]:
     return new
 
 
+def _reflected(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """As tensors are asked when they stand on the right of a value that they do not know."""
+    return lambda a, b: operation(b, a)
+
+
 _FOREIGN: dict[Callable[..., Any], str] = {
     _add: "add",
     _sub: "sub subtract",
     _rsub: "rsub",
     operator.mul: "mul multiply",
     _div: "div divide true_divide",
-    operator.floordiv: "floor_divide",
+    operator.floordiv: "floor_divide floordiv",
     operator.mod: "remainder",
     operator.pow: "pow power",
     operator.and_: "and bitwise_and",
@@ -140,6 +145,12 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     operator.xor: "xor bitwise_xor",
     operator.lshift: "lshift left_shift bitwise_left_shift",
     operator.rshift: "rshift right_shift bitwise_right_shift",
+    _reflected(operator.truediv): "rdiv",
+    _reflected(operator.floordiv): "rfloordiv",
+    _reflected(operator.mod): "rmod",
+    _reflected(operator.pow): "rpow",
+    _reflected(operator.lshift): "rlshift",
+    _reflected(operator.rshift): "rrshift",
     operator.lt: "lt less",
     operator.le: "le less_equal",
     operator.gt: "gt greater",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -114,6 +115,23 @@ def test_torch_numbers_are_constants() -> None:
     assert (X + torch.tensor(1)).node is (X + 1).node
     assert (torch.tensor(7) & KV).node is (7 & KV).node
     assert (torch.tensor(2) - KV).node is (2 - KV).node
+
+
+@pytest.mark.parametrize("number", [3, -2, 2.5])
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "xor"]
+)
+def test_torch_numbers_compute_as_python_numbers_do(name: str, number: float) -> None:
+    """On either side, while traced and on arrays."""
+    if isinstance(number, float) and name in ("lshift", "rshift", "xor"):
+        return
+    operation, k = getattr(operator, name), np.arange(1, 6).view(Array)
+    for use in (operation, lambda a, b: operation(b, a)):
+        assert use(KV, torch.tensor(number)).node is use(KV, number).node
+        found, expected = use(k, torch.tensor(number)), use(k, number)
+        assert type(found) is Array
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
 
 
 # --- vectors
