@@ -36,7 +36,9 @@ def refuse(what: str, remedy: str) -> CannotTrace:
 def constant(value: bool | int | float) -> Node:
     """A literal; ints must fit the kernel's 32 bits."""
     if isinstance(value, int) and not within((value, value)):
-        raise refuse(f"the integer {value}", "Integers in a kernel have 32 bits; use a float.")
+        low = (value + 2**31) % 2**32 - 2**31
+        remedy = f"Integers have 32 bits in a kernel: use a float, or {low}, its low 32 bits."
+        raise refuse(f"the integer {value}", remedy)
     if isinstance(value, float) and math.isnan(value):
         value = math.nan  # one NaN object, so that two traces agree
     return const(value)

@@ -205,7 +205,7 @@ class Appender:
         requests = len(tables[0]) - 1
         self._write_pointers(*addresses, *(x.data_ptr() for x in tables))
         self._write_counts(requests, len(k), len(tables[2]), pages)
-        kept: tuple[torch.Tensor, ...] = ()
+        kept: dict[str, torch.Tensor] = {}
         if inputs or self._needs_inputs or self._inputs.overridden:
             self._inputs.for_batch(_heads_only(requests))
             kept = self._inputs.write_given(inputs, self._block)

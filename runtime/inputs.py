@@ -223,10 +223,10 @@ class Inputs:
         self.overridden, self._written = False, None
         self._settled = self._is_written = True
 
-    def write_given(self, given: Mapping[str, Any], block: Members) -> tuple[torch.Tensor, ...]:
+    def write_given(self, given: Mapping[str, Any], block: Members) -> dict[str, torch.Tensor]:
         """Write the values given to `run`, after undoing those of the run before.
 
-        Returns the given tensors, which must live until the launch.
+        Returns the given tensors by field, which must live until the launch.
 
         Raises:
             UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
@@ -234,7 +234,7 @@ class Inputs:
             MissingInput: an input has no value from anywhere.
         """
         if self._repeats(given):
-            return ()
+            return {}
         if self.overridden:
             self.write_planned(block)
         values = self.check_given(given)
@@ -246,7 +246,7 @@ class Inputs:
         self.overridden = bool(values)
         is_plain = all(isinstance(value, (int, float)) for value in given.values())
         self._written = dict(given) if is_plain else None
-        return tuple(value for value in values.values() if isinstance(value, torch.Tensor))
+        return {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
 
     def _repeats(self, given: Mapping[str, Any]) -> bool:
         """True for the very scalars of the run before, as layer after layer gives them."""

@@ -191,7 +191,7 @@ class Launcher:
             with torch.cuda.device(self._device):
                 return self.launch(q, kv, out, lse, return_lse, given)
         self._workspace.check_held()
-        kept: tuple[torch.Tensor, ...] = ()
+        kept: dict[str, torch.Tensor] = {}
         if given or self._needs_inputs or self._inputs.overridden:
             kept = self._inputs.write_given(given, self._members)
         if isinstance(kv, tuple):
@@ -209,18 +209,18 @@ class Launcher:
         if (q_at | k_at | v_at | o_at) & self._misaligned:
             self._checked_strides(q, *key_value(kv), out, lse)  # raises unless a tensor is empty
         if writes_to_given and (kept or self._may_reach(q_at, k_at, v_at, o_at, lse_at)):
-            given_to_run = {f"input {i}": x for i, x in enumerate(kept)}
             read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
-            check_apart(out, lse, read | self._reads | given_to_run)
+            check_apart(out, lse, read | self._reads | kept)
         stream = 0 if self._streams is None else self._streams.current()
+        keys: torch.Tensor | None = None
         if self._prepared is not None:
             keys = self._prepared.launch(k_at, stream)
-            kept, k_at = (*kept, keys), keys.data_ptr()
+            k_at = keys.data_ptr()
         if self._maps is not None:
             self._params.set_tensor_maps(self._maps(k_at, v_at))
         self._params.set_pointers(q_at, k_at, v_at, o_at, lse_at)
         self._enqueue(stream)
-        del kept  # given tensors and prepared keys live until here
+        del kept, keys  # given tensors and prepared keys live until here
         return (out, lse) if return_lse and lse is not None else out
 
     def _checked_strides(

@@ -40,7 +40,8 @@ def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(
             name=name,
-            reason=f"a {type(value).__name__} is neither a torch tensor nor has __dlpack__",
+            reason=f"a {type(value).__name__} is neither a torch tensor nor has __dlpack__; "
+            "give a tensor",
         )
     try:
         return torch.utils.dlpack.from_dlpack(value)

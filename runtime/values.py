@@ -45,7 +45,7 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
         raise WrongDType(
             name=field.name,
             got=type(value).__name__,
-            expected=f"a {field.dtype.name} number",
+            expected=f"one number of {field.dtype.name}",
             remedy=f"Give {wanted}, or declare the field with another dtype.",
         )
     least, greatest = field.dtype.limits

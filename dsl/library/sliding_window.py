@@ -15,7 +15,7 @@ _FAR: Final = 2**30  # keys: more than any request has, and no sum with a positi
 
 
 class SlidingWindow(Variant):
-    """Visible if q_pos - left <= kv_pos <= q_pos + right, or if the key is an attention-sink token.
+    """Visible if q_pos - left <= kv_pos <= q_pos + right; `left` hides no attention-sink token.
 
     Both ends are inclusive: `left=4096` sees 4096 keys before the query's own, as in FlashInfer. It
     does not imply causality; compose it with `Causal()`, or give `right=0`. A side of -1 is

@@ -197,7 +197,8 @@ def test_captures_are_those_of_a_device_and_not_of_the_current_one() -> None:
     first, second = (torch.device("cuda", i) for i in range(2))
     with torch.cuda.device(second):
         graph, x = torch.cuda.CUDAGraph(), torch.zeros(4, device=second)
-        with torch.cuda.graph(graph):
+        # by default, torch captures on a stream of the device that was current at the first capture
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(second)):
             x += 1
             with torch.cuda.device(first):
                 found = is_capturing(first), is_capturing(second)

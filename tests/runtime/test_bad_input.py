@@ -276,7 +276,9 @@ def test_scalars_of_the_mask_are_needed_by_plan() -> None:
     wrapper = AttentionWrapper(Near(), device="cpu", **SHAPE)
     with pytest.raises(errors.MissingInput, match="Near reads 'reach'"):
         wrapper.plan([0, 1], [0, 1])
-    with pytest.raises(errors.WrongDType, match="reach has dtype float; expected a int32"):
+    with pytest.raises(
+        errors.WrongDType, match="reach has dtype float; expected one number of int32"
+    ):
         wrapper.plan([0, 1], [0, 1], reach=1.5)
     with pytest.raises(errors.ArgumentError, match="does not fit into int32"):
         wrapper.plan([0, 1], [0, 1], reach=2**40)

@@ -141,7 +141,7 @@ def test_results_over_what_a_run_reads_are_refused(name: str) -> None:
     refuses(bound, kv, "bias")
     other = wl.AttentionWrapper(Biased(bias=torch.zeros(4)), **shape, device="cpu")
     other.plan([0, 3], [0, 4])
-    refuses(other, kv, "input 0", bias=memory[:4])
+    refuses(other, kv, "bias", bias=memory[:4])
     paged = wl.PageSelectionWrapper(kv_format=wl.Paged(4), **shape, device="cpu")
     chosen = memory.view(torch.int32)[:HEADS].view(1, HEADS, 1).zero_()
     paged.plan([0, 3], chosen, [1], [4])
