@@ -133,6 +133,8 @@ def _element_seats(
     if parts.column:
         text.append("  static constexpr bool kHasColState = true;")
     bound = parts.bound(Level.ELEMENT)
+    if any(found.op == "load" for found in reachable(list(seats.values()), bound)):
+        text.append("  static constexpr bool kLoadsElements = true;")
     if "logits_transform" in seats:
         block = _returning(seats["logits_transform"], Block(tensors, bound))
         text.append(_function(f"float logits({_ELEMENT_PARAMETERS}, float logits)", block))

@@ -66,6 +66,7 @@ struct IdentityVariant {
   static constexpr bool kHasOutputTransform = false;
   static constexpr bool kHasColState = false;
   static constexpr bool kMaskHasParts = false;
+  static constexpr bool kLoadsElements = false;  // seats on logits load numbers for each element
 
   // Parts of logits() and mask() that do not depend on the element, computed once each.
   struct TileState {};

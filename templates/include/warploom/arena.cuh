@@ -65,6 +65,8 @@ struct Arena {
   static constexpr bool kStagesColumns = false;  // each thread works out its columns' states
   // Rows that are not copied are zeros: keys behind the last visible one cost nothing.
   static constexpr bool kMaskHidesRest = false;
+  // Keys come one tile after another: as many loads as possible hide how long each takes.
+  static constexpr bool kBranchesAtLoads = false;
   static constexpr int kWalkBytes =
       kPositionsAt + (C::kColumnPositions ? kSlots * C::kKeys * 4 : 0);
   static constexpr int kSlabsAt = S::kSplitKeys ? round_up(kWalkBytes, 16) : 0;

@@ -12,8 +12,8 @@ WL_FN void transform_keys(const KeyPipeline<K>& pipeline, const Item<K>& item, c
   using S = Sizes<K>;
   const LaneStates<Seat, K> states(item, pipeline.thread());
   const Columns<K> columns = pipeline.columns(item);
-  TileTransform<Seat, Tile, typename S::KvElement, NewTile, S::kGroupKeys, S::kGroupThreads, 1, K,
-                Columns<K>>(item, states, pipeline.thread(), columns)
+  TileTransform<Seat, Tile, typename S::KvElement, NewTile, S::kGroupKeys, S::kGroupThreads, 1,
+                kVector, K, Columns<K>>(item, states, pipeline.thread(), columns)
       .transform(staged, changed);
 }
 

@@ -79,6 +79,8 @@ template <TileClass kClass, class K>
 WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const Columns<K>& columns,
                        typename WarpMma<K>::Scores& scores) {
   using Variant = typename K::Variant;
+  // Numbers of all elements would not fit registers: the compiler loads none ahead of a branch.
+  constexpr bool kBranches = Variant::kLoadsElements && K::template Arena<K>::kBranchesAtLoads;
   const ThreadRows<K> rows = Sizes<K>::kRowBlocks > 1 ? ThreadRows<K>(item) : hoisted;
   const int first = WarpMma<K>::lane() % 4 * 2;
   Row<K> info[ThreadRows<K>::kCount];
@@ -86,6 +88,7 @@ WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const 
   for (int r = 0; r < ThreadRows<K>::kCount; ++r) info[r] = item.row(ThreadRows<K>::row(r));
 #pragma unroll
   for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
+    if (kBranches && c % 4 == 0 && c * 4 >= columns.count) break;
     const int key = c / 2 * 8 + first + c % 2;
     const int kv_pos = columns.kv_pos(key);
     const auto shared = rows.column(item, columns, key, kv_pos);

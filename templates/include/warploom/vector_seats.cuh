@@ -65,27 +65,32 @@ WL_VECTOR_SEAT(Output, output, kHeadDimV, OutputPlace<Row<K>>, at.row, at.row, a
 #undef WL_VECTOR_SEAT
 
 // A row's reductions over lanes, each by all threads of the row; results in r.
-template <class Seat, class K, class Place, class X, int I = 0>
+template <class Seat, int kLanes = kVector, int I = 0, class K, class Place, class X>
 WL_FN void reduce_lanes(const Item<K>& item, const Place& at, X& x, unsigned thread, float* r) {
   if constexpr (I < Seat::kReductions) {
     float result = Seat::template identity<I>();
 #pragma unroll
-    for (int first = thread * kVector; first < Seat::kHeadDim; first += Sizes<K>::kBlock) {
+    for (int first = thread * kLanes; first < Seat::kHeadDim; first += Sizes<K>::kBlock) {
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
+      for (int i = 0; i < kLanes; ++i) {
         const float part = Seat::template reduce<I>(item, at, first + i, x, r);
         result = Seat::template combine<I>(result, part);
       }
     }
 #pragma unroll
-    for (int distance = Sizes<K>::kRowThreads / 2; distance > 0; distance /= 2) {
+    for (int distance = Sizes<K>::kBlock / kLanes / 2; distance > 0; distance /= 2) {
       const float other = __shfl_xor_sync(kAllLanes, result, distance);
       result = Seat::template combine<I>(result, other);
     }
     r[I] = result;
-    reduce_lanes<Seat, K, Place, X, I + 1>(item, at, x, thread, r);
+    reduce_lanes<Seat, kLanes, I + 1>(item, at, x, thread, r);
   }
 }
+
+// What one instruction loads or stores.
+template <int kBytes>
+using BytesAtOnce =
+    cute::conditional_t<kBytes == 16, uint4, cute::conditional_t<kBytes == 8, uint2, unsigned>>;
 
 // A row of a staged tile, as functors read it. A thread's own lanes come in whole vectors, one of
 // each panel, and so do their partners if they are whole vectors too.
@@ -125,9 +130,7 @@ class StagedRow {
 
  private:
   WL_FN void load_vector(int lane, Element (&to)[kLanes]) const {
-    constexpr int kBytes = sizeof(Element) * kLanes;
-    using Bytes = cute::conditional_t<kBytes == 16, uint4, uint2>;
-    static_assert(sizeof(Bytes) == kBytes);
+    using Bytes = BytesAtOnce<sizeof(Element) * kLanes>;
     const uint16_t* from = tile_ + Tile::offset(row_, lane / kPerUnit);
     const Bytes bytes = *reinterpret_cast<const Bytes*>(from);
     memcpy(to, &bytes, sizeof(bytes));
@@ -169,13 +172,13 @@ struct LaneStates {
 //
 // Each thread has kBatch rows under way at a time.
 template <class Seat, class Tile, class Stored, class NewTile, int kRows, int kThreads, int kBatch,
-          class K, class Rows>
+          int kLanes, class K, class Rows>
 class TileTransform {
   using Element = typename K::Config::Element;
-  using States = LaneStates<Seat, K>;
+  using States = LaneStates<Seat, K, kLanes>;
   static constexpr bool kInPlace = sizeof(Stored) == sizeof(Element);
   static constexpr int kBlock = Sizes<K>::kBlock;
-  static constexpr int kRowThreads = Sizes<K>::kRowThreads;
+  static constexpr int kRowThreads = States::kRowThreads;
   static constexpr int kPassRows = kThreads / kRowThreads;
   static constexpr int kPanels = States::kPanels;
   // A tile of few rows leaves threads without one. These look at the last row, since threads of a
@@ -183,8 +186,9 @@ class TileTransform {
   static constexpr bool kFillsPasses = kRows % (kPassRows * kBatch) == 0;
   // Passes are whole swizzle patterns apart.
   static constexpr bool kStepsEvenly = kFillsPasses && kPassRows % 8 == 0;
-  struct alignas(16) NewRow {
-    Element of[kPanels][kVector];
+  using Bytes = BytesAtOnce<sizeof(Element) * kLanes>;
+  struct alignas(Bytes) NewRow {
+    Element of[kPanels][kLanes];
   };
 
  public:
@@ -210,7 +214,7 @@ class TileTransform {
   }
 
   WL_FN void make_rows(const uint16_t* units, int first, NewRow (&made)[kBatch]) const {
-    StagedRow<Seat, Tile, Stored, kPanels, kBlock> x[kBatch];
+    StagedRow<Seat, Tile, Stored, kPanels, kBlock, kLanes> x[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int pass_row = first + b * kPassRows;
@@ -228,14 +232,14 @@ class TileTransform {
   template <class X, class Place>
   WL_FN void make_row(X& x, const Place& at, NewRow& made) const {
     float r[Seat::kReductions + 1];
-    reduce_lanes<Seat>(item_, at, x, thread_ % kRowThreads, r);
+    reduce_lanes<Seat, kLanes>(item_, at, x, thread_ % kRowThreads, r);
     const auto of_row = Seat::own_tile_state(item_, at);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const int lane = panel * kBlock + thread_ % kRowThreads * kVector;
+      const int lane = panel * kBlock + thread_ % kRowThreads * kLanes;
       if (lane >= Seat::kHeadDim) continue;
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
+      for (int i = 0; i < kLanes; ++i) {
         const auto state = States::kKept ? states_.of[panel][i]
                                          : Seat::own_lane_state(item_, at, of_row, lane + i);
         made.of[panel][i] = from_float<Element>(Seat::value(item_, at, state, lane + i, x, r));
@@ -248,14 +252,14 @@ class TileTransform {
     const bool exists = tile_row < kRows && rows_.exists(tile_row);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const int lane = panel * kBlock + thread_ % kRowThreads * kVector;
+      const int lane = panel * kBlock + thread_ % kRowThreads * kLanes;
       const bool is_new = exists && lane < Seat::kHeadDim;
       if (kInPlace ? !is_new : tile_row >= kRows) continue;
       Element* to = kStepsEvenly
                         ? changed + pass_row * NewTile::kWidth + NewTile::offset(own_row(), lane)
                         : changed + NewTile::offset(tile_row, lane);
-      *reinterpret_cast<uint4*>(to) =
-          is_new ? *reinterpret_cast<const uint4*>(made.of[panel]) : uint4{};
+      *reinterpret_cast<Bytes*>(to) =
+          is_new ? *reinterpret_cast<const Bytes*>(made.of[panel]) : Bytes{};
     }
   }
 
@@ -266,12 +270,13 @@ class TileTransform {
 };
 
 // In place, with what was kept of the lanes.
-template <class Seat, class Tile, int kRows, int kThreads, int kBatch = 1, class K, class Rows>
-WL_FN void transform_rows(const Item<K>& item, const LaneStates<Seat, K>& states,
+template <class Seat, class Tile, int kRows, int kThreads, int kBatch = 1, int kLanes, class K,
+          class Rows>
+WL_FN void transform_rows(const Item<K>& item, const LaneStates<Seat, K, kLanes>& states,
                           typename K::Config::Element* staged, unsigned thread, const Rows& rows) {
   using Element = typename K::Config::Element;
-  TileTransform<Seat, Tile, Element, Tile, kRows, kThreads, kBatch, K, Rows>(item, states, thread,
-                                                                             rows)
+  TileTransform<Seat, Tile, Element, Tile, kRows, kThreads, kBatch, kLanes, K, Rows>(item, states,
+                                                                                     thread, rows)
       .transform(staged, staged);
 }
 

@@ -8,6 +8,7 @@
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/mma.cuh>
 #include <warploom/hopper/output.cuh>
+#include <warploom/hopper/seat_lanes.cuh>
 #include <warploom/join.cuh>
 #include <warploom/merge.cuh>
 
@@ -29,6 +30,12 @@ class Consumer {
       Variant::kHasQueryTransform && !Shared<K>::kLandsQueries;
   static constexpr bool kTransformsKeys = Variant::kHasKeyTransform && !Shared<K>::kLandsKeys;
   static constexpr bool kTransformsValues = Variant::kHasValueTransform && !Shared<K>::kLandsValues;
+  // Rows that a thread transforms at a time: as many as registers hold beside the accumulators.
+  template <class Seat, class Lanes = SeatLanes<Seat, K>>
+  static constexpr int kBatch =
+      C::kBulk && Lanes::kHalvesVectors && !Lanes::kIsValue && !(Seat::kReductions && Seat::kHalves)
+          ? 2
+          : 1;
   static constexpr bool kTakesTurns = kGroups > 1 && !kTransformsKeys && !kTransformsValues;
 
  public:
@@ -190,14 +197,18 @@ class Consumer {
   template <class Seat, class Tile>
   WL_FN void transform(const Item<K>& item, typename C::Element* staged,
                        const Columns<K>& columns) const {
-    const LaneStates<Seat, K> lanes(item, threadIdx.x);
-    transform_rows<Seat, Tile, C::kKeys, S::kThreads>(item, lanes, staged, threadIdx.x, columns);
+    using Lanes = SeatLanes<Seat, K>;
+    const unsigned thread = Lanes::kHalvesVectors ? unknown_thread(threadIdx.x) : threadIdx.x;
+    const typename Lanes::States lanes(item, thread);
+    transform_rows<Seat, Tile, C::kKeys, S::kThreads, kBatch<Seat>>(item, lanes, staged, thread,
+                                                                    columns);
     publish_to_all();
   }
 
   WL_FN void take_queries(const Item<K>& item) const {
     if constexpr (kTransformsQueries) {
-      transform_queries<S::kThreads>(item, shared_.queries(query_ring_.stage), threadIdx.x);
+      transform_queries<S::kThreads>(item, shared_.queries(query_ring_.stage),
+                                     unknown_thread(threadIdx.x));
       publish_to_all();
     } else if constexpr (!Shared<K>::kLandsQueries) {
       fence_async_proxy();  // rows came by cp.async

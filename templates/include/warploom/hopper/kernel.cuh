@@ -23,12 +23,20 @@ struct RegisterBudget {
   static constexpr int kPool = kRoles == 4 ? 4 * 128 : kRoles * 168;
   static constexpr bool kNarrow = C::kHeadDimV <= 96;
   static constexpr bool kWide = C::kHeadDimV > 128 && C::kBulk;
+  static constexpr bool kManyPanels = Sizes<K>::kDimV / Sizes<K>::kBlock > 4;
+  static constexpr bool kNarrowGathers = kHasTransformer<K> && kNarrow && !C::kBulk;
   // Column states pass through a producer's registers, and so do the rows of more queries.
-  static constexpr int kFewest = kHasTransformer<K> || kWide ? 56 : 72;
+  static constexpr int kFewest = kNarrowGathers                ? 64
+                                 : kHasTransformer<K> || kWide ? 56
+                                 : kManyPanels                 ? 88
+                                                               : 72;
   static constexpr int kProducer = kConsumers == 3             ? 80
                                    : Shared<K>::kStagesColumns ? kFewest + 16
                                                                : kFewest;
-  static constexpr int kTransformer = !kHasTransformer<K> ? 0 : kNarrow ? 104 : 72;
+  static constexpr int kTransformer = !kHasTransformer<K> ? 0
+                                      : kNarrowGathers    ? 96
+                                      : kNarrow           ? 104
+                                                          : 72;
   static constexpr int kShare = (kPool - kProducer - kTransformer) / kConsumers;
   static constexpr int kConsumer = kShare < 240 ? kShare : 240;
   static_assert(kConsumers <= 3 && kRoles <= 4, "an SM has 65,536 registers");

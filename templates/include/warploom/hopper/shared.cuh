@@ -61,6 +61,8 @@ struct Shared {
   static constexpr int kSlabRows = S::kThreads / S::kRowThreads;
   // To zero what a tensor copy brings of values costs more than to let the mask hide their keys.
   static constexpr bool kMaskHidesRest = true;
+  // While a group waits for numbers of its elements, another multiplies.
+  static constexpr bool kBranchesAtLoads = true;
   // What the seats on logits hoist for each key is worked out once for all rows. A composed tile's
   // rows each see another.
   static constexpr bool kStagesColumns = Variant::kHasColState && !C::kComposed;

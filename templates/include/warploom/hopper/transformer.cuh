@@ -4,6 +4,7 @@
 
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/producer.cuh>
+#include <warploom/hopper/seat_lanes.cuh>
 #include <warploom/turned_rows.cuh>
 
 namespace warploom::hopper {
@@ -15,12 +16,12 @@ class Transformer {
   static constexpr int kThreads = 128;
   // Rows that a thread has under way: as many as registers hold.
   template <class Seat>
-  static constexpr int kBatch = LaneStates<Seat, K>::kPanels <= 2 && Seat::kReductions <= 1 ? 2 : 1;
+  static constexpr int kBatch = SeatLanes<Seat, K>::kPanels <= 2 && Seat::kReductions <= 1 ? 2 : 1;
   // What is kept for as long as a work item lasts.
   template <class Seat, class Tile>
   using Kept =
       cute::conditional_t<has_turned_rows<Seat, K>(), TurnedRows<Seat, Tile, C::kKeys, kThreads, K>,
-                          LaneStates<Seat, K>>;
+                          typename SeatLanes<Seat, K>::States>;
   using KeptOfKeys = Kept<KeySeat<K>, KeyTile<K>>;
   using KeptOfValues = Kept<ValueSeat<K>, ValueTile<K>>;
 
@@ -33,8 +34,7 @@ class Transformer {
     const int end = __ldg(p.cta_indptr + blockIdx.x + 1);
     for (int i = __ldg(p.cta_indptr + blockIdx.x); i < end; ++i) {
       const Item<K> item = items.next();
-      // Else registers would hold parts of each lane's state for all items.
-      asm volatile("" : "+r"(thread_));
+      thread_ = unknown_thread(thread_);
       if constexpr (Shared<K>::kLandsQueries) take_queries(item);
       if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
       sync();  // nobody looks at the item any more
