@@ -173,7 +173,7 @@ def _tools(target: Arch | HostTarget) -> dict[str, str]:
 
 
 def _cuda_options() -> CudaOptions:
-    return CudaOptions(line_info=env.line_info())
+    return CudaOptions(line_info=env.line_info(), racecheck=env.racecheck())
 
 
 def _load(key: CacheKey, source: KernelSource) -> Artifact | None:

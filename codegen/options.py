@@ -17,11 +17,14 @@ class CudaOptions:
     Attributes:
         std: C++ standard; CuTe needs 17.
         line_info: maps instructions to source lines, for profilers and compute-sanitizer.
+        racecheck: the kernels of compute-sanitizer's racecheck, in which every thread arrives at
+            barriers for itself.
         max_registers: limit of registers per thread, or None for the compiler's choice.
     """
 
     std: str = "c++17"
     line_info: bool = False
+    racecheck: bool = False
     max_registers: int | None = None
 
     def flags(self, arch: Arch) -> tuple[str, ...]:
@@ -34,6 +37,8 @@ class CudaOptions:
         ]
         if self.line_info:
             flags.append("--generate-line-info")
+        if self.racecheck:
+            flags.append("-DWARPLOOM_RACECHECK")
         if self.max_registers is not None:
             flags.append(f"--maxrregcount={self.max_registers}")
         return tuple(flags)

@@ -31,6 +31,11 @@ SETTINGS = (
     Setting("WARPLOOM_BUILD_JOBS", "kernels compiled at the same time", "number of CPUs"),
     Setting("WARPLOOM_PCH", "0 turns precompiled CUDA headers off", "1"),
     Setting("WARPLOOM_LINE_INFO", "1 compiles CUDA kernels with source lines, for profilers", "0"),
+    Setting(
+        "WARPLOOM_RACECHECK",
+        "1 compiles CUDA kernels whose barriers compute-sanitizer's racecheck follows; slower",
+        "0",
+    ),
     Setting("WARPLOOM_THREADS", "threads of the CPU back end", "torch's"),
     Setting("WARPLOOM_PROGRESS", "0 hides progress bars", "shown on a terminal"),
     Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
@@ -114,6 +119,10 @@ def use_pch() -> bool:
 
 def line_info() -> bool:
     return _flag("WARPLOOM_LINE_INFO", False)
+
+
+def racecheck() -> bool:
+    return _flag("WARPLOOM_RACECHECK", False)
 
 
 def cpu_threads(default: int) -> int:

@@ -50,10 +50,11 @@ def test_every_option_changes_the_flags() -> None:
     changed = [
         CudaOptions(std="c++20").flags(arch),
         CudaOptions(line_info=True).flags(arch),
+        CudaOptions(racecheck=True).flags(arch),
         CudaOptions(max_registers=64).flags(arch),
         CudaOptions().flags(ARCHS["sm_80"]),
     ]
-    assert len({plain, *changed}) == 5
+    assert len({plain, *changed}) == 6
 
 
 def test_fast_math_stays_off() -> None:

@@ -41,6 +41,15 @@ class SomeKeys(wl.Variant):
         return ~self.hidden[at.kv_head, at.kv_pos] & (at.kv_pos <= at.q_pos)
 
 
+class Biased(wl.Variant):
+    """Each element loads a number of its own; keys behind a request's last are asked for none."""
+
+    added = wl.Tensor("float32", ("q_head", "kv_pos"))
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.added[at.q_head, at.kv_pos]
+
+
 class Sigmoid(wl.Variant):
     softmax = False
 
@@ -92,6 +101,17 @@ JOBS = [
     (wl.Causal() & Capped(), on_gpu(wl.Paged(16), "float16", 32, THREE)),
     (Sigmoid(), on_gpu(wl.Ragged(), "bfloat16", 40, DEEP)),
     (wl.Variant(), on_gpu(wl.Dense(), "float16", 64, DEEP)),
+    # Transforms by halves and quarters of vectors, beside accumulators and in a group of their own.
+    (wl.Causal() & wl.Rope(), on_gpu(wl.Ragged(), "bfloat16", 256, WIDE)),
+    (wl.QKNorm(), on_gpu(wl.Paged(16), "float16", 256, WIDE)),
+    (wl.Causal() & wl.QKNorm() & wl.Rope(), on_gpu(wl.Paged(1), "bfloat16", 192, THIRDS)),
+    (wl.Causal() & wl.QKNorm() & wl.Rope(), on_gpu(wl.Ragged(), "float16", 160, THIRDS)),
+    (wl.Rope() & NormedValues(), on_gpu(wl.Paged(3), "float16", 256, WIDE)),
+    (wl.QKNorm() & NormedValues(), on_gpu(wl.Ragged(), "bfloat16", 192, THIRDS)),
+    (wl.QKNorm() & NormedValues(), on_gpu(wl.Paged(1), "float16", 72, TWO)),
+    (wl.Causal() & wl.Rope(), on_gpu(wl.Paged(1), "bfloat16", 72, TWO)),
+    (wl.Causal() & Biased(), on_gpu(wl.Ragged(), "float16", 128, TWO)),
+    (Biased() & wl.FlashSigmoid(bias=-2.0), on_gpu(wl.Paged(1), "bfloat16", 64, TWO)),
     # Widths of swizzles, and columns that take one instruction of the tensor cores or two.
     (wl.Causal(), on_gpu(wl.Ragged(), "float16", 96, TWO)),
     (wl.Causal(), on_gpu(wl.Ragged(), "bfloat16", 160, THIRDS)),

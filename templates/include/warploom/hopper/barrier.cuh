@@ -25,6 +25,23 @@ WL_FN void barrier_arrive(Barrier* barrier) {
       : "memory");
 }
 
+// Arrivals of threads that all have done with something. One for all is enough, since a barrier of
+// theirs lies before it; compute-sanitizer's racecheck credits those alone that arrive, and so has
+// kernels of its own.
+#ifdef WARPLOOM_RACECHECK
+template <int kThreads>
+constexpr int kTellers = kThreads;
+#else
+template <int kThreads>
+constexpr int kTellers = 1;
+#endif
+
+// Called by all of them, each with its number.
+template <int kThreads>
+WL_FN void barrier_tell(Barrier* barrier, unsigned thread) {
+  if (thread < kTellers<kThreads>) barrier_arrive(barrier);
+}
+
 WL_FN void barrier_arrive_expect(Barrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                    cute::cast_smem_ptr_to_uint(barrier)),

@@ -185,9 +185,7 @@ class Consumer {
   WL_FN void sync_threads_of_group() const { named_sync(kGroupBarrier + group_, 128); }
 
   // Tells the producer that this group has read a stage.
-  WL_FN void release(Barrier& empty) const {
-    if (threadIdx.x % 128 == 0) barrier_arrive(&empty);
-  }
+  WL_FN void release(Barrier& empty) const { barrier_tell<128>(&empty, threadIdx.x % 128); }
 
   // What ordinary instructions wrote to shared memory, the tensor cores may read now.
   WL_FN void publish_to_all() const {
@@ -241,6 +239,7 @@ class Consumer {
     // All groups write the same zeros, so that none waits for another.
     if (clears) clear_absent(columns, staged);
     if constexpr (kTransformsValues) {
+      if (clears) shared_.sync();  // rows that do not exist are read, too, by other threads
       transform<ValueSeat<K>, ValueTile<K>>(item, staged, columns);
     } else if constexpr (C::kBulk) {
       if (clears) {

@@ -332,16 +332,18 @@ struct Arrivals {
   static constexpr bool kBulk = K::Config::kBulk;
   static constexpr int kColumnThreads = kBulk && Shared<K>::kStagesColumns ? kBulkQueryThreads : 0;
   static constexpr int kItem = kBulk ? kBulkQueryThreads : kProducerThreads;
-  // Of items, besides the consumer groups: one each for keys and values, and the transformer.
-  static constexpr int kReaders = (kBulk ? 2 : 0) + (kHasTransformer<K> ? 1 : 0);
+  static constexpr int kConsumers = K::Config::kRows / 64 * kTellers<128>;
+  static constexpr int kTransformer = kHasTransformer<K> ? kTellers<128> : 0;
+  // Of items: besides them, a warp each for keys and for values.
+  static constexpr int kReaders = kConsumers + kTransformer + (kBulk ? 2 * kTellers<kWarpSize> : 0);
   static constexpr int kQueries = kBulk ? kBulkQueryThreads : kProducerThreads;
   static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
   // Each lane that wrote positions arrives for itself.
   static constexpr int kKeys = kValues + (kBulk && K::Config::kColumnPositions ? kWarpSize : 0);
   // On the barriers that consumers wait for.
-  static constexpr int kFullQueries = Shared<K>::kLandsQueries ? 1 : kQueries;
-  static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? 1 : kKeys) + kColumnThreads;
-  static constexpr int kFullValues = Shared<K>::kLandsValues ? 1 : kValues;
+  static constexpr int kFullQueries = Shared<K>::kLandsQueries ? kTransformer : kQueries;
+  static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? kTransformer : kKeys) + kColumnThreads;
+  static constexpr int kFullValues = Shared<K>::kLandsValues ? kTransformer : kValues;
 };
 
 // Copies keys or values of the items that others open, by one warp.
@@ -353,9 +355,8 @@ WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared, int it
     const Item<K> item = opened.next();
     tokens.copy(item);
     __syncwarp();  // nobody looks at the item any more
-    if (threadIdx.x % kWarpSize == 0) {
-      barrier_arrive(&shared.barriers().item_empty[item.arena.item_stage]);
-    }
+    barrier_tell<kWarpSize>(&shared.barriers().item_empty[item.arena.item_stage],
+                            threadIdx.x % kWarpSize);
   }
 }
 

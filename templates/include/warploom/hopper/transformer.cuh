@@ -38,7 +38,7 @@ class Transformer {
       if constexpr (Shared<K>::kLandsQueries) take_queries(item);
       if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
       sync();  // nobody looks at the item any more
-      if (thread_ == 0) barrier_arrive(&barriers_.item_empty[item.arena.item_stage]);
+      barrier_tell<kThreads>(&barriers_.item_empty[item.arena.item_stage], thread_);
     }
   }
 
@@ -96,7 +96,7 @@ class Transformer {
   WL_FN void publish(Barrier& full) const {
     fence_async_proxy();
     sync();
-    if (thread_ == 0) barrier_arrive(&full);
+    barrier_tell<kThreads>(&full, thread_);
   }
   WL_FN static void sync() { named_sync(kTransformBarrier, kThreads); }
 
