@@ -4,6 +4,7 @@
 #include <cute/arch/util.hpp>
 
 #include <warploom/qualifiers.cuh>
+#include <warploom/warp.cuh>
 
 namespace warploom::hopper {
 
@@ -25,22 +26,24 @@ WL_FN void barrier_arrive(Barrier* barrier) {
       : "memory");
 }
 
-// Arrivals of threads that all have done with something. One for all is enough, since a barrier of
-// theirs lies before it; compute-sanitizer's racecheck credits those alone that arrive, and so has
-// kernels of its own.
+// Arrivals of kThreads threads that have done with something. Each warp arrives for itself, so that
+// nothing moves on while one of its threads still reads or waits, whatever the other warps do.
+// compute-sanitizer's racecheck credits those threads alone that arrive, and so has kernels of its
+// own.
 #ifdef WARPLOOM_RACECHECK
 template <int kThreads>
 constexpr int kTellers = kThreads;
+
+WL_FN void barrier_tell(Barrier* barrier) { barrier_arrive(barrier); }
 #else
 template <int kThreads>
-constexpr int kTellers = 1;
-#endif
+constexpr int kTellers = kThreads / kWarpSize;
 
-// Called by all of them, each with its number.
-template <int kThreads>
-WL_FN void barrier_tell(Barrier* barrier, unsigned thread) {
-  if (thread < kTellers<kThreads>) barrier_arrive(barrier);
+WL_FN void barrier_tell(Barrier* barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) barrier_arrive(barrier);
 }
+#endif
 
 WL_FN void barrier_arrive_expect(Barrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(

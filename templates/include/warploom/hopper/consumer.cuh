@@ -63,8 +63,7 @@ class Consumer {
     attend(item, rows, softmax, output);
     OutputWriter<K>::write(item, softmax, output);
     if (item.facts().merge >= 0) merge(item);
-    sync_threads_of_group();  // all have read the item's facts
-    release(barriers_.item_empty[item_ring_.stage]);
+    barrier_tell(&barriers_.item_empty[item_ring_.stage]);
     item_ring_.advance();
     query_ring_.advance();
   }
@@ -110,7 +109,7 @@ class Consumer {
       // wait within its block, which the rare branch in follow() begins.)
       Mma::template wait<0>();
       fence(output);
-      release(barriers_.v_empty[values.stage]);
+      barrier_tell(&barriers_.v_empty[values.stage]);
       if constexpr (Variant::kSoftmax) {
         if (moved) Softmax<K>::scale_rows(output, rescale);
         exponentiate(softmax, scores);
@@ -120,12 +119,12 @@ class Consumer {
       visit = next;
       slot = next_one;
     }
-    release(barriers_.q_empty[query_ring_.stage]);
+    barrier_tell(&barriers_.q_empty[query_ring_.stage]);
     wait_values(item, columns(item, visit, slot), visit, ring_);
     mma_.start_output(probabilities, ring_.stage, is_first, output);
     Mma::template wait<0>();
     fence(output);
-    release(barriers_.v_empty[ring_.stage]);
+    barrier_tell(&barriers_.v_empty[ring_.stage]);
     ring_.advance();
     slot_ = next_slot<K>(slot);
     if constexpr (Variant::kSoftmax) softmax.finish();
@@ -133,7 +132,7 @@ class Consumer {
 
   // Of an item without a visible key.
   WL_FN void leave_zeros(typename Mma::Output& output) const {
-    release(barriers_.q_empty[query_ring_.stage]);
+    barrier_tell(&barriers_.q_empty[query_ring_.stage]);
 #pragma unroll
     for (int i = 0; i < S::kDimV / 2; ++i) (&output[0][0][0])[i] = 0.0f;
   }
@@ -142,7 +141,7 @@ class Consumer {
   WL_FN void finish_scores(const Item<K>& item, const ThreadRows<K>& rows,
                            const LinearBias<K>& bias, const Visit& visit, int slot,
                            typename Mma::Scores& scores, Softmax<K>& softmax) const {
-    release(barriers_.k_empty[ring_.stage]);
+    barrier_tell(&barriers_.k_empty[ring_.stage]);
     transform_scores(item, rows, columns(item, visit, slot), visit, scores);
     bias.add(item, rows, columns(item, visit, slot), scores, softmax);
   }
@@ -184,9 +183,6 @@ class Consumer {
   }
   WL_FN void sync_threads_of_group() const { named_sync(kGroupBarrier + group_, 128); }
 
-  // Tells the producer that this group has read a stage.
-  WL_FN void release(Barrier& empty) const { barrier_tell<128>(&empty, threadIdx.x % 128); }
-
   // What ordinary instructions wrote to shared memory, the tensor cores may read now.
   WL_FN void publish_to_all() const {
     fence_async_proxy();
@@ -213,8 +209,7 @@ class Consumer {
     }
   }
 
-  // The tile of keys that comes next, when it is there. All threads read which it is before one of
-  // them releases it: a barrier lies between, or else the product that all four warps start.
+  // The tile of keys that comes next, when it is there.
   WL_FN Visit wait_keys(const Item<K>& item, int slot) const {
     barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
     const Visit visit = barriers_.visits[ring_.stage];

@@ -354,9 +354,7 @@ WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared, int it
   for (; items > 0; --items) {
     const Item<K> item = opened.next();
     tokens.copy(item);
-    __syncwarp();  // nobody looks at the item any more
-    barrier_tell<kWarpSize>(&shared.barriers().item_empty[item.arena.item_stage],
-                            threadIdx.x % kWarpSize);
+    barrier_tell(&shared.barriers().item_empty[item.arena.item_stage]);
   }
 }
 

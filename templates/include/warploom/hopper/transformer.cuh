@@ -37,8 +37,7 @@ class Transformer {
       thread_ = unknown_thread(thread_);
       if constexpr (Shared<K>::kLandsQueries) take_queries(item);
       if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
-      sync();  // nobody looks at the item any more
-      barrier_tell<kThreads>(&barriers_.item_empty[item.arena.item_stage], thread_);
+      barrier_tell(&barriers_.item_empty[item.arena.item_stage]);
     }
   }
 
@@ -95,8 +94,7 @@ class Transformer {
   // What ordinary instructions wrote to shared memory, the tensor cores may read now.
   WL_FN void publish(Barrier& full) const {
     fence_async_proxy();
-    sync();
-    barrier_tell<kThreads>(&full, thread_);
+    barrier_tell(&full);
   }
   WL_FN static void sync() { named_sync(kTransformBarrier, kThreads); }
 
