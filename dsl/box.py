@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from warploom.dsl import fold
+from warploom.dsl.accuracy import FAST_ERROR
 from warploom.dsl.extents import INT32, Extents, within
 from warploom.dsl.interval_rules import (
     FLOAT_RULES,
@@ -208,8 +209,7 @@ class Box:
             raised = operands[0].apply(lambda bound: node("to_float", Kind.FLOAT, (bound,)))
             return self._widened(raised, _LITERAL_ERROR)
         if root.op in MONOTONE:
-            relative, absolute, smallest = MONOTONE[root.op]
-            return self._widened(monotone(root.op, operands[0], smallest), relative, absolute)
+            return self._widened(monotone(root.op, operands[0]), *FAST_ERROR[root.op])
         rule = FLOAT_RULES.get(root.op)
         return self._widened(rule(*operands), _OPERATION_ERROR, _FLUSHED) if rule else UNKNOWN
 

@@ -226,24 +226,18 @@ LOGIC_RULES: Mapping[str, Callable[..., Truth]] = {
     ),
 }
 
-# Functions of floats that never decrease: relative and absolute error of their fast versions, and
-# the least argument for which the rule holds.
-MONOTONE: Mapping[str, tuple[float, float, float | None]] = {
-    "exp": (1e-4, 1.2e-38, None),
-    "exp2": (1e-4, 1.2e-38, None),
-    "tanh": (1e-5, 1e-5, None),
-    "sigmoid": (1e-5, 1e-5, None),
-    "erf": (1e-5, 1e-5, None),
-    "floor": (0.0, 0.0, None),
-    "ceil": (0.0, 0.0, None),
-    "sqrt": (1e-5, 1.2e-38, 0.0),
-    "log": (1e-5, 1e-5, 1e-30),
-    "log2": (1e-5, 1e-5, 1e-30),
+# Functions of floats that never decrease, and the least argument for which the rule holds.
+MONOTONE: Mapping[str, float | None] = {
+    **dict.fromkeys(("exp", "exp2", "tanh", "sigmoid", "erf", "floor", "ceil")),
+    "sqrt": 0.0,
+    "log": 1e-30,
+    "log2": 1e-30,
 }
 
 
-def monotone(op: str, a: Range, smallest: float | None) -> Range:
-    """A rising function; NaN, which means unknown, where its argument may be below `smallest`."""
+def monotone(op: str, a: Range) -> Range:
+    """A rising function; NaN, which means unknown, where its argument may be too small for it."""
+    smallest = MONOTONE[op]
 
     def value(bound: Node) -> Node:
         found = node(op, Kind.FLOAT, (bound,), ("precise",))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from warploom.dsl import functions
+from warploom.dsl.accuracy import FAST_ERROR
 
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 FAST = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf")
@@ -69,8 +70,10 @@ def test_accuracy(space: str, fast: ctypes.CDLL, compile_cpp: Callable[..., ctyp
     for name in FAST:
         x = samples(name)
         exact = getattr(functions, name)(x.astype(np.float64))
-        error = np.abs(run(library, name, x) - exact) / np.maximum(np.abs(exact), 1.0)
+        found = run(library, name, x)
+        error = np.abs(found - exact) / np.maximum(np.abs(exact), 1.0)
         assert error.max() < 5e-7, (name, error.max(), x[error.argmax()])
+        assert name not in FAST_ERROR or FAST_ERROR[name].allows(found, exact), name
 
 
 def test_relative_accuracy_where_results_are_small(fast: ctypes.CDLL) -> None:

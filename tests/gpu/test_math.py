@@ -13,6 +13,7 @@ import warploom as wl
 from warploom.codegen.arch import ARCHS, arch_for_capability
 from warploom.codegen.nvrtc import compile_cuda
 from warploom.dsl import functions
+from warploom.dsl.accuracy import FAST_ERROR
 from warploom.dsl.ir import UNARY_MATH
 
 UNARY = sorted(UNARY_MATH - {"neg"})
@@ -83,6 +84,8 @@ def test_device_math_is_accurate() -> None:
             fits = np.isfinite(exact) & (np.abs(exact) < 1e37)
             error = np.abs(found - exact)[fits] / np.maximum(np.abs(exact[fits]), 1.0)
             assert error.max() < LIMITS.get(name, LIMIT), name
+            if limit := FAST_ERROR.get(name.removeprefix("precise::")):
+                assert limit.allows(found[fits], exact[fits]), name
 
 
 @pytest.mark.gpu
