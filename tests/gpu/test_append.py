@@ -88,6 +88,18 @@ def test_tables_that_begin_before_the_list_write_nothing(begin: int, cuda: Any) 
     assert not cache.any()
 
 
+def test_rows_before_the_first_request_write_nothing(cuda: Any) -> None:
+    k = torch.randn(5, HEADS, 64, dtype=torch.float16, device=cuda)
+    cache = torch.zeros(2, 8, 4, HEADS, 64, dtype=torch.float16, device=cuda)
+    tables = [2, 4, 5], [0, 2, 3], [0, 1, 2], [4, 4]
+    given = [torch.tensor(table, dtype=torch.int32, device=cuda) for table in tables]
+    wl.append(k, k, tuple(cache), *given)
+    assert cache[0, 1, 2:].equal(k[2:4])
+    assert cache[0, 2, 3].equal(k[4])
+    cache[:, 1, 2:] = cache[:, 2, 3] = 0
+    assert not cache.any()
+
+
 def test_tables_that_point_outside_write_nothing(cuda: Any) -> None:
     k = torch.randn(4, HEADS, 64, dtype=torch.float16, device=cuda)
     cache = torch.zeros(2, 8, 4, HEADS, 64, dtype=torch.float16, device=cuda)

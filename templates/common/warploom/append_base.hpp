@@ -13,7 +13,7 @@ struct AppendPlace {
   int kv_pos;
   long long page;
   int token;    // within the page
-  bool exists;  // false: the tables name no place in the cache, and nothing is written
+  bool exists;  // false: the tables name no request or no place, and nothing is written
 };
 
 // The request that row `row` belongs to: the last one that begins at or before it.
@@ -37,11 +37,12 @@ WL_FN AppendPlace place_of(const Params& p, int row, int page_size) {
   const int begin = p.indptr[batch], q_len = p.indptr[batch + 1] - begin;
   const int first_page = p.kv_indptr[batch], pages = p.kv_indptr[batch + 1] - first_page;
   const int kv_len = pages > 0 ? (pages - 1) * page_size + p.last_page_len[batch] : 0;
+  const bool is_owned = row >= begin && row - begin < q_len;
   const int kv_pos = kv_len - q_len + row - begin;
   const int index = first_page + kv_pos / page_size;
   AppendPlace place{batch, q_len, kv_len, kv_pos, 0, kv_pos % page_size, false};
   const bool is_listed = index >= 0 && index < p.num_indices;  // tables are as the device has them
-  if (kv_pos < 0 || kv_pos / page_size >= pages || !is_listed) return place;
+  if (!is_owned || kv_pos < 0 || kv_pos / page_size >= pages || !is_listed) return place;
   place.page = p.kv_indices[index];
   place.exists = place.page >= 0 && place.page < p.num_pages;
   return place;
