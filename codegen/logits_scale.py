@@ -9,7 +9,8 @@ goes to the softmax and the inner one to the scale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
 from warploom.codegen.lower import SM_SCALE, reachable
 from warploom.codegen.split import STEPS, Level, inverse, levels
@@ -19,7 +20,15 @@ from warploom.dsl.ir import Kind, Node, const, node, substitute
 _ONE = const(1.0)
 _LOGITS = node("logits", Kind.FLOAT)
 _FIXED = (Level.TILE, Level.ROW)
-_LEAST, _MOST = 1e-30, 1e30  # of constants in a factor, so that it is no more than a float32 holds
+# Of constants in a factor, and of their product, so that a float32 holds it and its inverse.
+_LEAST, _MOST = 1e-30, 1e30
+
+_SIZES: Mapping[str, Callable[..., float]] = {
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "min": min,
+    "to_float": float,
+}
 
 Factored = tuple[Node, Node]  # a factor and the rest; their product is the value
 
@@ -56,7 +65,7 @@ class _Rewrite:
         self._levels = levels(parts)
         self._extents = Extents()
         self._of_launch: set[Node] = set()  # reads scalars alone
-        self._positive = {SM_SCALE}
+        self._positive = {SM_SCALE: 1.0}  # times what numbers of a launch make of it
         self.inside: dict[Node, Factored] = {}
         self.outside: dict[Node, Factored] = {}
         for part in parts:
@@ -85,16 +94,21 @@ class _Rewrite:
         if part.op in ("var", "load", "element") or not self._of_launch.issuperset(part.args):
             return
         self._of_launch.add(part)
-        positive = [arg in self._positive for arg in part.args]
+        size = self._least_size(part)
+        if size is not None and _LEAST <= size <= _MOST:
+            self._positive[part] = size
+
+    def _least_size(self, part: Node) -> float | None:
+        """What constants alone make of a part that is above 0; None if it may not be."""
         if part.op == "const":
-            is_positive = isinstance(part.attr, int | float) and _LEAST <= part.attr <= _MOST
-        elif part.op == "max":
-            is_positive = any(positive)
-        else:
-            is_positive = part.op in ("mul", "div", "min", "to_float") and all(positive)
-            is_positive &= part.kind is Kind.FLOAT or not self._extents.may_wrap(part)
-        if is_positive:
-            self._positive.add(part)
+            return part.attr if isinstance(part.attr, int | float) else None
+        sizes = [self._positive[arg] for arg in part.args if arg in self._positive]
+        if part.op == "max":
+            return max(sizes, default=None)
+        may_wrap = part.kind is not Kind.FLOAT and self._extents.may_wrap(part)
+        if may_wrap or len(sizes) < len(part.args) or part.op not in _SIZES:
+            return None
+        return _SIZES[part.op](*sizes)
 
     def _inside(self, part: Node) -> Factored:
         if part.op == "mul":
@@ -109,7 +123,11 @@ class _Rewrite:
             for moving, factor in (part.args, part.args[::-1]):
                 if factor in self._positive:
                     outer, rest = self.outside[moving]
-                    return _product(outer, factor), rest
+                    size = self._positive.get(outer, 1.0) * self._positive[factor]
+                    if _LEAST <= size <= _MOST:
+                        product = _product(outer, factor)
+                        self._positive[product] = size
+                        return product, rest
         if part.op in ("add", "sub", "neg", "select"):
             condition = part.args[:1] if part.op == "select" else ()
             terms = part.args[len(condition) :]

@@ -105,6 +105,16 @@ def test_constants_that_a_float32_may_not_hold_stay_inside(factor: float) -> Non
     assert with_scale_outside(root, True)[0] is const(1.0)
 
 
+@pytest.mark.parametrize("size", [1e-20, 1e20])
+def test_factors_whose_product_a_float32_may_not_hold_stay_apart(size: float) -> None:
+    factor = const(size)
+    root = f("add", f("mul", f("mul", LOGITS, factor), factor), const(2.0))
+    outside, made = with_scale_outside(root, True)
+    found = evaluate((outside, made), {"sm_scale": np.float32(1.0)}, {}, {}, logits=np.ones(1))
+    assert 1e-30 <= found[0] <= 1e30
+    np.testing.assert_allclose(found[0] * found[1], size * size + 2.0, rtol=1e-6)
+
+
 def test_shared_parts_and_long_sums_are_rewritten_once() -> None:
     doubled, summed = LOGITS, LOGITS
     for _ in range(40):  # 2 ** 40 paths
