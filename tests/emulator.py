@@ -1,11 +1,14 @@
-"""The CUDA text of kernels of the portable template, run by fibers on the host."""
+"""The CUDA text of kernels, run by fibers on the host."""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import warploom.templates
 from warploom.codegen.hostcc import host_target
@@ -13,6 +16,7 @@ from warploom.codegen.prepare import THREADS
 from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.codegen.tiles import portable_threads
+from warploom.codegen.tiles_hopper import hopper_threads
 from warploom.runtime.kernels import Kernel
 from warploom.scheduler.layout import c_structs
 
@@ -21,10 +25,22 @@ TEMPLATES = Path(warploom.templates.__file__).parent
 CTAS = 5
 
 _HARNESS = """
-namespace warploom { alignas(1024) char shared_memory[1 << 18]; }
-extern "C" __attribute__((visibility("default"))) void emulate(
-    const warploom::Params* p, unsigned blocks, unsigned threads, int descending) {
-  fibers::run(blocks, threads, descending != 0, [p] { warploom_kernel(*p); });
+namespace warploom {
+alignas(1024) char shared_memory[1 << 18];
+namespace hopper {
+alignas(1024) char shared_memory[1 << 18];
+}
+}
+extern "C" __attribute__((visibility("default"))) bool emulate(
+    const void* p, unsigned blocks, unsigned threads, unsigned order) {
+  static warploom::Params params;  // whose maps are aligned
+  std::memcpy(&params, p, sizeof(params));
+  static const bool begins = fibers::do_at_begin([] {
+    for (char* memory : {warploom::shared_memory, warploom::hopper::shared_memory}) {
+      std::memset(memory, 0xff, 1 << 18);
+    }
+  });
+  return fibers::run(blocks, threads, order, [] { warploom_kernel(params); });
 }
 """
 
@@ -34,7 +50,15 @@ def compile_for_fibers(text: str, source: Path) -> ctypes.CDLL:
     source.write_text('#include "cuda_intrinsics.hpp"\n' + text)
     library = source.with_suffix(".so")
     folders = [EMULATION, *(TEMPLATES / x for x in ("include", "cpu", "common"))]
-    command = [*host_target().command, "-std=c++17", "-O1", "-fPIC", "-shared", "-w"]
+    command = [
+        *host_target().command,
+        "-std=c++17",
+        "-O1",
+        "-fno-strict-aliasing",
+        "-fPIC",
+        "-shared",
+        "-w",
+    ]
     command += [f"-I{folder}" for folder in folders]
     done = subprocess.run(
         [*command, str(source), "-o", str(library)], capture_output=True, text=True
@@ -43,33 +67,62 @@ def compile_for_fibers(text: str, source: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+class Driver:
+    """Of CUDA's driver, what describes tensors to the copy engine."""
+
+    cuuint32_t = cuuint64_t = int
+
+    def __getattr__(self, name: str) -> Any:
+        return mock.Mock()  # names of options, which mean nothing here
+
+    def cuTensorMapEncodeTiled(
+        self, kind: int, rank: int, address: int, sizes: Any, strides: Any, box: Any, *rest: Any
+    ) -> tuple[int, Any]:
+        """A map as `tests/emulation/warploom/hopper/ptx.cuh` reads it."""
+        words = (address, *sizes, *strides, *box[:2])
+        kept = ctypes.create_string_buffer(struct.pack(f"={len(words)}Q", *words), 128)
+        return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(kept))
+
+
 class Emulator:
-    """Builds the CUDA text of kernels for the host."""
+    """Builds the CUDA text of kernels for the host.
+
+    Attributes:
+        order: in which threads run: 0 ascending, 1 descending, else a random one by its seed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._built: dict[str, Any] = {}
-        self.descending = 0
+        self.order = 0
 
     def get(self, kernels: Any, tile: TileConfig) -> Kernel:
         """Stands in for `Kernels.get`."""
         spec = kernels.spec_of(tile)
         source = render_cuda(spec, tile, c_structs(spec.kv_format.composed))
+        threads = (
+            hopper_threads(spec, tile) if tile.template == "hopper" else portable_threads(tile)
+        )
         return Kernel(
             tile, source, None, CTAS,  # type: ignore[arg-type]
-            self._bind(source.text, portable_threads(tile)),
+            self._bind(source.text, threads),
             self._bind(kernels.prepare_source.text, THREADS) if tile.prepared_keys else None,
         )  # fmt: skip
 
     def _bind(self, text: str, threads: int) -> Any:
         run = self._built.get(text) or self._build(text)
         self._built[text] = run
-        return lambda params: lambda _: run(params.address, CTAS, threads, self.descending)
+
+        def launch(address: int) -> None:
+            assert run(address, CTAS, threads, self.order), f"all wait, in order {self.order}"
+
+        return lambda params: lambda _: launch(params.address)
 
     def _build(self, text: str) -> Any:
         library = compile_for_fibers(
             text + _HARNESS, self._folder / f"kernel{len(self._built)}.cpp"
         )
         run = library["emulate"]
-        run.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_int)
+        run.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint)
+        run.restype = ctypes.c_bool
         return run

@@ -1,12 +1,18 @@
 // CTAs of a CUDA kernel on one host thread, one CTA after the other: a fiber for each thread of a
-// CTA. Fibers run up to a barrier or shuffle, in ascending or descending order, so that a missing
-// barrier gives wrong results in one of the two.
+// CTA. Fibers run up to a barrier or shuffle; in ascending or descending order, so that a missing
+// barrier gives wrong results in one of the two, or in random order, where some warps lag far
+// behind others and copies take their time.
 #pragma once
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #define __device__
@@ -24,33 +30,122 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace fibers {
 
+enum Order : unsigned { kAscending, kDescending, kFirstSeed };  // or a random one, by its seed
+
 static ucontext_t scheduler;
 static std::vector<ucontext_t> contexts;
 static std::vector<long long> values;  // what each thread shuffles
 static unsigned running;
+// What each thread waits for, and what happens of itself after what it did.
+static std::vector<std::function<bool()>> awaited;
+static std::vector<std::deque<std::function<void()>>> pending;
+static std::vector<void (*)()> at_begin;  // of each CTA
+static bool do_at_begin(void (*action)()) {
+  at_begin.push_back(action);
+  return true;
+}
 
 struct Barrier {
   unsigned arrived, passed;
 };
 static std::vector<Barrier> barriers;  // one for each warp, one for some threads, one for all
+static Barrier named[16];
 
 static void yield() {
   const unsigned mine = running;
   swapcontext(&contexts[mine], &scheduler);
 }
 
-static void wait(Barrier& barrier, unsigned threads) {
-  const unsigned passed = barrier.passed;
+template <class Ready>
+static void wait_until(Ready ready) {
+  awaited[running] = ready;
+  yield();
+}
+
+static void arrive(Barrier& barrier, unsigned threads) {
   if (++barrier.arrived == threads) {
     barrier.arrived = 0;
     ++barrier.passed;
   }
-  while (barrier.passed == passed) yield();
+}
+static void wait(Barrier& barrier, unsigned threads) {
+  const unsigned passed = barrier.passed;
+  arrive(barrier, threads);
+  if (barrier.passed == passed) wait_until([&barrier, passed] { return barrier.passed != passed; });
 }
 static void wait_for_warp() { wait(barriers[running / 32], 32); }
 
+// One CTA's threads from first to last; false if all that are left wait for ever.
+class Cta {
+ public:
+  Cta(unsigned threads, unsigned order, std::vector<char>& finished)
+      : order_(order), random_(order), finished_(finished), left_(threads), warps_(threads / 32) {
+    std::iota(warps_.begin(), warps_.end(), 0u);
+    if (order == kDescending) std::reverse(warps_.begin(), warps_.end());
+    for (unsigned warp = 0; warp < warps_.size(); ++warp) {
+      lags_.push_back(order < kFirstSeed ? 1 : kLags[random_() % std::size(kLags)]);
+    }
+  }
+
+  bool run() {
+    while (left_ > 0) {
+      if (order_ >= kFirstSeed) std::shuffle(warps_.begin(), warps_.end(), random_);
+      bool moved = false;
+      for (const unsigned warp : warps_) {
+        if (random_() % lags_[warp] == 0) moved |= run_warp(warp);
+      }
+      const bool happened = let_happen();
+      if (moved || happened) continue;
+      // Those who lag may be all that can go on.
+      for (const unsigned warp : warps_) moved |= run_warp(warp);
+      if (!moved &&
+          std::all_of(pending.begin(), pending.end(), [](auto& x) { return x.empty(); })) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  static constexpr unsigned kLags[] = {1, 1, 1, 8, 60};
+
+  bool run_warp(unsigned warp) {
+    bool moved = false;
+    const unsigned turn = order_ < kFirstSeed ? (order_ == kDescending ? 31 : 0) : random_() % 32;
+    for (unsigned i = 0; i < 32; ++i) {
+      const unsigned thread = 32 * warp + (i ^ turn);
+      if (finished_[thread] || (awaited[thread] && !awaited[thread]())) continue;
+      moved = true;
+      if (order_ >= kFirstSeed && random_() % 8 == 0) continue;
+      awaited[thread] = nullptr;
+      running = threadIdx.x = thread;
+      swapcontext(&scheduler, &contexts[thread]);
+      left_ -= finished_[thread];
+    }
+    return moved;
+  }
+
+  bool let_happen() {
+    bool happened = false;
+    for (auto& of_thread : pending) {
+      if (of_thread.empty() || (order_ >= kFirstSeed && random_() % 4 != 0)) continue;
+      for (const auto& event : of_thread) event();
+      of_thread.clear();
+      happened = true;
+    }
+    return happened;
+  }
+
+  unsigned order_;
+  std::mt19937 random_;
+  std::vector<char>& finished_;
+  unsigned left_;
+  std::vector<unsigned> warps_, lags_;  // a warp runs in one of so many rounds
+};
+
+// All CTAs; false if the threads of one wait for ever.
 template <class Body>
-static void run(unsigned blocks, unsigned threads, bool descending, Body body) {
+static bool run(unsigned blocks, unsigned threads, unsigned order, Body body) {
   static Body* current;
   static std::vector<char> finished;
   current = &body;
@@ -61,8 +156,12 @@ static void run(unsigned blocks, unsigned threads, bool descending, Body body) {
     blockIdx.x = block;
     contexts.assign(threads, {});
     values.assign(threads, 0);
+    awaited.assign(threads, nullptr);
+    pending.assign(threads, {});
     barriers.assign(threads / 32 + 2, {});
+    std::fill(std::begin(named), std::end(named), Barrier{});
     finished.assign(threads, 0);
+    for (const auto begin : at_begin) begin();
     for (unsigned t = 0; t < threads; ++t) {
       getcontext(&contexts[t]);
       contexts[t].uc_stack.ss_sp = stacks[t].data();
@@ -76,15 +175,9 @@ static void run(unsigned blocks, unsigned threads, bool descending, Body body) {
           },
           0);
     }
-    for (unsigned left = threads; left > 0;) {
-      for (unsigned i = 0; i < threads; ++i) {
-        running = threadIdx.x = descending ? threads - 1 - i : i;
-        if (finished[running]) continue;
-        swapcontext(&scheduler, &contexts[running]);
-        left -= finished[running];
-      }
-    }
+    if (!Cta(threads, order, finished).run()) return false;
   }
+  return true;
 }
 
 // What thread `from` of the warp gives.

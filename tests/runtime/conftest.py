@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from emulator import Emulator
+from emulator import Driver, Emulator
 
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import HostTarget, host_target
@@ -26,6 +26,7 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 from warploom.errors import NoHostCompiler
+from warploom.runtime import tensor_map
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.formats import Batch, make_batch
 from warploom.runtime.kernels import Kernels
@@ -302,7 +303,8 @@ def cpu_run(
 
 @pytest.fixture
 def emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """Kernels of the CPU are CUDA kernels of the portable template, run by fibers."""
+    """Kernels of the CPU are CUDA kernels, run by fibers."""
     emulator = Emulator(tmp_path)
     monkeypatch.setattr(Kernels, "get", lambda kernels, tile: emulator.get(kernels, tile))
+    monkeypatch.setattr(tensor_map, "load_driver", Driver)
     return emulator

@@ -54,7 +54,7 @@ def test_tiles_agree_with_the_oracle(
     monkeypatch.setattr(sharing, "PER_ITEM", 0)  # whatever may be a part is one
     monkeypatch.setattr(sharing, "PER_ROW", 0)
     variant, setup = CASES[name]
-    for emulator.descending, q_lens, kv_lens, heads in (
+    for emulator.order, q_lens, kv_lens, heads in (
         (0, (1,) * 7, (70, 64, 90, 0, 81, 33, 66), (2, 2)),  # decoding
         (1, (1, 1), (150, 160), (1, 1)),  # few items, whose keys are split
         (1, (3, 0, 2, 1), (40, 5, 33, 41), (1, 4)),

@@ -111,7 +111,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_attention_over_prepared_keys_agrees_with_the_oracle(emulator: Emulator, name: str) -> None:
     variant, setup = CASES[name]
-    for emulator.descending, q_lens, kv_lens, heads in (
+    for emulator.order, q_lens, kv_lens, heads in (
         (0, (40, 0, 3, 70), (70, 33, 0, 81), (4, 1)),
         (1, (3, 3, 3), (1, 40, 20), (2, 2)),
         (0, (5,), (33,), (3, 1)),

@@ -46,7 +46,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_one_row_agrees_with_the_oracle(emulator: Emulator, name: str) -> None:
     variant, setup = CASES[name]
-    for emulator.descending, q_lens, kv_lens, heads in (
+    for emulator.order, q_lens, kv_lens, heads in (
         (0, (1, 1, 1, 1), (130, 1, 257, 0), (2, 1)),  # decoding
         (1, (1,), (700,), (1, 1)),  # all CTAs share one row, whose parts are merged
         (0, (3, 0, 2), (40, 5, 33), (2, 2)),  # more rows than the tile was chosen for

@@ -1,8 +1,10 @@
 // What headers use of CuTe, on the host.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 namespace cute {
 
@@ -17,6 +19,10 @@ struct alignas(16) uint128_t {
 template <int>
 struct Int;
 using _1 = Int<1>;
+using _16 = Int<16>;
+using _64 = Int<64>;
+using std::index_sequence;
+using std::make_index_sequence;
 template <class...>
 struct Shape;
 template <class...>

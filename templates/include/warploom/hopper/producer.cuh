@@ -9,19 +9,11 @@
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
-#include <warploom/hopper/tma.cuh>
 
 namespace warploom::hopper {
 
 constexpr int kProducerThreads = 128;
 constexpr int kBulkQueryThreads = 64;
-
-// Counts this thread's earlier cp.async copies on a barrier, once they are complete.
-WL_FN void arrive_after_copies(Barrier* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                   cute::cast_smem_ptr_to_uint(barrier))
-               : "memory");
-}
 
 // Opens one item after another; the threads of `kThreads` must be whole warps.
 template <class K, int kThreads>
