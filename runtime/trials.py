@@ -10,18 +10,11 @@ import numpy as np
 import torch
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
-from warploom.dsl.ir import Kind
-from warploom.dsl.loads import direct_indices, needed_sizes
 from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.rounding import rounder, tolerance
-from warploom.dsl.spec import TensorField
 from warploom.dsl.variant import Variant
-from warploom.errors import MissingInput
-from warploom.runtime.roles import lane_sizes
-from warploom.runtime.structure import traced_once
-from warploom.runtime.values import as_input, extended
+from warploom.runtime.random_inputs import random_inputs
 from warploom.runtime.wrapper import AttentionWrapper
 
 _Floats = np.ndarray[Any, Any]
@@ -66,6 +59,7 @@ class Case:
         group_size: query heads of each.
         scale: standard deviation of q; large ones make the softmax sharp.
         seed: of all values, and of page tables.
+        sm_limit: CTAs that may get work; few have many items each. None: all.
     """
 
     setup: Setup
@@ -75,6 +69,7 @@ class Case:
     group_size: int = 1
     scale: float = 1.0
     seed: int = 0
+    sm_limit: int | None = None
 
     @property
     def num_q_heads(self) -> int:
@@ -83,7 +78,8 @@ class Case:
     def __str__(self) -> str:
         heads = f"{self.num_q_heads} query heads, {self.num_kv_heads} key/value heads"
         lengths = f"q_lens {list(self.q_lens)}, kv_lens {list(self.kv_lens)}"
-        return f"{self.setup}\n  {lengths}\n  {heads}, scale of q {self.scale}, seed {self.seed}"
+        rest = f"scale of q {self.scale}, seed {self.seed}, sm_limit {self.sm_limit}"
+        return f"{self.setup}\n  {lengths}\n  {heads}, {rest}"
 
 
 @dataclass(frozen=True)
@@ -132,6 +128,7 @@ class Trial:
             kv_dtype=setup.kv_dtype,
             device=setup.device,
             tile=setup.tile,
+            sm_limit=case.sm_limit,
         )
         inputs: dict[str, Any] = {
             name: x.to(wrapper.device) if isinstance(x, torch.Tensor) else x
@@ -302,87 +299,6 @@ def _compare(what: str, got: _Floats, exact: _Floats, naive: _Floats, dtype: str
         f"the error {error[worst]:.3g} exceeds {allowed:.3g}, at {int((error > allowed).sum())} of "
         f"{error.size} places"
     )
-
-
-def random_inputs(
-    variant: Variant, case: Case, rng: np.random.Generator, given: set[str]
-) -> dict[str, Any]:
-    """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
-
-    Bound scalars keep their value, and so do bound tensors with a dimension of no role; those that
-    a plain function captured are continued with their last entries to the length of the batch. A
-    dimension of no role that a position indexes as it is gets that position's length.
-
-    Raises:
-        MissingInput: the size of an unbound tensor is unknown.
-    """
-    _, traced = traced_once(variant)
-    bound = variant.inputs()
-    lanes = lane_sizes(traced, case.setup.head_dim, case.setup.head_dim_v)
-    direct = direct_indices(traced)
-    values: dict[str, Any] = {}
-    for tensor in traced.tensors:
-        if tensor.name in given or (
-            tensor.name in bound and None in tensor.roles and not tensor.captured
-        ):
-            continue
-        sizes = {**_sizes(case), **lanes.get(tensor.name, {})}
-        least = needed_sizes(direct[tensor.name], sizes)
-        if tensor.captured:
-            values[tensor.name] = extended(as_input(tensor, bound[tensor.name]), least)
-            continue
-        roles = zip(tensor.roles, least, strict=True)
-        shape = tuple(size if role is None else sizes[role] for role, size in roles)
-        for axis, size in enumerate(shape):
-            if tensor.roles[axis] is None and size == 0:
-                raise _unknown_size(variant, tensor, axis)
-        values[tensor.name] = _random_tensor(tensor, shape, case, rng)
-    for scalar in traced.scalars:
-        if scalar.name not in (*given, *bound) and scalar.default is None:
-            values[scalar.name] = _draw(scalar.dtype, (), case, rng).item()
-    return values
-
-
-def _unknown_size(variant: Variant, field: TensorField, axis: int) -> MissingInput:
-    return MissingInput(
-        variant=variant.name,
-        name=field.name,
-        expected=f"of {field.dtype.name}: axis {axis} has no role and a computed index, so its "
-        f"size is unknown; give check() inputs=lambda case, rng: {{{field.name!r}: ...}}, or bind "
-        "a tensor when the variant is made",
-    )
-
-
-def _random_tensor(
-    field: TensorField, shape: tuple[int, ...], case: Case, rng: np.random.Generator
-) -> torch.Tensor:
-    return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(
-        getattr(torch, field.dtype.name)
-    )
-
-
-def _sizes(case: Case) -> dict[str, int]:
-    """Length of a dimension of each role."""
-    longest = max((*case.kv_lens, 1))
-    return {
-        "batch": len(case.q_lens),
-        "q_head": case.num_q_heads,
-        "kv_head": case.num_kv_heads,
-        "kv_pos": longest,
-        "q_pos": longest,
-        "q_row": max(sum(case.q_lens), 1),
-        "q_idx": max((*case.q_lens, 1)),
-    }
-
-
-def _draw(
-    dtype: DType, shape: tuple[int, ...], case: Case, rng: np.random.Generator
-) -> np.ndarray[Any, Any]:
-    if dtype.kind is Kind.FLOAT:
-        return rng.standard_normal(shape, dtype=np.float32)
-    if dtype.kind is Kind.BOOL:
-        return rng.integers(0, 2, shape).astype(bool)
-    return rng.integers(0, min(max((*case.kv_lens, 1)) + 1, 1 << (8 * dtype.bytes - 1)), shape)
 
 
 def _indptr(lengths: Any) -> np.ndarray[Any, np.dtype[np.int32]]:

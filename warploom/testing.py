@@ -94,7 +94,8 @@ def _draw_once(variant: Variant, chosen: Sequence[Setup], inputs: MakeInputs | N
     """Draw the inputs of an ordinary batch, to find what is missing before a long compile."""
     import numpy as np
 
-    from warploom.runtime.trials import Case, random_inputs
+    from warploom.runtime.random_inputs import random_inputs
+    from warploom.runtime.trials import Case
 
     for setup in chosen[:1]:
         case, rng = (
@@ -168,14 +169,15 @@ def cases(setup: Setup) -> SearchStrategy[Case]:
             lambda pairs: (tuple(q for q, _ in pairs), tuple(kv for _, kv in pairs))
         )
     return st.builds(
-        lambda lens, heads, group, scale, seed: Case(
-            setup, lens[0], lens[1], heads, group, scale, seed
+        lambda lens, heads, group, scale, seed, sm_limit: Case(
+            setup, lens[0], lens[1], heads, group, scale, seed, sm_limit
         ),
         lengths,
         st.integers(1, 3),
         st.sampled_from((1, 2, 3, 4, 8)),
         st.sampled_from((1.0, 0.1, 4.0)),
         st.integers(0, 1000),
+        st.sampled_from((None, 1, 2, 3)),
     )
 
 

@@ -93,12 +93,13 @@ def kernels(tile: TileConfig) -> Any:
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.keys}w{t.warps}")
 def test_each_tile_agrees_with_the_oracle(tile: TileConfig) -> None:
     for variant, setup in kernels(tile):
-        for q_lens, kv_lens, scale in (
-            ((70, 1, 0, 33), (130, 257, 40, 33), 1.0),
-            ((3, 1, 1), (0, 1, 1200), 1.0),
-            ((5, 129), (64, 128), 8.0),
+        for q_lens, kv_lens, scale, sm_limit in (
+            ((70, 1, 0, 33), (130, 257, 40, 33), 1.0, None),
+            ((3, 1, 1), (0, 1, 1200), 1.0, None),
+            ((5, 129), (64, 128), 8.0, None),
+            ((150, 2, 0, 90, 1), (30, 0, 40, 70, 300), 1.0, 2),
         ):
-            case = Case(setup, q_lens, kv_lens, num_kv_heads=2, group_size=2, scale=scale, seed=7)
+            case = Case(setup, q_lens, kv_lens, 2, 2, scale, seed=7, sm_limit=sm_limit)
             found = mismatch(variant, case)
             assert found is None, f"{variant!r} {case}: {found}"
 
