@@ -21,7 +21,7 @@ constexpr int kTellers = kThreads / kWarpSize;
 
 WL_FN void barrier_tell(Barrier* barrier) {
   __syncwarp();
-  if (threadIdx.x % kWarpSize == 0) barrier_arrive(barrier);
+  if (is_elected()) barrier_arrive(barrier);
 }
 #endif
 
