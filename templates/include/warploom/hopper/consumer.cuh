@@ -63,6 +63,9 @@ class Consumer {
     attend(item, rows, softmax, output);
     OutputWriter<K>::write(item, softmax, output);
     if (item.facts().merge >= 0) merge(item);
+    // For the compiler: without it, more of what items share stays in registers over all of them,
+    // and norms of 192 lanes and more spill.
+    sync_threads_of_group();
     barrier_tell(&barriers_.item_empty[item_ring_.stage]);
     item_ring_.advance();
     query_ring_.advance();
