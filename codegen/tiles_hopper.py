@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from warploom.codegen.linear_bias import may_shift_rows
 from warploom.codegen.logits_seats import column_state_bytes
+from warploom.codegen.lower import reachable
 from warploom.codegen.source import TileConfig
+from warploom.codegen.split import Level, levels
 from warploom.codegen.staged_item import round_up, staged_item_bytes
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.ir import walk
@@ -19,6 +21,7 @@ GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
 _BARRIER_BYTES = 8  # Barrier
 _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
+_ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 
 
@@ -92,12 +95,25 @@ def hopper_tiles(spec: AttentionSpec) -> Iterator[TileConfig]:
     if not _three_groups_obstacle(spec) and _suits_blocks(96, block):
         yield TileConfig(192, 96, 12, 3, "hopper", 2)
     # The accumulators of 128 keys and 128 lanes leave just enough registers of 192 (224 if wide).
-    most = 64 if max(spec.head_dim_qk, spec.head_dim_v) > 192 else 128
+    most = 64 if max(spec.head_dim_qk, spec.head_dim_v) > 192 else 96 if _is_crowded(spec) else 128
     for keys in (128, 96, 64):
         if keys > most or not _suits_blocks(keys, block):
             continue
         for query_stages in (2, 1):
             yield TileConfig(128, keys, 8, 2, "hopper", query_stages)
+
+
+def _is_crowded(spec: AttentionSpec) -> bool:
+    """Whether groups that compute load numbers of elements, and transform keys that were gathered.
+
+    Beside 128 keys of 128 lanes norms with RoPE then spilled 48 bytes.
+    """
+    seats, block = spec.variant.seats, spec.kv_format.block_kv
+    if "key_transform" not in seats or _has_transformer(spec) or block % _SMALLEST_BOX == 0:
+        return False
+    parts = list(reachable([seats[name] for name in _ON_LOGITS if name in seats]))
+    known = levels(parts)
+    return any(part.op == "load" and known[part] is Level.ELEMENT for part in parts)
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:
@@ -107,7 +123,7 @@ def _three_groups_obstacle(spec: AttentionSpec) -> str | None:
     group to compute these gained 7 to 11 % on an H200.
     """
     seats = spec.variant.seats
-    on_logits = [seats[seat] for seat in ("logits_transform", "logits_mask") if seat in seats]
+    on_logits = [seats[seat] for seat in _ON_LOGITS if seat in seats]
     if max(spec.head_dim_qk, spec.head_dim_v) > 64:
         return "outputs of more than 64 lanes take most of them"
     if spec.kv_format.composed or spec.kv_format.column_positions:

@@ -289,10 +289,10 @@ struct QueryRows {
 };
 
 // The query tile, in place.
-template <int kThreads, class K>
+template <int kThreads, int kLanes = kVector, class K>
 WL_FN void transform_queries(const Item<K>& item, typename K::Config::Element* staged,
                              unsigned thread) {
-  const LaneStates<QuerySeat<K>, K> states(item, thread);
+  const LaneStates<QuerySeat<K>, K, kLanes> states(item, thread);
   transform_rows<QuerySeat<K>, QueryTile<K>, K::Config::kRows, kThreads>(
       item, states, staged, thread, QueryRows<K>{item});
 }

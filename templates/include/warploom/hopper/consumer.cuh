@@ -204,8 +204,8 @@ class Consumer {
 
   WL_FN void take_queries(const Item<K>& item) const {
     if constexpr (kTransformsQueries) {
-      transform_queries<S::kThreads>(item, shared_.queries(query_ring_.stage),
-                                     unknown_thread(threadIdx.x));
+      transform_queries<S::kThreads, SeatLanes<QuerySeat<K>, K>::kCount>(
+          item, shared_.queries(query_ring_.stage), unknown_thread(threadIdx.x));
       publish_to_all();
     } else if constexpr (!Shared<K>::kLandsQueries) {
       fence_async_proxy();  // rows came by cp.async

@@ -24,9 +24,11 @@ struct RegisterBudget {
   static constexpr bool kNarrow = C::kHeadDimV <= 96;
   static constexpr bool kWide = C::kHeadDimV > 128 && C::kBulk;
   static constexpr bool kManyPanels = Sizes<K>::kDimV / Sizes<K>::kBlock > 4;
-  static constexpr bool kNarrowGathers = kHasTransformer<K> && kNarrow && !C::kBulk;
-  // Column states pass through a producer's registers, and so do the rows of more queries.
-  static constexpr int kFewest = kNarrowGathers                ? 64
+  static constexpr bool kNarrowParts =
+      kHasTransformer<K> && kNarrow && (!C::kBulk || C::kHeadDimQk != Sizes<K>::kDimQk);
+  // Rows that are gathered or padded keep a producer's registers, column states pass through them,
+  // and so do the rows of more queries.
+  static constexpr int kFewest = kNarrowParts                  ? 64
                                  : kHasTransformer<K> || kWide ? 56
                                  : kManyPanels                 ? 88
                                                                : 72;
@@ -34,7 +36,7 @@ struct RegisterBudget {
                                    : Shared<K>::kStagesColumns ? kFewest + 16
                                                                : kFewest;
   static constexpr int kTransformer = !kHasTransformer<K> ? 0
-                                      : kNarrowGathers    ? 96
+                                      : kNarrowParts      ? 96
                                       : kNarrow           ? 104
                                                           : 72;
   static constexpr int kShare = (kPool - kProducer - kTransformer) / kConsumers;
