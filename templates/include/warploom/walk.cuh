@@ -26,7 +26,13 @@ struct Visit {
     return visit;
   }
   WL_FN bool is_of(int item) const { return (bits >> 2 & 3) == (item & 3); }
-  // In its place, where items do not mix: whether another tile of the item follows.
+  // In its place, where items do not mix: that it is an item's first, and whether another follows.
+  WL_FN Visit as_first() const {
+    Visit visit;
+    visit.bits = bits | kFirst;
+    return visit;
+  }
+  WL_FN bool is_first() const { return (bits & kFirst) != 0; }
   WL_FN Visit before(const Visit& next) const {
     Visit visit;
     visit.bits = bits | (next.exists() ? 0 : kLast);
@@ -35,7 +41,7 @@ struct Visit {
   WL_FN bool is_last() const { return (bits & kLast) != 0; }
 
  private:
-  static constexpr int kLast = 8;
+  static constexpr int kFirst = 4, kLast = 8;
 };
 
 // Walks an item's places in steps of the CTA's tile; skips tiles that no row sees.

@@ -92,7 +92,6 @@ class Consumer {
       exponentiate(softmax, scores);
     }
     Mma::pack(scores, probabilities);
-    bool is_first = true;
     while (!visit.is_last()) {
       const Ring<C::kStages> values = ring_;
       ring_.advance();
@@ -101,7 +100,7 @@ class Consumer {
       begin_turn();
       mma_.start_scores(query_ring_.stage, ring_.stage, scores);
       wait_values(item, columns(item, visit, slot), visit, values);
-      mma_.start_output(probabilities, values.stage, is_first, output);
+      mma_.start_output(probabilities, values.stage, visit.is_first(), output);
       end_turn();
       Mma::template wait<1>();
       finish_scores(item, rows, bias, next, next_one, scores, softmax);
@@ -118,13 +117,12 @@ class Consumer {
         exponentiate(softmax, scores);
       }
       Mma::pack(scores, probabilities);
-      is_first = false;
       visit = next;
       slot = next_one;
     }
     barrier_tell(&barriers_.q_empty[query_ring_.stage]);
     wait_values(item, columns(item, visit, slot), visit, ring_);
-    mma_.start_output(probabilities, ring_.stage, is_first, output);
+    mma_.start_output(probabilities, ring_.stage, visit.is_first(), output);
     Mma::template wait<0>();
     fence(output);
     barrier_tell(&barriers_.v_empty[ring_.stage]);
@@ -204,7 +202,7 @@ class Consumer {
 
   WL_FN void take_queries(const Item<K>& item) const {
     if constexpr (kTransformsQueries) {
-      transform_queries<S::kThreads, SeatLanes<QuerySeat<K>, K>::kCount>(
+      transform_queries<S::kThreads, SeatLanes<QuerySeat<K>, K>::kOfQueries>(
           item, shared_.queries(query_ring_.stage), unknown_thread(threadIdx.x));
       publish_to_all();
     } else if constexpr (!Shared<K>::kLandsQueries) {

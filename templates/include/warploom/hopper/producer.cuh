@@ -196,7 +196,7 @@ class BulkProducer {
     const Shared<K> shared = item.arena;
     auto& barriers = shared.barriers();
     KeyWalk<K> walk(item, 0);
-    Visit next = walk.next();
+    Visit next = walk.next().as_first();
     while (next.exists()) {
       const Visit visit = next;
       next = walk.next();
@@ -270,7 +270,7 @@ class GatherProducer {
     const int row = CopyKeys::looked_up_row(thread);
     const auto of_tile = Variant::tile_state(p, item.tile());
     KeyWalk<K> walk(item, 0);
-    Visit visit = walk.next();
+    Visit visit = walk.next().as_first();
     int block = block_of(item, visit.begin() + row);
     while (visit.exists()) {
       const Visit next = walk.next();

@@ -35,19 +35,6 @@ WL_FN void barrier_arrive(Barrier* barrier) {
       : "memory");
 }
 
-// True for one thread of a warp that is whole.
-WL_FN bool is_elected() {
-  unsigned elected;
-  asm volatile(
-      "{\n"
-      ".reg .pred is_elected;\n"
-      "elect.sync _|is_elected, 0xffffffff;\n"
-      "selp.b32 %0, 1, 0, is_elected;\n"
-      "}\n"
-      : "=r"(elected));
-  return elected != 0;
-}
-
 WL_FN void barrier_arrive_expect(Barrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                    cute::cast_smem_ptr_to_uint(barrier)),

@@ -11,8 +11,8 @@ namespace warploom::hopper {
 // what is kept of lanes and of a row under way takes half the registers; it pays where the partners
 // of lanes take as many again, for wide heads, and where keys and values are transformed or scores
 // wait meanwhile. A quarter where more lies beside the accumulators of wide heads: scores, or
-// reductions in many panels. Producers that gather keep more registers, and leave these sooner too
-// few. Queries are transformed as keys are.
+// reductions of keys in many panels, or of such as were gathered, for which producers keep more
+// registers. Queries wait for no accumulators: half of a vector is little enough for them.
 template <class Seat, class K>
 struct SeatLanes {
   static constexpr bool kIsValue = cute::is_same_v<Seat, ValueSeat<K>>;
@@ -25,9 +25,9 @@ struct SeatLanes {
   static constexpr bool kHalvesVectors = kKeepsPartners || kPanels > (kCrowded ? 1 : 3);
   static constexpr bool kIsTight = K::Config::kHeadDimV > 128 && (!K::Config::kBulk || kPanels > 4);
   static constexpr bool kTightKeys = kIsTight && kKeepsPartners && Seat::kReductions > 0;
-  static constexpr bool kQuartersVectors =
-      kIsValue ? kPanels > (K::Config::kBulk ? 3 : 2) : kTightKeys;
+  static constexpr bool kQuartersVectors = kIsValue ? kPanels > 3 : kTightKeys;
   static constexpr int kCount = kVector / (kQuartersVectors ? 4 : kHalvesVectors ? 2 : 1);
+  static constexpr int kOfQueries = kQuartersVectors ? kVector / 2 : kVector;
   using States = LaneStates<Seat, K, kCount>;
 };
 

@@ -46,7 +46,6 @@ inline void barrier_init(Barrier* barrier, int arrivals) {
 }
 inline void barrier_init_fence() {}
 inline void barrier_arrive(Barrier* barrier) { BarrierState::of(barrier).arrive(); }
-inline bool is_elected() { return threadIdx.x % 32 == 0; }
 inline void barrier_arrive_expect(Barrier* barrier, int bytes) {
   BarrierState::of(barrier).bytes += bytes;
   barrier_arrive(barrier);
