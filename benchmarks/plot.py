@@ -1,9 +1,10 @@
-"""Recorded figures as pictures and as the README's table: nothing here is measured or typed in.
+"""Recorded figures as pictures and tables: nothing here is measured or typed in.
 
     python benchmarks/plot.py [FOLDER]     reads FOLDER/*.jsonl (default benchmarks/results)
 
-Writes a PNG next to each file that has a drawing, and replaces the README's text between
-`<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->`.
+Writes a PNG next to each file that has a drawing, and replaces what lies between
+`<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->`: in the README the pictures, in docs/figures.md
+the tables too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 from harness import RESULTS, Row, cell, load_rows, pivot
 
 README = RESULTS.parents[1] / "README.md"
+FIGURES = RESULTS.parents[1] / "docs" / "figures.md"
 # for choosing tiles by and not for reading
-NOT_SHOWN = ("tile_sweep", "tile_sweep_small_heads", "composed_tiles")
+NOT_SHOWN = ("tile_sweep", "tile_sweep_small_heads", "composed_tiles", "spills")
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 OURS = "#c2410c"
 PEERS = ("#1d4ed8", "#0f766e", "#7c3aed", "#64748b", "#a16207")
@@ -93,7 +95,7 @@ def draw_bars(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xticks(range(len(cases)), cases, **turned)
 
 
-# in the order of the README
+# in the order of the pages
 DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "prefill": draw_lines,
     "prefill_full": draw_bars,
@@ -173,17 +175,22 @@ def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> st
     return "\n".join([*lines, "", f"<sub>{facts}</sub>", ""])
 
 
-def readme_section(parts: Sequence[str]) -> str:
+def picture(benchmark: str, folder: str) -> str:
+    """Of a recorded benchmark, for a page that has this way to the root."""
+    return f"![{TITLES[benchmark]}]({folder}benchmarks/results/{benchmark}.png)\n"
+
+
+def section(parts: Sequence[str]) -> str:
     body = "\n".join(parts) or "No figures are recorded yet; `make bench` on a GPU records them.\n"
     return f"{BEGIN}\n\n{body}\n{END}"
 
 
 def replace_section(text: str, section: str) -> str:
-    """Put the section between the markers; a README without markers is an error."""
+    """Put the section between the markers; a page without markers is an error."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"{README.name} has no {BEGIN} ... {END}")
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
     return before + section + after
 
 
@@ -196,7 +203,7 @@ def order(path: Path) -> tuple[int, str]:
 def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     folder = Path(given[0]) if given else RESULTS
-    parts = []
+    pictures, parts = [], []
     for path in sorted(folder.glob("*.jsonl"), key=order):
         if path.stem in NOT_SHOWN:
             continue
@@ -204,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if all(row.case == "ceiling" for row in rows):  # a run that ended before its first figure
             continue
         if path.stem in DRAWINGS:
-            parts.append(f"![{TITLES[path.stem]}](benchmarks/results/{path.stem}.png)\n")
+            pictures.append(picture(path.stem, ""))
+            parts.append(picture(path.stem, "../"))
             try:
                 draw(path.stem, machine, rows, path.with_suffix(".png"))
                 print(path.with_suffix(".png"))
@@ -212,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(f"no picture of {path.stem}: {missing}; install matplotlib")
         parts.append(markdown(path.stem, machine, rows))
     if folder == RESULTS and README.exists():
-        README.write_text(replace_section(README.read_text(), readme_section(parts)))
+        for page, shown in ((README, pictures), (FIGURES, parts)):
+            page.write_text(replace_section(page.read_text(), section(shown)))
     else:
         print("\n".join(parts))
 

@@ -261,7 +261,7 @@ def test_lengths_are_the_same_each_time_and_have_their_mean(harness: ModuleType,
 
 def test_only_the_marked_section_of_the_readme_changes(plot: ModuleType) -> None:
     text = f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter\n"
-    replaced = plot.replace_section(text, plot.readme_section(["new"]))
+    replaced = plot.replace_section(text, plot.section(["new"]))
     assert replaced.startswith("before\n") and replaced.endswith("after\n")
     assert "new" in replaced and "old" not in replaced
     with pytest.raises(ValueError, match="benchmarks:begin"):
@@ -269,7 +269,7 @@ def test_only_the_marked_section_of_the_readme_changes(plot: ModuleType) -> None
 
 
 def test_no_results_say_so(plot: ModuleType) -> None:
-    assert "No figures are recorded yet" in plot.readme_section([])
+    assert "No figures are recorded yet" in plot.section([])
 
 
 def test_the_command_refuses_a_machine_without_gpu(
