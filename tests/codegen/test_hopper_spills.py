@@ -21,6 +21,7 @@ TIGHT = [
     ("rope", 192, "pages of 16"),
     ("rope", 256, "pages of 1"),
     ("norms", 256, "ragged"),
+    ("layer norm", 256, "pages of 16"),
     ("all norms", 128, "ragged"),
     ("all norms", 192, "pages of 1"),
     ("values' norms", 128, "ragged"),

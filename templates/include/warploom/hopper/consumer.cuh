@@ -32,10 +32,10 @@ class Consumer {
   static constexpr bool kTransformsValues = Variant::kHasValueTransform && !Shared<K>::kLandsValues;
   // Rows that a thread transforms at a time: as many as registers hold beside the accumulators.
   template <class Seat, class Lanes = SeatLanes<Seat, K>>
-  static constexpr int kBatch =
-      C::kBulk && Lanes::kHalvesVectors && !Lanes::kIsValue && !(Seat::kReductions && Seat::kHalves)
-          ? 2
-          : 1;
+  static constexpr int kBatch = C::kBulk && Lanes::kHalvesVectors && !Lanes::kIsValue &&
+                                        Seat::kReductions <= (Seat::kHalves ? 0 : 1)
+                                    ? 2
+                                    : 1;
   static constexpr bool kTakesTurns = kGroups > 1 && !kTransformsKeys && !kTransformsValues;
 
  public:
