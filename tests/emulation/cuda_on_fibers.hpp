@@ -75,7 +75,7 @@ static void wait(Barrier& barrier, unsigned threads) {
 }
 static void wait_for_warp() { wait(barriers[running / 32], 32); }
 
-// One CTA's threads from first to last; false if all that are left wait for ever.
+// One CTA's threads from first to last; false if all that are left wait for ever, or go round.
 class Cta {
  public:
   Cta(unsigned threads, unsigned order, std::vector<char>& finished)
@@ -88,7 +88,8 @@ class Cta {
   }
 
   bool run() {
-    while (left_ > 0) {
+    for (unsigned round = 0; left_ > 0; ++round) {
+      if (round == kMostRounds) return false;
       if (order_ >= kFirstSeed) std::shuffle(warps_.begin(), warps_.end(), random_);
       bool moved = false;
       for (const unsigned warp : warps_) {
@@ -108,6 +109,7 @@ class Cta {
 
  private:
   static constexpr unsigned kLags[] = {1, 1, 1, 8, 60};
+  static constexpr unsigned kMostRounds = 1 << 20;  // some hundred times what a CTA in tests takes
 
   bool run_warp(unsigned warp) {
     bool moved = false;
