@@ -149,7 +149,7 @@ def checked_scale(sm_scale: Any, head_dim: int) -> float:
         return float(head_dim**-0.5)
     try:
         scale = float(sm_scale)
-        if isinstance(sm_scale, str):
+        if isinstance(sm_scale, (str, bool)):
             raise ValueError
     except OverflowError:
         scale = math.inf

@@ -119,7 +119,7 @@ def test_head_dimensions_are_ints(kind: Any, value: Any) -> None:
         kind(**given, head_dim=value)
 
 
-@pytest.mark.parametrize("value", ["x", "1", [1.0, 2.0], torch.ones(2)])
+@pytest.mark.parametrize("value", ["x", "1", True, [1.0, 2.0], torch.ones(2)])
 def test_scales_are_numbers(value: Any) -> None:
     with pytest.raises(errors.ArgumentError, match=r"sm_scale: is .*; expected a number, or None"):
         MAKE(**SHAPE, device="cpu", sm_scale=value)
