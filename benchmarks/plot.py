@@ -3,8 +3,8 @@
     python benchmarks/plot.py [FOLDER]     reads FOLDER/*.jsonl (default benchmarks/results)
 
 Writes a PNG next to each file that has a drawing, and replaces what lies between
-`<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->`: in the README the pictures, in docs/figures.md
-the tables too.
+`<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->`: in the README the pictures, in
+docs/figures.md the tables too.
 """
 
 from __future__ import annotations

@@ -159,14 +159,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
     options = parser.parse_args(argv)
     names = [name.strip() for name in options.variants.split(";") if name.strip()]
-    asked = [tuple(map(int, x.split("/"))) for x in options.dims.split(",") if x]
+    pairs = (x.split("/") for x in options.dims.split(",") if x)
+    asked = [(int(dim_qk), int(dim_v)) for dim_qk, dim_v in pairs]
     jobs = list(product(names or VARIANTS, asked or DIMS, FORMATS))
     console = Console()
     kernels = list(compiled(jobs, console))
     options.out.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(asdict(x)) + "\n" for x in kernels)
     (options.out / "spills.jsonl").write_text(lines)
-    console.print(table([x for x in kernels if x.local_bytes]))
+    spilling = [x for x in kernels if x.local_bytes]
+    console.print(table(spilling) if spilling else f"{len(kernels)} kernels, none spills")
 
 
 if __name__ == "__main__":

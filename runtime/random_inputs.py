@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +13,10 @@ from warploom.dsl.loads import direct_indices, needed_sizes
 from warploom.dsl.spec import TensorField
 from warploom.dsl.variant import Variant
 from warploom.errors import MissingInput
+from warploom.runtime.case import Case
 from warploom.runtime.roles import lane_sizes
 from warploom.runtime.structure import traced_once
 from warploom.runtime.values import as_input, extended
-
-if TYPE_CHECKING:
-    from warploom.runtime.trials import Case
 
 
 def random_inputs(

@@ -50,16 +50,8 @@ def compile_for_fibers(text: str, source: Path) -> ctypes.CDLL:
     source.write_text('#include "cuda_intrinsics.hpp"\n' + text)
     library = source.with_suffix(".so")
     folders = [EMULATION, *(TEMPLATES / x for x in ("include", "cpu", "common"))]
-    command = [
-        *host_target().command,
-        "-std=c++17",
-        "-O1",
-        "-fno-strict-aliasing",
-        "-fPIC",
-        "-shared",
-        "-w",
-    ]
-    command += [f"-I{folder}" for folder in folders]
+    flags = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
+    command = [*host_target().command, *flags, *(f"-I{folder}" for folder in folders)]
     done = subprocess.run(
         [*command, str(source), "-o", str(library)], capture_output=True, text=True
     )

@@ -9,7 +9,7 @@ import numpy as np
 import warploom as wl
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
-from warploom.runtime.trials import Case
+from warploom.runtime.case import Case
 
 
 class Decay(wl.Variant):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from warploom.dsl.formats import KVFormat
     from warploom.dsl.variant import Variant
-    from warploom.runtime.trials import Case, MakeInputs, Setup
+    from warploom.runtime.case import Case, Setup
+    from warploom.runtime.trials import MakeInputs
 
 __all__ = ["CheckFailed", "cases", "check", "setups"]
 
@@ -94,8 +95,8 @@ def _draw_once(variant: Variant, chosen: Sequence[Setup], inputs: MakeInputs | N
     """Draw the inputs of an ordinary batch, to find what is missing before a long compile."""
     import numpy as np
 
+    from warploom.runtime.case import Case
     from warploom.runtime.random_inputs import random_inputs
-    from warploom.runtime.trials import Case
 
     for setup in chosen[:1]:
         case, rng = (
@@ -121,7 +122,7 @@ def setups(
     import torch
 
     from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged
-    from warploom.runtime.trials import Setup
+    from warploom.runtime.case import Setup
 
     if formats is None:
         formats = (Ragged(), Paged(16), Dense(layout="HND"), BlockSparse(block=(32, 16)))
@@ -151,7 +152,7 @@ def _listed(names: Sequence[_Name] | str) -> Sequence[_Name | str]:
 def cases(setup: Setup) -> SearchStrategy[Case]:
     """Batches for one kernel."""
     from warploom.dsl.formats import Dense
-    from warploom.runtime.trials import Case
+    from warploom.runtime.case import Case
 
     _need_hypothesis()
     from hypothesis import strategies as st

@@ -110,7 +110,7 @@ def test_factors_whose_product_a_float32_may_not_hold_stay_apart(size: float) ->
     factor = const(size)
     root = f("add", f("mul", f("mul", LOGITS, factor), factor), const(2.0))
     outside, made = with_scale_outside(root, True)
-    found = evaluate((outside, made), {"sm_scale": np.float32(1.0)}, {}, {}, logits=np.ones(1))
+    found = evaluate((outside, made), {"sm_scale": np.asarray(1.0)}, {}, {}, logits=np.ones(1))
     assert 1e-30 <= found[0] <= 1e30
     np.testing.assert_allclose(found[0] * found[1], size * size + 2.0, rtol=1e-6)
 

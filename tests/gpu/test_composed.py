@@ -11,7 +11,8 @@ import torch
 from composed_variants import EverySeat, NormOfRequest
 
 import warploom as wl
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.case import Case, Setup
+from warploom.runtime.trials import mismatch
 from warploom.scheduler import sharing
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.verify_composed import verify_composed

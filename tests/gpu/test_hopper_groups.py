@@ -9,7 +9,8 @@ import pytest
 from hopper_jobs import JOBS
 
 import warploom as wl
-from warploom.runtime.trials import Case, mismatch
+from warploom.runtime.case import Case
+from warploom.runtime.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

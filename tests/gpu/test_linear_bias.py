@@ -8,7 +8,8 @@ from linear_biases import INPUTS, VARIANTS
 import warploom as wl
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import KVFormat
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.case import Case, Setup
+from warploom.runtime.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

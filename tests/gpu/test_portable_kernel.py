@@ -16,7 +16,8 @@ from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.case import Case, Setup
+from warploom.runtime.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,8 @@ import warploom as wl
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.errors import ArgumentError
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.case import Case, Setup
+from warploom.runtime.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

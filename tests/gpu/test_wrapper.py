@@ -15,7 +15,8 @@ import warploom as wl
 from warploom import errors
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.case import Case, Setup
+from warploom.runtime.trials import mismatch
 from warploom.scheduler.verify import verify
 from warploom.testing import run_property, warm_up
 

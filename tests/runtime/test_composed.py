@@ -13,7 +13,8 @@ import warploom as wl
 from warploom import errors
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.case import Case, Setup
+from warploom.runtime.trials import mismatch
 from warploom.scheduler import sharing
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.verify_composed import verify_composed

@@ -17,7 +17,8 @@ import warploom as wl
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.variant import Variant
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.case import Case, Setup
+from warploom.runtime.trials import mismatch
 
 BATCHES = [  # lengths of queries and of keys
     ((70, 1, 0, 33), (130, 257, 40, 33)),
@@ -39,8 +40,9 @@ def check(emulator: Emulator, variant: Variant, setup: Setup, batch: int, order:
 
 @pytest.mark.parametrize("job", range(len(JOBS)))
 def test_any_kernel_is_right_in_any_order(emulator: Emulator, job: int) -> None:
+    variant, setup = JOBS[job]
     for order, batch in enumerate((0, 2, 1, 2, 0)):
-        check(emulator, *JOBS[job], batch, order + 5 * job if order > 1 else order)
+        check(emulator, variant, setup, batch, order + 5 * job if order > 1 else order)
 
 
 @pytest.mark.parametrize("tile", [ALONE, PAIR], ids=["one group", "two groups"])

@@ -24,6 +24,7 @@ from warploom.dsl.trace import trace
 from warploom.errors import ArgumentError
 from warploom.runtime import kernels as kernels_module
 from warploom.runtime import wrapper as wrapper_module
+from warploom.runtime.case import Case, Setup
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.prepared_keys import (
     KeyTransform,
@@ -31,7 +32,7 @@ from warploom.runtime.prepared_keys import (
     prepared_rows,
     reason_for_fused,
 )
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.trials import mismatch
 
 TALL = TileConfig(64, 32, 2, 2, prepared_keys=True)
 FEW = TileConfig(16, 32, 2, 2, prepared_keys=True)

@@ -28,8 +28,9 @@ from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
 from warploom.dsl.variant import Variant
 from warploom.errors import MissingInput
+from warploom.runtime.case import Case, Setup
 from warploom.runtime.random_inputs import random_inputs
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.trials import mismatch
 from warploom.testing import CheckFailed, check, run_property, warm_up
 
 # Small tiles, so that small batches have several, and split them.

@@ -9,7 +9,8 @@ import warploom as wl
 from warploom.codegen.source import TileConfig
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
-from warploom.runtime.trials import Case, Setup, mismatch
+from warploom.runtime.case import Case, Setup
+from warploom.runtime.trials import mismatch
 
 
 class Seats(wl.Variant):
