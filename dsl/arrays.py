@@ -68,6 +68,12 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
             return functools.partial(NAMED[name], self)
         raise AttributeError(name)
 
+    def __eq__(self, other: Any) -> Any:
+        # A torch number would compare in torch, and give a tensor, of whose numbers none wraps.
+        return super().__eq__(_plain(other, type(self)) if hasattr(other, "detach") else other)
+
+    __hash__ = None  # as that of all arrays
+
     def __floor__(self) -> Any:
         return self._keep(np.floor(self))
 

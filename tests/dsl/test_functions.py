@@ -134,6 +134,15 @@ def test_torch_numbers_compute_as_python_numbers_do(name: str, number: float) ->
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_torch_numbers_compare_as_python_numbers_do(name: str) -> None:
+    compare, k = getattr(operator, name), np.arange(1, 6).view(Array)
+    assert compare(KV, torch.tensor(3)).node is compare(KV, 3).node
+    found = compare(k, torch.tensor(3))
+    assert type(found) is Array
+    np.testing.assert_array_equal(found * (2**31 - 1) * 2, compare(k, 3) * (2**31 - 1) * 2)
+
+
 # --- vectors
 
 ROWS = np.random.default_rng(0).normal(size=(3, 8))
