@@ -62,6 +62,7 @@ bench: $(READY_DEMO) ## prefill, decode and append beside their peers; needs a G
 	$(RUNNER) benchmarks/shared_prefix.py $(ARGS)
 	$(RUNNER) benchmarks/run_overhead.py $(ARGS)
 	$(RUNNER) benchmarks/plot.py
+	$(RUNNER) benchmarks/overview.py
 
 bench-cpu: $(READY_TEST) ## the CPU back end beside its peers, and compile times; needs no GPU
 	$(RUNNER) benchmarks/cpu_attention.py $(ARGS)

@@ -3,8 +3,7 @@
     python benchmarks/plot.py [FOLDER]     reads FOLDER/*.jsonl (default benchmarks/results)
 
 Writes a PNG next to each file that has a drawing, and replaces what lies between
-`<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->`: in the README the pictures, in
-docs/figures.md the tables too.
+`<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->` in docs/figures.md: pictures and tables.
 """
 
 from __future__ import annotations
@@ -16,13 +15,22 @@ from typing import Any
 
 from harness import RESULTS, Row, cell, load_rows, pivot
 
-README = RESULTS.parents[1] / "README.md"
 FIGURES = RESULTS.parents[1] / "docs" / "figures.md"
 # for choosing tiles by and not for reading
 NOT_SHOWN = ("tile_sweep", "tile_sweep_small_heads", "composed_tiles", "spills")
+# Sums and copies of torch are no bound: a kernel with another pattern of reads may pass them.
+SCALE = "Dashed: what torch's own kernels reached in the same run; a scale, no bound."
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
-OURS = "#c2410c"
-PEERS = ("#1d4ed8", "#0f766e", "#7c3aed", "#64748b", "#a16207")
+# One colour for a library in all pictures; what one library does in several ways has shades of it.
+LIBRARIES = {
+    "warploom": "#c2410c",
+    "single format": "#c2410c",  # warploom's, too
+    "cuDNN": "#1d4ed8",
+    "FlexAttention": "#0f766e",
+    "FlashInfer": "#7c3aed",
+}
+OTHERS = "#64748b"
+_LIGHTER = 0.38  # of the way to white, for each further way of one library
 
 TITLES = {
     "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
@@ -54,15 +62,25 @@ def ceilings_of(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.case == "ceiling" and row.value and row.unit == unit]
 
 
-def color_of(impl: str, impls: Sequence[str]) -> str:
-    others = [name for name in impls if name != "warploom"]
-    return OURS if impl == "warploom" else PEERS[others.index(impl) % len(PEERS)]
+def color_of(impl: str, impls: Sequence[str]) -> tuple[float, float, float]:
+    """The colour of the library; the lighter, the later this way of it stands in the list."""
+    base = base_color(impl)
+    rank = [name for name in impls if base_color(name) == base].index(impl)
+    kept = (1 - _LIGHTER) ** rank
+    red, green, blue = (1 - kept * (1 - int(base[i : i + 2], 16) / 255) for i in (1, 3, 5))
+    return red, green, blue
+
+
+def base_color(impl: str) -> str:
+    return next((color for name, color in LIBRARIES.items() if impl.startswith(name)), OTHERS)
 
 
 def draw_lines(axes: Any, rows: Sequence[Row]) -> None:
     """One line for each implementation over the cases, which lie in growing order."""
     cases, impls, at = pivot(rows)
-    for impl in impls:
+    last = {impl: row.value for impl in impls if (row := at.get((cases[-1], impl))) and row.value}
+    # the legend lists lines as they lie at the right end
+    for impl in sorted(impls, key=lambda name: -(last.get(name) or 0.0)):
         points = [
             (x, row.value)
             for x, case in enumerate(cases)
@@ -127,24 +145,26 @@ def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Pat
     width = max(8.0, 0.11 * len(cases) * len(impls) + 3.0)
     figure, axes = plt.subplots(figsize=(min(width, 14.0), 4.6), layout="constrained")
     DRAWINGS[benchmark](axes, rows)
-    for ceiling in ceilings_of(rows):
-        height = ceiling.value or 0.0
-        axes.axhline(height, color="black", linestyle="--", linewidth=1)
+    for line in ceilings_of(rows):
+        height = line.value or 0.0
+        axes.axhline(height, color="black", linestyle="--", linewidth=1, zorder=0)
         axes.annotate(
-            f"ceiling: {ceiling.impl}",
-            (0.01, height),
+            f"torch, {line.impl}",
+            (1.01, height),
             xycoords=("axes fraction", "data"),
-            va="bottom",
+            va="center",
             fontsize=8,
         )
         axes.set_ylim(0, max(axes.get_ylim()[1], height * 1.1))
+    if ceilings_of(rows):
+        figure.supxlabel(SCALE, fontsize=7, x=0.01, ha="left")
     unit = rows[-1].unit
     axes.set_ylabel(f"{unit}, {better(unit)} is better")
     axes.set_title(
         f"{TITLES[benchmark]}\n{machine['device']}, torch {machine['torch']}", fontsize=10
     )
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.4))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -175,9 +195,9 @@ def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> st
     return "\n".join([*lines, "", f"<sub>{facts}</sub>", ""])
 
 
-def picture(benchmark: str, folder: str) -> str:
-    """Of a recorded benchmark, for a page that has this way to the root."""
-    return f"![{TITLES[benchmark]}]({folder}benchmarks/results/{benchmark}.png)\n"
+def picture(benchmark: str) -> str:
+    """Of a recorded benchmark, for a page in docs/."""
+    return f"![{TITLES[benchmark]}](../benchmarks/results/{benchmark}.png)\n"
 
 
 def section(parts: Sequence[str]) -> str:
@@ -203,7 +223,7 @@ def order(path: Path) -> tuple[int, str]:
 def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     folder = Path(given[0]) if given else RESULTS
-    pictures, parts = [], []
+    parts = []
     for path in sorted(folder.glob("*.jsonl"), key=order):
         if path.stem in NOT_SHOWN:
             continue
@@ -211,17 +231,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if all(row.case == "ceiling" for row in rows):  # a run that ended before its first figure
             continue
         if path.stem in DRAWINGS:
-            pictures.append(picture(path.stem, ""))
-            parts.append(picture(path.stem, "../"))
+            parts.append(picture(path.stem))
             try:
                 draw(path.stem, machine, rows, path.with_suffix(".png"))
                 print(path.with_suffix(".png"))
             except ModuleNotFoundError as missing:
                 print(f"no picture of {path.stem}: {missing}; install matplotlib")
         parts.append(markdown(path.stem, machine, rows))
-    if folder == RESULTS and README.exists():
-        for page, shown in ((README, pictures), (FIGURES, parts)):
-            page.write_text(replace_section(page.read_text(), section(shown)))
+    if folder == RESULTS and FIGURES.exists():
+        FIGURES.write_text(replace_section(FIGURES.read_text(), section(parts)))
     else:
         print("\n".join(parts))
 
