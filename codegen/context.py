@@ -35,6 +35,7 @@ _SHORT_DTYPE = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
+    "int8": "i8",
 }
 
 

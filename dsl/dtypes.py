@@ -41,13 +41,14 @@ int8 = DType("int8", 1, "signed char", Kind.INT)
 uint8 = DType("uint8", 1, "unsigned char", Kind.INT)
 bool_ = DType("bool", 1, "bool", Kind.BOOL)
 
-# 8-bit floats: storage of keys and values only.
+# Of 8 bits: storage of keys and values only. The ints are numbers like the floats, up to scales.
 float8_e4m3fn = DType("float8_e4m3fn", 1, "warploom::e4m3_t", Kind.FLOAT)
 float8_e5m2 = DType("float8_e5m2", 1, "warploom::e5m2_t", Kind.FLOAT)
+kv_int8 = DType("int8", 1, "warploom::i8_t", Kind.FLOAT)
 
 BY_NAME = {t.name: t for t in (float32, float16, bfloat16, int64, int32, int8, uint8, bool_)}
 ATTENTION_DTYPES = (float16, bfloat16, float32)
-NARROW_DTYPES = (float8_e4m3fn, float8_e5m2)
+NARROW_DTYPES = (float8_e4m3fn, float8_e5m2, kv_int8)
 
 
 def dtype(name: str | DType) -> DType:

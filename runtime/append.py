@@ -90,7 +90,7 @@ class Appender:
             head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
             dtype: of new keys and values: float16, bfloat16 or float32.
             cache_dtype: of the cache, to which results are rounded; `dtype` by default. Numbers too
-                large for float8_e4m3fn and float8_e5m2 become the largest; let the transforms
+                large for float8_e4m3fn, float8_e5m2 or int8 become the largest; let the transforms
                 divide by the scales that the attending variant multiplies with.
             device: the current CUDA device by default, or the CPU.
 

@@ -301,7 +301,7 @@ def check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torch
 
 def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dtype) -> str:
     """What to do about a tensor's type; no declaration is proposed that would be refused."""
-    if got in (torch.uint8, torch.int8):  # how 8-bit floats are stored where torch has no type
+    if got == torch.uint8:  # how 8-bit floats are stored where torch has no type
         narrow = expected if expected in _NARROW else _NARROW[0]
         declare = "" if expected in _NARROW else f" and declare kv_dtype={narrow}"
         if name in ("k", "v"):

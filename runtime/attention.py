@@ -113,7 +113,7 @@ def attention(
     Args:
         q: [batch, rows, q_heads, head_dim], or [batch, q_heads, rows, head_dim] in layout HND.
         k: [batch, keys, kv_heads, head_dim], or with tokens and heads swapped; in q's dtype, or in
-            float8_e4m3fn or float8_e5m2, as v.
+            float8_e4m3fn, float8_e5m2 or int8, as v.
         v: [batch, keys, kv_heads, head_dim_v], likewise.
         variant: the functors; None is plain attention over all keys.
         sm_scale: factor of q.k; 1/sqrt(head_dim) by default.

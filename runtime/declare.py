@@ -170,7 +170,7 @@ def _stored(given: str | DType | torch.dtype, computed: DType) -> DType | None:
     except KeyError:
         found = None
     if found not in (computed, *NARROW_DTYPES):
-        is_bytes = str(given).rpartition(".")[2] in ("uint8", "int8")
+        is_bytes = str(given).rpartition(".")[2] == "uint8"
         raise UnsupportedSpec(
             what=f"kv_dtype {given} with dtype {computed.name}",
             reason=f"keys and values are stored in one of {names}",

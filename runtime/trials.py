@@ -18,6 +18,7 @@ from warploom.runtime.random_inputs import random_inputs
 from warploom.runtime.wrapper import AttentionWrapper
 
 _Floats = np.ndarray[Any, Any]
+_UNOWNED = 127.0
 MakeInputs = Callable[["Case", np.random.Generator], Mapping[str, Any]]
 
 
@@ -121,11 +122,14 @@ class Trial:
         return self._round(scale * self.rng.standard_normal(shape, dtype=np.float32))
 
     def _random_kv(self, *shape: int) -> _Floats:
-        """Likewise for keys and values."""
-        return self._to_torch(self._random(*shape), self.kv_dtype).float().numpy()
+        """Likewise for keys and values; among integers, more than the few that round to zero."""
+        scale = 1.0 if self.kv_dtype.is_floating_point else 4.0
+        return self._to_torch(self._random(*shape, scale=scale), self.kv_dtype).float().numpy()
 
     @staticmethod
     def _to_torch(array: _Floats, dtype: torch.dtype) -> torch.Tensor:
+        if not dtype.is_floating_point:  # which have no NaN to fill what nobody owns with
+            array = np.nan_to_num(array, nan=_UNOWNED)
         return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
     def _queries(self) -> torch.Tensor:

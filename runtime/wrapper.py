@@ -114,8 +114,8 @@ class AttentionWrapper(Planning):
             num_q_heads, num_kv_heads: heads; the second defaults to the first and must divide it.
             head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
             dtype: of q, k, v and the output: float16, bfloat16 or (CPU) float32.
-            kv_dtype: of k and v, if another: float8_e4m3fn or float8_e5m2. Kernels widen them to
-                `dtype`; scales are fields of the variant, see `KVScale`.
+            kv_dtype: of k and v, if another: float8_e4m3fn, float8_e5m2 or int8. Kernels widen them
+                to `dtype`; scales are fields of the variant, see `KVScale`.
             device: the current CUDA device by default, or the CPU.
             backend: "reference" reads the variant with NumPy; None is the device's own.
             sm_scale: factor of q.k; 1/sqrt(head_dim) by default.

@@ -22,7 +22,7 @@ __all__ = ["CheckFailed", "cases", "check", "setups"]
 _Name = TypeVar("_Name", str, str | None)
 _KEYS = (0, 1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 127, 129, 200, 300)
 _ROWS = (0, 1, 1, 2, 3, 5, 16, 17, 33, 65)
-_KV_DTYPES = (None, "float8_e4m3fn", None, "float8_e5m2")
+_KV_DTYPES = (None, "float8_e4m3fn", None, "float8_e5m2", None, "int8")
 
 
 class CheckFailed(AssertionError):

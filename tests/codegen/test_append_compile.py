@@ -45,7 +45,7 @@ def test_every_head_dim(dim: int) -> None:
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("cache", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("cache", ["float8_e4m3fn", "float8_e5m2", "int8"])
 def test_caches_of_8_bits(arch: str, cache: str) -> None:
     source = render_append(spec(wl.Rope(), cache=cache), "cuda")
     assert run_nvrtc(source.text, arch_named(arch), source.name).spill_bytes == 0

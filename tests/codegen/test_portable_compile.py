@@ -197,6 +197,8 @@ NARROW = {
     "seats": (wl.Rope() & ScaledValues(), TileConfig(16, 64, 2, 2), "float8_e4m3fn", "sm_120"),
     "before sm_89": (wl.HeadKVScale(), TileConfig(16, 128, 4, 2), "float8_e4m3fn", "sm_80"),
     "tall": (wl.Causal(), TileConfig(128, 64, 8, 2), "float8_e5m2", "sm_90a"),
+    "ints": (wl.KVScale(), TileConfig(16, 128, 4, 2), "int8", "sm_80"),
+    "ints, seats": (wl.Rope() & ScaledValues(), TileConfig(64, 64, 4, 2), "int8", "sm_90a"),
 }
 
 

@@ -67,6 +67,7 @@ CASES = {
     "odd": (spec(wl.Variant(), wl.Paged(16), (96, 96)), "sm_120"),
     "e4m3": (spec(wl.TokenKVScale(), wl.Paged(16), stored="float8_e4m3fn"), "sm_90a"),
     "e5m2": (spec(wl.HeadKVScale(), wl.Paged(16), stored="float8_e5m2"), "sm_80"),
+    "int8": (spec(wl.HeadKVScale(), wl.Paged(16), stored="int8"), "sm_90a"),
 }
 
 

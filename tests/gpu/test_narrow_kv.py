@@ -16,7 +16,7 @@ from warploom.testing import run_property, warm_up
 
 pytestmark = pytest.mark.gpu
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+E4M3, E5M2, I8 = "float8_e4m3fn", "float8_e5m2", "int8"
 SMALL, DEEP = TileConfig(16, 32, 2, 3), TileConfig(16, 128, 4, 2)
 MIDDLE, TALL = TileConfig(64, 32, 2, 2), TileConfig(128, 64, 8, 2)
 SINGLE = TileConfig(1, 128, 4, 1)
@@ -50,6 +50,10 @@ POOL = [
         wl.FlashSigmoid(bias=-2.0) & wl.TokenKVScale(),
         Setup(wl.Dense(), "bfloat16", 64, 128, "cuda", TALL, E5M2),
     ),
+    (wl.TokenKVScale(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SINGLE, I8)),
+    (wl.KVScale(0.2, 0.1), Setup(wl.Paged(1), "bfloat16", 128, 128, "cuda", SMALL, I8)),
+    (wl.Causal() & wl.Rope(), Setup(wl.Paged(16), "float16", 64, 64, "cuda", MIDDLE, I8)),
+    (wl.HeadKVScale(), Setup(wl.Ragged(), "bfloat16", 128, 128, "cuda", TALL, I8)),
 ]
 
 
@@ -65,7 +69,7 @@ def test_long_requests_are_split_and_merged() -> None:
         assert found is None, f"{variant!r} {case}: {found}"
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_number_is_widened_exactly(kv_dtype: Any, dtype: Any, cuda: Any) -> None:
     """One key is all the attention of a row, so that the output is its value, bit for bit."""

@@ -190,7 +190,18 @@ def test_every_number_is_rounded_to_8_bits_as_torch_does(narrow: torch.dtype) ->
         assert bool(got.float()[nan].isnan().all())
 
 
-@pytest.mark.parametrize("narrow", ["float8_e4m3fn", "float8_e5m2"])
+def test_every_number_is_rounded_to_the_nearest_integer_of_8_bits() -> None:
+    halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    steps = torch.arange(-600, 600, dtype=torch.float32) / 4  # with all the ties
+    x = torch.nn.functional.pad(torch.cat((halves, steps, halves * 1e30)), (0, 16)).view(-1, 1, 64)
+    cache = torch.zeros(2, 1, len(x), 1, 64, dtype=torch.int8)
+    wl.append(x, -x, tuple(cache), [0, len(x)], [0, 1], [0], [len(x)])
+    for got, wide in zip(cache, (x, -x), strict=True):
+        expected = wide.nan_to_num(0.0).round().clamp(-128, 127).to(torch.int8)
+        assert torch.equal(got.view(-1), expected.view(-1))
+
+
+@pytest.mark.parametrize("narrow", ["float8_e4m3fn", "float8_e5m2", "int8"])
 def test_quantised_on_the_way_and_scaled_when_read(narrow: str) -> None:
     class Divided(wl.Variant):
         scale = wl.Scalar("float32", default=0.25)
@@ -212,7 +223,10 @@ def test_quantised_on_the_way_and_scaled_when_read(narrow: str) -> None:
         dtype="float32", **shape,
     )  # fmt: skip
     narrow_kv.plan([0, 1, 2], *table)
-    rounded = [(x / 0.25).to(cache.dtype).float() * 0.25 for x in (k, v)]
+    scaled = [x / 0.25 for x in (k, v)]
+    if narrow == "int8":  # which torch cuts to
+        scaled = [x.round() for x in scaled]
+    rounded = [x.to(cache.dtype).float() * 0.25 for x in scaled]
     exact = wl.AttentionWrapper(wl.Causal(), dtype="float32", **shape)
     exact.plan([0, 1, 2], [0, 6, 11])
     torch.testing.assert_close(

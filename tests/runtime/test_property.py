@@ -86,6 +86,11 @@ POOL = [
         Causal() & TokenKVScale() & SoftCap(5.0),
         Setup(Ragged(layout="HND"), "float16", 72, 40, tile=WIDE, kv_dtype="float8_e5m2"),
     ),
+    (TokenKVScale(), Setup(Paged(3), "float32", 64, 64, tile=SMALL, kv_dtype="int8")),
+    (
+        KVScale(0.1, 0.2) & Causal(),
+        Setup(Ragged(), "bfloat16", 80, 72, tile=WIDE, kv_dtype="int8"),
+    ),
     (
         KVScale(0.5, 2.0) & Rope(),
         Setup(BlockSparse(block=(5, 3)), "float32", 64, 64, tile=SMALL, kv_dtype="float8_e4m3fn"),

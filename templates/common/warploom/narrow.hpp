@@ -1,5 +1,5 @@
-// Rounding to 8-bit floats: to nearest, ties to even. What is too large becomes the largest number,
-// since e4m3 has no infinity and a cache has no use for one; NaN stays NaN.
+// Rounding to 8 bits: to nearest, ties to even. What is too large becomes the largest number, since
+// e4m3 has no infinity and a cache has no use for one; NaN stays NaN, and is 0 among integers.
 // Included after load.cuh or load.hpp, which have the types.
 #pragma once
 
@@ -33,6 +33,13 @@ WL_FN e4m3_t from_float<e4m3_t>(float value) {
 template <>
 WL_FN e5m2_t from_float<e5m2_t>(float value) {
   return {narrow_bits<2, 15, 0x47600000u>(value, 0x7fu)};  // 57344
+}
+template <>
+WL_FN i8_t from_float<i8_t>(float value) {
+  const float above = value > -128.0f ? value : value <= -128.0f ? -128.0f : 0.0f;
+  const float limited = above < 127.0f ? above : 127.0f;
+  // the addition rounds: the last place of 1.5 * 2^23 is 1
+  return {static_cast<signed char>(__builtin_bit_cast(int, limited + 12582912.0f) - 0x4b400000)};
 }
 
 }  // namespace warploom

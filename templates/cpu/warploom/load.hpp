@@ -17,6 +17,9 @@ struct e4m3_t {  // no infinities; NaN where all bits below the sign are set
 struct e5m2_t {  // the upper half of a half_t
   unsigned char bits;
 };
+struct i8_t {  // an integer; what it stands for is a scale times it
+  signed char bits;
+};
 
 WL_FN float to_float(float value) { return value; }
 WL_FN float to_float(bfloat16_t value) { return bits_to_float(int(unsigned(value.bits) << 16)); }

@@ -104,6 +104,15 @@ struct Storage<e5m2_t> {
   }
 };
 
+template <>
+struct Storage<i8_t> {
+  using Bits = ByteBits;
+  static WL_INLINE Vec widen(Bits bits) {
+    UintVec shifted = __builtin_convertvector(bits ^ 0x80, UintVec);  // 128 more than the integer
+    return __builtin_convertvector((IntVec)shifted - 128, Vec);
+  }
+};
+
 // The first `count` of a vector's elements, the rest zero.
 template <class Element>
 WL_INLINE Vec load_floats(const Element* p, int count = kLanes) {

@@ -19,6 +19,9 @@ struct e4m3_t {  // no infinities; NaN where all bits below the sign are set
 struct e5m2_t {  // the upper half of a half_t
   unsigned char bits;
 };
+struct i8_t {  // an integer; what it stands for is a scale times it
+  signed char bits;
+};
 
 WL_FN float to_float(float value) { return value; }
 WL_FN float to_float(bfloat16_t value) { return __uint_as_float(unsigned(value.bits) << 16); }
@@ -36,6 +39,7 @@ WL_FN float to_float(e4m3_t value) {
   const unsigned bits = magnitude == 0x7fu ? 0x7e00u : magnitude << 7 | sign;
   return 256.0f * to_float(half_t{static_cast<unsigned short>(bits)});  // the biases differ by 8
 }
+WL_FN float to_float(i8_t value) { return float(value.bits); }
 
 // Rounds to nearest, ties to even.
 template <class T>

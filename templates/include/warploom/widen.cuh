@@ -1,4 +1,4 @@
-// 8-bit floats to the 16-bit floats that tensor cores multiply, four at a time, in registers.
+// 8-bit numbers to the 16-bit floats that tensor cores multiply, four at a time, in registers.
 #pragma once
 
 #include <warploom/load.cuh>
@@ -9,6 +9,15 @@ namespace warploom {
 WL_FN void widen_to_half(unsigned bytes, e5m2_t, unsigned& low, unsigned& high) {
   low = __byte_perm(bytes, 0, 0x1404);
   high = __byte_perm(bytes, 0, 0x3424);
+}
+
+// The last bits of 1024 + u are u, which is 128 more than the integer.
+WL_FN void widen_to_half(unsigned bytes, i8_t, unsigned& low, unsigned& high) {
+  const unsigned shifted = bytes ^ 0x80808080u;
+  low = __byte_perm(shifted, 0x64646464u, 0x4140);
+  high = __byte_perm(shifted, 0x64646464u, 0x4342);
+  asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(low) : "r"(0x64806480u));
+  asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(high) : "r"(0x64806480u));
 }
 
 #if __CUDA_ARCH__ >= 890
