@@ -49,6 +49,7 @@ from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.declare import checked_count, group_size
 from warploom.runtime.device import cuda_facts, resolve_device
 from warploom.runtime.formats import Batch
+from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import Block
@@ -60,7 +61,7 @@ from warploom.scheduler.layout import SEGMENT
 class Appender:
     """Writes new keys and values of a batch into the pages that a table names.
 
-    One appender serves all layers and all batches. It serves one thread at a time.
+    One appender serves all layers and all batches. Calls of several threads wait for each other.
 
     Attributes:
         spec: what its kernel is compiled for.
@@ -133,6 +134,7 @@ class Appender:
         self._write_counts = self._block.writer("i", COUNTS)
         self._seen: tuple[object, ...] | None = None
         self._spans: list[int] = []  # bytes from the first element to the last
+        self._guard = Guard(type(self).__name__, self._torn)
         self._apart: int | None = None  # from the k cache to the v cache, when they were compared
         self._launch = _kernel(self.spec, self.device)(self._block)
 
@@ -183,6 +185,21 @@ class Appender:
         """
         k, v = as_torch(k, "k"), as_torch(v, "v")
         tensors = k, v, *key_value(checked_kv(kv, self._format, shared=True))
+        held = self._guard
+        if not held.try_enter(False):
+            held.wait()
+        try:
+            self._append(tensors, (indptr, kv_indptr, kv_indices, last_page_len), inputs)
+        finally:
+            held.leave()
+
+    def _append(
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        given: tuple[Any, ...],
+        inputs: dict[str, Any],
+    ) -> None:
+        """Append what has its turn."""
         addresses = [x.data_ptr() for x in tensors]
         seen = (
             tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in tensors),
@@ -200,11 +217,11 @@ class Appender:
             check_caches_apart(tensors[2], tensors[3])
             self._apart = distance
         pages = min(len(x) for x in tensors[2:])
-        given = indptr, kv_indptr, kv_indices, last_page_len
-        tables = index_arrays(self._format, self.device, given, len(k), pages)
+        rows = len(tensors[0])
+        tables = index_arrays(self._format, self.device, given, rows, pages)
         requests = len(tables[0]) - 1
         self._write_pointers(*addresses, *(x.data_ptr() for x in tables))
-        self._write_counts(requests, len(k), len(tables[2]), pages)
+        self._write_counts(requests, rows, len(tables[2]), pages)
         kept: dict[str, torch.Tensor] = {}
         if inputs or self._needs_inputs or self._inputs.overridden:
             self._inputs.for_batch(_heads_only(requests))
@@ -212,6 +229,10 @@ class Appender:
         if requests > 0:
             self._enqueue()
         del kept  # given tensors live until here
+
+    def _torn(self) -> None:
+        """Write all parameters at the next call."""
+        self._seen, self._inputs.overridden = None, True
 
     def _enqueue(self) -> None:
         if self.device.type == "cpu":

@@ -59,6 +59,7 @@ class Launcher:
         self._workspace = workspace
         self._reads: dict[str, torch.Tensor] = {}  # by all runs, beside q, k and v
         self._read_bytes: dict[str, tuple[int, int]] = {}  # where these begin and end
+        self._shares_memory = workspace.is_given
         if workspace.is_given:
             self.reads("workspace", workspace.memory)
         self._device = device = geometry.device
@@ -190,7 +191,8 @@ class Launcher:
         if not self._only_device and shortcuts.current_device() != self._device.index:
             with torch.cuda.device(self._device):
                 return self.launch(q, kv, out, lse, return_lse, given)
-        self._workspace.check_held()
+        if self._shares_memory:
+            self._workspace.check_held()
         kept: dict[str, torch.Tensor] = {}
         if given or self._needs_inputs or self._inputs.overridden:
             kept = self._inputs.write_given(given, self._members)

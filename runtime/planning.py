@@ -12,6 +12,7 @@ from warploom.errors import NotPlanned
 from warploom.runtime.batch import Batch, Measured, OnDevice
 from warploom.runtime.calls import explained
 from warploom.runtime.device import Backend
+from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.launch import Launcher
 from warploom.runtime.plan_batch import batch_of
@@ -29,6 +30,7 @@ class Planning:
     _is_refused = False  # the last plan
     _bounds: Bounds | None
     _batch: Batch | None
+    _guard: Guard
     _inputs: Inputs
     _variant: Variant
     _planner: Planner
@@ -92,7 +94,9 @@ class Planning:
             FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
             BoundsExceeded, WorkspaceTooSmall: the batch does not fit.
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
+            InUse: another thread runs or plans this wrapper; the plan before stays.
         """
+        self._guard.enter_plan()
         try:
             self._inputs.check_names(inputs)
             arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
@@ -102,6 +106,8 @@ class Planning:
         except BaseException:
             self._forget()
             raise
+        finally:
+            self._guard.leave_plan()
 
     def check_plan(self) -> None:
         """Raise if the device refused the last plan; waits for the device.

@@ -21,8 +21,9 @@ from warploom.errors import (
     WrongShape,
     WrongStride,
 )
-from warploom.runtime.args import checked_kv, key_value
+from warploom.runtime.args import KV, checked_kv, key_value
 from warploom.runtime.calls import explained
+from warploom.runtime.custom_op import Result
 from warploom.runtime.formats import Batch, indptr, segments_of
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.tensors import as_torch, host_int32
@@ -72,11 +73,14 @@ class PageSelectionWrapper(AttentionWrapper):
             BadIndptr, BadLength, WrongShape, WrongDType, WrongDevice, WrongStride: a wrong array.
             and those of `AttentionWrapper.plan`.
         """
+        self._guard.enter_plan()
         try:
             self._plan_selected(qo_indptr, selection, num_pages, last_page_len, inputs)
         except BaseException:
             self._forget()
             raise
+        finally:
+            self._guard.leave_plan()
 
     def _plan_selected(
         self,
@@ -111,9 +115,18 @@ class PageSelectionWrapper(AttentionWrapper):
             IndexOutOfRange: on the CPU, an entry of the selection that is no page of the cache.
             and those of `AttentionWrapper.run`.
         """
-        if self._selection is not None and self.device.type == "cpu":
-            self.check_selection(kv)
         return super().run(q, kv, **rest)
+
+    def _admit_and_launch(self, q: torch.Tensor, kv: KV, *rest: Any) -> Result:
+        """On the CPU each run comes here, so that no run reads a selection that was not checked."""
+        if self.device.type != "cpu":
+            return super()._admit_and_launch(q, kv, *rest)
+        self.check_selection(kv)
+        try:
+            return super()._admit_and_launch(q, kv, *rest)
+        finally:
+            assert self._launcher is not None  # `plan` refuses the reference
+            self._launcher.forget()
 
     def check_selection(self, kv: Any) -> None:
         """Raise for the first entry that a run would read outside of the cache now.
@@ -149,16 +162,21 @@ class PageSelectionWrapper(AttentionWrapper):
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
             WrongShape, WrongStride, WrongDType, WrongDevice: not as planned.
+            InUse: another thread runs or plans this wrapper.
         """
-        before = self._selection
-        if self._batch is None or before is None:
-            raise self._not_planned()
-        tensor = self._checked(selection, before.shape[0])
-        if tensor.shape[2] != before.shape[2] or tensor.stride() != before.stride():
-            raise WrongStride(
-                name="selection", got=tensor.stride(), expected=f"{before.stride()}, as planned"
-            )
-        self._use(tensor)
+        self._guard.enter_plan()
+        try:
+            before = self._selection
+            if self._batch is None or before is None:
+                raise self._not_planned()
+            tensor = self._checked(selection, before.shape[0])
+            if tensor.shape[2] != before.shape[2] or tensor.stride() != before.stride():
+                raise WrongStride(
+                    name="selection", got=tensor.stride(), expected=f"{before.stride()}, as planned"
+                )
+            self._use(tensor)
+        finally:
+            self._guard.leave_plan()
 
     def _use(self, tensor: torch.Tensor) -> None:
         self._selection = tensor  # torch reuses its memory on its own stream alone, once dropped

@@ -6,7 +6,7 @@ the kernel's parameters and launches, so that a CUDA graph can capture it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -21,7 +21,7 @@ from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import ArgumentError, WrongCall
 from warploom.runtime import custom_op
-from warploom.runtime.args import Geometry, check_results, checked_kv, key_value
+from warploom.runtime.args import Geometry
 from warploom.runtime.calls import explained
 from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import (
@@ -35,12 +35,12 @@ from warploom.runtime.declare import (
     make_spec,
 )
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
+from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.planner import Options
-from warploom.runtime.planning import Planning
 from warploom.runtime.prepared_keys import (
     KeyTransform,
     PreparedKeys,
@@ -49,7 +49,7 @@ from warploom.runtime.prepared_keys import (
     prepared_rows,
     reason_for_fused,
 )
-from warploom.runtime.reference import run_reference
+from warploom.runtime.running import Running
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
 from warploom.runtime.visibility import Heads
@@ -63,10 +63,11 @@ if TYPE_CHECKING:
     from warploom.runtime.explain import Explanation
 
 
-class AttentionWrapper(Planning):
+class AttentionWrapper(Running):
     """Attention of one variant over one KV format, for batches of any lengths.
 
-    A wrapper serves one stream at a time, and one thread.
+    A wrapper serves one batch at a time. Threads may run the same plan, one after the other; those
+    that plan need wrappers of their own, or a lock around `plan` and the runs of its batch.
 
     Attributes:
         spec: the declaration, traced and checked.
@@ -163,6 +164,7 @@ class AttentionWrapper(Planning):
         self.key_transform = KeyTransform.of(
             key_transform, tile, obstacle, for_fused, prepared_rows(self.spec)
         )
+        self._guard = Guard(type(self).__name__, self._forget)
         self.planned = None
         self._batch = None
         self._launcher = None  # none for the reference
@@ -288,6 +290,7 @@ class AttentionWrapper(Planning):
 
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
+            InUse: another thread plans.
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
             UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
                 wrapper has planned into this one's workspace.
@@ -299,47 +302,21 @@ class AttentionWrapper(Planning):
         if torch.compiler.is_dynamo_compiling():
             learnt = self._learnt(inputs)
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)
-        launcher = self._launcher
-        if (
-            launcher is not None
-            and launcher.knows(q, kv, out, lse, return_lse)
-            and not ((inputs or self._inputs.learnt) and self._learnt(inputs))
-        ):
-            return launcher.launch(q, kv, out, lse, return_lse, inputs)
+        held = self._guard
+        if not held.try_enter(False):
+            held.wait()
+        try:
+            launcher = self._launcher
+            if (
+                launcher is not None
+                and launcher.knows(q, kv, out, lse, return_lse)
+                and not ((inputs or self._inputs.learnt) and self._learnt(inputs))
+            ):
+                return launcher.launch(q, kv, out, lse, return_lse, inputs)
+        finally:
+            held.leave()
+            del held
         return self._run_unknown(q, kv, out, lse, return_lse, inputs)
-
-    def _run_unknown(
-        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any]
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """`run` with tensors unlike those of the run before."""
-        self._inputs.check_names(inputs)
-        return_lse = checked_flag("return_lse", return_lse)
-        if self._batch is None:
-            raise self._not_planned()
-        kv = checked_kv(kv, self.kv_format)
-        q = as_torch(q, "q")
-        out = out if out is None else as_torch(out, "out", shared=True)
-        lse = lse if lse is None else as_torch(lse, "lse", shared=True)
-        learnt, tensors = self._learnt(inputs), (q, *key_value(kv))
-        is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
-        if (wants or self._launcher is None) and not is_traced:
-            check_results(out, lse, tensors, self._geometry, self._batch)
-        if wants or is_traced:  # the operator says that there is none, once a gradient is asked for
-            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)
-        if self._launcher is None:
-            values = {**self._inputs.scalars, **self._inputs.tensors}
-            values |= self._inputs.check_given(inputs)
-            o, sums = run_reference(
-                self._variant, self._batch, self._geometry, tensors, values, self.sm_scale
-            )
-            return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
-        self._launcher.admit(q, kv, out, lse, return_lse)
-        return self._launcher.launch(q, kv, out, lse, return_lse, inputs)
-
-    def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Values of fields, kept or given to a run, whose gradient may be asked for."""
-        learnt = self._inputs.learnt
-        return custom_op.wanting(({**learnt, **inputs} if learnt else inputs).values())
 
     def warm_up(self, progress: bool | None = None) -> None:
         """Build the kernels of every tile that a plan can choose, in parallel, and load them.

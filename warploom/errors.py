@@ -271,6 +271,13 @@ class NotPlanned(ArgumentError):
         super().__init__(what=what, **facts)
 
 
+class InUse(ArgumentError):
+    message = (
+        "this {call} is in use by {user}. It serves one batch at a time: give each thread one of "
+        "its own, or let threads hold a lock of yours around plan() and the runs of its batch."
+    )
+
+
 class PlanMismatch(ArgumentError):
     message = "{name} is {got}, but plan() was called for {expected}. Call plan() again first."
 

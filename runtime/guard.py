@@ -1,0 +1,110 @@
+"""One call at a time on a wrapper, whichever thread it comes from.
+
+A call has the turn until its kernel is done or enqueued: native code runs without the interpreter's
+lock, so nothing else keeps two calls apart. Runs wait for each other. No call waits for a plan, and
+no plan for a call: where one thread plans and another one runs, which batch it gets is luck.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from weakref import WeakMethod, WeakSet
+
+from warploom.errors import InUse
+
+
+class Guard:
+    """Whose turn it is.
+
+    A function that takes the turn keeps its guard in a local variable named `held`, by which a
+    thread that would wait for itself is found; so a turn that nobody contests costs a lock alone.
+
+    Attributes:
+        try_enter: `try_enter(False)` takes the turn if nobody has it, and else is False: `wait`.
+        leave: gives it back.
+    """
+
+    def __init__(self, owner: str, torn: Callable[[], None]) -> None:
+        """Begin with nobody inside.
+
+        Args:
+            owner: the class that users know, for messages.
+            torn: method that is called in a forked process where another thread had the turn, and
+                left things half done.
+        """
+        self._lock = threading.Lock()
+        self._owner = owner
+        self._torn = WeakMethod(torn)
+        self._is_planning = False
+        self._plans = 0  # begun so far
+        self.try_enter = self._lock.acquire
+        self.leave = self._lock.release
+        _guards.add(self)
+
+    def wait(self) -> None:
+        """Take the turn when the run that has it is done.
+
+        Raises:
+            InUse: a plan has the turn, or got it meanwhile, or this thread has it itself.
+        """
+        plans = self._plans
+        if _holds(sys._getframe(1).f_back, self):
+            raise InUse(call=self._owner, user="another call of this very thread")
+        if not self._is_planning:
+            self._lock.acquire()
+            if plans == self._plans:
+                return
+            self._lock.release()
+        raise InUse(call=self._owner, user="a plan() of another thread")
+
+    def enter_plan(self) -> None:
+        """Take the turn for what changes the batch.
+
+        Raises:
+            InUse: another call has it.
+        """
+        if not self.try_enter(False):
+            user = "another plan()" if self._is_planning else "a run of another thread"
+            raise InUse(call=self._owner, user=user)
+        self._is_planning = True
+        self._plans += 1
+
+    def leave_plan(self) -> None:
+        """Give the turn back that `enter_plan` took."""
+        self._is_planning = False
+        self.leave()
+
+    def reset(self) -> None:
+        """Take the turn from a thread that a fork has left behind."""
+        if not self._lock.locked():
+            return
+        self._is_planning = False
+        self._lock.release()
+        torn = self._torn()
+        if torn is not None:
+            torn()
+
+
+def _holds(frame: FrameType | None, guard: Guard) -> bool:
+    """True if a function up the stack has the turn."""
+    while frame is not None:
+        if "held" in frame.f_code.co_varnames and frame.f_locals.get("held") is guard:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_guards: WeakSet[Guard] = WeakSet()
+
+
+def _after_fork() -> None:
+    for guard in list(_guards):
+        guard.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
