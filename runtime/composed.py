@@ -25,7 +25,7 @@ from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
 from warploom.scheduler.composed_plan import composed_capacity
 from warploom.scheduler.composed_tiles import VisibilityOf
-from warploom.scheduler.layout import Records
+from warploom.scheduler.layout import ROW_CODE, Records
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
 from warploom.scheduler.visibility import Visibility
 
@@ -82,8 +82,8 @@ class ComposedPlanner(Planner):
         """The tile of all plans, or None if each batch chooses.
 
         Raises:
-            ArgumentError: bits that do not depend on neighbours were asked for, or on a GPU a tile
-                of one row.
+            ArgumentError: bits that do not depend on neighbours were asked for, a tile of more rows
+                than have a code, or on a GPU one of one row.
         """
         options = self._options
         if options.batch_invariant:
@@ -91,6 +91,9 @@ class ComposedPlanner(Planner):
             raise ArgumentError(name="batch_invariant", reason=reason)
         if options.tile is not None and self._on_gpu and options.tile.rows == SINGLE_ROW:
             reason = "rows of several requests share a tile of composed plans: one row is too few"
+            raise ArgumentError(name="tile", reason=reason)
+        if options.tile is not None and options.tile.rows > ROW_CODE:
+            reason = f"has {options.tile.rows} rows; composed plans take {ROW_CODE} at most"
             raise ArgumentError(name="tile", reason=reason)
         if options.tile is not None or not options.fixed_tile or options.bounds is None:
             return options.tile

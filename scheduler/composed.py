@@ -33,7 +33,7 @@ from warploom.scheduler.prefixes import PrefixForest
 from warploom.scheduler.sharing import Choice, choose_parts
 from warploom.scheduler.worklist import longest_first
 
-MAX_UNITS = 2**31 // ROW_CODE - 1
+MAX_UNITS = 2**31 // ROW_CODE  # so that the last row's code fits int32
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class Machine:
         rows, keys: tile sizes; at most `ROW_CODE` rows.
         num_ctas: CTAs of the grid.
         active_ctas: how many of them may get work, the first ones.
+
+    Raises:
+        ArgumentError: a row of such a tile has no code.
     """
 
     num_kv_heads: int
@@ -52,6 +55,10 @@ class Machine:
     keys: int
     num_ctas: int
     active_ctas: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= ROW_CODE:
+            raise ArgumentError(name="rows", reason=f"is {self.rows}; expected 1 to {ROW_CODE}")
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,9 @@ JOIN = Record(
         ("kv_head", "key/value head"),
     ),
 )
-ROW_CODE = 256  # an entry of `packed_rows` is unit * ROW_CODE + row within the unit; C++: kRowCode
+# An entry of `packed_rows` is unit * ROW_CODE + row within the unit, so no tile may have more rows;
+# Machine and the kernels (C++: kRowCode) hold that.
+ROW_CODE = 512
 
 RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
 

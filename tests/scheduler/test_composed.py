@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warploom.errors import CapacityExceeded, PlanInvalid
+from warploom.errors import ArgumentError, CapacityExceeded, PlanInvalid
 from warploom.scheduler import composed, sharing
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
@@ -115,7 +115,7 @@ def machine_for(data: st.DataObject) -> Machine:
     num_ctas = data.draw(st.integers(1, 40), label="CTAs")
     return Machine(
         num_kv_heads=data.draw(st.sampled_from([1, 3]), label="heads"),
-        rows=data.draw(st.sampled_from([12, 16, 64]), label="rows"),
+        rows=data.draw(st.sampled_from([12, 16, 64, 255, 256, 257, 384, ROW_CODE]), label="rows"),
         keys=data.draw(st.sampled_from([32, 64]), label="keys"),
         num_ctas=num_ctas,
         active_ctas=data.draw(st.integers(1, num_ctas), label="active"),
@@ -127,7 +127,7 @@ def test_every_plan_is_exact_and_fits_its_bounds(
     kit: Any, data: st.DataObject, eager: bool
 ) -> None:
     pages = draw_pages(data)
-    q_lens = data.draw(st.lists(st.integers(0, 20), min_size=len(pages.lists),
+    q_lens = data.draw(st.lists(st.sampled_from([0, 1, 7, 20, 129, 600]), min_size=len(pages.lists),
                                 max_size=len(pages.lists)), label="q_lens")  # fmt: skip
     requests = requests_of(kit, pages, np.array(q_lens, np.int64))
     machine, shared = machine_for(data), shared_for(data, pages, requests)
@@ -311,3 +311,10 @@ def test_verify_sees_damage(kit: Any, name: str) -> None:
 def test_rows_have_the_codes_that_kernels_read() -> None:
     text = Path(__file__).parents[2] / "templates" / "common" / "warploom" / "variant_base.hpp"
     assert f"constexpr int kRowCode = {ROW_CODE};" in text.read_text()
+
+
+def test_a_row_without_a_code_is_refused_where_its_tile_is_made() -> None:
+    with pytest.raises(ArgumentError, match=f"rows: is {ROW_CODE + 1}; expected 1 to {ROW_CODE}"):
+        replace(MACHINE, rows=ROW_CODE + 1)
+    last = (composed.MAX_UNITS - 1) * ROW_CODE + ROW_CODE - 1
+    assert last == np.iinfo(np.int32).max

@@ -4,7 +4,7 @@
 
 namespace warploom {
 
-constexpr int kRowCode = 256;  // ROW_CODE of scheduler/layout.py
+constexpr int kRowCode = 512;  // ROW_CODE of scheduler/layout.py: most rows of a composed tile
 
 struct Range {  // half open
   int begin, end;

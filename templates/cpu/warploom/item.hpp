@@ -26,6 +26,7 @@ struct PackedRows {};
 
 template <class K>
 struct PackedRows<K, true> {
+  static_assert(K::Config::kRows <= kRowCode, "a row within its unit has a code of its own");
   static constexpr int kPadded = round_up(K::Config::kRows, kPanel);
   TileInfo tile[kPadded];
   typename K::Variant::TileState state[K::Config::kRows];

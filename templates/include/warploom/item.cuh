@@ -127,6 +127,7 @@ struct Item {
   // The same where each row says whose it is.
   WL_FN void open_packed(const WorkItem& work, const Segment& segment, int index, unsigned thread,
                          unsigned threads) const {
+    static_assert(C::kRows <= kRowCode, "a row within its unit has a code of its own");
     const int rows = work.rows;
     if (thread < kWarpSize) write_packed_bounds(work, segment, rows, thread);
     const unsigned last = threads - kWarpSize;  // another warp, if there is one
