@@ -70,7 +70,7 @@ class Captures:
         if key not in self._names:
             name = self._free_name(wish)
             stored = _stored_type(tensor)
-            roles = (None,) * tensor.ndim
+            roles = getattr(tensor, "roles", (None,) * tensor.ndim)
             field: Field = CapturedField(stored, roles) if roles else Scalar(stored)
             field.name, field.owner = name, self.owner
             self.fields[name] = field

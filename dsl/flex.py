@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from warploom.dsl import location
+from warploom.dsl.block_lists import BlockLists
 from warploom.dsl.capture import Captures, indexing, is_tensor, rebuild
 from warploom.dsl.check import signature_problem
 from warploom.dsl.fields import READING, Field, Reading
@@ -30,8 +31,12 @@ class Flex(Variant):
         score_mod: Callable[..., Any] | None,
         mask_mod: Callable[..., Any] | None,
         q_idx: str = "row",
+        lists: BlockLists | None = None,
     ) -> None:
         self._q_idx = q_idx
+        self._lists = lists
+        if lists is not None and mask_mod is not None:
+            mask_mod = lists.narrow(mask_mod)
         self._functions = {"logits_transform": score_mod, "logits_mask": mask_mod}
         given = (function for function in (score_mod, mask_mod) if function is not None)
         shown = (str(getattr(function, "__name__", "function")) for function in given)
@@ -56,6 +61,10 @@ class Flex(Variant):
             row = at.q_pos if self._q_idx == "position" else at.q_idx
             return bound(*value, at.batch, at.q_head, row, at.kv_pos)
 
+    def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
+        if self._lists is not None:
+            self._lists.check_lengths(q_lens, kv_lens, self._q_idx)
+
     @property
     def name(self) -> str:
         return self._name
@@ -79,6 +88,7 @@ def flex(
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Any = None,
     *,
+    block_mask: Any = None,
     q_idx: Literal["row", "position"] = "row",
 ) -> Variant:
     """Take FlexAttention's callables as they are.
@@ -98,7 +108,12 @@ def flex(
     Args:
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)`; the score comes scaled.
         mask_mod: `mask_mod(b, h, q_idx, kv_idx)`; True where the query sees the key. A torch
-            `BlockMask` stands for its mask_mod.
+            `BlockMask` means here what it means in torch: blocks that its lists leave out are
+            hidden, its full blocks are visible, and elsewhere its mask_mod decides. Its lists are
+            read once, now. Where they say provably no more than the mask_mod, as after
+            `create_block_mask`, they are dropped, and the variant holds at any length; else
+            they are a table that the kernel reads, for the lengths that they were made for.
+        block_mask: the same, under FlexAttention's name.
         q_idx: what the callables get as `q_idx`. "row" counts a request's query rows from 0, as in
             FlexAttention: `q_idx >= kv_idx` is causal aligned to the beginning, and the one row of
             a decoding request sees key 0 alone. "position" is the row's place in the key sequence
@@ -110,7 +125,8 @@ def flex(
 
     Raises:
         WrongSignature: a callable that takes other arguments.
-        ArgumentError: no such `q_idx`, a `BlockMask` for `score_mod`, or what is no function.
+        ArgumentError: no such `q_idx`, a `BlockMask` for `score_mod`, lists of blocks that are not
+            there, both `mask_mod` and `block_mask`, or what is no function.
         VariantError: a callable that cannot be traced.
     """
     if q_idx not in ("row", "position"):
@@ -118,11 +134,22 @@ def flex(
     if hasattr(score_mod, "mask_mod"):
         reason = f"is a {type(score_mod).__name__}, which is a mask; give it as mask_mod=..."
         raise ArgumentError(name="score_mod", reason=reason)
+    if block_mask is not None:
+        if mask_mod is not None:
+            reason = "is given beside mask_mod; a BlockMask has a mask_mod, give one of both"
+            raise ArgumentError(name="block_mask", reason=reason)
+        if not hasattr(block_mask, "kv_num_blocks"):
+            reason = f"is {block_mask!r}, no BlockMask; give functions as mask_mod=..."
+            raise ArgumentError(name="block_mask", reason=reason)
+        mask_mod = block_mask
+    lists = BlockLists(mask_mod) if hasattr(mask_mod, "kv_num_blocks") else None
     mask_mod = getattr(mask_mod, "mask_mod", mask_mod)
     for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:
             _check(kind, function)
-    made = Flex(score_mod, mask_mod, q_idx)
+    if lists is not None and lists.add_nothing(trace(Flex(None, mask_mod))):
+        lists = None
+    made = Flex(score_mod, mask_mod, q_idx, lists)
     trace(made)
     return made
 

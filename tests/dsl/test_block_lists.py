@@ -1,0 +1,196 @@
+"""The lists of a `BlockMask` mean what they mean in torch, whatever its mask_mod says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+import warploom as wl
+from warploom.dsl.reference import reference_attention
+from warploom.dsl.trace import trace
+from warploom.errors import ArgumentError, WrongShape
+
+BATCH, Q_HEADS, KV_HEADS, ROWS, KEYS, DIM = 2, 4, 2, 150, 290, 16
+SIZES = 32, 64
+
+
+def shifted(b, h, q_idx, kv_idx):
+    return q_idx + 100 >= kv_idx
+
+
+def by_head(b, h, q_idx, kv_idx):
+    return (q_idx + kv_idx + h + b) % 3 != 0
+
+
+def listed(states: torch.Tensor, state: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts and indices of the blocks in a state, as torch keeps them."""
+    named = states == state
+    order = torch.argsort(named.int(), dim=-1, descending=True, stable=True)
+    return named.sum(-1).int(), order.int()
+
+
+def block_mask(
+    states: torch.Tensor, mask_mod: Any, lengths: tuple[int, int] = (ROWS, KEYS)
+) -> BlockMask:
+    """A BlockMask of blocks that are absent (0), partial (1) or full (2)."""
+    whole = listed(states, 2) if bool((states == 2).any()) else (None, None)
+    return BlockMask.from_kv_blocks(
+        *listed(states, 1), *whole, BLOCK_SIZE=SIZES, mask_mod=mask_mod, seq_lengths=lengths
+    )
+
+
+def random_states(batch: int, heads: int, most: int) -> torch.Tensor:
+    torch.manual_seed(batch + 10 * heads)
+    shape = batch, heads, -(-ROWS // SIZES[0]), -(-KEYS // SIZES[1])
+    states = torch.randint(0, most + 1, shape)
+    states[..., 1, :] = 0  # rows that see nothing
+    return states
+
+
+def dense(states: torch.Tensor, mask_mod: Any) -> torch.Tensor:
+    """[batch, heads, rows, keys] bool, by torch."""
+    rows, keys = torch.arange(ROWS)[:, None], torch.arange(KEYS)
+    batch, head = torch.arange(BATCH)[:, None, None, None], torch.arange(Q_HEADS)[:, None, None]
+    seen = torch.ones(ROWS, KEYS, dtype=torch.bool)
+    seen = seen if mask_mod is None else mask_mod(batch, head, rows, keys)
+    state = states[:, :, rows // SIZES[0], keys // SIZES[1]]
+    return ((state == 2) | ((state == 1) & seen)).expand(BATCH, Q_HEADS, ROWS, KEYS)
+
+
+def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    q = torch.randn(BATCH, Q_HEADS, ROWS, DIM)
+    return q, *(torch.randn(BATCH, KV_HEADS, KEYS, DIM) for _ in range(2))
+
+
+CASES = [
+    (BATCH, Q_HEADS, 2, by_head),
+    (1, 1, 2, None),
+    (BATCH, 1, 1, None),
+    (1, Q_HEADS, 2, shifted),
+    (1, 1, 1, by_head),
+]
+
+
+@pytest.mark.parametrize(("batch", "heads", "most", "mask_mod"), CASES)
+def test_lists_and_mask_mod_together_say_what_is_visible(batch, heads, most, mask_mod) -> None:
+    states = random_states(batch, heads, most)
+    q, k, v = tensors()
+    variant = wl.flex(None, block_mask(states, mask_mod))
+    found = wl.attention(q, k, v, variant=variant, layout="HND")
+    seen = dense(states, mask_mod)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.double() for x in (q, k, v)), attn_mask=seen, enable_gqa=True
+    ).nan_to_num()
+    torch.testing.assert_close(found, expected.float(), atol=2e-5, rtol=2e-5)
+    for b in range(BATCH):
+        given = (x[b].transpose(0, 1) for x in (q, k, v))
+        out, _ = reference_attention(variant, *given, batch=b)
+        np.testing.assert_allclose(out, expected[b].transpose(0, 1), atol=1e-9)
+
+
+def test_they_agree_with_compiled_flex_attention() -> None:
+    mask = block_mask(random_states(BATCH, Q_HEADS, 2), by_head)
+    q, k, v = tensors()
+    compiled = torch.compile(torch_flex.flex_attention)
+    expected = compiled(q, k, v, block_mask=mask, enable_gqa=True)
+    found = wl.attention(q, k, v, variant=wl.flex(block_mask=mask), layout="HND")
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("length", [128, 300])
+@pytest.mark.parametrize(
+    ("mask_mod", "sizes"),
+    [
+        (lambda b, h, q, k: q >= k, (None, None)),
+        (lambda b, h, q, k: (q >= k) & (q - k < 70), (None, None)),
+        (lambda b, h, q, k: (q >= k) | (h < 2), (None, Q_HEADS)),
+        (lambda b, h, q, k: (q >= k) & (k >= 40 * b), (BATCH, None)),
+    ],
+)
+def test_lists_that_say_what_the_mask_says_are_dropped(mask_mod, sizes, length) -> None:
+    made = create_block_mask(mask_mod, *sizes, length, length, device="cpu", BLOCK_SIZE=32)
+    assert trace(wl.flex(None, made)) == trace(wl.flex(None, mask_mod))
+
+
+def test_lists_that_a_longer_mask_would_not_give_are_kept() -> None:
+    states = torch.ones(1, 1, 5, 5)
+    states[0, 0, 4, 0] = 0  # which a causal mask shows
+    for heads, mask_mod in ((1, shifted), (1, by_head), (Q_HEADS, None)):
+        variant = wl.flex(None, block_mask(states.expand(1, heads, 5, 5), mask_mod))
+        assert [field.dtype.name for field in trace(variant).tensors] == ["uint8"]
+
+
+def test_a_mask_of_captured_tensors_keeps_the_lists_it_was_given() -> None:
+    document = torch.arange(ROWS) // 50
+
+    def same_document(b, h, q_idx, kv_idx):
+        return document[q_idx] == document[kv_idx]
+
+    sizes = 1, 1, ROWS, ROWS
+    mask = create_block_mask(same_document, *sizes, device="cpu", BLOCK_SIZE=32)
+    variant = wl.flex(None, mask)
+    assert len(trace(variant).tensors) == 2
+    q, k, v = (x[:, :KV_HEADS, :ROWS] for x in tensors())
+    found = wl.attention(q, k, v, variant=variant, layout="HND")
+    seen = document[:, None] == document
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_lists_that_do_not_fit_a_batch_are_refused() -> None:
+    q, k, v = tensors()
+    variant = wl.flex(None, block_mask(random_states(1, 1, 2), None))
+    longer = torch.cat([q, q], 2), torch.cat([k, k], 2), torch.cat([v, v], 2)
+    for rows, keys, named in ((q, longer[1:], "580 keys"), (longer[0], (k, v), "300 rows")):
+        with pytest.raises(ArgumentError, match=rf"block_mask has lists of 150 .* has {named}"):
+            wl.attention(rows, *keys, variant=variant, layout="HND")
+    three = wl.flex(None, block_mask(random_states(3, 1, 2), None))
+    with pytest.raises(ArgumentError, match="lists of 3 requests; the batch has 2"):
+        wl.attention(q, k, v, variant=three, layout="HND")
+    wide = wl.flex(None, block_mask(random_states(1, 8, 2), None))
+    with pytest.raises(WrongShape, match="q_head=4"):
+        wl.attention(q, k, v, variant=wide, layout="HND")
+
+
+def test_lists_of_blocks_that_are_not_there_are_refused() -> None:
+    counts, indices = listed(random_states(1, 1, 1), 1)
+    for bad in ((counts + 9, indices), (counts, indices + 9)):
+        mask = BlockMask.from_kv_blocks(
+            *bad, BLOCK_SIZE=SIZES, seq_lengths=(ROWS, KEYS), compute_q_blocks=False
+        )
+        with pytest.raises(ArgumentError, match="kv_indices name blocks that are not there"):
+            wl.flex(None, mask)
+
+
+def test_one_of_mask_mod_and_block_mask_is_given() -> None:
+    mask = block_mask(random_states(1, 1, 2), None)
+    with pytest.raises(ArgumentError, match="give one of both"):
+        wl.flex(None, shifted, block_mask=mask)
+    with pytest.raises(ArgumentError, match=r"block_mask: is .*no BlockMask"):
+        wl.flex(block_mask=shifted)
+
+
+def test_a_wrapper_reads_the_lists() -> None:
+    states = random_states(1, 1, 2)
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in tensors())
+    variant = wl.flex(None, block_mask(states, shifted))
+    wrapper = wl.AttentionWrapper(
+        variant,
+        kv_format=wl.Ragged(),
+        num_q_heads=Q_HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        dtype="float32",
+        device="cpu",
+    )
+    wrapper.plan([0, ROWS], [0, KEYS])
+    expected, _ = reference_attention(variant, q, k, v)
+    np.testing.assert_allclose(wrapper.run(q, (k, v)).numpy(), expected, atol=2e-5)
+    with pytest.raises(ArgumentError, match="block_mask has lists of 150"):
+        wrapper.plan([0, ROWS + 1], [0, KEYS])
