@@ -25,7 +25,14 @@ from warploom.codegen.key import CacheKey, make_key
 from warploom.codegen.options import CudaOptions
 from warploom.codegen.source import KernelSource
 from warploom.codegen.store import Draft, Entry, Store, spare_store
-from warploom.errors import BuildFailed, CacheWarning, CompileError, CompileForbidden
+from warploom.deployment_errors import NotInCache
+from warploom.errors import (
+    BuildFailed,
+    CacheWarning,
+    CompileError,
+    CompileForbidden,
+    NoCudaCompiler,
+)
 
 if TYPE_CHECKING:
     from warploom.codegen.hostcc import HostTarget
@@ -89,16 +96,27 @@ def build(source: KernelSource, target: Arch | HostTarget) -> Artifact:
         NoCudaCompiler, NoHostCompiler: the compiler is missing.
     """
     key = content_key(source, target)
-    return _shared(key, lambda: _load(key, source) or _compile(key, source, target))
+    return _shared(key, lambda: _load(key, source, target) or _compile(key, source, target))
 
 
 def content_key(source: KernelSource, target: Arch | HostTarget) -> CacheKey:
     """All that decides about the binary: source, target, compiler, flags and headers.
 
     Raises:
-        NoCudaCompiler: the CUDA packages are missing.
+        NoCudaCompiler: the CUDA packages are missing, and the cache was filled with none.
     """
     return make_key(source, target, _tools(target))
+
+
+def _other_keys(source: KernelSource, target: Arch | HostTarget) -> Iterator[CacheKey]:
+    """Keys by which others may have compiled it, where this process may not or cannot."""
+    from warploom.codegen.recorded_target import fitting_hosts, recorded_tools
+
+    if isinstance(target, Arch):
+        flags = {"flags": " ".join(_cuda_options().flags(target))}
+        yield from (make_key(source, target, found | flags) for found in recorded_tools(target))
+    else:
+        yield from (make_key(source, found, {}) for found in fitting_hosts())
 
 
 def build_all(jobs: Sequence[Job], progress: bool | None = None) -> list[Artifact]:
@@ -169,22 +187,55 @@ def _tools(target: Arch | HostTarget) -> dict[str, str]:
         return {}
     from warploom.codegen.headers import find_toolchain
 
-    return {**find_toolchain().key_parts(), "flags": " ".join(_cuda_options().flags(target))}
+    try:
+        parts = find_toolchain().key_parts()
+    except NoCudaCompiler as missing:
+        from warploom.codegen.recorded_target import recorded_tools
+
+        parts = recorded_tools(target, missing)[0]
+    return {**parts, "flags": " ".join(_cuda_options().flags(target))}
 
 
 def _cuda_options() -> CudaOptions:
     return CudaOptions(line_info=env.line_info(), racecheck=env.racecheck())
 
 
-def _load(key: CacheKey, source: KernelSource) -> Artifact | None:
-    entry = Store(env.cache_dir()).load(key)
+def _load(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> Artifact | None:
+    store = Store(env.cache_dir())
+    entry = store.load(key)
+    if entry is None and _only_loads(target):
+        others = (store.load(other) for other in _other_keys(source, target))
+        entry = next((found for found in others if found is not None), None)
     return None if entry is None else _artifact(entry, source.entry, compiled=False)
+
+
+def _only_loads(target: Arch | HostTarget) -> bool:
+    """True if this process may not compile for a target, or cannot."""
+    if isinstance(target, Arch):
+        return _why_forbidden() is not None or not _has_toolchain()
+    from warploom.codegen.hostcc import host_target
+
+    # another target than this machine's own was asked for by its flags
+    forbidden = _why_forbidden() is not None and target == host_target()
+    return forbidden or not target.command
+
+
+def _has_toolchain() -> bool:
+    from warploom.codegen.headers import find_toolchain
+
+    try:
+        find_toolchain()
+    except NoCudaCompiler:
+        return False
+    return True
 
 
 def _compile(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> Artifact:
     cause = _why_forbidden()
     if cause:
         raise CompileForbidden(kernel=source.name, cause=cause)
+    if not isinstance(target, Arch) and not target.command:
+        raise NotInCache(kernel=source.name, root=env.cache_dir())
     store = Store(env.cache_dir())
     name = "kernel.cu" if isinstance(target, Arch) else "kernel.cpp"
     text = source.text.encode()
@@ -194,6 +245,10 @@ def _compile(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> 
         kept = _write(lambda place: place.keep_failed(key, name, text))
         raise CompileError(**{**error.facts, "path": kept}) from None
     facts |= {"labels": dict(source.labels), "warploom": warploom.__version__}
+    if not isinstance(target, Arch):
+        from warploom.codegen.recorded_target import host_facts
+
+        facts |= host_facts(target)
     draft = Draft((name, text), binary, facts)
     entry = _write(lambda place: place.save(key, draft))
     upkeep.sweep_daily(store)

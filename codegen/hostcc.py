@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import warploom.templates
 from warploom import env
+from warploom.codegen import cpu_features
 from warploom.codegen.compiler_log import first_errors
 from warploom.codegen.headers import header_digest
 from warploom.codegen.source import KernelSource
@@ -52,12 +54,14 @@ class HostTarget:
     """A host compiler and the machine it compiles for.
 
     Attributes:
-        command: the compiler, with arguments if CXX has some.
+        command: the compiler, with arguments if CXX has some; empty where there is none, and the
+            target is one that the cache was filled with.
         version: first line of what it says about itself.
         flags: options, those of the machine first.
         features: macros of the instruction sets our headers look for.
         macros: digest of everything the compiler predefines with these flags: its version, its
             target and each instruction set.
+        needs: what a processor must have to run its code, as `cpu_features` names it.
     """
 
     command: tuple[str, ...]
@@ -65,6 +69,7 @@ class HostTarget:
     flags: tuple[str, ...]
     features: tuple[str, ...]
     macros: str
+    needs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -88,10 +93,20 @@ class HostTarget:
 def host_target() -> HostTarget:
     """The compiler named by CXX, or the first that is found, probed once.
 
+    Where CXX names none and none is found, the target that the cache was filled with.
+
     Raises:
-        NoHostCompiler: there is none that works.
+        NoHostCompiler: there is none that works, and the cache holds no kernel for a host.
+        WrongProcessor: likewise, and this processor cannot run what it holds.
     """
-    return _probe(env.cxx())
+    try:
+        return _probe(env.cxx())
+    except NoHostCompiler as missing:
+        if env.cxx():
+            raise
+        from warploom.codegen.recorded_target import recorded_host
+
+        return recorded_host(missing)
 
 
 def probe(command: tuple[str, ...], machine: str) -> HostTarget | None:
@@ -106,7 +121,8 @@ def probe(command: tuple[str, ...], machine: str) -> HostTarget | None:
     if "__AVX512F__" in features:  # compilers default to half the width
         flags = (flags[0], "-mprefer-vector-width=512", *flags[1:])
     digest = hashlib.sha256(macros.encode()).hexdigest()
-    return HostTarget(command, version.partition("\n")[0], flags, features, digest)
+    needs = cpu_features.needed(defined, platform.machine())
+    return HostTarget(command, version.partition("\n")[0], flags, features, digest, needs)
 
 
 def compile_cpp(source: KernelSource, target: HostTarget, *, kept: Path | None = None) -> bytes:

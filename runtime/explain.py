@@ -136,7 +136,8 @@ def _because(wrapper: Explained) -> str:
     target = wrapper.target
     if isinstance(target, Arch):
         return f": NVRTC for {target.name}"
-    return f": {target.command[0]}, vectors of {target.vector_bytes} bytes"
+    compiler = target.command[0] if target.command else f"none here; {target.version} before"
+    return f": {compiler}, vectors of {target.vector_bytes} bytes"
 
 
 def _kernel(planned: Planned, chosen: TileConfig | None) -> dict[str, object]:
