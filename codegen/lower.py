@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 import numpy as np
 
+from warploom.codegen.cpp_text import Binding, Text, atom, call, choice, infix, number, prefix
 from warploom.codegen.source import PLACE
 from warploom.dsl.extents import Extents
 from warploom.dsl.ir import LEAVES, Kind, Node, Source, node
@@ -42,8 +43,7 @@ SM_SCALE = node("var", Kind.FLOAT, attr="sm_scale")
 # A load indexed by one of these at a dimension of that role is inside the tensor: run() checks it.
 SAFE_ROLES = frozenset({"batch", "q_head", "kv_head"})
 
-_ATOM, _UNARY, _MUL, _ADD, _LOW = 4, 3, 2, 1, 0  # how tightly an expression's text binds
-_ARITHMETIC = {"add": ("+", _ADD), "sub": ("-", _ADD), "mul": ("*", _MUL), "div": ("/", _MUL)}
+_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "xor": "!="}
 _BITS = {
     "and": "&",  # not &&: branch-free code vectorises
@@ -92,7 +92,7 @@ class Block:
         self._indent = " " * indent
         self._calls = calls or {}
         self._extents = Extents(wide=wide)
-        self._text = {node: (text, _ATOM) for node, text in (bound or {}).items()}
+        self._text = {node: atom(text) for node, text in (bound or {}).items()}
         self._last_place = ""
         self._names = 0
 
@@ -103,16 +103,16 @@ class Block:
         uses.update(roots)
         for current in order:
             text = self._lower(current)
-            if len(text[0]) > _LONGEST and self._name_longest(current):
+            if len(text.text) > _LONGEST and self._name_longest(current):
                 text = self._lower(current)
             if current.op in LEAVES:
                 if self._wide and current.op in ("var", "scalar") and current.kind is Kind.INT:
                     name = str(current.attr) if current.op == "var" else f"x_{current.attr}"
-                    text = self._name(current, text[0], name)
+                    text = self._name(current, text, name)
             elif uses[current] > 1:
-                text = self._temporary(current, text[0])
+                text = self._temporary(current, text)
             self._text[current] = text
-        return [self._text[root][0] for root in roots]
+        return [self._text[root].text for root in roots]
 
     def finish(self, statement: str, source: Source | None = None) -> None:
         """Append a last statement, such as a return."""
@@ -120,20 +120,20 @@ class Block:
 
     def _name_longest(self, current: Node) -> bool:
         """Give the operand with the longest text a name, so that lines stay readable."""
-        longest = max(current.args, key=lambda arg: len(self._text[arg][0]), default=current)
-        text, binding = self._text.get(longest, ("", _ATOM))
-        if binding is _ATOM and "(" not in text:  # a name or a constant
+        longest = max(current.args, key=lambda arg: len(self._text[arg].text), default=current)
+        text = self._text.get(longest, atom(""))
+        if text.binding is Binding.ATOM and "(" not in text.text:  # a name or a constant
             return False
         self._text[longest] = self._temporary(longest, text)
         return True
 
-    def _temporary(self, current: Node, text: str) -> tuple[str, int]:
+    def _temporary(self, current: Node, text: Text) -> Text:
         self._names += 1
         return self._name(current, text, f"v{self._names - 1}")
 
-    def _name(self, current: Node, text: str, name: str) -> tuple[str, int]:
-        self.finish(f"const {self._c_type(current.kind)} {name} = {text};", current.source)
-        return name, _ATOM
+    def _name(self, current: Node, text: Text, name: str) -> Text:
+        self.finish(f"const {self._c_type(current.kind)} {name} = {text.text};", current.source)
+        return atom(name)
 
     def _place(self, source: Source | None) -> str:
         place = "" if self._wide else place_comment(source)  # analysis is not the user's code
@@ -145,43 +145,37 @@ class Block:
     def _c_type(self, kind: Kind) -> str:
         return "wide" if self._wide and kind is Kind.INT else C_TYPES[kind]
 
-    def _operand(self, arg: Node, kind: Kind, binding: int = _LOW) -> str:
-        """Text of `arg` as a `kind`, in parentheses if it binds less tightly than asked."""
-        text, has = self._text[arg]
-        if arg.kind is not kind:
-            return f"{self._c_type(kind)}({text})"
-        return text if has >= binding else f"({text})"
+    def _operand(self, arg: Node, kind: Kind) -> Text:
+        """`arg` as a `kind`."""
+        text = self._text[arg]
+        return text if arg.kind is kind else call(self._c_type(kind), text)
 
-    def _lower(self, current: Node) -> tuple[str, int]:
+    def _lower(self, current: Node) -> Text:
         op, kind, args = current.op, current.kind, current.args
         if op in LEAVES:
             return self._leaf(current)
         if self._wraps(current):
-            return f"{_WRAPPING[op]}({self._arguments(current)})", _ATOM
+            return call(_WRAPPING[op], *self._arguments(current))
         if op in _ARITHMETIC:
-            sign, level = _ARITHMETIC[op]
-            left = self._operand(args[0], kind, level)
-            return f"{left} {sign} {self._operand(args[1], kind, level + 1)}", level
+            return self._infix(_ARITHMETIC[op], args, kind)
         if op in _COMPARE:
-            common = widest(args)
-            left, right = (self._operand(arg, common, _ADD) for arg in args)
-            return f"{left} {_COMPARE[op]} {right}", _LOW
+            return self._infix(_COMPARE[op], args, widest(args))
         if op in _BITS:
-            left, right = (self._operand(arg, kind, _UNARY) for arg in args)
-            return f"{left} {_BITS[op]} {right}", _LOW
+            return self._infix(_BITS[op], args, kind)
         if op in _SHIFTS and self._is_plain_shift(current):
-            left = self._operand(args[0], kind, _UNARY)
-            return f"{left} {_SHIFTS[op]} {args[1].attr}", _LOW
+            return infix(self._operand(args[0], kind), _SHIFTS[op], number(str(args[1].attr)))
         if op in ("neg", "not"):
-            sign = "-" if op == "neg" else "!"
-            return sign + self._operand(args[0], kind, _ATOM), _UNARY
+            return prefix("-" if op == "neg" else "!", self._operand(args[0], kind))
         if op in ("floordiv", "mod") and _is_power_of_two(args[1]):
             return self._shift_or_mask(op, *args)
         if op == "select":
-            condition = self._operand(args[0], Kind.BOOL)
-            left, right = (self._operand(arg, kind, _ADD) for arg in args[1:])
-            return f"{condition} ? {left} : {right}", _LOW
-        return self._call(current), _ATOM
+            sides = (self._operand(arg, kind) for arg in args[1:])
+            return choice(self._operand(args[0], Kind.BOOL), *sides)
+        return self._call(current)
+
+    def _infix(self, sign: str, args: Sequence[Node], kind: Kind) -> Text:
+        left, right = (self._operand(arg, kind) for arg in args)
+        return infix(left, sign, right)
 
     def _wraps(self, current: Node) -> bool:
         """Analysis counts in 64 bits, and wraps where its graphs say so."""
@@ -198,70 +192,65 @@ class Block:
             return True
         return self._extents.of(value)[0] >= 0 and not self._extents.may_wrap(current)
 
-    def _shift_or_mask(self, op: str, value: Node, divisor: Node) -> tuple[str, int]:
+    def _shift_or_mask(self, op: str, value: Node, divisor: Node) -> Text:
         """Division by 2^n that rounds down, as Python's does, is an arithmetic shift."""
         assert isinstance(divisor.attr, int)
-        text = self._operand(value, Kind.INT, _UNARY)
+        text = self._operand(value, Kind.INT)
         if op == "mod":
-            return f"{text} & {divisor.attr - 1}", _LOW
-        return f"{text} >> {divisor.attr.bit_length() - 1}", _LOW
+            return infix(text, "&", number(str(divisor.attr - 1)))
+        return infix(text, ">>", number(str(divisor.attr.bit_length() - 1)))
 
-    def _leaf(self, current: Node) -> tuple[str, int]:
+    def _leaf(self, current: Node) -> Text:
         if current.op == "logits":
-            return "logits", _ATOM
+            return atom("logits")
         if current.op == "const":
             return self._const(current)
         if current.op == "scalar":
-            text = f"p.x_{current.attr}"
-            if current.kind is Kind.BOOL:
-                return f"{text} != 0", _LOW
-        else:
-            text = self._positions[str(current.attr)]
-        return text, _ATOM
+            text = atom(f"p.x_{current.attr}")
+            return infix(text, "!=", number("0")) if current.kind is Kind.BOOL else text
+        return atom(self._positions[str(current.attr)])
 
-    def _const(self, current: Node) -> tuple[str, int]:
+    def _const(self, current: Node) -> Text:
         if self._wide and current.kind is Kind.INT:
-            text = f"{current.attr}LL"  # of type `wide`
-        else:
-            text = constant_text(current)
-        return text, _UNARY if text.startswith("-") else _ATOM
+            return number(f"{current.attr}LL")  # of type `wide`
+        return number(constant_text(current))
 
-    def _call(self, current: Node) -> str:
+    def _call(self, current: Node) -> Text:
         op, args = current.op, current.args
         if op == "to_float" or (op == "to_int" and (self._wide or args[0].kind is Kind.BOOL)):
-            return f"{self._c_type(current.kind)}({self._text[args[0]][0]})"
+            return call(self._c_type(current.kind), self._text[args[0]])
         if op == "element":
-            return f"x({self._clamped(args[0], 'head_dim', args[0].attr == 'lane')})"
+            return call("x", self._clamped(args[0], "head_dim", args[0].attr == "lane"))
         if op == "load":
             return self._load(current)
-        if op == "call":
-            arguments = ", ".join(self._operand(arg, Kind.FLOAT) for arg in args)
-            return f"warploom::{current.attr}({arguments})"  # a member may have the same name
+        if op == "call":  # a member may have the same name
+            arguments = (self._operand(arg, Kind.FLOAT) for arg in args)
+            return call(f"warploom::{current.attr}", *arguments)
         if op == "to_int":
-            return f"to_int({self._text[args[0]][0]})"
-        inner = self._arguments(current)
+            return call("to_int", self._text[args[0]])
         if current in self._calls:
-            return self._calls[current].format(inner)
+            inner = ", ".join(argument.text for argument in self._arguments(current))
+            return atom(self._calls[current].format(inner))
         space = "precise::" if current.attr == ("precise",) else ""
-        return f"{space}{op}({inner})"
+        return call(f"{space}{op}", *self._arguments(current))
 
-    def _arguments(self, current: Node) -> str:
-        return ", ".join(self._operand(arg, current.kind) for arg in current.args)
+    def _arguments(self, current: Node) -> list[Text]:
+        return [self._operand(arg, current.kind) for arg in current.args]
 
-    def _load(self, current: Node) -> str:
+    def _load(self, current: Node) -> Text:
         field = self._tensors[str(current.attr)]
-        terms = []
+        place = None
         for axis, (arg, role) in enumerate(zip(current.args, field.roles, strict=True)):
             is_safe = arg.op == "var" and arg.attr == role and role in SAFE_ROLES
             index = self._clamped(arg, f"p.x_{field.name}_n{axis}", is_safe)
-            terms.append(f"{index} * p.x_{field.name}_s{axis}")
-        text = f"load(p.x_{field.name}, {' + '.join(terms) or '0'})"
-        return f"wide({text})" if self._wide and current.kind is Kind.INT else text
+            term = infix(index, "*", atom(f"p.x_{field.name}_s{axis}"))
+            place = term if place is None else infix(place, "+", term)
+        text = call("load", atom(f"p.x_{field.name}"), place or number("0"))
+        return call("wide", text) if self._wide and current.kind is Kind.INT else text
 
-    def _clamped(self, index: Node, size: str, is_safe: bool) -> str:
-        if is_safe:
-            return self._operand(index, Kind.INT, _UNARY)
-        return f"clamp_index({self._operand(index, Kind.INT)}, {size})"
+    def _clamped(self, index: Node, size: str, is_safe: bool) -> Text:
+        text = self._operand(index, Kind.INT)
+        return text if is_safe else call("clamp_index", text, atom(size))
 
 
 C_TYPES: Mapping[Kind, str] = {Kind.BOOL: "bool", Kind.INT: "int", Kind.FLOAT: "float"}
