@@ -43,7 +43,7 @@ from warploom.runtime.append_args import (
     check_tensors,
     index_arrays,
 )
-from warploom.runtime.args import Geometry, byte_span, checked_kv, key_value
+from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.declare import checked_count, group_size
@@ -53,8 +53,9 @@ from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import Block
+from warploom.runtime.plain import refuse_freed, unrecorded, unseen
 from warploom.runtime.structure import traced_once
-from warploom.runtime.tensors import as_torch
+from warploom.runtime.tensors import as_torch, byte_span
 from warploom.scheduler.layout import SEGMENT
 
 
@@ -68,6 +69,7 @@ class Appender:
         device: where tensors must be.
     """
 
+    @unseen
     def __init__(
         self,
         variant: Variant | type[Variant] | None = None,
@@ -146,6 +148,8 @@ class Appender:
         transforms = _transforms(made)
         return transforms, _bound(made, transforms)
 
+    @unrecorded("append")
+    @unseen
     def __call__(
         self,
         k: Any,
@@ -201,6 +205,9 @@ class Appender:
     ) -> None:
         """Append what has its turn."""
         addresses = [x.data_ptr() for x in tensors]
+        if not all(addresses):
+            for name, tensor in zip(("k", "v", "k cache", "v cache"), tensors, strict=True):
+                refuse_freed(tensor, name, byte_span(tensor))
         seen = (
             tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in tensors),
             torch.is_grad_enabled(),
@@ -243,6 +250,8 @@ class Appender:
             self._launch(stream)
 
 
+@unrecorded("append")
+@unseen
 def append(
     k: Any,
     v: Any,

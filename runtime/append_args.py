@@ -23,7 +23,8 @@ from warploom.errors import (
 from warploom.runtime.args import Geometry, byte_range, check_writable, overlap
 from warploom.runtime.formats import make_batch
 from warploom.runtime.graph import refuse_under_capture
-from warploom.runtime.tensors import as_torch
+from warploom.runtime.plain import refuse_freed
+from warploom.runtime.tensors import as_torch, byte_span
 from warploom.scheduler.bounds import INT32_MAX
 
 _ROW_AXES = ("row", "head", "dim")
@@ -151,6 +152,7 @@ def _check_one(
     )
     if wrong:
         raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{shown}]")
+    refuse_freed(tensor, name, byte_span(tensor))
     if tensor.numel() == 0:
         return
     strides, step = tensor.stride(), 8 if device.type == "cuda" else 1

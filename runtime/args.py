@@ -21,7 +21,8 @@ from warploom.errors import (
 )
 from warploom.runtime.batch import OnDevice
 from warploom.runtime.formats import Batch
-from warploom.runtime.tensors import as_torch
+from warploom.runtime.plain import refuse_freed
+from warploom.runtime.tensors import as_torch, byte_span
 
 _COMPUTED = tuple(getattr(torch, found.name) for found in ATTENTION_DTYPES)  # float32 is last
 _NARROW = tuple(getattr(torch, found.name) for found in NARROW_DTYPES)
@@ -96,6 +97,7 @@ def checked_kv(kv: Any, kv_format: KVFormat, shared: bool = False) -> KV:
         names = ("k cache", "v cache") if shared else ("k", "v")
         return as_torch(kv[0], names[0], shared), as_torch(kv[1], names[1], shared)
     cache = as_torch(kv, "kv", shared)
+    refuse_freed(cache, "kv", byte_span(cache))
     if not isinstance(kv_format, Paged):
         raise ArgumentError(name="kv", reason="expected the pair (k, v)")
     if cache.dim() != 5 or cache.shape[1] != 2:
@@ -221,6 +223,7 @@ def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
             expected="torch.float32",
             remedy="Sums are float32 whatever q is: allocate it so.",
         )
+    refuse_freed(lse, "lse", byte_span(lse))
     expected = geometry.lse_shape(batch)
     axes = geometry.q_axes[:-1]
     if tuple(lse.shape) != expected:
@@ -277,15 +280,6 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + byte_span(tensor)
 
 
-def byte_span(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last, those between strides included."""
-    if tensor.numel() == 0:
-        return 0
-    sized = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in sized)
-    return (last + 1) * tensor.element_size()
-
-
 def check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torch.dtype) -> None:
     """Check device and type of q, k, v or out."""
     if tensor.device != geometry.device:
@@ -297,6 +291,7 @@ def check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torch
             expected=str(dtype),
             remedy=_remedy(tensor.dtype, name, geometry, dtype),
         )
+    refuse_freed(tensor, name, byte_span(tensor))
 
 
 def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dtype) -> str:

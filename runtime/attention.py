@@ -13,30 +13,32 @@ import torch
 
 from warploom.dsl.dtypes import NARROW_DTYPES
 from warploom.dsl.formats import Dense, Layout
-from warploom.dsl.spec import TensorField, TracedVariant
+from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import (
-    BadLength,
     ForbiddenUnderCapture,
-    UnknownInput,
     WrongCall,
-    WrongShape,
 )
 from warploom.runtime import custom_op
-from warploom.runtime.copies import DeviceCopies, refuse_copying
+from warploom.runtime.attention_args import (
+    check_lengths,
+    check_names,
+    checked_lens,
+    through_operator,
+    values_of,
+)
 from warploom.runtime.declare import checked_scale
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.graph_hold import GraphHold
 from warploom.runtime.missing import refuse_missing
+from warploom.runtime.plain import needs_operator, unseen
 from warploom.runtime.shortcuts import raw_stream
 from warploom.runtime.sizes import Sizes, check_options
 from warploom.runtime.structure import traced_once
-from warploom.runtime.tensors import as_torch, host_int32
-from warploom.runtime.values import as_input, checked_scalar
+from warploom.runtime.tensors import as_torch
 from warploom.runtime.wrapper import AttentionWrapper
 
 _LIMIT = 64
-_ARGUMENTS = ("variant", "sm_scale", "return_lse", "layout", "kv_lens", "lse_base", "backend")
 _NARROW = tuple(getattr(torch, found.name) for found in NARROW_DTYPES)
 
 
@@ -146,17 +148,43 @@ def attention(
             q, k, v, variant, sm_scale, return_lse, layout, lse_base, backend, lens, inputs
         )
     structure, traced = traced_once(given := as_variant(variant))
-    _check_names(given, traced, inputs)
+    check_names(given, traced, inputs)
+    if needs_operator("attention", (q, k, v, kv_lens, *inputs.values())):
+        lens = None if kv_lens is None else torch.as_tensor(kv_lens)
+        options = sm_scale, return_lse, layout, lse_base, backend
+        return through_operator(traced, variant, (q, k, v), options, lens, inputs)
+    return _attend(
+        (structure, traced, given), q, k, v, sm_scale, return_lse, layout, kv_lens, lse_base,
+        backend, inputs,
+    )  # fmt: skip
+
+
+@unseen
+def _attend(
+    variant: tuple[Hashable, TracedVariant, Variant],
+    q: Any,
+    k: Any,
+    v: Any,
+    sm_scale: float | None,
+    return_lse: bool,
+    layout: Layout,
+    kv_lens: Any,
+    lse_base: str,
+    backend: str | None,
+    inputs: dict[str, Any],
+) -> Any:
+    """`attention` of tensors that have memory; the variant comes with its key and its graphs."""
+    structure, traced, given = variant
     q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
     check_options(return_lse, lse_base, backend, q.device)
     runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
     sm_scale = None if sm_scale is None else checked_scale(sm_scale, sizes.dim_qk)
     as_given = {**given.inputs(), **inputs}
-    values = _values(as_given, traced, inputs, q.device)
+    values = values_of(as_given, traced, inputs, q.device)
     kv_dtype = k.dtype if k.dtype in _NARROW else None
     kind = (runs, layout, sizes.of_kernel, q.dtype, kv_dtype, q.device, sm_scale, lse_base)
-    counted = None if kv_lens is None else _checked_lens(kv_lens, sizes)
+    counted = None if kv_lens is None else checked_lens(kv_lens, sizes)
     if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
         return _nothing(q, sizes, return_lse)
 
@@ -180,7 +208,7 @@ def attention(
 
     call = _Call(kind, q.device, sizes, counted, values)
     wrapper = _planned(call, make)
-    _check_lengths(given, wrapper, as_given, call)
+    check_lengths(given, traced, wrapper.mask_tensors, as_given, sizes, counted)
     return _run(wrapper, q, (k, v), return_lse, values, as_given)
 
 
@@ -264,7 +292,6 @@ _entries: OrderedDict[tuple[Hashable, tuple[int, int]], _Entry] = OrderedDict()
 # until all graphs that captured them are gone: one for each plan, thread and stream of captures.
 _captured: list[tuple[Hashable, _Entry, GraphHold]] = []
 _lock = threading.Lock()
-_copies = DeviceCopies()
 
 
 def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrapper:
@@ -330,66 +357,3 @@ def _drop_released() -> None:
 def _runs(structure: Hashable, given: Variant, backend: str | None) -> Hashable:
     """What a wrapper runs; the reference runs the functors of its own variant, which may change."""
     return structure, backend, id(given) if backend == "reference" else None
-
-
-def _check_names(given: Variant, traced: TracedVariant, inputs: Mapping[str, Any]) -> None:
-    for name in inputs:
-        if name not in traced.input_names:
-            raise UnknownInput.of(given.name, name, traced.input_names, _ARGUMENTS, "attention()")
-
-
-def _values(
-    values: dict[str, Any], traced: TracedVariant, inputs: dict[str, Any], device: torch.device
-) -> dict[str, Any]:
-    """Values of the fields that the kernel reads: given to the call, or else bound before."""
-    scalars = [field for field in traced.scalars if field.name in values]
-    # keys of plans hold numbers: a tensor may be another one by then, in the same place
-    found: dict[str, Any] = {x.name: checked_scalar(x, values[x.name]) for x in scalars}
-    for field in traced.tensors:
-        if field.name in inputs:
-            found[field.name] = inputs[field.name]
-        elif field.name in values:
-            found[field.name] = _on_device(field, values[field.name], device)
-    return found
-
-
-def _on_device(field: TensorField, bound: Any, device: torch.device) -> torch.Tensor:
-    """A bound value where the kernel reads it; tensors on the host are copied once."""
-    if device.type != "cpu" and isinstance(bound, torch.Tensor) and bound.device.type == "cpu":
-        return _copies(bound, device, field.dtype, lambda: as_input(field, bound))
-    tensor = as_input(field, bound)
-    if tensor.device.type != "cpu" or device.type == "cpu":
-        return tensor
-    refuse_copying(device)
-    return tensor.to(device)
-
-
-def _check_lengths(
-    given: Variant, wrapper: AttentionWrapper, values: Mapping[str, Any], call: _Call
-) -> None:
-    """Let the variant refuse tensors of the mask that are too small, where the host knows them."""
-    if type(given).check_lengths is Variant.check_lengths:
-        return
-    known: dict[str, np.ndarray[Any, Any]] = {}
-    for field in wrapper.spec.variant.tensors:
-        if field.name in wrapper.mask_tensors and field.name in values:
-            tensor = as_input(field, values[field.name])
-            if tensor.device.type == "cpu":  # NumPy does not have all types of floats
-                tensor = tensor.float() if tensor.is_floating_point() else tensor
-                known[field.name] = tensor.numpy()
-    batch, lens = call.sizes.batch, call.lens
-    kv_lens = np.full(batch, call.sizes.keys, np.int32) if lens is None else lens
-    given.check_lengths(known, np.full(batch, call.sizes.rows, np.int32), kv_lens)
-
-
-def _checked_lens(kv_lens: Any, sizes: Sizes) -> np.ndarray[Any, Any]:
-    lens = host_int32(kv_lens, "kv_lens")
-    if len(lens) != sizes.batch:
-        raise WrongShape(name="kv_lens", got=tuple(lens.shape), expected=f"({sizes.batch},)")
-    wrong = np.flatnonzero((lens < 0) | (lens > sizes.keys))
-    if wrong.size:
-        at = int(wrong[0])
-        raise BadLength(
-            name="kv_lens", index=at, value=int(lens[at]), expected=f"0 to {sizes.keys}"
-        )
-    return lens

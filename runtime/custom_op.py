@@ -109,10 +109,13 @@ def compiled_attention(
     inputs: Mapping[str, Any],
 ) -> Result:
     """`attention` through its operator."""
-    from warploom.runtime.constants import handle_of  # brings in torch._dynamo
+    packed, handle = _pack(inputs), _NO_VARIANT
+    if variant is not None and torch.compiler.is_compiling():
+        from warploom.runtime.constants import handle_of  # brings in torch._dynamo
 
-    packed = _pack(inputs)
-    handle = _NO_VARIANT if variant is None else handle_of(id(variant))
+        handle = handle_of(id(variant))
+    elif variant is not None:
+        handle = register_variant(variant)
     o, sums = attention_op(
         q, k, v, kv_lens, *packed, handle, sm_scale, return_lse, layout, lse_base, backend,
         wanting(inputs.values()),
@@ -275,6 +278,18 @@ def _no_backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[Any, ...
     return (*of_tensors, *ctx.rest, of_values)
 
 
+def _no_vmap(info: Any, in_dims: Any, *_: Any) -> Any:
+    """Raise: a mapped batch would need a plan of its own."""
+    reason = (
+        "is mapped by torch.vmap, and warploom has its own axis for that: give the mapped axis as "
+        "the batch, or as more requests of one plan, outside of vmap"
+    )
+    names = [name for name, dim in zip("qkv", in_dims, strict=False) if dim is not None]
+    raise ArgumentError(name=", ".join(names) or "an input", reason=reason)
+
+
+run_op.register_vmap(_no_vmap)
+attention_op.register_vmap(_no_vmap)
 run_op.register_autograd(_no_backward, setup_context=_keep_shapes)
 attention_op.register_autograd(_no_backward, setup_context=_keep_shapes)
 

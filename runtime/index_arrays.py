@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from warploom.runtime import shortcuts
-from warploom.runtime.tensors import host_int32
+from warploom.runtime.plain import refuse_freed, stands_in
+from warploom.runtime.tensors import byte_span, host_int32
 
 _Tensor, _Array = torch.Tensor, np.ndarray
 _TORCH_INT32, _INT32 = torch.int32, np.dtype(np.int32)
@@ -56,6 +57,9 @@ class IndexReader:
         for array in given:  # one loop, which costs less than two comprehensions
             addresses.append(array.data_ptr())
             counts.append(array.numel())
+        if not all(addresses):
+            for array, name in zip(given, self._names, strict=True):
+                refuse_freed(array, name, byte_span(array))
         return IndexArrays(given, addresses, counts)
 
 
@@ -77,6 +81,7 @@ def _locate(value: Any, name: str) -> tuple[Any, int, int]:
             return value, addressof(c_char.from_buffer(value.data)), len(value)
     elif isinstance(value, _Tensor) and is_index_tensor(value):
         if value.is_cpu:
+            refuse_freed(value, name, byte_span(value))
             return value, value.data_ptr(), value.numel()
         if name == "kv_indices":
             return value, 0, value.numel()
@@ -86,4 +91,6 @@ def _locate(value: Any, name: str) -> tuple[Any, int, int]:
 
 def is_index_tensor(value: torch.Tensor) -> bool:
     """True for what a native planner reads as it is."""
+    if stands_in(value):
+        return False
     return value.dtype is _TORCH_INT32 and value.dim() == 1 and value.is_contiguous()

@@ -27,14 +27,22 @@ from warploom.runtime.formats import Batch
 from warploom.runtime.missing import missing_input
 from warploom.runtime.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.params import Members
+from warploom.runtime.plain import refuse_freed
 from warploom.runtime.roles import (
     check_captured,
     lane_sizes,
     reserved_sizes,
     role_sizes,
 )
-from warploom.runtime.tensors import as_torch
-from warploom.runtime.values import Number, as_input, checked_scalar, extended, refuse_none
+from warploom.runtime.tensors import as_torch, byte_span
+from warploom.runtime.values import (
+    Number,
+    as_input,
+    as_seen_input,
+    checked_scalar,
+    extended,
+    refuse_none,
+)
 from warploom.scheduler.bounds import Bounds
 
 # Of plan() and run(), which a user may have meant by an unknown name.
@@ -248,6 +256,10 @@ class Inputs:
         self._written = dict(given) if is_plain else None
         return {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
 
+    def seen(self, name: str, value: Any) -> Number | torch.Tensor:
+        """A value as an operator is given it; raises as `write_given`."""
+        return as_seen_input(self._scalar_fields.get(name) or self._tensor_fields[name], value)
+
     def _repeats(self, given: Mapping[str, Any]) -> bool:
         """True for the very scalars of the run before, as layer after layer gives them."""
         written = self._written
@@ -274,6 +286,7 @@ class Inputs:
                         raise PlanMismatch(name=name, got="another tensor", expected=expected)
                 refuse_none(field, value)
                 tensor = as_torch(value, name)
+                refuse_freed(tensor, name, byte_span(tensor))
                 self._check_type(field, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
                 values[name] = tensor

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from warploom.codegen.source import TileConfig
 from warploom.runtime import shortcuts
@@ -13,7 +14,6 @@ from warploom.runtime.args import (
     KV,
     Geometry,
     byte_range,
-    byte_span,
     check_apart,
     check_key_values,
     check_lse,
@@ -27,8 +27,10 @@ from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
 from warploom.runtime.params import Members, ParamBlock
+from warploom.runtime.plain import modes, refuse_freed
 from warploom.runtime.prepared_keys import PreparedKeys
 from warploom.runtime.tensor_map import TensorMaps
+from warploom.runtime.tensors import byte_span
 from warploom.runtime.workspace import Workspace
 
 _ALIGNMENT = 16  # bytes; of vectors that a CUDA kernel loads
@@ -135,6 +137,8 @@ class Launcher:
         pair = type(kv) is tuple and len(kv) == 2
         if self._form != (pair, out is None, lse is None, return_lse):
             return False
+        if modes() or forward_ad._current_level >= 0:
+            return False  # torch's comparison sees neither its own modes nor tangents
         tensors = (q, *kv) if pair else (q, kv)
         if out is not None:
             tensors = (*tensors, out)
@@ -208,6 +212,8 @@ class Launcher:
         if lse is None and return_lse:
             lse = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
         o_at, lse_at = out.data_ptr(), 0 if lse is None else lse.data_ptr()
+        if not (q_at and k_at and v_at and o_at and (lse_at or lse is None)):
+            _refuse_freed(q, kv, out, lse)  # unless tensors are empty
         if (q_at | k_at | v_at | o_at) & self._misaligned:
             self._checked_strides(q, *key_value(kv), out, lse)  # raises unless a tensor is empty
         if writes_to_given and (kept or self._may_reach(q_at, k_at, v_at, o_at, lse_at)):
@@ -263,3 +269,12 @@ class Launcher:
             or (lse < v + v_span and v < lse_end)
             or (lse < o_end and o < lse_end)
         )
+
+
+def _refuse_freed(
+    q: torch.Tensor, kv: KV, out: torch.Tensor | None, lse: torch.Tensor | None
+) -> None:
+    k, v = kv if isinstance(kv, tuple) else (kv, kv)
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
+        if tensor is not None:
+            refuse_freed(tensor, name, byte_span(tensor))

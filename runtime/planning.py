@@ -15,6 +15,7 @@ from warploom.runtime.device import Backend
 from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.launch import Launcher
+from warploom.runtime.plain import unseen
 from warploom.runtime.plan_batch import batch_of
 from warploom.runtime.planner import Planned, Planner
 from warploom.scheduler.bounds import Bounds
@@ -37,6 +38,7 @@ class Planning:
     _launcher: Launcher | None  # none for the reference
 
     @explained
+    @unseen
     def plan(
         self,
         qo_indptr: Any,

@@ -12,9 +12,10 @@ from warploom.runtime.args import KV, Geometry, check_results, checked_kv, key_v
 from warploom.runtime.custom_op import Result, Runner
 from warploom.runtime.declare import checked_flag
 from warploom.runtime.guard import Guard
+from warploom.runtime.plain import is_watched, needs_operator, paused
 from warploom.runtime.planning import Planning
 from warploom.runtime.reference import run_reference
-from warploom.runtime.tensors import as_torch
+from warploom.runtime.tensors import as_seen, as_torch
 
 
 class Running(Planning):
@@ -35,6 +36,9 @@ class Running(Planning):
         batch = self._batch
         if batch is None:
             raise self._not_planned()
+        parts = kv if isinstance(kv, (tuple, list)) else (kv,)
+        if needs_operator("run", (q, *parts, out, lse, *inputs.values())):
+            return self._run_operator(q, kv, out, lse, return_lse, inputs)
         kv = checked_kv(kv, self.kv_format)
         q = as_torch(q, "q")
         out = out if out is None else as_torch(out, "out", shared=True)
@@ -51,9 +55,26 @@ class Running(Planning):
         if not held.try_enter(False):
             held.wait()
         try:
-            return self._admit_and_launch(q, kv, out, lse, return_lse, inputs)
+            if not is_watched():
+                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs)
+            with paused():
+                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs)
         finally:
             held.leave()
+
+    def _run_operator(
+        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any]
+    ) -> Result:
+        """Let torch work out what the call is: its operator in a graph, a result of fakes, ..."""
+        if isinstance(kv, (tuple, list)) and len(kv) == 2:
+            kv = as_seen(kv[0], "k"), as_seen(kv[1], "v")
+        elif not isinstance(kv, torch.Tensor):
+            kv = checked_kv(kv, self.kv_format)
+        inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
+        return custom_op.compiled_run(
+            cast(Runner, self), as_seen(q, "q"), kv, out, lse, return_lse, inputs,
+            self._learnt(inputs),
+        )  # fmt: skip
 
     def _admit_and_launch(
         self,

@@ -26,7 +26,8 @@ from warploom.runtime.calls import explained
 from warploom.runtime.custom_op import Result
 from warploom.runtime.formats import Batch, indptr, segments_of
 from warploom.runtime.graph import refuse_under_capture
-from warploom.runtime.tensors import as_torch, host_int32
+from warploom.runtime.plain import refuse_freed, unseen
+from warploom.runtime.tensors import as_torch, byte_span, host_int32
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import INT32_MAX
 
@@ -50,6 +51,7 @@ class PageSelectionWrapper(AttentionWrapper):
     _num_pages: torch.Tensor
 
     @explained
+    @unseen
     def plan(  # type: ignore[override]
         self,
         qo_indptr: Any,
@@ -191,6 +193,7 @@ class PageSelectionWrapper(AttentionWrapper):
                 name="selection", reason=f"{reason}: give a torch.int32 tensor on {self.device}"
             )
         tensor = as_torch(selection, "selection", shared=True)
+        refuse_freed(tensor, "selection", byte_span(tensor))
         if tensor.device != self.device:
             raise WrongDevice(name="selection", got=str(tensor.device), expected=str(self.device))
         if tensor.dtype != torch.int32:

@@ -9,6 +9,7 @@ import torch
 import torch.utils.dlpack
 
 from warploom.errors import ArgumentError, WrongDType, WrongShape
+from warploom.runtime.plain import refuse_freed, refuse_stand_in
 
 _INT32 = np.iinfo(np.int32)
 
@@ -51,15 +52,33 @@ def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
 
 def _plain(tensor: torch.Tensor, name: str, shared: bool) -> torch.Tensor:
     """The tensor, if its memory holds its values in rows; a lazy negative is worked out."""
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        kind = "a nested" if tensor.is_nested else "a sparse"
-        remedy = "pad it or give it as ragged rows" if tensor.is_nested else "use .to_dense()"
-        raise ArgumentError(name=name, reason=f"is {kind} tensor; {remedy}")
+    refuse_no_rows(tensor, name)
+    refuse_stand_in(tensor, name)
+    if tensor._is_zerotensor():
+        if shared:
+            raise ArgumentError(name=name, reason="is a lazy zero; give one with its own values")
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     if not tensor.is_neg():
         return tensor
     if shared:
         raise ArgumentError(name=name, reason="is a negative view; give one with its own values")
     return tensor.resolve_neg()
+
+
+def refuse_no_rows(tensor: torch.Tensor, name: str) -> None:
+    """Raise ArgumentError for nested and sparse tensors."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "a nested" if tensor.is_nested else "a sparse"
+        remedy = "pad it or give it as ragged rows" if tensor.is_nested else "use .to_dense()"
+        raise ArgumentError(name=name, reason=f"is {kind} tensor; {remedy}")
+
+
+def as_seen(value: Any, name: str) -> torch.Tensor:
+    """What an operator is given for `value`, which may be a tensor that stands for another one."""
+    if isinstance(value, torch.Tensor):
+        refuse_no_rows(value, name)
+        return value
+    return as_torch(value, name)
 
 
 def host_array(value: Any, name: str) -> np.ndarray:
@@ -69,9 +88,12 @@ def host_array(value: Any, name: str) -> np.ndarray:
         ArgumentError: no array, as lists in a list of different lengths.
     """
     if isinstance(value, torch.Tensor):
+        refuse_no_rows(value, name)
+        refuse_stand_in(value, name)
         tensor = value.detach()
         if tensor.is_meta:
             raise ArgumentError(name=name, reason="is a meta tensor, which has no values")
+        refuse_freed(tensor, name, byte_span(tensor))
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.float()
         return tensor.cpu().numpy()
@@ -81,6 +103,15 @@ def host_array(value: Any, name: str) -> np.ndarray:
         except ValueError as error:  # rows of different lengths
             raise ArgumentError(name=name, reason=f"is no array ({error})") from None
     return host_array(as_torch(value, name), name)
+
+
+def byte_span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last, those between strides included."""
+    if tensor.numel() == 0:
+        return 0
+    sized = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sized)
+    return (last + 1) * tensor.element_size()
 
 
 def host_int32(value: Any, name: str) -> np.ndarray:

@@ -13,7 +13,8 @@ from warploom.dsl.ir import Kind
 from warploom.dsl.roles import roles_text
 from warploom.dsl.spec import ScalarField, TensorField
 from warploom.errors import ArgumentError, WrongDType, WrongShape
-from warploom.runtime.tensors import as_torch
+from warploom.runtime.plain import refuse_freed, refuse_stand_in
+from warploom.runtime.tensors import as_seen, as_torch, byte_span
 
 Number = bool | int | float
 
@@ -40,6 +41,8 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
     if not isinstance(value, types) and isinstance(value, (np.generic, np.ndarray, torch.Tensor)):
         if math.prod(value.shape) != 1:
             raise WrongShape.of_scalar(field.name, tuple(value.shape), field.dtype.name)
+        if isinstance(value, torch.Tensor):
+            refuse_stand_in(value, field.name)
         value = value.item()
     if not isinstance(value, types):
         raise WrongDType(
@@ -72,7 +75,7 @@ def extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """The tensor with its last entries repeated up to a shape."""
     for axis, size in enumerate(shape):
         if size > tensor.shape[axis]:
-            index = torch.arange(size).clamp(max=tensor.shape[axis] - 1)
+            index = torch.arange(size, device=tensor.device).clamp(max=tensor.shape[axis] - 1)
             tensor = tensor.index_select(axis, index)
     return tensor
 
@@ -91,9 +94,13 @@ def _from_numbers(field: TensorField, value: Any, expected: torch.dtype) -> torc
         ArgumentError: they are no numbers, or not in rows of one length, or too large for torch.
     """
     try:
-        own = torch.as_tensor(value)
+        own = torch.as_tensor(value, device="cpu")
         floats = expected.is_floating_point and own.dtype != torch.bool
-        return torch.as_tensor(value, dtype=expected) if floats or not own.numel() else own
+        return (
+            torch.as_tensor(value, dtype=expected, device="cpu")
+            if floats or not own.numel()
+            else own
+        )
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(name=field.name, reason=f"is no tensor ({error})") from error
 
@@ -110,6 +117,7 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
     if isinstance(value, (list, tuple, int, float)):
         value = _from_numbers(field, value, expected)
     tensor = as_torch(value, field.name).detach()
+    refuse_freed(tensor, field.name, byte_span(tensor))
     if tensor.device.type != "cpu":
         return tensor
     if tensor.dtype in _INTS and expected in _INTS:
@@ -117,6 +125,14 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
         return tensor.to(expected)
     floats = tensor.is_floating_point() and expected.is_floating_point
     return tensor.to(expected) if floats else tensor
+
+
+def as_seen_input(field: ScalarField | TensorField, value: Any) -> Number | torch.Tensor:
+    """What an operator is given for a field: a number, or a tensor, which may stand for another."""
+    if isinstance(field, ScalarField):
+        return checked_scalar(field, value)
+    refuse_none(field, value)
+    return as_seen(value, field.name)
 
 
 def _refuse_large(field: TensorField, tensor: torch.Tensor, widest: torch.dtype) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
 from warploom.runtime.graph import refuse_under_capture
+from warploom.runtime.plain import refuse_freed
 from warploom.runtime.streams import Streams
 from warploom.runtime.tenancy import Tenancy
 from warploom.scheduler.capacity import WorkspaceSize
@@ -149,4 +150,5 @@ def _checked(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
             got=memory.stride(),
             expected="it must be contiguous and begin at a multiple of 16 bytes",
         )
+    refuse_freed(memory, "workspace", memory.numel())
     return memory.view(-1)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from warploom.codegen.build import Job, build_all
 from warploom.codegen.prepare import PrepareSpec
@@ -40,6 +41,7 @@ from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
+from warploom.runtime.plain import unseen
 from warploom.runtime.planner import Options
 from warploom.runtime.prepared_keys import (
     KeyTransform,
@@ -84,6 +86,7 @@ class AttentionWrapper(Running):
     _plans_blocks = True  # plans of indexed formats hold lists of blocks
 
     @explained
+    @unseen
     def __init__(
         self,
         variant: Variant | type[Variant] | None = None,
@@ -172,7 +175,7 @@ class AttentionWrapper(Running):
             options = Options(
                 bounds, cuda_graph, batch_invariant, sm_limit, self.key_transform.with_way(tile)
             )
-            memory = None if workspace is None else as_torch(workspace, "workspace")
+            memory = None if workspace is None else as_torch(workspace, "workspace", shared=True)
             self._connect(options, Workspace(self.device, memory, bounds is not None))
         self.handle = custom_op.register_wrapper(self)
 
@@ -290,16 +293,17 @@ class AttentionWrapper(Running):
 
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
-            InUse: another thread plans.
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
             UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
                 wrapper has planned into this one's workspace.
-            NoGradient: later, when `backward()` reaches this call.
+            InUse: another thread plans.
+            NoGradient: later, when `backward()` reaches this call; at once for forward-mode
+                differentiation.
         """
         if more:
             reason = "keys and values are one argument: run(q, (k, v)); the others need their names"
             raise WrongCall(function="run", reason=reason)
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             learnt = self._learnt(inputs)
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)
         held = self._guard
