@@ -15,6 +15,30 @@ struct Running {
 // A row that has seen nothing keeps sum 0: any finite base makes its -inf logits weigh 0.
 WL_INLINE Vec finite_base(Vec max) { return max == -kInfinity ? Vec{} : max; }
 
+// Beyond it, to base 2, products with the scale are rounded by an eighth and more.
+constexpr float kFarLogit = 1048576.0f;
+
+// Words of the probabilities of logits [begin, end), relative to `base`, and their sum. Of far
+// logits differences are taken first: what rounding leaves of their products is a power of two that
+// 16 bits, or even 32, lose.
+template <class Dot, bool kFar, class Meanwhile>
+WL_INLINE Vec exponentiate(const float* s, int begin, int end, float scale, float base,
+                           typename Dot::Word* out, Meanwhile meanwhile) {
+  const Vec product = broadcast(kFar ? 0.0f : product_rounded_up(base, scale));
+  const auto exponent = [&](int j) WL_LAMBDA_INLINE {
+    return kFar ? (load_vec(s + j) - base) * scale : load_vec(s + j) * scale - product;
+  };
+  Vec sum[2] = {};
+  for (int j = begin; j < end; j += 2 * kLanes) {
+    const Vec first = Dot::exp2(exponent(j)), second = Dot::exp2(exponent(j + kLanes));
+    meanwhile();
+    sum[0] += first;
+    sum[1] += second;
+    Dot::store_pair(out + j / Dot::kPerWord, first, second);
+  }
+  return sum[0] + sum[1];
+}
+
 // Turns logits [begin, end), which `scale` > 0 brings to base 2, into words of probabilities
 // relative to the new maximum; returns the factor that brings earlier sums to it. begin and end are
 // multiples of 2 * kLanes; `meanwhile` is called for each.
@@ -27,19 +51,13 @@ WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
     top[1] = max_vec(top[1], load_vec(s + j + kLanes));
   }
   const Vec max = max_lanes(max_vec(top[0], top[1]));
-  const Vec base = Vec{} + product_rounded_up(finite_base(max)[0], scale);
+  const float base = finite_base(max)[0];
   // Exactly 1 if the maximum stays: what rounding adds here would grow with every tile.
-  const Vec rescale = exp2_vec((running.max - finite_base(max)) * scale);
-  Vec sum[2] = {running.sum * rescale, Vec{}};
-  for (int j = begin; j < end; j += 2 * kLanes) {
-    const Vec first = Dot::exp2(load_vec(s + j) * scale - base);
-    const Vec second = Dot::exp2(load_vec(s + j + kLanes) * scale - base);
-    meanwhile();
-    sum[0] += first;
-    sum[1] += second;
-    Dot::store_pair(out + j / Dot::kPerWord, first, second);
-  }
-  running = {max, sum[0] + sum[1]};
+  const Vec rescale = exp2_vec((running.max - base) * scale);
+  const bool is_far = !(__builtin_fabsf(base * scale) <= kFarLogit);
+  const Vec sum = is_far ? exponentiate<Dot, true>(s, begin, end, scale, base, out, meanwhile)
+                         : exponentiate<Dot, false>(s, begin, end, scale, base, out, meanwhile);
+  running = {max, running.sum * rescale + sum};
   return rescale[0];
 }
 

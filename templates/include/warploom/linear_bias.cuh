@@ -13,18 +13,24 @@ namespace warploom {
 template <class K, bool kAny = K::Variant::kHasLinearBias>
 struct Shifts {
   WL_FN float whole(int /*r*/, float logit) const { return logit; }
+  WL_FN static float take_shift(int /*r*/) { return 0.0f; }
   WL_FN float exponent(int /*r*/, float logit, float factor, float reference) const {
     return ::fmaf(logit, factor, -reference);
   }
 };
 
-// a number. References are rounded up and exponents down, so that however large these numbers are,
-// no exponent is above what it is meant to be; see product_rounded_up().
+// a number. An exponent is rounded down, and its reference up; see product_rounded_up().
 template <class K>
 struct Shifts<K, true> {
   float of_row[ThreadRows<K>::kCount];
 
-  WL_FN float whole(int r, float logit) const { return __fadd_ru(logit, of_row[r]); }
+  WL_FN float whole(int r, float logit) const { return logit + of_row[r]; }
+  // For who adds it to the logits itself.
+  WL_FN float take_shift(int r) {
+    const float shift = of_row[r];
+    of_row[r] = 0.0f;
+    return shift;
+  }
   WL_FN float exponent(int r, float logit, float factor, float reference) const {
     return ::fmaf(logit, factor, __fmaf_rd(of_row[r], factor, -reference));
   }

@@ -114,8 +114,9 @@ struct RowSoftmax {
     return true;
   }
   WL_FN float probability(float logit) {
-    const float reference = largest == -kInfinity ? 0.0f : product_rounded_up(largest, factor);
-    const float p = exp2(::fmaf(logit, factor, -reference));
+    // Differences first: of large logits, products are rounded by hundreds.
+    const float reference = largest == -kInfinity ? 0.0f : largest;
+    const float p = exp2((logit - reference) * factor);
     sum += p;
     return p;
   }

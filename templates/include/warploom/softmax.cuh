@@ -5,6 +5,9 @@
 
 namespace warploom {
 
+// Beyond it, to base 2, products with the factor are rounded by an eighth and more.
+constexpr float kFarLogit = 1048576.0f;
+
 // Reductions over the four threads that hold a row.
 WL_FN float row_max(float x) {
   x = max(x, __shfl_xor_sync(kAllLanes, x, 1));
@@ -64,13 +67,30 @@ struct Softmax : Shifts<K> {
       rescale[r] = moves ? exp2((largest[r] - largest_of_row) * factor) : 1.0f;
       largest[r] = moves ? largest_of_row : largest[r];
       sum[r] *= rescale[r];
-      reference_[r] = moves ? product_rounded_up(largest_of_row, factor) : reference_[r];
+      reference_[r] = moves ? reference_of(largest_of_row) : reference_[r];
     }
     return true;
   }
-  WL_FN void update(const Scores& scores, Output& output) {
+  // Before probabilities are taken, after the output has been rescaled. A reference is a rounded
+  // product, and of 2^27 rounding leaves 8: a power of two that 16-bit probabilities lose, and of
+  // more everything. Of such logits differences are taken before the product, which is more
+  // instructions for the few rows that have them.
+  WL_FN void center(Scores& scores) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (!is_far(largest[r])) continue;
+      const float shift = this->take_shift(r);
+#pragma unroll
+      for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
+        float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
+        score = score + shift - largest[r];
+      }
+    }
+  }
+  WL_FN void update(Scores& scores, Output& output) {
     float rescale[kRows];
     if (follow(scores, rescale)) scale_rows(output, rescale);
+    center(scores);
   }
 
   // Probability of a logit of row r, relative to its reference; counts it in the row's sum.
@@ -101,8 +121,14 @@ struct Softmax : Shifts<K> {
   WL_FN bool exceeds(int r, float logit) const {
     return (logit - largest[r]) * factor > 8.0f;  // false if both are -inf
   }
+  WL_FN bool is_far(float logit) const {
+    return !(abs(logit * factor) <= kFarLogit) && abs(logit) < kInfinity;
+  }
+  WL_FN float reference_of(float logit) const {
+    return is_far(logit) ? 0.0f : product_rounded_up(logit, factor);
+  }
 
-  float reference_[kRows];  // largest * factor, rounded up, or 0 while that is -inf
+  float reference_[kRows];  // largest * factor, rounded up, or 0 while that is -inf or far
 };
 
 // Base-2 log-sum-exp of a row; -inf if nothing was visible. A sum that is no number stays one.

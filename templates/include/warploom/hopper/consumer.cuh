@@ -157,6 +157,7 @@ class Consumer {
   }
 
   WL_FN static void exponentiate(Softmax<K>& softmax, typename Mma::Scores& scores) {
+    softmax.center(scores);
 #pragma unroll
     for (int i = 0; i < C::kKeys / 2; ++i) {
       float& score = (&scores[0][0][0])[i];
