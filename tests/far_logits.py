@@ -1,4 +1,4 @@
-"""Logits so large that float32 tells no small differences: ties are exact, all else is zero or one."""
+"""Logits so large that float32 tells no small differences: ties are exact, all else is 0 or 1."""
 
 from __future__ import annotations
 
