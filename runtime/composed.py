@@ -19,6 +19,7 @@ from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
 from warploom.runtime.planner import Planned, Planner
+from warploom.runtime.verify_plans import composed_check, verify_planned
 from warploom.runtime.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
@@ -122,6 +123,11 @@ class ComposedPlanner(Planner):
         self._workspace.fit(size)
         self._send(plan, room)
         return Planned(batch, plan, kernel, answers(batch.segments), size)
+
+    def _verify(self, planned: Planned, inputs: Inputs) -> None:
+        check = composed_check(planned.batch.segments, self._spec.kv_format.block_kv)
+        room, packed = self._packed()
+        verify_planned(planned.plan, planned.visibility, room, packed, planned.by, check)
 
     def tile_for(self, batch: Batch) -> TileConfig:
         """The tile of all plans, or the one for the rows that a key meets in this batch."""

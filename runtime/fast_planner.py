@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from warploom.codegen.source import TileConfig
 from warploom.errors import BatchRefused, BoundsExceeded, NotPlanned
 from warploom.runtime.batch import Batch, Measured, OnDevice
+from warploom.runtime.formats import make_batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
 from warploom.runtime.native_planner import NativePlanner, Site, device_lengths
 from warploom.runtime.plan_status import PlanStatus
 from warploom.runtime.planner import Planned, Planner
+from warploom.runtime.verify_plans import check_batch, check_header, verify_planned
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.layout import HEADER
@@ -44,6 +47,18 @@ class ReadBack(Planned):
         """Take what was planned; see `Planned`."""
         self.batch, self.kernel, self.size, self.by = batch, kernel, size, by
         self._read = read
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """The index arrays that `plan` was given: qo_indptr, kv_indptr, last_page_len, kv_indices.
+
+        Ragged and dense storage has two of them.
+        """
+        batch = self.batch
+        if isinstance(batch, OnDevice):
+            return batch.tensors
+        assert isinstance(batch, Measured)  # native planners plan no others
+        return batch.lengths.kept
 
     @cached_property
     def _both(self) -> tuple[Plan, Visibility]:
@@ -177,6 +192,24 @@ class FastPlanner(Planner):
         self._set_addresses(place.site.room)
         return self._read_back(batch, place, inputs, "the device")
 
+    def _verify(self, planned: Planned, inputs: Inputs) -> None:
+        """Native plans are read anew, so that nobody else finds one kept that memory has lost."""
+        place = self._only or self._place
+        if not isinstance(planned, ReadBack) or place is None:
+            super()._verify(planned, inputs)
+            return
+        room, packed = self._packed()
+        check_header(packed, room, planned.by)
+        known = dict(inputs.known)
+        if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
+            known |= {name: _on_host(inputs.tensors[name]) for name in inputs.mask_tensors}
+        plan, visibility = self._read(place, self._number, dict(inputs.scalars), known)
+        if int(plan.header["status"][0]) == PlanStatus.GOOD:
+            qo, kv, last, indices = (*planned.given, None, None)[:4]
+            batch = make_batch(self._spec.kv_format, qo, kv, indices, last)
+            check_batch(plan, batch.segments, batch.indices, planned.by)
+        verify_planned(plan, visibility, room, packed, planned.by)
+
     def check_status(self) -> None:
         """Raise BatchRefused if the device found something wrong; waits for the plan.
 
@@ -240,3 +273,12 @@ class FastPlanner(Planner):
             place.kernel.num_ctas, place.site.active_ctas, visibility, even=True,
         )  # fmt: skip
         return unpack(packed, room, problem, batch.indices), visibility
+
+
+def _on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor's values for the mask's analysis."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:  # NumPy has none
+        tensor = tensor.float()
+    values: npt.NDArray[Any] = tensor.cpu().numpy()
+    return values

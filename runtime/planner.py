@@ -6,20 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import BlockSparse, Dense
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.spec import AttentionSpec
+from warploom.env import verify_plans
 from warploom.errors import WorkspaceTooSmall
 from warploom.runtime.batch import Batch
 from warploom.runtime.device import cuda_facts
+from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel, Kernels
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.prepared_keys import may_prepare
 from warploom.runtime.upload import Upload
+from warploom.runtime.verify_plans import verify_planned
 from warploom.runtime.visibility import Heads, make_visibility
 from warploom.runtime.workspace import Workspace
 from warploom.scheduler.bounds import INT32_MAX, Bounds
@@ -71,7 +76,11 @@ class Planned:
 
 
 class Planner:
-    """Plans of one wrapper."""
+    """Plans of one wrapper.
+
+    Attributes:
+        verifies: every plan is to be checked, by `verify`.
+    """
 
     def __init__(
         self,
@@ -91,6 +100,7 @@ class Planner:
         self._params = params
         self._options = options
         self._device = device
+        self.verifies = verify_plans()
         self._upload = Upload(device)
         self._addressed: torch.Tensor | None = None  # what the kernel's parameters point to
         self._room: Capacity | None = None  # ... and how that is laid out
@@ -218,6 +228,29 @@ class Planner:
 
     def check_status(self) -> None:
         """Raise BatchRefused if a device refused the last plan."""
+
+    def verify(self, planned: Planned, inputs: Inputs) -> None:
+        """Check the last plan, unless a graph is being captured, which will make it later.
+
+        Args:
+            planned: the plan.
+            inputs: with which it was planned.
+
+        Raises:
+            PlanInvalid: what is wrong with it.
+        """
+        if not is_capturing(self._device):
+            self._verify(planned, inputs)
+
+    def _verify(self, planned: Planned, inputs: Inputs) -> None:
+        room, packed = self._packed()
+        verify_planned(planned.plan, planned.visibility, room, packed, planned.by)
+
+    def _packed(self) -> tuple[Capacity, npt.NDArray[np.int32]]:
+        """The last plan as it lies in memory, and its layout."""
+        assert self._room is not None  # there is a plan
+        self._workspace.await_last()
+        return self._room, self._workspace.plan_ints[: self._room.total_ints].cpu().numpy()
 
     def _visibility(
         self, batch: Batch, scalars: Mapping[str, Any], known: Mapping[str, Any]

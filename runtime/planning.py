@@ -95,6 +95,7 @@ class Planning:
                 none.
             FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
             BoundsExceeded, WorkspaceTooSmall: the batch does not fit.
+            PlanInvalid: WARPLOOM_VERIFY_PLANS is set, and warploom has made a mistake.
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
             InUse: another thread runs or plans this wrapper; the plan before stays.
         """
@@ -154,4 +155,6 @@ class Planning:
         self._inputs.keep(offer)  # a graph may read these: only what fits goes there
         if self._launcher is not None:
             self.planned = self._planner(batch, self._inputs)
+            if self._planner.verifies:
+                self._planner.verify(self.planned, self._inputs)
             self._launcher.planned(batch, self.planned.kernel)

@@ -127,8 +127,9 @@ def _keys(
     yield begin % plan.keys == 0, "an item's keys do not begin at a tile"
     yield part["kv_pos"] % page_size == 0, "a part does not begin at a page"
     of = requests[plan.units["batch"][unit]]
-    for x in np.unique(np.stack((items["segment"], plan.units["batch"][unit])), axis=1).T:
-        own, listed = requests[x[1]], plan.segments[x[0]]
+    code = items["segment"].astype(np.int64) * len(requests) + plan.units["batch"][unit]
+    for pair in np.unique(code).tolist():
+        listed, own = plan.segments[pair // len(requests)], requests[pair % len(requests)]
         pages = np.arange(-(-int(listed["kv_count"]) // page_size))
         mine = own["index_begin"] + listed["kv_pos"] // page_size + pages
         same = plan.indices[mine] == plan.indices[listed["index_begin"] + pages]

@@ -27,6 +27,9 @@ from warploom.dsl.variant import Variant
 GOLDEN = Path(__file__).parent / "golden"
 TEMPLATES = Path(warploom.templates.__file__).parent
 
+# Every plan that any test makes is checked, if nobody says otherwise.
+os.environ.setdefault("WARPLOOM_VERIFY_PLANS", "1")
+
 # Where CI is set, properties are tried on the same examples each time, so that a change is judged
 # by what it changes; elsewhere every run draws new ones.
 if settings is not None:

@@ -36,6 +36,11 @@ SETTINGS = (
         "1 compiles CUDA kernels whose barriers compute-sanitizer's racecheck follows; slower",
         "0",
     ),
+    Setting(
+        "WARPLOOM_VERIFY_PLANS",
+        "1 checks every plan before it runs",
+        "0",
+    ),
     Setting("WARPLOOM_THREADS", "threads of the CPU back end", "torch's"),
     Setting("WARPLOOM_PROGRESS", "0 hides progress bars", "shown on a terminal"),
     Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
@@ -123,6 +128,10 @@ def line_info() -> bool:
 
 def racecheck() -> bool:
     return _flag("WARPLOOM_RACECHECK", False)
+
+
+def verify_plans() -> bool:
+    return _flag("WARPLOOM_VERIFY_PLANS", False)
 
 
 def cpu_threads(default: int) -> int:

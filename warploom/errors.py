@@ -337,7 +337,7 @@ class BatchRefused(ArgumentError):
 class PlanInvalid(WarploomError):
     message = (
         "the plan breaks an invariant: {reason}. This is a bug of warploom; please report it with "
-        "the lengths."
+        "the batch: all lengths, and the page table if requests share pages."
     )
 
 

@@ -1,0 +1,132 @@
+"""Plans checked before anything runs them, for `WARPLOOM_VERIFY_PLANS=1`.
+
+Three things are checked: what was planned, by `scheduler.verify`; that it fits the sizes that
+memory was laid out for; and that memory holds it, byte for byte, where kernels read it. All of it
+is array arithmetic over the plan's records, so it takes about as long as NumPy takes to plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.errors import CapacityExceeded, PlanInvalid
+from warploom.scheduler.capacity import Capacity
+from warploom.scheduler.layout import HEADER, OPENING, Records
+from warploom.scheduler.plan import Plan
+from warploom.scheduler.verify import verify
+from warploom.scheduler.verify_composed import verify_composed
+from warploom.scheduler.visibility import Visibility
+
+SHOWN = 1000  # lengths that a report names
+Check = Callable[[Plan, Visibility], None]
+
+
+def composed_check(requests: Records, page_size: int) -> Check:
+    """How composed plans are checked.
+
+    Args:
+        requests: SEGMENT records of the batch, one for each request.
+        page_size: tokens of a page.
+    """
+
+    def check(plan: Plan, visibility: Visibility) -> None:
+        verify_composed(plan, requests, visibility, page_size)  # type: ignore[arg-type]
+
+    return check
+
+
+def verify_planned(
+    plan: Plan,
+    visibility: Visibility,
+    room: Capacity,
+    packed: npt.NDArray[np.int32],
+    by: str,
+    check: Check = verify,
+) -> None:
+    """Check one plan, as it was made and as it lies in memory.
+
+    Args:
+        plan: the plan.
+        visibility: the mask's answers for it.
+        room: layout of the memory.
+        packed: int32 (room.total_ints,), the memory.
+        by: who planned.
+        check: of the plan alone.
+
+    Raises:
+        PlanInvalid: what is wrong, and the batch.
+    """
+    try:
+        plan.check_fits(room)
+        check(plan, visibility)
+        _check_memory(plan, room, packed)
+    except (PlanInvalid, CapacityExceeded) as error:
+        reason = error.facts["reason"] if isinstance(error, PlanInvalid) else str(error)
+        raise PlanInvalid(reason=f"{reason} ({described(plan, by)})") from None
+
+
+def check_header(packed: npt.NDArray[np.int32], room: Capacity, by: str) -> None:
+    """Check the counts by which a plan is read back.
+
+    Args:
+        packed: int32 (room.total_ints,), the plan.
+        room: its layout.
+        by: who planned.
+
+    Raises:
+        PlanInvalid: a section is longer than its place.
+    """
+    header = packed[: len(HEADER.fields)].view(HEADER.dtype)[0]
+    for name in ("items", "segments", "merges", "slots"):
+        count, most = int(header[f"num_{name}"]), int(getattr(room, f"max_{name}"))
+        if not 0 <= count <= most:
+            reason = f"the header counts {count} {name}, of {most} at most (planned by {by})"
+            raise PlanInvalid(reason=reason)
+
+
+def check_batch(plan: Plan, segments: Records, indices: npt.NDArray[np.int32], by: str) -> None:
+    """Check that a plan is of the batch that it was asked for.
+
+    Args:
+        plan: the plan.
+        segments: SEGMENT records that the batch has.
+        indices: its block list.
+        by: who planned.
+
+    Raises:
+        PlanInvalid: it has other segments, or another block list.
+    """
+    same = np.array_equal(plan.segments, segments)
+    reason = "" if same else "its segments are not the batch's"
+    if same and not np.array_equal(plan.indices, indices[: len(plan.indices)]):
+        reason = "its block list is not the batch's"
+    if reason:
+        raise PlanInvalid(reason=f"{reason} ({described(plan, by)})")
+
+
+def described(plan: Plan, by: str) -> str:
+    """The batch of a plan, and what it was planned for, for a report."""
+    lengths = (
+        f"{name}={np.array2string(plan.segments[field], threshold=SHOWN, separator=',')}"
+        for name, field in (("num_q", "num_q"), ("kv_count", "kv_count"), ("kv_len", "kv_len"))
+    )
+    return (
+        f"planned by {by} for {plan.num_kv_heads} key/value heads in groups of {plan.group_size}, "
+        f"tiles of {plan.rows}x{plan.keys}, {plan.active_ctas} of {plan.num_ctas} CTAs, "
+        f"split_size={plan.split_size}, even={plan.even}; segments: {'; '.join(lengths)}"
+    )
+
+
+def _check_memory(plan: Plan, room: Capacity, packed: npt.NDArray[np.int32]) -> None:
+    busy = plan.cta_indptr[1:] > plan.cta_indptr[:-1]
+    for name, content in plan.sections().items():
+        begin = room.offsets[name]
+        both = packed[begin : begin + len(content)], content
+        if name == "openings":  # nobody reads that of a CTA without work
+            width = OPENING.itemsize // 4
+            both = both[0].reshape(-1, width)[busy], both[1].reshape(-1, width)[busy]
+        if not np.array_equal(*both):
+            raise PlanInvalid(reason=f"memory does not hold its {name}")
