@@ -12,7 +12,7 @@ import torch
 
 import warploom as wl
 from warploom.errors import BatchRefused, PlanMismatch
-from warploom.runtime import attention as attention_module
+from warploom.runtime import attention_args
 from warploom.runtime.graph import is_capturing
 
 pytestmark = pytest.mark.gpu
@@ -154,7 +154,7 @@ def test_a_copy_is_kept_for_its_last_writer(cuda: Any) -> None:
     slopes = torch.rand(4)
     expected = wl.attention(*given, variant=wl.Alibi(2 * slopes))
     wl.attention(*given, variant=wl.Alibi(slopes))
-    copies = attention_module._copies._copies[slopes].values()
+    copies = attention_args._copies._copies[slopes].values()
     (copy,) = (weakref.ref(made.tensor) for made in copies)
     address = copy().data_ptr()  # type: ignore[union-attr]
     slopes *= 2

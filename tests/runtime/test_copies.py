@@ -15,7 +15,7 @@ from warploom.dsl.dtypes import dtype
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.trace import trace
 from warploom.errors import ForbiddenUnderCapture
-from warploom.runtime import attention as module
+from warploom.runtime import attention_args as module
 from warploom.runtime import copies, graph
 from warploom.runtime.copies import DeviceCopies, DeviceCopy
 
@@ -56,7 +56,9 @@ def test_attention_copies_bound_tensors_once() -> None:
     slopes = torch.rand(4)
     variant = Alibi(slopes)
     traced = trace(variant)
-    first, second = (module._values(variant.inputs(), traced, {}, META)["slopes"] for _ in range(2))
+    first, second = (
+        module.values_of(variant.inputs(), traced, {}, META)["slopes"] for _ in range(2)
+    )
     assert first.device == META
     assert first is second
 

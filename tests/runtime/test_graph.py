@@ -18,7 +18,7 @@ from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.errors import CompileForbidden, ForbiddenUnderCapture
 from warploom.runtime import attention as attention_module
-from warploom.runtime import graph, streams, workspace, wrapper
+from warploom.runtime import attention_args, graph, streams, workspace, wrapper
 from warploom.runtime.attention import attention
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
@@ -143,7 +143,7 @@ def test_a_graph_keeps_the_tensors_that_it_reads(
         copies.append(weakref.ref(copy))
         return copy
 
-    monkeypatch.setattr(attention_module, "_on_device", copied)
+    monkeypatch.setattr(attention_args, "_on_device", copied)
     layers = [Alibi(torch.rand(2)) for _ in range(3)]
     for is_captured in (False, True):
         capture["on"] = is_captured
