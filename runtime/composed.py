@@ -26,6 +26,7 @@ from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
 from warploom.scheduler.composed_plan import composed_capacity
 from warploom.scheduler.composed_tiles import VisibilityOf
+from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.layout import ROW_CODE, Records
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
 from warploom.scheduler.visibility import Visibility
@@ -169,7 +170,10 @@ class ComposedPlanner(Planner):
     def _on_gpu(self) -> bool:
         return self._device.type == "cuda"
 
-    def _compute_sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
+    def _compute_sizes(
+        self, bounds: Bounds, kernel: Kernel, pieces: Pieces | None
+    ) -> tuple[Capacity, WorkspaceSize]:
+        assert pieces is None, "prefixes are cut where they fit, not at multiples of one size"
         room = composed_capacity(
             bounds,
             rows=kernel.tile.rows,

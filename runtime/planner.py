@@ -29,6 +29,7 @@ from warploom.runtime.visibility import Heads, make_visibility
 from warploom.runtime.workspace import Workspace
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
+from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.plan import Plan, make_plan
 from warploom.scheduler.visibility import Visibility
 
@@ -106,7 +107,9 @@ class Planner:
         self._room: Capacity | None = None  # ... and how that is laid out
         self._fixed: TileConfig | None = None  # once known, where all plans have the same
         self._chosen: dict[tuple[float, int, int, bool], TileConfig] = {}
-        self._sizes: dict[tuple[Bounds, TileConfig], tuple[Capacity, WorkspaceSize]] = {}
+        self._sizes: dict[
+            tuple[Bounds, TileConfig, Pieces | None], tuple[Capacity, WorkspaceSize]
+        ] = {}
 
     def fixed_tile(self) -> TileConfig | None:
         """The tile of all plans, or None if each batch chooses."""
@@ -151,16 +154,20 @@ class Planner:
             self._chosen[key] = self._kernels.choose(*key)
         return self._chosen[key]
 
-    def sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
-        """Exact sizes of everything that batches within the bounds need."""
-        key = bounds, kernel.tile
+    def sizes(
+        self, bounds: Bounds, kernel: Kernel, pieces: Pieces | None = None
+    ) -> tuple[Capacity, WorkspaceSize]:
+        """Exact sizes of everything that batches within the bounds need, cut into these pieces."""
+        key = bounds, kernel.tile, pieces
         if key not in self._sizes:
             if len(self._sizes) > _SIZES_KEPT:
                 self._sizes.clear()
-            self._sizes[key] = self._compute_sizes(bounds, kernel)
+            self._sizes[key] = self._compute_sizes(bounds, kernel, pieces)
         return self._sizes[key]
 
-    def _compute_sizes(self, bounds: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
+    def _compute_sizes(
+        self, bounds: Bounds, kernel: Kernel, pieces: Pieces | None
+    ) -> tuple[Capacity, WorkspaceSize]:
         common: dict[str, Any] = {
             "rows": kernel.tile.rows,
             "keys": kernel.tile.keys,
@@ -168,6 +175,7 @@ class Planner:
             "group_size": self._heads.group_size,
             "num_ctas": kernel.num_ctas,
             "split_size": self._split_size(kernel.tile),
+            "pieces": pieces,
         }
         dim = self._spec.head_dim_v
         return capacity(bounds, **common), workspace_size(bounds, head_dim_v=dim, **common)
@@ -194,7 +202,8 @@ class Planner:
             CompileError and others of `Kernels.get`.
         """
         kernel = self._kernels.get(self.tile_for(batch))
-        room, size = self._fit(batch.least_bounds, kernel)
+        pieces = self._pieces(batch, kernel.tile)
+        room, size = self._fit(batch.least_bounds, kernel, pieces)
         visibility = self._visibility(batch, inputs.scalars, inputs.known)
         plan = make_plan(
             batch.segments,
@@ -261,18 +270,28 @@ class Planner:
         analysis = TileAnalysis(traced, scalars, known)
         return make_visibility(traced, analysis, batch, self._heads, columns)
 
-    def _fit(self, exact: Bounds, kernel: Kernel) -> tuple[Capacity, WorkspaceSize]:
+    def _fit(
+        self, exact: Bounds, kernel: Kernel, pieces: Pieces | None = None
+    ) -> tuple[Capacity, WorkspaceSize]:
         """Sizes for the declared bounds, or else for the batch's own and some larger ones."""
         bounds = self._options.bounds
         if bounds is not None:
             return self.sizes(bounds, kernel)
         try:
-            room, size = self.sizes(_roomy(exact), kernel)
+            room, size = self.sizes(_roomy(exact), kernel, _roomy_pieces(pieces))
             self._workspace.check(size)
         except WorkspaceTooSmall:  # the caller's memory; it may still hold this very batch
-            room, size = self.sizes(exact, kernel)
+            room, size = self.sizes(exact, kernel, pieces)
             self._workspace.check(size)
         return room, size
+
+    def _pieces(self, batch: Batch, tile: TileConfig) -> Pieces | None:
+        """What the batch is cut into, if it is cut at multiples of one size."""
+        size = self._split_size(tile)
+        if size is None:
+            return None
+        heads = self._heads
+        return Pieces.of(batch.segments, tile.rows, heads.group_size, heads.num_kv, size)
 
     def _split_size(self, tile: TileConfig) -> int | None:
         if not self._options.batch_invariant:
@@ -336,8 +355,16 @@ class Planner:
 
 def _roomy(bounds: Bounds) -> Bounds:
     """Bounds rounded up to powers of two, so that growing batches rarely move the workspace."""
-    grown = {
-        field.name: min(INT32_MAX, 1 << max(0, int(getattr(bounds, field.name)) - 1).bit_length())
-        for field in fields(bounds)
+    return Bounds(**_grown(bounds))
+
+
+def _roomy_pieces(pieces: Pieces | None) -> Pieces | None:
+    """Likewise."""
+    return None if pieces is None else Pieces(**_grown(pieces))
+
+
+def _grown(numbers: Bounds | Pieces) -> dict[str, int]:
+    return {
+        field.name: min(INT32_MAX, 1 << max(0, int(getattr(numbers, field.name)) - 1).bit_length())
+        for field in fields(numbers)
     }
-    return Bounds(**grown)

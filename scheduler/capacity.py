@@ -9,6 +9,7 @@ from math import gcd
 from warploom.errors import ArgumentError
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.cost import CostModel
+from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.layout import HEADER, MERGE, OPENING, SEGMENT, WORK_ITEM
 
 
@@ -130,6 +131,7 @@ def capacity(
     group_size: int,
     num_ctas: int,
     split_size: int | None = None,
+    pieces: Pieces | None = None,
 ) -> Capacity:
     """Section lengths that no batch within the bounds exceeds, under any mask and any SM limit.
 
@@ -144,6 +146,7 @@ def capacity(
         num_kv_heads, group_size: key/value heads, and query heads of each.
         num_ctas: CTAs of the grid.
         split_size: keys at whose multiples tiles are cut; None: cut to balance the load.
+        pieces: what that makes of a batch at hand, if this and no other must fit.
 
     Raises:
         ArgumentError: the bounds need more records than int32 can count.
@@ -151,13 +154,15 @@ def capacity(
     tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
     if split_size is None:
         grains = -(-bounds.max_kv_len // keys) // CostModel.for_even(rows, keys).grain
-        pieces = min(num_ctas - 1, tiles * max(grains - 1, 0))
-        merges = min(tiles, pieces)
-        items, slots = tiles + pieces, merges + pieces
+        cuts = min(num_ctas - 1, tiles * max(grains - 1, 0))
+        merges = min(tiles, cuts)
+        items, slots = tiles + cuts, merges + cuts
     else:
         chunks = max(1, -(-bounds.max_kv_len // split_size))
         merges = tiles if chunks > 1 else 0
-        items, slots = tiles * chunks, merges * chunks
+        most = Pieces(tiles * chunks, merges, merges * chunks)
+        most = most if pieces is None else most.within(pieces)
+        items, merges, slots = most.items, most.merges, most.slots
     result = Capacity(bounds, num_ctas, items, bounds.segments, merges, slots, bounds.max_blocks)
     if max(result.total_ints, slots * rows) > INT32_MAX:
         reason = f"need {items} work items and {slots} partial slots, beyond what int32 counts"
@@ -175,6 +180,7 @@ def workspace_size(
     group_size: int,
     num_ctas: int,
     split_size: int | None = None,
+    pieces: Pieces | None = None,
 ) -> WorkspaceSize:
     """Bytes that every plan within the bounds runs in; known before the first plan.
 
@@ -192,6 +198,7 @@ def workspace_size(
         group_size=group_size,
         num_ctas=num_ctas,
         split_size=split_size,
+        pieces=pieces,
     )
     partial_rows = room.max_slots * rows
     return WorkspaceSize(

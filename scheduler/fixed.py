@@ -6,11 +6,47 @@ among any neighbours, on any number of CTAs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from warploom.scheduler.layout import MERGE, Ints, Records
 from warploom.scheduler.problem import Problem
 from warploom.scheduler.tiles import Tiles, span
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What cutting at multiples of one size makes of a batch, at most: all chunks of all tiles.
+
+    Bounds know the longest request and the most rows, and have to take these for one request's;
+    a batch knows which rows meet which keys.
+
+    Attributes:
+        items: work items.
+        merges: tiles of several chunks.
+        slots: chunks of these.
+    """
+
+    items: int
+    merges: int
+    slots: int
+
+    @classmethod
+    def of(
+        cls, segments: Records, rows: int, group_size: int, num_kv_heads: int, size: int
+    ) -> Pieces:
+        """Of SEGMENT records, whose tiles of `rows` fused rows are cut every `size` keys."""
+        tiles = -(-segments["num_q"].astype(np.int64) * group_size // rows) * num_kv_heads
+        chunks = np.maximum(-(-segments["kv_count"].astype(np.int64) // size), 1)
+        cut = chunks > 1
+        slots = int((tiles * chunks)[cut].sum())
+        return cls(slots + int(tiles[~cut].sum()), int(tiles[cut].sum()), slots)
+
+    def within(self, other: Pieces) -> Pieces:
+        """The smaller of each number."""
+        pairs = ((self.items, other.items), (self.merges, other.merges), (self.slots, other.slots))
+        return Pieces(*(min(pair) for pair in pairs))
 
 
 def fixed_chunks(tiles: Tiles, problem: Problem, size: int) -> tuple[Tiles, Ints]:

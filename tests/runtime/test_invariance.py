@@ -51,3 +51,16 @@ def test_decoding_is_invariant_while_neighbours_come_and_go() -> None:
     attention.plan(np.arange(33), ends[32:] - ends[32])
     later = attention.run(q[32:], (k[ends[32] :], v[ends[32] :]))
     assert torch.equal(later[8], among)
+
+
+def test_one_long_request_takes_no_memory_for_the_rows_of_others() -> None:
+    """512 prefills of 100 rows beside one row over 200,000 keys: 784 slots, and not 40,000."""
+    attention = AttentionWrapper(
+        Causal(), num_q_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", device="cpu",
+        batch_invariant=True,
+    )  # fmt: skip
+    qo_indptr = np.cumsum([0, *[100] * 512, 1])
+    attention.plan(qo_indptr, np.cumsum([0, *[100] * 512, 200_000]))
+    assert attention.planned is not None
+    assert attention.planned.plan.num_slots == 8 * 98
+    assert attention.planned.size.total < 256 << 20
