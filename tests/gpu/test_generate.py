@@ -64,8 +64,11 @@ def test_replays_of_one_graph_generate_what_sdpa_does(cuda: Any, generate: Modul
 
 
 @torch.no_grad()
-def test_replays_generate_what_single_steps_do(cuda: Any, generate: ModuleType) -> None:
+def test_replays_generate_what_single_steps_do(
+    cuda: Any, generate: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps outside of a graph wait for nothing either."""
+    monkeypatch.delenv("WARPLOOM_VERIFY_PLANS", raising=False)  # checks of plans do wait
     model = generate.small_llama(layers=2)
     prefix = torch.randint(0, 97, (generate.PREFIX,), device=cuda)
     suffixes = suffixes_of([5, 15, 16, 2], cuda)
