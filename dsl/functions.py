@@ -111,8 +111,8 @@ def to_int(x: Value) -> Value:
     if isinstance(x, Symbol) or np.asarray(x).dtype.kind != "f":
         return _cast(x, Kind.INT, np.int64)
     exact = np.asarray(x, np.float64)  # single precision has no 2^31 - 1
-    whole = np.nan_to_num(np.clip(exact, *INT32), nan=0.0).astype(np.int64)
-    return whole.view(type(x)) if isinstance(x, np.ndarray) else whole
+    whole = np.asarray(np.nan_to_num(np.clip(exact, *INT32), nan=0.0), np.int64)
+    return whole.view(type(x)) if isinstance(x, np.ndarray) else whole[()]
 
 
 def to_float(x: Value) -> Value:

@@ -319,3 +319,16 @@ def test_ints_of_floats_are_the_nearest_in_both_precisions() -> None:
     q, k, v = np.zeros((1, 1, 8)), np.zeros((4, 1, 8)), np.eye(4)[:, None]
     for attend in (reference_attention, naive_attention):
         assert attend(Far(), q, k, v)[0][0, 0].tolist() == [0.25] * 4
+
+
+def test_ints_of_single_numbers_wrap_as_others_do() -> None:
+    class Hashed(wl.Variant):
+        seed = wl.Scalar("int32")
+
+        def logits_mask(self, at):
+            return (wl.to_int(self.seed * 1e9) * 2 < 0) & (at.kv_pos == 3)  # it is -2
+
+    q, k, v = np.zeros((1, 1, 8)), np.zeros((4, 1, 8)), np.eye(4)[:, None]
+    for attend in (reference_attention, naive_attention):
+        out, _ = attend(Hashed(), q, k, v, inputs={"seed": 3})
+        assert out[0, 0].tolist() == [0, 0, 0, 1]
