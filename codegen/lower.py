@@ -15,8 +15,9 @@ import numpy as np
 
 from warploom.codegen.cpp_text import Binding, Text, atom, call, choice, infix, number, prefix
 from warploom.codegen.source import PLACE
-from warploom.dsl.extents import Extents
+from warploom.dsl.extents import Extents, within
 from warploom.dsl.ir import LEAVES, Kind, Node, Source, node
+from warploom.dsl.number_types import LIMITS
 from warploom.dsl.spec import TensorField
 from warploom.errors import CannotTrace
 
@@ -217,6 +218,8 @@ class Block:
 
     def _call(self, current: Node) -> Text:
         op, args = current.op, current.args
+        if op == "cast":
+            return self._cast(current)
         if op == "to_float" or (op == "to_int" and (self._wide or args[0].kind is Kind.BOOL)):
             return call(self._c_type(current.kind), self._text[args[0]])
         if op == "element":
@@ -233,6 +236,14 @@ class Block:
             return atom(self._calls[current].format(inner))
         space = "precise::" if current.attr == ("precise",) else ""
         return call(f"{space}{op}", *self._arguments(current))
+
+    def _cast(self, current: Node) -> Text:
+        """An integer of a smaller type, which stays in its register: nothing, or its low bits."""
+        (arg,) = current.args
+        limits = LIMITS[current.type]
+        held = arg.op in ("load", "scalar") or within(self._extents.of(arg), limits)
+        text = self._operand(arg, Kind.INT)
+        return text if held else call(f"wrap_{current.type}", text)
 
     def _arguments(self, current: Node) -> list[Text]:
         return [self._operand(arg, current.kind) for arg in current.args]

@@ -11,13 +11,17 @@ import numpy as np
 import warploom.dsl.foreign  # noqa: F401  (fills NAMED)
 from warploom.dsl import build
 from warploom.dsl.ir import Kind
+from warploom.dsl.number_types import LIMITS, kind_of, result_type, wrapped
 from warploom.dsl.symbols import FOUND_TENSOR, NAMED, refuse_in_place, remedy_for
 
 _NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
 
 
 def to_numpy(value: Any, kind: Kind | None = None) -> np.ndarray[Any, Any]:
-    """A torch tensor, array or number as bool, int64 or float64 (`kind`; None: the value's own)."""
+    """A torch tensor, array or number as bool, int64 or float64 (`kind`; None: the value's own).
+
+    An `Array` of what comes back holds ints of 32 bits, or of their low bits.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         floating = value.is_floating_point()  # bfloat16 has no NumPy twin
@@ -28,11 +32,57 @@ def to_numpy(value: Any, kind: Kind | None = None) -> np.ndarray[Any, Any]:
     return array.astype(_NUMPY[kind])
 
 
+# Functions of integers that give integers, or compare them, in the type that they have together.
+_OF_NUMBERS = frozenset(
+    {"add", "subtract", "multiply", "floor_divide", "remainder", "power", "square", "negative"}
+    | {"minimum", "maximum", "clip", "absolute", "positive", "sign", "floor", "ceil", "trunc"}
+    | {"bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "rint"}
+    | {"less", "less_equal", "greater", "greater_equal", "equal", "not_equal"}
+)
+_LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
+
+
+def promoted(values: Sequence[Any]) -> list[Any]:
+    """Operands as arrays of the type that `number_types` gives them together; floats are float64.
+
+    What is no number or array is returned as it is.
+    """
+    arrays = {i: value for i, value in enumerate(values) if isinstance(value, np.ndarray)}
+    python = {i: value for i, value in enumerate(values) if isinstance(value, (bool, int, float))}
+    if len(arrays) + len(python) < len(values):
+        return list(values)
+    types = [_type_name(value) for value in arrays.values()]
+    types += ["bool" for value in python.values() if isinstance(value, bool)]
+    weak = [
+        Kind.FLOAT if isinstance(value, float) else Kind.INT
+        for value in python.values()
+        if not isinstance(value, bool)
+    ]
+    name = result_type(types, weak)
+    if kind_of(name) is Kind.FLOAT:
+        return [np.asarray(value, np.float64) for value in values]
+    if name != "bool":
+        values = [wrapped(v, name) if isinstance(v, int) else v for v in values]
+    return [np.asarray(value).astype(name) for value in values]
+
+
+def _type_name(array: np.ndarray[Any, Any]) -> str:
+    if array.dtype.kind == "f":
+        return "float32"
+    if array.dtype.kind == "b":
+        return "bool"
+    return array.dtype.name if array.dtype.name in LIMITS else "int32"
+
+
 class Array(np.ndarray[Any, np.dtype[Any]]):
-    """Float64, int64 or bool values of the NumPy reading; ints wrap at 32 bits, as in kernels."""
+    """Values of the NumPy reading: float64, bool, or ints of a kernel's types, which wrap alike."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        plain = [np.asarray(value) if isinstance(value, Array) else value for value in args]
+        plain = [_as_plain(value) for value in args]
+        if method == "__call__" and ufunc.__name__ in _OF_NUMBERS:
+            plain = promoted(plain)
+        elif method == "__call__" and ufunc.__name__ not in _LOGICAL:
+            plain = [_as_floats(value) for value in plain]  # NumPy has float16 for small ints
         if "out" in kwargs:  # NumPy's own functions, such as mean, write into their temporaries
             kwargs["out"] = tuple(np.asarray(value) for value in kwargs["out"])
         if ufunc is np.power and not build.is_product(_literal(args[1])):
@@ -41,6 +91,9 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
             return self._keep(getattr(ufunc, method)(*plain, **kwargs))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is np.where and len(args) == 3:
+            args = (np.asarray(args[0]), *promoted([_as_plain(value) for value in args[1:]]))
+            return self._keep(np.where(*args))
         return self._keep(super().__array_function__(func, types, args, kwargs))
 
     @classmethod
@@ -91,8 +144,8 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         if not isinstance(value, (np.ndarray, np.generic)):
             return value
         plain = np.asarray(value)
-        if plain.dtype.kind in "iu":
-            plain = plain.astype(np.int32).astype(np.int64)
+        if plain.dtype.kind in "iu" and plain.dtype.name not in LIMITS:
+            plain = plain.astype(np.int32)
         return plain.view(cls)
 
 
@@ -101,9 +154,22 @@ def _plain(tensor: Any, cls: type[Array]) -> Any:
     return to_numpy(tensor).view(cls) if tensor.dim() else tensor.item()
 
 
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, Array):
+        return np.asarray(value)
+    number = _literal(value)  # torch's own numbers have a type, as in a trace
+    is_typed = hasattr(type(value), "detach") and type(number) is int
+    return np.asarray(number).astype(np.int32) if is_typed else number
+
+
+def _as_floats(value: Any) -> Any:
+    is_whole = isinstance(value, np.ndarray) and value.dtype.kind in "biu"
+    return value.astype(np.float64) if is_whole else value
+
+
 def _literal(value: Any) -> Any:
     """A NumPy number as the Python number that a trace reads it as; others as they are."""
-    is_number = not isinstance(value, Array) and getattr(value, "ndim", None) == 0
+    is_number = not isinstance(value, Array) and hasattr(type(value), "ndim") and value.ndim == 0
     return value.item() if is_number else value
 
 
@@ -129,6 +195,7 @@ def clamped(array: Any, index: Any) -> Any:
     """`array[index]` with every index held inside its dimension, as kernels load."""
     indices = index if isinstance(index, tuple) else (index,)
     held = (
-        np.clip(np.asarray(i), 0, size - 1) for i, size in zip(indices, array.shape, strict=False)
+        np.clip(np.asarray(i, np.int64), 0, size - 1)
+        for i, size in zip(indices, array.shape, strict=False)
     )
     return array[tuple(held)]

@@ -34,6 +34,7 @@ from warploom.dsl.interval_rules import (
 )
 from warploom.dsl.ir import BITWISE, COMPARISONS, Kind, Node, const, node
 from warploom.dsl.linear import Linear, linear
+from warploom.dsl.number_types import LIMITS
 
 _LITERAL_ERROR = 1e-7  # relative; a float64 literal, scalar or integer as fp32
 _OPERATION_ERROR = 1e-6  # relative; about 8 units in the last place of fp32
@@ -127,6 +128,8 @@ class Box:
             return hull(self.truth(root.args[0]), *map(self.range, root.args[1:]))
         if root.op == "to_int":
             return self._to_int(root.args[0])
+        if root.op == "cast":
+            return self._cast(root)
         operands = [self.range(arg) for arg in root.args]
         points = tuple(r.point for r in operands if r.point is not None)
         if root.op in _CERTAIN and len(points) == len(operands):
@@ -134,6 +137,12 @@ class Box:
             return Range(value, value)
         rule = INT_RULES.get(root.op)
         return rule(*operands) if rule else UNKNOWN
+
+    def _cast(self, root: Node) -> Range:
+        (arg,) = root.args
+        limits = LIMITS[root.type]
+        held = arg.op in ("load", "scalar") or within(self._extents.of(arg), limits)
+        return self.range(arg) if held else wrapped(self.range(arg), limits)
 
     def _to_int(self, arg: Node) -> Range:
         if arg.kind is Kind.BOOL:

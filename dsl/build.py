@@ -1,7 +1,8 @@
-"""Typed construction of IR: the rules that turn operands of any kind into one well-typed node.
+"""Typed construction of IR: the rules that turn operands of any type into one well-typed node.
 
-Kinds promote bool -> int -> float, as in NumPy. Each rule gives the kind that NumPy gives, so that
-a functor means the same in the kernel and in the NumPy reading.
+`number_types` says what types give together, here as in the NumPy reading, so that a functor means
+the same in both. Small integers are computed in 32 bits, and a cast after each operation makes of
+the result what their type holds.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TypeGuard
 from warploom.dsl import location
 from warploom.dsl.extents import within
 from warploom.dsl.ir import Kind, Node, const, node
+from warploom.dsl.number_types import SMALL, fits_scalar, kind_of, result_type, wrapped
 from warploom.errors import CannotTrace
 
-_RANK = {Kind.BOOL: 0, Kind.INT: 1, Kind.FLOAT: 2}
 _MAX_EXPANDED_POWER = 64
 PRECISE = ("precise",)
 
@@ -61,42 +62,92 @@ def to_kind(value: Node, kind: Kind) -> Node:
     return make("to_float" if kind is Kind.FLOAT else "to_int", kind, value)
 
 
-def promote(*values: Node) -> tuple[Node, ...]:
-    """Bring all to the widest kind among them."""
-    widest = max((value.kind for value in values), key=_RANK.__getitem__)
-    return tuple(to_kind(value, widest) for value in values)
+def is_python(value: Node) -> bool:
+    """Whether a node is a Python number, which takes the type of what it meets."""
+    return value.op == "const" and value.kind is not Kind.BOOL
 
 
-def _numbers(op: str, *values: Node) -> tuple[Node, ...]:
-    promoted = promote(*values)
-    if promoted[0].kind is Kind.BOOL:
+def of_type(value: Node, name: str) -> Node:
+    """An int as one of another type; of what the type does not hold, the low bits."""
+    if value.type == name and not is_python(value):
+        return value
+    return make("cast", Kind.INT, to_kind(value, Kind.INT), attr=name)
+
+
+def common_type(*values: Node) -> str:
+    """The type that an operation of these computes in."""
+    python = {value: value.kind for value in values if is_python(value)}
+    return result_type((v.type for v in values if v not in python), python.values())
+
+
+def promote(*values: Node) -> tuple[str, tuple[Node, ...]]:
+    """The type of an operation, and its operands as numbers of that type."""
+    name = common_type(*values)
+    return name, tuple(_promoted(value, name) for value in values)
+
+
+def _promoted(value: Node, name: str) -> Node:
+    if value.op == "cast" and value.args[0].op == "const":
+        (value,) = value.args  # its type has been counted
+    if name in SMALL and value.op == "const" and value.kind is Kind.INT:
+        assert isinstance(value.attr, int)
+        return const(wrapped(value.attr, name))
+    return to_kind(value, kind_of(name))
+
+
+def _result(name: str, made: Node) -> Node:
+    """What a type makes of the number that 32 bits have."""
+    is_held = name not in SMALL or made.type == name
+    return made if is_held else make("cast", Kind.INT, made, attr=name)
+
+
+def _check_scalars(name: str, *values: Node) -> None:
+    """Refuse Python ints that torch does not take for numbers of this type."""
+    for value in values:
+        literal = value.attr
+        if not (name in SMALL and is_python(value) and isinstance(literal, int)):
+            continue
+        if not fits_scalar(literal, name):
+            remedy = f"Use a number that it holds, or widen the {name} first, with x.int()."
+            raise refuse(f"{literal} as {name}", remedy)
+
+
+def _numbers(op: str, *values: Node) -> tuple[str, tuple[Node, ...]]:
+    name, promoted = promote(*values)
+    if name == "bool":
         raise refuse(
             f"{op} of bools",
             "Combine bools with &, | and ~, or turn one into a number with where(b, 1, 0).",
         )
-    return promoted
+    return name, promoted
 
 
 def arithmetic(op: str, left: Node, right: Node) -> Node:
-    """`add`, `sub`, `mul`, `floordiv`, `mod`, `min`, `max` in the operands' common kind."""
-    a, b = _numbers(op, left, right)
-    return make(op, a.kind, a, b)
+    """`add`, `sub`, `mul`, `floordiv`, `mod`, `min`, `max` in the operands' common type."""
+    name, (a, b) = _numbers(op, left, right)
+    if op in ("min", "max"):
+        _check_scalars(name, left, right)
+    return _result(name, make(op, a.kind, a, b))
 
 
 def true_divide(left: Node, right: Node) -> Node:
     """Division; of ints too it gives a float."""
-    a, b = _numbers("/", left, right)
+    _, (a, b) = _numbers("/", left, right)
     return make("div", Kind.FLOAT, to_kind(a, Kind.FLOAT), to_kind(b, Kind.FLOAT))
 
 
 def power(base: Node, exponent: Node) -> Node:
     """`base ** exponent`; small constant powers become products, 2.0 ** x becomes exp2(x)."""
-    a, b = _numbers("**", base, exponent)
-    n = exponent.attr if exponent.op == "const" else None
+    name, (a, b) = _numbers("**", base, exponent)
+    literal = exponent.args[0] if exponent.op == "cast" else exponent
+    n = literal.attr if literal.op == "const" else None
     if is_product(n):
-        return _product(a, int(n))
+        return _product(name, a, int(n))
+    if name in SMALL:
+        what = f"a power of {name} whose exponent is no constant of 0 to {_MAX_EXPANDED_POWER}"
+        raise refuse(what, "Widen it first, with x.int() or x.float().")
     if a.kind is Kind.FLOAT and isinstance(n, (int, float)) and is_product(-n):
-        return true_divide(constant(1.0), _product(a, int(-n)))
+        return true_divide(constant(1.0), _product(name, a, int(-n)))
     a, b = to_kind(a, Kind.FLOAT), to_kind(b, Kind.FLOAT)
     if a.op == "const" and a.attr == 2.0:
         return make("exp2", Kind.FLOAT, b)
@@ -110,20 +161,20 @@ def is_product(exponent: object) -> TypeGuard[int | float]:
     return int(exponent) == exponent
 
 
-def _product(base: Node, count: int) -> Node:
-    """base ** count by repeated squaring."""
+def _product(name: str, base: Node, count: int) -> Node:
+    """base ** count by repeated squaring, in a type."""
     if count == 0:
-        return to_kind(constant(1), base.kind)
+        return _result(name, to_kind(constant(1), base.kind))
     if count == 1:
-        return base
-    half = _product(base, count // 2)
-    square = make("mul", base.kind, half, half)
-    return make("mul", base.kind, square, base) if count % 2 else square
+        return _result(name, base)
+    half = _product(name, base, count // 2)
+    square = _result(name, make("mul", base.kind, half, half))
+    return _result(name, make("mul", base.kind, square, base)) if count % 2 else square
 
 
 def compare(op: str, left: Node, right: Node) -> Node:
     """`lt`, `le`, `gt`, `ge`, `eq`, `ne`; a bool, of any kinds."""
-    a, b = promote(left, right)
+    _, (a, b) = promote(left, right)
     if a.kind is Kind.BOOL:
         if op not in ("eq", "ne"):
             a, b = to_kind(a, Kind.INT), to_kind(b, Kind.INT)
@@ -140,7 +191,8 @@ _SIGNS = {"and": "&", "or": "|", "xor": "^"}
 def logic(op: str, left: Node, right: Node) -> Node:
     """`and`, `or`, `xor`: logic on two bools, bitwise on two ints."""
     if left.kind is Kind.INT and right.kind is Kind.INT:
-        return make(_BITWISE[op], Kind.INT, left, right)
+        name, (a, b) = promote(left, right)
+        return _result(name, make(_BITWISE[op], Kind.INT, a, b))
     if left.kind is not Kind.BOOL or right.kind is not Kind.BOOL:
         raise refuse(
             f"{_SIGNS[op]} of {left.kind.value} and {right.kind.value}",
@@ -159,35 +211,36 @@ def invert(value: Node) -> Node:
         if value.op == "const":
             return constant(not value.attr)
         return make("not", Kind.BOOL, value)
-    return make("bitxor", Kind.INT, _ints("~", value)[0], constant(-1))
+    name, (a,) = _ints("~", value)
+    return _result(name, make("bitxor", Kind.INT, a, constant(-1)))
 
 
 def shift(op: str, left: Node, right: Node) -> Node:
     """`shl` and `shr` of ints."""
-    a, b = _ints("a shift", left, right)
-    return make(op, Kind.INT, a, b)
+    name, (a, b) = _ints("a shift", left, right)
+    return _result(name, make(op, Kind.INT, a, b))
 
 
-def _ints(what: str, *values: Node) -> tuple[Node, ...]:
+def _ints(what: str, *values: Node) -> tuple[str, tuple[Node, ...]]:
     for value in values:
         if value.kind is not Kind.INT:
             raise refuse(f"{what} of a {value.kind.value}", "It needs ints; use to_int(x) first.")
-    return values
+    return promote(*values)
 
 
 def negate(value: Node) -> Node:
-    (a,) = _numbers("negation", value)
-    return make("neg", a.kind, a)
+    name, (a,) = _numbers("negation", value)
+    return _result(name, make("neg", a.kind, a))
 
 
 def absolute(value: Node) -> Node:
-    (a,) = _numbers("abs", value)
-    return make("abs", a.kind, a)
+    name, (a,) = _numbers("abs", value)
+    return _result(name, make("abs", a.kind, a))
 
 
 def math_function(op: str, value: Node, precise: bool = False) -> Node:
     """A function of one float; ints are promoted."""
-    (a,) = _numbers(op, value)
+    _, (a,) = _numbers(op, value)
     return make(op, Kind.FLOAT, to_kind(a, Kind.FLOAT), attr=PRECISE if precise else None)
 
 
@@ -197,7 +250,8 @@ def select(condition: Node, if_true: Node, if_false: Node) -> Node:
             f"where with a condition of kind {condition.kind.value}",
             "The condition must be a bool; compare the number with something.",
         )
-    a, b = promote(if_true, if_false)
+    name, (a, b) = promote(if_true, if_false)
+    _check_scalars(name, if_true, if_false)
     if condition.op == "const":
-        return a if condition.attr else b
-    return a if a is b else make("select", a.kind, condition, a, b)
+        return _result(name, a if condition.attr else b)
+    return _result(name, a if a is b else make("select", a.kind, condition, a, b))

@@ -24,7 +24,7 @@ from warploom.dsl.fields import RESERVED, Field, Reading, Scalar, Tensor
 from warploom.dsl.from_end import from_end
 from warploom.dsl.ir import Kind
 from warploom.dsl.parts import ReadInParts
-from warploom.dsl.spec import TensorField
+from warploom.dsl.spec import ScalarField, TensorField
 from warploom.dsl.symbols import Symbol, Value
 from warploom.errors import GlobalMutated
 
@@ -71,7 +71,7 @@ class Captures:
             name = self._free_name(wish)
             stored = _stored_type(tensor)
             roles = getattr(tensor, "roles", (None,) * tensor.ndim)
-            field: Field = CapturedField(stored, roles) if roles else Scalar(stored)
+            field: Field = CapturedField(stored, roles) if roles else CapturedNumber(stored)
             field.name, field.owner = name, self.owner
             self.fields[name] = field
             self._tensors[name] = tensor
@@ -105,6 +105,13 @@ class CapturedField(Tensor):
     """A field that no class declares."""
 
     def spec(self) -> TensorField:
+        return replace(super().spec(), captured=True)
+
+
+class CapturedNumber(Scalar):
+    """A field of one number that no class declares."""
+
+    def spec(self) -> ScalarField:
         return replace(super().spec(), captured=True)
 
 

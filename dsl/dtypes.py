@@ -37,6 +37,7 @@ float16 = DType("float16", 2, "warploom::half_t", Kind.FLOAT)
 bfloat16 = DType("bfloat16", 2, "warploom::bfloat16_t", Kind.FLOAT)
 int64 = DType("int64", 8, "long long", Kind.INT)
 int32 = DType("int32", 4, "int", Kind.INT)
+int16 = DType("int16", 2, "short", Kind.INT)
 int8 = DType("int8", 1, "signed char", Kind.INT)
 uint8 = DType("uint8", 1, "unsigned char", Kind.INT)
 bool_ = DType("bool", 1, "bool", Kind.BOOL)
@@ -46,7 +47,7 @@ float8_e4m3fn = DType("float8_e4m3fn", 1, "warploom::e4m3_t", Kind.FLOAT)
 float8_e5m2 = DType("float8_e5m2", 1, "warploom::e5m2_t", Kind.FLOAT)
 kv_int8 = DType("int8", 1, "warploom::i8_t", Kind.FLOAT)
 
-BY_NAME = {t.name: t for t in (float32, float16, bfloat16, int64, int32, int8, uint8, bool_)}
+BY_NAME = {t.name: t for t in (float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool_)}
 ATTENTION_DTYPES = (float16, bfloat16, float32)
 NARROW_DTYPES = (float8_e4m3fn, float8_e5m2, kv_int8)
 

@@ -89,6 +89,8 @@ def evaluate(
                 found = logits
             elif current.op == "load":
                 found = _load(tensors[str(current.attr)], args)
+            elif current.op == "cast":
+                found = np.asarray(args[0]).astype(np.int64).astype(str(current.attr))
             elif current.op == "call":
                 found = (functions_by_name or {})[str(current.attr)](*args)
             else:

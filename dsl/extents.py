@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from warploom.dsl.ir import Kind, Node
 from warploom.dsl.linear import Linear
+from warploom.dsl.number_types import LIMITS
 
 Extent: TypeAlias = tuple[int, int]  # least and greatest value
 
@@ -89,15 +90,22 @@ class Extents:
         if root.op == "var":
             # or a corner of a box, as `intervals.tile_box` names them
             return _POSITIONS[str(root.attr).removesuffix("_first").removesuffix("_last")]
+        if root.op == "cast":
+            return self._of_cast(root)
         rule = _RULES.get(root.op)
         if rule is None or any(arg.kind is Kind.FLOAT for arg in root.args):
             return INT32  # what is loaded, or converted
         return rule(*map(self.of, root.args))
 
+    def _of_cast(self, root: Node) -> Extent:
+        limits = LIMITS[root.type]
+        found = self.of(root.args[0])
+        return found if within(found, limits) else limits
 
-def within(extent: Extent) -> bool:
-    """Whether 32 bits hold all of it."""
-    return INT32[0] <= extent[0] and extent[1] <= INT32[1]
+
+def within(extent: Extent, limits: Extent = INT32) -> bool:
+    """Whether 32 bits, or a type of these limits, hold all of it."""
+    return limits[0] <= extent[0] and extent[1] <= limits[1]
 
 
 def _corners(function: Callable[[int, int], int]) -> Callable[[Extent, Extent], Extent]:

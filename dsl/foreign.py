@@ -56,8 +56,8 @@ def _div(a: Value, b: Value, *, rounding_mode: str | None = None) -> Value:
         raise build.refuse(what, "It is None, 'floor' or 'trunc'.")
     if _is_float(a, b):
         return _trunc(a / b)
-    whole = abs(a) // abs(b)
-    return where((a < 0) != (b < 0), -whole, whole)
+    below = a // b  # rounded down, as Python does
+    return where((a % b != 0) & (below < 0), below + 1, below)
 
 
 def _trunc(x: Value) -> Value:
@@ -76,12 +76,12 @@ def _round(x: Value, decimals: int = 0) -> Value:
 
 
 def _sign(x: Value) -> Value:
-    one = 1.0 if _is_float(x) else 1
-    return where(x > 0, one, where(x < 0, -one, one - one))  # 0 for NaN, as torch says
+    one, zero = (1.0, 0.0) if _is_float(x) else (1, x * 0)  # of the type of x
+    return where(x > 0, one, where(x < 0, -one, zero))  # 0 for NaN, as torch says
 
 
 def _relu(x: Value, inplace: Literal[False] = False) -> Value:
-    return maximum(x, 0.0)
+    return maximum(x, 0.0 if _is_float(x) else 0)
 
 
 def _silu(x: Value, inplace: Literal[False] = False) -> Value:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from warploom.dsl import build
 from warploom.dsl.box import Box
 from warploom.dsl.evaluate import evaluate
 from warploom.dsl.extents import MAX_LENGTH
-from warploom.dsl.functions import where
+from warploom.dsl.functions import to_int, where
 from warploom.dsl.interval_rules import Range
 from warploom.dsl.ir import POSITIONS, Kind, Node, const, substitute, var, walk
+from warploom.dsl.number_types import SMALL
 from warploom.dsl.position import symbolic
 from warploom.dsl.symbols import Symbol, Value, as_node
 
@@ -27,12 +29,21 @@ def from_end(index: Value, size: int) -> Value:
         index: a symbol, an array or a number; what is no integer is returned as it is.
         size: of the dimension.
     """
+    index = _whole(index)  # before the size is added, which a small type may not hold
     if isinstance(index, Symbol):
         wraps = index.kind is Kind.INT and may_be_negative(index.node)
         return where(index < 0, index + size, index) if wraps else index
     if getattr(getattr(index, "dtype", None), "kind", "") == "i":
         return where(index < 0, index + size, index)
     return index + size if isinstance(index, int) and index < 0 else index
+
+
+def _whole(index: Value) -> Value:
+    """An int of a small type as one of 32 bits; others as they are."""
+    if isinstance(index, Symbol):
+        return Symbol(build.of_type(index.node, "int32")) if index.node.type in SMALL else index
+    name = str(getattr(index, "dtype", "")).rpartition(".")[2]
+    return to_int(index) if name in SMALL else index
 
 
 def may_be_negative(index: Node) -> bool:

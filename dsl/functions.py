@@ -15,6 +15,7 @@ import numpy as np
 from warploom.dsl import build, lanes, rotations, symbols
 from warploom.dsl.extents import INT32
 from warploom.dsl.ir import Kind, Node
+from warploom.dsl.number_types import SMALL
 from warploom.dsl.symbols import Symbol, Value, as_node, wrap
 
 
@@ -109,9 +110,9 @@ def clamp(x: Value, min: Value = None, max: Value = None) -> Value:
 def to_int(x: Value) -> Value:
     """Truncate toward zero to an int; beyond 32 bits it is the nearest, True is 1 and NaN is 0."""
     if isinstance(x, Symbol) or np.asarray(x).dtype.kind != "f":
-        return _cast(x, Kind.INT, np.int64)
+        return _cast(x, Kind.INT, np.int32)
     exact = np.asarray(x, np.float64)  # single precision has no 2^31 - 1
-    whole = np.asarray(np.nan_to_num(np.clip(exact, *INT32), nan=0.0), np.int64)
+    whole = np.asarray(np.nan_to_num(np.clip(exact, *INT32), nan=0.0), np.int32)
     return whole.view(type(x)) if isinstance(x, np.ndarray) else whole[()]
 
 
@@ -127,6 +128,8 @@ def to_bool(x: Value) -> Value:
 
 def _cast(x: Value, kind: Kind, numpy_type: type) -> Value:
     if isinstance(x, Symbol):
+        if x.node.type in SMALL and kind is Kind.INT:
+            return wrap(build.of_type(x.node, "int32"))
         return wrap(build.to_kind(x.node, kind))
     return np.asanyarray(x).astype(numpy_type)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from warploom.dsl import fold
-from warploom.dsl.extents import INT32
+from warploom.dsl.extents import INT32, Extent
 from warploom.dsl.ir import Kind, Node, const, node
 
 NAN = const(float("nan"))
@@ -58,28 +58,33 @@ class Truth:
 
 
 UNKNOWN = Range()
-_LEAST, _GREATEST = map(const, INT32)
 
 
-def outside(a: Range) -> Node:
-    """Whether 32 bits may not hold all of a range of ints."""
+def outside(a: Range, limits: Extent = INT32) -> Node:
+    """Whether 32 bits, or a type of these limits, may not hold all of a range of ints."""
     if a.ends is None:
         return fold.TRUE
+    least, greatest = map(const, limits)
     return fold.either(
-        fold.compare("lt", a.ends[0], _LEAST), fold.compare("gt", a.ends[1], _GREATEST)
+        fold.compare("lt", a.ends[0], least), fold.compare("gt", a.ends[1], greatest)
     )
 
 
-def wrapped(a: Range) -> Range:
-    """What 32 bits make of ints: one value exactly, a range that they hold as it is, else any."""
+def wrapped(a: Range, limits: Extent = INT32) -> Range:
+    """What 32 bits make of ints: one value exactly, a range that they hold as it is, else any.
+
+    The same of a smaller type, by its limits.
+    """
+    least, greatest = map(const, limits)
     if a.ends is None:
-        return UNKNOWN
+        return UNKNOWN if limits == INT32 else Range(least, greatest)
     if a.point is not None:
-        low_bits = fold.arithmetic("mod", fold.arithmetic("sub", a.point, _LEAST), const(2**32))
-        value = fold.arithmetic("add", low_bits, _LEAST)
+        size = const(limits[1] - limits[0] + 1)
+        low_bits = fold.arithmetic("mod", fold.arithmetic("sub", a.point, least), size)
+        value = fold.arithmetic("add", low_bits, least)
         return Range(value, value)
-    leaves = outside(a)
-    return Range(fold.select(leaves, _LEAST, a.ends[0]), fold.select(leaves, _GREATEST, a.ends[1]))
+    leaves = outside(a, limits)
+    return Range(fold.select(leaves, least, a.ends[0]), fold.select(leaves, greatest, a.ends[1]))
 
 
 def hull(condition: Truth, a: Range, b: Range) -> Range:

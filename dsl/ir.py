@@ -73,6 +73,7 @@ OPERATIONS = (
             "select",  # (condition, if true, if false)
             "to_int",  # truncates toward zero, as astype does
             "to_float",
+            "cast",  # attr: name of a type in `number_types`; integers keep their low bits
             "load",  # attr: tensor field's name; args: one INT index per dimension
             "element",  # args: (lane,); that lane of the seat's own vector
             "call",  # attr: name of a CustomFunction; args: its arguments
@@ -89,12 +90,14 @@ class Node:
         kind: type of the value.
         args: operand nodes.
         attr: constant value (`const`), position name (`var`), field name (`scalar`, `load`),
-            function name (`call`), or `("precise",)` on math operations that must not use fast
-            intrinsics.
+            function name (`call`), type (`cast`), or `("precise",)` on math operations that must
+            not use fast intrinsics.
+        type: what torch would call the type of the value. Types that torch has and `Kind` has not
+            are those of casts; what is read from a tensor of such a type is a cast of the load.
         source: place of the first use, for error messages; not part of identity.
     """
 
-    __slots__ = ("__weakref__", "args", "attr", "kind", "op", "source")
+    __slots__ = ("__weakref__", "args", "attr", "kind", "op", "source", "type")
 
     def __init__(
         self, op: str, kind: Kind, args: tuple[Node, ...], attr: Hashable, source: Source | None
@@ -104,6 +107,7 @@ class Node:
         self.args = args
         self.attr = attr
         self.source = source
+        self.type = str(attr) if op == "cast" else kind.value
 
     def __repr__(self) -> str:
         inner = ", ".join(

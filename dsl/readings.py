@@ -11,6 +11,7 @@ from warploom.dsl import build
 from warploom.dsl.arrays import Array, clamped, to_numpy
 from warploom.dsl.fields import EXACT_ROLES, as_scalar, misuse
 from warploom.dsl.ir import Kind, Node, var
+from warploom.dsl.number_types import SMALL
 from warploom.dsl.parts import ReadInParts
 from warploom.dsl.roles import check_roles, roles_text
 from warploom.dsl.spec import CustomFunction, ScalarField, TensorField
@@ -41,7 +42,9 @@ class SymbolicTensor(_FieldTensor):
     def __getitem__(self, index: Value) -> Symbol:
         indices = _indices(self._variant, self._field, index)
         nodes = tuple(map(self._node, range(len(indices)), indices, self._field.roles))
-        return wrap(build.make("load", self._field.dtype.kind, *nodes, attr=self._field.name))
+        field = self._field
+        loaded = build.make("load", field.dtype.kind, *nodes, attr=field.name)
+        return wrap(_as_captured(loaded, field))
 
     def _node(self, axis: int, index: Value, role: str | None) -> Node:
         found = as_node(index)
@@ -59,6 +62,12 @@ class SymbolicTensor(_FieldTensor):
         return misuse(self._variant, self._field.name, reason, remedy)
 
 
+def _as_captured(read: Node, field: ScalarField | TensorField) -> Node:
+    """Declared small ints are ints of 32 bits; captured ones stay what they are to torch."""
+    is_small = field.captured and field.dtype.name in SMALL
+    return build.of_type(read, field.dtype.name) if is_small else read
+
+
 class TraceReading:
     """Fields as symbols; remembers which were read."""
 
@@ -72,7 +81,8 @@ class TraceReading:
 
     def scalar(self, field: ScalarField) -> Symbol:
         self.scalars[field.name] = field
-        return wrap(build.make("scalar", field.dtype.kind, attr=field.name))
+        read = build.make("scalar", field.dtype.kind, attr=field.name)
+        return wrap(_as_captured(read, field))
 
     def tensor(self, field: TensorField) -> SymbolicTensor:
         self.tensors[field.name] = field
@@ -123,20 +133,26 @@ class NumpyReading:
         if found.size != 1:
             raise WrongShape.of_scalar(field.name, found.shape, field.dtype.name)
         number = as_scalar(field.dtype, found.item(), field.name, self.variant)
-        return self.array(to_numpy(number, field.dtype.kind))
+        return self._read(number, field)
 
     def tensor(self, field: TensorField) -> ArrayTensor:
         if field.name not in self._tensors:
             value = self._values.get(field.name)
             if value is None:
                 raise self._missing(field.name, f"{field.dtype.name} tensor {field.roles}")
-            values = self.array(to_numpy(value, field.dtype.kind))
+            values = self._read(value, field)
             if values.ndim != len(field.roles):
                 wanted = roles_text(field, self.sizes)
                 raise WrongShape(name=field.name, got=values.shape, expected=wanted)
             check_roles(field, values.shape, self.sizes)
             self._tensors[field.name] = ArrayTensor(self.variant, field, values)
         return self._tensors[field.name]
+
+    def _read(self, value: Any, field: ScalarField | TensorField) -> Array:
+        values = to_numpy(value, field.dtype.kind)
+        if field.captured and field.dtype.name in SMALL:
+            values = values.astype(field.dtype.name)
+        return self.array(values)
 
     def array(self, value: np.ndarray[Any, Any]) -> Array:
         """A value of this reading's precision."""

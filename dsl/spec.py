@@ -16,11 +16,19 @@ SEATS = (*VECTOR_SEATS, *SCALAR_SEATS)
 
 @dataclass(frozen=True)
 class ScalarField:
-    """A number given at run time. `default` is None if it must be given."""
+    """A number given at run time.
+
+    Attributes:
+        name: of the field.
+        dtype: of the number.
+        default: None if it must be given.
+        captured: a plain function captured it.
+    """
 
     name: str
     dtype: DType
     default: bool | int | float | None
+    captured: bool = False
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,10 @@ def as_node(value: Value) -> Node:
         return build.constant(value)
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:
-        return as_node(item())
+        number = as_node(item())
+        # torch's own numbers have a type, which Python's take from what they meet
+        is_typed = hasattr(value, "detach") and number.kind is Kind.INT
+        return build.of_type(number, "int32") if is_typed else number
     if item is not None:
         raise build.refuse(
             f"a plain {type(value).__module__}.{type(value).__name__} of shape "

@@ -115,7 +115,7 @@ def test_a_wrong_part_is_named(placed) -> None:
     with pytest.raises(WrongResult, match="logits_mask of Wrong returned") as caught:
         trace(composed)
     assert placed(caught.value, "at.kv_pos - at.q_pos")
-    with pytest.raises(WrongResult, match="logits_mask of Wrong returned values of int64"):
+    with pytest.raises(WrongResult, match="logits_mask of Wrong returned values of int32"):
         visible(composed, q_len=2, kv_len=2)
 
 

@@ -200,7 +200,7 @@ def test_numpy_captures_and_types_without_a_kernel_twin_are_converted() -> None:
     wide = torch.zeros(4, dtype=torch.float64)
     assert wl.flex(lambda s, b, h, q, k: s + wide[h]).inputs()["wide"].dtype == torch.float32
     short = np.zeros(4, np.int16)
-    assert wl.flex(None, lambda b, h, q, k: short[h] == 0).inputs()["short"].dtype == np.int32
+    assert wl.flex(None, lambda b, h, q, k: short[h] == 0).inputs()["short"].dtype == np.int16
 
 
 def test_captured_tensors_are_read_anew_each_time() -> None:

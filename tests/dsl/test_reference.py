@@ -175,7 +175,7 @@ def test_wrong_results_are_refused_in_the_numpy_reading_too(placed) -> None:
             return at.kv_pos - at.q_pos
 
     with pytest.raises(
-        WrongResult, match="logits_mask of Wrong returned values of int64"
+        WrongResult, match="logits_mask of Wrong returned values of int32"
     ) as caught:
         reference_attention(Wrong(), *tensors(2, 2))
     assert placed(caught.value, "def logits_mask")

@@ -14,6 +14,20 @@ WL_FN int wrapped_product(int a, int b) { return int(unsigned(a) * unsigned(b));
 WL_FN int negated(int a) { return int(0u - unsigned(a)); }
 WL_FN wide negated(wide a) { return wide(0ull - (unsigned long long)(a)); }
 
+// What a smaller type holds of an int: its low bits.
+template <class T>
+WL_FN T wrap_uint8(T a) {
+  return T(static_cast<unsigned char>(a));
+}
+template <class T>
+WL_FN T wrap_int8(T a) {
+  return T(static_cast<signed char>(a));
+}
+template <class T>
+WL_FN T wrap_int16(T a) {
+  return T(static_cast<short>(a));
+}
+
 // Shifts by any count, also by more bits than there are, and of numbers below 0.
 WL_FN int shl(int a, int b) { return unsigned(b) < 32u ? int(unsigned(a) << b) : 0; }
 WL_FN wide shl(wide a, wide b) {

@@ -71,6 +71,7 @@ WL_FN float load(const bfloat16_t* p, long long offset) {
 }
 WL_FN int load(const long long* p, long long offset) { return int(__ldg(p + offset)); }
 WL_FN int load(const int* p, long long offset) { return __ldg(p + offset); }
+WL_FN int load(const short* p, long long offset) { return __ldg(p + offset); }
 WL_FN int load(const signed char* p, long long offset) { return __ldg(p + offset); }
 WL_FN int load(const unsigned char* p, long long offset) { return __ldg(p + offset); }
 WL_FN bool load(const bool* p, long long offset) {
