@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl import location, symbols
+from warploom.dsl import build, location, symbols
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.fields import RESERVED, Field, Reading, Scalar, Tensor
 from warploom.dsl.from_end import from_end
@@ -77,6 +77,10 @@ class Captures:
             self._tensors[name] = tensor
             self._names[key] = name
         return self._names[key]
+
+    def doubles(self) -> set[str]:
+        """Names of tensors whose values are rounded."""
+        return {name for name, x in self._tensors.items() if str(x.dtype).endswith("float64")}
 
     def shares(self, name: str, other: Captures) -> bool:
         """True if a field of this name stands for the same tensor here and there.
@@ -288,9 +292,12 @@ def _identity(tensor: Any) -> object:
 def _stored_type(tensor: Any) -> DType:
     try:
         return dtype(tensor.dtype)
-    except KeyError:  # float64 and odd ints; their values are converted
-        integer = "int" in str(tensor.dtype)
-        return BY_NAME["int32" if integer else "float32"]
+    except KeyError:  # their values are converted
+        name = str(tensor.dtype).rpartition(".")[2]
+        if not name.startswith(("float", "uint16", "uint32")):
+            remedy = "Capture bools, ints, or float32 numbers made of it."
+            raise build.refuse(f"a captured tensor of {tensor.dtype}", remedy) from None
+        return BY_NAME["float32" if name.startswith("float") else "int64"]
 
 
 def writes(value: Any) -> int | None:
@@ -308,5 +315,5 @@ def _converted(tensor: Any, stored: DType) -> Any:
         return tensor
     except KeyError:
         if hasattr(tensor, "detach"):
-            return tensor.float() if stored.kind is Kind.FLOAT else tensor.int()
+            return tensor.float() if stored.kind is Kind.FLOAT else tensor.long()
         return tensor.astype(stored.name)

@@ -10,6 +10,7 @@ from warploom.dsl import location
 from warploom.dsl.block_lists import BlockLists
 from warploom.dsl.capture import Captures, indexing, is_tensor, rebuild
 from warploom.dsl.check import signature_problem
+from warploom.dsl.doubles import check_doubles
 from warploom.dsl.fields import READING, Field, Reading
 from warploom.dsl.position import Position
 from warploom.dsl.symbols import Value
@@ -80,6 +81,10 @@ class Flex(Variant):
     def inputs(self) -> dict[str, Any]:
         return self._captures.values()
 
+    def doubles(self) -> set[str]:
+        """Fields of captured float64 tensors, which kernels read as float32."""
+        return self._captures.doubles()
+
     def shares(self, name: str, other: Variant) -> bool:
         return isinstance(other, Flex) and self._captures.shares(name, other._captures)
 
@@ -102,6 +107,10 @@ def flex(
     index that is computed (`bias[h, q_idx - kv_idx]`) cannot be foreseen. Where it is negative it
     counts from the end, as in torch, which makes the tensor's size a constant of the kernel; what
     is out of range then is clamped into the tensor, on every back end.
+
+    Captured integers of 8 and 16 bits compute in their types, as in torch. Kernels have no float64:
+    such a tensor may be a bias, a factor or a replacement of the score, which rounds it to float32,
+    and is refused elsewhere. int64 is read as int32; larger values are refused when they are bound.
 
     Tracing takes milliseconds: make a variant once, not at every call.
 
@@ -150,7 +159,7 @@ def flex(
     if lists is not None and lists.add_nothing(trace(Flex(None, mask_mod))):
         lists = None
     made = Flex(score_mod, mask_mod, q_idx, lists)
-    trace(made)
+    check_doubles(trace(made), made.doubles())
     return made
 
 

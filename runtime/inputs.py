@@ -28,12 +28,7 @@ from warploom.runtime.missing import missing_input
 from warploom.runtime.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.params import Members
 from warploom.runtime.plain import refuse_freed
-from warploom.runtime.roles import (
-    check_captured,
-    lane_sizes,
-    reserved_sizes,
-    role_sizes,
-)
+from warploom.runtime.roles import check_captured, lane_sizes, reserved_sizes, role_sizes
 from warploom.runtime.tensors import as_torch, byte_span
 from warploom.runtime.values import (
     Number,
@@ -41,6 +36,7 @@ from warploom.runtime.values import (
     as_seen_input,
     checked_scalar,
     extended,
+    refuse_large_on_device,
     refuse_none,
 )
 from warploom.scheduler.bounds import Bounds
@@ -288,6 +284,7 @@ class Inputs:
                 tensor = as_torch(value, name)
                 refuse_freed(tensor, name, byte_span(tensor))
                 self._check_type(field, tensor)
+                refuse_large_on_device(field, value, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
                 values[name] = tensor
             else:

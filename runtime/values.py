@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from warploom.dsl.capture import writes
 from warploom.dsl.ir import Kind
 from warploom.dsl.roles import roles_text
 from warploom.dsl.spec import ScalarField, TensorField
 from warploom.errors import ArgumentError, WrongDType, WrongShape
+from warploom.runtime.graph import is_capturing
 from warploom.runtime.plain import refuse_freed, refuse_stand_in
 from warploom.runtime.tensors import as_seen, as_torch, byte_span
 
 Number = bool | int | float
 
+# Tensors on devices whose values fit 32 bits, and the writes to them when they were looked at.
+_seen_on_device: MutableMapping[torch.Tensor, int] = WeakTensorKeyDictionary()
 _INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 _NUMBERS: dict[Kind, tuple[str, Any]] = {
@@ -109,8 +115,8 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
     """A tensor for a field; host values get the declared dtype if only their width differs.
 
     Raises:
-        ArgumentError: None, a list that is no tensor, or an integer on the host beyond the dtype,
-            or beyond int32: kernels compute with 32 bits.
+        ArgumentError: None, a list that is no tensor, or an integer beyond the dtype, or beyond
+            int32: kernels compute with 32 bits.
     """
     refuse_none(field, value)
     expected = getattr(torch, field.dtype.name)
@@ -119,6 +125,7 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
     tensor = as_torch(value, field.name).detach()
     refuse_freed(tensor, field.name, byte_span(tensor))
     if tensor.device.type != "cpu":
+        refuse_large_on_device(field, value, tensor)
         return tensor
     if tensor.dtype in _INTS and expected in _INTS:
         _refuse_large(field, tensor, torch.int32 if expected == torch.int64 else expected)
@@ -133,6 +140,28 @@ def as_seen_input(field: ScalarField | TensorField, value: Any) -> Number | torc
         return checked_scalar(field, value)
     refuse_none(field, value)
     return as_seen(value, field.name)
+
+
+def refuse_large_on_device(field: TensorField, given: Any, tensor: torch.Tensor) -> None:
+    """Look once at what int64 tensors on a device hold, and again when torch has written to them.
+
+    While a CUDA graph is captured, or under a compiler, nothing can be looked at.
+
+    Raises:
+        ArgumentError: a value that 32 bits do not hold.
+    """
+    if tensor.dtype != torch.int64 or tensor.device.type == "meta":
+        return
+    if torch.compiler.is_compiling() or is_capturing(tensor.device):
+        return
+    count = writes(tensor)
+    if isinstance(given, torch.Tensor) and count is not None:
+        if _seen_on_device.get(given) == count:
+            return
+        _refuse_large(field, tensor, torch.int32)
+        _seen_on_device[given] = count
+    else:
+        _refuse_large(field, tensor, torch.int32)
 
 
 def _refuse_large(field: TensorField, tensor: torch.Tensor, widest: torch.dtype) -> None:

@@ -199,6 +199,8 @@ def test_numpy_captures_and_types_without_a_kernel_twin_are_converted() -> None:
     assert variant.inputs()["NUMPY_SLOPES"].dtype == np.float32
     wide = torch.zeros(4, dtype=torch.float64)
     assert wl.flex(lambda s, b, h, q, k: s + wide[h]).inputs()["wide"].dtype == torch.float32
+    unsigned = torch.zeros(4, dtype=torch.uint32)
+    assert wl.flex(lambda s, b, h, q, k: s + unsigned[h]).inputs()["unsigned"].dtype == torch.int64
     short = np.zeros(4, np.int16)
     assert wl.flex(None, lambda b, h, q, k: short[h] == 0).inputs()["short"].dtype == np.int16
 

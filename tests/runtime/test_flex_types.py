@@ -2,103 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
+from typed_mods import MODS, ROWS, Mod, c, c2, s, s2, scored, u, u2, where
 
 import warploom as wl
 from warploom import errors
+from warploom.dsl.dtypes import dtype as dtype_named
 from warploom.dsl.reference import reference_attention
+from warploom.dsl.spec import TensorField
+from warploom.runtime import values
 
-ROWS, KEYS, DIM = 24, 24, 8
-Mod = Callable[..., Any]
-
-
-def extremes(dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Random numbers of a type, its ends and the numbers around 0 among them."""
-    limits = torch.iinfo(dtype)
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.randint(limits.min, limits.max + 1, (ROWS,), generator=rng, dtype=torch.int64)
-    ends = [limits.min, limits.max, 0, 1, max(limits.min, -1), limits.min + 1, limits.max - 1]
-    x[torch.randperm(ROWS, generator=rng)[: len(ends)]] = torch.tensor(ends)
-    return x.to(dtype)
-
-
-u, u2 = extremes(torch.uint8, 0), extremes(torch.uint8, 1)
-c, c2 = extremes(torch.int8, 2), extremes(torch.int8, 3)
-s, s2 = extremes(torch.int16, 4), extremes(torch.int16, 5)
-n = extremes(torch.int32, 6)
-flags, flags2 = u > 100, c > 0
-byte, char = torch.tensor(200, dtype=torch.uint8), torch.tensor(-100, dtype=torch.int8)
-where = torch.where
-
-# What is captured is read as x[i] by rows and x[j] by keys.
-MODS: dict[str, Mod] = {
-    "difference": lambda i, j: u[i] - u2[j],
-    "complement": lambda i, j: ~u[j] + ~c[i] * 2 + ~s[i],
-    "negation": lambda i, j: -u[j] - (-c[i]) + (-s[i]),
-    "sum of shorts": lambda i, j: s[i] + s2[j],
-    "product of shorts": lambda i, j: s[i] * s2[j],
-    "product of bytes": lambda i, j: u[i] * u2[j],
-    "uint8 and int8": lambda i, j: u[i] * c[j] + (u[j] - c[i]),
-    "uint8 and int16": lambda i, j: u[i] * s[j],
-    "int8 and int16": lambda i, j: (c[i] - s[j]) * 3,
-    "with int32": lambda i, j: u[i] - n[j] // 3000 + (c[j] + n[i]) % 5000,
-    "with positions": lambda i, j: (u[i] - j) * 2 + (c[j] + i),
-    "Python ints": lambda i, j: (u[i] + 300) - (200 - c[j]) + s[i] * 70000,
-    "Python ints that are negative": lambda i, j: (u[i] - 300) * -1 + (-129 + c[j]),
-    "Python floats": lambda i, j: u[i] * 1.5 - c[j] / 2 + s[i] / u[i].clamp(min=1),
-    "comparisons with what wraps": lambda i, j: (
-        where(u[i] == -1, 1, 0) + where(u[j] > -1, 2, 0) + where(u[j] < 300, 4, 0)
-        + where(c[i] < 200, 8, 0) + where(c[j] == 200, 16, 0) + where(s[j] >= -70000, 32, 0)
-    ),
-    "comparisons of types": lambda i, j: (
-        where(u[i] > c[j], 1, 0) + where(c[i] <= s[j], 2, 0) + where(s[i] != u[j], 4, 0)
-        + where(c[i] < n[j], 8, 0) + where(u[i] < 100.5, 16, 0)
-    ),
-    "shifts to the left": lambda i, j: (u[i] << 3) + (c[j] << 1) * 5 + (s[i] << (j % 9)),
-    "shifts by small ints": lambda i, j: (u[i] << u2[j]) + (1 << u[i]) + (c[i] << c2[j]),
-    "shifts to the right": lambda i, j: (u[i] >> (j % 12)) + (c[j] >> 9) + (s[i] >> c[j]),
-    "shifts by too much": lambda i, j: (u[i] >> -1) + (u[j] << 300) + (c[i] << 8),
-    "floor division": lambda i, j: c[i] // 3 + c[j] // -1 + u[i] // 300 + s[i] // -7,
-    "division of each other": lambda i, j: c[i] // where(c2[j] == 0, 1, c2[j]) + s[j] // (i + 1),
-    "remainders": lambda i, j: c[i] % -5 + u[j] % -3 + s[i] % 300 + c[j] % 200 + u[i] % (j + 1),
-    "trunc and floor": lambda i, j: (
-        torch.div(c[i], 3, rounding_mode="trunc") + torch.div(s[j], -7, rounding_mode="trunc")
-        + torch.div(c[i], -3, rounding_mode="floor") + torch.div(u[j], 7, rounding_mode="trunc")
-    ),
-    "absolute values": lambda i, j: abs(c[i]) + torch.abs(s[j]) - abs(u[i]),
-    "bits": lambda i, j: (u[i] & -2) + (c[j] | 65) - (s[i] ^ u[j]) + (u[i] & c[j]) + (u[j] ^ -1),
-    "powers": lambda i, j: u[i] ** 2 + c[j] ** 3 + s[i] ** 2 + u[j] ** 9 + c[i] ** 0,
-    "squares and signs": lambda i, j: (
-        torch.square(c[i]) + torch.sign(c[j]) - torch.sign(u[i]) + torch.relu(s[j])
-    ),
-    "least and greatest": lambda i, j: (
-        torch.maximum(c[i], u[j]) - torch.minimum(u[i], u2[j]) + s[i].clamp(-1000, 1000)
-    ),
-    "clamped": lambda i, j: u[i].clamp(min=-5) + c[j].clamp(max=100) + torch.clamp(u[j], 3, 200),
-    "where": lambda i, j: (
-        where(u[i] > 3, u[i], -1) + where(j > 5, c[i], u[j]) * 2 + where(i > j, c[i], 1) * 100
-    ),
-    "where of floats": lambda i, j: where(u[i] > 3, u[i], 1.5) + where(i > 5, c[j], 0.5),
-    "numbers of no dimensions": lambda i, j: byte + u[i] - char * c[j] + (byte - char),
-    "torch numbers": lambda i, j: u[i] + torch.tensor(300) - torch.tensor(3, dtype=torch.int32),
-    "widened": lambda i, j: u[i].int() - u2[j].int() + c[i].long() * 200 + s[j].float() * 2,
-    "functions": lambda i, j: torch.sqrt(u[i]) + torch.tanh(c[j]) + torch.exp(c[i] / 99.0),
-    "truths": lambda i, j: (u[i].bool() & c[j].bool()).int() + u[i] * flags[j] + flags[i] * c[j],
-    "of a step": lambda i, j: ((u[i] + 10) - (u2[j] + 10)) // 2 * 2 % 100 - ((c[i] * 2) >> 1),
-    "chains that wrap twice": lambda i, j: (s[i] * s2[j] * 3 + s[j]) // 7 + (u[i] * 7 + u2[j]) % 11,
-    "indices": lambda i, j: s[(u[j] % 24).int()] - s2[(abs(s[i] // 2) % 24).long()],
-}  # fmt: skip
-
-
-def scored(mod: Mod) -> Mod:
-    """A score_mod whose result is far from saturating, and tells all numbers below 2^20 apart."""
-    return lambda score, b, h, i, j: score + (mod(i, j) + 0.0) % 97.0 / 16.0
+KEYS, DIM = ROWS, 8
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -187,3 +106,86 @@ def test_compiled_flex_attention_says_the_same() -> None:
     except Exception as error:
         pytest.skip(f"torch cannot compile FlexAttention here: {type(error).__name__}")
     np.testing.assert_allclose(of_warploom(wl.flex(mod)), compiled.transpose(1, 2), atol=2e-5)
+
+
+# --- types that kernels do not compute in
+
+clock = 1.7e9 + torch.rand(ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+slopes = 2.0 ** -torch.arange(1, 3, dtype=torch.float64) * 0.3
+instant = torch.tensor(1.7e9, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda score, b, h, i, j: score + slopes[h],
+        lambda score, b, h, i, j: score - slopes[h] * (i - j),
+        lambda score, b, h, i, j: score * slopes[h] / slopes[1] + slopes[h] * 2,
+        lambda score, b, h, i, j: where(i > j, score, -slopes[h]).clamp(max=1.0),
+        lambda score, b, h, i, j: where(torch.tanh(score * slopes[h]) > 0.0, score, -score),
+    ],
+)
+def test_float64_may_be_bias_and_factor_of_the_score(mod: Mod) -> None:
+    np.testing.assert_allclose(of_warploom(wl.flex(mod)), of_torch(mod), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda score, b, h, i, j: score + (clock[i] - clock[j]),
+        lambda score, b, h, i, j: score - 0.1 * (clock[i] - 1.7e9),
+        lambda score, b, h, i, j: where(clock[i] > clock[j], score, 0.0),
+        lambda score, b, h, i, j: where(clock[i] > instant, score, 0.0),
+        lambda score, b, h, i, j: where(instant > 1.7e9, score, 0.0),
+        lambda score, b, h, i, j: score + torch.sin(clock[i]),
+        lambda score, b, h, i, j: score + (clock[i] * 2).int() % 7,
+        lambda score, b, h, i, j: score + clock[i] // 10,
+        lambda score, b, h, i, j: score + clock[i] % 10,
+    ],
+)
+def test_float64_is_refused_where_rounding_would_tell(mod: Mod) -> None:
+    with pytest.raises(errors.CannotTrace, match=r"a float64 tensor.*subtract an origin") as caught:
+        wl.flex(mod)
+    assert caught.value.source is not None and caught.value.source.file == __file__
+
+
+def test_masks_of_timestamps_are_refused() -> None:
+    with pytest.raises(errors.CannotTrace, match=r"le of numbers of 'clock', a float64 tensor"):
+        wl.flex(None, lambda b, h, i, j: clock[j] <= clock[i])
+    seconds = (clock - clock[0]).float()
+    wl.flex(None, lambda b, h, i, j: seconds[j] <= seconds[i])
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint64])
+def test_types_that_float32_and_int32_cannot_stand_for_are_refused(dtype: torch.dtype) -> None:
+    odd = torch.zeros(ROWS, dtype=dtype)
+    with pytest.raises(errors.CannotTrace, match=f"a captured tensor of {dtype}"):
+        wl.flex(lambda score, b, h, i, j: where(odd[i] == odd[j], score, 0.0))
+
+
+def test_unsigned_and_long_values_beyond_int32_are_refused() -> None:
+    for large in (torch.tensor([2**32 - 1] * ROWS, dtype=torch.uint32), torch.full((ROWS,), 2**40)):
+        with pytest.raises(errors.ArgumentError, match="does not fit into int32"):
+            of_warploom(wl.flex(scored(lambda i, j, large=large: large[i])))
+
+
+def test_long_tensors_on_a_device_are_looked_at_once_for_each_write(monkeypatch: Any) -> None:
+    looked: list[str] = []
+    look = values._refuse_large
+
+    def counted(field: TensorField, tensor: torch.Tensor, widest: torch.dtype) -> None:
+        looked.append(field.name)
+        look(field, tensor, widest)
+
+    monkeypatch.setattr(values, "_refuse_large", counted)
+    field = TensorField("ids", dtype_named("int64"), (None,))
+    ids = torch.arange(4)
+    for _ in range(3):
+        values.refuse_large_on_device(field, ids, ids.detach())
+    assert looked == ["ids"]
+    ids[2] = 2**31
+    for _ in range(2):
+        with pytest.raises(errors.ArgumentError, match=r"its value 2147483648 at \[2\]"):
+            values.refuse_large_on_device(field, ids, ids.detach())
+    values.refuse_large_on_device(field, ids.int(), ids.int())  # nothing to look at
+    assert len(looked) == 3

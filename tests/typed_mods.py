@@ -1,0 +1,94 @@
+"""Functions of captured tensors of small types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+ROWS = 24  # and keys
+Mod = Callable[..., Any]
+
+
+def extremes(dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Random numbers of a type, its ends and the numbers around 0 among them."""
+    limits = torch.iinfo(dtype)
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randint(limits.min, limits.max + 1, (ROWS,), generator=rng, dtype=torch.int64)
+    ends = [limits.min, limits.max, 0, 1, max(limits.min, -1), limits.min + 1, limits.max - 1]
+    x[torch.randperm(ROWS, generator=rng)[: len(ends)]] = torch.tensor(ends)
+    return x.to(dtype)
+
+
+u, u2 = extremes(torch.uint8, 0), extremes(torch.uint8, 1)
+c, c2 = extremes(torch.int8, 2), extremes(torch.int8, 3)
+s, s2 = extremes(torch.int16, 4), extremes(torch.int16, 5)
+n = extremes(torch.int32, 6)
+flags, flags2 = u > 100, c > 0
+byte, char = torch.tensor(200, dtype=torch.uint8), torch.tensor(-100, dtype=torch.int8)
+where = torch.where
+
+# What is captured is read as x[i] by rows and x[j] by keys.
+MODS: dict[str, Mod] = {
+    "difference": lambda i, j: u[i] - u2[j],
+    "complement": lambda i, j: ~u[j] + ~c[i] * 2 + ~s[i],
+    "negation": lambda i, j: -u[j] - (-c[i]) + (-s[i]),
+    "sum of shorts": lambda i, j: s[i] + s2[j],
+    "product of shorts": lambda i, j: s[i] * s2[j],
+    "product of bytes": lambda i, j: u[i] * u2[j],
+    "uint8 and int8": lambda i, j: u[i] * c[j] + (u[j] - c[i]),
+    "uint8 and int16": lambda i, j: u[i] * s[j],
+    "int8 and int16": lambda i, j: (c[i] - s[j]) * 3,
+    "with int32": lambda i, j: u[i] - n[j] // 3000 + (c[j] + n[i]) % 5000,
+    "with positions": lambda i, j: (u[i] - j) * 2 + (c[j] + i),
+    "Python ints": lambda i, j: (u[i] + 300) - (200 - c[j]) + s[i] * 70000,
+    "Python ints that are negative": lambda i, j: (u[i] - 300) * -1 + (-129 + c[j]),
+    "Python floats": lambda i, j: u[i] * 1.5 - c[j] / 2 + s[i] / u[i].clamp(min=1),
+    "comparisons with what wraps": lambda i, j: (
+        where(u[i] == -1, 1, 0) + where(u[j] > -1, 2, 0) + where(u[j] < 300, 4, 0)
+        + where(c[i] < 200, 8, 0) + where(c[j] == 200, 16, 0) + where(s[j] >= -70000, 32, 0)
+    ),
+    "comparisons of types": lambda i, j: (
+        where(u[i] > c[j], 1, 0) + where(c[i] <= s[j], 2, 0) + where(s[i] != u[j], 4, 0)
+        + where(c[i] < n[j], 8, 0) + where(u[i] < 100.5, 16, 0)
+    ),
+    "shifts to the left": lambda i, j: (u[i] << 3) + (c[j] << 1) * 5 + (s[i] << (j % 9)),
+    "shifts by small ints": lambda i, j: (u[i] << u2[j]) + (1 << u[i]) + (c[i] << c2[j]),
+    "shifts to the right": lambda i, j: (u[i] >> (j % 12)) + (c[j] >> 9) + (s[i] >> c[j]),
+    "shifts by too much": lambda i, j: (u[i] >> -1) + (u[j] << 300) + (c[i] << 8),
+    "floor division": lambda i, j: c[i] // 3 + c[j] // -1 + u[i] // 300 + s[i] // -7,
+    "division of each other": lambda i, j: c[i] // where(c2[j] == 0, 1, c2[j]) + s[j] // (i + 1),
+    "remainders": lambda i, j: c[i] % -5 + u[j] % -3 + s[i] % 300 + c[j] % 200 + u[i] % (j + 1),
+    "trunc and floor": lambda i, j: (
+        torch.div(c[i], 3, rounding_mode="trunc") + torch.div(s[j], -7, rounding_mode="trunc")
+        + torch.div(c[i], -3, rounding_mode="floor") + torch.div(u[j], 7, rounding_mode="trunc")
+    ),
+    "absolute values": lambda i, j: abs(c[i]) + torch.abs(s[j]) - abs(u[i]),
+    "bits": lambda i, j: (u[i] & -2) + (c[j] | 65) - (s[i] ^ u[j]) + (u[i] & c[j]) + (u[j] ^ -1),
+    "powers": lambda i, j: u[i] ** 2 + c[j] ** 3 + s[i] ** 2 + u[j] ** 9 + c[i] ** 0,
+    "squares and signs": lambda i, j: (
+        torch.square(c[i]) + torch.sign(c[j]) - torch.sign(u[i]) + torch.relu(s[j])
+    ),
+    "least and greatest": lambda i, j: (
+        torch.maximum(c[i], u[j]) - torch.minimum(u[i], u2[j]) + s[i].clamp(-1000, 1000)
+    ),
+    "clamped": lambda i, j: u[i].clamp(min=-5) + c[j].clamp(max=100) + torch.clamp(u[j], 3, 200),
+    "where": lambda i, j: (
+        where(u[i] > 3, u[i], -1) + where(j > 5, c[i], u[j]) * 2 + where(i > j, c[i], 1) * 100
+    ),
+    "where of floats": lambda i, j: where(u[i] > 3, u[i], 1.5) + where(i > 5, c[j], 0.5),
+    "numbers of no dimensions": lambda i, j: byte + u[i] - char * c[j] + (byte - char),
+    "torch numbers": lambda i, j: u[i] + torch.tensor(300) - torch.tensor(3, dtype=torch.int32),
+    "widened": lambda i, j: u[i].int() - u2[j].int() + c[i].long() * 200 + s[j].float() * 2,
+    "functions": lambda i, j: torch.sqrt(u[i]) + torch.tanh(c[j]) + torch.exp(c[i] / 99.0),
+    "truths": lambda i, j: (u[i].bool() & c[j].bool()).int() + u[i] * flags[j] + flags[i] * c[j],
+    "of a step": lambda i, j: ((u[i] + 10) - (u2[j] + 10)) // 2 * 2 % 100 - ((c[i] * 2) >> 1),
+    "chains that wrap twice": lambda i, j: (s[i] * s2[j] * 3 + s[j]) // 7 + (u[i] * 7 + u2[j]) % 11,
+    "indices": lambda i, j: s[(u[j] % 24).int()] - s2[(abs(s[i] // 2) % 24).long()],
+}  # fmt: skip
+
+
+def scored(mod: Mod) -> Mod:
+    """A score_mod whose result is far from saturating, and tells all numbers below 2^20 apart."""
+    return lambda score, b, h, i, j: score + (mod(i, j) + 0.0) % 97.0 / 16.0
