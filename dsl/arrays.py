@@ -8,11 +8,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-import warploom.dsl.foreign  # noqa: F401  (fills NAMED)
+import warploom.dsl.conversions
+import warploom.dsl.foreign  # noqa: F401  (they fill NAMED)
 from warploom.dsl import build
+from warploom.dsl.conversions import type_of
 from warploom.dsl.ir import Kind
 from warploom.dsl.number_types import LIMITS, kind_of, result_type, wrapped
-from warploom.dsl.symbols import FOUND_TENSOR, NAMED, refuse_in_place, remedy_for
+from warploom.dsl.symbols import FOUND_TENSOR, NAMED, foreign_dtype, refuse_in_place, remedy_for
 
 _NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
 
@@ -181,6 +183,33 @@ class Array32(Array):
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.float64:
             value = np.asarray(value).astype(np.float32)
         return super()._keep(value)
+
+
+class _TorchTyped:
+    """Arrays that say of their types what torch would, for functions written for torch."""
+
+    @property
+    def dtype(self) -> Any:
+        return foreign_dtype(type_of(self))
+
+    @property
+    def device(self) -> Any:
+        return "cpu"
+
+
+class TorchArray(_TorchTyped, Array):
+    """What FlexAttention's functions get in the NumPy reading."""
+
+
+class TorchArray32(_TorchTyped, Array32):
+    """The same in single precision."""
+
+
+def for_torch(value: Any) -> Any:
+    """A value as a function written for torch takes it; what is no array of ours as it is."""
+    if not isinstance(value, Array):
+        return value
+    return value.view(TorchArray32 if isinstance(value, Array32) else TorchArray)
 
 
 # `x += y` makes a new value, as it does for symbols; the caller's array stays what it was.

@@ -71,7 +71,15 @@ def of_type(value: Node, name: str) -> Node:
     """An int as one of another type; of what the type does not hold, the low bits."""
     if value.type == name and not is_python(value):
         return value
-    return make("cast", Kind.INT, to_kind(value, Kind.INT), attr=name)
+    value = to_kind(value, Kind.INT)
+    if value.op in ("load", "scalar"):  # casts of these say what is stored
+        value = read_as(value, "int32")
+    return make("cast", Kind.INT, value, attr=name)
+
+
+def read_as(read: Node, name: str) -> Node:
+    """What is read from a tensor, or is a scalar, of a type: nothing happens to the number."""
+    return make("cast", Kind.INT, read, attr=name)
 
 
 def common_type(*values: Node) -> str:
@@ -122,8 +130,14 @@ def _numbers(op: str, *values: Node) -> tuple[str, tuple[Node, ...]]:
     return name, promoted
 
 
+# What torch makes of bools: sums and products of truths are truths.
+_OF_BOOLS = {"add": "or", "mul": "and", "max": "or", "min": "and"}
+
+
 def arithmetic(op: str, left: Node, right: Node) -> Node:
     """`add`, `sub`, `mul`, `floordiv`, `mod`, `min`, `max` in the operands' common type."""
+    if op in _OF_BOOLS and common_type(left, right) == "bool":
+        return logic(_OF_BOOLS[op], left, right)
     name, (a, b) = _numbers(op, left, right)
     if op in ("min", "max"):
         _check_scalars(name, left, right)

@@ -96,7 +96,7 @@ class Captures:
         field = self.fields[self.name_of(tensor, wish)]
         if isinstance(field, Scalar):
             return field.read(reading)
-        return CapturedTensor(field.name, tuple(tensor.shape), field.read(reading))
+        return CapturedTensor(field.name, tensor, field.read(reading))
 
     def _free_name(self, wish: str) -> str:
         base = re.sub(r"\W", "", wish).strip("_") or "captured"
@@ -122,11 +122,10 @@ class CapturedNumber(Scalar):
 class CapturedTensor(ReadInParts):
     """A captured tensor inside its function; it is indexed, all at once or step by step."""
 
-    def __init__(
-        self, name: str, shape: tuple[int, ...], load: Any, given: tuple[Value, ...] = ()
-    ) -> None:
+    def __init__(self, name: str, tensor: Any, load: Any, given: tuple[Value, ...] = ()) -> None:
         self._name = name
-        self._whole = shape
+        self._tensor = tensor
+        self._whole = tuple(tensor.shape)
         self._load = load
         self._given = given
 
@@ -137,6 +136,17 @@ class CapturedTensor(ReadInParts):
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self._tensor.dtype
+
+    @property
+    def device(self) -> Any:
+        return self._tensor.device
+
+    def dim(self) -> int:
+        return self.ndim
 
     def size(self, axis: int | None = None) -> int | tuple[int, ...]:
         return self.shape if axis is None else self.shape[axis]
@@ -151,7 +161,7 @@ class CapturedTensor(ReadInParts):
         given = self._given + tuple(map(self._from_start, more, self.shape))
         if len(given) == len(self._whole):
             return self._load[given]
-        return CapturedTensor(self._name, self._whole, self._load, given)
+        return CapturedTensor(self._name, self._tensor, self._load, given)
 
     def _from_start(self, index: Value, size: int) -> Value:
         if isinstance(index, slice) or index is None or index is Ellipsis:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from warploom.dsl import location
+from warploom.dsl.arrays import for_torch
 from warploom.dsl.block_lists import BlockLists
 from warploom.dsl.capture import Captures, indexing, is_tensor, rebuild
 from warploom.dsl.check import signature_problem
@@ -60,7 +61,7 @@ class Flex(Variant):
                 function, lambda name, tensor: self._captures.read(tensor, name, reading)
             )
             row = at.q_pos if self._q_idx == "position" else at.q_idx
-            return bound(*value, at.batch, at.q_head, row, at.kv_pos)
+            return bound(*map(for_torch, (*value, at.batch, at.q_head, row, at.kv_pos)))
 
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
         if self._lists is not None:

@@ -96,36 +96,6 @@ def _gelu(x: Value, approximate: str = "none") -> Value:
     return 0.5 * x * (1.0 + tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
 
 
-_CONVERSIONS = {
-    **dict.fromkeys(("float32", "float64", "float", "double"), functions.to_float),
-    **dict.fromkeys(("int32", "int64", "int", "long"), functions.to_int),
-    "bool": functions.to_bool,
-}
-
-
-def _to(x: Value, dtype: Any) -> Value:
-    """`x.to(dtype)`, in the precision that kernels compute in."""
-    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
-    if name not in _CONVERSIONS:
-        raise build.refuse(
-            f".to({dtype})",
-            "Kernels compute in float32, int32 and bool, on one device: convert to one of these "
-            "(int64 and float64 stand for them), or leave it out.",
-        )
-    return _CONVERSIONS[name](x)
-
-
-def _full(value: bool) -> Callable[..., Value]:
-    """`x.new_ones(())` and `x.new_zeros(())`, which torch's mask helpers begin with."""
-
-    def new(x: Value, size: tuple[int, ...], dtype: object = None, device: object = None) -> Value:
-        if tuple(size):
-            raise build.refuse(f"a new tensor of shape {tuple(size)}", "Use numbers.")
-        return value if "bool" in str(dtype) else float(value)
-
-    return new
-
-
 def _reflected(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     """As tensors are asked when they stand on the right of a value that they do not know."""
     return lambda a, b: operation(b, a)
@@ -166,7 +136,6 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     functions.to_int: "int long",
     functions.to_float: "float double",
     functions.to_bool: "bool",
-    _to: "to",
     _trunc: "trunc fix",
     _round: "round rint",
     _sign: "sign",
@@ -175,8 +144,6 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     _relu: "relu",
     _silu: "silu",
     _gelu: "gelu",
-    _full(True): "new_ones",
-    _full(False): "new_zeros",
 }
 _SAME_NAME = "exp exp2 log log2 sqrt rsqrt tanh sin cos erf floor ceil minimum maximum"
 _SAME_NAME += " logical_and logical_or logical_xor logical_not"
@@ -191,11 +158,8 @@ _UNTRACED = {
     "fmod": "Write x % y, which has the sign of y, or x - y * torch.div(x, y, "
     "rounding_mode='trunc').",
     "equal": "Write a == b, which compares element by element.",
-    "masked_fill": "Write where(mask, value, x).",
-    "full_like zeros_like ones_like": "Use a number.",
     "half bfloat16": "Kernels compute in float32: leave it out.",
-    "dtype type type_as astype": "Write x.float(), x.int(), x.bool() or x.to(torch.float32); the "
-    "least number is torch.finfo(torch.float32).min, or -math.inf.",
+    "astype": "Write x.float(), x.int(), x.bool() or x.to(torch.float32).",
     "max min amax amin": "Write maximum(a, b) or minimum(a, b); over lanes, max(x).",
     "sum mean": "Write warploom's sum(x) or mean(x), over the lanes of a vector.",
     "norm normalize rms_norm layer_norm": "Write x * rsqrt(mean(x * x) + epsilon), or the like.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from warploom.dsl import build
 from warploom.dsl.box import Box
 from warploom.dsl.evaluate import evaluate
@@ -33,7 +35,8 @@ def from_end(index: Value, size: int) -> Value:
     if isinstance(index, Symbol):
         wraps = index.kind is Kind.INT and may_be_negative(index.node)
         return where(index < 0, index + size, index) if wraps else index
-    if getattr(getattr(index, "dtype", None), "kind", "") == "i":
+    if isinstance(index, (np.ndarray, np.generic)) and np.asarray(index).dtype.kind == "i":
+        index = index if isinstance(index, np.ndarray) else np.asarray(index)
         return where(index < 0, index + size, index)
     return index + size if isinstance(index, int) and index < 0 else index
 
@@ -42,7 +45,7 @@ def _whole(index: Value) -> Value:
     """An int of a small type as one of 32 bits; others as they are."""
     if isinstance(index, Symbol):
         return Symbol(build.of_type(index.node, "int32")) if index.node.type in SMALL else index
-    name = str(getattr(index, "dtype", "")).rpartition(".")[2]
+    name = np.asarray(index).dtype.name if isinstance(index, np.ndarray) else ""
     return to_int(index) if name in SMALL else index
 
 

@@ -65,7 +65,7 @@ class SymbolicTensor(_FieldTensor):
 def _as_captured(read: Node, field: ScalarField | TensorField) -> Node:
     """Declared small ints are ints of 32 bits; captured ones stay what they are to torch."""
     is_small = field.captured and field.dtype.name in SMALL
-    return build.of_type(read, field.dtype.name) if is_small else read
+    return build.read_as(read, field.dtype.name) if is_small else read
 
 
 class TraceReading:

@@ -7,9 +7,12 @@ the user's line.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
 
 from warploom.dsl import build, location
 from warploom.dsl.ir import Kind, Node, Source
@@ -64,6 +67,22 @@ class Symbol:
 
     def __repr__(self) -> str:
         return f"<symbol {self.node!r}>"
+
+    # --- as torch sees it: a tensor of no dimensions
+
+    shape = ()
+    ndim = 0
+
+    @property
+    def dtype(self) -> Any:
+        """torch's dtype, or NumPy's where there is no torch."""
+        return foreign_dtype(self.node.type)
+
+    @property
+    def device(self) -> Any:
+        """A device to make numbers on, which kernels then read."""
+        torch = sys.modules.get("torch")
+        return None if torch is None else torch.device("cpu")
 
     # --- arithmetic, logic and comparison
 
@@ -248,11 +267,15 @@ class Symbol:
                 remedy="Leave it out: what is read from a tensor is used as it is.",
                 source=location.source(location.here()),
             )
-        if name == "device":  # for torch's noop_mask, which hands it on to new_ones
-            return None
         if name in NAMED:
             return lambda *args, **named: call_named(f".{name}()", name, (self, *args), named)
         raise build.refuse(f"the attribute .{name} of a value of the kernel", remedy_for(name))
+
+
+def foreign_dtype(name: str) -> Any:
+    """torch's dtype of a name, or NumPy's where torch has not been imported."""
+    torch = sys.modules.get("torch")
+    return np.dtype(name) if torch is None else getattr(torch, name)
 
 
 def wrap(node: Node) -> Symbol:

@@ -86,6 +86,35 @@ MODS: dict[str, Mod] = {
     "of a step": lambda i, j: ((u[i] + 10) - (u2[j] + 10)) // 2 * 2 % 100 - ((c[i] * 2) >> 1),
     "chains that wrap twice": lambda i, j: (s[i] * s2[j] * 3 + s[j]) // 7 + (u[i] * 7 + u2[j]) % 11,
     "indices": lambda i, j: s[(u[j] % 24).int()] - s2[(abs(s[i] // 2) % 24).long()],
+    "truths as numbers": lambda i, j: (
+        (flags[i] + flags2[j]) * 3 + (flags[i] * flags2[j]) + flags[j] * 2.5 - flags2[i] * c[j]
+        + torch.maximum(flags[i], flags2[j]) * 7 + torch.minimum(flags[i], flags2[j]).int() * 11
+        + (flags[i] + 2) + where(flags[i] == flags2[j], 1, 0)
+    ),
+    "casts to small types": lambda i, j: (
+        (i * 100).to(torch.uint8) + n[j].to(torch.int8) + (n[i] // 7).to(torch.int16) * 2
+        + u[i].to(torch.int8) + s[j].byte() + c[i].to(torch.uint8) + n[j].char() - n[i].short()
+    ),
+    "casts of floats": lambda i, j: (
+        (i * 100.7).to(torch.uint8) + (j * -3.7).to(torch.int8) + (j * 999.5 - 9e4).to(torch.int16)
+        + (i - 9.5).int() + (j * 0.3).bool()
+    ),
+    "casts to types of others": lambda i, j: (
+        n[j].to(u.dtype) + n[i].to(c[j].dtype) + u[i].to(n[j]) * 300 + n[j].type_as(s[i])
+        + u[j].to(torch.float32) / 2 + c[j].type(torch.int16) * s[i] + u[i].to(u.device)
+    ),
+    "new numbers": lambda i, j: (
+        u[i] + u[j].new_full((), 200) + torch.full_like(c[i], 100) * c[j] + s[i].new_ones(()) * 7
+        + torch.zeros_like(u[i]) - torch.ones_like(u[i]) + u[i].new_zeros((), dtype=torch.int16)
+        + torch.full_like(u[j], 2.5, dtype=torch.float32) + u[i].new_full((), -1)
+    ),
+    "filled": lambda i, j: (
+        u[i].masked_fill(i > j, 7) * 3 + s[i].masked_fill(flags[j], -9)
+        + c[i].float().masked_fill(flags[i] & (j > 3), 0.25)
+    ),
+    "shapes": lambda i, j: u[i] * (len(u[i].shape) + u[i].ndim + u[i].dim() + 2) + i.new_full(
+        j.shape, 5
+    ),
 }  # fmt: skip
 
 

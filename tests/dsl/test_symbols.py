@@ -147,7 +147,7 @@ def test_hidden_branches_are_refused(decide) -> None:
         (lambda: np.cumsum(X), "np.cumsum"),
         (lambda: np.add.reduce(X), "np.add.reduce"),
         (lambda: X.cumsum(), ".cumsum"),
-        (lambda: (KV < 1) + (Q < 1), "add of bools"),
+        (lambda: (KV < 1) - (Q < 1), "sub of bools"),
         (lambda: -(KV < 1), "negation of bools"),
         (lambda: (KV < 1) & 1, "& of bool and int32"),
         (lambda: X & 1, "& of float32 and int32"),

@@ -108,6 +108,46 @@ def test_compiled_flex_attention_says_the_same() -> None:
     np.testing.assert_allclose(of_warploom(wl.flex(mod)), compiled.transpose(1, 2), atol=2e-5)
 
 
+NUMBERS_OF_THE_SCORE: dict[str, Mod] = {
+    "least number": lambda score, b, h, i, j: where(i >= j, score, torch.finfo(score.dtype).min),
+    "tensor": lambda score, b, h, i, j: where(
+        i >= j, score, torch.tensor(-float("inf"), dtype=score.dtype, device=score.device)
+    ),
+    "full": lambda score, b, h, i, j: where(
+        i >= j, score, torch.full((), -9.0, dtype=score.dtype, device=score.device)
+    ),
+    "filled": lambda score, b, h, i, j: score.masked_fill(i < j, -float("inf")),
+    "filled by torch": lambda score, b, h, i, j: torch.masked_fill(score, i < j, -1e4),
+    "new full": lambda score, b, h, i, j: where(i >= j, score, score.new_full((), -7.0)),
+    "zeros like": lambda score, b, h, i, j: where(i >= j, score, torch.zeros_like(score)),
+    "ones like": lambda score, b, h, i, j: score + torch.ones_like(score) * i * 0.1,
+    "full like": lambda score, b, h, i, j: torch.maximum(score, torch.full_like(score, -0.1)),
+    "to its type": lambda score, b, h, i, j: score + ((i - j) * 0.1).to(score.dtype),
+    "mask times score": lambda score, b, h, i, j: (i >= j) * score + (i == j).to(score.dtype),
+    "by its type": lambda score, b, h, i, j: (
+        score * 2 if score.dtype == torch.float32 and score.is_floating_point() else score
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_OF_THE_SCORE)
+def test_numbers_of_the_type_of_the_score(name: str) -> None:
+    mod = NUMBERS_OF_THE_SCORE[name]
+    expected, variant = of_torch(mod), wl.flex(mod)
+    np.testing.assert_allclose(of_warploom(variant), expected, atol=2e-5)
+    np.testing.assert_allclose(of_oracle(variant), expected, atol=2e-5)
+
+
+def test_mask_mods_may_begin_with_new_truths() -> None:
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        seen = b.new_ones((), dtype=torch.bool, device=b.device)
+        return seen & (torch.ones_like(i, dtype=torch.bool) * (i >= j))
+
+    np.testing.assert_allclose(
+        of_warploom(wl.flex(None, mask)), of_warploom(wl.flex(None, lambda b, h, i, j: i >= j))
+    )
+
+
 # --- types that kernels do not compute in
 
 clock = 1.7e9 + torch.rand(ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
