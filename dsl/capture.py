@@ -23,7 +23,7 @@ from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.fields import RESERVED, Field, Reading, Scalar, Tensor
 from warploom.dsl.from_end import from_end
 from warploom.dsl.ir import Kind
-from warploom.dsl.parts import ReadInParts
+from warploom.dsl.rows import Row, RowLike, row_of
 from warploom.dsl.spec import ScalarField, TensorField
 from warploom.dsl.symbols import Symbol, Value
 from warploom.errors import GlobalMutated
@@ -119,7 +119,7 @@ class CapturedNumber(Scalar):
         return replace(super().spec(), captured=True)
 
 
-class CapturedTensor(ReadInParts):
+class CapturedTensor(RowLike):
     """A captured tensor inside its function; it is indexed, all at once or step by step."""
 
     def __init__(self, name: str, tensor: Any, load: Any, given: tuple[Value, ...] = ()) -> None:
@@ -167,6 +167,11 @@ class CapturedTensor(ReadInParts):
         if isinstance(index, slice) or index is None or index is Ellipsis:
             raise self.refused("slicing it")
         return from_end(index, size)
+
+    def row(self, what: str) -> Row:
+        if self.ndim != 1:
+            raise self.refused("computing with the whole of it")
+        return row_of(self, len(self))
 
     def described(self) -> str:
         return f"captured tensor {self._name!r} of shape {self.shape}"

@@ -7,6 +7,7 @@ the user's line.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -270,6 +271,23 @@ class Symbol:
         if name in NAMED:
             return lambda *args, **named: call_named(f".{name}()", name, (self, *args), named)
         raise build.refuse(f"the attribute .{name} of a value of the kernel", remedy_for(name))
+
+
+def _yielding(method: Callable[[Symbol, Value], Symbol]) -> Callable[[Symbol, Value], Any]:
+    """The operator where the other side is a value; rows of values know what to do themselves."""
+
+    @functools.wraps(method)
+    def operator(self: Symbol, other: Value) -> Any:
+        return NotImplemented if getattr(type(other), "yields", False) else method(self, other)
+
+    return operator
+
+
+for _name in (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+):
+    setattr(Symbol, f"__{_name}__", _yielding(getattr(Symbol, f"__{_name}__")))
 
 
 def foreign_dtype(name: str) -> Any:

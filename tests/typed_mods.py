@@ -28,6 +28,10 @@ n = extremes(torch.int32, 6)
 flags, flags2 = u > 100, c > 0
 byte, char = torch.tensor(200, dtype=torch.uint8), torch.tensor(-100, dtype=torch.int8)
 where = torch.where
+rows = torch.Generator().manual_seed(9)
+left, right = (torch.randn(ROWS, 6, generator=rows) for _ in range(2))
+weights = torch.randn(6, generator=rows)
+bytes_ = torch.randint(0, 256, (ROWS, 3), generator=rows, dtype=torch.uint8)
 
 # What is captured is read as x[i] by rows and x[j] by keys.
 MODS: dict[str, Mod] = {
@@ -115,6 +119,20 @@ MODS: dict[str, Mod] = {
     "shapes": lambda i, j: u[i] * (len(u[i].shape) + u[i].ndim + u[i].dim() + 2) + i.new_full(
         j.shape, 5
     ),
+    "products of rows": lambda i, j: (
+        (left[i] * right[j]).sum(-1) + left[i] @ right[j] * 2 + torch.dot(left[j], right[i])
+        + torch.sum(left[i] * weights * flags[j], dim=-1) - (left[i] - right[j]).abs().sum()
+    ),
+    "sums of rows": lambda i, j: (
+        left[i].sum() * n[j].to(torch.int8) + bytes_[j].sum(-1) + (bytes_[i] * bytes_[j]).sum(-1)
+        + (bytes_[i] > 100).sum(-1) * 3 + left[i].mean(-1) + (right[j] ** 2).mean()
+    ),
+    "rows of truths": lambda i, j: (
+        where((bytes_[i] > bytes_[j]).any(-1), 1, 0) + where((bytes_[i] >= 20).all(-1), 2, 0)
+    ),
+    "functions of rows": lambda i, j: (
+        torch.exp(-left[i]) * torch.maximum(right[j], left[j])
+    ).sum(-1) + (2.0 * left[j] + where(i > j, 1.0, 2.0) * right[i]).sum(-1),
 }  # fmt: skip
 
 

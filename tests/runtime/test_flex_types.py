@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
-from typed_mods import MODS, ROWS, Mod, c, c2, s, s2, scored, u, u2, where
+from typed_mods import MODS, ROWS, Mod, bytes_, c, c2, left, s, s2, scored, u, u2, where
 
 import warploom as wl
 from warploom import errors
@@ -18,6 +18,7 @@ from warploom.dsl.spec import TensorField
 from warploom.runtime import values
 
 KEYS, DIM = ROWS, 8
+long = torch.zeros(ROWS, 65)
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -92,6 +93,25 @@ def test_masks_of_requests_wrap_in_the_analysis() -> None:
 def test_what_torch_refuses_or_no_kernel_has_is_refused_by_name(mod: Mod, text: str) -> None:
     with pytest.raises(errors.CannotTrace, match=text):
         wl.flex(scored(mod))
+
+
+@pytest.mark.parametrize(
+    ("mod", "text"),
+    [
+        (lambda i, j: (left[i] * bytes_[j]).sum(-1), "a row of another length, 3"),
+        (lambda i, j: left[i] @ bytes_[j], r"a product \(@\) with a row of another length"),
+        (lambda i, j: left[i], "a row of 6 numbers|the whole"),
+        (lambda i, j: left[i].sum(1), "dim=1"),
+        (lambda i, j: (long[i] * long[j]).sum(-1), r"unrolled.*torch\.cat\(\(q, q_extra"),
+        (lambda i, j: left.sum(-1)[i], "the whole of it"),
+    ],
+)
+def test_rows_that_are_no_short_rows(mod: Mod, text: str) -> None:
+    def added(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + mod(i, j)
+
+    with pytest.raises(errors.WarploomError, match=text):
+        wl.attention(*tensors(), variant=wl.flex(added), layout="HND")
 
 
 def test_compiled_flex_attention_says_the_same() -> None:
