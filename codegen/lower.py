@@ -16,7 +16,7 @@ import numpy as np
 from warploom.codegen.cpp_text import Binding, Text, atom, call, choice, infix, number, prefix
 from warploom.codegen.source import PLACE
 from warploom.dsl.extents import Extents, within
-from warploom.dsl.ir import LEAVES, Kind, Node, Source, node
+from warploom.dsl.ir import FLOAT_TESTS, LEAVES, Kind, Node, Source, node
 from warploom.dsl.number_types import LIMITS
 from warploom.dsl.spec import TensorField
 from warploom.errors import CannotTrace
@@ -229,8 +229,8 @@ class Block:
         if op == "call":  # a member may have the same name
             arguments = (self._operand(arg, Kind.FLOAT) for arg in args)
             return call(f"warploom::{current.attr}", *arguments)
-        if op == "to_int":
-            return call("to_int", self._text[args[0]])
+        if op == "to_int" or op in FLOAT_TESTS:
+            return call(op, self._text[args[0]])
         if current in self._calls:
             inner = ", ".join(argument.text for argument in self._arguments(current))
             return atom(self._calls[current].format(inner))

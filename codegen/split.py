@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from warploom.codegen.lower import reachable
-from warploom.dsl.ir import COMPARISONS, LEAVES, REDUCTIONS, Kind, Node, const, node
+from warploom.dsl.ir import COMPARISONS, FLOAT_TESTS, LEAVES, REDUCTIONS, Kind, Node, const, node
 
 
 class Level(Enum):
@@ -38,7 +38,8 @@ _VARIABLES: Mapping[str, Level] = {
 
 
 # Operations whose result jumps where an argument changes a little; a custom function may.
-STEPS = COMPARISONS | {"floor", "ceil", "to_int", "floordiv", "mod", "call"}
+STEPS = COMPARISONS | {"floor", "ceil", "to_int", "floordiv", "mod", "fmod", "call"}
+STEPS |= FLOAT_TESTS
 
 
 _OF_VECTORS = REDUCTIONS | {"element", "logits"}

@@ -37,6 +37,10 @@ FAST_ERROR: Mapping[str, Error] = {
     "tanh": Error(6e-4, 1e-5),
     "sigmoid": Error(1e-5, 1e-5),
     "erf": Error(1e-5, 1e-5),
+    "log1p": Error(1e-5, _FLUSHED),
+    "expm1": Error(1e-5, _FLUSHED),
+    "atan": Error(1e-5, _FLUSHED),
+    "sinh": Error(1e-5, _FLUSHED),
     "floor": _NONE,
     "ceil": _NONE,
 }

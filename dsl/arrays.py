@@ -36,9 +36,10 @@ def to_numpy(value: Any, kind: Kind | None = None) -> np.ndarray[Any, Any]:
 
 # Functions of integers that give integers, or compare them, in the type that they have together.
 _OF_NUMBERS = frozenset(
-    {"add", "subtract", "multiply", "floor_divide", "remainder", "power", "square", "negative"}
-    | {"minimum", "maximum", "clip", "absolute", "positive", "sign", "floor", "ceil", "trunc"}
+    {"add", "subtract", "multiply", "floor_divide", "remainder", "fmod", "power", "square"}
+    | {"minimum", "maximum", "clip", "absolute", "negative", "positive", "sign", "trunc"}
     | {"bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "rint"}
+    | {"floor", "ceil"}
     | {"less", "less_equal", "greater", "greater_equal", "equal", "not_equal"}
 )
 _LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
@@ -129,6 +130,16 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
 
     __hash__ = None  # as that of all arrays
 
+    def max(self, *args: Any, **kwargs: Any) -> Any:
+        return self._of_two("max", *args) if _is_value(args) else super().max(*args, **kwargs)
+
+    def min(self, *args: Any, **kwargs: Any) -> Any:
+        return self._of_two("min", *args) if _is_value(args) else super().min(*args, **kwargs)
+
+    def _of_two(self, name: str, other: Any) -> Any:
+        other = _plain(other, type(self)) if hasattr(other, "detach") else other
+        return self._keep(NAMED[name](self, other))
+
     def __floor__(self) -> Any:
         return self._keep(np.floor(self))
 
@@ -167,6 +178,11 @@ def _as_plain(value: Any) -> Any:
 def _as_floats(value: Any) -> Any:
     is_whole = isinstance(value, np.ndarray) and value.dtype.kind in "biu"
     return value.astype(np.float64) if is_whole else value
+
+
+def _is_value(args: Sequence[Any]) -> bool:
+    """Whether a method's arguments are one value, and not a dimension, as NumPy takes them."""
+    return len(args) == 1 and hasattr(args[0], "dtype")
 
 
 def _literal(value: Any) -> Any:

@@ -258,6 +258,23 @@ def math_function(op: str, value: Node, precise: bool = False) -> Node:
     return make(op, Kind.FLOAT, to_kind(a, Kind.FLOAT), attr=PRECISE if precise else None)
 
 
+def float_test(op: str, value: Node) -> Node:
+    """`is_nan` or `is_inf`; a bool, which is False of ints."""
+    _, (a,) = promote(value)
+    return make(op, Kind.BOOL, a) if a.kind is Kind.FLOAT else constant(False)
+
+
+def fmod(left: Node, right: Node) -> Node:
+    """The remainder that has the sign of `left`; of ints, 0 where `right` is 0."""
+    _, (a, b) = _numbers("fmod", left, right)
+    if a.kind is Kind.FLOAT:
+        return make("fmod", Kind.FLOAT, a, b)
+    rest, zero = arithmetic("mod", a, b), constant(0)
+    differ = logic("xor", compare("lt", a, zero), compare("lt", b, zero))
+    is_of_other_sign = logic("and", compare("ne", rest, zero), differ)
+    return select(is_of_other_sign, arithmetic("sub", rest, b), rest)
+
+
 def select(condition: Node, if_true: Node, if_false: Node) -> Node:
     if condition.kind is not Kind.BOOL:
         raise refuse(

@@ -96,6 +96,44 @@ def _gelu(x: Value, approximate: str = "none") -> Value:
     return 0.5 * x * (1.0 + tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
 
 
+def _softplus(x: Value, beta: Value = 1, threshold: Value = 20) -> Value:
+    scaled = x * beta
+    soft = (maximum(scaled, 0.0) + functions.log1p(functions.exp(-abs(scaled)))) / beta
+    return where(scaled > threshold, x, soft)
+
+
+def _elu(x: Value, alpha: Value = 1.0, inplace: Literal[False] = False) -> Value:
+    return where(x > 0, x, alpha * functions.expm1(x))
+
+
+def _leaky_relu(x: Value, negative_slope: Value = 0.01, inplace: Literal[False] = False) -> Value:
+    return where(x > 0, x, negative_slope * x)
+
+
+def _lerp(start: Value, end: Value, weight: Value) -> Value:
+    """From the nearer end, as torch does: it is then reached exactly."""
+    step = end - start
+    return where(abs(weight) < 0.5, start + weight * step, end - step * (1.0 - weight))
+
+
+def _is_finite(x: Value) -> Value:
+    return ~(functions.isnan(x) | functions.isinf(x))
+
+
+def _elementwise(name: str, function: Callable[[Value, Value], Value]) -> Callable[..., Value]:
+    """`torch.max(a, b)`; with one value, or a dimension, torch's reduces a tensor."""
+
+    def of_two(x: Value, other: Value = None, **others: Value) -> Value:
+        if others or other is None or (isinstance(x, Symbol) and isinstance(other, int)):
+            raise build.refuse(f"{name} over a dimension", _REDUCED)
+        return function(x, other)
+
+    return of_two
+
+
+_REDUCED = "Write maximum(a, b) or minimum(a, b); over lanes, max(x)."
+
+
 def _reflected(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     """As tensors are asked when they stand on the right of a value that they do not know."""
     return lambda a, b: operation(b, a)
@@ -144,28 +182,33 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     _relu: "relu",
     _silu: "silu",
     _gelu: "gelu",
+    _softplus: "softplus",
+    _elu: "elu",
+    _leaky_relu: "leaky_relu",
+    _lerp: "lerp",
+    _is_finite: "isfinite",
+    _elementwise("max", maximum): "max",
+    _elementwise("min", functions.minimum): "min",
+    functions.log1p: "log1p special_log1p",
+    functions.expm1: "expm1 special_expm1",
+    functions.atan: "atan arctan",
 }
 _SAME_NAME = "exp exp2 log log2 sqrt rsqrt tanh sin cos erf floor ceil minimum maximum"
-_SAME_NAME += " logical_and logical_or logical_xor logical_not"
+_SAME_NAME += " tan sinh cosh fmod isnan isinf logical_and logical_or logical_xor logical_not"
 for _function, _names in _FOREIGN.items():
     symbols.NAMED.update(dict.fromkeys(_names.split(), _function))
 symbols.NAMED.update({name: getattr(functions, name) for name in _SAME_NAME.split()})
 
 _UNTRACED = {
-    "log1p": "Write log(1 + x), which is off by 1e-7 for small x.",
-    "expm1": "Write exp(x) - 1, which is off by 1e-7 for small x.",
-    "softplus": "Write maximum(x, 0) + log(1 + exp(-abs(x))).",
-    "fmod": "Write x % y, which has the sign of y, or x - y * torch.div(x, y, "
-    "rounding_mode='trunc').",
     "equal": "Write a == b, which compares element by element.",
     "half bfloat16": "Kernels compute in float32: leave it out.",
     "astype": "Write x.float(), x.int(), x.bool() or x.to(torch.float32).",
-    "max min amax amin": "Write maximum(a, b) or minimum(a, b); over lanes, max(x).",
+    "amax amin": _REDUCED,
     "sum mean": "Write warploom's sum(x) or mean(x), over the lanes of a vector.",
     "norm normalize rms_norm layer_norm": "Write x * rsqrt(mean(x * x) + epsilon), or the like.",
-    "leaky_relu elu hardtanh": "Write where(x > 0, x, ...) or clamp(x, low, high).",
+    "hardtanh": "Write clamp(x, low, high).",
     "clone detach contiguous": "Leave it out: values do not change.",
-    "isnan nan_to_num": "Write x != x, which is true of NaN alone.",
+    "nan_to_num": "Write where(isnan(x), 0.0, x).",
     "matmul rmatmul mm bmm mv dot einsum linear": symbols.NO_PRODUCTS,
 }
 for _names, _remedy in _UNTRACED.items():

@@ -65,6 +65,12 @@ sigmoid = _unary("sigmoid", _numpy_sigmoid, "1 / (1 + exp(-x)).")
 sin = _unary("sin", np.sin, "Sine of radians.")
 cos = _unary("cos", np.cos, "Cosine of radians.")
 erf = _unary("erf", _numpy_erf, "Gauss error function.")
+log1p = _unary("log1p", np.log1p, "Natural logarithm of 1 + x, exact for small x, too.")
+expm1 = _unary("expm1", np.expm1, "e to the x, less 1, exact for small x, too.")
+tan = _unary("tan", np.tan, "Tangent of radians.")
+atan = _unary("atan", np.arctan, "Angle in radians whose tangent is x.")
+sinh = _unary("sinh", np.sinh, "Hyperbolic sine.")
+cosh = _unary("cosh", np.cosh, "Hyperbolic cosine.")
 
 
 def floor(x: Value) -> Value:
@@ -98,6 +104,27 @@ def maximum(a: Value, b: Value) -> Value:
     if _symbolic(a, b):
         return wrap(build.arithmetic("max", as_node(a), as_node(b)))
     return np.maximum(a, b)
+
+
+def fmod(a: Value, b: Value) -> Value:
+    """What a division that rounds toward 0 leaves: of the sign of a, where % has that of b."""
+    if _symbolic(a, b):
+        return wrap(build.fmod(as_node(a), as_node(b)))
+    return np.fmod(a, b)
+
+
+def isnan(x: Value) -> Value:
+    """True of NaN alone."""
+    if isinstance(x, Symbol):
+        return wrap(build.float_test("is_nan", x.node))
+    return np.isnan(x)
+
+
+def isinf(x: Value) -> Value:
+    """True of infinity and of minus infinity."""
+    if isinstance(x, Symbol):
+        return wrap(build.float_test("is_inf", x.node))
+    return np.isinf(x)
 
 
 def clamp(x: Value, min: Value = None, max: Value = None) -> Value:
@@ -227,6 +254,7 @@ def _vector(what: str, x: Symbol) -> Node:
 
 for _function in (
     *(where, exp, exp2, log, log2, sqrt, rsqrt, tanh, sin, cos, erf, floor, ceil, sigmoid, abs),
+    *(log1p, expm1, tan, atan, sinh, cosh, fmod, isnan, isinf),
     *(minimum, maximum, clamp, to_int, to_float, to_bool, rotate_half, rotate_pairs),
     *(sum, mean, max),
 ):

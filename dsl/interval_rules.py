@@ -234,9 +234,11 @@ LOGIC_RULES: Mapping[str, Callable[..., Truth]] = {
 # Functions of floats that never decrease, and the least argument for which the rule holds.
 MONOTONE: Mapping[str, float | None] = {
     **dict.fromkeys(("exp", "exp2", "tanh", "sigmoid", "erf", "floor", "ceil")),
+    **dict.fromkeys(("expm1", "atan", "sinh")),
     "sqrt": 0.0,
     "log": 1e-30,
     "log2": 1e-30,
+    "log1p": -0.999,
 }
 
 

@@ -53,8 +53,11 @@ POSITIONS: Mapping[str, Kind] = {
 
 UNARY_MATH = frozenset(
     {"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf"}
+    | {"log1p", "expm1", "tan", "atan", "sinh", "cosh"}
 ) | {"floor", "ceil", "abs", "neg"}
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "pow"})
+ARITHMETIC |= {"fmod"}  # of floats
+FLOAT_TESTS = frozenset({"is_nan", "is_inf"})  # of a float, a bool
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 LOGIC = frozenset({"and", "or", "xor", "not"})  # on bools
 BITWISE = frozenset({"bitand", "bitor", "bitxor", "shl", "shr"})  # on ints
@@ -64,6 +67,7 @@ OPERATIONS = (
     UNARY_MATH
     | ARITHMETIC
     | COMPARISONS
+    | FLOAT_TESTS
     | LOGIC
     | BITWISE
     | LEAVES

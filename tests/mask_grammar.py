@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from infix import INFIX
 
+from warploom.dsl import functions as wl
 from warploom.dsl.evaluate import evaluate
 from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.functions import abs as abs_
@@ -51,6 +52,7 @@ numbers = st.recursive(leaves, grow_numbers, max_leaves=5)
 comparisons = st.one_of(
     st.tuples(st.sampled_from(("<", "<=", ">", ">=", "==", "!=")), numbers, numbers),
     st.tuples(st.sampled_from(("f<", "f>=")), numbers, numbers),
+    st.tuples(st.just("curve"), st.integers(0, 8), numbers, numbers),
     st.sampled_from((("flag",), ("query_flag",), ("reach",))),
 )
 
@@ -81,6 +83,20 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "up": lambda x: x << 28,
     "huge": lambda x: to_int(to_float(x) * 4e8),
 }
+
+
+# of numbers from -20 to 20: some fall or leap, others are NaN or infinite for a part of them
+CURVES: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda x, y: wl.log1p(x * 0.2),
+    lambda x, y: wl.expm1(x * 0.3),
+    lambda x, y: wl.tan(x * 0.2),
+    lambda x, y: wl.atan(x * 0.2) * 9.0,
+    lambda x, y: wl.sinh(x * 0.3),
+    lambda x, y: wl.cosh(x * 0.3),
+    lambda x, y: wl.fmod(x * 0.7, y),
+    lambda x, y: where(wl.isnan(wl.log1p(x * 0.2)) ^ (y > 3.0), y, -y),
+    lambda x, y: where(wl.isinf(1.0 / x), x, y - 2.0),
+)
 
 
 class Grammar(Variant):
@@ -126,6 +142,9 @@ class Grammar(Variant):
         if op == "reach":
             return self.reach[at.q_head] < 5.0
         values = [self._read(arg, at) for arg in args]
+        if op == "curve":
+            x, y = (wl.clamp(to_float(value), -20.0, 20.0) for value in values[1:])
+            return CURVES[values[0]](x, y) < y * 0.26
         if op == "table":
             return self.table[maximum(values[0], 0)]
         if op in ("f<", "f>="):

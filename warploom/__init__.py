@@ -19,14 +19,21 @@ if TYPE_CHECKING:
     from warploom.dsl.formats import Paged as Paged
     from warploom.dsl.formats import Ragged as Ragged
     from warploom.dsl.functions import abs as abs
+    from warploom.dsl.functions import atan as atan
     from warploom.dsl.functions import ceil as ceil
     from warploom.dsl.functions import clamp as clamp
     from warploom.dsl.functions import cos as cos
+    from warploom.dsl.functions import cosh as cosh
     from warploom.dsl.functions import erf as erf
     from warploom.dsl.functions import exp as exp
     from warploom.dsl.functions import exp2 as exp2
+    from warploom.dsl.functions import expm1 as expm1
     from warploom.dsl.functions import floor as floor
+    from warploom.dsl.functions import fmod as fmod
+    from warploom.dsl.functions import isinf as isinf
+    from warploom.dsl.functions import isnan as isnan
     from warploom.dsl.functions import log as log
+    from warploom.dsl.functions import log1p as log1p
     from warploom.dsl.functions import log2 as log2
     from warploom.dsl.functions import max as max
     from warploom.dsl.functions import maximum as maximum
@@ -37,8 +44,10 @@ if TYPE_CHECKING:
     from warploom.dsl.functions import rsqrt as rsqrt
     from warploom.dsl.functions import sigmoid as sigmoid
     from warploom.dsl.functions import sin as sin
+    from warploom.dsl.functions import sinh as sinh
     from warploom.dsl.functions import sqrt as sqrt
     from warploom.dsl.functions import sum as sum
+    from warploom.dsl.functions import tan as tan
     from warploom.dsl.functions import tanh as tanh
     from warploom.dsl.functions import to_bool as to_bool
     from warploom.dsl.functions import to_float as to_float
@@ -93,14 +102,21 @@ _HOME = {
     "Scalar": "warploom.dsl.fields",
     "Tensor": "warploom.dsl.fields",
     "abs": "warploom.dsl.functions",
+    "atan": "warploom.dsl.functions",
     "ceil": "warploom.dsl.functions",
     "clamp": "warploom.dsl.functions",
     "cos": "warploom.dsl.functions",
+    "cosh": "warploom.dsl.functions",
     "erf": "warploom.dsl.functions",
     "exp": "warploom.dsl.functions",
     "exp2": "warploom.dsl.functions",
+    "expm1": "warploom.dsl.functions",
     "floor": "warploom.dsl.functions",
+    "fmod": "warploom.dsl.functions",
+    "isinf": "warploom.dsl.functions",
+    "isnan": "warploom.dsl.functions",
     "log": "warploom.dsl.functions",
+    "log1p": "warploom.dsl.functions",
     "log2": "warploom.dsl.functions",
     "max": "warploom.dsl.functions",
     "maximum": "warploom.dsl.functions",
@@ -111,8 +127,10 @@ _HOME = {
     "rsqrt": "warploom.dsl.functions",
     "sigmoid": "warploom.dsl.functions",
     "sin": "warploom.dsl.functions",
+    "sinh": "warploom.dsl.functions",
     "sqrt": "warploom.dsl.functions",
     "sum": "warploom.dsl.functions",
+    "tan": "warploom.dsl.functions",
     "tanh": "warploom.dsl.functions",
     "to_bool": "warploom.dsl.functions",
     "to_float": "warploom.dsl.functions",

@@ -17,17 +17,22 @@ from warploom.dsl.accuracy import FAST_ERROR
 
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 FAST = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf")
-VECTORISED = (*FAST, "floor", "ceil", "abs")
+RELATIVE = ("log1p", "expm1", "tan", "atan", "sinh", "cosh")  # exact where results are small, too
+FAST += RELATIVE
+TESTS = {"is_nan": "isnan", "is_inf": "isinf"}
+VECTORISED = (*FAST, "floor", "ceil", "abs", *TESTS)
 
 SOURCE = "#include <warploom/variant.hpp>\n" + "\n".join(
     f'extern "C" void {name}_(int n, const float* __restrict x, float* __restrict y) '
-    f"{{ for (int i = 0; i < n; ++i) y[i] = warploom::{name}(x[i]); }}"
+    f"{{ for (int i = 0; i < n; ++i) y[i] = warploom::{name}(x[i]){choice}; }}"
     for name in VECTORISED
+    for choice in (" ? 1.0f : 0.0f" if name in TESTS else "",)
 )
 PRECISE = "#include <warploom/variant.hpp>\n" + "\n".join(
     f'extern "C" void {name}_(int n, const float* x, float* y) '
     f"{{ for (int i = 0; i < n; ++i) y[i] = warploom::precise::{name}(x[i]); }}"
     for name in VECTORISED
+    if name not in TESTS
 )
 # where each function is tried: (least, greatest)
 DOMAINS = {
@@ -39,6 +44,12 @@ DOMAINS = {
     "rsqrt": (1e-9, 1e9),
     "sin": (-1e6, 1e6),
     "cos": (-1e6, 1e6),
+    "log1p": (-0.999, 1e30),
+    "expm1": (-100, 88.7),
+    "tan": (-1e6, 1e6),
+    "atan": (-1e30, 1e30),
+    "sinh": (-89.4, 89.4),
+    "cosh": (-89.4, 89.4),
 }
 
 
@@ -82,6 +93,64 @@ def test_relative_accuracy_where_results_are_small(fast: ctypes.CDLL) -> None:
         assert np.abs(run(fast, name, x) / exact(x.astype(np.float64)) - 1).max() < 3e-7
 
 
+@pytest.mark.parametrize("space", ["fast", "precise"])
+def test_relative_accuracy_at_every_size(
+    space: str, fast: ctypes.CDLL, compile_cpp: Callable[..., ctypes.CDLL]
+) -> None:
+    library = fast if space == "fast" else compile_cpp(PRECISE, "-O1")
+    rng = np.random.default_rng(1)
+    for name in RELATIVE:
+        low, high = DOMAINS[name]
+        sizes = np.exp(rng.uniform(np.log(1e-37), np.log(high), 40000)) * rng.choice([-1, 1], 40000)
+        x = np.concatenate([sizes, rng.uniform(low, min(high, 100), 20000)])
+        x = x.clip(low, high).astype(np.float32)
+        exact = getattr(functions, name)(x.astype(np.float64))
+        error = np.abs(run(library, name, x) / np.where(exact == 0, 1, exact) - (exact != 0))
+        assert error.max() < 5e-7, (name, error.max(), x[error.argmax()])
+
+
+# not -ffast-math, whose start-up code would flush small numbers to zero in this whole process
+FINITE = ("-O3", "-march=native", "-ffinite-math-only", "-fno-signed-zeros")
+
+
+@pytest.mark.parametrize("flags", [FLAGS, FINITE, ("-O0",)])
+def test_infinities_and_nan_are_told_whatever_the_flags(
+    flags: tuple[str, ...], compile_cpp: Callable[..., ctypes.CDLL]
+) -> None:
+    library = compile_cpp(SOURCE, *flags)
+    bits = np.random.default_rng(2).integers(0, 2**32, 100000, dtype=np.uint32)
+    x = bits.view(np.float32)
+    x[:200] = np.repeat([np.inf, -np.inf, np.nan, 0.0], 50)
+    for name, numpy_name in TESTS.items():
+        np.testing.assert_array_equal(run(library, name, x), getattr(np, numpy_name)(x))
+
+
+FMOD = """
+#include <warploom/variant.hpp>
+extern "C" void fmod_(int n, const float* __restrict a, const float* __restrict b,
+                      float* __restrict y) {
+  for (int i = 0; i < n; ++i) y[i] = warploom::fmod(a[i], b[i]);
+}
+"""
+
+
+@pytest.mark.parametrize("flags", [FLAGS, ("-O2",)])
+def test_fmod_is_exact(flags: tuple[str, ...], compile_cpp: Callable[..., ctypes.CDLL]) -> None:
+    rng = np.random.default_rng(3)
+    anything = rng.integers(0, 2**32, (2, 100000), dtype=np.uint32).view(np.float32)
+    usual = rng.normal(size=(2, 100000)) * [[50.0], [1.0]]
+    quotients = usual[1] * rng.integers(-9, 9, 100000)  # whole, but for rounding
+    ends = [0.0, -0.0, 1.0, -3.0, 1e-45, 3.4e38, np.inf, -np.inf, np.nan]
+    pairs = (anything, usual, [quotients, usual[1]], np.array(list(product(ends, ends))).T)
+    with np.errstate(all="ignore"):
+        a, b = np.concatenate(pairs, axis=1).astype(np.float32)
+    y = np.empty_like(a)
+    pointers = (x.ctypes.data_as(ctypes.c_void_p) for x in (a, b, y))
+    compile_cpp(FMOD, *flags).fmod_(len(a), *pointers)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(y, np.fmod(a, b))
+
+
 def test_special_values(fast: ctypes.CDLL) -> None:
     inf, nan = np.inf, np.nan
     expected = {
@@ -94,6 +163,14 @@ def test_special_values(fast: ctypes.CDLL) -> None:
         "erf": [(inf, 1), (-inf, -1), (0, 0)],
         "sin": [(0, 0)],
         "cos": [(0, 1)],
+        "log1p": [(-1, -inf), (-1.5, nan), (inf, inf), (-inf, nan), (nan, nan), (0, 0)],
+        "expm1": [(-inf, -1), (inf, inf), (88.8, inf), (88.72, None), (nan, nan), (0, 0)],
+        "tan": [(0, 0), (inf, nan), (-inf, nan), (nan, nan)],
+        "atan": [(inf, np.pi / 2), (-inf, -np.pi / 2), (nan, nan), (0, 0)],
+        "sinh": [(inf, inf), (-inf, -inf), (89.5, inf), (89.41, None), (nan, nan), (0, 0)],
+        "cosh": [(inf, inf), (-inf, inf), (-89.5, inf), (89.41, None), (nan, nan), (0, 1)],
+        "is_nan": [(nan, 1), (-nan, 1), (inf, 0), (-inf, 0), (0, 0), (1e-42, 0)],
+        "is_inf": [(nan, 0), (inf, 1), (-inf, 1), (3.4e38, 0), (0, 0), (1e-42, 0)],
     }
     for name, pairs in expected.items():
         found = run(fast, name, np.array([x for x, _ in pairs]))
@@ -110,6 +187,8 @@ def test_loops_vectorise(compile_cpp: Callable[..., ctypes.CDLL], tmp_path: Path
         pytest.skip("reads GCC's vectorisation report")
     report = tmp_path / "report.txt"
     compile_cpp(SOURCE, *FLAGS, f"-fopt-info-vec={report}")
+    compile_cpp(FMOD, *FLAGS, f"-fopt-info-vec={tmp_path / 'fmod.txt'}")
+    assert "loop vec" in (tmp_path / "fmod.txt").read_text()
     lines = {line.split(":")[1] for line in report.read_text().splitlines() if "loop vec" in line}
     wanted = {str(i + 2): name for i, name in enumerate(VECTORISED)}
     assert {name for line, name in wanted.items() if line not in lines} == set()

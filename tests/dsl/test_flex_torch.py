@@ -60,6 +60,24 @@ def test_what_is_no_function(kind: str, given: Any, text: str) -> None:
         lambda x, k: torch.add(x, k, alpha=2) + torch.sub(k, x, alpha=0.5) + torch.rsub(k, x),
         lambda x, k: torch.add(k, 1) - torch.rsub(k, 3, alpha=2),
         lambda x, k: F.gelu(x) + F.gelu(x, approximate="tanh"),
+        lambda x, k: torch.log1p(x) + x.abs().log1p() + torch.special.log1p(k * 1.0),
+        lambda x, k: torch.expm1(x * 1e-6) + x.expm1(),
+        lambda x, k: torch.fmod(x, 2.0) + x.fmod(k * 1.0) + torch.fmod(k, 3) + k.fmod(-2),
+        lambda x, k: torch.tan(x) + x.tan() + torch.atan(x) + x.arctan() + k.atan(),
+        lambda x, k: torch.sinh(x) + torch.cosh(x) + k.sinh() + x.cosh(),
+        lambda x, k: F.softplus(x),
+        lambda x, k: F.softplus(x, beta=3, threshold=2.0) + F.softplus(k * 1.0, 0.5),
+        lambda x, k: F.elu(x) + F.elu(x, alpha=0.3, inplace=False),
+        lambda x, k: F.leaky_relu(x) + F.leaky_relu(x, 0.2),
+        lambda x, k: torch.lerp(x, k.double(), 0.25) + x.lerp(k.double(), 0.75),
+        lambda x, k: torch.lerp(k.double(), torch.clamp(x, -2, 2), k.double() * 0.3),
+        lambda x, k: torch.where(torch.isinf(x), 1.0, 0.0) + torch.where(x.isnan(), 2.0, 0.0),
+        lambda x, k: torch.where(torch.isnan(x) | x.isinf(), 1.0, x),
+        lambda x, k: torch.where(torch.isfinite(x), 2.0 * x, k),
+        lambda x, k: torch.where(torch.isnan(k) | k.isinf() | ~k.isfinite(), 0, k),
+        lambda x, k: torch.max(x, k) + torch.min(x, k * 2) + x.max(k) + k.min(x),
+        lambda x, k: torch.max(x, torch.tensor(0.5)) + k.max(torch.tensor(2)),
+        lambda x, k: torch.maximum(x, torch.tensor(0.5)) + torch.minimum(k, torch.tensor(2)),
     ],
 )  # fmt: skip
 def test_torch_functions_mean_what_torch_says(use: Any, graph: Any) -> None:
@@ -71,6 +89,42 @@ def test_torch_functions_mean_what_torch_says(use: Any, graph: Any) -> None:
     np.testing.assert_allclose(use(VALUES.view(Array), INTS.view(Array)), expected, atol=1e-12)
     is_int = expected.dtype.kind == "i"
     assert traced.kind is (Kind.INT if is_int else Kind.FLOAT)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, k: np.log1p(np.abs(x)) + np.expm1(x * 1e-6) + np.tan(x),
+        lambda x, k: np.arctan(x) + np.sinh(x) + np.cosh(k),
+        lambda x, k: np.fmod(x, 2.5) + np.fmod(k, -3) + np.fmod(k, 0),
+        lambda x, k: np.where(np.isnan(x) | np.isinf(x) | ~np.isfinite(x), 1.0, x),
+        lambda x, k: np.maximum(x, k) + np.minimum(k, 2),
+        lambda x, k: wl.log1p(wl.abs(x)) + wl.expm1(x * 1e-6) + wl.tan(x) + wl.atan(x),
+        lambda x, k: wl.where(wl.isnan(x) | wl.isinf(x), wl.sinh(k), wl.cosh(k) + wl.fmod(k, 3)),
+    ],
+)
+def test_numpy_functions_mean_what_numpy_says(use: Any, graph: Any) -> None:
+    with np.errstate(all="ignore"):
+        expected = np.asarray(use(VALUES, INTS))
+        found = graph(use(X, K).node, {"kv_pos": INTS}, value=VALUES)
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+        kept = use(VALUES.view(Array), INTS.view(Array))
+    np.testing.assert_allclose(kept, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("op", ["fmod", "trunc"])
+def test_whole_divisions_toward_zero_are_exact_at_the_ends(op: str, graph: Any) -> None:
+    ends = np.array([-(2**31), -(2**31) + 1, -7, -1, 0, 1, 6, 2**31 - 1])
+    for divisor in (1, 2, 3, -3, 7, 2**31 - 1, -(2**31)):
+        if op == "fmod":
+            found = graph(torch.fmod(K, divisor).node, {"kv_pos": ends})
+            expected = [int(np.fmod(int(x), divisor)) for x in ends]
+        else:
+            traced = torch.div(K, divisor, rounding_mode="trunc")
+            found = graph(traced.node, {"kv_pos": ends})
+            expected = [int(x) // divisor + (x % divisor != 0 and (x < 0) != (divisor < 0))
+                        for x in ends]  # fmt: skip
+        assert found.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -92,10 +146,9 @@ def test_torch_functions_mean_what_torch_says(use: Any, graph: Any) -> None:
         (lambda x: torch.div(x, 2, rounding_mode="up"), "It is None, 'floor' or 'trunc'"),
         (lambda x: torch.round(x, decimals=2), "2 decimals .*Scale before and after"),
         (lambda x: F.gelu(x, approximate="fast"), "It is 'none' or 'tanh'"),
-        (torch.log1p, r"torch.log1p .*Write log\(1 \+ x\)"),
-        (torch.expm1, r"torch.expm1 .*Write exp\(x\) - 1"),
-        (F.softplus, r"Write maximum\(x, 0\) \+ log\(1 \+ exp\(-abs\(x\)\)\)"),
-        (lambda x: torch.fmod(x, 2), r"torch.fmod .*Write x % y, which has the sign of y, or"),
+        (lambda x: torch.max(x, 0), r"max over a dimension .*Write maximum\(a, b\)"),
+        (lambda x: x.min(dim=0), r"min over a dimension .*Write maximum\(a, b\)"),
+        (lambda x: x.max(), r"max over a dimension .*over lanes, max\(x\)"),
         (lambda x: torch.equal(x, x), r"torch.equal .*Write a == b, .*element by element"),
         (lambda x: x @ torch.ones(3, 3), r"product with a matrix \(@\) .*before the call"),
         (lambda x: torch.ones(3, 3) @ x, "no products of matrices: multiply q, k or v by the"),

@@ -17,7 +17,10 @@ from warploom.dsl.accuracy import FAST_ERROR
 from warploom.dsl.ir import UNARY_MATH
 
 UNARY = sorted(UNARY_MATH - {"neg"})
-NAMES = (*UNARY, *(f"precise::{name}" for name in UNARY))
+TESTS = {"is_nan": "isnan", "is_inf": "isinf"}
+NAMES = (*UNARY, *(f"precise::{name}" for name in UNARY), *TESTS)
+# exact where results are small, too
+RELATIVE = ("log1p", "expm1", "tan", "atan", "sinh", "cosh")
 SOURCE = (
     "#include <warploom/variant.cuh>\n"
     'extern "C" __global__ void all_math(int n, const float* x, float* y) {\n'
@@ -31,7 +34,7 @@ OTHERS = """
 #include <warploom/variant.cuh>
 namespace warploom {
 template <class T> __device__ T all(T a, T b) {
-  return floordiv(a, b) + mod(a, b) * min(a, b) - max(a, b) + abs(a) + pow(a, b);
+  return floordiv(a, b) + mod(a, b) * min(a, b) - max(a, b) + abs(a) + pow(a, b) + fmod(a, b);
 }
 extern "C" __global__ void others(const int* a, const wide* b, const half_t* h,
                                   const bfloat16_t* g, float* out, half_t* out_h) {
@@ -80,23 +83,45 @@ def test_device_math_is_accurate() -> None:
     x = x.astype(np.float32)
     with np.errstate(all="ignore"):
         for name, found in zip(NAMES, launch(x), strict=True):
-            exact = getattr(functions, name.removeprefix("precise::"))(x.astype(np.float64))
+            function = name.removeprefix("precise::")
+            exact = getattr(functions, TESTS.get(function, function))(x.astype(np.float64))
             fits = np.isfinite(exact) & (np.abs(exact) < 1e37)
             error = np.abs(found - exact)[fits] / np.maximum(np.abs(exact[fits]), 1.0)
             assert error.max() < LIMITS.get(name, LIMIT), name
-            if limit := FAST_ERROR.get(name.removeprefix("precise::")):
+            if limit := FAST_ERROR.get(function):
                 assert limit.allows(found[fits], exact[fits]), name
 
 
 @pytest.mark.gpu
+def test_device_math_is_accurate_near_zero() -> None:
+    rng = np.random.default_rng(1)
+    x = np.exp(rng.uniform(np.log(1e-37), np.log(1e4), 40000)) * rng.choice([-1, 1], 40000)
+    x = x.astype(np.float32)
+    with np.errstate(all="ignore"):
+        for name, found in zip(NAMES, launch(x), strict=True):
+            function = name.removeprefix("precise::")
+            if function in RELATIVE:
+                exact = getattr(functions, function)(x.astype(np.float64))
+                fits = np.isfinite(exact) & (np.abs(exact) < 1e37)
+                assert np.abs(found / exact - 1)[fits].max() < LIMIT, name
+
+
+@pytest.mark.gpu
 def test_device_math_at_infinity() -> None:
-    found = dict(zip(NAMES, launch(np.array([-np.inf, np.inf], np.float32)), strict=True))
+    x = np.array([-np.inf, np.inf], np.float32)
+    found = dict(zip(NAMES, launch(x), strict=True))
+    assert found["is_inf"].tolist() == [1.0, 1.0] and found["is_nan"].tolist() == [0.0, 0.0]
+    assert launch(np.array([np.nan], np.float32))[-2:].tolist() == [[1.0], [0.0]]
     for space in ("", "precise::"):
         assert found[space + "exp"].tolist() == [0.0, np.inf]
         assert found[space + "exp2"].tolist() == [0.0, np.inf]
         assert found[space + "tanh"].tolist() == [-1.0, 1.0]
         assert found[space + "sigmoid"].tolist() == [0.0, 1.0]
         assert found[space + "erf"].tolist() == [-1.0, 1.0]
+        assert found[space + "expm1"].tolist() == [-1.0, np.inf]
+        assert found[space + "sinh"].tolist() == [-np.inf, np.inf]
+        assert found[space + "cosh"].tolist() == [np.inf, np.inf]
+        assert np.isnan(found[space + "log1p"][0]) and found[space + "log1p"][1] == np.inf
 
 
 class HashSparse(wl.Variant):

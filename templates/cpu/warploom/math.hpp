@@ -153,7 +153,52 @@ WL_FN float erf(float x) {
 
 WL_FN float pow(float x, float y) { return __builtin_powf(x, y); }
 
+WL_FN float nearest_whole(float x) { return __builtin_rintf(x); }
+WL_FN float with_sign_of(float size, float x) { return __builtin_copysignf(size, x); }
+
+// Exact: doubles hold products of the divisor and 28 bits of a quotient, which has 276 at most.
+// What rounding takes too much of is given back in the end.
+WL_FN float fmod(float a, float b) {
+  const double divisor = __builtin_fabs(double(b)), inverse = 1.0 / divisor;
+  double rest = __builtin_fabs(double(a));
+#pragma GCC unroll 10
+  for (int i = 0; i < 10; ++i) {
+    const double quotient = __builtin_trunc(rest * inverse);
+    long long bits;
+    __builtin_memcpy(&bits, &quotient, sizeof bits);
+    bits &= ~0xffffffll;
+    double leading;
+    __builtin_memcpy(&leading, &bits, sizeof leading);
+    rest = rest - leading * divisor;
+  }
+  rest = rest < 0.0 ? rest + divisor : rest;
+  rest = rest >= divisor ? rest - divisor : rest;
+  const bool is_whole = (abs(b) == kInfinity) & (abs(a) < kInfinity);
+  return is_whole ? a : with_sign_of(float(rest), a);
+}
+
+}  // namespace warploom
+
+#include <warploom/float_math.hpp>
+
+namespace warploom {
+
+// The first part of pi / 2 leaves products with whole numbers exact.
+WL_FN float tan(float x) {
+  const double angle = x;
+  const double n = __builtin_rint(angle * 0.63661977236758134);
+  const double rest = (angle - n * 1.5707963267341256) - n * 6.077100506506192e-11;
+  const double half = n * 0.5;
+  return tan_of_rest(float(rest), half != __builtin_floor(half));
+}
+
 namespace precise {
+WL_FN float log1p(float x) { return __builtin_log1pf(x); }
+WL_FN float expm1(float x) { return __builtin_expm1f(x); }
+WL_FN float tan(float x) { return __builtin_tanf(x); }
+WL_FN float atan(float x) { return __builtin_atanf(x); }
+WL_FN float sinh(float x) { return __builtin_sinhf(x); }
+WL_FN float cosh(float x) { return __builtin_coshf(x); }
 WL_FN float exp(float x) { return __builtin_expf(x); }
 WL_FN float exp2(float x) { return __builtin_exp2f(x); }
 WL_FN float log(float x) { return __builtin_logf(x); }
@@ -167,6 +212,7 @@ using warploom::abs;
 using warploom::ceil;
 using warploom::floor;
 using warploom::floordiv;
+using warploom::fmod;
 using warploom::max;
 using warploom::min;
 using warploom::mod;

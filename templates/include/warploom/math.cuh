@@ -83,8 +83,33 @@ WL_FN float erf(float x) {
 }
 
 WL_FN float pow(float x, float y) { return ::powf(x, y); }
+WL_FN float fmod(float a, float b) { return ::fmodf(a, b); }
+
+WL_FN float bits_to_float(int bits) { return __int_as_float(bits); }
+WL_FN int float_to_bits(float value) { return __float_as_int(value); }
+WL_FN float nearest_whole(float x) { return ::rintf(x); }
+WL_FN float with_sign_of(float size, float x) { return ::copysignf(size, x); }
+
+}  // namespace warploom
+
+#include <warploom/float_math.hpp>
+
+namespace warploom {
+
+// pi / 2 in three parts (Cody and Waite): exact to float precision up to 1e6.
+WL_FN float tan(float x) {
+  const float n = nearest_whole(x * 0.63661977f);
+  const float rest = ::fmaf(-n, -1.7151245e-15f, ::fmaf(-n, -4.371139e-8f, ::fmaf(-n, 1.5707964f, x)));
+  return tan_of_rest(rest, (int(n) & 1) != 0);
+}
 
 namespace precise {
+WL_FN float log1p(float x) { return ::log1pf(x); }
+WL_FN float expm1(float x) { return ::expm1f(x); }
+WL_FN float tan(float x) { return ::tanf(x); }
+WL_FN float atan(float x) { return ::atanf(x); }
+WL_FN float sinh(float x) { return ::sinhf(x); }
+WL_FN float cosh(float x) { return ::coshf(x); }
 WL_FN float exp(float x) { return ::expf(x); }
 WL_FN float exp2(float x) { return ::exp2f(x); }
 WL_FN float log(float x) { return ::logf(x); }
@@ -100,6 +125,7 @@ using warploom::abs;
 using warploom::ceil;
 using warploom::floor;
 using warploom::floordiv;
+using warploom::fmod;
 using warploom::max;
 using warploom::min;
 using warploom::mod;
