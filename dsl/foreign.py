@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from warploom.dsl import build, functions, symbols
+from warploom.dsl.conversions import type_of
 from warploom.dsl.functions import abs, ceil, erf, floor, maximum, sigmoid, tanh, where
 from warploom.dsl.ir import Kind
 from warploom.dsl.symbols import Symbol, Value
@@ -32,6 +33,7 @@ def _rsub(a: Value, b: Value, *, alpha: Value = None) -> Value:
 
 
 def _square(x: Value) -> Value:
+    x = functions.to_int(x) if type_of(x) == "bool" else x  # as a power of it
     return x * x
 
 
@@ -76,6 +78,8 @@ def _round(x: Value, decimals: int = 0) -> Value:
 
 
 def _sign(x: Value) -> Value:
+    if type_of(x) == "bool":
+        return x
     one, zero = (1.0, 0.0) if _is_float(x) else (1, x * 0)  # of the type of x
     return where(x > 0, one, where(x < 0, -one, zero))  # 0 for NaN, as torch says
 

@@ -94,6 +94,8 @@ MODS: dict[str, Mod] = {
         (flags[i] + flags2[j]) * 3 + (flags[i] * flags2[j]) + flags[j] * 2.5 - flags2[i] * c[j]
         + torch.maximum(flags[i], flags2[j]) * 7 + torch.minimum(flags[i], flags2[j]).int() * 11
         + (flags[i] + 2) + where(flags[i] == flags2[j], 1, 0)
+        + torch.minimum(c[i] * c[j], torch.square(flags2[j])) ** 3 % 1000
+        + (torch.sign(flags[i]) + torch.sign(flags2[j])) * 5
     ),
     "casts to small types": lambda i, j: (
         (i * 100).to(torch.uint8) + n[j].to(torch.int8) + (n[i] // 7).to(torch.int16) * 2
