@@ -164,6 +164,14 @@ def flex(
     return made
 
 
+# torch.compile neither traces it nor needs torch here to be told so; with fullgraph=True it fails
+# with this reason.
+flex._torchdynamo_disable = True  # type: ignore[attr-defined]
+flex._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "a variant is made outside of the compiled function: call wl.flex(...) before it, once"
+)
+
+
 def _check_callable(kind: str, given: Any) -> None:
     """Raises ArgumentError for what is no function: a tensor, a variant, a name."""
     if is_tensor(given):

@@ -210,6 +210,7 @@ _UNTRACED = {
     "amax amin": _REDUCED,
     "sum mean": "Write warploom's sum(x) or mean(x), over the lanes of a vector.",
     "norm normalize rms_norm layer_norm": "Write x * rsqrt(mean(x * x) + epsilon), or the like.",
+    "setitem fill_ copy_ index_put index_put_ scatter scatter_": symbols.UNCHANGING,
     "hardtanh": "Write clamp(x, low, high).",
     "clone detach contiguous": "Leave it out: values do not change.",
     "nan_to_num": "Write where(isnan(x), 0.0, x).",

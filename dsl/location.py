@@ -69,6 +69,26 @@ def recursing(error: RecursionError) -> Place | None:
     return found.most_common(1)[0][0] if found else None
 
 
+def raising(error: BaseException) -> Place | None:
+    """The user's innermost line that an error has passed."""
+    found = None
+    step = error.__traceback__
+    while step is not None:
+        if not _is_machinery(str(step.tb_frame.f_globals.get("__name__", ""))):
+            found = Place(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
+        step = step.tb_next
+    return found
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Whether Python code of torch or NumPy raised it."""
+    module, step = "", error.__traceback__
+    while step is not None:
+        module = str(step.tb_frame.f_globals.get("__name__", ""))
+        step = step.tb_next
+    return module.partition(".")[0] in _LIBRARIES
+
+
 def of_function(function: object) -> Source | None:
     """The line of a function's `def`, with the caret under it; None for built-ins."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from warploom.dsl import build
+from warploom.dsl import build, symbols
 from warploom.dsl.symbols import NO_PRODUCTS
 from warploom.errors import CannotTrace
 
@@ -59,6 +59,11 @@ class ReadInParts:
             if isinstance(value, cls):
                 raise value.refused(what)
         raise build.refuse(what, "A functor reads one element of a tensor.")  # it is in a list
+
+    def _unchanging(self, *_: object) -> NoReturn:
+        raise build.refuse(f"{self.described()}: assigning to it", symbols.UNCHANGING)
+
+    __setitem__ = __delitem__ = _unchanging
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

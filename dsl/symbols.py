@@ -17,7 +17,7 @@ import numpy as np
 
 from warploom.dsl import build, location
 from warploom.dsl.ir import Kind, Node, Source
-from warploom.errors import BranchOnSymbol, NoNumber
+from warploom.errors import BranchOnSymbol, CannotTrace, NoNumber
 
 Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the reading
 
@@ -38,6 +38,10 @@ _CONCRETE = (
 )
 
 
+UNCHANGING = (
+    "A functor changes nothing: return the new value, such as where(condition, a, b), or write the "
+    "tensor before the call, outside."
+)
 NO_PRODUCTS = (
     "Functors have no products of matrices: multiply q, k or v by the matrix before the call. One "
     "number of the product is sum(x * self.matrix[row, at.lane])."
@@ -233,7 +237,12 @@ class Symbol:
             "Functors see one element or one vector at a time; use rotate_half, sum and the like.",
         )
 
-    __iter__ = __len__ = __getitem__ = __setitem__ = __contains__ = _no_container
+    __iter__ = __len__ = __getitem__ = __contains__ = _no_container
+
+    def _unchanging(self, *args: object) -> NoReturn:
+        raise build.refuse("assigning to a part of a value of the kernel", UNCHANGING)
+
+    __setitem__ = __delitem__ = _unchanging
 
     # --- NumPy and torch
 
@@ -352,6 +361,20 @@ def index_torch(tensor: Any, index: Any) -> Any:
     if found is not None and not isinstance(tensor, Symbol):
         return found(tensor)[index]
     raise build.refuse(f"indexing a plain torch tensor of shape {tuple(tensor.shape)}", _OUTSIDE)
+
+
+def refuse_foreign(error: Exception) -> CannotTrace | None:
+    """What stands for the error of a library that met a symbol; None for the functor's own error.
+
+    torch and NumPy raise from their own code, or from C and name the class that they were given.
+    """
+    names = ("Symbol", "SymbolicTensor", "CapturedTensor", "Position", "<symbol")
+    if not (location.is_of_library(error) or any(name in str(error) for name in names)):
+        return None
+    told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    place = location.source(location.raising(error))
+    what = f"what raised {type(error).__name__} ({told[:200]})"
+    return CannotTrace(what=what, remedy=_known(), source=place)
 
 
 def _native(value: Any) -> Any:

@@ -15,9 +15,9 @@ from warploom.dsl.ir import Kind, Node, const, node, var, walk
 from warploom.dsl.position import symbolic
 from warploom.dsl.readings import TraceReading
 from warploom.dsl.spec import SEATS, VECTOR_SEATS, TracedVariant
-from warploom.dsl.symbols import Symbol, Value
+from warploom.dsl.symbols import Symbol, Value, refuse_foreign
 from warploom.dsl.variant import Variant
-from warploom.errors import EndlessFunctor, ImpureFunctor
+from warploom.errors import EndlessFunctor, ImpureFunctor, WarploomError
 
 _LOGITS = node("logits", Kind.FLOAT)
 _ELEMENT = node("element", Kind.FLOAT, (var("lane"),))
@@ -87,6 +87,13 @@ def _called(shadow: Variant, seat: str) -> Value:
     except RecursionError as error:
         place = location.source(location.recursing(error))
         raise EndlessFunctor(seat=seat, variant=shadow.name, source=place) from None
+    except WarploomError:
+        raise
+    except Exception as error:
+        refused = refuse_foreign(error)
+        if refused is None:
+            raise
+        raise refused from error
 
 
 def _identity(seat: str) -> Node:
