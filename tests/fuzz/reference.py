@@ -1,0 +1,334 @@
+"""The reference: attention in plain torch float64, and how far rounding alone may move it.
+
+Integers are int64 tensors that wrap at 32 bits after each operation. Floats are float64; under
+`Noise` each result that single precision cannot hold is moved by a few of its last places, so that
+what is ill-conditioned shows itself.
+"""
+
+import contextlib
+
+import torch
+
+
+class Noise:
+    """How results are rounded: `places` of float32's last place, moved at random; None is exact."""
+
+    places = None
+    generator = None
+
+
+@contextlib.contextmanager
+def noise(places, seed):
+    Noise.places, Noise.generator = places, torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        Noise.places = None
+
+
+def moved(x, places, relative=2.0**-23):
+    shift = torch.rand(x.shape, generator=Noise.generator, dtype=torch.float64) * 2 - 1
+    return x * (1 + shift * places * relative)
+
+
+def r(x, approximate=False):
+    """A float result as kernels may have it."""
+    if Noise.places is None:
+        return x
+    single = x.float().double()
+    if approximate:
+        return moved(single, Noise.places)
+    return torch.where((single == x) | x.isnan(), single, moved(single, Noise.places))
+
+
+def num(value):
+    kind = (
+        torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else None
+    )
+    return torch.tensor(value, dtype=kind or torch.float64)
+
+
+def i(x):
+    return x.long() if x.dtype == torch.bool else x
+
+
+def wrap(x):
+    return ((x + 2**31) & (2**32 - 1)) - 2**31
+
+
+def f(x):
+    return x if x.dtype == torch.float64 else r(x.double())
+
+
+def is_float(*values):
+    return any(x.dtype == torch.float64 for x in values)
+
+
+def both(a, b):
+    return (f(a), f(b)) if is_float(a, b) else (i(a), i(b))
+
+
+def add(a, b):
+    return wrap(i(a) + i(b))
+
+
+def sub(a, b):
+    return wrap(i(a) - i(b))
+
+
+def mul(a, b):
+    return wrap(i(a) * i(b))
+
+
+def fadd(a, b):
+    return r(f(a) + f(b))
+
+
+def fsub(a, b):
+    return r(f(a) - f(b))
+
+
+def fmul(a, b):
+    return r(f(a) * f(b))
+
+
+def fdiv(a, b):
+    return r(f(a) / f(b))
+
+
+def floordiv(a, b):
+    a, b = torch.broadcast_tensors(i(a), i(b))
+    safe = torch.where(b == 0, 1, b)
+    return torch.where(b == 0, 0, wrap(torch.div(a, safe, rounding_mode="floor")))
+
+
+def mod(a, b):
+    a, b = torch.broadcast_tensors(i(a), i(b))
+    safe = torch.where(b == 0, 1, b)
+    return torch.where(b == 0, 0, torch.remainder(a, safe))
+
+
+def ffloordiv(a, b):
+    return (f(a) / f(b)).floor()
+
+
+def fmod(a, b):
+    return r(torch.remainder(f(a), f(b)))
+
+
+def power(x, n):
+    """x to a small whole power, multiplied in its own kind."""
+    found = x
+    for _ in range(int(n) - 1):
+        found = mul(found, x)
+    return found
+
+
+def fpower(x, n):
+    return r(f(x) ** n)
+
+
+def clamp(x, low, high):
+    return minimum(maximum(x, low), high)
+
+
+def and_(a, b):
+    return a & b
+
+
+def or_(a, b):
+    return a | b
+
+
+def xor(a, b):
+    return a ^ b
+
+
+def shl(a, b):
+    a, b = i(a), i(b)
+    good = (b >= 0) & (b <= 31)
+    return torch.where(good, wrap(a << b.clamp(0, 31)), 0)
+
+
+def shr(a, b):
+    a, b = i(a), i(b)
+    good = (b >= 0) & (b <= 31)
+    return torch.where(good, a >> b.clamp(0, 31), torch.where(a < 0, -1, 0))
+
+
+def lt(a, b):
+    a, b = both(a, b)
+    return a < b
+
+
+def le(a, b):
+    a, b = both(a, b)
+    return a <= b
+
+
+def gt(a, b):
+    a, b = both(a, b)
+    return a > b
+
+
+def ge(a, b):
+    a, b = both(a, b)
+    return a >= b
+
+
+def eq(a, b):
+    a, b = both(a, b)
+    return a == b
+
+
+def ne(a, b):
+    a, b = both(a, b)
+    return a != b
+
+
+def neg(x):
+    return -x if is_float(x) else wrap(-i(x))
+
+
+def invert(x):
+    return ~x
+
+
+def abs(x):
+    return x.abs() if is_float(x) else wrap(i(x).abs())
+
+
+def minimum(a, b):
+    return torch.minimum(*both(a, b))
+
+
+def maximum(a, b):
+    return torch.maximum(*both(a, b))
+
+
+def where(c, a, b):
+    if a.dtype != b.dtype:
+        a, b = both(a, b)
+    return torch.where(c, a, b)
+
+
+def to_int(x):
+    if not is_float(x):
+        return i(x)
+    return x.nan_to_num(0.0, 2.0**31 - 1, -(2.0**31)).clamp(-(2.0**31), 2.0**31 - 1).long()
+
+
+def to_float(x):
+    return f(x)
+
+
+def to_bool(x):
+    return x != 0
+
+
+def _function(name):
+    return lambda x: r(getattr(torch, name)(f(x)), approximate=True)
+
+
+exp, exp2, log, log2 = (_function(name) for name in ("exp", "exp2", "log", "log2"))
+sqrt, rsqrt, tanh, sigmoid = (_function(name) for name in ("sqrt", "rsqrt", "tanh", "sigmoid"))
+sin, cos, erf = (_function(name) for name in ("sin", "cos", "erf"))
+
+
+def floor(x):
+    return f(x).floor()
+
+
+def ceil(x):
+    return f(x).ceil()
+
+
+def look(tensor, *indices):
+    """A tensor at any ints, each held within its dimension."""
+    held = [torch.clamp(i(x), 0, n - 1) for x, n in zip(indices, tensor.shape, strict=True)]
+    return tensor[torch.broadcast_tensors(*held)]
+
+
+def look_end(tensor, *indices):
+    """As in FlexAttention: an index below 0 counts from the end."""
+    ends = [torch.where(x < 0, x + n, x) for x, n in zip(indices, tensor.shape, strict=True)]
+    return look(tensor, *ends)
+
+
+def vsum(x):
+    return r(f(x).sum(-1, keepdim=True), approximate=True)
+
+
+def vmean(x):
+    return r(f(x).mean(-1, keepdim=True), approximate=True)
+
+
+def vmax(x):
+    return f(x).amax(-1, keepdim=True)
+
+
+def rotate_half(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
+
+
+def rotate_pairs(x):
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def stored(x, dtype):
+    """A vector as a kernel may keep it between two products: in the type of its inputs."""
+    if Noise.places is None or dtype == torch.float32:
+        return r(x)
+    return x.to(dtype).double()
+
+
+def attention_of(request, functors, softmax, sm_scale, inputs, dtype):
+    """Output [heads, rows, dim] and log-sum-exp [heads, rows] of one request in float64.
+
+    Args:
+        request: dict of q [heads, rows, dim], k and v [kv_heads, keys, dim], their positions, and
+            `open`, bool [1 or heads, rows, keys]: what the format itself lets be seen.
+        functors: lists of functions by seat, in order of composition.
+        softmax, sm_scale, inputs, dtype: those of the case.
+    """
+    q, k, v = (request[name].double() for name in "qkv")
+    group, at = len(q) // max(len(k), 1), request["at"]
+    for name, seat in (("q", "query"), ("k", "key"), ("v", "value")):
+        for function in functors.get(f"{seat}_transform", ()):
+            x = {"q": q, "k": k, "v": v}[name]
+            x = f(function(x, at[seat], inputs)).expand(x.shape)
+            q, k, v = (x if name == n else old for n, old in (("q", q), ("k", k), ("v", v)))
+    if functors.get("query_transform"):
+        q = stored(q, dtype)
+    if functors.get("key_transform"):
+        k = stored(k, dtype)
+    if functors.get("value_transform"):
+        v = stored(v, dtype)
+    k, v = (x.repeat_interleave(group, 0) for x in (k, v))
+    s = q @ k.transpose(1, 2) * sm_scale
+    if Noise.places is not None:
+        reach = q.abs() @ k.transpose(1, 2).abs() * sm_scale
+        s = s + (moved(reach, Noise.places) - reach)
+    for function in functors.get("logits_transform", ()):
+        s = f(function(s, at["logits"], inputs)).expand(s.shape)
+    seen = request["open"].expand(s.shape)
+    for function in functors.get("logits_mask", ()):
+        seen = seen & function(at["logits"], inputs)
+    if softmax:
+        s = torch.where(seen, s, -torch.inf)
+        lse = torch.logsumexp(s, -1)
+        p = torch.where((lse > -torch.inf)[..., None], torch.exp(s - lse[..., None]), 0.0)
+    else:
+        p, lse = torch.where(seen, s, 0.0), torch.zeros(s.shape[:2], dtype=torch.float64)
+    if Noise.places is not None and dtype != torch.float32:
+        p = moved(p, 1, torch.finfo(dtype).eps / 2)
+    o = r(p @ v, approximate=True)
+    for function in functors.get("output_transform", ()):
+        o = f(function(o, {**at["output"], "lse": lse[..., None]}, inputs)).expand(o.shape)
+    return o, lse
+
+
+def language():
+    """The names that texts of the reference may use."""
+    return dict(globals())
