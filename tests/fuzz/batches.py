@@ -1,5 +1,7 @@
 """The tensors of one batch: in warploom's format, and as the reference sees them."""
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -7,7 +9,10 @@ import torch
 def draw_input(field, sizes, generator):
     """A tensor of a field, as it is given."""
     name, dtype = field["dtype"], getattr(torch, field["dtype"])
-    shape = [n if role is None else sizes[role] for n, role in zip(field["sizes"], field["roles"])]
+    shape = [
+        n if role is None else sizes[role]
+        for n, role in zip(field["sizes"], field["roles"], strict=False)
+    ]
     if name == "bool":
         return torch.rand(shape, generator=generator) < 0.6
     if dtype.is_floating_point:
@@ -71,7 +76,7 @@ class Batch:
         """Keys and values of a packed [token, head, dim] pair, one request after another."""
         ends = np.cumsum([0, *self.keys])
         self.logical = [
-            tuple(x[a:b].transpose(0, 1) for x in (k, v)) for a, b in zip(ends, ends[1:])
+            tuple(x[a:b].transpose(0, 1) for x in (k, v)) for a, b in itertools.pairwise(ends)
         ]
 
     def _ragged(self):
@@ -129,10 +134,12 @@ class Batch:
             used += own
         k, v = self.pool(page, len(prefix))
         self.logical = []
-        for table, n in zip(tables, self.keys):
+        for table, n in zip(tables, self.keys, strict=False):
             index = torch.from_numpy(table)
             self.logical.append(tuple(x[index].flatten(0, 1)[:n].transpose(0, 1) for x in (k, v)))
-        last = [n - max(c - 1, 0) * page if n else 1 for n, c in zip(self.keys, counts)]
+        last = [
+            n - max(c - 1, 0) * page if n else 1 for n, c in zip(self.keys, counts, strict=False)
+        ]
         joined = np.concatenate(tables).astype(np.int32) if tables else np.zeros(0, np.int32)
         self.positional = [self.indptr(self.rows), self.indptr(counts), joined,
                            np.array(last, np.int32)]  # fmt: skip
@@ -151,7 +158,7 @@ class Batch:
             [self.random.permutation(pages)[:budget] for _ in range(self.hk)] for _ in counts
         ]).astype(np.int32)  # fmt: skip
         self.logical = []
-        for entry, n in zip(table, self.keys):
+        for entry, n in zip(table, self.keys, strict=False):
             pairs = []
             for x in (k, v):
                 heads = [
@@ -160,7 +167,9 @@ class Batch:
                 ]
                 pairs.append(torch.stack(heads))
             self.logical.append(tuple(pairs))
-        last = [n - max(c - 1, 0) * page if n else 1 for n, c in zip(self.keys, counts)]
+        last = [
+            n - max(c - 1, 0) * page if n else 1 for n, c in zip(self.keys, counts, strict=False)
+        ]
         self.positional = [self.indptr(self.rows), torch.from_numpy(table).to(self.device),
                            np.array(counts, np.int32), np.array(last, np.int32)]  # fmt: skip
 
@@ -182,7 +191,7 @@ class Batch:
     def requests(self):
         """Each request for the reference: q, k, v, `open`, and `at` for each seat."""
         begin = 0
-        for b, ((rows, keys), (k, v)) in enumerate(zip(self.lengths, self.logical)):
+        for b, ((rows, _keys), (k, v)) in enumerate(zip(self.lengths, self.logical, strict=False)):
             q = self.q[begin : begin + rows].transpose(0, 1)
             first = 0 if self.spec["format"][0] == "dense" else begin
             yield {"q": q, "k": k, "v": v, "open": self.open[b], "at": self.at(b, first)}

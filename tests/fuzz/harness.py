@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import warploom as wl
-from fuzz.batches import Batch, draw_input, exact
+from fuzz.batches import Batch, draw_input, exact, gapped
 from fuzz.reference import attention_of, language, noise, num
 
 NOISES = ((4.0, 1), (4.0, 2), (16.0, 3))  # last places, seed
@@ -100,13 +100,15 @@ def expected(spec, batch, functors, inputs, noises=NOISES):
             moves = (found[0] - base[0]).abs().amax(-1), (found[1] - base[1]).abs()
             same = found[1] == base[1]
             moves = (moves[0], torch.where(same, 0.0, moves[1]))
-            spreads = tuple(torch.fmax(a, b.nan_to_num(torch.inf)) for a, b in zip(spreads, moves))
+            spreads = tuple(
+                torch.fmax(a, b.nan_to_num(torch.inf)) for a, b in zip(spreads, moves, strict=False)
+            )
         yield o.transpose(0, 1), lse.T, spreads[0].T, spreads[1].T
 
 
 def compare(spec, batch, got, parts):
     """Raise Mismatch where an element is further off than noise explains; else what was seen."""
-    o, lse, spread, spread_lse = (torch.cat(x) for x in zip(*parts))
+    o, lse, spread, spread_lse = (torch.cat(x) for x in zip(*parts, strict=False))
     size = o.abs().amax(-1) if o.numel() else torch.zeros(o.shape[:2])
     eps = torch.finfo(batch.dtype).eps
     seat = 2e-3 if spec["device"] != "cpu" else 0.0  # fast tanh of GPUs: 2^-11 of its value

@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 
-import warploom as wl
 from fuzz import harness
 from warploom import errors
 
@@ -24,7 +23,7 @@ def outcome(spec: dict[str, object]) -> dict[str, object]:
         raise
     except BaseException as error:
         name, text = type(error).__name__, traceback.format_exc()[-3000:]
-        refused = isinstance(error, wl.WarploomError) and not isinstance(error, OWN)
+        refused = isinstance(error, errors.WarploomError) and not isinstance(error, OWN)
         if refused and name != "PlanInvalid":
             return {"ok": True, "refused": name, "text": text}
         return {"ok": False, "kind": name, "text": text}
