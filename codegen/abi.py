@@ -43,7 +43,7 @@ _POINTERS = (
     ("const int*", "merges", "Merge records"),
     ("const int*", "indices", "blocks of keys, if the format is indexed"),
     ("float*", "partial_o", "[slot, row of tile, head_dim_v] partial outputs"),
-    ("float*", "partial_lse", "[slot, row of tile] partial log-sum-exp, base 2"),
+    ("float*", "partial_state", "[slot, row of tile, 2] largest logit, and sum relative to it"),
     ("unsigned*", "arrivals", "one counter per merge record; zero between launches"),
 )
 

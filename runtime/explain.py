@@ -253,6 +253,6 @@ def _memory(planned: Planned) -> dict[str, object]:
     size = planned.size
     return {
         "workspace": f"{size.total:,} B: plan {size.plan_bytes:,}, partial output "
-        f"{size.partial_o_bytes:,}, log-sum-exp {size.partial_lse_bytes:,}, "
+        f"{size.partial_o_bytes:,}, states {size.partial_state_bytes:,}, "
         f"counters {size.arrivals_bytes + size.votes_bytes:,}"
     }

@@ -348,7 +348,7 @@ class Planner:
         begin = self._workspace.address("plan")
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
-        for part in ("partial_o", "partial_lse", "arrivals"):
+        for part in ("partial_o", "partial_state", "arrivals"):
             if part not in room.offsets:
                 self._params.set(part, self._workspace.address(part))
 

@@ -119,7 +119,7 @@ class Workspace:
             self.streams.current()
 
     def address(self, part: str) -> int:
-        """Address of a part: plan, partial_o, partial_lse, arrivals or votes."""
+        """Address of a part: plan, partial_o, partial_state, arrivals or votes."""
         return self._memory.data_ptr() + self.size.offsets[part]
 
     @property

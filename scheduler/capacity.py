@@ -69,22 +69,22 @@ class WorkspaceSize:
     Attributes:
         plan_bytes: the packed plan.
         partial_o_bytes: float32 [max_slots, rows, head_dim_v].
-        partial_lse_bytes: float32 [max_slots, rows].
+        partial_state_bytes: float32 [max_slots, rows, 2], largest logit and sum.
         arrivals_bytes: uint32 [max_merges], zero between launches.
         votes_bytes: uint32 of a planner on the device, zero between launches.
     """
 
     plan_bytes: int
     partial_o_bytes: int
-    partial_lse_bytes: int
+    partial_state_bytes: int
     arrivals_bytes: int
     votes_bytes: int = 4
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Part name (plan, partial_o, partial_lse, arrivals, votes) -> first byte; total -> end."""
+        """Part name, as of the fields, -> first byte; total -> end."""
         offsets, end = {}, 0
-        for name in ("plan", "partial_o", "partial_lse", "arrivals", "votes"):
+        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes"):
             offsets[name] = end
             end += -(-getattr(self, f"{name}_bytes") // 256) * 256
         return offsets | {"total": end}
@@ -204,6 +204,6 @@ def workspace_size(
     return WorkspaceSize(
         plan_bytes=4 * room.total_ints,
         partial_o_bytes=4 * partial_rows * head_dim_v,
-        partial_lse_bytes=4 * partial_rows,
+        partial_state_bytes=8 * partial_rows,
         arrivals_bytes=4 * room.max_merges,
     )

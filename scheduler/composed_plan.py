@@ -101,7 +101,7 @@ class ComposedCapacity(Capacity):
         return WorkspaceSize(
             plan_bytes=4 * self.total_ints,
             partial_o_bytes=4 * self.max_slots * head_dim_v,
-            partial_lse_bytes=4 * self.max_slots,
+            partial_state_bytes=8 * self.max_slots,
             arrivals_bytes=0,  # they are a section of the plan
             votes_bytes=0,  # no device plans it
         )

@@ -59,7 +59,7 @@ struct Params {
   const int* merges;  // Merge records
   const int* indices;  // blocks of keys, if the format is indexed
   float* partial_o;  // [slot, row of tile, head_dim_v] partial outputs
-  float* partial_lse;  // [slot, row of tile] partial log-sum-exp, base 2
+  float* partial_state;  // [slot, row of tile, 2] largest logit, and sum relative to it
   unsigned* arrivals;  // one counter per merge record; zero between launches
   long long q_batch_stride;  // elements
   long long q_row_stride;  // elements

@@ -181,7 +181,7 @@ class CpuRun:
         )
         slot_rows = self.plan.num_slots * case.tile.rows
         self.partial_o = np.full((slot_rows, self.dim_v), np.nan, np.float32)
-        self.partial_lse = np.full(slot_rows, np.nan, np.float32)
+        self.partial_state = np.full(2 * slot_rows, np.nan, np.float32)
         self.arrivals = np.zeros(len(self.plan.merges), np.uint32)
 
     def _fill_params(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -199,7 +199,7 @@ class CpuRun:
             strides |= {f"{name}_block_stride": block, f"{name}_token_stride": x.stride(-3)}
             strides[f"{name}_head_stride"] = x.stride(-2)
         self.params.set_strides(tuple(strides[name] for name in STRIDES))
-        arrays = {"partial_o": self.partial_o, "partial_lse": self.partial_lse}
+        arrays = {"partial_o": self.partial_o, "partial_state": self.partial_state}
         self.kept = {**plan.sections(), **arrays, "arrivals": self.arrivals}
         for name, array in self.kept.items():
             self.params.set(name, array.ctypes.data)

@@ -28,15 +28,17 @@ def test_ties_and_maxima_of_far_logits(rows: int, keys: int, dtype: Any, variant
 
 
 @pytest.mark.parametrize("tile", [(64, 64, 4, 2, "hopper", 2), (128, 128, 8, 2, "hopper", 1)])
-def test_far_logits_of_kernels_for_hopper(emulator: Emulator, tile: Any) -> None:
+@pytest.mark.parametrize("keys", [300, 3000])  # by one CTA, and split
+def test_far_logits_of_kernels_for_hopper(emulator: Emulator, tile: Any, keys: int) -> None:
     torch.manual_seed(0)
-    q, k = (torch.randint(-2, 3, (n, 2, 64)).half() for n in (70, 300))
-    v = torch.randn(300, 2, 64).half()
+    q, k = (torch.randint(-2, 3, (n, 2, 64)).half() for n in (70, keys))
+    v = torch.randn(keys, 2, 64).half()
     wrapper = wl.AttentionWrapper(
         kv_format=wl.Ragged(), num_q_heads=2, head_dim=64, dtype="float16", device="cpu",
         tile=TileConfig(*tile), sm_scale=1e9,
     )  # fmt: skip
-    wrapper.plan([0, 70], [0, 300])
+    wrapper.plan([0, 70], [0, keys])
+    assert (len(wrapper.planned.plan.merges) > 0) == (keys > 300)
     logits = torch.einsum("rhd,khd->hrk", q.double(), k.double()) * 1e9
     expected = torch.einsum("hrk,khd->rhd", torch.softmax(logits, -1), v.double())
     out, lse = wrapper.run(q, (k, v), return_lse=True)

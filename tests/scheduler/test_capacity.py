@@ -118,7 +118,7 @@ def test_fixed_splits_are_counted_exactly(kit: Any, heads: int, group: int, keys
     size = workspace_size(Bounds.of(segments), head_dim_v=80, **case.numbers)
     assert size.plan_bytes == plan.pack(room).nbytes
     assert size.partial_o_bytes == 4 * plan.num_slots * 16 * 80
-    assert size.partial_lse_bytes == 4 * plan.num_slots * 16
+    assert size.partial_state_bytes == 8 * plan.num_slots * 16
     assert size.arrivals_bytes == 4 * len(plan.merges)
 
 
@@ -143,7 +143,9 @@ def test_sections_are_aligned_and_disjoint() -> None:
     assert (
         size.total
         == size.offsets["total"]
-        >= sum((size.plan_bytes, size.partial_o_bytes, size.partial_lse_bytes, size.arrivals_bytes))
+        >= sum(
+            (size.plan_bytes, size.partial_o_bytes, size.partial_state_bytes, size.arrivals_bytes)
+        )
     )
 
 

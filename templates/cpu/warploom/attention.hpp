@@ -257,14 +257,7 @@ class Attention {
       states.clear(begin, min_int(begin + S::kBlock, item_.rows));
     }
     for (int r = 0; r < item_.rows; ++r) {
-      states.lse[r] = 0.0f;
-      states.factor[r] = 1.0f;
-      if constexpr (Variant::kSoftmax) {
-        const float sum = sum_lanes(m_.running[r].sum)[0];
-        const float late = logit_scale<Variant>(item_.p.sm_scale).late;
-        states.lse[r] = m_.running[r].max[0] * late + __builtin_log2f(sum);
-        states.factor[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
-      }
+      states.set_state(r, m_.running[r].max[0], sum_lanes(m_.running[r].sum)[0]);
     }
     if (item_.work.slot < 0) {
       write_outputs(item_, states);

@@ -8,19 +8,28 @@
 
 namespace warploom {
 
-// Attention states of an item's rows: outputs, the factor that normalises them, and log-sum-exp in
-// base 2 (0 without softmax). Products may write rows up to a whole panel.
+// Attention states of an item's rows: outputs, the factor that normalises them, the largest logit
+// and the sum of probabilities relative to it. As one number, a log-sum-exp, the two could not be
+// kept: beside a logit of 1e9 it has no digits left for how many keys are as large. Products may
+// write rows up to a whole panel.
 template <class K>
 struct States {
   static constexpr int kDim = K::Config::kHeadDimV;
   static constexpr int kStride = round_up(kDim, kLanes);
   static constexpr int kRows = Item<K>::kPadded;
   alignas(64) float o[kRows * kStride];
-  alignas(64) float lse[kRows];
-  float factor[kRows];
+  alignas(64) float lse[kRows];  // natural, once results are final
+  float factor[kRows], largest[kRows], sum[kRows];
   Stage<K::Variant::kHasOutputTransform ? kDim : 1> stage;
 
   float* row(int r) { return o + r * kStride; }
+  // Takes in what softmax has found of a row.
+  void set_state(int r, float largest_logit, float sum_of_row) {
+    constexpr bool kSoftmax = K::Variant::kSoftmax;
+    largest[r] = largest_logit;
+    sum[r] = sum_of_row;
+    factor[r] = !kSoftmax ? 1.0f : sum_of_row == 0.0f ? 0.0f : 1.0f / sum_of_row;
+  }
   // A vector of outputs as they leave.
   Vec normalised(int r, int lane) { return load_vec(row(r) + lane) * factor[r]; }
   void clear(int begin, int end) {
@@ -46,7 +55,18 @@ WL_INLINE auto row_place(const Item<K>& item, int first) {
   }
 }
 
-// Replaces outputs by what output_transform makes of them; lse is natural here.
+// Natural log-sum-exp of each row; 0 without softmax.
+template <class K>
+void find_lse(const Item<K>& item, States<K>& states) {
+  const float late = logit_scale<typename K::Variant>(item.p.sm_scale).late;
+  for (int r = 0; r < item.rows; ++r) {
+    states.lse[r] = !K::Variant::kSoftmax
+                        ? 0.0f
+                        : states.largest[r] * (late * kLn2) + __builtin_log2f(states.sum[r]) * kLn2;
+  }
+}
+
+// Replaces outputs by what output_transform makes of them.
 template <class K>
 void transform_outputs(const Item<K>& item, States<K>& states) {
   using Seat = OutputSeat<typename K::Variant>;
@@ -66,7 +86,7 @@ template <class K>
 void write_outputs(const Item<K>& item, States<K>& states) {
   using Element = typename K::Config::Element;
   constexpr int kDim = States<K>::kDim;
-  for (int r = 0; r < item.rows; ++r) states.lse[r] *= kLn2;
+  find_lse(item, states);
   if constexpr (K::Variant::kHasOutputTransform) {
     for (int r = item.rows; r < Item<K>::kPadded; ++r) states.lse[r] = states.lse[item.rows - 1];
     states.normalise(item.rows);
@@ -98,7 +118,8 @@ void write_partials(const Item<K>& item, States<K>& states) {
       store_floats(item.p.partial_o + at * kDim + lane, states.normalised(r, lane),
                    min_int(kLanes, kDim - lane));
     }
-    item.p.partial_lse[at] = states.lse[r];
+    item.p.partial_state[2 * at] = states.largest[r];
+    item.p.partial_state[2 * at + 1] = states.sum[r];
   }
 }
 
@@ -109,10 +130,11 @@ void merge_row(const Item<K>& item, int count, const PartialRow& partial_row, in
                States<K>& states) {
   constexpr int kDim = States<K>::kDim;
   constexpr bool kSoftmax = K::Variant::kSoftmax;
-  const float* lse = item.p.partial_lse;
+  const float late = logit_scale<typename K::Variant>(item.p.sm_scale).late;
+  const float* state = item.p.partial_state;
   float max = -kInfinity;
   for (int i = 0; kSoftmax && i < count; ++i) {
-    const float other = lse[partial_row(i)];
+    const float other = state[2 * partial_row(i)];
     max = other > max ? other : max;
   }
   const float base = max == -kInfinity ? 0.0f : max;
@@ -121,13 +143,13 @@ void merge_row(const Item<K>& item, int count, const PartialRow& partial_row, in
   float sum = 0.0f;
   for (int i = 0; i < count; ++i) {
     const long long at = partial_row(i);
-    const float weight = kSoftmax ? exp2_vec(broadcast(lse[at] - base))[0] : 1.0f;
+    const Vec distance = broadcast((state[2 * at] - base) * late);
+    const float weight = kSoftmax ? state[2 * at + 1] * exp2_vec(distance)[0] : 1.0f;
     const float* part = item.p.partial_o + at * kDim;
     for (int lane = 0; lane < kDim; ++lane) o[lane] += weight * part[lane];
     sum += weight;
   }
-  states.factor[r] = !kSoftmax ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
-  states.lse[r] = kSoftmax ? max + __builtin_log2f(sum) : 0.0f;
+  states.set_state(r, max, sum);
 }
 
 // Counts this item in; the last of the tile's items merges and leaves the counter at zero.

@@ -6,6 +6,13 @@
 
 namespace warploom {
 
+// What softmax has found of a row: its largest logit, and the sum of probabilities relative to it.
+// As one number, a log-sum-exp, the two could not be kept: beside a logit of 1e9 it has no digits
+// left for how many keys are as large.
+struct SoftmaxState {
+  float largest, sum;
+};
+
 // What everyone must know of the item at hand.
 template <class K>
 struct alignas(16) ItemFacts {
@@ -121,8 +128,8 @@ struct Arena {
   WL_FN float* slab_row(int row) const {
     return reinterpret_cast<float*>(base + kSlabsAt) + row * kSlabStride;
   }
-  WL_FN float2& statistics(int row) const {
-    return reinterpret_cast<float2*>(base + kStatisticsAt)[row];
+  WL_FN SoftmaxState& statistics(int row) const {
+    return reinterpret_cast<SoftmaxState*>(base + kStatisticsAt)[row];
   }
   WL_FN Row<K>& row(int r) const { return reinterpret_cast<Row<K>*>(item())[r]; }
   WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(item() + kFactsAt); }

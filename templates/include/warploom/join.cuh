@@ -37,7 +37,7 @@ WL_FN void join_row(const Item<K>& item, const typename K::Join& join, bool exis
   using S = Sizes<K>;
   constexpr int kNumbers = S::kDimV / S::kBlock * kVector;
   const Row<K> row = item.row_of_unit(join.row, join.kv_head);
-  JoinedRow<K::Variant::kSoftmax, kNumbers> joined;
+  JoinedRow<K::Variant::kSoftmax, kNumbers> joined{softmax_factor<K>(item.p)};
 #pragma unroll 1
   for (int first = 0; first < join.count; first += kJoinBatch) {
     long long at[kJoinBatch];
@@ -46,22 +46,22 @@ WL_FN void join_row(const Item<K>& item, const typename K::Join& join, bool exis
       at[i] = __ldg(item.p.contributions + join.first + min(first + i, join.count - 1)) +
               join.row % kRowCode;
     }
-    float lse2[kJoinBatch];
+    SoftmaxState states[kJoinBatch];
     alignas(16) float parts[kJoinBatch][kNumbers];
 #pragma unroll
     for (int i = 0; i < kJoinBatch; ++i) {
-      lse2[i] = first + i < join.count ? __ldcg(item.p.partial_lse + at[i]) : -kInfinity;
+      states[i] = load_state(item, at[i], first + i < join.count);
     }
 #pragma unroll
     for (int i = 0; i < kJoinBatch; ++i) {
       load_panels(item, at[i], first + i < join.count, parts[i]);
     }
-    joined.join(lse2, parts);
+    joined.join(states, parts);
   }
   float* slab = item.arena.slab_row(threadIdx.x / S::kRowThreads);
   store_joined<K>(joined, slab);
   __syncwarp();
-  RowStore<K>::write_final(item, row, exists, slab, joined.lse2());
+  RowStore<K>::write_final(item, row, exists, slab, joined.state);
 }
 
 // Lets joins, and the first of what they join, come to L2 while CTAs wait: a line from each of them

@@ -31,34 +31,43 @@ WL_FN void load_partial(const Item<K>& item, long long row, int lane, bool exist
   *reinterpret_cast<float4*>(numbers) = exists ? __ldcg(from) : make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
+// Its state, or that of a part without keys.
+template <class K>
+WL_FN SoftmaxState load_state(const Item<K>& item, long long row, bool exists) {
+  if (!exists) return {-kInfinity, 0.0f};
+  const float2 state = __ldcg(partial_states(item) + row);
+  return {state.x, state.y};
+}
+
 // A row that partial results are joined to; each thread has some numbers of it.
 template <bool kSoftmax, int kNumbers>
 struct JoinedRow {
-  float largest = -kInfinity, sum = 0.0f;
+  float factor;  // of logits, to base 2
+  SoftmaxState state = {-kInfinity, 0.0f};
   float numbers[kNumbers] = {};
 
-  // Some results at once; the log-sum-exp (base 2) of those that do not exist is -inf.
+  // Some results at once. Each is normalised, and counts as much as its sum.
   template <int kCount>
-  WL_FN void join(const float (&lse2)[kCount], const float (&parts)[kCount][kNumbers]) {
-    float reference = largest;
+  WL_FN void join(const SoftmaxState (&states)[kCount], const float (&parts)[kCount][kNumbers]) {
+    float largest = state.largest;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) reference = max(reference, lse2[i]);
-    const float base = reference == -kInfinity ? 0.0f : reference;
-    const float old_weight = kSoftmax ? exp2(largest - base) : 1.0f;
-    largest = reference;
-    sum *= old_weight;
+    for (int i = 0; i < kCount; ++i) largest = max(largest, states[i].largest);
+    const float base = largest == -kInfinity ? 0.0f : largest;
+    const float old_weight = kSoftmax ? exp2((state.largest - base) * factor) : 1.0f;
+    state = {largest, state.sum * old_weight};
 #pragma unroll
     for (float& number : numbers) number *= old_weight;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float weight = kSoftmax ? exp2(lse2[i] - base) : 1.0f;  // NaN if the result is
-      sum += weight;
+      // NaN if the result is
+      const float weight =
+          kSoftmax ? states[i].sum * exp2((states[i].largest - base) * factor) : 1.0f;
+      state.sum += weight;
 #pragma unroll
       for (int n = 0; n < kNumbers; ++n) numbers[n] += parts[i][n] * weight;
     }
   }
-  WL_FN float scale() const { return kSoftmax ? row_scale(sum) : 1.0f; }
-  WL_FN float lse2() const { return kSoftmax ? row_lse(largest, sum, 1.0f) : 0.0f; }
+  WL_FN float scale() const { return kSoftmax ? row_scale(state.sum) : 1.0f; }
 };
 
 // The slots of a tile of one row, by a warp: eight of them (of wide heads four) on their way at a
@@ -68,24 +77,24 @@ WL_CALLED_FN void merge_row(Item<K> item, int first_slot, int num_slots) {
   using C = typename K::Config;
   constexpr int kLanes = 4 * kWarpSize, kVectors = (C::kHeadDimV + kLanes - 1) / kLanes;
   constexpr int kAtOnce = 8 / kVectors;
-  JoinedRow<K::Variant::kSoftmax, 4 * kVectors> joined;
+  JoinedRow<K::Variant::kSoftmax, 4 * kVectors> joined{softmax_factor<K>(item.p)};
   const int first_lane = threadIdx.x * 4;
 #pragma unroll 1
   for (int first = 0; first < num_slots; first += kAtOnce) {
-    float lse2[kAtOnce];
+    SoftmaxState states[kAtOnce];
     alignas(16) float parts[kAtOnce][4 * kVectors];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const bool exists = first + i < num_slots;
       const int slot = first_slot + min(first + i, num_slots - 1);
-      lse2[i] = exists ? __ldcg(item.p.partial_lse + slot) : -kInfinity;
+      states[i] = load_state(item, slot, exists);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const int lane = first_lane + v * kLanes;
         load_partial(item, slot, lane, exists && lane < C::kHeadDimV, parts[i] + 4 * v);
       }
     }
-    joined.join(lse2, parts);
+    joined.join(states, parts);
   }
   float* slab = item.arena.slab_row(0);
 #pragma unroll
@@ -99,7 +108,7 @@ WL_CALLED_FN void merge_row(Item<K> item, int first_slot, int num_slots) {
   }
   __syncwarp();
   RowStore<K>::write_final(item, item.row(0), threadIdx.x < Sizes<K>::kRowThreads, slab,
-                           joined.lse2());
+                           joined.state);
 }
 
 // Puts this thread's numbers of a joined row, eight of each panel, into a slab row.
@@ -141,19 +150,19 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {
     const bool exists = first + thread_row < item.facts().rows;
     const int row = exists ? first + thread_row : 0;
-    JoinedRow<K::Variant::kSoftmax, kNumbers> joined;
+    JoinedRow<K::Variant::kSoftmax, kNumbers> joined{softmax_factor<K>(item.p)};
 #pragma unroll 4
     for (int i = 0; i < num_slots; ++i) {
       const long long slot_row = static_cast<long long>(first_slot + i) * C::kRows + row;
-      const float lse2[] = {__ldcg(item.p.partial_lse + slot_row)};
+      const SoftmaxState states[] = {load_state(item, slot_row, true)};
       alignas(16) float part[1][kNumbers];
       load_panels(item, slot_row, true, part[0]);
-      joined.join(lse2, part);
+      joined.join(states, part);
     }
     __syncwarp();  // the slab row may still be read for the row before
     store_joined<K>(joined, slab);
     __syncwarp();
-    RowStore<K>::write_final(item, item.row(row), exists, slab, joined.lse2());
+    RowStore<K>::write_final(item, item.row(row), exists, slab, joined.state);
   }
 }
 

@@ -14,6 +14,12 @@ struct OutputRow : LaneByLane<OutputRow> {
   WL_FN float operator()(int lane) const { return values[lane]; }
 };
 
+// Of each row of each slot: its largest logit and its sum.
+template <class K>
+WL_FN float2* partial_states(const Item<K>& item) {
+  return reinterpret_cast<float2*>(item.p.partial_state);
+}
+
 // The threads of a row of the output, and what they do together. A warp must call these as a whole;
 // `exists` says whether this thread's row does.
 template <class K>
@@ -29,8 +35,8 @@ struct RowStore {
   // Writes a row of final values; `values` are its C::kHeadDimV floats in shared memory. An absent
   // row has a place too, since what functors load for it must exist.
   WL_FN static void write_final(const Item<K>& item, const Row<K>& row, bool exists,
-                                const float* values, float lse2) {
-    const OutputPlace<Row<K>> at{row, lse2 * kLn2};
+                                const float* values, const SoftmaxState& state) {
+    const OutputPlace<Row<K>> at{row, row_lse<K>(state, softmax_factor<K>(item.p))};
     OutputRow x{values};
     float r[OutputSeat<K>::kReductions + 1];
     if constexpr (K::Variant::kHasOutputTransform) {
@@ -53,8 +59,8 @@ struct RowStore {
         if constexpr (K::Variant::kHasOutputTransform) {
           using Seat = OutputSeat<K>;
           const auto of_row = Seat::own_tile_state(item, at);
-          const auto state = Seat::own_lane_state(item, at, of_row, lane + i);
-          value = Seat::value(item, at, state, lane + i, x, r);
+          const auto of_lane = Seat::own_lane_state(item, at, of_row, lane + i);
+          value = Seat::value(item, at, of_lane, lane + i, x, r);
         }
         rounded[i] = from_float<Element>(value);
       }
@@ -67,7 +73,7 @@ struct RowStore {
 
   // Writes a row of a partial result to the item's slot.
   WL_FN static void write_partial(const Item<K>& item, int row, bool exists, const float* values,
-                                  float lse2) {
+                                  const SoftmaxState& state) {
     if (!exists) return;
     // Composed plans count rows, not slots.
     const long long slot_row =
@@ -81,15 +87,15 @@ struct RowStore {
             *reinterpret_cast<const float4*>(values + lane + i);
       }
     }
-    if (first_lane() == 0) item.p.partial_lse[slot_row] = lse2;
+    if (first_lane() == 0) partial_states(item)[slot_row] = make_float2(state.largest, state.sum);
   }
 
   WL_FN static void write(const Item<K>& item, int row, bool exists, const float* values,
-                          float lse2) {
+                          const SoftmaxState& state) {
     if (item.facts().slot < 0) {
-      write_final(item, item.row(row), exists, values, lse2);
+      write_final(item, item.row(row), exists, values, state);
     } else {
-      write_partial(item, row, exists, values, lse2);
+      write_partial(item, row, exists, values, state);
     }
   }
 };
@@ -137,46 +143,47 @@ WL_FN void write_rows(const Item<K>& item, const Softmax<K>& softmax,
     store_block<K>(item, slab, output[m], kSoftmax ? row_scale(sum[0]) : 1.0f,
                    kSoftmax ? row_scale(sum[1]) : 1.0f);
     if (lane % 4 == 0) {
-      const float* largest = softmax.largest + 2 * m;
-      item.arena.statistics(slab + lane / 4).x = row_lse(largest[0], sum[0], softmax.factor);
-      item.arena.statistics(slab + lane / 4 + 8).x = row_lse(largest[1], sum[1], softmax.factor);
+      item.arena.statistics(slab + lane / 4) = softmax_state(softmax, 2 * m);
+      item.arena.statistics(slab + lane / 4 + 8) = softmax_state(softmax, 2 * m + 1);
     }
     __syncwarp();
     constexpr int kRowThreads = Sizes<K>::kRowThreads;
     for (int r = lane / kRowThreads; r < 16; r += kWarpSize / kRowThreads) {
       const int row = WarpMma<K>::block_row(m) + r;
       RowStore<K>::write(item, row, row < item.facts().rows, item.arena.slab_row(slab + r),
-                         kSoftmax ? item.arena.statistics(slab + r).x : 0.0f);
+                         item.arena.statistics(slab + r));
     }
     __syncwarp();
   }
 }
 
 // All warps have the same rows and different keys: what the result of each counts in a row, of
-// which warp w has its part at slab row w * kStep + row. Returns the row's log-sum-exp in base 2.
+// which warp w has its part at slab row w * kStep + row. Returns the state of the whole row.
 template <int kStep, class K>
-WL_FN float warp_weights(const Item<K>& item, int row, float factor,
-                         float (&weight)[K::Config::kWarps]) {
+WL_FN SoftmaxState warp_weights(const Item<K>& item, int row, float factor,
+                                float (&weight)[K::Config::kWarps]) {
   constexpr int kWarps = K::Config::kWarps;
   if constexpr (!K::Variant::kSoftmax) {
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) weight[w] = 1.0f;
-    return 0.0f;
+    return {0.0f, 1.0f};
   }
   float largest = -kInfinity, sum = 0.0f;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) largest = max(largest, item.arena.statistics(kStep * w + row).x);
+  for (int w = 0; w < kWarps; ++w) {
+    largest = max(largest, item.arena.statistics(kStep * w + row).largest);
+  }
   const float reference = largest == -kInfinity ? 0.0f : largest;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    const float2 part = item.arena.statistics(kStep * w + row);
-    weight[w] = exp2((part.x - reference) * factor);
-    sum += weight[w] * part.y;
+    const SoftmaxState part = item.arena.statistics(kStep * w + row);
+    weight[w] = exp2((part.largest - reference) * factor);
+    sum += weight[w] * part.sum;
   }
   const float scale = row_scale(sum);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) weight[w] *= scale;
-  return row_lse(largest, sum, factor);
+  return {largest, sum};
 }
 
 // Adds four numbers of a slab, weighted.
@@ -195,8 +202,8 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
   const unsigned slab = 16 * (threadIdx.x / kWarpSize);
   store_block<K>(item, slab, output[0], 1.0f, 1.0f);
   if (lane % 4 == 0) {
-    item.arena.statistics(slab + lane / 4) = make_float2(softmax.largest[0], softmax.sum[0]);
-    item.arena.statistics(slab + lane / 4 + 8) = make_float2(softmax.largest[1], softmax.sum[1]);
+    item.arena.statistics(slab + lane / 4) = softmax_state(softmax, 0);
+    item.arena.statistics(slab + lane / 4 + 8) = softmax_state(softmax, 1);
   }
   item.arena.sync();
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
@@ -206,7 +213,7 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
     if (row >= K::Config::kRows) break;
     const bool exists = row < item.facts().rows;
     float weight[kWarps];
-    const float lse2 = warp_weights<16>(item, row, softmax.factor, weight);
+    const SoftmaxState state = warp_weights<16>(item, row, softmax.factor, weight);
     __syncwarp();
 #pragma unroll
     for (int l = RowStore<K>::first_lane(); l < S::kDimV; l += S::kBlock) {
@@ -220,7 +227,7 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
       }
     }
     __syncwarp();
-    RowStore<K>::write(item, row, exists, item.arena.slab_row(row), lse2);
+    RowStore<K>::write(item, row, exists, item.arena.slab_row(row), state);
   }
 }
 

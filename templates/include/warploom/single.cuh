@@ -42,8 +42,8 @@ struct Arena<K, 1> {
   WL_FN float* slab_row(int row) const {
     return reinterpret_cast<float*>(base + kSlabsAt) + row * kSlabStride;
   }
-  WL_FN float2& statistics(int row) const {
-    return reinterpret_cast<float2*>(base + kStatisticsAt)[row];
+  WL_FN SoftmaxState& statistics(int row) const {
+    return reinterpret_cast<SoftmaxState*>(base + kStatisticsAt)[row];
   }
   WL_FN Row<K>& row(int /*r*/) const { return *reinterpret_cast<Row<K>*>(item()); }
   WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(item() + kFactsAt); }
@@ -191,7 +191,7 @@ class SingleRow {
     __syncthreads();
     if (warp > 0) return;
     float weight[C::kWarps];
-    const float lse2 = warp_weights<1>(item_, 0, softmax_.factor, weight);
+    const SoftmaxState state = warp_weights<1>(item_, 0, softmax_.factor, weight);
     for (unsigned at = lane * 4; at < C::kHeadDimV; at += kWarpSize * 4) {
       float4 joined = {};
 #pragma unroll
@@ -199,7 +199,7 @@ class SingleRow {
       *reinterpret_cast<float4*>(item_.arena.slab_row(0) + at) = joined;
     }
     __syncwarp();
-    RowStore<K>::write(item_, 0, lane < S::kRowThreads, item_.arena.slab_row(0), lse2);
+    RowStore<K>::write(item_, 0, lane < S::kRowThreads, item_.arena.slab_row(0), state);
   }
 
  private:
@@ -355,7 +355,7 @@ class SingleRow {
       for (float& x : output_) x += __shfl_xor_sync(kAllLanes, x, distance);
     }
     const unsigned lane = threadIdx.x % kWarpSize;
-    if (lane == 0) item_.arena.statistics(warp) = make_float2(softmax_.largest, softmax_.sum);
+    if (lane == 0) item_.arena.statistics(warp) = {softmax_.largest, softmax_.sum};
     if (lane >= Values::kLanes || !Values::in_row()) return;
     float* to = item_.arena.slab_row(warp) + Values::column();
 #pragma unroll

@@ -131,9 +131,18 @@ struct Softmax : Shifts<K> {
   float reference_[kRows];  // largest * factor, rounded up, or 0 while that is -inf or far
 };
 
-// Base-2 log-sum-exp of a row; -inf if nothing was visible. A sum that is no number stays one.
-WL_FN float row_lse(float largest, float sum, float factor) {
-  return sum == 0.0f ? -kInfinity : largest * factor + log2(sum);
+template <class K>
+WL_FN SoftmaxState softmax_state(const Softmax<K>& softmax, int r) {
+  return K::Variant::kSoftmax ? SoftmaxState{softmax.largest[r], softmax.sum[r]}
+                              : SoftmaxState{0.0f, 1.0f};
+}
+// Natural log-sum-exp; -inf if nothing was visible, 0 without softmax. A sum that is no number
+// stays one.
+template <class K>
+WL_FN float row_lse(const SoftmaxState& state, float factor) {
+  if constexpr (!K::Variant::kSoftmax) return 0.0f;
+  if (state.sum == 0.0f) return -kInfinity;
+  return state.largest * (factor * kLn2) + log2(state.sum) * kLn2;
 }
 WL_FN float row_scale(float sum) { return sum == 0.0f ? 0.0f : reciprocal(sum); }
 

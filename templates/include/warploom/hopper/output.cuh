@@ -101,7 +101,7 @@ class OutputWriter {
       const int row = ThreadRows<K>::row(half);
       if (row >= item.facts().rows || Mma::lane() % 4 != 0) continue;
       item.p.lse[item.lse_offset(item.row(row))] =
-          lse_in_base_2(softmax, half) * kLn2 * item.p.lse_scale;
+          row_lse<K>(softmax_state(softmax, half), softmax.factor) * item.p.lse_scale;
     }
   }
 
@@ -123,12 +123,14 @@ class OutputWriter {
         }
       }
       const int slab_row = lane / S::kRowThreads;
-      const float lse2 =
-          __shfl_sync(kAllLanes, lse_in_base_2(softmax, half), 4 * (first + slab_row));
+      const SoftmaxState own = softmax_state(softmax, half);
+      const int owner = 4 * (first + slab_row);
+      const SoftmaxState state{__shfl_sync(kAllLanes, own.largest, owner),
+                               __shfl_sync(kAllLanes, own.sum, owner)};
       __syncwarp();
       const int row = Mma::block_row(0) + pass * kSlabRows + slab_row;
       RowStore<K>::write(item, row, row < item.facts().rows,
-                         item.arena.slab_row(first_slab_row() + slab_row), lse2);
+                         item.arena.slab_row(first_slab_row() + slab_row), state);
       __syncwarp();
     }
   }
@@ -137,10 +139,6 @@ class OutputWriter {
     return Variant::kSoftmax ? row_scale(softmax.sum[half]) : 1.0f;
   }
   WL_FN static int first_slab_row() { return threadIdx.x / kWarpSize * kSlabRows; }
-  WL_FN static float lse_in_base_2(const Softmax<K>& softmax, int half) {
-    return Variant::kSoftmax ? row_lse(softmax.largest[half], softmax.sum[half], softmax.factor)
-                             : 0.0f;
-  }
 };
 
 }  // namespace warploom::hopper
