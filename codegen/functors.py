@@ -322,7 +322,7 @@ def _reads_vector(root: Node) -> bool:
 def _value_scale(factors: tuple[Node, ...], tensors: Mapping[str, TensorField]) -> str:
     block = Block(tensors)
     block.finish(f"return {' * '.join(f'({text})' for text in block.compute(factors))};")
-    signature = "float value_scale(const Params& p, const TileInfo& tile, int kv_pos)"
+    signature = "float value_scale(const Params& p, const TileInfo& tile, int kv_pos, int head_dim)"
     flag = "  static constexpr bool kScalesValues = true;\n"
     return flag + _function(signature, block)
 

@@ -199,7 +199,9 @@ struct IdentityVariant {
 
   // Where value() only multiplies the vector by a number: that number.
   static constexpr bool kScalesValues = false;
-  WL_FN static float value_scale(const Params&, const TileInfo&, int /*kv_pos*/) { return 1.0f; }
+  WL_FN static float value_scale(const Params&, const TileInfo&, int /*kv_pos*/, int /*head_dim*/) {
+    return 1.0f;
+  }
 
   template <int I, class X>
   WL_FN static float query_reduce(const Params&, const TileInfo&, const RowInfo&, int /*lane*/,

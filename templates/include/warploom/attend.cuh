@@ -35,7 +35,8 @@ WL_FN void transform_staged(const Item<K>& item, const KeyPipeline<K>& pipeline)
 // What a key's value is multiplied with, at its weight instead. 0 * NaN is not 0.
 template <class K>
 WL_FN float value_scale(const Item<K>& item, const Columns<K>& columns, int key) {
-  const float scale = K::Variant::value_scale(item.p, item.tile(), columns.kv_pos(key));
+  const float scale =
+      K::Variant::value_scale(item.p, item.tile(), columns.kv_pos(key), K::Config::kHeadDimV);
   return columns.exists(key) ? scale : 0.0f;
 }
 

@@ -268,7 +268,9 @@ class SingleRow {
     using Element = typename C::Element;
     Element* staged = item_.arena.query();
     if (threadIdx.x < kWarpSize) {
-      for (int at = threadIdx.x * kVector; at < C::kHeadDimQk; at += kWarpSize * kVector) {
+      static_assert(C::kHeadDimQk <= kWarpSize * kVector,
+                    "a vector for each lane is the whole row");
+      if (const int at = threadIdx.x * kVector; at < C::kHeadDimQk) {
         *reinterpret_cast<uint4*>(staged + at) = *reinterpret_cast<const uint4*>(row + at);
       }
       __syncwarp();
@@ -330,7 +332,7 @@ class SingleRow {
       weight = softmax_.probability(logit);
     }
     if constexpr (Variant::kScalesValues) {
-      const float scale = Variant::value_scale(item_.p, item_.tile(), kv_pos(tile));
+      const float scale = Variant::value_scale(item_.p, item_.tile(), kv_pos(tile), C::kHeadDimV);
       weight *= exists(tile) ? scale : 0.0f;
     }
     return weight;
