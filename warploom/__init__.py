@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from warploom.runtime.compose import compose as compose
     from warploom.runtime.draw import draw_mask as draw_mask
     from warploom.runtime.huggingface import register_huggingface as register_huggingface
+    from warploom.runtime.merge import merge_state as merge_state
+    from warploom.runtime.merge import merge_states as merge_states
     from warploom.runtime.selection import PageSelectionWrapper as PageSelectionWrapper
     from warploom.runtime.wrapper import AttentionWrapper as AttentionWrapper
     from warploom.scheduler.bounds import Bounds as Bounds
@@ -161,6 +163,8 @@ _HOME = {
     "reference_batch": "warploom.dsl.reference",
     "Variant": "warploom.dsl.variant",
     "register_huggingface": "warploom.runtime.huggingface",
+    "merge_state": "warploom.runtime.merge",
+    "merge_states": "warploom.runtime.merge",
     "block_rows": "warploom.runtime.blocks",
     "Level": "warploom.runtime.compose",
     "Part": "warploom.runtime.compose",
