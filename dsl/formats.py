@@ -60,7 +60,19 @@ class KVFormat:
 
 @dataclass(frozen=True)
 class Dense(KVFormat):
-    """[batch, token, head, dim] tensors, one sequence each."""
+    """[batch, token, head, dim] tensors, one sequence each.
+
+    Attributes:
+        shared: keys and values are of one sequence, [1, token, head, dim], that all requests read;
+            how many of its tokens count is each request's own. Nothing is copied.
+    """
+
+    shared: bool = field(default=False, kw_only=True, repr=False)  # kernels are the same
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.shared, bool):
+            raise BadFormat(what=f"shared={self.shared!r}", expected="shared=True or shared=False")
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,11 @@ class Geometry:
         return isinstance(self.kv_format, Dense)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether all requests read one dense sequence of keys."""
+        return isinstance(self.kv_format, Dense) and self.kv_format.shared
+
+    @property
     def q_axes(self) -> tuple[str, ...]:
         """Names of the axes of q and out; those of lse are the same without `dim`."""
         if not self.is_dense:
@@ -162,6 +167,8 @@ def _checked_key_value(
     dim = geometry.head_dim_qk if name == "k" else geometry.head_dim_v
     exact = {"head": geometry.num_kv_heads, "dim": dim}
     least = {"token": batch.kv_extent, "block": batch.num_requests}
+    if geometry.is_shared:
+        exact["block"] = 1
     if isinstance(geometry.kv_format, Paged):
         exact["token"] = geometry.kv_format.page_size
         least = {"block": 0}

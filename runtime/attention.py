@@ -115,7 +115,8 @@ def attention(
     Args:
         q: [batch, rows, q_heads, head_dim], or [batch, q_heads, rows, head_dim] in layout HND.
         k: [batch, keys, kv_heads, head_dim], or with tokens and heads swapped; in q's dtype, or in
-            float8_e4m3fn, float8_e5m2 or int8, as v.
+            float8_e4m3fn, float8_e5m2 or int8, as v. Of a batch of 1, all entries of q read the
+            same keys and values, which are not copied.
         v: [batch, keys, kv_heads, head_dim_v], likewise.
         variant: the functors; None is plain attention over all keys.
         sm_scale: factor of q.k; 1/sqrt(head_dim) by default.
@@ -183,7 +184,17 @@ def _attend(
     as_given = {**given.inputs(), **inputs}
     values = values_of(as_given, traced, inputs, q.device)
     kv_dtype = k.dtype if k.dtype in _NARROW else None
-    kind = (runs, layout, sizes.of_kernel, q.dtype, kv_dtype, q.device, sm_scale, lse_base)
+    kind = (
+        runs,
+        layout,
+        sizes.shared,
+        sizes.of_kernel,
+        q.dtype,
+        kv_dtype,
+        q.device,
+        sm_scale,
+        lse_base,
+    )
     counted = None if kv_lens is None else checked_lens(kv_lens, sizes)
     if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
         return _nothing(q, sizes, return_lse)
@@ -193,7 +204,7 @@ def _attend(
         refuse_missing(traced, values)
         return _Unbound(
             given,
-            kv_format=Dense(layout=layout),
+            kv_format=Dense(layout=layout, shared=sizes.shared),
             num_q_heads=sizes.q_heads,
             num_kv_heads=sizes.kv_heads,
             head_dim=sizes.dim_qk,

@@ -87,7 +87,7 @@ def _batch(
     kv = indptr(kv_indptr, "kv_indptr", entries=len(qo))
     if isinstance(kv_format, Paged):
         return _paged(qo, kv, kv_indices, last_page_len, kv_format.page_size)
-    return _dense(qo, kv) if isinstance(kv_format, Dense) else _ragged(qo, kv)
+    return _dense(qo, kv, kv_format.shared) if isinstance(kv_format, Dense) else _ragged(qo, kv)
 
 
 def _instead(kv_format: KVFormat, name: str) -> str:
@@ -134,7 +134,7 @@ def segments_of(qo: np.ndarray, kv_lens: np.ndarray) -> np.ndarray:
     return segments
 
 
-def _dense(qo: np.ndarray, kv: np.ndarray) -> Batch:
+def _dense(qo: np.ndarray, kv: np.ndarray, shared: bool) -> Batch:
     q_lens, kv_lens = np.diff(qo), np.diff(kv)
     rows = int(q_lens.max(initial=0))
     uneven = np.flatnonzero(q_lens != rows)
@@ -148,7 +148,7 @@ def _dense(qo: np.ndarray, kv: np.ndarray) -> Batch:
         )
     segments = segments_of(qo, kv_lens)
     segments["q_row"] = 0
-    segments["kv_block"] = segments["batch"]
+    segments["kv_block"] = 0 if shared else segments["batch"]
     return Batch(segments, _NO_INDICES, q_lens, kv_lens, rows, int(kv_lens.max(initial=0)))
 
 

@@ -62,7 +62,8 @@ class Site:
 class NativePlanner:
     """Native planners of one wrapper, made when first needed.
 
-    Batches are those of dense, ragged or paged storage that are dealt evenly; others plan in NumPy.
+    Batches are those of dense, ragged or paged storage that are dealt evenly; others plan in NumPy,
+    and so do those of one shared sequence.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class NativePlanner:
         self._heads = heads
         self._device = device
         self._host: HostPlanner | None = None
-        self._has_host = isinstance(kv_format, (Dense, Ragged, Paged))
+        is_shared = isinstance(kv_format, Dense) and kv_format.shared
+        self._has_host = isinstance(kv_format, (Dense, Ragged, Paged)) and not is_shared
         # All of them stay: a CUDA graph may replay any.
         self._on_device: dict[PlanSize, DevicePlanner] = {}
         self._written: Site | None = None  # to the parameters of the host's

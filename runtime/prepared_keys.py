@@ -70,6 +70,8 @@ def obstacle_to_preparing(
     if type(spec.kv_format) not in (Dense, Ragged):
         kind = type(spec.kv_format).__name__
         return f"keys of the format {kind} lie in blocks, of which requests may share some"
+    if isinstance(spec.kv_format, Dense) and spec.kv_format.shared:
+        return "requests share their keys, which a transform may read differently for each"
     if spec.is_narrow:
         return "keys and values of 8 bits are read alike, and transformed keys have 16"
     if cuda_graph:

@@ -28,6 +28,7 @@ class Sizes:
     kv_heads: int
     dim_qk: int
     dim_v: int
+    shared: bool  # all entries read one sequence of keys
 
     @classmethod
     def of(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Sizes:
@@ -42,8 +43,9 @@ class Sizes:
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.dim() != 4:
                 raise WrongShape(name=name, got=tuple(x.shape), expected=f"4 dimensions, {layout}")
-        if k.shape[0] != q.shape[0]:
-            raise WrongShape(name="k", got=tuple(k.shape), expected=f"batch {q.shape[0]}, as q")
+        if k.shape[0] not in (1, q.shape[0]):
+            expected = f"batch {q.shape[0]}, as q" + (", or 1" if q.shape[0] != 1 else "")
+            raise WrongShape(name="k", got=tuple(k.shape), expected=expected)
         if k.shape[3] != q.shape[3]:
             expected = f"head dimension {q.shape[3]}, as q"
             raise WrongShape(name="k", got=tuple(k.shape), expected=expected)
@@ -59,6 +61,7 @@ class Sizes:
             kv_heads=k.shape[head],
             dim_qk=q.shape[3],
             dim_v=v.shape[3],
+            shared=k.shape[0] != q.shape[0],
         )
 
     @property
@@ -91,7 +94,7 @@ class Sizes:
         if q.dtype not in _COMPUTED:  # the wrapper's own error says more
             return
         geometry = Geometry(
-            Dense(layout=layout),
+            Dense(layout=layout, shared=self.shared),
             self.q_heads,
             self.kv_heads,
             self.dim_qk,

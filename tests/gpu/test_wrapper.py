@@ -316,3 +316,14 @@ def test_what_is_no_number_shows(cuda: Any, rows: int, heads: int, spoilt: str) 
     assert torch.equal(out.isnan().all(-1), expected)
     assert torch.equal(out.isnan().any(-1), expected)
     assert torch.equal(lse.isnan(), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 40, 300])
+def test_entries_share_keys_of_a_batch_of_one(cuda: Any, rows: int) -> None:
+    """Decode, and prefill with tensor copies; the tables say which entry is meant, so no copy."""
+    q = torch.randn(3, rows, 8, 128, device=cuda, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 300, 2, 128, device=cuda, dtype=torch.bfloat16)
+    for variant in (wl.Causal(), wl.Causal() & wl.Rope()):
+        shared = wl.attention(q, k, v, variant=variant, kv_lens=[300, 7, 256])
+        copied = (x.expand(3, -1, -1, -1).contiguous() for x in (k, v))
+        close(shared, wl.attention(q, *copied, variant=variant, kv_lens=[300, 7, 256]))

@@ -333,7 +333,7 @@ D = torch.zeros(2, 3, 4, 64)
     ("q", "k", "v", "options", "error", "text"),
     [
         (D[0], D, D, {}, errors.WrongShape, "4 dimensions"),
-        (D, D[:1], D[:1], {}, errors.WrongShape, "batch 2, as q"),
+        (D[:1], D, D, {}, errors.WrongShape, "batch 1, as q"),
         (D, D, D[:, :2], {}, errors.WrongShape, "before the head dimension, as k"),
         (D, D, D, {"layout": "NDH"}, errors.ArgumentError, "neither 'NHD' nor 'HND'"),
         (D, D, D, {"kv_lens": [3]}, errors.WrongShape, "kv_lens has shape"),
