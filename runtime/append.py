@@ -42,6 +42,7 @@ from warploom.runtime.append_args import (
     check_sources_apart,
     check_tensors,
     index_arrays,
+    reachable_rows,
 )
 from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.cpu import CpuKernel
@@ -180,7 +181,8 @@ class Appender:
             **inputs: values of the fields that the transforms read.
 
         Raises:
-            WrongDType, WrongDevice, WrongShape, WrongStride: a wrong tensor.
+            WrongDType, WrongDevice, WrongShape: a wrong tensor.
+            WrongStride: a cache that kernels cannot write to where it lies; k and v are copied.
             BadIndptr, BadLength, IndexOutOfRange: a wrong index array on the host.
             UnknownInput, MissingInput: a wrong input.
             ArgumentError: caches that cannot be written, that share memory, or that hold k or v.
@@ -214,8 +216,12 @@ class Appender:
             *(address & 15 for address in addresses),
         )
         if seen != self._seen:  # the same shapes again cost a comparison
+            strides = check_tensors(self.spec, self._geometry, *tensors)
+            if (copies := reachable_rows(*tensors[:2])) is not None:
+                self._append((*copies, *tensors[2:]), given, inputs)
+                return
             self._seen = None
-            self._write_strides(*check_tensors(self.spec, self._geometry, *tensors))
+            self._write_strides(*strides)
             self._seen, self._spans = seen, [byte_span(x) for x in tensors]
             self._apart = None
         check_sources_apart(addresses, self._spans)

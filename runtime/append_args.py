@@ -24,9 +24,11 @@ from warploom.runtime.args import Geometry, byte_range, check_writable, overlap
 from warploom.runtime.formats import make_batch
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.plain import refuse_freed
+from warploom.runtime.strides import obstacle, reachable
 from warploom.runtime.tensors import as_torch, byte_span
 from warploom.scheduler.bounds import INT32_MAX
 
+_VECTOR = 8  # elements, on a GPU
 _ROW_AXES = ("row", "head", "dim")
 _TABLES = ("indptr", "kv_indptr", "kv_indices", "last_page_len")
 
@@ -42,7 +44,8 @@ def check_tensors(
     """Check shapes, types and strides; returns the strides in the order of STRIDES.
 
     Raises:
-        WrongDType, WrongDevice, WrongShape, WrongStride: a wrong tensor.
+        WrongDType, WrongDevice, WrongShape: a wrong tensor.
+        WrongStride: of a cache; new vectors may lie anyhow.
     """
     rows = len(k) if k.dim() else 0
     order = ("token", "head") if geometry.kv_format.layout == "NHD" else ("head", "token")
@@ -65,6 +68,23 @@ def check_tensors(
         most = INT32_MAX // geometry.num_kv_heads
         raise WrongShape(name="k", got=tuple(k.shape), expected=f"at most {most} rows at a time")
     return tuple(found)
+
+
+def reachable_rows(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """New keys and values with copies of those that the kernel cannot reach; None if it can."""
+    found = {name: obstacle(x, _vector_bytes(x)) for name, x in (("k", k), ("v", v))}
+    if not any(found.values()):
+        return None
+    copy_k, copy_v = (
+        x if (each := found[name]) is None else reachable(x, name, each)
+        for name, x in (("k", k), ("v", v))
+    )
+    return copy_k, copy_v
+
+
+def _vector_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a kernel reads or writes at a time."""
+    return _VECTOR * tensor.element_size() if tensor.is_cuda else 1
 
 
 def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
@@ -153,16 +173,8 @@ def _check_one(
     if wrong:
         raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{shown}]")
     refuse_freed(tensor, name, byte_span(tensor))
-    if tensor.numel() == 0:
-        return
-    strides, step = tensor.stride(), 8 if device.type == "cuda" else 1
-    sized = zip(strides[:-1], tensor.shape[:-1], strict=True)
-    if strides[-1] != 1 or any(s % step for s, size in sized if size > 1):
-        raise WrongStride(
-            name=name, got=strides, expected=f"the last must be 1, others multiples of {step}"
-        )
-    if step > 1 and tensor.data_ptr() % (8 * tensor.element_size()):
-        raise WrongStride(name=name, got=strides, expected="it must begin at a whole vector")
+    if axes is not _ROW_AXES and (found := obstacle(tensor, _vector_bytes(tensor))):
+        raise WrongStride(name=name, got=tensor.stride(), expected=found.reason)
 
 
 def index_arrays(

@@ -128,7 +128,6 @@ def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
         elif not geometry.is_dense and tuple(q.shape[1:]) == expected[1:]:
             text += f"; {expected[0]} is {_rows_from(batch)}"
         raise WrongShape(name="q", got=tuple(q.shape), expected=text)
-    _check_strides(q, "q")
     return row_strides(q.stride(), geometry)
 
 
@@ -183,7 +182,6 @@ def _checked_key_value(
         raise WrongShape(
             name=name, got=tuple(tensor.shape), expected=f"[{', '.join(wanted)}]{hint}"
         )
-    _check_strides(tensor, name)
     strides = dict(zip(axes, tensor.stride(), strict=True))
     block, token, head = (strides.get(axis, 0) for axis in ("block", "token", "head"))
     if isinstance(geometry.kv_format, BlockSparse):
@@ -214,7 +212,6 @@ def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
         raise WrongShape(
             name="out", got=tuple(out.shape), expected=_described(expected, geometry.q_axes)
         )
-    _check_strides(out, "out")
     check_writable(out, "out")
     return row_strides(out.stride(), geometry)
 
@@ -319,27 +316,6 @@ def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dty
     if name == "q" and got in computed:  # k and v are checked behind q, which had the right type
         return f"{convert}, or declare dtype={got}."
     return f"{convert}."
-
-
-def _check_strides(tensor: torch.Tensor, name: str) -> None:
-    """The head dimension must be contiguous; on CUDA, vectors must begin at 16-byte borders."""
-    strides = tensor.stride()
-    if tensor.numel() == 0:
-        return
-    if strides[-1] != 1:
-        raise WrongStride(
-            name=name, got=strides, expected="the last must be 1, the head dimension contiguous"
-        )
-    if tensor.device.type != "cuda":
-        return
-    step = 16 // tensor.element_size()
-    sized = zip(strides[:-1], tensor.shape[:-1], strict=True)
-    if tensor.data_ptr() % 16 or any(s % step for s, size in sized if size > 1):
-        raise WrongStride(
-            name=name,
-            got=strides,
-            expected=f"each must be a multiple of {step} elements and the address of 16 bytes",
-        )
 
 
 def check_writable(tensor: torch.Tensor, name: str) -> None:

@@ -133,7 +133,7 @@ def attention(
         float32, shaped like q without one. Rows that see nothing have output 0 and -inf.
 
     Raises:
-        WrongShape, WrongDType, WrongDevice, WrongStride, BadLength: a wrong tensor.
+        WrongShape, WrongDType, WrongDevice, BadLength: a wrong tensor.
         UnknownInput, MissingInput: a wrong input.
         ArgumentError: the variant refuses these lengths, as `PackedMask` does with too few bits.
         UnsupportedSpec, BadHeadDim: no kernel serves these types or sizes.
@@ -180,6 +180,8 @@ def _attend(
     check_options(return_lse, lse_base, backend, q.device)
     runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
+    if sizes.shared:  # or expanded from one entry
+        k, v = k[:1], v[:1]
     sm_scale = None if sm_scale is None else checked_scale(sm_scale, sizes.dim_qk)
     as_given = {**given.inputs(), **inputs}
     values = values_of(as_given, traced, inputs, q.device)

@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.codegen.source import TileConfig
+from warploom.dsl.formats import Paged
 from warploom.runtime import shortcuts
 from warploom.runtime.args import (
     KV,
@@ -29,6 +30,13 @@ from warploom.runtime.kernels import Kernel
 from warploom.runtime.params import Members, ParamBlock
 from warploom.runtime.plain import modes, refuse_freed
 from warploom.runtime.prepared_keys import PreparedKeys
+from warploom.runtime.strides import (
+    Obstacle,
+    obstacle,
+    reachable,
+    refuse_large_cache,
+    room_for,
+)
 from warploom.runtime.tensor_map import TensorMaps
 from warploom.runtime.tensors import byte_span
 from warploom.runtime.workspace import Workspace
@@ -153,15 +161,19 @@ class Launcher:
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
-    ) -> None:
+    ) -> bool:
         """Check tensors fully, write their strides, and know their like from now on.
+
+        Returns False, and does no more than check, if the kernel cannot reach one of them.
 
         Raises:
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
         """
-        self._form = None
         k, v = pair = key_value(kv)
         strides = self._checked_strides(q, k, v, out, lse)
+        if self._obstacles(q, k, v, out):
+            return False
+        self._form = None
         if self._prepared is not None:
             strides = (*strides[:3], *self._prepared.admit(strides[3:6]), *strides[6:])
         self._params.set_strides(strides)
@@ -174,6 +186,7 @@ class Launcher:
         self._spans = tuple(0 if x is None else byte_span(x) for x in (q, k, v, out, lse))
         if not any(x.requires_grad for x in (q, k, v)):  # those are for torch in the next call
             self._form = isinstance(kv, tuple), out is None, lse is None, return_lse
+        return True
 
     def _like_keys(self, k: torch.Tensor) -> torch.Tensor:
         """A tensor that lies as the keys do that attention reads."""
@@ -205,7 +218,11 @@ class Launcher:
         else:
             k_at = kv.data_ptr()
             v_at = k_at + self._v_behind_k
-        q_at = q.data_ptr()
+        q_at, o_at = q.data_ptr(), 0 if out is None else out.data_ptr()
+        if (q_at | k_at | v_at | o_at) & self._misaligned and self._obstacles(
+            q, *key_value(kv), out
+        ):  # there is none if what is misaligned is empty
+            return self.launch_copies(q, kv, out, lse, return_lse, given)
         writes_to_given = out is not None or lse is not None
         if out is None:
             out = self._allocate(self._out_shape, self._out_strides, self._geometry.dtype)
@@ -214,8 +231,6 @@ class Launcher:
         o_at, lse_at = out.data_ptr(), 0 if lse is None else lse.data_ptr()
         if not (q_at and k_at and v_at and o_at and (lse_at or lse is None)):
             _refuse_freed(q, kv, out, lse)  # unless tensors are empty
-        if (q_at | k_at | v_at | o_at) & self._misaligned:
-            self._checked_strides(q, *key_value(kv), out, lse)  # raises unless a tensor is empty
         if writes_to_given and (kept or self._may_reach(q_at, k_at, v_at, o_at, lse_at)):
             read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
             check_apart(out, lse, read | self._reads | kept)
@@ -230,6 +245,55 @@ class Launcher:
         self._enqueue(stream)
         del kept, keys  # given tensors and prepared keys live until here
         return (out, lse) if return_lse and lse is not None else out
+
+    def launch_copies(
+        self,
+        q: torch.Tensor,
+        kv: KV,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        given: Mapping[str, Any],
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Launch with copies of the checked tensors that the kernel cannot reach.
+
+        Raises:
+            ArgumentError: a paged cache that is too large to be copied by every run.
+        """
+        read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
+        check_apart(out, lse, read)
+        found = self._obstacles(read["q"], read["k"], read["v"], out)
+        target = out
+        if out is not None and (of_out := found.pop("out", None)):
+            target = room_for(out, "out", of_out)
+        for name, each in found.items():
+            if name != "q" and isinstance(self._geometry.kv_format, Paged):
+                refuse_large_cache(read[name], name, each)
+            read[name] = reachable(read[name], name, each)
+        q = read["q"]
+        if found.keys() & {"k", "v"}:
+            kv = read["k"], read["v"]
+        if not self.knows(q, kv, target, lse, return_lse):
+            self.admit(q, kv, target, lse, return_lse)
+        result = self.launch(q, kv, target, lse, return_lse, given)
+        if out is None or target is out:
+            return result
+        out.copy_(result[0] if isinstance(result, tuple) else result)
+        return (out, *result[1:]) if isinstance(result, tuple) else out
+
+    def _obstacles(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None
+    ) -> dict[str, Obstacle]:
+        """What keeps the kernel from tensors, by their names."""
+        maps, prepared = self._tensor_maps is not None, self._prepared is not None
+        vector = self._misaligned + 1
+        found = {
+            "q": obstacle(q, vector),
+            "k": obstacle(k, vector, maps and not prepared),
+            "v": obstacle(v, vector, maps),
+            "out": None if out is None else obstacle(out, vector),
+        }
+        return {name: each for name, each in found.items() if each is not None}
 
     def _checked_strides(
         self,

@@ -39,7 +39,7 @@ def run_reference(
         Output in q's dtype and natural log-sum-exp in float32, laid out as a kernel writes them.
 
     Raises:
-        WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
+        WrongDType, WrongDevice, WrongShape, IndexOutOfRange: a wrong tensor.
     """
     check_query(tensors[0], geometry, batch)
     check_key_values(tensors[1], tensors[2], geometry, batch)

@@ -90,8 +90,9 @@ class Running(Planning):
         if batch is None:  # another thread's plan was refused just now
             raise self._not_planned()
         if self._launcher is not None:
-            self._launcher.admit(q, kv, out, lse, return_lse)
-            return self._launcher.launch(q, kv, out, lse, return_lse, inputs)
+            if self._launcher.admit(q, kv, out, lse, return_lse):
+                return self._launcher.launch(q, kv, out, lse, return_lse, inputs)
+            return self._launcher.launch_copies(q, kv, out, lse, return_lse, inputs)
         tensors = (q, *key_value(kv))
         check_results(out, lse, tensors, self._geometry, batch)
         values = {**self._inputs.scalars, **self._inputs.tensors}

@@ -61,7 +61,7 @@ class Sizes:
             kv_heads=k.shape[head],
             dim_qk=q.shape[3],
             dim_v=v.shape[3],
-            shared=k.shape[0] != q.shape[0],
+            shared=k.shape[0] != q.shape[0] or _is_one_entry(k, v),
         )
 
     @property
@@ -106,6 +106,11 @@ class Sizes:
         )
         for name, tensor in (("k", k), ("v", v)):
             check_type(tensor, name, geometry, geometry.kv_dtype)
+
+
+def _is_one_entry(k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether strides say that all entries of the batch are the same memory."""
+    return k.shape[0] > 1 and k.stride(0) == 0 == v.stride(0)
 
 
 def check_options(return_lse: Any, lse_base: Any, backend: Any, device: torch.device) -> None:

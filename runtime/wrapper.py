@@ -293,7 +293,9 @@ class AttentionWrapper(Running):
 
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
-            WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
+            WrongDType, WrongDevice, WrongShape, IndexOutOfRange: a wrong tensor.
+            WrongStride: elements of `out` or `lse` overlap.
+            ArgumentError: a large paged cache that kernels cannot reach as it lies.
             UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
                 wrapper has planned into this one's workspace.
             InUse: another thread plans.

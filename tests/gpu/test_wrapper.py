@@ -290,13 +290,6 @@ def test_what_cuda_cannot_serve_is_refused(cuda: Any) -> None:
     q, k, v = tensors(2, 10, cuda)
     with pytest.raises(errors.WrongDevice, match="k is on cpu"):
         attention.run(q, (k.cpu(), v))
-    odd = torch.randn(2, 8, 129, device=cuda, dtype=torch.bfloat16)[..., :128]
-    with pytest.raises(errors.WrongStride, match="multiple of 8 elements"):
-        attention.run(odd, (k, v))
-    shifted = torch.randn(2 * 8 * 128 + 1, device=cuda, dtype=torch.bfloat16)[1:].view(2, 8, 128)
-    attention.run(q, (k, v))
-    with pytest.raises(errors.WrongStride, match="16 bytes"):
-        attention.run(shifted, (k, v))
 
 
 @pytest.mark.parametrize(("rows", "heads"), [(1, 2), (1, 4), (40, 4), (200, 4)])

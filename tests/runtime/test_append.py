@@ -251,7 +251,6 @@ def arguments(**changes: Any) -> tuple[Any, ...]:
         ({"v": torch.zeros(3, 2, 16)}, errors.WrongShape, "v has shape"),
         ({"k": torch.zeros(2, 2, 8), "v": torch.zeros(2, 2, 8)}, errors.WrongShape, "3 or more"),
         ({"k": torch.zeros(3, 2, 8).half()}, errors.WrongDType, "k has dtype"),
-        ({"k": torch.zeros(3, 8, 2).mT}, errors.WrongStride, "the last must be 1"),
         ({"indptr": [0, 2, 1]}, errors.BadIndptr, "^indptr decreases"),
         ({"kv_indptr": [0, 1]}, errors.BadIndptr, "kv_indptr"),
         ({"kv_indices": [0, 1]}, errors.WrongShape, "kv_indices"),

@@ -1,0 +1,110 @@
+"""Which strides and addresses kernels take, and copies of the tensors that have others.
+
+Kernels read vectors along the head dimension, GPUs 16 bytes at a time from addresses that divide by
+16, and the copy engine of Hopper steps through no axis of stride 0. torch knows no such limits, so
+what has other strides is copied, and the user is told once for each place in the code.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+from warploom.errors import ArgumentError
+from warploom.notices import CopyWarning
+
+# Bytes of a paged cache of keys or of values that a run still copies. A larger one takes longer to
+# copy than most runs take, at each step of a generation, and may not fit into memory twice.
+LARGEST_CACHE_COPIED = 64 << 20
+_ENGINE_LIMIT = 1 << 40  # bytes of a stride, of the copy engine
+_OURS = ("warploom", "torch")
+
+_told: set[tuple[str, int, str]] = set()
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a kernel cannot reach a tensor where it lies, and what its owner can do about it."""
+
+    reason: str
+    remedy: str
+
+
+def obstacle(tensor: torch.Tensor, vector: int, by_engine: bool = False) -> Obstacle | None:
+    """What keeps a kernel from a tensor, if anything does.
+
+    Args:
+        tensor: any; its last axis is that of vectors.
+        vector: bytes of which addresses must be multiples; 1 on the CPU.
+        by_engine: Hopper's copy engine reads it.
+    """
+    if tensor.numel() == 0:
+        return None
+    strides, size = tensor.stride(), tensor.element_size()
+    if strides[-1] != 1:
+        reason = f"its last stride is {strides[-1]}, and kernels read the head dimension as one run"
+        return Obstacle(reason, "lay it out with .contiguous()")
+    sized = zip(strides[:-1], tensor.shape[:-1], strict=True)
+    steps = [size * stride for stride, length in sized if length > 1]
+    if any(step % vector for step in steps):
+        reason = f"of its strides {strides} one is no multiple of {vector // size} elements"
+        return Obstacle(reason, "lay it out with .contiguous(), or pad its rows")
+    if by_engine and 0 in steps:
+        reason = f"it is expanded (its strides are {strides}), which tensor copies cannot follow"
+        remedy = "declare as many heads as there are, or kv_format=Dense(shared=True) for one batch"
+        return Obstacle(reason, remedy)
+    if by_engine and max(steps, default=0) >= _ENGINE_LIMIT:
+        return Obstacle(f"one of its strides {strides} is too large for tensor copies",
+                        "lay it out with .contiguous()")  # fmt: skip
+    if tensor.data_ptr() % vector:
+        reason = f"its address is no multiple of {vector} bytes"
+        return Obstacle(reason, "let it begin at such an address, or give a .clone() of it")
+    return None
+
+
+def reachable(tensor: torch.Tensor, name: str, found: Obstacle) -> torch.Tensor:
+    """A copy without obstacles, made on the current stream, also while a CUDA graph is captured."""
+    tell(name, found)
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def room_for(tensor: torch.Tensor, name: str, found: Obstacle) -> torch.Tensor:
+    """Memory without obstacles for a result that is copied to the tensor afterwards."""
+    tell(name, found)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def refuse_large_cache(tensor: torch.Tensor, name: str, found: Obstacle) -> None:
+    """Raise ArgumentError for a cache that is too large to be copied by every run."""
+    held = tensor.numel() * tensor.element_size()
+    if held <= LARGEST_CACHE_COPIED:
+        return
+    reason = (
+        f"{found.reason}; a cache of {held >> 20} MiB is not copied by every run "
+        f"({LARGEST_CACHE_COPIED >> 20} MiB are). Where it is made, once, {found.remedy}"
+    )
+    raise ArgumentError(name=name, reason=reason)
+
+
+def tell(name: str, found: Obstacle) -> None:
+    """Warn of a copy, once for each place in the user's code."""
+    file, line = _place(sys._getframe(1))
+    if (file, line, name) in _told:
+        return
+    text = f"{name} is copied at each call from here: {found.reason}. To save that, {found.remedy}."
+    warnings.warn_explicit(text, CopyWarning, file, line)
+    _told.add((file, line, name))  # last, for filters that make it an error
+
+
+def _place(frame: FrameType | None) -> tuple[str, int]:
+    """File and line of the innermost caller that is neither warploom nor torch."""
+    last = frame
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
+            return frame.f_code.co_filename, frame.f_lineno
+        last, frame = frame, frame.f_back
+    return ("unknown", 0) if last is None else (last.f_code.co_filename, last.f_lineno)
