@@ -180,8 +180,7 @@ def _attend(
     check_options(return_lse, lse_base, backend, q.device)
     runs = _runs(structure, given, backend)
     sizes = Sizes.of(q, k, v, layout)
-    if sizes.shared:  # or expanded from one entry
-        k, v = k[:1], v[:1]
+    k, v = sizes.entries(k), sizes.entries(v)
     sm_scale = None if sm_scale is None else checked_scale(sm_scale, sizes.dim_qk)
     as_given = {**given.inputs(), **inputs}
     values = values_of(as_given, traced, inputs, q.device)

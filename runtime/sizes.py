@@ -69,6 +69,10 @@ class Sizes:
         """Those that a wrapper is declared for."""
         return self.q_heads, self.kv_heads, self.dim_qk, self.dim_v
 
+    def entries(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Keys or values without the entries of the batch that are the first one again."""
+        return tensor[:1] if self.shared else tensor
+
     def check(
         self,
         q: torch.Tensor,

@@ -53,14 +53,14 @@ def variants() -> list[wl.Variant]:
     ids = np.repeat([0, 1, 2], KEYS // 3)[None].repeat(2, 0).astype(np.int32)
     return [
         wl.Variant(),
-        wl.Alibi(np.float32([0.5, 0.1, 0.3, 0.2])),
+        wl.Alibi(np.array([0.5, 0.1, 0.3, 0.2], np.float32)),
         wl.Causal(),
         wl.DocumentMask(ids),
-        wl.HeadKVScale(np.float32([0.5, 2]), np.float32([3, 4])),
+        wl.HeadKVScale(*np.array([[0.5, 2], [3, 4]], np.float32)),
         wl.KVScale(0.5, 3.0),
         wl.TokenKVScale(*rng.random((2, 2, KEYS, 2), dtype=np.float32)),
         wl.PackedMask(*wl.pack_masks(masks)),
-        wl.PrefixLM(np.int32([3, 7])),
+        wl.PrefixLM(np.array([3, 7], np.int32)),
         wl.QKNorm(*rng.random((2, DIM), dtype=np.float32)),
         wl.Rope(),
         wl.SlidingWindow(6, 2),
@@ -201,7 +201,8 @@ def test_it_is_differentiable() -> None:
 def test_gradients_of_empty_states_are_zero() -> None:
     v, s = states(3, 2, HEADS, DIM)
     s[0], s[1, 0], v[1, 0] = -INF, -INF, NAN
-    v.requires_grad_(), s.requires_grad_()
+    v.requires_grad_()
+    s.requires_grad_()
     found, sums = wl.merge_states(v, s)
     (found.sum() + sums[1:].sum()).backward()
     assert v.grad is not None and s.grad is not None

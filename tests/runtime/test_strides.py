@@ -143,10 +143,9 @@ def test_a_filter_can_make_it_an_error() -> None:
 
 
 def planned(kv_format: Any = None, **options: Any) -> wl.AttentionWrapper:
-    wrapper = wl.AttentionWrapper(
-        wl.Causal(), kv_format=kv_format, num_q_heads=HEADS, num_kv_heads=2, head_dim=DIM,
-        device="cpu", **{"dtype": "float32"} | options,
-    )  # fmt: skip
+    shape: dict[str, Any] = {"num_q_heads": HEADS, "num_kv_heads": 2, "head_dim": DIM}
+    shape |= {"device": "cpu", "dtype": "float32"}
+    wrapper = wl.AttentionWrapper(wl.Causal(), kv_format=kv_format, **shape | options)
     if kv_format is None:
         wrapper.plan([0, 2, 5], [0, 10, 40])
     else:
