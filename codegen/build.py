@@ -25,6 +25,7 @@ from warploom.codegen.key import CacheKey, make_key
 from warploom.codegen.options import CudaOptions
 from warploom.codegen.source import KernelSource
 from warploom.codegen.store import Draft, Entry, Store, spare_store
+from warploom.counters import count
 from warploom.deployment_errors import NotInCache
 from warploom.errors import (
     BuildFailed,
@@ -33,6 +34,7 @@ from warploom.errors import (
     CompileForbidden,
     NoCudaCompiler,
 )
+from warploom.logs import log
 
 if TYPE_CHECKING:
     from warploom.codegen.hostcc import HostTarget
@@ -96,7 +98,7 @@ def build(source: KernelSource, target: Arch | HostTarget) -> Artifact:
         NoCudaCompiler, NoHostCompiler: the compiler is missing.
     """
     key = content_key(source, target)
-    return _shared(key, lambda: _load(key, source, target) or _compile(key, source, target))
+    return _shared(key, lambda: _load(key, source, target) or _compiled(key, source, target))
 
 
 def content_key(source: KernelSource, target: Arch | HostTarget) -> CacheKey:
@@ -160,7 +162,9 @@ def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:
             future = _artifacts[place] = Future()
     if not mine:
         try:
-            return future.result()
+            found = future.result()
+            count("memory_hits")
+            return found
         except CompileForbidden:  # to the thread that asked first
             if _why_forbidden():
                 raise
@@ -206,6 +210,11 @@ def _load(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> Art
     if entry is None and _only_loads(target):
         others = (store.load(other) for other in _other_keys(source, target))
         entry = next((found for found in others if found is not None), None)
+        if entry is not None:
+            log.info("%s: taken from another compiler or toolkit", source.name)
+    count("misses" if entry is None else "disk_hits")
+    where = store.root if entry is None else entry.folder
+    log.debug("cache %s: %s in %s", "miss" if entry is None else "hit", source.name, where)
     return None if entry is None else _artifact(entry, source.entry, compiled=False)
 
 
@@ -228,6 +237,18 @@ def _has_toolchain() -> bool:
     except NoCudaCompiler:
         return False
     return True
+
+
+def _compiled(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> Artifact:
+    """`_compile`, counted and logged."""
+    log.info("compiling %s", source.name)
+    begin = time.perf_counter()
+    made = _compile(key, source, target)
+    seconds = time.perf_counter() - begin
+    count("compiles")
+    count("compile_seconds", seconds)
+    log.info("compiled %s in %.1f s", source.name, seconds)
+    return made
 
 
 def _compile(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> Artifact:

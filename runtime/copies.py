@@ -10,6 +10,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from warploom.dsl.dtypes import DType
+from warploom.logs import log
 from warploom.runtime.graph import is_capturing, refuse_under_capture
 
 
@@ -114,6 +115,7 @@ class DeviceCopies:
             copy = copies.get((device, dtype))
             if copy is None or copy.tensor.shape != source.shape:
                 refuse_copying(device, may_be_kept=True)
+                log.debug("copying a tensor of shape %s to %s", tuple(source.shape), device)
                 copy = copies[device, dtype] = DeviceCopy(host().to(device), version)
             elif copy.version != version:
                 refuse_copying(device, may_be_kept=True)

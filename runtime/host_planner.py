@@ -17,6 +17,7 @@ from warploom.dsl.extents import MAX_LENGTH
 from warploom.dsl.formats import KVFormat, Paged
 from warploom.dsl.spec import TracedVariant
 from warploom.errors import WarploomError
+from warploom.logs import log
 from warploom.runtime.batch import Measured
 from warploom.runtime.formats import make_batch
 from warploom.runtime.index_arrays import IndexReader
@@ -128,5 +129,6 @@ def host_planner(
     """The native planner, or None where there is no compiler: NumPy plans as well, but slower."""
     try:
         return HostPlanner(variant, kv_format, group_size)
-    except (WarploomError, OSError):
+    except (WarploomError, OSError) as error:
+        log.info("no native planner, so NumPy plans: %s", error)
         return None

@@ -11,6 +11,7 @@ from warploom.codegen.arch import Arch
 from warploom.codegen.build import Artifact, build, content_key
 from warploom.codegen.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
+from warploom.counters import count
 from warploom.runtime.graph import refuse_loading
 
 T = TypeVar("T")
@@ -45,7 +46,9 @@ class Loaded(Generic[T]):
             CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: it could not be made.
         """
         key = content_key(source, target).digest, str(device), num_ctas
-        if key not in self._found:
-            refuse_loading(device, source.name)
-            self._found[key] = load(build(source, target))
-        return self._found[key]
+        if key in self._found:
+            count("memory_hits")
+            return self._found[key]
+        refuse_loading(device, source.name)
+        found = self._found[key] = load(build(source, target))
+        return found

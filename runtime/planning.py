@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from logging import DEBUG
 from typing import Any
 
 import torch
 
+from warploom.counters import count
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.variant import Variant
 from warploom.errors import NotPlanned
+from warploom.logs import log
 from warploom.runtime.batch import Batch, Measured, OnDevice
 from warploom.runtime.calls import explained
 from warploom.runtime.device import Backend
@@ -17,6 +20,7 @@ from warploom.runtime.inputs import Inputs
 from warploom.runtime.launch import Launcher
 from warploom.runtime.plain import unseen
 from warploom.runtime.plan_batch import batch_of
+from warploom.runtime.plan_summary import summary
 from warploom.runtime.planner import Planned, Planner
 from warploom.scheduler.bounds import Bounds
 
@@ -132,6 +136,10 @@ class Planning:
         inputs = self._inputs.rewritten() | inputs
         self._take(batch, inputs)
         self._batch, self._is_refused = batch, False
+        count("plans")
+        if log.isEnabledFor(DEBUG):
+            line = summary(batch, self.planned, self.device.type == "cpu")
+            log.debug("planned %s, %s: %s", self._variant.name, self.kv_format, line)
 
     def _forget(self) -> None:
         """Have no plan: the last one was refused."""

@@ -14,7 +14,9 @@ from types import FrameType
 
 import torch
 
+from warploom.counters import count
 from warploom.errors import ArgumentError
+from warploom.logs import log
 from warploom.notices import CopyWarning
 
 # Bytes of a paged cache of keys or of values that a run still copies. A larger one takes longer to
@@ -69,12 +71,14 @@ def obstacle(tensor: torch.Tensor, vector: int, by_engine: bool = False) -> Obst
 def reachable(tensor: torch.Tensor, name: str, found: Obstacle) -> torch.Tensor:
     """A copy without obstacles, made on the current stream, also while a CUDA graph is captured."""
     tell(name, found)
+    log.debug("copying %s of shape %s: %s", name, tuple(tensor.shape), found.reason)
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def room_for(tensor: torch.Tensor, name: str, found: Obstacle) -> torch.Tensor:
     """Memory without obstacles for a result that is copied to the tensor afterwards."""
     tell(name, found)
+    log.debug("computing %s elsewhere, to copy it there: %s", name, found.reason)
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
@@ -91,7 +95,8 @@ def refuse_large_cache(tensor: torch.Tensor, name: str, found: Obstacle) -> None
 
 
 def tell(name: str, found: Obstacle) -> None:
-    """Warn of a copy, once for each place in the user's code."""
+    """Count a copy, and warn of it once for each place in the user's code."""
+    count("copies")
     file, line = _place(sys._getframe(1))
     if (file, line, name) in _told:
         return

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from warploom.codegen.build import forbid_compilation as forbid_compilation
     from warploom.codegen.source import TileConfig as TileConfig
+    from warploom.counters import reset_stats as reset_stats
+    from warploom.counters import stats as stats
     from warploom.dsl.custom import custom_function as custom_function
     from warploom.dsl.fields import Scalar as Scalar
     from warploom.dsl.fields import Tensor as Tensor
@@ -170,6 +172,8 @@ _HOME = {
     "Part": "warploom.runtime.compose",
     "RadixTree": "warploom.runtime.compose",
     "compose": "warploom.runtime.compose",
+    "reset_stats": "warploom.counters",
+    "stats": "warploom.counters",
     "forbid_compilation": "warploom.codegen.build",
     "TileConfig": "warploom.codegen.source",
     "Bounds": "warploom.scheduler.bounds",

@@ -41,6 +41,11 @@ SETTINGS = (
         "1 checks every plan before it runs",
         "0",
     ),
+    Setting(
+        "WARPLOOM_LOG",
+        "debug, info, warning or error: writes what warploom does to stderr",
+        "unset",
+    ),
     Setting("WARPLOOM_THREADS", "threads of the CPU back end", "torch's"),
     Setting("WARPLOOM_PROGRESS", "0 hides progress bars", "shown on a terminal"),
     Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
@@ -48,6 +53,9 @@ SETTINGS = (
     Setting("CUDA_PATH", "the same, under its other usual name", "/usr/local/cuda"),
     Setting("CONDA_PREFIX", "environment whose CUDA toolkit is used after those", "unset"),
 )
+
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}  # of logging, slow to import
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -134,6 +142,14 @@ def verify_plans() -> bool:
     return _flag("WARPLOOM_VERIFY_PLANS", False)
 
 
+def log_level() -> int | None:
+    """The least level that is written to stderr, as `logging` counts them; None: none is."""
+    value = os.environ.get("WARPLOOM_LOG", "").strip()
+    if value and value.lower() not in _LEVELS:
+        raise BadSetting(name="WARPLOOM_LOG", value=value, expected=", ".join(_LEVELS))
+    return _LEVELS[value.lower()] if value else None
+
+
 def cpu_threads(default: int) -> int:
     return _int("WARPLOOM_THREADS", default, least=1)
 
@@ -161,5 +177,6 @@ _REFUSING: dict[str, Callable[[], object]] = {
     "WARPLOOM_CACHE_SIZE": cache_size_bytes,
     "WARPLOOM_CACHE_AGE": cache_age_seconds,
     "WARPLOOM_BUILD_JOBS": build_jobs,
+    "WARPLOOM_LOG": log_level,
     "WARPLOOM_THREADS": lambda: cpu_threads(1),
 }
