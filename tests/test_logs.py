@@ -31,7 +31,7 @@ from warploom.errors import (
 from warploom.notices import CopyWarning
 from warploom.runtime import host_planner
 
-SOURCE = KernelSource("portable_Test", "int main() {}", "entry")
+SOURCE = KernelSource("portable_Test", "int main() {}", "cpp")
 
 
 @pytest.fixture(autouse=True)
