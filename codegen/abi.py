@@ -47,6 +47,9 @@ _POINTERS = (
     ("unsigned*", "arrivals", "one counter per merge record; zero between launches"),
 )
 
+# What kernels have besides that tell the largest scores: the headers look for it.
+_MAX_SCORES = ("float*", "max_scores", "largest score of each row, or null")
+
 # What composed plans have besides.
 _COMPOSED = (
     ("const int*", "units", "Unit records"),
@@ -69,6 +72,7 @@ _STRIDES = tuple(
     )
     for axis in axes
 )
+MAX_SCORES_STRIDES = tuple(f"max_scores_{axis}_stride" for axis in ("batch", "row", "head"))
 
 _NUMBERS = (
     ("int", "num_q_heads", "query heads"),
@@ -81,9 +85,10 @@ _NUMBERS = (
 
 def param_fields(spec: AttentionSpec) -> tuple[ParamField, ...]:
     """All members of `Params` for this spec, in storage order."""
-    pointers = (*_POINTERS, *_COMPOSED) if spec.kv_format.composed else _POINTERS
-    fields = [ParamField(*row) for row in (*pointers, *_NUMBERS)]
-    fields += [ParamField("long long", name, "elements") for name in _STRIDES]
+    composed = _COMPOSED if spec.kv_format.composed else ()
+    told, strides = ((_MAX_SCORES,), MAX_SCORES_STRIDES) if spec.max_scores else ((), ())
+    fields = [ParamField(*row) for row in (*_POINTERS, *composed, *told, *_NUMBERS)]
+    fields += [ParamField("long long", name, "elements") for name in (*_STRIDES, *strides)]
     return ordered([*fields, *input_fields(spec.variant)])
 
 

@@ -52,6 +52,7 @@ def reference_attention(
     q_len: int | None = None,
     kv_len: int | None = None,
     precision: Precision = _EXACT,
+    max_scores: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Attention of one request, element by element as the variant says it.
 
@@ -70,6 +71,8 @@ def reference_attention(
         q_len: query rows of the whole request; first_q_idx + rows by default.
         kv_len: keys of the whole request; the number of keys given by default.
         precision: float64 by default.
+        max_scores: [rows, num_q_heads] to fill with each row's largest score: the largest logit
+            that it sees, after `logits_transform`; -inf if it sees nothing, 0 without softmax.
 
     Returns:
         Output [rows, num_q_heads, head_dim_v] and natural log-sum-exp [rows, num_q_heads], float64.
@@ -124,9 +127,11 @@ def reference_attention(
             "q_row": np.repeat(first_q_row + np.arange(rows), group)[:, None],
         }
         fused = q[:, heads].reshape(rows * group, head_dim)
-        o_head, lse_head = _attend(request, fused, k[:, kv_head], v[:, kv_head], kv_pos, place)
+        o_head, lse_head, top = _attend(request, fused, k[:, kv_head], v[:, kv_head], kv_pos, place)
         o[:, heads] = o_head.reshape(rows, group, v.shape[2])
         lse[:, heads] = lse_head.reshape(rows, group)
+        if max_scores is not None:
+            max_scores[:, heads] = top.reshape(rows, group)
     return o, lse
 
 
@@ -294,8 +299,11 @@ class _Request:
 
 def _attend(
     request: _Request, q: Floats, k: Floats, v: Floats, kv_pos: Floats, place: Mapping[str, Any]
-) -> tuple[Floats, Floats]:
-    """One key/value head: q [rows, d], k [keys, d], v [keys, d_v]; rows hold the whole group."""
+) -> tuple[Floats, Floats, Floats]:
+    """One key/value head: q [rows, d], k [keys, d], v [keys, d_v]; rows hold the whole group.
+
+    Returns output, log-sum-exp and largest score.
+    """
     store = request.precision.store
     per_key = {**place, "kv_pos": kv_pos[:, None]}
     q = store(request.vector("query_transform", q, place))
@@ -307,20 +315,23 @@ def _attend(
     mask = request.run("logits_mask", shape, per_pair)
     mask = mask & (kv_pos[None] < request.positions["kv_len"])
     if request.variant.softmax:
-        o, lse = _softmax(np.where(mask, logits, -np.inf), v, store)
+        o, lse, top = _softmax(np.where(mask, logits, -np.inf), v, store)
     else:
         o, lse = store(np.where(mask, logits, 0.0)) @ v, np.zeros((q.shape[0], 1))
-    return request.vector("output_transform", o, {**place, "lse": lse}), lse
+        top = lse
+    return request.vector("output_transform", o, {**place, "lse": lse}), lse, top
 
 
-def _softmax(logits: Floats, v: Floats, store: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
+def _softmax(
+    logits: Floats, v: Floats, store: Callable[[Floats], Floats]
+) -> tuple[Floats, Floats, Floats]:
     top = np.max(logits, axis=1, keepdims=True, initial=-np.inf)
     shifted = np.exp(logits - np.where(np.isneginf(top), 0.0, top))
     total = np.sum(shifted, axis=1, keepdims=True)
     empty = total == 0
     o = (store(shifted) @ v) / np.where(empty, 1.0, total)
     lse = np.where(empty, -np.inf, top + np.log(np.where(empty, 1.0, total)))
-    return o, lse
+    return o, lse, top
 
 
 def _position(reading: NumpyReading, seat: str, values: Mapping[str, Any]) -> Position:

@@ -109,6 +109,7 @@ class AttentionSpec:
         dtype: storage type of query and output, and of key and value unless `kv_dtype` is given.
         kv_format: how keys and values are stored.
         kv_dtype: storage type of key and value, if it is another one.
+        max_scores: whether the kernel can tell each row's largest score.
     """
 
     variant: TracedVariant
@@ -117,6 +118,7 @@ class AttentionSpec:
     dtype: DType
     kv_format: KVFormat
     kv_dtype: DType | None = None
+    max_scores: bool = False
 
     @property
     def stored_dtype(self) -> DType:

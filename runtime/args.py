@@ -216,23 +216,25 @@ def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     return row_strides(out.stride(), geometry)
 
 
-def check_lse(lse: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int, ...]:
-    """Check the caller's log-sum-exp tensor; returns its (batch, row, head) strides."""
+def check_lse(
+    lse: torch.Tensor, geometry: Geometry, batch: Batch, name: str = "lse"
+) -> tuple[int, ...]:
+    """Check the caller's tensor for a number of each row; returns its (batch, row, head) strides."""
     if lse.device != geometry.device:
-        raise WrongDevice(name="lse", got=str(lse.device), expected=str(geometry.device))
+        raise WrongDevice(name=name, got=str(lse.device), expected=str(geometry.device))
     if lse.dtype != torch.float32:
         raise WrongDType(
-            name="lse",
+            name=name,
             got=str(lse.dtype),
             expected="torch.float32",
-            remedy="Sums are float32 whatever q is: allocate it so.",
+            remedy="Sums and maxima are float32 whatever q is: allocate it so.",
         )
-    refuse_freed(lse, "lse", byte_span(lse))
+    refuse_freed(lse, name, byte_span(lse))
     expected = geometry.lse_shape(batch)
     axes = geometry.q_axes[:-1]
     if tuple(lse.shape) != expected:
-        raise WrongShape(name="lse", got=tuple(lse.shape), expected=_described(expected, axes))
-    check_writable(lse, "lse")
+        raise WrongShape(name=name, got=tuple(lse.shape), expected=_described(expected, axes))
+    check_writable(lse, name)
     return row_strides(lse.stride(), geometry)
 
 
@@ -242,6 +244,7 @@ def check_results(
     inputs: Sequence[torch.Tensor],
     geometry: Geometry,
     batch: Batch,
+    max_scores: torch.Tensor | None = None,
 ) -> None:
     """Check what the caller gives for results, next to q, k and v.
 
@@ -253,15 +256,20 @@ def check_results(
         check_out(out, geometry, batch)
     if lse is not None:
         check_lse(lse, geometry, batch)
-    check_apart(out, lse, dict(zip("qkv", inputs, strict=True)))
+    if max_scores is not None:
+        check_lse(max_scores, geometry, batch, "max_scores")
+    check_apart(out, lse, dict(zip("qkv", inputs, strict=True)), max_scores)
 
 
 def check_apart(
-    out: torch.Tensor | None, lse: torch.Tensor | None, inputs: Mapping[str, torch.Tensor]
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    inputs: Mapping[str, torch.Tensor],
+    max_scores: torch.Tensor | None = None,
 ) -> None:
     """Refuse results whose bytes, first to last, reach into an input or each other."""
     taken = {name: byte_range(tensor) for name, tensor in inputs.items()}
-    for name, tensor in (("out", out), ("lse", lse)):
+    for name, tensor in (("out", out), ("lse", lse), ("max_scores", max_scores)):
         if tensor is None:
             continue
         own = byte_range(tensor)

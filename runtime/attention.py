@@ -15,10 +15,7 @@ from warploom.dsl.dtypes import NARROW_DTYPES
 from warploom.dsl.formats import Dense, Layout
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant, as_variant
-from warploom.errors import (
-    ForbiddenUnderCapture,
-    WrongCall,
-)
+from warploom.errors import ForbiddenUnderCapture, WrongCall
 from warploom.runtime import custom_op
 from warploom.runtime.attention_args import (
     check_lengths,
@@ -26,6 +23,14 @@ from warploom.runtime.attention_args import (
     checked_lens,
     through_operator,
     values_of,
+)
+from warploom.runtime.aux_outputs import (
+    AuxOutput,
+    AuxRequest,
+    MaxScores,
+    Requested,
+    checked_request,
+    with_aux,
 )
 from warploom.runtime.declare import checked_scale
 from warploom.runtime.graph import is_capturing
@@ -51,6 +56,7 @@ def attention(
     variant: Variant | type[Variant] | None = ...,
     sm_scale: float | None = ...,
     return_lse: Literal[False] = ...,
+    return_aux: None = ...,
     layout: Layout = ...,
     kv_lens: Any = ...,
     lse_base: str = ...,
@@ -68,6 +74,7 @@ def attention(
     variant: Variant | type[Variant] | None = ...,
     sm_scale: float | None = ...,
     return_lse: Literal[True],
+    return_aux: None = ...,
     layout: Layout = ...,
     kv_lens: Any = ...,
     lse_base: str = ...,
@@ -84,7 +91,25 @@ def attention(
     *,
     variant: Variant | type[Variant] | None = ...,
     sm_scale: float | None = ...,
+    return_aux: Requested,
+    layout: Layout = ...,
+    kv_lens: Any = ...,
+    lse_base: str = ...,
+    backend: str | None = ...,
+    **inputs: Any,
+) -> tuple[torch.Tensor, AuxOutput]: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    variant: Variant | type[Variant] | None = ...,
+    sm_scale: float | None = ...,
     return_lse: bool,
+    return_aux: None = ...,
     layout: Layout = ...,
     kv_lens: Any = ...,
     lse_base: str = ...,
@@ -101,6 +126,7 @@ def attention(
     variant: Variant | type[Variant] | None = None,
     sm_scale: float | None = None,
     return_lse: bool = False,
+    return_aux: Requested | None = None,
     layout: Layout = "NHD",
     kv_lens: Any = None,
     lse_base: str = "e",
@@ -121,6 +147,8 @@ def attention(
         variant: the functors; None is plain attention over all keys.
         sm_scale: factor of q.k; 1/sqrt(head_dim) by default.
         return_lse: return the log-sum-exp too.
+        return_aux: an `AuxRequest`, as in FlexAttention: what to return in an `AuxOutput`, in place
+            of `return_lse`.
         layout: "NHD" or "HND", of all tensors.
         kv_lens: int32 [batch], keys of each entry that count; all by default. On a device it is
             copied to the host, which waits for that device.
@@ -130,7 +158,8 @@ def attention(
 
     Returns:
         The output, shaped like q with v's head dimension; with `return_lse` also the log-sum-exp,
-        float32, shaped like q without one. Rows that see nothing have output 0 and -inf.
+        float32, shaped like q without one; with `return_aux` an `AuxOutput`. Rows that see nothing
+        have output 0, and -inf in the others.
 
     Raises:
         WrongShape, WrongDType, WrongDevice, BadLength: a wrong tensor.
@@ -146,16 +175,18 @@ def attention(
     if torch.compiler.is_compiling():
         lens = None if kv_lens is None else torch.as_tensor(kv_lens)
         return custom_op.compiled_attention(
-            q, k, v, variant, sm_scale, return_lse, layout, lse_base, backend, lens, inputs
-        )
+            q, k, v, variant, sm_scale, return_lse, layout, lse_base, backend, lens, inputs,
+            return_aux,
+        )  # fmt: skip
     structure, traced = traced_once(given := as_variant(variant))
     check_names(given, traced, inputs)
     if needs_operator("attention", (q, k, v, kv_lens, *inputs.values())):
         lens = None if kv_lens is None else torch.as_tensor(kv_lens)
         options = sm_scale, return_lse, layout, lse_base, backend
-        return through_operator(traced, variant, (q, k, v), options, lens, inputs)
+        return through_operator(traced, variant, (q, k, v), options, lens, inputs, return_aux)
+    asked = None if return_aux is None else checked_request(return_aux, return_lse)
     return _attend(
-        (structure, traced, given), q, k, v, sm_scale, return_lse, layout, kv_lens, lse_base,
+        (structure, traced, given), q, k, v, sm_scale, return_lse, asked, layout, kv_lens, lse_base,
         backend, inputs,
     )  # fmt: skip
 
@@ -168,6 +199,7 @@ def _attend(
     v: Any,
     sm_scale: float | None,
     return_lse: bool,
+    asked: AuxRequest | None,
     layout: Layout,
     kv_lens: Any,
     lse_base: str,
@@ -185,6 +217,7 @@ def _attend(
     as_given = {**given.inputs(), **inputs}
     values = values_of(as_given, traced, inputs, q.device)
     kv_dtype = k.dtype if k.dtype in _NARROW else None
+    tells = asked is not None and asked.max_scores
     kind = (
         runs,
         layout,
@@ -195,10 +228,11 @@ def _attend(
         q.device,
         sm_scale,
         lse_base,
+        tells,
     )
     counted = None if kv_lens is None else checked_lens(kv_lens, sizes)
     if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
-        return _nothing(q, sizes, return_lse)
+        return _nothing(q, sizes, return_lse, asked)
 
     def make() -> AttentionWrapper:
         sizes.check(q, k, v, layout, kv_dtype)
@@ -216,12 +250,13 @@ def _attend(
             backend=backend,
             sm_scale=sm_scale,
             lse_base=lse_base,
+            max_scores=tells,
         )
 
     call = _Call(kind, q.device, sizes, counted, values)
     wrapper = _planned(call, make)
     check_lengths(given, traced, wrapper.mask_tensors, as_given, sizes, counted)
-    return _run(wrapper, q, (k, v), return_lse, values, as_given)
+    return _run(wrapper, q, (k, v), return_lse, asked, values, as_given)
 
 
 def _run(
@@ -229,18 +264,27 @@ def _run(
     q: torch.Tensor,
     kv: tuple[torch.Tensor, torch.Tensor],
     return_lse: bool,
+    asked: AuxRequest | None,
     values: Mapping[str, Any],
     as_given: Mapping[str, Any],
 ) -> Any:
     at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
     if learnt := custom_op.wanting(as_given[name] for name in at_run):
-        return custom_op.compiled_run(wrapper, q, kv, None, None, return_lse, at_run, learnt)
+        told = MaxScores() if asked is not None and asked.max_scores else None
+        wants_lse = return_lse if asked is None else asked.lse
+        result = custom_op.compiled_run(wrapper, q, kv, None, None, wants_lse, at_run, learnt, told)
+        return result if asked is None else with_aux(result, told)
+    if asked is not None:
+        return wrapper.run(q, kv, return_aux=asked, **at_run)
     return wrapper.run(q, kv, return_lse=return_lse, **at_run)
 
 
-def _nothing(q: torch.Tensor, sizes: Sizes, return_lse: bool) -> Any:
+def _nothing(q: torch.Tensor, sizes: Sizes, return_lse: bool, asked: AuxRequest | None) -> Any:
     empty = q.new_empty(*q.shape[:3], sizes.dim_v)
-    return (empty, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else empty
+    sums, tops = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
+    if asked is not None:
+        return empty, AuxOutput(sums if asked.lse else None, tops if asked.max_scores else None)
+    return (empty, sums) if return_lse else empty
 
 
 class _Unbound(AttentionWrapper):

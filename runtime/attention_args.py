@@ -12,12 +12,15 @@ from warploom.dsl.spec import ScalarField, TensorField, TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import BadLength, UnknownInput, WrongShape
 from warploom.runtime import custom_op
+from warploom.runtime.aux_outputs import AuxOutput, Requested
 from warploom.runtime.copies import DeviceCopies, refuse_copying
 from warploom.runtime.sizes import Sizes
 from warploom.runtime.tensors import as_seen, host_int32
 from warploom.runtime.values import as_input, as_seen_input, checked_scalar
 
-ARGUMENTS = ("variant", "sm_scale", "return_lse", "layout", "kv_lens", "lse_base", "backend")
+ARGUMENTS = (
+    "variant", "sm_scale", "return_lse", "return_aux", "layout", "kv_lens", "lse_base", "backend",
+)  # fmt: skip
 _copies = DeviceCopies()
 
 
@@ -61,7 +64,8 @@ def through_operator(
     options: tuple[float | None, bool, str, str, str | None],
     lens: torch.Tensor | None,
     inputs: Mapping[str, Any],
-) -> custom_op.Result:
+    return_aux: Requested | None,
+) -> custom_op.Result | tuple[torch.Tensor, AuxOutput]:
     """`attention` where its tensors may stand for others, or somebody records it.
 
     Args:
@@ -71,12 +75,13 @@ def through_operator(
         options: sm_scale, return_lse, layout, lse_base and backend.
         lens: kv_lens.
         inputs: values of fields.
+        return_aux: of the call.
     """
     q, k, v = (as_seen(x, name) for name, x in zip("qkv", given, strict=True))
     fields: dict[str, ScalarField | TensorField] = {field.name: field for field in traced.scalars}
     fields |= {field.name: field for field in traced.tensors}
     seen = {name: as_seen_input(fields[name], value) for name, value in inputs.items()}
-    return custom_op.compiled_attention(q, k, v, variant, *options, lens, seen)
+    return custom_op.compiled_attention(q, k, v, variant, *options, lens, seen, return_aux)
 
 
 def check_lengths(

@@ -19,6 +19,7 @@ class Setup:
         device: "cpu" or "cuda".
         tile: tile to use; None leaves the choice to warploom.
         kv_dtype: of k and v, if another than `dtype`.
+        max_scores: whether the kernel tells each row's largest score.
     """
 
     kv_format: KVFormat
@@ -28,6 +29,7 @@ class Setup:
     device: str = "cpu"
     tile: TileConfig | None = None
     kv_dtype: str | None = None
+    max_scores: bool = False
 
     def __str__(self) -> str:
         dims = f"{self.head_dim}/{self.head_dim_v}"

@@ -43,5 +43,6 @@ def refuse_result(name: str) -> None:
     expected = {
         "out": "q's device and type, and its shape with head_dim_v",
         "lse": "q's device, float32, and its shape without head_dim",
+        "max_scores": "q's device, float32, and its shape without head_dim",
     }
     raise ArgumentError(name=name, reason=f"expected {expected[name]}")

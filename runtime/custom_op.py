@@ -18,6 +18,13 @@ import torch
 from warploom.dsl.formats import Layout
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, NoGradient
+from warploom.runtime.aux_outputs import (
+    AuxOutput,
+    AuxRequest,
+    MaxScores,
+    Requested,
+    checked_request,
+)
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
@@ -28,7 +35,7 @@ class Runner(Protocol):
 
     handle: int
 
-    def run(self, q: Any, kv: Any, *, return_lse: bool, **inputs: Any) -> Result: ...
+    def run(self, q: Any, kv: Any, **rest: Any) -> Any: ...
 
 
 _handles = itertools.count()
@@ -85,13 +92,24 @@ def compiled_run(
     return_lse: bool,
     inputs: Mapping[str, Any],
     learnt: list[torch.Tensor],
+    told: MaxScores | None = None,
 ) -> Result:
-    """`AttentionWrapper.run` through its operator; `learnt` are values that want a gradient."""
+    """`AttentionWrapper.run` through its operator.
+
+    Args:
+        wrapper: whose run it is.
+        q, kv, out, lse, return_lse, inputs: its arguments.
+        learnt: values that want a gradient.
+        told: takes the largest scores, if they are wanted.
+    """
     k, v = kv if isinstance(kv, (tuple, list)) else (kv[:, 0], kv[:, 1])
-    packed = _pack(inputs)
-    o, sums = run_op(q, k, v, *packed, wrapper.handle, return_lse or lse is not None, learnt)
+    wanted = return_lse or lse is not None, told is not None
+    o, sums, tops = run_op(q, k, v, *_pack(inputs), wrapper.handle, *wanted, learnt)
     _refuse_unlike("out", out, o)
     _refuse_unlike("lse", lse, sums)
+    if told is not None:
+        _refuse_unlike("max_scores", told.tensor, tops)
+        told.put(tops)
     return results(o, sums, out, lse, return_lse)
 
 
@@ -107,8 +125,10 @@ def compiled_attention(
     backend: str | None,
     kv_lens: torch.Tensor | None,
     inputs: Mapping[str, Any],
-) -> Result:
+    return_aux: Requested | None = None,
+) -> Result | tuple[torch.Tensor, AuxOutput]:
     """`attention` through its operator."""
+    asked = AuxRequest(return_lse) if return_aux is None else checked_request(return_aux, return_lse)
     packed, handle = _pack(inputs), _NO_VARIANT
     if variant is not None and torch.compiler.is_compiling():
         from warploom.runtime.constants import handle_of  # brings in torch._dynamo
@@ -116,11 +136,13 @@ def compiled_attention(
         handle = handle_of(id(variant))
     elif variant is not None:
         handle = register_variant(variant)
-    o, sums = attention_op(
-        q, k, v, kv_lens, *packed, handle, sm_scale, return_lse, layout, lse_base, backend,
+    o, sums, tops = attention_op(
+        q, k, v, kv_lens, *packed, handle, sm_scale, *asked, layout, lse_base, backend,
         wanting(inputs.values()),
     )  # fmt: skip
-    return results(o, sums, None, None, return_lse)
+    if return_aux is None:
+        return results(o, sums, None, None, return_lse)
+    return o, AuxOutput(sums if asked.lse else None, tops if asked.max_scores else None)
 
 
 def results(
@@ -185,18 +207,17 @@ def run_op(
     names: str,
     handle: int,
     return_lse: bool,
+    return_max_scores: bool,
     learnt: list[torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`run` of the wrapper with this handle; without `return_lse` the second result is empty.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`run` of the wrapper with this handle: output, log-sum-exp and largest scores.
 
-    Values that want a gradient come once more, to be refused one.
+    What is not asked for is empty. Values that want a gradient come once more, to be refused one.
     """
     inputs = _unpack(tensors, bools, ints, floats, names)
+    asked = AuxRequest(return_lse, return_max_scores)
     with torch.no_grad():
-        result = _found(_wrappers, handle, "wrapper").run(
-            q, (k, v), return_lse=return_lse, **inputs
-        )
-    return _pair(result, return_lse)
+        return _three(*_found(_wrappers, handle, "wrapper").run(q, (k, v), return_aux=asked, **inputs))
 
 
 @torch.library.custom_op("warploom::attention", mutates_args=())
@@ -213,11 +234,12 @@ def attention_op(
     handle: int,
     sm_scale: float | None,
     return_lse: bool,
+    return_max_scores: bool,
     layout: str,
     lse_base: str,
     backend: str | None,
     learnt: list[torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`attention` with the variant of this handle; results as those of `run_op`."""
     from warploom.runtime.attention import attention  # it dispatches to here
 
@@ -228,20 +250,21 @@ def attention_op(
             v,
             variant=None if handle == _NO_VARIANT else _found(_variants, handle, "variant"),
             sm_scale=sm_scale,
-            return_lse=return_lse,
+            return_aux=AuxRequest(return_lse, return_max_scores),
             layout=cast(Layout, layout),
             lse_base=lse_base,
             backend=backend,
             kv_lens=kv_lens,
             **_unpack(tensors, bools, ints, floats, names),
         )
-    return _pair(result, return_lse)
+    return _three(*result)
 
 
-def _pair(result: Any, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    if return_lse:
-        return result[0], result[1]
-    return result, result.new_empty(0, dtype=torch.float32)
+def _three(
+    out: torch.Tensor, aux: AuxOutput
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    sums, tops = (out.new_empty(0, dtype=torch.float32) if x is None else x for x in aux)
+    return out, sums, tops
 
 
 @torch.library.custom_op("warploom::no_gradient", mutates_args=())
@@ -295,23 +318,25 @@ attention_op.register_autograd(_no_backward, setup_context=_keep_shapes)
 
 
 def _fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, return_lse: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapes of the results: out is q with v's head dimension, log-sum-exp q without one."""
+    q: torch.Tensor, v: torch.Tensor, *asked: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Shapes of the results: out is q with v's head dimension, the others are q without one."""
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return out, q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=torch.float32)
+    shapes = (q.shape[:-1] if flag else (0,) for flag in asked)
+    sums, tops = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return out, sums, tops
 
 
 @run_op.register_fake
 def _(  # type: ignore[no-untyped-def]
-    q, k, v, tensors, bools, ints, floats, names, handle, return_lse, learnt
+    q, k, v, tensors, bools, ints, floats, names, handle, return_lse, return_max_scores, learnt
 ):  # fmt: skip
-    return _fake(q, k, v, return_lse)
+    return _fake(q, v, return_lse, return_max_scores)
 
 
 @attention_op.register_fake
 def _(  # type: ignore[no-untyped-def]
-    q, k, v, kv_lens, tensors, bools, ints, floats, names, handle, sm_scale, return_lse, layout,
-    lse_base, backend, learnt,
+    q, k, v, kv_lens, tensors, bools, ints, floats, names, handle, sm_scale, return_lse,
+    return_max_scores, layout, lse_base, backend, learnt,
 ):  # fmt: skip
-    return _fake(q, k, v, return_lse)
+    return _fake(q, v, return_lse, return_max_scores)

@@ -15,6 +15,7 @@ from warploom.dsl.extents import MAX_HEADS
 from warploom.dsl.formats import BlockSparse, KVFormat, Paged, Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
+from warploom.runtime.aux_outputs import check_has_scores
 from warploom.runtime.values import fits_float32
 from warploom.scheduler.bounds import Bounds
 
@@ -69,13 +70,15 @@ def make_spec(
     kv_format: KVFormat,
     device: torch.device,
     kv_dtype: str | DType | torch.dtype | None = None,
+    max_scores: bool = False,
 ) -> AttentionSpec:
     """Check the declaration.
 
     Raises:
         BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256; of 16 for 8-bit keys
             and values on CUDA.
-        UnsupportedSpec: a dtype that attention, or this device's back end, does not compute in.
+        UnsupportedSpec: a dtype that attention, or this device's back end, does not compute in, or
+            largest scores of a variant without softmax.
     """
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
@@ -86,7 +89,9 @@ def make_spec(
     storage = replace(kv_format, layout="NHD")
     computed = _element(element, device)
     stored = None if kv_dtype is None else _stored(kv_dtype, computed)
-    spec = AttentionSpec(traced, head_dim, head_dim_v, computed, storage, stored)
+    spec = AttentionSpec(traced, head_dim, head_dim_v, computed, storage, stored, max_scores)
+    if max_scores:
+        check_has_scores(spec)
     if spec.is_narrow and device.type == "cuda":
         for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
             if value % 16:

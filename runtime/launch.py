@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from warploom.runtime.args import (
     key_value,
     row_strides,
 )
+from warploom.runtime.aux_outputs import MaxScores
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
@@ -294,6 +295,44 @@ class Launcher:
             "out": None if out is None else obstacle(out, vector),
         }
         return {name: each for name, each in found.items() if each is not None}
+
+    def launch_telling(
+        self,
+        run: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+        q: torch.Tensor,
+        kv: KV,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        given: Mapping[str, Any],
+        told: MaxScores,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Launch by `run`, a method of this, and write the largest scores too.
+
+        The next run is checked from the start.
+
+        Raises:
+            WrongDType, WrongDevice, WrongShape, WrongStride, ArgumentError: the given tensor is
+                wrong, or reaches into another one.
+        """
+        if not self._only_device and shortcuts.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self.launch_telling(run, q, kv, out, lse, return_lse, given, told)
+        self._form = None
+        if told.tensor is None:
+            told.tensor = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
+        else:
+            check_lse(told.tensor, self._geometry, self._batch, "max_scores")
+            read = dict(zip("qkv", (q, *key_value(kv)), strict=True)) | self._reads
+            read |= {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+            check_apart(out, lse, read, told.tensor)
+        by_axis = row_strides(told.tensor.stride(), self._geometry)
+        self._params.set_max_scores(told.tensor.data_ptr(), by_axis)
+        try:
+            return run(q, kv, out, lse, return_lse, given)
+        finally:
+            self._form = None
+            self._params.set_max_scores(0, (0, 0, 0))
 
     def _checked_strides(
         self,

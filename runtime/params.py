@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from warploom.codegen.abi import TENSOR_MAP_BYTES, Packer, param_fields
+from warploom.codegen.abi import MAX_SCORES_STRIDES, TENSOR_MAP_BYTES, Packer, param_fields
 from warploom.dsl.spec import AttentionSpec
 
 TENSORS = ("q", "k", "v", "o", "lse")
@@ -84,6 +84,11 @@ class ParamBlock(Block):
     def set_strides(self, strides: tuple[int, ...]) -> None:
         """Write all strides, in the order of `STRIDES`."""
         self._set_strides(*strides)
+
+    def set_max_scores(self, address: int, strides: tuple[int, ...]) -> None:
+        """Write where largest scores go, in kernels that tell them: (batch, row, head) strides."""
+        for name, value in zip(("max_scores", *MAX_SCORES_STRIDES), (address, *strides), strict=True):
+            self.set(name, value)
 
 
 def _run(code: str, names: tuple[str, ...], offsets: dict[str, int]) -> tuple[struct.Struct, int]:

@@ -24,7 +24,7 @@ def run_reference(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     inputs: Mapping[str, Any],
     sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attention of a batch, segment by segment, in float64.
 
     Args:
@@ -36,7 +36,8 @@ def run_reference(
         sm_scale: factor of q.k.
 
     Returns:
-        Output in q's dtype and natural log-sum-exp in float32, laid out as a kernel writes them.
+        Output in q's dtype, natural log-sum-exp and largest scores in float32, laid out as a kernel
+        writes them.
 
     Raises:
         WrongDType, WrongDevice, WrongShape, IndexOutOfRange: a wrong tensor.
@@ -46,7 +47,7 @@ def run_reference(
     q = _named(tensors[0], geometry.q_axes, ("batch", "row", "head", "dim"))
     k, v = (_named(x, geometry.kv_axes, ("block", "token", "head", "dim")) for x in tensors[1:])
     o = np.zeros((*q.shape[:-1], geometry.head_dim_v))
-    lse = np.full(q.shape[:-1], -math.inf)
+    lse, top = (np.full(q.shape[:-1], -math.inf) for _ in range(2))
     for segment in batch.segments:
         entry = int(segment["batch"]) if geometry.is_dense else 0
         rows = slice(int(segment["q_row"]), int(segment["q_row"]) + int(segment["num_q"]))
@@ -64,11 +65,13 @@ def run_reference(
             first_q_row=rows.start,
             q_len=int(segment["q_len"]),
             kv_len=int(segment["kv_len"]),
+            max_scores=top[entry, rows],
         )
     wanted = geometry.q_axes
     out = _unnamed(o, ("batch", "row", "head", "dim"), wanted).to(geometry.dtype)
-    sums = _unnamed(lse, ("batch", "row", "head"), wanted[:-1]).to(torch.float32)
-    return out.to(geometry.device), sums.to(geometry.device)
+    of_rows = (_unnamed(x, ("batch", "row", "head"), wanted[:-1]).float() for x in (lse, top))
+    sums, tops = (x.to(geometry.device) for x in of_rows)
+    return out.to(geometry.device), sums, tops
 
 
 def _keys(segment: Any, batch: Batch, geometry: Geometry) -> tuple[_Rows, tuple[_Rows, _Rows]]:

@@ -6,9 +6,20 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from warploom.dsl.spec import AttentionSpec
 from warploom.runtime import custom_op
 from warploom.runtime.args import KV, Geometry, check_results, checked_kv, key_value
+from warploom.runtime.aux_outputs import (
+    AuxOutput,
+    AuxRequest,
+    MaxScores,
+    Requested,
+    check_is_declared,
+    checked_request,
+    with_aux,
+)
 from warploom.runtime.custom_op import Result, Runner
 from warploom.runtime.declare import checked_flag
 from warploom.runtime.guard import Guard
@@ -23,13 +34,40 @@ class Running(Planning):
 
     handle: int
     sm_scale: float
+    spec: AttentionSpec
     _geometry: Geometry
     _guard: Guard
     _lse_scale: float
 
+    def _run_with_aux(
+        self, q: Any, kv: Any, out: Any, lse: Any, max_scores: Any, return_lse: bool,
+        return_aux: Requested | None, inputs: dict[str, Any],
+    ) -> Result | tuple[torch.Tensor, AuxOutput]:  # fmt: skip
+        """A run with a request, or with a place for the largest scores."""
+        asked = AuxRequest(return_lse)
+        if return_aux is not None:
+            asked = checked_request(return_aux, return_lse)
+        told = MaxScores(max_scores) if asked.max_scores or max_scores is not None else None
+        runner = cast(Runner, self)
+        result: Result
+        if is_dynamo_compiling():
+            learnt = self._learnt(inputs)
+            result = custom_op.compiled_run(
+                runner, q, kv, out, lse, asked.lse, inputs, learnt, told
+            )
+        elif told is None:
+            result = runner.run(q, kv, out=out, lse=lse, return_lse=asked.lse, **inputs)
+        else:
+            check_is_declared(self.spec)
+            result = self._run_unknown(q, kv, out, lse, asked.lse, inputs, told)
+        if return_aux is None:
+            return result
+        return with_aux(result, told if asked.max_scores else None)
+
     def _run_unknown(
-        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any]
-    ) -> Result:
+        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
+        told: MaxScores | None = None,
+    ) -> Result:  # fmt: skip
         """Check all, and go through the operator where torch must know of the call."""
         self._inputs.check_names(inputs)
         return_lse = checked_flag("return_lse", return_lse)
@@ -37,34 +75,38 @@ class Running(Planning):
         if batch is None:
             raise self._not_planned()
         parts = kv if isinstance(kv, (tuple, list)) else (kv,)
-        if needs_operator("run", (q, *parts, out, lse, *inputs.values())):
-            return self._run_operator(q, kv, out, lse, return_lse, inputs)
+        tops = None if told is None else told.tensor
+        if needs_operator("run", (q, *parts, out, lse, tops, *inputs.values())):
+            return self._run_operator(q, kv, out, lse, return_lse, inputs, told)
         kv = checked_kv(kv, self.kv_format)
         q = as_torch(q, "q")
         out = out if out is None else as_torch(out, "out", shared=True)
         lse = lse if lse is None else as_torch(lse, "lse", shared=True)
+        if told is not None and tops is not None:
+            told.tensor = tops = as_torch(tops, "max_scores", shared=True)
         learnt, tensors = self._learnt(inputs), (q, *key_value(kv))
         is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
         if wants and not is_traced:
-            check_results(out, lse, tensors, self._geometry, batch)
+            check_results(out, lse, tensors, self._geometry, batch, tops)
         if wants or is_traced:  # the operator says that there is none, once a gradient is asked for
             return custom_op.compiled_run(
-                cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt
+                cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt, told
             )
         held = self._guard
         if not held.try_enter(False):
             held.wait()
         try:
             if not is_watched():
-                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs)
+                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, told)
             with paused():
-                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs)
+                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, told)
         finally:
             held.leave()
 
     def _run_operator(
-        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any]
-    ) -> Result:
+        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
+        told: MaxScores | None,
+    ) -> Result:  # fmt: skip
         """Let torch work out what the call is: its operator in a graph, a result of fakes, ..."""
         if isinstance(kv, (tuple, list)) and len(kv) == 2:
             kv = as_seen(kv[0], "k"), as_seen(kv[1], "v")
@@ -73,7 +115,7 @@ class Running(Planning):
         inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
         return custom_op.compiled_run(
             cast(Runner, self), as_seen(q, "q"), kv, out, lse, return_lse, inputs,
-            self._learnt(inputs),
+            self._learnt(inputs), told,
         )  # fmt: skip
 
     def _admit_and_launch(
@@ -84,22 +126,28 @@ class Running(Planning):
         lse: torch.Tensor | None,
         return_lse: bool,
         inputs: dict[str, Any],
+        told: MaxScores | None,
     ) -> Result:
         """Run what has its turn: the plan stays as it is."""
         batch = self._batch
         if batch is None:  # another thread's plan was refused just now
             raise self._not_planned()
         if self._launcher is not None:
-            if self._launcher.admit(q, kv, out, lse, return_lse):
-                return self._launcher.launch(q, kv, out, lse, return_lse, inputs)
-            return self._launcher.launch_copies(q, kv, out, lse, return_lse, inputs)
+            reaches = self._launcher.admit(q, kv, out, lse, return_lse)
+            run = self._launcher.launch if reaches else self._launcher.launch_copies
+            if told is not None:
+                return self._launcher.launch_telling(run, q, kv, out, lse, return_lse, inputs, told)
+            return run(q, kv, out, lse, return_lse, inputs)
         tensors = (q, *key_value(kv))
-        check_results(out, lse, tensors, self._geometry, batch)
+        tops = None if told is None else told.tensor
+        check_results(out, lse, tensors, self._geometry, batch, tops)
         values = {**self._inputs.scalars, **self._inputs.tensors}
         values |= self._inputs.check_given(inputs)
-        o, sums = run_reference(
+        o, sums, found = run_reference(
             self._variant, batch, self._geometry, tensors, values, self.sm_scale
         )
+        if told is not None:
+            told.put(found)
         return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -108,10 +108,11 @@ class PageSelectionWrapper(AttentionWrapper):
 
         Args:
             q, kv: queries and the cache.
-            **rest: `out`, `lse`, `return_lse` and values of the variant's fields, passed on.
+            **rest: `out`, `lse`, `max_scores`, `return_lse`, `return_aux` and values of the variant's
+                fields, passed on.
 
         Returns:
-            The output, and with `return_lse` the log-sum-exp.
+            The output, and with `return_lse` the log-sum-exp, with `return_aux` an `AuxOutput`.
 
         Raises:
             IndexOutOfRange: on the CPU, an entry of the selection that is no page of the cache.

@@ -13,6 +13,7 @@ from warploom.dsl.formats import BlockSparse, Dense, Paged
 from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.rounding import rounder, tolerance
 from warploom.dsl.variant import Variant
+from warploom.runtime.aux_outputs import AuxRequest
 from warploom.runtime.case import Case
 from warploom.runtime.random_inputs import random_inputs
 from warploom.runtime.wrapper import AttentionWrapper
@@ -24,12 +25,14 @@ MakeInputs = Callable[["Case", np.random.Generator], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Expected:
-    """The oracle's result for one request, and that of its low-precision twin."""
+    """The oracle's output, log-sum-exp and largest scores of one request, and its naive twin's."""
 
     o: _Floats
     lse: _Floats
+    top: _Floats
     naive_o: _Floats
     naive_lse: _Floats
+    naive_top: _Floats
 
 
 class Trial:
@@ -54,8 +57,8 @@ class Trial:
         self.block_lists: list[_Floats] = []
         self.stored = self._store()
 
-    def run(self) -> tuple[list[_Floats], list[_Floats]]:
-        """Output and log-sum-exp of each request, by the device's back end."""
+    def run(self) -> tuple[list[_Floats], ...]:
+        """Output, log-sum-exp and, if the kernel tells them, largest scores of each request."""
         case, setup = self.case, self.case.setup
         wrapper = AttentionWrapper(
             self.variant,
@@ -69,6 +72,7 @@ class Trial:
             device=setup.device,
             tile=setup.tile,
             sm_limit=case.sm_limit,
+            max_scores=setup.max_scores,
         )
         inputs: dict[str, Any] = {
             name: x.to(wrapper.device) if isinstance(x, torch.Tensor) else x
@@ -77,8 +81,8 @@ class Trial:
         wrapper.plan(**self.plan, **inputs)
         q = self._queries().to(wrapper.device)
         k, v = (x.to(wrapper.device) for x in self.stored)
-        out, lse = wrapper.run(q, (k, v), return_lse=True)
-        return self._split(out), self._split(lse)
+        out, aux = wrapper.run(q, (k, v), return_aux=AuxRequest(True, setup.max_scores))
+        return tuple(self._split(x) for x in (out, *aux) if x is not None)
 
     def expected(self) -> list[Expected]:
         """What the user's functors say, request by request."""
@@ -98,11 +102,12 @@ class Trial:
                 "kv_positions": keys,
             }
             tensors = (self.q[i][rows], self.k[i][keys], self.v[i][keys])
-            exact = reference_attention(self.variant, *tensors, **request)
+            tops = np.zeros((2, *tensors[0].shape[:2]))
+            exact = reference_attention(self.variant, *tensors, max_scores=tops[0], **request)
             naive = naive_attention(
-                self.variant, *tensors, round_to=self.case.setup.dtype, **request
+                self.variant, *tensors, round_to=self.case.setup.dtype, max_scores=tops[1], **request
             )
-            results.append((*exact, *naive))
+            results.append((*exact, tops[0], *naive, tops[1]))
         return Expected(*(np.concatenate(arrays) for arrays in zip(*results, strict=True)))
 
     def _parts(self, i: int) -> list[tuple[slice, _Floats]]:
@@ -210,13 +215,15 @@ class Trial:
 def mismatch(variant: Variant, case: Case, make_inputs: MakeInputs | None = None) -> str | None:
     """Run one case; None if the back end agrees with the oracle, else what differs most."""
     trial = Trial(variant, case, make_inputs)
-    outputs, sums = trial.run()
-    for i, (o, lse, exact) in enumerate(zip(outputs, sums, trial.expected(), strict=True)):
+    for i, (exact, o, lse, *tops) in enumerate(zip(trial.expected(), *trial.run(), strict=True)):
         dtype = case.setup.dtype
         found = _compare(f"output of request {i}", o, exact.o, exact.naive_o, dtype)
         if found is None and variant.softmax:
             what = f"log-sum-exp of request {i}"
             found = _compare(what, lse, exact.lse, exact.naive_lse, dtype)
+        for top in tops:
+            what = f"largest scores of request {i}"
+            found = found or _compare(what, top, exact.top, exact.naive_top, dtype)
         if found is not None:
             return found
     return None

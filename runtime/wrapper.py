@@ -23,6 +23,7 @@ from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import ArgumentError, WrongCall
 from warploom.runtime import custom_op
 from warploom.runtime.args import Geometry
+from warploom.runtime.aux_outputs import AuxOutput, Requested
 from warploom.runtime.calls import explained
 from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import (
@@ -109,6 +110,7 @@ class AttentionWrapper(Running):
         batch_invariant: bool = False,
         tile: TileConfig | None = None,
         key_transform: Way = "auto",
+        max_scores: bool = False,
     ) -> None:
         """Declare; kernels whose tile is known from the declaration are built here.
 
@@ -137,6 +139,8 @@ class AttentionWrapper(Running):
             key_transform: where keys are transformed: "fused" in attention, for each query tile
                 again; "before" in a kernel of its own, into memory that each run takes and gives
                 back; "auto": before where many query tiles meet each key, if that can be had.
+            max_scores: make kernels that can tell the largest score of each row, which runs may ask
+                for. They scale outputs more often, as maxima grow.
 
         Raises:
             VariantError: the variant cannot be traced.
@@ -145,8 +149,8 @@ class AttentionWrapper(Running):
         """
         self._variant = as_variant(variant)
         self._setup(traced_once(self._variant)[1], as_format(kv_format), num_q_heads, num_kv_heads,
-                    head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device),
-                    backend)  # fmt: skip
+                    head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device), backend,
+                    checked_flag("max_scores", max_scores))  # fmt: skip
         self._lse_scale = checked_lse_scale(lse_base)
         cuda_graph = checked_flag("cuda_graph", cuda_graph)
         batch_invariant = checked_flag("batch_invariant", batch_invariant)
@@ -183,14 +187,16 @@ class AttentionWrapper(Running):
         self, traced: TracedVariant, kv_format: KVFormat, num_q_heads: int,
         num_kv_heads: int | None, head_dim: int, head_dim_v: int | None,
         dtype: str | DType | torch.dtype, kv_dtype: str | DType | torch.dtype | None,
-        device: torch.device, backend: str | None,
+        device: torch.device, backend: str | None, max_scores: bool,
     ) -> None:  # fmt: skip
         self.device = device
         self.backend: Backend = resolve_backend(backend, device)
         num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
         group_size(num_q_heads, num_kv_heads)
         self.kv_format = kv_format
-        self.spec = make_spec(traced, head_dim, head_dim_v, dtype, kv_format, device, kv_dtype)
+        self.spec = make_spec(
+            traced, head_dim, head_dim_v, dtype, kv_format, device, kv_dtype, max_scores
+        )
         self.heads = Heads(num_q_heads, num_kv_heads)
         self._geometry = Geometry(
             kv_format=kv_format,
@@ -248,20 +254,27 @@ class AttentionWrapper(Running):
 
     @overload
     def run(
-        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., return_lse: Literal[False] = ...,
-        **inputs: Any,
+        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., max_scores: Any = ...,
+        return_lse: Literal[False] = ..., return_aux: None = ..., **inputs: Any,
     ) -> torch.Tensor: ...  # fmt: skip
 
     @overload
     def run(
-        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., return_lse: Literal[True],
-        **inputs: Any,
+        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., max_scores: Any = ...,
+        return_lse: Literal[True], return_aux: None = ..., **inputs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
     @overload
     def run(
-        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., return_lse: bool, **inputs: Any
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., max_scores: Any = ...,
+        return_aux: Requested, **inputs: Any,
+    ) -> tuple[torch.Tensor, AuxOutput]: ...  # fmt: skip
+
+    @overload
+    def run(
+        self, q: Any, kv: Any, *, out: Any = ..., lse: Any = ..., max_scores: Any = ...,
+        return_lse: bool, return_aux: None = ..., **inputs: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
     def run(
         self,
@@ -270,9 +283,11 @@ class AttentionWrapper(Running):
         *more: object,
         out: Any = None,
         lse: Any = None,
+        max_scores: Any = None,
         return_lse: bool = False,
+        return_aux: Requested | None = None,
         **inputs: Any,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> Any:
         """Attention of the planned batch, on the caller's current stream.
 
         Args:
@@ -283,13 +298,16 @@ class AttentionWrapper(Running):
                 page_size, heads, dim]; HND swaps tokens and heads.
             out: tensor for the output, shaped like q with head_dim_v.
             lse: float32 tensor for the log-sum-exp, shaped like q without head_dim.
+            max_scores: float32 tensor for the largest scores, shaped like `lse`.
             return_lse: return the log-sum-exp too.
+            return_aux: an `AuxRequest`, as in FlexAttention: what to return in an `AuxOutput`, in
+                place of `return_lse`. Largest scores are of wrappers made with `max_scores=True`.
             **inputs: values of the variant's fields for this run. Captured in a CUDA graph, scalars
                 are frozen and tensors are read by address.
 
         Returns:
-            The output, and with `return_lse` the log-sum-exp: -inf (and output 0) for rows that see
-            nothing. Undefined if the device refused the plan, which `check_plan` tells.
+            The output; with `return_lse` also the log-sum-exp, with `return_aux` an `AuxOutput`. Rows
+            that see nothing have output 0, and -inf in both. Undefined if the device refused the plan, which `check_plan` tells.
 
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
@@ -305,6 +323,8 @@ class AttentionWrapper(Running):
         if more:
             reason = "keys and values are one argument: run(q, (k, v)); the others need their names"
             raise WrongCall(function="run", reason=reason)
+        if return_aux is not None or max_scores is not None:
+            return self._run_with_aux(q, kv, out, lse, max_scores, return_lse, return_aux, inputs)
         if is_dynamo_compiling():
             learnt = self._learnt(inputs)
             return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)

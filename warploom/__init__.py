@@ -81,6 +81,8 @@ if TYPE_CHECKING:
     from warploom.runtime.append import Appender as Appender
     from warploom.runtime.append import append as append
     from warploom.runtime.attention import attention as attention
+    from warploom.runtime.aux_outputs import AuxOutput as AuxOutput
+    from warploom.runtime.aux_outputs import AuxRequest as AuxRequest
     from warploom.runtime.blocks import block_rows as block_rows
     from warploom.runtime.compose import Level as Level
     from warploom.runtime.compose import Part as Part
@@ -180,6 +182,8 @@ _HOME = {
     "append": "warploom.runtime.append",
     "Appender": "warploom.runtime.append",
     "attention": "warploom.runtime.attention",
+    "AuxOutput": "warploom.runtime.aux_outputs",
+    "AuxRequest": "warploom.runtime.aux_outputs",
     "AttentionWrapper": "warploom.runtime.wrapper",
     "PageSelectionWrapper": "warploom.runtime.selection",
     "draw_mask": "warploom.runtime.draw",

@@ -144,6 +144,10 @@ struct Item {
     return segment.batch * p.lse_batch_stride + q_row[r] * p.lse_row_stride +
            q_head[r] * p.lse_head_stride;
   }
+  long long max_scores_offset(int r) const {
+    return segment.batch * p.max_scores_batch_stride + q_row[r] * p.max_scores_row_stride +
+           q_head[r] * p.max_scores_head_stride;
+  }
 
  private:
   // Row r of a composed plan's tile, by its code.

@@ -6,6 +6,8 @@
 #include <warploom/storage.hpp>
 #include <warploom/transform.hpp>
 
+#include <warploom/max_scores.hpp>
+
 namespace warploom {
 
 // Attention states of an item's rows: outputs, the factor that normalises them, the largest logit
@@ -66,6 +68,16 @@ void find_lse(const Item<K>& item, States<K>& states) {
   }
 }
 
+template <class K>
+void write_max_score(const Item<K>& item, const States<K>& states, int r) {
+  if constexpr (kTellsMaxScores<K>) {
+    if (item.p.max_scores == nullptr) return;
+    const float late = logit_scale<typename K::Variant>(item.p.sm_scale).late;
+    item.p.max_scores[item.max_scores_offset(r)] =
+        max_score(states.largest[r], late, states.sum[r]);
+  }
+}
+
 // Replaces outputs by what output_transform makes of them.
 template <class K>
 void transform_outputs(const Item<K>& item, States<K>& states) {
@@ -99,6 +111,7 @@ void write_outputs(const Item<K>& item, States<K>& states) {
       store_floats(out + lane, states.normalised(r, lane), min_int(kLanes, kDim - lane));
     }
     if (item.p.lse != nullptr) item.p.lse[item.lse_offset(r)] = states.lse[r] * item.p.lse_scale;
+    write_max_score(item, states, r);
   }
 }
 

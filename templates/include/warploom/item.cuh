@@ -106,6 +106,10 @@ struct Item {
     return tile().batch * p.lse_batch_stride + row.q_row * p.lse_row_stride +
            row.q_head * p.lse_head_stride;
   }
+  WL_FN long long max_scores_offset(const RowInfo& row) const {
+    return tile().batch * p.max_scores_batch_stride + row.q_row * p.max_scores_row_stride +
+           row.q_head * p.max_scores_head_stride;
+  }
 
  private:
   using WorkItem = typename K::WorkItem;

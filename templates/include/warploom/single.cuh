@@ -96,13 +96,14 @@ struct WarpRows {
 };
 
 // Online softmax of a row, of which each lane has a logit; see softmax.cuh.
+template <class K>
 struct RowSoftmax {
   float factor;  // of logits, to base 2
   float largest = -kInfinity, sum = 0.0f;
 
   // True if the reference moved: the output must then be scaled by `rescale`.
   WL_FN bool follow(float logit, float& rescale) {
-    if (!__any_sync(kAllLanes, (logit - largest) * factor > 8.0f)) return false;
+    if (!__any_sync(kAllLanes, outgrows<K>(logit, largest, factor))) return false;
     float found = logit;
 #pragma unroll
     for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
@@ -369,7 +370,7 @@ class SingleRow {
 
   Item<K> item_;
   KeyWalk<K> walk_;
-  RowSoftmax softmax_;
+  RowSoftmax<K> softmax_;
   float query_[Keys::kNumbers];
   float output_[Values::kNumbers] = {};
 };

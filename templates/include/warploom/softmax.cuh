@@ -3,6 +3,8 @@
 
 #include <warploom/linear_bias.cuh>
 
+#include <warploom/max_scores.hpp>
+
 namespace warploom {
 
 // Beyond it, to base 2, products with the factor are rounded by an eighth and more.
@@ -16,6 +18,14 @@ WL_FN float row_max(float x) {
 WL_FN float row_sum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);
   return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+// Whether a logit is so much larger than the reference that the latter must follow; false if both
+// are -inf. Maxima that are told are compared as they are: their products may all be 0.
+template <class K>
+WL_FN bool outgrows(float logit, float reference, float factor) {
+  if constexpr (kTellsMaxScores<K>) return logit > reference;
+  return (logit - reference) * factor > 8.0f;
 }
 
 // Its base has the shifts of the tile at hand: where there are none, it takes no room.
@@ -44,7 +54,7 @@ struct Softmax : Shifts<K> {
   //
   // `largest` follows the true maximum only when that is more than 2^8 greater: a probability is
   // then at most 256, which 16-bit floats hold as exactly as 1, and the output is rescaled in few
-  // tiles.
+  // tiles. Where maxima are told, it is the maximum.
   WL_FN bool follow(const Scores& scores, float (&rescale)[kRows]) {
     float found[kRows];
     bool moved = false;
@@ -119,7 +129,7 @@ struct Softmax : Shifts<K> {
 
  private:
   WL_FN bool exceeds(int r, float logit) const {
-    return (logit - largest[r]) * factor > 8.0f;  // false if both are -inf
+    return outgrows<K>(logit, largest[r], factor);
   }
   WL_FN bool is_far(float logit) const {
     return !(abs(logit * factor) <= kFarLogit) && abs(logit) < kInfinity;
@@ -143,6 +153,15 @@ WL_FN float row_lse(const SoftmaxState& state, float factor) {
   if constexpr (!K::Variant::kSoftmax) return 0.0f;
   if (state.sum == 0.0f) return -kInfinity;
   return state.largest * (factor * kLn2) + log2(state.sum) * kLn2;
+}
+// Writes it where it is wanted.
+template <class K, class At>
+WL_FN void write_max_score(const Item<K>& item, const At& row, const SoftmaxState& state) {
+  if constexpr (kTellsMaxScores<K>) {
+    if (item.p.max_scores == nullptr) return;
+    item.p.max_scores[item.max_scores_offset(row)] =
+        max_score(state.largest, softmax_factor<K>(item.p), state.sum);
+  }
 }
 WL_FN float row_scale(float sum) { return sum == 0.0f ? 0.0f : reciprocal(sum); }
 

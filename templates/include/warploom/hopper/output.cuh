@@ -66,6 +66,7 @@ class OutputWriter {
       }
     }
     if (item.p.lse != nullptr) write_lse(item, softmax);
+    if constexpr (kTellsMaxScores<K>) write_max_scores(item, softmax);
   }
 
   // Row of a pass that a thread stores in its i-th vector.
@@ -102,6 +103,15 @@ class OutputWriter {
       if (row >= item.facts().rows || Mma::lane() % 4 != 0) continue;
       item.p.lse[item.lse_offset(item.row(row))] =
           row_lse<K>(softmax_state(softmax, half), softmax.factor) * item.p.lse_scale;
+    }
+  }
+
+  WL_FN static void write_max_scores(const Item<K>& item, const Softmax<K>& softmax) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = ThreadRows<K>::row(half);
+      if (row >= item.facts().rows || Mma::lane() % 4 != 0) continue;
+      write_max_score(item, item.row(row), softmax_state(softmax, half));
     }
   }
 
