@@ -69,7 +69,9 @@ struct RowStore {
     if (item.p.lse != nullptr && first_lane() == 0) {
       item.p.lse[item.lse_offset(at.row)] = at.lse * item.p.lse_scale;
     }
-    if (first_lane() == 0) write_max_score(item, at.row, state);
+    if constexpr (kTellsMaxScores<K>) {
+      if (first_lane() == 0) write_max_score(item, at.row, state);
+    }
   }
 
   // Writes a row of a partial result to the item's slot.

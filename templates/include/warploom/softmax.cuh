@@ -154,14 +154,12 @@ WL_FN float row_lse(const SoftmaxState& state, float factor) {
   if (state.sum == 0.0f) return -kInfinity;
   return state.largest * (factor * kLn2) + log2(state.sum) * kLn2;
 }
-// Writes it where it is wanted.
+// Writes it where it is wanted. Only kernels that tell maxima call it.
 template <class K, class At>
-WL_FN void write_max_score(const Item<K>& item, const At& row, const SoftmaxState& state) {
-  if constexpr (kTellsMaxScores<K>) {
-    if (item.p.max_scores == nullptr) return;
-    item.p.max_scores[item.max_scores_offset(row)] =
-        max_score(state.largest, softmax_factor<K>(item.p), state.sum);
-  }
+WL_CALLED_FN void write_max_score(Item<K> item, At row, SoftmaxState state) {
+  if (item.p.max_scores == nullptr) return;
+  item.p.max_scores[item.max_scores_offset(row)] =
+      max_score(state.largest, softmax_factor<K>(item.p), state.sum);
 }
 WL_FN float row_scale(float sum) { return sum == 0.0f ? 0.0f : reciprocal(sum); }
 
