@@ -219,7 +219,7 @@ def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
 def check_lse(
     lse: torch.Tensor, geometry: Geometry, batch: Batch, name: str = "lse"
 ) -> tuple[int, ...]:
-    """Check the caller's tensor for a number of each row; returns its (batch, row, head) strides."""
+    """Check the caller's tensor for one number of each row; returns (batch, row, head) strides."""
     if lse.device != geometry.device:
         raise WrongDevice(name=name, got=str(lse.device), expected=str(geometry.device))
     if lse.dtype != torch.float32:

@@ -128,7 +128,9 @@ def compiled_attention(
     return_aux: Requested | None = None,
 ) -> Result | tuple[torch.Tensor, AuxOutput]:
     """`attention` through its operator."""
-    asked = AuxRequest(return_lse) if return_aux is None else checked_request(return_aux, return_lse)
+    asked = (
+        AuxRequest(return_lse) if return_aux is None else checked_request(return_aux, return_lse)
+    )
     packed, handle = _pack(inputs), _NO_VARIANT
     if variant is not None and torch.compiler.is_compiling():
         from warploom.runtime.constants import handle_of  # brings in torch._dynamo
@@ -217,7 +219,9 @@ def run_op(
     inputs = _unpack(tensors, bools, ints, floats, names)
     asked = AuxRequest(return_lse, return_max_scores)
     with torch.no_grad():
-        return _three(*_found(_wrappers, handle, "wrapper").run(q, (k, v), return_aux=asked, **inputs))
+        return _three(
+            *_found(_wrappers, handle, "wrapper").run(q, (k, v), return_aux=asked, **inputs)
+        )
 
 
 @torch.library.custom_op("warploom::attention", mutates_args=())
@@ -260,9 +264,7 @@ def attention_op(
     return _three(*result)
 
 
-def _three(
-    out: torch.Tensor, aux: AuxOutput
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _three(out: torch.Tensor, aux: AuxOutput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     sums, tops = (out.new_empty(0, dtype=torch.float32) if x is None else x for x in aux)
     return out, sums, tops
 

@@ -87,7 +87,9 @@ class ParamBlock(Block):
 
     def set_max_scores(self, address: int, strides: tuple[int, ...]) -> None:
         """Write where largest scores go, in kernels that tell them: (batch, row, head) strides."""
-        for name, value in zip(("max_scores", *MAX_SCORES_STRIDES), (address, *strides), strict=True):
+        for name, value in zip(
+            ("max_scores", *MAX_SCORES_STRIDES), (address, *strides), strict=True
+        ):
             self.set(name, value)
 
 

@@ -43,7 +43,7 @@ class Running(Planning):
         self, q: Any, kv: Any, out: Any, lse: Any, max_scores: Any, return_lse: bool,
         return_aux: Requested | None, inputs: dict[str, Any],
     ) -> Result | tuple[torch.Tensor, AuxOutput]:  # fmt: skip
-        """A run with a request, or with a place for the largest scores."""
+        """A run with a request or a place for the largest scores, or one that is compiled."""
         asked = AuxRequest(return_lse)
         if return_aux is not None:
             asked = checked_request(return_aux, return_lse)

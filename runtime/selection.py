@@ -108,8 +108,8 @@ class PageSelectionWrapper(AttentionWrapper):
 
         Args:
             q, kv: queries and the cache.
-            **rest: `out`, `lse`, `max_scores`, `return_lse`, `return_aux` and values of the variant's
-                fields, passed on.
+            **rest: `out`, `lse`, `max_scores`, `return_lse`, `return_aux` and values of the
+                variant's fields, passed on.
 
         Returns:
             The output, and with `return_lse` the log-sum-exp, with `return_aux` an `AuxOutput`.

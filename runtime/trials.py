@@ -105,7 +105,11 @@ class Trial:
             tops = np.zeros((2, *tensors[0].shape[:2]))
             exact = reference_attention(self.variant, *tensors, max_scores=tops[0], **request)
             naive = naive_attention(
-                self.variant, *tensors, round_to=self.case.setup.dtype, max_scores=tops[1], **request
+                self.variant,
+                *tensors,
+                round_to=self.case.setup.dtype,
+                max_scores=tops[1],
+                **request,
             )
             results.append((*exact, tops[0], *naive, tops[1]))
         return Expected(*(np.concatenate(arrays) for arrays in zip(*results, strict=True)))

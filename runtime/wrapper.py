@@ -306,8 +306,9 @@ class AttentionWrapper(Running):
                 are frozen and tensors are read by address.
 
         Returns:
-            The output; with `return_lse` also the log-sum-exp, with `return_aux` an `AuxOutput`. Rows
-            that see nothing have output 0, and -inf in both. Undefined if the device refused the plan, which `check_plan` tells.
+            The output; with `return_lse` also the log-sum-exp, with `return_aux` an `AuxOutput`.
+            Rows that see nothing have output 0, and -inf in both. Undefined if the device refused
+            the plan, which `check_plan` tells.
 
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
@@ -323,11 +324,8 @@ class AttentionWrapper(Running):
         if more:
             reason = "keys and values are one argument: run(q, (k, v)); the others need their names"
             raise WrongCall(function="run", reason=reason)
-        if return_aux is not None or max_scores is not None:
+        if return_aux is not None or max_scores is not None or is_dynamo_compiling():
             return self._run_with_aux(q, kv, out, lse, max_scores, return_lse, return_aux, inputs)
-        if is_dynamo_compiling():
-            learnt = self._learnt(inputs)
-            return custom_op.compiled_run(self, q, kv, out, lse, return_lse, inputs, learnt)
         held = self._guard
         if not held.try_enter(False):
             held.wait()
