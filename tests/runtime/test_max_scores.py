@@ -304,9 +304,7 @@ def test_what_was_not_declared_is_refused() -> None:
 
 
 def test_sums_without_softmax_have_none() -> None:
-    with pytest.raises(
-        errors.UnsupportedSpec, match="max_scores of FlashSigmoid .*softmax = False"
-    ):
+    with pytest.raises(errors.UnsupportedSpec, match=r"max_scores of FlashSigmoid .*softmax = F"):
         declared(variant=wl.FlashSigmoid())
     with pytest.raises(errors.UnsupportedSpec, match="max_scores of FlashSigmoid"):
         wl.attention(*tensors(), variant=wl.FlashSigmoid(), layout="HND", return_aux=MAXIMA)
@@ -320,9 +318,9 @@ def test_wrong_tensors_are_refused(backend: Any) -> None:
     for given, error, text in (
         ({"max_scores": torch.empty(4, 9)}, errors.WrongShape, r"max_scores .*\(9, 4\)"),
         ({"max_scores": torch.empty(9, 4).half()}, errors.WrongDType, "max_scores .*float32"),
-        ({"max_scores": torch.empty(9, 1).expand(9, 4)}, errors.WrongStride, "max_scores.*overlap"),
-        ({"max_scores": q.view(-1)[:36].view(9, 4)}, errors.ArgumentError, "max_scores: .*memory of q"),
-        ({"max_scores": both[0], "lse": both[0]}, errors.ArgumentError, "max_scores: .*memory of lse"),
+        ({"max_scores": torch.empty(9, 1).expand(9, 4)}, errors.WrongStride, "that overlap"),
+        ({"max_scores": q.view(-1)[:36].view(9, 4)}, errors.ArgumentError, "memory of q"),
+        ({"max_scores": both[0], "lse": both[0]}, errors.ArgumentError, "memory of lse"),
         ({"max_scores": [1.0]}, errors.ArgumentError, "max_scores: a list is neither"),
     ):  # fmt: skip
         with pytest.raises(error, match=text):
@@ -350,7 +348,8 @@ def test_selections_tell_them_too() -> None:
     )  # fmt: skip
     wrapper.plan([0, 1], selection, [2], [3])
     q = torch.randn(1, 4, 64)
-    k = torch.stack([cache[pages, 0, :, head].reshape(-1, 64)[:7] for head, pages in enumerate(selection[0])], 1)  # fmt: skip
+    keys = [cache[pages, 0, :, head].reshape(-1, 64) for head, pages in enumerate(selection[0])]
+    k = torch.stack(keys, 1)[:7]
     _, aux = wrapper.run(q, cache, return_aux=MAXIMA)
     torch.testing.assert_close(aux.max_scores, scores(q, k).amax(-1))
 

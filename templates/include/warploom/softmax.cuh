@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/linear_bias.cuh>
+#include <warploom/qualifiers.cuh>
 
 #include <warploom/max_scores.hpp>
 
