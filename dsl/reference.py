@@ -99,8 +99,7 @@ def reference_attention(
     kv_pos = np.arange(keys) if kv_positions is None else to_numpy(kv_positions)
     sizes = {"batch": batch + 1, "q_head": num_q_heads, "kv_head": num_kv_heads}
     sizes |= {"q_pos": kv_len, "kv_pos": kv_len, "q_row": first_q_row + rows}
-    values = _values(variant, inputs)
-    reading = NumpyReading(variant.name, values, precision.array_class, sizes)
+    reading = NumpyReading(variant.name, _values(variant, inputs), precision.array_class, sizes)
     request = _Request(
         variant=variant.under(reading),
         reading=reading,
@@ -115,8 +114,8 @@ def reference_attention(
         },
     )
     group = num_q_heads // num_kv_heads
-    o = np.zeros((rows, num_q_heads, v.shape[2]))
-    lse = np.zeros((rows, num_q_heads))
+    o, lse = np.zeros((rows, num_q_heads, v.shape[2])), np.zeros((rows, num_q_heads))
+    made = (o, lse, np.zeros_like(lse) if max_scores is None else max_scores)
     for kv_head in range(num_kv_heads):
         heads = slice(kv_head * group, (kv_head + 1) * group)
         place = {
@@ -127,11 +126,9 @@ def reference_attention(
             "q_row": np.repeat(first_q_row + np.arange(rows), group)[:, None],
         }
         fused = q[:, heads].reshape(rows * group, head_dim)
-        o_head, lse_head, top = _attend(request, fused, k[:, kv_head], v[:, kv_head], kv_pos, place)
-        o[:, heads] = o_head.reshape(rows, group, v.shape[2])
-        lse[:, heads] = lse_head.reshape(rows, group)
-        if max_scores is not None:
-            max_scores[:, heads] = top.reshape(rows, group)
+        of_head = _attend(request, fused, k[:, kv_head], v[:, kv_head], kv_pos, place)
+        for whole, part in zip(made, of_head, strict=True):
+            whole[:, heads] = part.reshape(rows, group, *whole.shape[2:])
     return o, lse
 
 

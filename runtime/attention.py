@@ -85,19 +85,10 @@ def attention(
 
 @overload
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    variant: Variant | type[Variant] | None = ...,
-    sm_scale: float | None = ...,
-    return_aux: Requested,
-    layout: Layout = ...,
-    kv_lens: Any = ...,
-    lse_base: str = ...,
-    backend: str | None = ...,
-    **inputs: Any,
-) -> tuple[torch.Tensor, AuxOutput]: ...
+    q: Any, k: Any, v: Any, *, variant: Variant | type[Variant] | None = ...,
+    sm_scale: float | None = ..., return_aux: Requested, layout: Layout = ..., kv_lens: Any = ...,
+    lse_base: str = ..., backend: str | None = ..., **inputs: Any,
+) -> tuple[torch.Tensor, AuxOutput]: ...  # fmt: skip
 
 
 @overload

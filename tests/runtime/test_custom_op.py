@@ -296,10 +296,10 @@ def test_operators_pass_torchs_own_checks() -> None:
     q, k, v = (x[0] for x in tensors())
     checks = ("test_schema", "test_faketensor")
     for return_lse in (True, False):
-        args = (q, k, v, [], [], [], [2.0], "cap", wrapper.handle, return_lse, [])
+        args = (q, k, v, [], [], [], [2.0], "cap", wrapper.handle, return_lse, False, [])
         torch.library.opcheck(custom_op.run_op, args, test_utils=checks)
     handle = custom_op.register_variant(VARIANT)
-    rest = ([], [], [], [], "", handle, None, True, "NHD", "e", None, [])
+    rest = ([], [], [], [], "", handle, None, True, True, "NHD", "e", None, [])
     torch.library.opcheck(custom_op.attention_op, (*tensors(), None, *rest), test_utils=checks)
 
 
@@ -319,9 +319,9 @@ def test_handles_of_what_is_gone() -> None:
     handle = wrapper.handle
     del wrapper
     with pytest.raises(ArgumentError, match="the wrapper of a compiled graph is gone"):
-        custom_op.run_op(q[0], k[0], v[0], [], [], [], [], "", handle, False, [])
+        custom_op.run_op(q[0], k[0], v[0], [], [], [], [], "", handle, False, False, [])
     with pytest.raises(ArgumentError, match="the variant of a compiled graph is gone"):
-        rest = "", 10**9, None, False, "NHD", "e", None, []
+        rest = "", 10**9, None, False, False, "NHD", "e", None, []
         custom_op.attention_op(q, k, v, None, *([],) * 4, *rest)
 
 
