@@ -7,13 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import STREAMED_ROWS
-from warploom.codegen.tiles_single import SINGLE_ROW
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.ir import walk
 from warploom.dsl.spec import TracedVariant
-from warploom.errors import ArgumentError
 from warploom.runtime.fast_planner import FastPlanner
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
@@ -27,12 +24,11 @@ from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
 from warploom.scheduler.composed_plan import composed_capacity
 from warploom.scheduler.composed_tiles import VisibilityOf
 from warploom.scheduler.fixed import Pieces
-from warploom.scheduler.layout import ROW_CODE, Records
+from warploom.scheduler.layout import Records
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
 from warploom.scheduler.visibility import Visibility
 
 MAX_LEVELS = 4  # parts that a request reads where no bounds say another number
-FEWEST_ROWS = STREAMED_ROWS + 1.0  # fused rows that a tile is chosen for on a GPU
 _OF_REQUEST = frozenset(("batch", "q_len", "kv_len"))
 
 
@@ -80,29 +76,6 @@ def visibility_of(
 class ComposedPlanner(Planner):
     """Plans of one wrapper for batches whose requests share pages."""
 
-    def fixed_tile(self) -> TileConfig | None:
-        """The tile of all plans, or None if each batch chooses.
-
-        Raises:
-            ArgumentError: bits that do not depend on neighbours were asked for, a tile of more rows
-                than have a code, or on a GPU one of one row.
-        """
-        options = self._options
-        if options.batch_invariant:
-            reason = "a composed plan joins states where other requests share a prefix"
-            raise ArgumentError(name="batch_invariant", reason=reason)
-        if options.tile is not None and self._on_gpu and options.tile.rows == SINGLE_ROW:
-            reason = "rows of several requests share a tile of composed plans: one row is too few"
-            raise ArgumentError(name="tile", reason=reason)
-        if options.tile is not None and options.tile.rows > ROW_CODE:
-            reason = f"has {options.tile.rows} rows; composed plans take {ROW_CODE} at most"
-            raise ArgumentError(name="tile", reason=reason)
-        if options.tile is not None or not options.fixed_tile or options.bounds is None:
-            return options.tile
-        rows = options.bounds.max_q_rows * self._heads.group_size
-        tile = self._choose(rows / max(1, options.bounds.segments))
-        return replace(tile, reason=f"fixed for all batches: {tile.reason}")
-
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch and enqueue its upload on the current stream; raises as `Planner` does."""
         shared = self._shared(batch)
@@ -145,7 +118,9 @@ class ComposedPlanner(Planner):
             return keys, walked, tiles
 
         cheapest = self._kernels.cheapest_composed(reads_with)
-        return cheapest or self._choose(mean_rows(batch, shared.forest, heads.group_size))
+        if cheapest is not None:
+            return cheapest
+        return self._tiles.for_rows(mean_rows(batch, shared.forest, heads.group_size))
 
     def _shared(self, batch: Batch) -> SharedBatch:
         """The batch with its prefixes."""
@@ -153,22 +128,6 @@ class ComposedPlanner(Planner):
         forest = shared_prefixes(batch, self._spec.variant, page_size)
         levels = min(forest.depth + 1, MAX_LEVELS if bounds is None else bounds.max_levels)
         return SharedBatch(batch.segments, forest, self._heads.group_size, page_size, levels)
-
-    def _choose(self, rows: float) -> TileConfig:
-        return self._kernels.choose(max(rows, self._fewest_rows))
-
-    def _candidates(self) -> list[TileConfig]:
-        return self._kernels.composed_candidates(self._fewest_rows)
-
-    @property
-    def _fewest_rows(self) -> float:
-        """On a GPU, where rows alone decide, tiles of 64 rows and more: those of 16 read long
-        prefixes of many rows again and again."""
-        return FEWEST_ROWS if self._on_gpu else 1.0
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self._device.type == "cuda"
 
     def _compute_sizes(
         self, bounds: Bounds, kernel: Kernel, pieces: Pieces | None

@@ -1,35 +1,26 @@
-"""A spec's kernels on one device: tile choice, rendering, building and loading, each done once."""
+"""A spec's kernels on one device: building and loading, each done once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.build import Artifact
-from warploom.codegen.hostcc import HostTarget, host_target
-from warploom.codegen.prepare import PrepareSpec, prepare_launch, render_prepare
-from warploom.codegen.render import render_cpu, render_cuda
+from warploom.codegen.hostcc import host_target
+from warploom.codegen.prepare import PrepareSpec, prepare_launch
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.codegen.specialize import for_prepared_keys
-from warploom.codegen.tile_cost_composed import Reading, cheapest_composed_tile, composed_tiles
-from warploom.codegen.tiles import choose_tile, cuda_launch, tiles_weighed
-from warploom.codegen.tiles_cpu import cpu_tile
+from warploom.codegen.tiles import cuda_launch
 from warploom.dsl.spec import AttentionSpec
 from warploom.runtime.cpu import CpuKernel, default_num_ctas
 from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.device import cuda_facts
+from warploom.runtime.kernel_choice import KernelChoice
 from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import ParamBlock
-from warploom.runtime.prepared_keys import Bind, prepared_rows
-from warploom.scheduler.layout import c_structs
-
-# Mean fused rows per request that stand for all choices of a tile: decode to long prefill.
-_SAMPLES = (1, 8, 16, 24, 48, 64, 96, 128, 192, 1024, 2048)
-_TALL = 64  # rows of a tile; a model of costs gives no fewer to requests whose keys are prepared
+from warploom.runtime.prepared_keys import Bind
 
 
 @dataclass(frozen=True)
@@ -57,13 +48,8 @@ _loaded: Loaded[Kernel] = Loaded()
 _preparing: Loaded[Bind] = Loaded()
 
 
-class Kernels:
-    """Kernels of one spec on one device, made when first asked for.
-
-    Attributes:
-        target: what they are compiled for.
-        prepares: whether keys may be transformed before attention.
-    """
+class Kernels(KernelChoice):
+    """Kernels of one spec on one device, made when first asked for."""
 
     def __init__(
         self,
@@ -83,117 +69,16 @@ class Kernels:
         Raises:
             NoHostCompiler: the device is the CPU and there is no compiler.
         """
-        self._spec = spec
-        self._prepare = prepare
-        self.prepares = prepare is not None
-        self._prepared_rows = prepared_rows(spec)
-        self._always = always
+        on_gpu = device.type == "cuda"
+        target = cuda_facts(device.index).arch if on_gpu else host_target()
+        super().__init__(spec, target, prepare, always)
         self._device = device
-        self.target: Arch | HostTarget = (
-            cuda_facts(device.index).arch if device.type == "cuda" else host_target()
-        )
-        self._sources: dict[TileConfig, KernelSource] = {}
         self._kernels: dict[TileConfig, Kernel] = {}
 
-    def spec_of(self, tile: TileConfig) -> AttentionSpec:
-        """What the attention kernel of a tile is compiled for."""
-        return self._plain if tile.prepared_keys else self._spec
-
-    def choose(
-        self,
-        mean_fused_rows: float,
-        items: int | None = None,
-        keys: int | None = None,
-        may_prepare: bool = True,
-    ) -> TileConfig:
-        """The tile for requests with this many query rows x query heads per key/value head.
-
-        Args:
-            mean_fused_rows: that number.
-            items: requests x key/value heads, if known.
-            keys: of a request, if known.
-            may_prepare: whether the batch's keys could be transformed before.
-        """
-        often = may_prepare and mean_fused_rows >= self._prepared_rows
-        prepared = self.prepares and (often or self._always)
-        return self._choose(prepared, mean_fused_rows, items, keys)
-
-    def _choose(
-        self,
-        prepared: bool,
-        mean_fused_rows: float,
-        items: int | None = None,
-        keys: int | None = None,
-    ) -> TileConfig:
-        if not isinstance(self.target, Arch):
-            return cpu_tile(self._spec, mean_fused_rows)
-        sms = cuda_facts(self._device.index).num_sms
-        share = None if items is None else items / sms
-        spec = self._plain if prepared else self._spec
-        tile = choose_tile(spec, self.target, mean_fused_rows, share, keys)
-        return replace(tile, prepared_keys=prepared)
-
-    @cached_property
-    def _plain(self) -> AttentionSpec:
-        """The spec of kernels whose keys come transformed."""
-        return for_prepared_keys(self._spec)
-
-    def candidates(self, fewest_rows: float = 1) -> list[TileConfig]:
-        """Every tile that `choose` can give, for this many fused rows or more."""
-        if not self.prepares:
-            return self._candidates(False, fewest_rows)
-        if self._always:
-            return self._candidates(True, fewest_rows)
-        often = self._candidates(True, max(fewest_rows, self._prepared_rows))
-        tall = [tile for tile in often if tile.rows >= _TALL]
-        return [*self._candidates(False, fewest_rows), *tall]
-
-    def _candidates(self, prepared: bool, fewest_rows: float) -> list[TileConfig]:
-        spec = self._plain if prepared else self._spec
-        if isinstance(self.target, Arch) and (weighed := tiles_weighed(spec, self.target)):
-            weighed = [replace(tile, prepared_keys=prepared) for tile in weighed]
-            return list(dict.fromkeys([self._choose(prepared, fewest_rows), *weighed]))
-        samples = [max(rows, fewest_rows) for rows in _SAMPLES]
-        chosen = (self._choose(prepared, rows, n) for rows in samples for n in (1, None))
-        return list(dict.fromkeys(chosen))
-
-    def composed_candidates(self, fewest_rows: float) -> list[TileConfig]:
-        """Every tile that a composed plan can have: the model's, or if there is none, by rows."""
-        pool = composed_tiles(self._spec, self.target) if isinstance(self.target, Arch) else []
-        return pool or self.candidates(fewest_rows)
-
-    def cheapest_composed(
-        self, reads_with: Callable[[int], tuple[int, int, int]]
-    ) -> TileConfig | None:
-        """The tile of a composed plan by the model of costs, or None where there is none.
-
-        Args:
-            reads_with: keys that are read, keys that are walked, and tiles, for so many rows.
-        """
-        if not isinstance(self.target, Arch):
-            return None
-        sms = cuda_facts(self._device.index).num_sms
-        return cheapest_composed_tile(
-            self._spec, self.target, lambda rows: Reading(*(x / sms for x in reads_with(rows)))
-        )
-
-    def source(self, tile: TileConfig) -> KernelSource:
-        if tile not in self._sources:
-            render = render_cuda if isinstance(self.target, Arch) else render_cpu
-            spec = self.spec_of(tile)
-            self._sources[tile] = render(spec, tile, c_structs(spec.kv_format.composed))
-        return self._sources[tile]
-
-    def sources(self, tile: TileConfig) -> list[KernelSource]:
-        """Those of all kernels that plans with a tile launch."""
-        return [self.source(tile), *([self.prepare_source] if tile.prepared_keys else ())]
-
-    @cached_property
-    def prepare_source(self) -> KernelSource:
-        """Of the kernel that transforms keys before attention."""
-        if self._prepare is None:
-            raise RuntimeError("keys of this spec are transformed in attention alone")
-        return render_prepare(self._prepare, c_structs())
+    @property
+    def num_sms(self) -> int:
+        """Streaming multiprocessors of the device."""
+        return cuda_facts(self._device.index).num_sms
 
     def get(self, tile: TileConfig) -> Kernel:
         """The kernel for a tile, from this process, from the cache or from the compiler.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel, Kernels
 from warploom.runtime.params import ParamBlock
+from warploom.runtime.plan_tiles import Options, tiles_of
 from warploom.runtime.prepared_keys import may_prepare
 from warploom.runtime.upload import Upload
 from warploom.runtime.verify_plans import verify_planned
@@ -38,26 +39,6 @@ INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few r
 # Tiles per segment from which on they are dealt in the order of their keys. All of them read the
 # same keys, and fewer leave the cache too little to share for that to decide the order.
 SHARING_TILES = 4
-INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
-
-
-@dataclass(frozen=True)
-class Options:
-    """Choices of a wrapper that hold for all its plans.
-
-    Attributes:
-        bounds: the largest batch, if declared.
-        fixed_tile: the tile must not depend on the batch.
-        batch_invariant: neither may the split.
-        sm_limit: CTAs that may get work, or None for all.
-        tile: the caller's choice of a tile.
-    """
-
-    bounds: Bounds | None
-    fixed_tile: bool
-    batch_invariant: bool
-    sm_limit: int | None
-    tile: TileConfig | None
 
 
 @dataclass  # not frozen, for a heir that sets what it knows
@@ -100,6 +81,7 @@ class Planner:
         self._workspace = workspace
         self._params = params
         self._options = options
+        self._tiles = tiles_of(spec.kv_format)(kernels, heads, options)
         self._device = device
         self.verifies = verify_plans()
         self._upload = Upload(device)
@@ -113,27 +95,11 @@ class Planner:
 
     def fixed_tile(self) -> TileConfig | None:
         """The tile of all plans, or None if each batch chooses."""
-        options, bounds = self._options, self._options.bounds
-        if options.tile is not None:
-            return options.tile
-        if not (options.fixed_tile or options.batch_invariant):
-            return None
-        rows, items, keys = INVARIANT_ROWS, None, None
-        if bounds is not None:
-            mean = bounds.max_q_rows / max(1, bounds.segments)
-            rows = max(1.0, mean) * self._heads.group_size  # who has rows has one at least
-            items = bounds.segments * self._heads.num_kv
-            keys = bounds.max_kv_len
-        tile = self._kernels.choose(rows, items, keys)
-        return replace(tile, reason=f"fixed for all batches: {tile.reason}")
+        return self._tiles.fixed()
 
     def tiles(self) -> list[TileConfig]:
         """Every tile that a plan can have."""
-        fixed = self.fixed_tile()
-        return [fixed] if fixed else self._candidates()
-
-    def _candidates(self) -> list[TileConfig]:
-        return self._kernels.candidates(self._heads.group_size)
+        return self._tiles.all()
 
     def tile_for(self, batch: Batch) -> TileConfig:
         """The tile for a batch: fixed, or by its segments and their mean number of fused rows."""

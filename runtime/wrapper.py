@@ -43,7 +43,7 @@ from warploom.runtime.kernels import Kernels
 from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.plain import unseen
-from warploom.runtime.planner import Options
+from warploom.runtime.plan_tiles import Options
 from warploom.runtime.prepared_keys import (
     KeyTransform,
     PreparedKeys,

@@ -10,7 +10,8 @@ import torch
 
 from warploom.codegen.source import TileConfig
 from warploom.runtime import planner
-from warploom.runtime.planner import Options, Planner
+from warploom.runtime.plan_tiles import Options
+from warploom.runtime.planner import Planner
 from warploom.scheduler.bounds import Bounds
 
 TILE = TileConfig(128, 128, 8, 2)

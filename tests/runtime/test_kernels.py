@@ -23,7 +23,8 @@ from warploom.runtime import kernels, loaded
 from warploom.runtime.composed import planner_of
 from warploom.runtime.formats import make_batch
 from warploom.runtime.kernels import Kernels
-from warploom.runtime.planner import Options, Planner
+from warploom.runtime.plan_tiles import Options
+from warploom.runtime.planner import Planner
 from warploom.runtime.visibility import Heads
 
 
