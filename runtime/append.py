@@ -22,19 +22,16 @@ from warploom.codegen.append import (
     AppendSpec,
     append_fields,
     append_launch,
-    key_value_seats,
     render_append,
 )
 from warploom.codegen.arch import Arch
 from warploom.codegen.build import Artifact
 from warploom.codegen.hostcc import host_target
-from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
+from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import Layout, Paged
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import (
-    ArgumentError,
-    BadHeadDim,
     WrongShape,
 )
 from warploom.runtime.append_args import (
@@ -44,10 +41,10 @@ from warploom.runtime.append_args import (
     index_arrays,
     reachable_rows,
 )
+from warploom.runtime.append_spec import append_spec, transforms_of
 from warploom.runtime.args import Geometry, checked_kv, key_value
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.cuda import CudaKernel
-from warploom.runtime.declare import checked_count, group_size
 from warploom.runtime.device import cuda_facts, resolve_device
 from warploom.runtime.formats import Batch
 from warploom.runtime.guard import Guard
@@ -55,7 +52,6 @@ from warploom.runtime.inputs import Inputs
 from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import Block
 from warploom.runtime.plain import refuse_freed, unrecorded, unseen
-from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch, byte_span
 from warploom.scheduler.layout import SEGMENT
 
@@ -103,26 +99,18 @@ class Appender:
             BadHeadDim, ArgumentError: a declaration that no kernel serves.
             NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
         """
-        head_dim_v = head_dim if head_dim_v is None else head_dim_v
-        for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
-            checked_count(name, value)
-            if value % 8 or not 8 <= value <= 256:
-                raise BadHeadDim(name=name, value=value, multiple=8)
-        if not isinstance(kv_format, Paged) or kv_format.page_size < 1:
-            raise ArgumentError(name="kv_format", reason=f"{kv_format} is no paged cache")
-        num_q_heads = num_kv_heads if num_q_heads is None else num_q_heads
-        group_size(num_q_heads, num_kv_heads)
         self.device = resolve_device(device)
         transforms, bound = self._applied(variant)
-        given = _element(dtype, "dtype")
-        kept = given
-        if cache_dtype is not None:
-            kept = _element(cache_dtype, "cache_dtype", (*ATTENTION_DTYPES, *NARROW_DTYPES))
-        self.spec = AppendSpec(transforms, head_dim, head_dim_v, given, kept, kv_format.page_size)
+        self.spec = append_spec(
+            transforms, kv_format=kv_format, num_kv_heads=num_kv_heads, num_q_heads=num_q_heads,
+            head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, cache_dtype=cache_dtype,
+        )  # fmt: skip
+        num_q_heads = num_kv_heads if num_q_heads is None else num_q_heads
         self._format = kv_format
         self._geometry = Geometry(
-            kv_format, num_q_heads, num_kv_heads, head_dim, head_dim_v,
-            getattr(torch, given.name), getattr(torch, kept.name), self.device,
+            kv_format, num_q_heads, num_kv_heads, head_dim, self.spec.head_dim_v,
+            getattr(torch, self.spec.dtype.name), getattr(torch, self.spec.cache_dtype.name),
+            self.device,
         )  # fmt: skip
         self._inputs = Inputs(transforms, self._geometry)
         self._inputs.bind(bound)
@@ -146,7 +134,7 @@ class Appender:
     ) -> tuple[TracedVariant, dict[str, Any]]:
         """The transforms of a variant, and the values bound at construction that they read."""
         made = as_variant(variant)
-        transforms = _transforms(made)
+        transforms = transforms_of(made)
         return transforms, _bound(made, transforms)
 
     @unrecorded("append")
@@ -295,7 +283,7 @@ def append(
     heads = k_cache.shape[2 if layout == "NHD" else 1]
     element = v.dtype if v.dtype == k_cache.dtype else k.dtype  # so that the odd one is blamed
     made = None if variant is None else as_variant(variant)
-    transforms = _plain() if made is None else _transforms(made)
+    transforms = _plain() if made is None else transforms_of(made)
     appender = _appender(
         threading.get_ident(), transforms, page_size, layout, heads, k.shape[2], v.shape[2],
         element, k_cache.dtype, k.device,
@@ -342,33 +330,16 @@ def _appender(
     )
 
 
-def _transforms(variant: Variant) -> TracedVariant:
-    return key_value_seats(traced_once(variant)[1])
-
-
 @cache
 def _plain() -> TracedVariant:
     """The transforms of no variant, which need not be looked up at each call."""
-    return _transforms(Variant())
+    return transforms_of(Variant())
 
 
 def _bound(variant: Variant, transforms: TracedVariant) -> dict[str, Any]:
     """The values bound to a variant at construction that its transforms read."""
     bound = variant.inputs()
     return {name: bound[name] for name in transforms.input_names if name in bound}
-
-
-def _element(
-    given: str | DType | torch.dtype, name: str, allowed: tuple[DType, ...] = ATTENTION_DTYPES
-) -> DType:
-    try:
-        found = kv_dtype(given)  # type: ignore[arg-type]
-    except KeyError:
-        found = None
-    if found not in allowed:
-        names = ", ".join(one.name for one in allowed)
-        raise ArgumentError(name=name, reason=f"is {given}; expected one of {names}")
-    return found
 
 
 def _heads_only(requests: int) -> Batch:

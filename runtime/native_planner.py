@@ -59,6 +59,17 @@ class Site:
         return self._at[address]
 
 
+def plans_on_host(kv_format: KVFormat) -> bool:
+    """True for formats that the native planner of the host serves; NumPy plans the others."""
+    is_shared = isinstance(kv_format, Dense) and kv_format.shared
+    return isinstance(kv_format, (Dense, Ragged, Paged)) and not (kv_format.composed or is_shared)
+
+
+def plans_on_device(kv_format: KVFormat) -> bool:
+    """True for formats that devices plan, if bounds are declared."""
+    return isinstance(kv_format, (Ragged, Paged)) and not kv_format.composed
+
+
 class NativePlanner:
     """Native planners of one wrapper, made when first needed.
 
@@ -74,8 +85,7 @@ class NativePlanner:
         self._heads = heads
         self._device = device
         self._host: HostPlanner | None = None
-        is_shared = isinstance(kv_format, Dense) and kv_format.shared
-        self._has_host = isinstance(kv_format, (Dense, Ragged, Paged)) and not is_shared
+        self._has_host = plans_on_host(kv_format)
         # All of them stay: a CUDA graph may replay any.
         self._on_device: dict[PlanSize, DevicePlanner] = {}
         self._written: Site | None = None  # to the parameters of the host's
@@ -83,7 +93,7 @@ class NativePlanner:
     def prepare(self, on_device: bool) -> None:
         """Build the planner for the host, and for the device if it will plan, too."""
         self._find_host()
-        if on_device and self._device.type == "cuda":
+        if on_device and self._device.type == "cuda" and plans_on_device(self._format):
             source = planner_source(self._variant, c_structs(), "cuda")
             build(source, cuda_facts(self._device.index).arch)
 
@@ -213,7 +223,7 @@ def device_lengths(
     qo, kv, indices, last = arguments
     if type(qo) is torch.Tensor and qo.is_cpu:
         return None  # at once, for so it is in most plans
-    if not isinstance(kv_format, (Ragged, Paged)):
+    if not plans_on_device(kv_format):
         return None
     needed = (qo, kv, last, indices) if isinstance(kv_format, Paged) else (qo, kv)
     for value in needed:

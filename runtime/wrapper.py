@@ -13,9 +13,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from warploom.codegen.build import Job, build_all
-from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import TileConfig
-from warploom.codegen.specialize import for_group_size
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import TracedVariant
@@ -28,9 +26,6 @@ from warploom.runtime.calls import explained
 from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import (
     as_format,
-    check_bounds,
-    checked_count,
-    checked_flag,
     checked_lse_scale,
     checked_scale,
     group_size,
@@ -44,19 +39,13 @@ from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
 from warploom.runtime.plain import unseen
 from warploom.runtime.plan_tiles import Options
-from warploom.runtime.prepared_keys import (
-    KeyTransform,
-    PreparedKeys,
-    Way,
-    obstacle_to_preparing,
-    prepared_rows,
-    reason_for_fused,
-)
+from warploom.runtime.prepared_keys import PreparedKeys, Way
 from warploom.runtime.running import Running
 from warploom.runtime.structure import traced_once
 from warploom.runtime.tensors import as_torch
 from warploom.runtime.visibility import Heads
 from warploom.runtime.workspace import Workspace
+from warploom.runtime.wrapper_options import checked_options, kernel_parts
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import WorkspaceSize
 
@@ -152,33 +141,21 @@ class AttentionWrapper(Running):
                     head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device), backend,
                     checked_flag("max_scores", max_scores))  # fmt: skip
         self._lse_scale = checked_lse_scale(lse_base)
-        cuda_graph = checked_flag("cuda_graph", cuda_graph)
-        batch_invariant = checked_flag("batch_invariant", batch_invariant)
-        if bounds is not None:
-            check_bounds(bounds, self.kv_format if self._plans_blocks else Ragged())
-        if sm_limit is not None:
-            checked_count("sm_limit", sm_limit)
-        if not (tile is None or isinstance(tile, TileConfig)):
-            raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
-        if cuda_graph and bounds is None:
-            raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
         self.sm_scale = checked_scale(sm_scale, head_dim)
+        options, self.key_transform = checked_options(
+            self.spec, self.backend, self.kv_format if self._plans_blocks else Ragged(),
+            bounds=bounds, cuda_graph=cuda_graph, batch_invariant=batch_invariant,
+            sm_limit=sm_limit, tile=tile, key_transform=key_transform, workspace=workspace,
+        )  # fmt: skip
         self._bounds = bounds
-        self._inputs = Inputs(self.spec.variant, self._geometry, bounds if cuda_graph else None)
+        kept = bounds if options.fixed_tile else None
+        self._inputs = Inputs(self.spec.variant, self._geometry, kept)
         self._inputs.bind(self._bound_inputs())
-        obstacle = obstacle_to_preparing(self.spec, self.backend, cuda_graph, batch_invariant)
-        for_fused = reason_for_fused(sm_limit, workspace)
-        self.key_transform = KeyTransform.of(
-            key_transform, tile, obstacle, for_fused, prepared_rows(self.spec)
-        )
         self._guard = Guard(type(self).__name__, self._forget)
         self.planned = None
         self._batch = None
         self._launcher = None  # none for the reference
         if self.backend != "reference":
-            options = Options(
-                bounds, cuda_graph, batch_invariant, sm_limit, self.key_transform.with_way(tile)
-            )
             memory = None if workspace is None else as_torch(workspace, "workspace", shared=True)
             self._connect(options, Workspace(self.device, memory, bounds is not None))
         self.handle = custom_op.register_wrapper(self)
@@ -213,9 +190,8 @@ class AttentionWrapper(Running):
     def _connect(self, options: Options, workspace: Workspace) -> None:
         """Join the parts that only a compiled back end has."""
         self._workspace = workspace
-        spec, way = for_group_size(self.spec, self.heads.group_size), self.key_transform
-        prepare = PrepareSpec.of(spec, self.heads.num_kv) if way.may_be_before else None
-        self._kernels = Kernels(spec, self.device, prepare, way.way == "before")
+        made, prepare, always = kernel_parts(self.spec, self.heads, self.key_transform)
+        self._kernels = Kernels(made, self.device, prepare, always)
         self._params = ParamBlock(self.spec)
         for name, value in (
             ("num_q_heads", self.heads.num_q),
