@@ -132,6 +132,19 @@ def build_all(jobs: Sequence[Job], progress: bool | None = None) -> list[Artifac
         BuildFailed: some did not compile; all others are built and cached nevertheless. If only
             one failed, its own error is raised.
     """
+    results = build_each(jobs, progress)
+    errors = [found for found in results if isinstance(found, BaseException)]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise BuildFailed(
+            count=len(errors), total=len(jobs), log="\n\n".join(str(error) for error in errors)
+        ) from errors[0]
+    return [found for found in results if isinstance(found, Artifact)]
+
+
+def build_each(jobs: Sequence[Job], progress: bool | None = None) -> list[Artifact | BaseException]:
+    """The same, with what was raised in the place of what could not be built."""
     with ThreadPoolExecutor(env.build_jobs()) as pool:
         futures = [  # each in a copy of the context: forbid_compilation() holds in the pool too
             pool.submit(contextvars.copy_context().run, partial(build, source, target))
@@ -142,14 +155,7 @@ def build_all(jobs: Sequence[Job], progress: bool | None = None) -> list[Artifac
         except BaseException:  # the user's Ctrl-C ends what is queued too
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise BuildFailed(
-            count=len(errors), total=len(jobs), log="\n\n".join(str(error) for error in errors)
-        ) from errors[0]
-    return [future.result() for future in futures]
+    return [future.exception() or future.result() for future in futures]
 
 
 def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-_X86 = ("x86_64", "AMD64", "i686")
+X86 = ("x86_64", "AMD64", "i686")
 _CPUINFO = Path("/proc/cpuinfo")
 # Instruction sets that compilers use unasked; others, such as SHA, no header of ours asks for.
 _UNASKED = re.compile(
@@ -41,7 +41,7 @@ def needed(macros: Iterable[str], machine: str) -> tuple[str, ...]:
         counterparts there, all that it tells.
     """
     here = available() or frozenset()
-    if machine not in _X86:
+    if machine not in X86:
         return tuple(sorted(here))
     found = (match[1] for name in macros if (match := _UNASKED.fullmatch(name)))
     sets = {_LINUX.get(name, name.lower()) for name in found}

@@ -19,11 +19,13 @@ from warploom.codegen import cpu_features
 from warploom.codegen.compiler_log import first_errors
 from warploom.codegen.headers import header_digest
 from warploom.codegen.source import KernelSource
+from warploom.deployment_errors import UnknownProcessor
 from warploom.errors import CompileError, NoHostCompiler
 
 _TEMPLATES = Path(warploom.templates.__file__).parent
 _COMPILERS = ("c++", "g++", "clang++")
 _NATIVE = ("-march=native", "-mcpu=native", "")  # x86 and most others, Arm with clang, any
+_WORD = re.compile(r"[\w.+-]+")  # of flags, which keys keep in one line
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -107,6 +109,26 @@ def host_target() -> HostTarget:
         from warploom.codegen.recorded_target import recorded_host
 
         return recorded_host(missing)
+
+
+def host_target_for(processor: str) -> HostTarget:
+    """The target of this machine's compiler for another processor.
+
+    Args:
+        processor: as the compiler names it, such as x86-64-v3; "native" is this machine's own.
+
+    Raises:
+        NoHostCompiler: there is no compiler.
+        UnknownProcessor: it knows no such processor.
+    """
+    if processor == "native":
+        return host_target()
+    own = _probe(env.cxx())
+    option = "-march=" if platform.machine() in cpu_features.X86 else "-mcpu="
+    found = probe(own.command, option + processor) if _WORD.fullmatch(processor) else None
+    if found is None:
+        raise UnknownProcessor(name=processor, compiler=own.version, option=option)
+    return found
 
 
 def probe(command: tuple[str, ...], machine: str) -> HostTarget | None:

@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from warploom.codegen.archive import export_kernels as export_kernels
+    from warploom.codegen.archive_import import import_kernels as import_kernels
     from warploom.codegen.build import forbid_compilation as forbid_compilation
     from warploom.codegen.source import TileConfig as TileConfig
     from warploom.counters import reset_stats as reset_stats
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from warploom.dsl.reference import reference_attention as reference_attention
     from warploom.dsl.reference import reference_batch as reference_batch
     from warploom.dsl.variant import Variant as Variant
+    from warploom.runtime.ahead import build_kernels as build_kernels
     from warploom.runtime.append import Appender as Appender
     from warploom.runtime.append import append as append
     from warploom.runtime.attention import attention as attention
@@ -88,6 +91,9 @@ if TYPE_CHECKING:
     from warploom.runtime.compose import Part as Part
     from warploom.runtime.compose import RadixTree as RadixTree
     from warploom.runtime.compose import compose as compose
+    from warploom.runtime.declaration import AppenderDeclaration as AppenderDeclaration
+    from warploom.runtime.declaration import AttentionDeclaration as AttentionDeclaration
+    from warploom.runtime.declaration import PageSelectionDeclaration as PageSelectionDeclaration
     from warploom.runtime.draw import draw_mask as draw_mask
     from warploom.runtime.huggingface import register_huggingface as register_huggingface
     from warploom.runtime.merge import merge_state as merge_state
@@ -177,8 +183,14 @@ _HOME = {
     "reset_stats": "warploom.counters",
     "stats": "warploom.counters",
     "forbid_compilation": "warploom.codegen.build",
+    "export_kernels": "warploom.codegen.archive",
+    "import_kernels": "warploom.codegen.archive_import",
     "TileConfig": "warploom.codegen.source",
     "Bounds": "warploom.scheduler.bounds",
+    "build_kernels": "warploom.runtime.ahead",
+    "AppenderDeclaration": "warploom.runtime.declaration",
+    "AttentionDeclaration": "warploom.runtime.declaration",
+    "PageSelectionDeclaration": "warploom.runtime.declaration",
     "append": "warploom.runtime.append",
     "Appender": "warploom.runtime.append",
     "attention": "warploom.runtime.attention",

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from warploom import __version__, env
+from warploom.cli_deploy import build, export, import_
 from warploom.errors import WarploomError
+from warploom.tables import ago, in_bytes, new_table, show
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from warploom.codegen.store import Store
 
-_PIPED_WIDTH = 10_000  # wider than any line
 _RESOURCES = ("registers", "local", "shared", "compiled")
 _KEY_DIGITS = 8  # enough to find its folder
 
@@ -58,7 +54,7 @@ def cache_list(full: bool) -> None:
     from warploom.codegen.source import LABELS
 
     store = _store()
-    table = _table(*LABELS, "target", *(_RESOURCES if full else ()), "size", "used", "key")
+    table = new_table(*LABELS, "target", *(_RESOURCES if full else ()), "size", "used", "key")
     for column in table.columns:
         column.no_wrap = column.header not in ("variant", "key")
         column.justify = "right" if column.header in (*_RESOURCES, "size", "used") else "left"
@@ -73,16 +69,16 @@ def cache_list(full: bool) -> None:
             *(labels.get(label, "") for label in LABELS),
             facts.get("parts", {}).get("target", ""),
             *(_resources(facts) if full else ()),
-            _bytes(kernel.item.size),
-            _ago(kernel.item.used),
+            in_bytes(kernel.item.size),
+            ago(kernel.item.used),
             key,
         )
     items = upkeep.items(store)
     images = len([item for item in items if item.path.suffix == ".pch"])
-    _show(table)
+    show(table)
     click.echo(
         f"{len(kernels)} kernels and {images} precompiled headers in {store.root}: "
-        f"{_bytes(sum(item.size for item in items))} of {_bytes(env.cache_size_bytes())}"
+        f"{in_bytes(sum(item.size for item in items))} of {in_bytes(env.cache_size_bytes())}"
     )
 
 
@@ -93,7 +89,7 @@ def _resources(facts: Mapping[str, Any]) -> list[str]:
     seconds = facts.get("compile_seconds")
     return [
         str(used.get("registers", "")),
-        *("" if size is None else _bytes(size) for size in memory),
+        *("" if size is None else in_bytes(size) for size in memory),
         "" if seconds is None else f"{seconds:.1f} s",
     ]
 
@@ -123,7 +119,7 @@ def cache_clear(yes: bool) -> None:
     if not yes:
         click.confirm(f"Remove all compiled kernels in {store.root}?", abort=True)
     count, size = upkeep.clear(store)
-    click.echo(f"removed {count} items, {_bytes(size)}")
+    click.echo(f"removed {count} items, {in_bytes(size)}")
 
 
 @main.command("env")
@@ -131,7 +127,7 @@ def show_env() -> None:
     """Show every environment variable that warploom reads, and what is wrong with those given."""
     from rich.markup import escape
 
-    table = _table("variable", "value", "without it", "meaning")
+    table = new_table("variable", "value", "without it", "meaning")
     for setting in env.SETTINGS:
         value = env.given(setting.name)
         shown = "[dim]not set[/]" if value is None else f"[green]{escape(value)}[/]"
@@ -141,7 +137,7 @@ def show_env() -> None:
     for name, problem in env.unknown().items():
         value = escape(env.given(name) or "")
         table.add_row(escape(name), f"[red]{value}[/]", "", problem)
-    _show(table)
+    show(table)
 
 
 @main.command()
@@ -151,12 +147,12 @@ def doctor() -> None:
 
     from warploom.doctor import examine, working_back_ends
 
-    table = _table("part", "state", "what was found, or what to do")
+    table = new_table("part", "state", "what was found, or what to do")
     findings = examine()
     for finding in findings:
         state = "[green]works[/]" if finding.works else f"[yellow]{finding.fault}[/]"
         table.add_row(finding.part, state, escape(finding.detail))  # [cu13] is no markup
-    _show(table)
+    show(table)
     working = working_back_ends(findings)
     click.echo(f"back ends that work here: {', '.join([*working, 'reference (NumPy, slow)'])}")
     if not working:
@@ -169,46 +165,5 @@ def _store() -> Store:
     return Store(env.cache_dir())
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        return Console()
-    return Console(width=_PIPED_WIDTH)  # one line for each entry, whatever COLUMNS says
-
-
-def _show(table: Table) -> None:
-    """Print a table; rows that no terminal shows end where their text does."""
-    console = _console()
-    if sys.stdout.isatty():
-        console.print(table)
-        return
-    with console.capture() as captured:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def _table(*columns: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
-def _ago(moment: float) -> str:
-    seconds = max(0.0, time.time() - moment)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return "just now"
+for command in (build, export, import_):
+    main.add_command(command)
