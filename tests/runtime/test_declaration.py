@@ -114,7 +114,9 @@ def codes(jobs: Any, target: Any) -> set[str]:
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=range(len(DECLARATIONS)))
 def test_every_source_of_every_batch_on_every_gpu_is_named(
-    planner: Callable[..., tuple[Planner, Kernels]], declaration: wl.AttentionDeclaration, arch: Arch
+    planner: Callable[..., tuple[Planner, Kernels]],
+    declaration: wl.AttentionDeclaration,
+    arch: Arch,
 ) -> None:
     named = codes(declaration.jobs(arch, []), arch)
     rng = np.random.default_rng(7)
