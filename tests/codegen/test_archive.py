@@ -40,6 +40,9 @@ from warploom.deployment_errors import (
 from warploom.errors import NoHostCompiler
 
 Make = Callable[..., KernelSource]
+CPP_TEXT = """
+extern "C" __attribute__((visibility("default"))) int warploom_kernel() { return %s; }
+"""
 Members = dict[str, bytes]
 
 
@@ -50,7 +53,7 @@ def fresh_process(cache: Path) -> Iterator[None]:
     build_module._artifacts.clear()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def host() -> HostTarget:
     try:
         return host_target()
@@ -58,11 +61,21 @@ def host() -> HostTarget:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module")
+def filled(host: HostTarget, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of two kernels, to be copied."""
+    folder = tmp_path_factory.mktemp("filled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARPLOOM_CACHE_DIR", str(folder))
+        for number in ("1", "2"):
+            build(KernelSource(f"answer {number}", CPP_TEXT % number, "cpp"), host)
+    return folder
+
+
 @pytest.fixture
-def made(cpp_source: Make, host: HostTarget, tmp_path: Path) -> Path:
-    """An archive of two kernels."""
-    for number in ("1", "2"):
-        build(cpp_source(number, f"answer {number}"), host)
+def made(filled: Path, cache: Path, tmp_path: Path) -> Path:
+    """An archive of two kernels, which are in the cache."""
+    shutil.copytree(filled, cache)
     wl.export_kernels(tmp_path / "kernels.zip")
     return tmp_path / "kernels.zip"
 
