@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import warploom as wl
+from warploom.codegen import build as build_module
+from warploom.codegen.build import build
 from warploom.codegen.headers import CudaToolchain, find_toolchain
+from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
-from warploom.errors import NoCudaCompiler
+from warploom.codegen.store import Store
+from warploom.errors import NoCudaCompiler, NoHostCompiler
 
 CUDA_TEXT = """
 extern "C" __global__ void warploom_kernel(float* x) { x[threadIdx.x] *= %s; }
@@ -57,3 +62,39 @@ def cpp_source() -> Callable[..., KernelSource]:
         return KernelSource(name, CPP_TEXT % value, "cpp")
 
     return make
+
+
+@pytest.fixture(scope="module")
+def host() -> HostTarget:
+    """The host compiler; without one the test is skipped."""
+    try:
+        return host_target()
+    except NoHostCompiler as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def filled(host: HostTarget, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of two kernels, to be copied."""
+    folder = tmp_path_factory.mktemp("filled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARPLOOM_CACHE_DIR", str(folder))
+        for number in ("1", "2"):
+            build(KernelSource(f"answer {number}", CPP_TEXT % number, "cpp"), host)
+    return folder
+
+
+@pytest.fixture
+def made(filled: Path, cache: Path, tmp_path: Path) -> Path:
+    """An archive of two kernels, which are in the cache."""
+    shutil.copytree(filled, cache)
+    wl.export_kernels(tmp_path / "kernels.zip")
+    return tmp_path / "kernels.zip"
+
+
+@pytest.fixture
+def elsewhere(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """An empty cache, which all that follows uses."""
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path / "elsewhere"))
+    build_module._artifacts.clear()
+    return Store(tmp_path / "elsewhere")
