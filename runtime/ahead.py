@@ -165,9 +165,15 @@ def _outcome(
     what = source.name, dict(source.labels), target.name
     if isinstance(result, BaseException):
         return BuiltKernel(*what, "failed", error=result)
+    reason = None
     if not result.path.is_relative_to(kernels):  # it would be lost with this process
-        error = CacheNotWritable(root=kernels.parent, reason="it is read-only, full or no folder")
+        reason = "it is read-only, full or no folder"
+    try:
+        size = sum(path.stat().st_size for path in (result.path, result.source_path))
+    except OSError as gone:  # the cache's limits, or another process
+        reason, size = str(gone), 0
+    if reason is not None:
+        error = CacheNotWritable(root=kernels.parent, reason=reason)
         return BuiltKernel(*what, "failed", error=error)
-    size = sum(path.stat().st_size for path in (result.path, result.source_path))
     state: Literal["built", "present"] = "built" if result.compiled and not before else "present"
     return BuiltKernel(*what, state, result.compile_seconds, size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
@@ -157,6 +157,16 @@ class PageSelectionDeclaration(AttentionDeclaration):
 
     _wrapper: ClassVar[type[AttentionWrapper]] = PageSelectionWrapper
     _plans_blocks: ClassVar[bool] = False
+
+    if TYPE_CHECKING:  # which class `on` makes
+
+        def on(
+            self,
+            device: torch.device | str | int | None = None,
+            *,
+            backend: str | None = None,
+            workspace: Any = None,
+        ) -> PageSelectionWrapper: ...
 
 
 @dataclass(frozen=True)
