@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import warploom
@@ -77,11 +77,11 @@ def export_kernels(
     """
     target, wanted = Path(path), None if archs is None else set(archs)
     store = Store(env.cache_dir())
-    found = [one for one in upkeep.kernels(store) if one.problem is None]
-    damaged = [one.problem for one in upkeep.kernels(store) if one.problem is not None]
-    if damaged:
-        remedy = "Build it again, or remove it with warploom cache clear."
-        raise CannotExport(path=target, reason=damaged[0], remedy=remedy)
+    found = upkeep.kernels(store)
+    for one in found:
+        if one.problem is not None:
+            remedy = "Build it again, or remove it with warploom cache clear."
+            raise CannotExport(path=target, reason=one.problem, remedy=remedy)
     asked = [x for x in found if wanted is None or _parts(x.facts).get("target") in wanted]
     folders = sorted(x.item.path for x in asked if is_current(x.facts))
     if not folders:
@@ -107,12 +107,12 @@ def is_current(facts: Mapping[str, Any]) -> bool:
     return recorded and parts.get("headers") == header_digest(*_HEADERS[str(language)])
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
+def digest_of(stream: BinaryIO) -> str:
+    """SHA-256 of a whole file, in hexadecimal digits."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    stream.seek(0)
+    while block := stream.read(1 << 20):
+        digest.update(block)
     return digest.hexdigest()
 
 
@@ -132,7 +132,8 @@ def _write(target: Path, folders: Iterable[Path]) -> str:
             text = json.dumps(manifest, indent=1, sort_keys=True)
             archive.writestr(_member(MANIFEST), text.encode())
         aside.chmod(0o644)
-        digest = file_digest(aside)
+        with aside.open("rb") as written:
+            digest = digest_of(written)
         aside.replace(target)
     finally:
         with suppress(FileNotFoundError):  # it is in its place

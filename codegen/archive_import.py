@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import warploom
 from warploom import env
-from warploom.codegen.archive import FACTS, FILES, FORMAT, MANIFEST, file_digest, is_current
+from warploom.codegen.archive import FACTS, FILES, FORMAT, MANIFEST, digest_of, is_current
 from warploom.codegen.cubin import Resources
 from warploom.codegen.key import CacheKey
 from warploom.codegen.source import KernelSource
@@ -78,21 +78,24 @@ def import_kernels(path: str | os.PathLike[str], *, sha256: str | None = None) -
     """
     place = Path(path)
     try:
-        digest = file_digest(place) if sha256 is not None else None
+        stream = place.open("rb")
     except OSError as error:
-        raise DamagedArchive(path=place, reason=str(error)) from error
-    if sha256 is not None and digest != sha256.strip().lower():
-        raise WrongArchive(path=place, got=digest, expected=sha256)
-    try:
-        file = ZipFile(place)
-    except _UNREADABLE as error:
-        reason = f"it cannot be read, or was cut off ({error})"
-        raise DamagedArchive(path=place, reason=reason) from error
-    with file:
-        archive = _Archive(place, file)
+        raise DamagedArchive(path=place, reason=f"it cannot be read ({error})") from error
+    with stream:  # opened once, so that what is imported is what the digest is of
+        if sha256 is not None and (digest := digest_of(stream)) != sha256.strip().lower():
+            raise WrongArchive(path=place, got=digest, expected=sha256)
+        archive = _Archive(place, _opened(place, stream))
         for kernel in archive.kernels:
             archive.draft(kernel)
         return _publish(archive)
+
+
+def _opened(path: Path, stream: BinaryIO) -> ZipFile:
+    try:
+        return ZipFile(stream)
+    except _UNREADABLE as error:
+        reason = f"it cannot be read, or was cut off ({error})"
+        raise DamagedArchive(path=path, reason=reason) from error
 
 
 @dataclass(frozen=True)
