@@ -72,8 +72,8 @@ def export_kernels(
         archs: back ends whose kernels are wanted (sm_80, ..., cpu); all by default.
 
     Raises:
-        CannotExport: a kernel in the cache is damaged, there is none, or the file cannot be
-            written. There is no file then, or still the older one.
+        CannotExport: a kernel in the cache is damaged, there is none, or none for one of `archs`,
+            or the file cannot be written. There is no file then, or still the older one.
     """
     target, wanted = Path(path), None if archs is None else set(archs)
     store = Store(env.cache_dir())
@@ -83,11 +83,13 @@ def export_kernels(
             remedy = "Build it again, or remove it with warploom cache clear."
             raise CannotExport(path=target, reason=one.problem, remedy=remedy)
     asked = [x for x in found if wanted is None or _parts(x.facts).get("target") in wanted]
-    folders = sorted(x.item.path for x in asked if is_current(x.facts))
-    if not folders:
-        of = "" if wanted is None else f" for {', '.join(sorted(wanted))}"
+    current = [x for x in asked if is_current(x.facts)]
+    missing = (wanted or set()) - {x.facts["parts"]["target"] for x in current}
+    if missing or not current:
+        of = f" for {', '.join(sorted(missing))}" if missing else ""
         reason = f"the cache in {store.root} holds no kernel{of} of this version of warploom"
         raise CannotExport(path=target, reason=reason, remedy="Fill it with warploom build.")
+    folders = sorted(x.item.path for x in current)
     try:
         digest = _write(target, folders)
     except (OSError, DamagedEntry) as error:
