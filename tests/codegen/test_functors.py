@@ -312,6 +312,7 @@ class Scaled(Variant):
         return {
             "right": v * scale,
             "left": scale * v,
+            "width": v * (scale * at.head_dim),
             "twice": 0.5 * (v * scale),
             "lane": v * (scale * at.lane),
             "sum": v * sum_lanes(v),
@@ -325,6 +326,7 @@ class Scaled(Variant):
     [
         ("right", 1),
         ("left", 1),
+        ("width", 1),
         ("twice", 2),
         ("lane", 0),
         ("sum", 0),

@@ -32,6 +32,13 @@ class ScaledValues(wl.Variant):
         return o * wl.rsqrt(wl.sum(o * o) + 1.0) + at.lse
 
 
+class ByWidth(wl.Variant):
+    """A scale of values that reads the number of lanes."""
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * (at.head_dim * 0.25)
+
+
 def spec(
     variant: wl.Variant | None = None,
     kv_format: KVFormat | None = None,
@@ -197,6 +204,7 @@ NARROW = {
     "seats": (wl.Rope() & ScaledValues(), TileConfig(16, 64, 2, 2), "float8_e4m3fn", "sm_120"),
     "before sm_89": (wl.HeadKVScale(), TileConfig(16, 128, 4, 2), "float8_e4m3fn", "sm_80"),
     "tall": (wl.Causal(), TileConfig(128, 64, 8, 2), "float8_e5m2", "sm_90a"),
+    "width": (ByWidth(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_90a"),
     "ints": (wl.KVScale(), TileConfig(16, 128, 4, 2), "int8", "sm_80"),
     "ints, seats": (wl.Rope() & ScaledValues(), TileConfig(64, 64, 4, 2), "int8", "sm_90a"),
 }

@@ -31,7 +31,7 @@ class Turned(wl.Variant):
         return q * wl.rsqrt(wl.sum(q * q) + 1e-6)
 
     def value_transform(self, v: Value, at: Position) -> Value:
-        return v * wl.to_float(at.kv_pos)
+        return v * wl.to_float(at.kv_pos + at.head_dim)
 
     def output_transform(self, o: Value, at: Position) -> Value:
         return o * wl.rsqrt(wl.sum(o * o) + 1.0) + at.lse

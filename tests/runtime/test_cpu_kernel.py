@@ -117,8 +117,15 @@ def test_groups_and_decoding(cpu_run: Run, num_q_heads: int, num_kv_heads: int, 
     run = cpu_run(Causal(), *lens, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads)
     run.check(run.launch())
 
+class ByWidth(Variant):
+    """A scale of values that reads the number of lanes."""
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return v * (at.head_dim * 0.25)
+
 
 VARIANTS = [
+    ByWidth(),
     Full(),
     Causal() & SoftCap(3.0),
     SlidingWindow(20, 5, sink_tokens=2),
