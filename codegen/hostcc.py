@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import platform
 import re
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from warploom.codegen.compiler_log import first_errors
 from warploom.codegen.headers import header_digest
 from warploom.codegen.source import KernelSource
 from warploom.deployment_errors import UnknownProcessor
-from warploom.errors import CompileError, NoHostCompiler
+from warploom.errors import BadSetting, CompileError, NoHostCompiler
 
 _TEMPLATES = Path(warploom.templates.__file__).parent
 _COMPILERS = ("c++", "g++", "clang++")
@@ -36,6 +38,14 @@ _FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",  # errno and traps would forbid vectors
     "-fno-trapping-math",  # infinities and NaN keep their meaning
+)
+# Instead of crashing now and then, or of computing nonsense in silence, a process ends at once.
+_SANITIZE = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g1",  # so that reports name lines
+    "-O1",  # instead of -O3 before it: checks in the unrolled loops take compilers very long
 )
 # What the headers ask of a machine; shown to the user, and part of the target's name.
 _FEATURES = (
@@ -78,6 +88,11 @@ class HostTarget:
         return "cpu"
 
     @property
+    def sanitized(self) -> bool:
+        """Whether its code runs only where the library of AddressSanitizer is loaded."""
+        return _SANITIZE[0] in self.flags
+
+    @property
     def vector_bytes(self) -> int:
         """Width of the vectors that kernels use."""
         return 64 if "__AVX512F__" in self.features else 32 if "__AVX__" in self.features else 16
@@ -100,9 +115,15 @@ def host_target() -> HostTarget:
     Raises:
         NoHostCompiler: there is none that works, and the cache holds no kernel for a host.
         WrongProcessor: likewise, and this processor cannot run what it holds.
+        BadSetting: WARPLOOM_SANITIZE is set, and the sanitizers' library is not loaded.
     """
+    if env.sanitize() and not _has_sanitizer():
+        preload = "LD_PRELOAD=$(c++ -print-file-name=libasan.so)"
+        raise BadSetting(
+            name="WARPLOOM_SANITIZE", value="1", expected=f"0, or a process started with {preload}"
+        )
     try:
-        return _probe(env.cxx())
+        return _probe(env.cxx(), _SANITIZE if env.sanitize() else ())
     except NoHostCompiler as missing:
         if env.cxx():
             raise
@@ -123,7 +144,7 @@ def host_target_for(processor: str) -> HostTarget:
     """
     if processor == "native":
         return host_target()
-    own = _probe(env.cxx())
+    own = _probe(env.cxx(), ())
     option = "-march=" if platform.machine() in cpu_features.X86 else "-mcpu="
     found = probe(own.command, option + processor) if _WORD.fullmatch(processor) else None
     if found is None:
@@ -131,9 +152,17 @@ def host_target_for(processor: str) -> HostTarget:
     return found
 
 
-def probe(command: tuple[str, ...], machine: str) -> HostTarget | None:
-    """The target of one compiler with one machine flag; None if it cannot compile C++17 for it."""
-    flags = (*([machine] if machine else ()), *_FLAGS)
+def probe(
+    command: tuple[str, ...], machine: str, more: tuple[str, ...] = ()
+) -> HostTarget | None:
+    """The target of one compiler with one machine flag; None if it cannot compile C++17 for it.
+
+    Args:
+        command: the compiler.
+        machine: the flag that names the machine, or nothing.
+        more: flags behind all others.
+    """
+    flags = (*([machine] if machine else ()), *_FLAGS, *more)
     macros = _run((*command, *flags, "-dM", "-E", "-x", "c++", "-"), "")
     version = _run((*command, "--version"), "")
     if macros is None or version is None:
@@ -168,7 +197,7 @@ def compile_cpp(source: KernelSource, target: HostTarget, *, kept: Path | None =
         text.write_text(source.text, encoding="utf-8")
         command = [*target.command, *target.flags, *includes, str(text), "-o", str(library)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+            done = _output_of(command)
         except OSError as error:
             raise NoHostCompiler(tried=target.command[0]) from error
         if done.returncode == 0:
@@ -180,21 +209,37 @@ def compile_cpp(source: KernelSource, target: HostTarget, *, kept: Path | None =
 
 
 @lru_cache(maxsize=4)
-def _probe(chosen: str | None) -> HostTarget:
+def _probe(chosen: str | None, more: tuple[str, ...]) -> HostTarget:
     commands = [tuple(shlex.split(chosen))] if chosen else [(name,) for name in _COMPILERS]
     for command in commands:
         if shutil.which(command[0]) is None:
             continue
         for machine in _NATIVE:
-            target = probe(command, machine)
+            target = probe(command, machine, more)
             if target is not None:
                 return target
     raise NoHostCompiler(tried=", ".join(" ".join(command) for command in commands))
 
 
+def _has_sanitizer() -> bool:
+    """Whether the library of AddressSanitizer was loaded before all others, as it must be."""
+    return hasattr(ctypes.CDLL(None), "__asan_init")
+
+
+def _output_of(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=env.without_preloads(),
+    )
+
+
 def _run(command: tuple[str, ...], text: str) -> str | None:
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
+        done = _output_of(command, text)
     except OSError:
         return None
     return done.stdout if done.returncode == 0 else None

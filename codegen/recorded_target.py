@@ -61,7 +61,11 @@ def fitting_hosts() -> list[HostTarget]:
     root, here = env.cache_dir(), cpu_features.available()
     if here is None:
         return []
-    return [found for found in _hosts(root, _stamp(root)) if here.issuperset(found.needs)]
+    return [
+        found
+        for found in _hosts(root, _stamp(root))
+        if here.issuperset(found.needs) and found.sanitized == env.sanitize()
+    ]
 
 
 def recorded_tools(arch: Arch, missing: NoCudaCompiler | None = None) -> list[dict[str, str]]:

@@ -37,6 +37,12 @@ SETTINGS = (
         "0",
     ),
     Setting(
+        "WARPLOOM_SANITIZE",
+        "1 compiles CPU kernels and planners with AddressSanitizer and UBSan, whose runtime library "
+        "LD_PRELOAD must name; slower",
+        "0",
+    ),
+    Setting(
         "WARPLOOM_VERIFY_PLANS",
         "1 checks every plan before it runs",
         "0",
@@ -136,6 +142,15 @@ def line_info() -> bool:
 
 def racecheck() -> bool:
     return _flag("WARPLOOM_RACECHECK", False)
+
+
+def sanitize() -> bool:
+    return _flag("WARPLOOM_SANITIZE", False)
+
+
+def without_preloads() -> dict[str, str]:
+    """The environment for a compiler, into which no sanitizer's library need be loaded."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 
 def verify_plans() -> bool:

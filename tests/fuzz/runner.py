@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ def sanitized() -> dict[str, str]:
     """
     found = []
     for name in RUNTIMES:
-        command = [os.environ.get("CXX") or "c++", f"-print-file-name={name}"]
+        command = [*shlex.split(os.environ.get("CXX") or "c++"), f"-print-file-name={name}"]
         path = subprocess.run(command, capture_output=True, text=True).stdout.strip()
         if not os.path.isabs(path):
             raise NoSanitizer(f"{command[0]} knows no {name}")

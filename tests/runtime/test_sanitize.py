@@ -1,0 +1,137 @@
+"""Overruns of CPU kernels and planners are found where the sanitizers are asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz.runner import NoSanitizer, sanitized
+
+from warploom.codegen import hostcc
+from warploom.codegen.build import build, content_key
+from warploom.codegen.recorded_target import fitting_hosts
+from warploom.codegen.source import KernelSource
+from warploom.errors import BadSetting, NoHostCompiler
+
+BEGIN = """
+import torch
+import warploom as wl
+q = torch.randn(1, 5, 2, 8)
+"""
+PLAIN = """
+print(wl.attention(q, q, q, variant=wl.Causal()).shape)
+"""
+TENSOR = """
+import ctypes
+from warploom.codegen.build import build
+from warploom.codegen.hostcc import host_target
+from warploom.codegen.source import KernelSource
+text = '''extern "C" __attribute__((visibility("default")))
+void warploom_kernel(float* x, int n) { x[n] = 1.0f; }'''
+kernel = ctypes.CDLL(str(build(KernelSource("overrun", text, "cpp"), host_target()).path))
+x = torch.zeros(1000)
+kernel.warploom_kernel(ctypes.c_void_p(x.data_ptr()), 999)
+print("inside")
+kernel.warploom_kernel(ctypes.c_void_p(x.data_ptr()), 1000)
+"""
+FUNCTOR = """
+table = wl.custom_function(
+    "table",
+    cuda="WL_FN float table(float x) { return x; }",
+    cpp="WL_FN float table(float x) { static float held[3] = {}; held[0] += x; "
+        "return held[int(x * 0.0f) + 3]; }",
+    python=lambda x: x,
+)
+class Overrun(wl.Variant):
+    def logits_transform(self, logits, at):
+        return table(logits)
+wl.attention(q, q, q, variant=Overrun())
+"""
+ARITHMETIC = FUNCTOR.replace("int(x * 0.0f) + 3", "(2147483647 + int(x * x + 2.0f)) & 1")
+PLANNER = """
+from warploom.runtime import native_planner
+native_planner.scratch_bytes = lambda *sizes: 8
+wrapper = wl.AttentionWrapper(wl.Causal(), num_q_heads=2, head_dim=8, dtype="float32")
+wrapper.plan([0, 5, 9], [0, 5, 9])
+"""
+
+
+def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A script in a process whose kernels are sanitized; skips where there is no sanitizer."""
+    try:
+        variables = sanitized()
+    except NoSanitizer as error:
+        pytest.skip(str(error))
+    path = folder / "script.py"
+    path.write_text(BEGIN + text)
+    return subprocess.run(
+        [sys.executable, str(path)], env={**os.environ, **variables}, capture_output=True, text=True
+    )
+
+
+def test_a_faultless_kernel_runs(tmp_path: Path) -> None:
+    done = run(PLAIN, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "[1, 5, 2, 8]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "report"),
+    [
+        (TENSOR, "heap-buffer-overflow"),
+        (FUNCTOR, "out of bounds|global-buffer-overflow"),
+        (ARITHMETIC, "signed integer overflow"),
+        (PLANNER, "heap-buffer-overflow"),
+    ],
+    ids=["tensor", "functor", "arithmetic", "planner"],
+)
+def test_a_planted_fault_ends_the_process(text: str, report: str, tmp_path: Path) -> None:
+    done = run(text, tmp_path)
+    assert done.returncode != 0
+    assert any(part in done.stderr for part in report.split("|")), done.stderr[-3000:]
+    assert ("inside" in done.stdout) == (text is TENSOR)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the sanitizers' library were loaded."""
+    monkeypatch.setattr(hostcc, "_has_sanitizer", lambda: True)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_sanitized_kernels_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = KernelSource("any", 'extern "C" int warploom_kernel() { return 1; }', "cpp")
+    try:
+        plain = hostcc.host_target()
+    except NoHostCompiler as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv("WARPLOOM_SANITIZE", "1")
+    watched = hostcc.host_target()
+    assert watched.sanitized and not plain.sanitized
+    assert content_key(source, watched).digest != content_key(source, plain).digest
+
+
+def test_without_the_library_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostcc, "_has_sanitizer", lambda: False)
+    monkeypatch.setenv("WARPLOOM_SANITIZE", "1")
+    with pytest.raises(BadSetting, match="WARPLOOM_SANITIZE is '1'; expected 0, .*LD_PRELOAD="):
+        hostcc.host_target()
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_cache_gives_sanitized_kernels_to_those_alone_who_ask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("WARPLOOM_SANITIZE", "1")
+    text = 'extern "C" __attribute__((visibility("default"))) int warploom_kernel() { return 1; }'
+    try:
+        build(KernelSource("any", text, "cpp"), hostcc.host_target())
+    except NoHostCompiler as error:
+        pytest.skip(str(error))
+    assert [found.sanitized for found in fitting_hosts()] == [True]
+    monkeypatch.setenv("WARPLOOM_SANITIZE", "0")
+    assert fitting_hosts() == []
