@@ -30,7 +30,7 @@ def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
         "kv_head": geometry.num_kv_heads,
         "kv_pos": batch.max_kv_len,
         "q_pos": batch.max_kv_len,
-        "q_row": batch.total_q_rows,
+        "q_row": batch.q_rows,
         "q_idx": batch.longest_q,
     }
 

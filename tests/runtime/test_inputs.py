@@ -377,3 +377,19 @@ def test_a_nan_among_the_heads_of_a_tile_hides_its_head(head: int) -> None:
     q, k, v = torch.zeros(1, 1, 4, 16), torch.zeros(1, 32, 1, 16), torch.ones(1, 32, 1, 16)
     out = attention(q, k, v, variant=Reaches(reach=reach))[0, 0, :, 0]
     assert out.tolist() == [float(i != head) for i in range(4)]
+
+
+class RowBias(Variant):
+    row_bias = Tensor("float32", ("q_row",))
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o + self.row_bias[at.q_row]
+
+
+def test_rows_of_dense_tensors_are_counted_in_each_request() -> None:
+    q, bias = torch.randn(3, 4, 2, 8), torch.arange(4.0)
+    plain = attention(q, q, q, variant=Causal())
+    out = attention(q, q, q, variant=Causal() & RowBias(), row_bias=bias)
+    torch.testing.assert_close(out, plain + bias[:, None, None])
+    with pytest.raises(WrongShape, match=r"row_bias has shape \(3,\); expected \[q_row>=4\]"):
+        attention(q, q, q, variant=Causal() & RowBias(), row_bias=bias[:3])
