@@ -6,12 +6,18 @@
 #   RUN=python3         an interpreter that has the packages already: nothing is installed, and the
 #                       checkout is used as it lies (for machines without a package index)
 #   JOBS=2              test processes
-#   ARGS='-k plan -x'   more arguments for pytest or for the benchmarks
+#   ARGS='-k plan -x'   more arguments for pytest, the benchmarks or the fuzzer
+#   MINUTES=10          of make fuzz; DEVICE=cuda SEED=1 FUZZ_JOBS=16 SANITIZE=1 say where and how
 
 PY   ?= python3
 VENV ?= .venv
 JOBS ?= 2
 ARGS ?=
+
+MINUTES   ?= 10
+DEVICE    ?= cpu
+FUZZ_JOBS ?= $(JOBS)
+FUZZ      := --jobs $(FUZZ_JOBS) $(if $(SEED),--seed $(SEED))
 
 comma   := ,
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q
@@ -35,7 +41,7 @@ RUNNER := $(abspath $(VENV))/bin/python
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu bench bench-cpu golden format lint types wheel-check links clean
+.PHONY: help setup demo test fuzz fuzz-memcheck test-gpu bench bench-cpu golden format lint types wheel-check links clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -47,10 +53,16 @@ demo: $(READY_DEMO) ## show the main path on real input; uses the GPU if there i
 	$(RUNNER) examples/demo.py $(ARGS)
 
 # what tests compile is kept in the checkout, not in the user's cache
-test test-gpu golden: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
+test test-gpu golden fuzz fuzz-memcheck: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
 
 test: $(READY_TEST) links ## all tests that need no GPU
 	$(RUNNER) -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal $(ARGS)
+
+fuzz: $(READY_TEST) links ## random variants, batches and formats against a reference of their own; fresh seeds
+	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device $(DEVICE) $(if $(filter 1,$(SANITIZE)),--sanitize) $(ARGS)
+
+fuzz-memcheck: $(READY_TEST) links ## some of them under compute-sanitizer's memcheck; needs a GPU
+	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device cuda --memcheck --cases 40 $(ARGS)
 
 test-gpu: $(READY_TEST) links ## the tests that need a CUDA device; processes compile kernels side by side
 	$(RUNNER) -m pytest -m gpu -n $(JOBS) --dist worksteal $(ARGS)

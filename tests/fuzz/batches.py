@@ -124,15 +124,23 @@ class Batch:
             self.kv = (self.given(k), self.given(v))
         return k, v
 
-    def _paged(self, page, share=0):
-        counts = [-(-n // page) for n in self.keys]
-        prefix = self.random.permutation(sum(counts) + 8)
-        tables, used = [], share
-        for count in counts:
-            own = max(0, count - share)
-            tables.append(np.concatenate([prefix[: count - own], prefix[used : used + own]]))
+    def tables(self, counts, share, deeper):
+        """Pages of each request: `share` are those of all, `deeper` more those of its neighbour."""
+        groups = -(-len(counts) // 2)
+        pages = self.random.permutation(sum(counts) + share + groups * deeper + 8)
+        tables, used = [], share + groups * deeper
+        for b, count in enumerate(counts):
+            second = share + b // 2 * deeper
+            known = np.concatenate([pages[:share], pages[second : second + deeper]])[:count]
+            own = count - len(known)
+            tables.append(np.concatenate([known, pages[used : used + own]]))
             used += own
-        k, v = self.pool(page, len(prefix))
+        return tables, len(pages)
+
+    def _paged(self, page, share=0, deeper=0):
+        counts = [-(-n // page) for n in self.keys]
+        tables, pages = self.tables(counts, share, deeper)
+        k, v = self.pool(page, pages)
         self.logical = []
         for table, n in zip(tables, self.keys, strict=False):
             index = torch.from_numpy(table)
@@ -144,10 +152,10 @@ class Batch:
         self.positional = [self.indptr(self.rows), self.indptr(counts), joined,
                            np.array(last, np.int32)]  # fmt: skip
 
-    def _composed(self, page, share):
+    def _composed(self, page, share, deeper):
         share = min(share, max([-(-n // page) for n in self.keys], default=0))
         # the page that a request's keys end in is read in part, so that it may be shared all the same
-        self._paged(page, share)
+        self._paged(page, share, deeper)
 
     def _selection(self, page):
         counts = [-(-n // page) for n in self.keys]

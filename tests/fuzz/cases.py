@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
+from fuzz.facts import draw_facts
+from fuzz.flex_forms import PLACES, in_flex
 from fuzz.grammar import BOOL, FLOAT, INT, Field, Grammar, Node, number
+from fuzz.shipped import KNOWN, SCALES, SHIPPED
 from fuzz.source import reference_text, torch_text, warploom_text
 
 _REQUEST = ("batch", "q_len", "kv_len", "kv_head", "num_q_heads", "num_kv_heads")
@@ -21,23 +24,11 @@ POSITIONS = {
 }
 VALUES = {"query_transform": "q", "key_transform": "k", "value_transform": "v",
           "logits_transform": "logits", "output_transform": "o", "logits_mask": None}  # fmt: skip
-BORDERS = (0, 1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
-FAR = (255, 256, 257, 383, 384, 385, 500)
-FLEX_PLACES = {"batch": "b", "q_head": "h", "q_idx": "q_idx", "kv_pos": "kv_idx"}
-# Shipped variants that generated ones are joined with: their text, and what they do
-SHIPPED = {
-    "wl.Causal()": ("logits_mask", "le(at['kv_pos'], at['q_pos'])"),
-    "wl.SlidingWindow(9)": (
-        "logits_mask", "ge(at['kv_pos'], sub(maximum(at['q_pos'], num(0)), num(9)))"),
-    "wl.SlidingWindow(70, 0)": (
-        "logits_mask",
-        "le(at['kv_pos'], at['q_pos']) & ge(at['kv_pos'], sub(at['q_pos'], num(70)))"),
-    "wl.SoftCap(5.0)": ("logits_transform", "fmul(num(5.0), tanh(fdiv(logits, num(5.0))))"),
-    "wl.Alibi(torch.arange(1, 257)[:HEADS] / 64)": (
-        "logits_transform",
-        "fadd(logits, fmul(fdiv(to_float(add(at['q_head'], num(1))), num(64.0)), "
-        "to_float(sub(at['kv_pos'], at['q_pos']))))"),
-}  # fmt: skip
+BENT = """def bent_text():
+    body = "WL_FN float bent(float x) { return x / (1.0f + fabsf(x)); }"
+    return {"cuda": body, "cpp": body, "python": lambda x: x / (1.0 + wl.abs(x))}
+bent = wl.custom_function("bent", **bent_text())
+"""
 
 
 @dataclass(frozen=True)
@@ -83,10 +74,13 @@ class Case:
         first = [text for text, before in self.shipped if before]
         after = [text for text, before in self.shipped if not before]
         text = " & ".join([*first, own, *after])
-        return f"VARIANT = {text}\n".replace("HEADS", str(self.facts["heads"][0]))
+        heads, key_heads = map(str, self.facts["heads"])
+        return f"VARIANT = {text}\n".replace("KEY_HEADS", key_heads).replace("HEADS", heads)
 
     def _class(self) -> str:
         lines = ["class Drawn(wl.Variant):", '    """Drawn at random."""']
+        if any(node.op == "bent" for tree in self.seats.values() for node in walk(tree)):
+            lines.insert(0, BENT)
         if not self.facts["softmax"]:
             lines.append("    softmax = False")
         for f in self.used():
@@ -110,18 +104,21 @@ class Case:
         return "\n".join(lines) + "\n" + self._joined(f"wl.flex({', '.join(args)})")
 
     def _reference(self) -> str:
-        lines, lists = [], {seat: [] for seat in POSITIONS}
-        parts = [(text, before) for text, before in self.shipped if before]
-        own = [(seat, reference_text(tree)) for seat, tree in self.seats.items()]
-        bodies = [SHIPPED[text] for text, _ in parts] + own
-        bodies += [SHIPPED[text] for text, before in self.shipped if not before]
+        lines: list[str] = []
+        lists: dict[str, list[str]] = {seat: [] for seat in POSITIONS}
+        flex = self.facts["front"] == "flex"  # whose functions torch itself evaluates
+        own = [(seat, None if flex else reference_text(tree)) for seat, tree in self.seats.items()]
+        bodies: list[tuple[str, str | None]] = []
+        for first in (True, False):
+            bodies += [x for text, before in self.shipped if before == first for x in KNOWN[text]]
+            bodies += own if first else []
         for n, (seat, text) in enumerate(bodies):
+            if text is None:
+                lists[seat].append(repr("score_mod" if VALUES[seat] else "mask_mod"))
+                continue
             given = "" if VALUES[seat] is None else f"{VALUES[seat]}, "
             lines += [f"def part{n}({given}at, inputs):", f"    return {text}"]
             lists[seat].append(f"part{n}")
-        own_first = any(seat == "logits_transform" for seat, _ in own)
-        if self.facts["front"] == "flex" and own_first:  # the mod stands first, to be found there
-            assert not parts
         inside = ", ".join(f"{s!r}: [{', '.join(names)}]" for s, names in lists.items())
         return "\n".join(lines) + f"\nFUNCTORS = {{{inside}}}\n"
 
@@ -130,25 +127,20 @@ def walk(tree: Node) -> list[Node]:
     return [tree, *(found for arg in tree.args for found in walk(arg))]
 
 
-def in_flex(tree: Node) -> Node:
-    """The tree with positions under FlexAttention's names."""
-    args = tuple(in_flex(arg) for arg in tree.args)
-    data = FLEX_PLACES[str(tree.data)] if tree.op == "at" else tree.data
-    return replace(tree, args=args, data=data)
-
-
 def draw(seed: int, device: str = "cpu") -> Case:
     """The case of a seed: the same on every machine."""
     random = Random(seed)
     flex = random.random() < 0.2
     fields: list[Field] = []
     seats = _seats(random, fields, flex)
-    facts = _facts(random, device, flex)
+    facts = draw_facts(random, device, flex)
     if any("lane" in (f.roles or ()) for f in fields):
         facts["dims"] = [facts["dims"][0]] * 2
     if any(f.roles and "batch" in f.roles for f in fields):
         facts["batches"] = [batch for batch in facts["batches"] if batch] or [[[1, 1]]]
     shipped: list[tuple[str, bool]] = []
+    if facts["kv_dtype"] and not flex and random.random() < 0.7:
+        shipped.append((random.choice(list(SCALES)), True))
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
     return Case(seed, seats, tuple(fields), tuple(shipped), facts)
@@ -161,7 +153,7 @@ def _seats(random: Random, fields: list[Field], flex: bool) -> dict[str, Node]:
         chosen += [name for name in POSITIONS if name not in names and random.random() < 0.22]
     seats = {}
     for name in chosen:
-        places = tuple(FLEX_PLACES) if flex else POSITIONS[name]
+        places = tuple(PLACES) if flex else POSITIONS[name]
         grammar = Grammar(random, places, fields, VALUES[name], flex)
         depth = random.choice((1, 2, 3, 4, 4))
         if name == "logits_mask":
@@ -200,65 +192,7 @@ def _vector(random: Random, grammar: Grammar, value: str, depth: int) -> Node:
         scale = Node("tanh", FLOAT, (Node("*", FLOAT, (total, number(0.1))),))
         x = Node("*", FLOAT, (x, Node("+", FLOAT, (scale, number(1.5)))))
     if random.random() < 0.3:
-        turned = Node(random.choice(("rotate_half", "rotate_pairs")), FLOAT, (x,))
+        part = (number(random.choice((4, 8))),) if random.random() < 0.3 else ()
+        turned = Node(random.choice(("rotate_half", "rotate_pairs")), FLOAT, (x, *part))
         x = Node(random.choice("+-"), FLOAT, (x, turned))
     return Node(random.choice("+-*"), FLOAT, (x, _bounded(random, grammar, depth - 1)))
-
-
-def _lengths(random: Random, most: int, dense: bool) -> list[list[int]]:
-    far = random.random() < 0.2
-    pool = (*BORDERS, *FAR) if far else BORDERS
-    count = random.choice((1, 1, 2, 3)) if far else random.choice((1, 2, 3, 5))
-    found = []
-    for _ in range(count):
-        keys = random.choice(pool) if random.random() < 0.8 else random.randint(0, most)
-        roll = random.random()
-        rows = 1 if roll < 0.25 else keys if roll < 0.4 else random.choice(pool)
-        found.append([rows, keys])
-    if dense:
-        found = [[max(1, found[0][0]), max(1, keys)] for _, keys in found]
-    return found
-
-
-def _facts(random: Random, device: str, flex: bool) -> dict[str, Any]:
-    page = random.choice((1, 1, 2, 3, 5, 16, 16, 32, 64))
-    block = [random.choice((1, 2, 3, 16, 64, 70)), random.choice((1, 2, 8, 16, 33, 64))]
-    share = random.choice((1, 2, 4, 20))
-    formats = [["dense"], ["ragged"], ["ragged"], ["paged", page], ["paged", page],
-               ["composed", page, share], ["block_sparse", *block], ["selection", page]]  # fmt: skip
-    kind = random.choice(formats)
-    hk, group = random.choice((1, 1, 2, 3, 4)), random.choice((1, 1, 2, 3, 4, 7, 8))
-    d = random.choice((8, 16, 24, 32, 40, 64, 64, 64, 72, 80, 96, 128, 128, 192, 256))
-    dv = d if random.random() < 0.8 else random.choice((8, 16, 48, 64, 128))
-    dtype = random.choice(("float32", "float32", "float32", "bfloat16", "float16"))
-    if device != "cpu":
-        dtype = random.choice(("bfloat16", "float16"))
-    narrow = random.random() < 0.1 and (device == "cpu" or (d % 16 == 0 and dv % 16 == 0))
-    options: dict[str, Any] = {}
-    if kind[0] != "dense" and random.random() < 0.2:
-        options["sm_limit"] = random.choice((1, 2, 3))
-    if kind[0] not in ("dense", "composed") and random.random() < 0.15:
-        options["batch_invariant"] = True
-    bounded = kind[0] in ("ragged", "paged", "block_sparse") and random.random() < 0.3
-    batches = [_lengths(random, 200, kind[0] == "dense") for _ in range(random.choice((2, 3, 4)))]
-    return {
-        "device": device,
-        "front": "flex" if flex else "variant",
-        "format": kind,
-        "layout": random.choice(("NHD", "HND")),
-        "heads": [hk * group, hk],
-        "dims": [d, dv],
-        "dtype": dtype,
-        "kv_dtype": random.choice(("float8_e4m3fn", "float8_e5m2", "int8")) if narrow else None,
-        "sm_scale": random.choice((None, None, None, 0.5, 0.01, 30.0)),
-        "q_size": random.choice((1.0, 1.0, 1.0, 20.0)),
-        "softmax": flex or random.random() < 0.85,
-        "strided": random.random() < 0.25,
-        "joined": random.random() < 0.5,
-        "out": random.random() < 0.3,
-        "lse_base": "2" if random.random() < 0.15 else "e",
-        "options": options,
-        "bounds": random.choice(("bounds", "cuda_graph")) if bounded else None,
-        "batches": batches,
-        "threads": random.choice((1, 1, 2, 3)),
-    }

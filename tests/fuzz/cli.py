@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import resource
@@ -16,14 +17,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.status import Status
 
-from fuzz.cases import draw
-from fuzz.runner import Worker
+from fuzz.cases import Case, draw
+from fuzz.runner import Settings, Worker
 from fuzz.script import script
 from fuzz.shrink import shrink
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "fuzz"
 MOST_ILL = 0.05  # of all rows: more would mean that the fuzzer looks away
 ENOUGH = 10_000  # rows, for a share to mean something
+EVERY = 60.0  # seconds between lines of a log
+FOLDERS = ("warploom", "dsl", "codegen", "scheduler", "runtime", "templates", "tests/fuzz")
 
 
 class Campaign:
@@ -38,7 +41,8 @@ class Campaign:
         self.cases = self.rows = self.ill = 0
         self.refused: Counter[str] = Counter()
         self.failures: list[int] = []
-        self.workers = [Worker(args.limit, args.sanitize) for _ in range(args.jobs)]
+        settings = Settings(args.limit, args.sanitize, args.memcheck, args.jobs, gpus(args.device))
+        self.workers = [Worker(settings, number) for number in range(args.jobs)]
 
     @property
     def seconds(self) -> float:
@@ -60,9 +64,12 @@ class Campaign:
             self.next += 1
             return self.next - 1
 
+    def draw(self, seed: int) -> Case:
+        return draw(seed, self.args.device)
+
     def work(self, worker: Worker) -> None:
         while (seed := self.take()) is not None:
-            found = worker.run(draw(seed, self.args.device).spec())
+            found = worker.run(self.draw(seed).spec())
             if self.stopped:  # what a signal cut off says nothing
                 break
             with self.lock:
@@ -72,7 +79,10 @@ class Campaign:
                 self.refused.update([found["refused"]] if "refused" in found else [])
             if not found["ok"]:
                 self.report(seed, found, worker)
-        worker.close()
+        if (found := worker.finish()) is not None and not self.stopped:
+            with self.lock:
+                self.failures.append(-1)
+            self.console.print(f"a worker's end: {found['kind']}\n{found['text']}", markup=False)
 
     def report(self, seed: int, found: dict[str, object], worker: Worker) -> None:
         kind = str(found["kind"])
@@ -80,7 +90,7 @@ class Campaign:
             self.failures.append(seed)
         path = FOLDER / f"{self.args.device}-{seed}.py"
         head = f"warploom, seed {seed} of the fuzzer: {kind}\n{found['text']}"
-        whole = draw(seed, self.args.device)
+        whole = self.draw(seed)
         path.write_text(script(whole.spec(), head))  # kept even if shrinking is cut off
         if not self.over:
             path.write_text(script(shrink(whole, kind, worker.run, self.args.shrink).spec(), head))
@@ -96,6 +106,10 @@ class Campaign:
             f"{self.rows} rows compared, {share:.2f}% ill-conditioned, "
             f"{self.refused.total()} refused, {len(self.failures)} failures, {self.seconds:.0f} s"
         )
+
+    def say(self) -> None:
+        """A line on the state: the same one on a terminal, one a minute in a log."""
+        self.console.print(self.line(), markup=False, soft_wrap=True)
 
     def stop(self, *_: object) -> None:
         """End at once: workers are killed, and what was counted is kept."""
@@ -116,6 +130,9 @@ class Campaign:
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "device": self.args.device,
             "sanitize": self.args.sanitize,
+            "memcheck": self.args.memcheck,
+            "jobs": self.args.jobs,
+            "sources": digest(),
             "seeds": [self.args.seed, self.next - 1],
             "cases": self.cases,
             "rows": self.rows,
@@ -129,6 +146,25 @@ class Campaign:
             log.write(json.dumps(facts) + "\n")
 
 
+def gpus(device: str) -> int:
+    """How many GPUs workers may share, found without touching one."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def digest() -> str:
+    """Of all that was tested: the same sources have the same, whatever their commit."""
+    found, root = hashlib.sha256(), FOLDER.parents[1]
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".j2", ".hpp", ".cuh"):
+                found.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -137,6 +173,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sanitize", action="store_true", help="kernels under ASan and UBSan")
+    parser.add_argument("--memcheck", action="store_true", help="under compute-sanitizer")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of one case")
     parser.add_argument("--shrink", type=float, default=90.0, help="seconds to shrink a failure")
     parser.add_argument("--show", action="store_true", help="print failing scripts too")
@@ -158,9 +195,13 @@ def main() -> int:
     for thread in threads:
         thread.start()
     with Status(campaign.line(), console=console) as status:
+        said = time.monotonic()
         while any(thread.is_alive() for thread in threads):
             time.sleep(0.5)
             status.update(campaign.line())
+            if not console.is_terminal and time.monotonic() > said + EVERY:
+                said = time.monotonic()
+                campaign.say()
     campaign.close()
     return 1 if campaign.failures or campaign.looks_away else 0
 

@@ -54,19 +54,9 @@ def at(name: str) -> Node:
 
 ARITHMETIC = ("+", "-", "*")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-UNARY_FLOAT = (
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "sqrt",
-    "rsqrt",
-    "tanh",
-    "sigmoid",
-    "sin",
-    "cos",
-    "erf",
-)
+UNARY_FLOAT = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid",
+               "sin", "cos", "tan", "atan", "sinh", "cosh", "erf")  # fmt: skip
+POSITIVE = ("log", "log2", "sqrt", "rsqrt")
 INT_DTYPES = ("uint8", "int8", "int16", "int32", "int64")
 FLOAT_DTYPES = ("float32", "float32", "float16", "bfloat16", "float64")
 
@@ -96,6 +86,8 @@ class Grammar:
     def draw(self, kind: str, depth: int) -> Node:
         if depth <= 0 or self.random.random() < 0.08:
             return self._leaf(kind)
+        if self.flex and self.random.random() < 0.3:
+            return self._form(kind, depth - 1)
         return {INT: self._int, BOOL: self._bool, FLOAT: self._float}[kind](depth - 1)
 
     def fluent(self, kind: str, depth: int) -> Node:
@@ -104,6 +96,12 @@ class Grammar:
         while found.is_number:
             found = self.draw(kind, depth)
         return found
+
+    def _form(self, kind: str, depth: int) -> Node:
+        from fuzz.flex_forms import draw_form
+
+        text, kinds = draw_form(self.random, kind)
+        return Node("form", kind, tuple(self.fluent(k, depth) for k in kinds), text)
 
     # --- leaves
 
@@ -154,11 +152,10 @@ class Grammar:
             FLOAT: random.choice(FLOAT_DTYPES),
             BOOL: "bool",
         }[kind]
-        if self.flex and kind == INT:
-            dtype = "int32"  # narrower ones wrap in torch; int64 spreads to what follows
-        if not self.flex and dtype in ("float64", "int16"):
-            dtype = "float32" if kind == FLOAT else "int32"  # a declaration refuses them
-        name = f"{kind[0]}{len(self.fields)}"
+        if not self.flex and dtype == "float64":
+            dtype = "float32"  # a declaration refuses it
+        # "l": FlexAttention's int64 would spread to what follows, and is made an int32 at once
+        name = f"{'l' if dtype == 'int64' else kind[0]}{len(self.fields)}"
         if not self.flex and random.random() < 0.3:
             value = {
                 INT: random.choice((-5, -1, 0, 1, 3, 7, 40)),
@@ -239,13 +236,21 @@ class Grammar:
             return self._where(INT, depth)
         if roll < 0.96:
             return Node("to_int", INT, (self.fluent(BOOL, depth),))
-        return Node("to_int", INT, (self.fluent(FLOAT, depth),))
+        x = self.fluent(FLOAT, depth)
+        if self.flex:  # beyond an int torch defines nothing
+            x = Node("clamp", FLOAT, (x, number(-1e6), number(1e6)))
+        return Node("to_int", INT, (x,))
 
     def _division(self, depth: int) -> Node:
         op, top = self.random.choice(("//", "%")), self.fluent(INT, depth)
         roll = self.random.random()
         if roll < 0.6 or (self.flex and roll < 0.8):
-            return Node(op, INT, (top, number(self.random.choice((-7, -2, -1, 1, 2, 3, 5, 16)))))
+            divisor = self.random.choice((-7, -2, -1, 1, 2, 3, 5, 16))
+            if self.flex and divisor == -1:  # the least int by it ends a process of torch's
+                divisor = 1
+            if roll < 0.08 and not self.flex:
+                op = "fmod"
+            return Node(op, INT, (top, number(divisor)))
         if self.flex or roll < 0.75:
             small = Node("&", INT, (self.fluent(INT, depth), number(7)))
             return Node(op, INT, (top, Node("+", INT, (small, number(1)))))
@@ -253,7 +258,9 @@ class Grammar:
 
     def _shift(self, depth: int) -> Node:
         op, value = self.random.choice(("<<", ">>")), self.fluent(INT, depth)
-        if self.flex or self.random.random() < 0.6:
+        if self.flex:  # further than small types are wide, torch's shifts have no meaning
+            return Node(op, INT, (value, number(self.random.choice((0, 1, 3)))))
+        if self.random.random() < 0.6:
             return Node(op, INT, (value, number(self.random.choice((0, 1, 3, 8, 31)))))
         return Node(op, INT, (value, self.fluent(INT, depth)))
 
@@ -273,7 +280,16 @@ class Grammar:
             return self._where(BOOL, depth)
         if roll < 0.96:
             return Node(random.choice(("==", "!=")), BOOL, self._pair(BOOL, depth))
+        if roll < 0.98 and not self.flex:
+            return self._float_test(depth)
         return Node("to_bool", BOOL, (self.fluent(INT, depth),))
+
+    def _float_test(self, depth: int) -> Node:
+        x = self.fluent(FLOAT, depth)
+        if self.random.random() < 0.5:
+            return Node("isnan", BOOL, (Node("log", FLOAT, (x,)),))
+        return Node("isinf", BOOL, (Node("where", FLOAT, (self.fluent(BOOL, depth),
+                                                         number(float("inf")), x)),))  # fmt: skip
 
     def _float(self, depth: int) -> Node:
         random = self.random
@@ -304,7 +320,8 @@ class Grammar:
         if roll < 0.8:
             return Node("**", FLOAT, (x, number(self.random.choice((2, 3)))))
         divisor = number(self.random.choice((0.5, 2.0, -1.5, 3.0)))
-        return Node(self.random.choice(("//", "%")), FLOAT, (x, divisor))
+        ops = ("//", "%") if self.flex else ("//", "%", "fmod")
+        return Node(self.random.choice(ops), FLOAT, (x, divisor))
 
     def _quotient(self, depth: int) -> Node:
         top = self.fluent(self.random.choice((INT, FLOAT)), depth)
@@ -315,10 +332,19 @@ class Grammar:
 
     def _function(self, depth: int) -> Node:
         name, x = self.random.choice(UNARY_FLOAT), self.fluent(FLOAT, depth)
-        if name in ("exp", "exp2"):
+        if not self.flex and self.random.random() < 0.12:
+            if self.random.random() < 0.5:
+                return Node("bent", FLOAT, (x,))
+            held = Node("clamp", FLOAT, (x, number(-6.0), number(6.0)))
+            return Node("rpow", FLOAT, (held,), self.random.choice((2.0, 1.5, 10.0)))
+        if name in ("exp", "exp2", "expm1"):
             x = Node("minimum", FLOAT, (x, number(3.0)))
-        if name in ("log", "log2", "sqrt", "rsqrt"):
+        if name in ("sinh", "cosh"):
+            x = Node("clamp", FLOAT, (x, number(-6.0), number(6.0)))
+        if name in POSITIVE:
             x = Node("+", FLOAT, (Node("abs", FLOAT, (x,)), number(0.25)))
+        if name == "log1p":
+            x = Node("abs", FLOAT, (x,))
         precise = not self.flex and self.random.random() < 0.15
         return Node(name, FLOAT, (x,), "precise" if precise else None)
 

@@ -6,7 +6,12 @@ import numpy as np
 import torch
 
 import warploom as wl
+from warploom.codegen.tiles import every_tile
+from warploom.dsl.trace import trace
+from warploom.runtime.declare import make_spec
+from warploom.runtime.device import cuda_facts
 from fuzz.batches import Batch, draw_input, exact, gapped
+from fuzz.eager import flex_functor
 from fuzz.reference import attention_of, language, noise, num
 
 NOISES = ((4.0, 1), (4.0, 2), (16.0, 3))  # last places, seed
@@ -32,7 +37,7 @@ def declared(spec):
     if spec["bounds"] is None:
         return {}
     name, *sizes = spec["format"]
-    rows, keys, blocks = [], [], [1]
+    rows, keys, blocks, segments = [], [], [1], [1]
     for batch in spec["batches"]:
         rows.append(sum(q for q, _ in batch))
         keys += [k for _, k in batch]
@@ -40,7 +45,11 @@ def declared(spec):
             blocks.append(sum(-(-k // sizes[0]) for _, k in batch))
         elif name == "block_sparse":
             blocks.append(sum(-(-q // sizes[0]) * -(-k // sizes[1]) for q, k in batch))
+            segments.append(sum(-(-q // sizes[0]) for q, _ in batch))
+            keys += [-(-k // sizes[1]) * sizes[1] for _, k in batch]
     most = {} if name == "ragged" else {"max_blocks": max(blocks)}
+    if name == "block_sparse":
+        most["max_segments"] = max(segments)
     requests = max(1, *(len(batch) for batch in spec["batches"]), 1)
     bounds = wl.Bounds(requests, max(1, *rows, 1), max(1, *keys, 1), **most)
     return {"bounds": bounds, "cuda_graph": spec["bounds"] == "cuda_graph"}
@@ -52,8 +61,23 @@ def wrapper(spec, variant):
         variant, kv_format=kv_format(spec), num_q_heads=spec["heads"][0],
         num_kv_heads=spec["heads"][1], head_dim=spec["dims"][0], head_dim_v=spec["dims"][1],
         dtype=spec["dtype"], kv_dtype=spec["kv_dtype"], device=spec["device"],
-        sm_scale=spec["sm_scale"], lse_base=spec["lse_base"], **declared(spec), **spec["options"],
+        sm_scale=spec["sm_scale"], lse_base=spec["lse_base"], tile=chosen_tile(spec, variant),
+        **declared(spec), **spec["options"],
     )  # fmt: skip
+
+
+def chosen_tile(spec, variant):
+    """The tile that the case asks for, of those that fit; None leaves the choice to warploom."""
+    if spec["tile"] is None:
+        return None
+    device = torch.device(spec["device"])
+    of = make_spec(
+        trace(variant), *spec["dims"], spec["dtype"], kv_format(spec), device, spec["kv_dtype"]
+    )
+    template, number = spec["tile"]
+    tiles = every_tile(of, cuda_facts(torch.cuda.current_device()).arch)
+    tiles = [tile for tile in tiles if template in ("any", tile.template)]
+    return tiles[number % len(tiles)] if tiles else None
 
 
 def answer(spec, batch, variant, made, inputs):
@@ -70,7 +94,9 @@ def answer(spec, batch, variant, made, inputs):
             o, lse = o.transpose(1, 2), lse.transpose(1, 2)
         o, lse = o.flatten(0, 1), lse.flatten(0, 1)
     else:
-        made.plan(*batch.positional, **batch.plan, **inputs)
+        lists = [indices(spec, batch, x) for x in batch.positional]
+        named = {name: indices(spec, batch, x) for name, x in batch.plan.items()}
+        made.plan(*lists, **named, **inputs)
         q = gapped(batch.q.to(batch.device), spec["strided"])
         results = {}
         if spec["out"]:
@@ -85,20 +111,25 @@ def answer(spec, batch, variant, made, inputs):
     return o.cpu().double(), lse.cpu().double() * factor
 
 
+def indices(spec, batch, array):
+    """An index array where the case has it."""
+    if spec["indices"] == "numpy" or torch.is_tensor(array):
+        return array
+    tensor = torch.from_numpy(array)
+    return tensor.to(batch.device) if spec["indices"] == "device" else tensor
+
+
 def expected(spec, batch, functors, inputs, noises=NOISES):
     """The reference, and how far noise moves it: (o, lse, spread of o, spread of lse) by request."""
     options = (spec["softmax"], spec["sm_scale"] or spec["dims"][0] ** -0.5, inputs, batch.dtype)
     for request in batch.requests():
-        o, lse = attention_of(request, functors["exact"], *options)
-        base = o, lse
-        if functors["exact"] is not functors["noisy"]:
-            base = attention_of(request, functors["noisy"], *options)
+        o, lse = attention_of(request, functors, *options)
         spreads = torch.zeros(o.shape[:2], dtype=o.dtype), torch.zeros_like(lse)
         for places, seed in noises:
             with noise(places, seed):
-                found = attention_of(request, functors["noisy"], *options)
-            moves = (found[0] - base[0]).abs().amax(-1), (found[1] - base[1]).abs()
-            same = found[1] == base[1]
+                found = attention_of(request, functors, *options)
+            moves = (found[0] - o).abs().amax(-1), (found[1] - lse).abs()
+            same = found[1] == lse
             moves = (moves[0], torch.where(same, 0.0, moves[1]))
             spreads = tuple(
                 torch.fmax(a, b.nan_to_num(torch.inf)) for a, b in zip(spreads, moves, strict=False)
@@ -131,21 +162,6 @@ def compare(spec, batch, got, parts):
     return {"rows": wrong.numel(), "ill": int(ill.sum())}
 
 
-def flex_functor(function, has_score):
-    """A mod for the reference: torch evaluates it eagerly, its floats in double precision."""
-
-    def run(*given):
-        at = given[-2]
-        places = [at[n].int() for n in ("batch", "q_head", "q_idx", "kv_pos")]
-        torch.set_default_dtype(torch.float64)
-        try:
-            return function(*given[:has_score], *places)
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    return run
-
-
 def prepare(spec, batch):
     """The variant, its inputs by name, and the functors and inputs of the reference."""
     found = {}
@@ -161,21 +177,18 @@ def prepare(spec, batch):
     if spec["front"] == "flex":
         space.update(given)
     run_text(spec["variant"], space)
-    noisy = language()
-    run_text(spec["reference"], noisy)
-    functors = {"noisy": noisy["FUNCTORS"], "exact": noisy["FUNCTORS"]}
+    spoken = language()
     if spec["front"] == "flex":
-        eager = {"torch": torch}
         for n, x in found.items():
-            eager[n] = x.double() if x.dtype.is_floating_point else x
-        run_text(spec["variant"].partition("VARIANT =")[0], eager)
-        mods = {"logits_transform": ("score_mod", 1), "logits_mask": ("mask_mod", 0)}
-        functors["exact"] = dict(functors["noisy"])
-        for seat, (name, has_score) in mods.items():
-            if name in eager:
-                rest = functors["noisy"][seat][1:]
-                functors["exact"][seat] = [flex_functor(eager[name], has_score), *rest]
+            spoken[n] = x.double() if x.dtype.is_floating_point else x
+        mods = {"torch": torch, **{n: spoken[n] for n in found}}
+        run_text(spec["variant"].partition("VARIANT =")[0], mods)
         given = {}
+    run_text(spec["reference"], spoken)
+    functors = {
+        seat: [flex_functor(mods[x], x == "score_mod") if isinstance(x, str) else x for x in listed]
+        for seat, listed in spoken["FUNCTORS"].items()
+    }
     return space["VARIANT"], given, functors, of_reference
 
 

@@ -102,7 +102,7 @@ def floordiv(a, b):
     return torch.where(b == 0, 0, wrap(torch.div(a, safe, rounding_mode="floor")))
 
 
-def mod(a, b):
+def remainder(a, b):
     a, b = torch.broadcast_tensors(i(a), i(b))
     safe = torch.where(b == 0, 1, b)
     return torch.where(b == 0, 0, torch.remainder(a, safe))
@@ -112,8 +112,15 @@ def ffloordiv(a, b):
     return (f(a) / f(b)).floor()
 
 
-def fmod(a, b):
+def fremainder(a, b):
     return r(torch.remainder(f(a), f(b)))
+
+
+def fmod(a, b):
+    """Of the sign of a, as C has it; ints by numbers that are not 0."""
+    if is_float(a, b):
+        return r(torch.fmod(f(a), f(b)))
+    return torch.fmod(i(a), i(b))
 
 
 def power(x, n):
@@ -122,6 +129,10 @@ def power(x, n):
     for _ in range(int(n) - 1):
         found = mul(found, x)
     return found
+
+
+def rpow(base, x):
+    return r(base ** f(x), approximate=True)
 
 
 def fpower(x, n):
@@ -232,7 +243,22 @@ def _function(name):
 
 exp, exp2, log, log2 = (_function(name) for name in ("exp", "exp2", "log", "log2"))
 sqrt, rsqrt, tanh, sigmoid = (_function(name) for name in ("sqrt", "rsqrt", "tanh", "sigmoid"))
-sin, cos, erf = (_function(name) for name in ("sin", "cos", "erf"))
+sin, cos, erf, tan = (_function(name) for name in ("sin", "cos", "erf", "tan"))
+expm1, log1p, atan = (_function(name) for name in ("expm1", "log1p", "atan"))
+sinh, cosh = (_function(name) for name in ("sinh", "cosh"))
+
+
+def bent(x):
+    """The custom function of generated variants."""
+    return fdiv(x, fadd(num(1.0), abs(x)))
+
+
+def isnan(x):
+    return f(x).isnan()
+
+
+def isinf(x):
+    return f(x).isinf()
 
 
 def floor(x):
@@ -249,12 +275,6 @@ def look(tensor, *indices):
     return tensor[torch.broadcast_tensors(*held)]
 
 
-def look_end(tensor, *indices):
-    """As in FlexAttention: an index below 0 counts from the end."""
-    ends = [torch.where(x < 0, x + n, x) for x, n in zip(indices, tensor.shape, strict=True)]
-    return look(tensor, *ends)
-
-
 def vsum(x):
     return r(f(x).sum(-1, keepdim=True), approximate=True)
 
@@ -267,13 +287,24 @@ def vmax(x):
     return f(x).amax(-1, keepdim=True)
 
 
-def rotate_half(x):
-    first, second = x.chunk(2, -1)
-    return torch.cat([-second, first], -1)
+def rotate_half(x, dim=None):
+    n = x.shape[-1] if dim is None else int(dim)
+    first, second = x[..., : n // 2], x[..., n // 2 : n]
+    return torch.cat([-second, first, x[..., n:]], -1)
 
 
-def rotate_pairs(x):
-    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+def rotate_pairs(x, dim=None):
+    n = x.shape[-1] if dim is None else int(dim)
+    head = torch.stack([-x[..., 1:n:2], x[..., :n:2]], -1).flatten(-2)
+    return torch.cat([head, x[..., n:]], -1)
+
+
+def rope(x, position, theta):
+    """Rotary embedding: lanes i and i + dim / 2 turn by position * theta^(-2 i / dim)."""
+    half = x.shape[-1] // 2
+    pair = torch.arange(2 * half, dtype=torch.float64) % half
+    angle = fmul(position, r(theta ** (-pair / half), approximate=True))
+    return fadd(fmul(x, cos(angle)), fmul(rotate_half(x), sin(angle)))
 
 
 def stored(x, dtype):

@@ -8,7 +8,7 @@ from fuzz.grammar import FLOAT, Node
 LEVELS = {"|": 2, "^": 3, "&": 4, "<<": 5, ">>": 5, "+": 6, "-": 6, "*": 7, "/": 7, "//": 7, "%": 7}
 COMPARED, UNARY, POWER, ATOM = 1, 8, 9, 10
 NAMES = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floordiv", "%": "mod",
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floordiv", "%": "remainder",
     "**": "power", "&": "and_", "|": "or_", "^": "xor", "<<": "shl", ">>": "shr",
     "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne",
 }  # fmt: skip
@@ -33,7 +33,7 @@ class _Infix:
         """The text, and how tightly it binds."""
         if node.op == "number":
             negative = not isinstance(node.data, bool) and node.data < 0  # type: ignore[operator]
-            return repr(node.data), UNARY if negative else ATOM
+            return literal(node.data), UNARY if negative else ATOM
         if node.op == "at":
             return self.position + str(node.data), ATOM
         if node.op == "value":
@@ -42,10 +42,15 @@ class _Infix:
             return self.field + str(node.data), ATOM
         if node.op in ("look", "look_end"):
             inside = ", ".join(self.text(arg)[0] for arg in node.args)
-            return f"{self.field}{node.data}[{inside}]", ATOM
+            is_long = self.module == "torch" and str(node.data).startswith("l")
+            return f"{self.field}{node.data}[{inside}]" + ".int()" * is_long, ATOM
+        if node.op == "form":
+            return str(node.data).format(*(self._within(arg, ATOM) for arg in node.args)), 0
         if node.op == "**":
             base, exponent = node.args
             return f"{self._within(base, ATOM)} ** {exponent.data!r}", POWER
+        if node.op == "rpow":
+            return f"{node.data!r} ** {self._within(node.args[0], ATOM)}", POWER
         if node.op in LEVELS:
             return self._infix(node, LEVELS[node.op])
         if node.op in NAMES:  # comparisons do not chain: an operand that is one takes parentheses
@@ -81,13 +86,18 @@ class _Infix:
         inside = ", ".join(self.text(arg)[0] for arg in args)
         if node.data == "precise":
             inside += ", precise=True"
-        return f"{self.module}.{node.op}({inside})"
+        return f"bent({inside})" if node.op == "bent" else f"{self.module}.{node.op}({inside})"
+
+
+def literal(value: object) -> str:
+    """A number as Python reads it."""
+    return "float('inf')" if value == float("inf") else repr(value)
 
 
 def reference_text(node: Node) -> str:
     """Calls of the functions of `reference.py`, in which nothing depends on precedence."""
     if node.op == "number":
-        return f"num({node.data!r})"
+        return f"num({literal(node.data)})"
     if node.op == "at":
         return f"at[{node.data!r}]"
     if node.op == "value":
@@ -95,8 +105,10 @@ def reference_text(node: Node) -> str:
     if node.op == "scalar":
         return f"inputs[{node.data!r}]"
     inside = ", ".join(reference_text(arg) for arg in node.args)
-    if node.op in ("look", "look_end"):
-        return f"{node.op}(inputs[{node.data!r}], {inside})"
+    if node.op == "look":
+        return f"look(inputs[{node.data!r}], {inside})"
+    if node.op == "rpow":
+        return f"rpow({node.data!r}, {inside})"
     name = NAMES.get(node.op, node.op)
     if node.op in ("sum", "mean", "max"):
         name = f"v{name}"
