@@ -152,9 +152,7 @@ def host_target_for(processor: str) -> HostTarget:
     return found
 
 
-def probe(
-    command: tuple[str, ...], machine: str, more: tuple[str, ...] = ()
-) -> HostTarget | None:
+def probe(command: tuple[str, ...], machine: str, more: tuple[str, ...] = ()) -> HostTarget | None:
     """The target of one compiler with one machine flag; None if it cannot compile C++17 for it.
 
     Args:

@@ -38,8 +38,8 @@ SETTINGS = (
     ),
     Setting(
         "WARPLOOM_SANITIZE",
-        "1 compiles CPU kernels and planners with AddressSanitizer and UBSan, whose runtime library "
-        "LD_PRELOAD must name; slower",
+        "1 compiles CPU kernels and planners with AddressSanitizer and UBSan, whose runtime "
+        "library LD_PRELOAD must name; slower",
         "0",
     ),
     Setting(

@@ -1,1 +1,1 @@
-"""Random variants, batches and formats against a reference in torch that shares no code with warploom."""
+"""Random variants and batches against a reference in torch that shares no code with warploom."""

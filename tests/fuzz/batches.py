@@ -154,7 +154,7 @@ class Batch:
 
     def _composed(self, page, share, deeper):
         share = min(share, max([-(-n // page) for n in self.keys], default=0))
-        # the page that a request's keys end in is read in part, so that it may be shared all the same
+        # the page that a request's keys end in is read in part, so that it may be shared, too
         self._paged(page, share, deeper)
 
     def _selection(self, page):

@@ -24,10 +24,12 @@ POSITIONS = {
 }
 VALUES = {"query_transform": "q", "key_transform": "k", "value_transform": "v",
           "logits_transform": "logits", "output_transform": "o", "logits_mask": None}  # fmt: skip
-BENT = """def bent_text():
-    body = "WL_FN float bent(float x) { return x / (1.0f + fabsf(x)); }"
-    return {"cuda": body, "cpp": body, "python": lambda x: x / (1.0 + wl.abs(x))}
-bent = wl.custom_function("bent", **bent_text())
+BENT = """bent = wl.custom_function(
+    "bent",
+    cuda="WL_FN float bent(float x) { return x / (1.0f + fabsf(x)); }",
+    cpp="WL_FN float bent(float x) { return x / (1.0f + abs(x)); }",
+    python=lambda x: x / (1.0 + wl.abs(x)),
+)
 """
 
 

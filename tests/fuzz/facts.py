@@ -55,9 +55,9 @@ def _format(random: Random) -> list[Any]:
     page = random.choice(PAGES)
     block = [random.choice((1, 2, 3, 16, 64, 70)), random.choice((1, 2, 8, 16, 33, 64))]
     share = [random.choice((1, 2, 4, 20)), random.choice((0, 0, 1, 3))]
-    formats = [["dense"], ["ragged"], ["ragged"], ["paged", page], ["paged", page],
-               ["composed", page, *share], ["block_sparse", *block], ["selection", page]]  # fmt: skip
-    return random.choice(formats)
+    storage = [["dense"], ["ragged"], ["ragged"], ["paged", page], ["paged", page]]
+    listed = [["composed", page, *share], ["block_sparse", *block], ["selection", page]]
+    return random.choice([*storage, *listed])
 
 
 def _heads(random: Random) -> list[int]:

@@ -1,4 +1,4 @@
-"""What functions for FlexAttention say beside operators: torch's functions and methods of tensors."""
+"""What functions for FlexAttention say beside operators: torch's functions and methods."""
 
 from __future__ import annotations
 

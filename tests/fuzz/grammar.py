@@ -91,7 +91,7 @@ class Grammar:
         return {INT: self._int, BOOL: self._bool, FLOAT: self._float}[kind](depth - 1)
 
     def fluent(self, kind: str, depth: int) -> Node:
-        """An expression that is no literal, so that an operator has something of ours to work on."""
+        """An expression that is no literal, so that an operator has something of ours."""
         found = self.draw(kind, depth)
         while found.is_number:
             found = self.draw(kind, depth)

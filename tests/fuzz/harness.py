@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 import warploom as wl
-from warploom.codegen.tiles import every_tile
-from warploom.dsl.trace import trace
-from warploom.runtime.declare import make_spec
-from warploom.runtime.device import cuda_facts
 from fuzz.batches import Batch, draw_input, exact, gapped
 from fuzz.eager import flex_functor
 from fuzz.reference import attention_of, language, noise, num
+from warploom.codegen.tiles import every_tile
+from warploom.codegen.tiles_single import single_row_obstacle, single_tile
+from warploom.dsl.trace import trace
+from warploom.runtime.declare import make_spec
+from warploom.runtime.device import cuda_facts
 
 NOISES = ((4.0, 1), (4.0, 2), (16.0, 3))  # last places, seed
 DOUBTS = tuple((4.0 + 12.0 * (seed % 2), seed) for seed in range(4, 28))  # more, for wrong rows
@@ -66,7 +67,7 @@ def wrapper(spec, variant):
     )  # fmt: skip
 
 
-def chosen_tile(spec, variant):
+def chosen_tile(spec, variant, arch=None):
     """The tile that the case asks for, of those that fit; None leaves the choice to warploom."""
     if spec["tile"] is None:
         return None
@@ -75,7 +76,8 @@ def chosen_tile(spec, variant):
         trace(variant), *spec["dims"], spec["dtype"], kv_format(spec), device, spec["kv_dtype"]
     )
     template, number = spec["tile"]
-    tiles = every_tile(of, cuda_facts(torch.cuda.current_device()).arch)
+    tiles = [] if single_row_obstacle(of) else [single_tile(of)]
+    tiles += every_tile(of, arch or cuda_facts(torch.cuda.current_device()).arch)
     tiles = [tile for tile in tiles if template in ("any", tile.template)]
     return tiles[number % len(tiles)] if tiles else None
 
@@ -120,7 +122,7 @@ def indices(spec, batch, array):
 
 
 def expected(spec, batch, functors, inputs, noises=NOISES):
-    """The reference, and how far noise moves it: (o, lse, spread of o, spread of lse) by request."""
+    """By request the reference, and how far noise moves it: (o, lse, their spreads)."""
     options = (spec["softmax"], spec["sm_scale"] or spec["dims"][0] ** -0.5, inputs, batch.dtype)
     for request in batch.requests():
         o, lse = attention_of(request, functors, *options)
@@ -155,7 +157,7 @@ def compare(spec, batch, got, parts):
     if wrong.any():
         row, head = wrong.nonzero()[0].tolist()
         raise Mismatch(
-            f"{int(wrong.sum())} of {wrong.numel()} rows are wrong; first row {row} of head {head}: "
+            f"{int(wrong.sum())} of {wrong.numel()} rows are wrong; first row {row}, head {head}: "
             f"off by {float(off[row, head]):.3g}, bound {float(bound[row, head]):.3g}, "
             f"lse {float(got[1][row, head]):.6g} instead of {float(lse[row, head]):.6g}"
         )

@@ -79,9 +79,9 @@ class Settings:
     def environment(self, number: int) -> dict[str, str]:
         """Variables of worker `number`."""
         path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+        builds = max(1, (os.cpu_count() or 1) // self.jobs)
         found = {"PYTHONPATH": path, "WARPLOOM_PROGRESS": "0", "WARPLOOM_VERIFY_PLANS": "1",
-                 "OMP_NUM_THREADS": "1",
-                 "WARPLOOM_BUILD_JOBS": str(max(1, (os.cpu_count() or 1) // self.jobs))}  # fmt: skip
+                 "OMP_NUM_THREADS": "1", "WARPLOOM_BUILD_JOBS": str(builds)}  # fmt: skip
         if self.memcheck:  # torch's pools would hide the ends of tensors
             found |= {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "WARPLOOM_LINE_INFO": "1"}
         found |= on_gpu(number, self.gpus) if self.gpus else {}

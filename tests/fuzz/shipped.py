@@ -4,7 +4,9 @@ from __future__ import annotations
 
 _LOGITS, _MASK, _OUTPUT = "logits_transform", "logits_mask", "output_transform"
 _KEY_HEAD = "fdiv(to_float(add(at['kv_head'], num(1))), num(64.0))"
-_TOKEN = "fdiv(to_float(add(remainder(at['kv_pos'], num(3)), add(at['kv_head'], num(1)))), num(64.0))"
+_TOKEN = (
+    "fdiv(to_float(add(remainder(at['kv_pos'], num(3)), add(at['kv_head'], num(1)))), num(64.0))"
+)
 _TOKENS = "(torch.arange(5000)[None, :, None] % 3 + torch.arange(KEY_HEADS) + 1) / 64"
 
 # text: (seat, what it does as a text of the reference) of each seat

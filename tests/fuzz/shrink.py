@@ -11,8 +11,9 @@ from fuzz.cases import Case
 from fuzz.grammar import Node
 
 PLAIN = {"layout": "NHD", "kv_dtype": None, "sm_scale": None, "q_size": 1.0, "strided": False,
-         "joined": False, "out": False, "lse_base": "e", "options": {}, "bounds": None, "threads": 1,
-         "softmax": True, "dtype": "float32", "heads": [1, 1], "format": ["ragged"]}  # fmt: skip
+         "joined": False, "out": False, "lse_base": "e", "options": {}, "bounds": None,
+         "threads": 1, "softmax": True, "dtype": "float32", "heads": [1, 1], "tile": None,
+         "indices": "numpy", "format": ["ragged"]}  # fmt: skip
 
 
 def subtrees(tree: Node, kind: str) -> Iterator[Node]:

@@ -117,6 +117,7 @@ def test_groups_and_decoding(cpu_run: Run, num_q_heads: int, num_kv_heads: int, 
     run = cpu_run(Causal(), *lens, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads)
     run.check(run.launch())
 
+
 class ByWidth(Variant):
     """A scale of values that reads the number of lanes."""
 

@@ -1,0 +1,42 @@
+"""Recorded seeds of the fuzzer agree with its reference, and have everything that it can draw."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from fuzz.cases import draw
+from fuzz.coverage import features, required
+from fuzz.recorded import RECORDED
+from fuzz.runner import Settings, Worker
+
+CHUNK = 3  # seeds of one test, so that test processes share them evenly
+
+
+@pytest.fixture(scope="session")
+def worker() -> Iterator[Worker]:
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a C++ compiler")
+    worker = Worker(Settings(jobs=2))
+    yield worker
+    worker.close()
+
+
+def test_recorded_seeds_have_everything() -> None:
+    had = set().union(*(features(draw(seed)) for seed in RECORDED))
+    assert required() - had == set(), "choose anew: PYTHONPATH=tests python -m fuzz.coverage"
+
+
+@pytest.mark.parametrize(
+    "seeds", [RECORDED[i : i + CHUNK] for i in range(0, len(RECORDED), CHUNK)], ids=str
+)
+def test_recorded_seeds_agree(worker: Worker, seeds: tuple[int, ...]) -> None:
+    refused = 0
+    for seed in seeds:
+        found = worker.run(draw(seed).spec())
+        assert found["ok"], f"seed {seed}: make fuzz SEED={seed} ARGS='--cases 1'\n{found['text']}"
+        refused += "refused" in found
+        rows, ill = found.get("rows", 0), found.get("ill", 0)
+        assert ill <= 0.5 * rows or rows < 100, f"seed {seed} says little: {found}"
+    assert refused < len(seeds), "nothing but refusals"
