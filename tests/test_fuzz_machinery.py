@@ -224,12 +224,9 @@ def test_tiles_for_a_device_are_those_that_fit() -> None:
 @pytest.mark.nvrtc
 def test_kernels_for_devices_compile() -> None:
     """Those of drawn tiles, up to the cubin."""
-    import torch
 
     from warploom.codegen.render import render_cuda
-    from warploom.dsl.trace import trace
     from warploom.errors import NoCudaCompiler, UnsupportedSpec
-    from warploom.runtime.declare import make_spec
     from warploom.scheduler.layout import c_structs
 
     arch, count = arch_named("sm_90a"), 0
@@ -239,8 +236,7 @@ def test_kernels_for_devices_compile() -> None:
         tile = None if spec["tile"] is None else harness.chosen_tile(spec, variant, arch)
         if tile is None:
             continue
-        of = make_spec(trace(variant), *spec["dims"], spec["dtype"], harness.kv_format(spec),
-                       torch.device("cuda"), spec["kv_dtype"])  # fmt: skip
+        of = harness.declared_spec(spec, variant)
         try:
             build(render_cuda(of, tile, c_structs()), arch)
         except NoCudaCompiler as error:

@@ -67,14 +67,19 @@ def wrapper(spec, variant):
     )  # fmt: skip
 
 
+def declared_spec(spec, variant):
+    """What warploom compiles a kernel for."""
+    d, dv = spec["dims"]
+    device = torch.device(spec["device"])
+    stored = kv_format(spec)
+    return make_spec(trace(variant), d, dv, spec["dtype"], stored, device, spec["kv_dtype"])
+
+
 def chosen_tile(spec, variant, arch=None):
     """The tile that the case asks for, of those that fit; None leaves the choice to warploom."""
     if spec["tile"] is None:
         return None
-    device = torch.device(spec["device"])
-    of = make_spec(
-        trace(variant), *spec["dims"], spec["dtype"], kv_format(spec), device, spec["kv_dtype"]
-    )
+    of = declared_spec(spec, variant)
     template, number = spec["tile"]
     tiles = [] if single_row_obstacle(of) else [single_tile(of)]
     tiles += every_tile(of, arch or cuda_facts(torch.cuda.current_device()).arch)
@@ -179,11 +184,11 @@ def prepare(spec, batch):
     if spec["front"] == "flex":
         space.update(given)
     run_text(spec["variant"], space)
-    spoken = language()
+    spoken, mods = language(), {"torch": torch}
     if spec["front"] == "flex":
         for n, x in found.items():
             spoken[n] = x.double() if x.dtype.is_floating_point else x
-        mods = {"torch": torch, **{n: spoken[n] for n in found}}
+        mods |= {n: spoken[n] for n in found}
         run_text(spec["variant"].partition("VARIANT =")[0], mods)
         given = {}
     run_text(spec["reference"], spoken)

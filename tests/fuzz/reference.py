@@ -13,8 +13,8 @@ import torch
 class Noise:
     """How results are rounded: `places` of float32's last place, moved at random; None is exact."""
 
-    places = None
-    generator = None
+    places: "float | None" = None
+    generator: "torch.Generator | None" = None
 
 
 @contextlib.contextmanager
