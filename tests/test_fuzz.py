@@ -32,11 +32,9 @@ def test_recorded_seeds_have_everything() -> None:
     "seeds", [RECORDED[i : i + CHUNK] for i in range(0, len(RECORDED), CHUNK)], ids=str
 )
 def test_recorded_seeds_agree(worker: Worker, seeds: tuple[int, ...]) -> None:
-    refused = 0
+    compared = 0
     for seed in seeds:
         found = worker.run(draw(seed).spec())
         assert found["ok"], f"seed {seed}: make fuzz SEED={seed} ARGS='--cases 1'\n{found['text']}"
-        refused += "refused" in found
-        rows, ill = found.get("rows", 0), found.get("ill", 0)
-        assert ill <= 0.5 * rows or rows < 100, f"seed {seed} says little: {found}"
-    assert refused < len(seeds), "nothing but refusals"
+        compared += found.get("rows", 0) - found.get("ill", 0)
+    assert compared > 100, "what is refused or ill-conditioned says nothing"

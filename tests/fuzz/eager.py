@@ -3,7 +3,7 @@
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fuzz.reference import Noise, moved, r
+from fuzz.reference import Noise, moved, of_function, r
 
 # Functions that give one of the numbers they are given, or what any float holds.
 KEPT = "neg abs where getitem index clamp clip min max minimum maximum masked_fill sign round trunc"
@@ -25,7 +25,7 @@ class Rounding(TorchFunctionMode):
         found = function(*args, **kwargs)
         if not torch.is_tensor(found) or found.dtype != torch.float64 or name in KEPT:
             return found
-        return r(found, approximate=name not in EXACT_IF_SHORT)
+        return r(found) if name in EXACT_IF_SHORT else of_function(found, name)
 
 
 def shaken(x):

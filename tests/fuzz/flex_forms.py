@@ -52,7 +52,7 @@ FORMS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         ("{0}.long().int()", _I),
         ("({0} + 1).int()", _B),
         ("{0} * {1}", (BOOL, INT)),
-        ("{0} - {1}", (INT, BOOL)),
+        ("{0} + {1}", (INT, BOOL)),
         ("torch.max({0}, {1})", _II),
         ("{0}.min({1})", _II),
         ("torch.sign({0})", _I),

@@ -341,6 +341,8 @@ class Grammar:
             x = Node("minimum", FLOAT, (x, number(3.0)))
         if name in ("sinh", "cosh"):
             x = Node("clamp", FLOAT, (x, number(-6.0), number(6.0)))
+        if name == "tan":  # where its poles are far apart beside a last place of x
+            x = Node("clamp", FLOAT, (x, number(-40.0), number(40.0)))
         if name in POSITIVE:
             x = Node("+", FLOAT, (Node("abs", FLOAT, (x,)), number(0.25)))
         if name == "log1p":
