@@ -62,7 +62,7 @@ fuzz: $(READY_TEST) links ## random variants, batches and formats against a refe
 	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device $(DEVICE) $(if $(filter 1,$(SANITIZE)),--sanitize) $(ARGS)
 
 fuzz-memcheck: $(READY_TEST) links ## some of them under compute-sanitizer's memcheck; needs a GPU
-	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device cuda --memcheck --cases 40 $(ARGS)
+	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device cuda --memcheck --cases 40 --limit 900 $(ARGS)
 
 test-gpu: $(READY_TEST) links ## the tests that need a CUDA device; processes compile kernels side by side
 	$(RUNNER) -m pytest -m gpu -n $(JOBS) --dist worksteal $(ARGS)

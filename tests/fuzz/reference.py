@@ -9,7 +9,6 @@ import contextlib
 
 import torch
 
-
 FAST_TANH = 6e-4  # of its value
 
 
