@@ -13,6 +13,8 @@ from enum import Enum
 from threading import RLock
 from weakref import WeakValueDictionary
 
+from warploom import forks
+
 
 class Kind(Enum):
     """The type of a value inside a functor; storage types are in `warploom.dsl.dtypes`."""
@@ -122,6 +124,14 @@ class Node:
 
 _interned: WeakValueDictionary[tuple[object, ...], Node] = WeakValueDictionary()
 _interning = RLock()  # two threads must not make two nodes with the same parts
+
+
+def _renew_lock() -> None:
+    global _interning
+    _interning = RLock()
+
+
+forks.after(_renew_lock)  # another thread may have held it
 
 
 def node(

@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import torch
 
+from warploom import forks
 from warploom.dsl.dtypes import NARROW_DTYPES
 from warploom.dsl.formats import Dense, Layout
 from warploom.dsl.spec import TracedVariant
@@ -338,7 +339,7 @@ _entries: OrderedDict[tuple[Hashable, tuple[int, int]], _Entry] = OrderedDict()
 # CUDA graphs read the plans of these at every replay, so they are never planned again. They stay
 # until all graphs that captured them are gone: one for each plan, thread and stream of captures.
 _captured: list[tuple[Hashable, _Entry, GraphHold]] = []
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrapper:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, MutableMapping
 from typing import TypeAlias
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from warploom import forks
 from warploom.dsl.dtypes import DType
 from warploom.logs import log
 from warploom.runtime.graph import is_capturing, refuse_under_capture
@@ -85,7 +85,7 @@ class DeviceCopies:
 
     def __init__(self) -> None:
         self._copies: MutableMapping[torch.Tensor, _Copies] = WeakTensorKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def __call__(
         self,

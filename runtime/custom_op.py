@@ -8,13 +8,13 @@ string.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
 
+from warploom import forks
 from warploom.dsl.formats import Layout
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, NoGradient
@@ -41,7 +41,7 @@ class Runner(Protocol):
 _handles = itertools.count()
 _wrappers: WeakValueDictionary[int, Runner] = WeakValueDictionary()
 _variants: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
-_variants_lock = threading.Lock()
+_variants_lock = forks.lock()
 _NO_VARIANT = -1
 
 

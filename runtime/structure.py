@@ -6,10 +6,10 @@ globals and closures it may read, and its helpers. A variant without a key is tr
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from warploom import forks
 from warploom.dsl.fingerprint import fingerprint
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.trace import trace
@@ -17,7 +17,7 @@ from warploom.dsl.variant import Variant
 
 _LIMIT = 256
 _traced: OrderedDict[Hashable, tuple[TracedVariant, object]] = OrderedDict()
-_lock = threading.Lock()  # of the dictionary: traces are made outside of it
+_lock = forks.lock()  # of the dictionary: traces are made outside of it
 
 
 def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+from warploom import forks
 from warploom.runtime.streams import Streams
 
 
@@ -56,4 +55,4 @@ class Tenancy:
 
 
 _tenancies: list[Tenancy] = []
-_lock = threading.Lock()
+_lock = forks.lock()
