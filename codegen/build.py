@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import warploom
-from warploom import env
+from warploom import env, forks
 from warploom.codegen import upkeep
 from warploom.codegen.arch import Arch
 from warploom.codegen.cubin import Resources
+from warploom.codegen.folder import Untrusted
 from warploom.codegen.key import CacheKey, make_key
 from warploom.codegen.options import CudaOptions
 from warploom.codegen.source import KernelSource
-from warploom.codegen.store import Draft, Entry, Store, spare_store
+from warploom.codegen.store import Draft, Entry, Store, last_resort, sweep_spare, warn_refused
 from warploom.counters import count
 from warploom.deployment_errors import NotInCache
 from warploom.errors import (
@@ -55,6 +55,7 @@ class Artifact:
         resources: registers and memory of a CUDA kernel; None on a host.
         compile_seconds: what compiling took when it was compiled.
         compiled: whether that was now, and not a load from the cache.
+        content: the bytes of the `.cubin` or `.so`, as they were checked: what is to be loaded.
     """
 
     path: Path
@@ -63,11 +64,14 @@ class Artifact:
     resources: Resources | None
     compile_seconds: float
     compiled: bool
+    content: bytes = field(repr=False)
 
 
 _forbidden: ContextVar[str | None] = ContextVar("warploom_forbid_compilation", default=None)
-_artifacts: dict[tuple[Path, str], Future[Artifact]] = {}
-_artifacts_lock = threading.Lock()
+_artifacts: dict[tuple[Path, str], Artifact] = {}
+_pending: dict[tuple[Path, str], Future[Artifact]] = {}  # what some thread is building
+_artifacts_lock = forks.lock()  # of both
+_sweep_spare_once = lru_cache(sweep_spare)
 
 
 @contextmanager
@@ -162,10 +166,14 @@ def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:
     """`make()`, once per process; a failure is not remembered."""
     place = (env.cache_dir(), key.digest)
     with _artifacts_lock:
-        future = _artifacts.get(place)
-        mine = future is None or (future.done() and not future.result().path.exists())
-        if future is None or mine:
-            future = _artifacts[place] = Future()
+        found = _artifacts.get(place)
+        if found is not None and found.path.exists():
+            count("memory_hits")
+            return found
+        future = _pending.get(place)
+        mine = future is None
+        if future is None:
+            future = _pending[place] = Future()
     if not mine:
         try:
             found = future.result()
@@ -179,11 +187,18 @@ def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:
         artifact = make()
     except BaseException as error:
         with _artifacts_lock:
-            del _artifacts[place]
+            del _pending[place]
         future.set_exception(error)
         raise
+    with _artifacts_lock:
+        _artifacts[place] = artifact
+        del _pending[place]
     future.set_result(artifact)
     return artifact
+
+
+# In a forked process nobody fills what the threads of its parent were about to.
+forks.after(_pending.clear)
 
 
 def _why_forbidden() -> str | None:
@@ -263,6 +278,7 @@ def _compile(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> 
         raise CompileForbidden(kernel=source.name, cause=cause)
     if not isinstance(target, Arch) and not target.command:
         raise NotInCache(kernel=source.name, root=env.cache_dir())
+    _sweep_spare_once()
     store = Store(env.cache_dir())
     name = "kernel.cu" if isinstance(target, Arch) else "kernel.cpp"
     text = source.text.encode()
@@ -304,11 +320,15 @@ def _run_compiler(
 
 def _write(write: Callable[[Store], Any]) -> Any:
     """Writes to the cache, or, if that fails, to a folder of this process."""
+    root = env.cache_dir()
     try:
-        return write(Store(env.cache_dir()))
+        return write(Store(root))
+    except Untrusted as error:
+        warn_refused(root, str(error))
     except OSError as error:
-        _warn_unwritable(env.cache_dir(), str(error))
-        return write(spare_store())
+        _warn_unwritable(root, error.strerror or str(error))
+    with last_resort(root) as spare:
+        return write(spare)
 
 
 @lru_cache
@@ -328,8 +348,9 @@ def _artifact(entry: Entry, symbol: str, compiled: bool) -> Artifact:
         source_path=entry.source,
         entry=symbol,
         resources=Resources(**resources) if resources else None,
-        compile_seconds=entry.facts["compile_seconds"],
+        compile_seconds=entry.facts.get("compile_seconds", 0.0),
         compiled=compiled,
+        content=entry.content,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
+import os
 import platform
 import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from warploom.codegen import cpu_features
 from warploom.codegen.compiler_log import first_errors
 from warploom.codegen.headers import header_digest
 from warploom.codegen.source import KernelSource
+from warploom.codegen.store import Store, Workshop, last_resort
 from warploom.deployment_errors import UnknownProcessor
 from warploom.errors import BadSetting, CompileError, NoHostCompiler
 
@@ -101,7 +103,7 @@ class HostTarget:
         """What of the target a cache key must hold."""
         return {
             "compiler": self.version,
-            "flags": " ".join(self.flags),
+            "flags": " ".join((*self.command[1:], *self.flags)),
             "headers": header_digest("cpu", "common"),
             "macros": self.macros,
         }
@@ -188,22 +190,45 @@ def compile_cpp(source: KernelSource, target: HostTarget, *, kept: Path | None =
     Raises:
         CompileError: the source does not compile.
         NoHostCompiler: the compiler is gone.
+        NowhereToWrite: there is no folder to compile in.
+    """
+    try:
+        with Store(env.cache_dir()).workshop() as workshop:
+            return _compile_in(workshop, source, target, kept)
+    except OSError:  # the cache is not ours to write, or there is no room
+        with last_resort(env.cache_dir()) as spare, spare.workshop() as workshop:
+            return _compile_in(workshop, source, target, kept)
+
+
+def _compile_in(
+    workshop: Workshop, source: KernelSource, target: HostTarget, kept: Path | None
+) -> bytes:
+    """The library; all that is written on the way, the compiler's own files too, lies there.
+
+    Raises:
+        OSError: it cannot be written.
     """
     includes = [f"-I{_TEMPLATES / folder}" for folder in ("cpu", "common")]
-    with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
-        text, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
-        text.write_text(source.text, encoding="utf-8")
-        command = [*target.command, *target.flags, *includes, str(text), "-o", str(library)]
-        try:
-            done = _output_of(command)
-        except OSError as error:
-            raise NoHostCompiler(tried=target.command[0]) from error
-        if done.returncode == 0:
-            return library.read_bytes()
-        log = done.stderr.replace(str(text), str(kept or f"{source.name}.cpp"))
+    workshop.folder.write("kernel.cpp", source.text.encode())
+    text, library = (f"{workshop.place}/{name}" for name in ("kernel.cpp", "kernel.so"))
+    command = [*target.command, *target.flags, *includes, text, "-o", library]
+    done = _started(command, env.compiler_environment(temporary=workshop.place))
+    if done.returncode == 0:
+        return workshop.folder.read("kernel.so")
+    for code in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(code) in done.stderr:
+            raise OSError(code, os.strerror(code))
+    log = done.stderr.replace(text, str(kept or f"{source.name}.cpp"))
     raise CompileError(
         compiler=target.version, kernel=source.name, path=kept or "nowhere", log=first_errors(log)
     )
+
+
+def _started(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return _output_of(command, environment)
+    except OSError as error:
+        raise NoHostCompiler(tried=command[0]) from error
 
 
 @lru_cache(maxsize=4)
@@ -224,20 +249,17 @@ def _has_sanitizer() -> bool:
     return hasattr(ctypes.CDLL(None), "__asan_init")
 
 
-def _output_of(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _output_of(
+    command: Sequence[str], environment: dict[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command,
-        input=text,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env=env.without_preloads(),
+        command, input=text, capture_output=True, text=True, errors="replace", env=environment
     )
 
 
 def _run(command: tuple[str, ...], text: str) -> str | None:
     try:
-        done = _output_of(command, text)
+        done = _output_of(command, env.compiler_environment(), text)
     except OSError:
         return None
     return done.stdout if done.returncode == 0 else None

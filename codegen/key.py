@@ -11,7 +11,7 @@ from typing import Protocol
 
 from warploom.codegen.source import KernelSource
 
-SCHEMA = 1  # raise it when the meaning of an entry changes; older entries are then not found
+SCHEMA = 2  # raise it when the meaning of an entry changes; older entries are then not found
 _DIGITS = 24  # of the digest in a folder's name: 96 bits
 _LONGEST_NAME = 80
 

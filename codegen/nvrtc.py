@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import pickle
 import re
 import subprocess
@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import warploom
 from warploom import env
 from warploom.codegen import pch
 from warploom.codegen.arch import Arch
@@ -20,9 +21,10 @@ from warploom.codegen.nvrtc_worker import PchResult, Reply, Request, compile_pro
 from warploom.codegen.options import CudaOptions
 from warploom.errors import CompileError, NoCudaCompiler
 
+# Isolated (-I), Python looks for modules neither in the working folder nor where variables say;
+# then the worker gets the path of this process, without the working folder.
 _WORKER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from warploom.codegen.nvrtc_worker import main; main()"
+    "import sys; sys.path[:] = sys.argv[1:]; from warploom.codegen.nvrtc_worker import main; main()"
 )
 _SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
 
@@ -120,9 +122,16 @@ def _uncached(tools: CudaToolchain) -> tuple[str, ...]:
 
 
 def _in_worker(request: Request) -> Reply:
-    command = [sys.executable or "python3", "-c", _WORKER, json.dumps(sys.path)]
+    python = [sys.executable or "python3", "-I", "-c", _WORKER]
+    path = [os.path.abspath(entry) for entry in sys.path if entry]
+    path.append(str(Path(warploom.__file__).absolute().parents[1]))  # if it was the working folder
     try:
-        done = subprocess.run(command, input=pickle.dumps(request), capture_output=True)
+        done = subprocess.run(
+            [*python, *path],
+            input=pickle.dumps(request),
+            capture_output=True,
+            env=env.compiler_environment(),
+        )
     except OSError:  # no Python to start, as in an embedded interpreter
         return compile_program(request, own_process=False)
     if done.returncode == 0:

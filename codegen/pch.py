@@ -13,22 +13,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import shutil
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from warploom import env
+from warploom.codegen import claims
+from warploom.codegen.claims import DRAFT, Aside, aside
+from warploom.codegen.folder import FOLDER_MODE, Folder
 from warploom.codegen.nvrtc_worker import PchMode, PchResult
 
 _NEEDED_BYTES = (
     2 << 30
 )  # free disk and cache limit below which no image is made (one takes ~300 MiB)
 _KEPT = 6
-_STALE_SECONDS = 600.0
+_IMAGE = "image.pch"  # in the draft
 
 _log = logging.getLogger(__name__)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
@@ -36,32 +37,48 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 
 @dataclass(frozen=True)
 class Pch:
-    """An image to read or to make, or neither."""
+    """An image to read or to make, or neither.
+
+    Attributes:
+        mode: which.
+        path: for NVRTC, until `finish`.
+        name: of the image among the others.
+        folder: of all images; open until `finish`.
+        draft: where one is made.
+    """
 
     mode: PchMode
-    path: Path
-    final: Path
+    path: Path = Path()
+    name: str = ""
+    folder: Folder | None = None
+    draft: Aside | None = None
 
     def finish(self, result: PchResult) -> None:
         """Publishes a new image, or throws away one that NVRTC refused."""
-        try:
-            if result == "created":
-                self.path.replace(self.final)
-                _prune(self.final.parent)
-            elif result == "failed":  # an empty file says: tried, does not work here
-                self.final.touch()
-            elif result == "rejected":
-                self.final.unlink(missing_ok=True)
-        except OSError as error:  # disk full or taken away: the next compile makes the image
-            _log.debug("precompiled header %s: %s", self.final, error)
-        finally:
-            if self.mode == "create":
-                for path in (self.path, _claim(self.final)):
-                    with suppress(OSError):
-                        path.unlink(missing_ok=True)
+        if self.folder is None:
+            return
+        with self.folder as folder:
+            try:
+                self._settle(folder, result)
+            except OSError as error:  # disk full or taken away: the next compile makes the image
+                _log.debug("precompiled header %s: %s", folder.path / self.name, error)
+            finally:
+                if self.draft is not None:
+                    self.draft.close()
+
+    def _settle(self, folder: Folder, result: PchResult) -> None:
+        if result == "created" and self.draft is not None:
+            self.draft.folder.protect(_IMAGE)
+            self.draft.folder.move(_IMAGE, folder, self.name)
+            _prune(folder)
+        elif result == "failed" and self.draft is not None:  # empty: tried, does not work here
+            self.draft.folder.write(self.name, b"")
+            self.draft.folder.move(self.name, folder, self.name)
+        elif result == "rejected":
+            folder.remove(self.name)
 
 
-_OFF = Pch("off", Path(), Path())
+_OFF = Pch("off")
 
 
 def choose(folder: Path | None, text: str, parts: tuple[str, ...]) -> Pch:
@@ -76,19 +93,45 @@ def choose(folder: Path | None, text: str, parts: tuple[str, ...]) -> Pch:
     if folder is None or not any("include" in directive for directive in directives):
         return _OFF
     key = "\0".join((*parts, *directives))
-    final = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.pch"
+    name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.pch"
     try:
-        if final.exists():
-            os.utime(final)
-            return Pch("use", final, final) if final.stat().st_size else _OFF
-        folder.mkdir(parents=True, exist_ok=True)
-        if min(shutil.disk_usage(folder).free, env.cache_size_bytes()) < _NEEDED_BYTES:
-            return _OFF
-        if not _take_claim(_claim(final)):
-            return _OFF
-        return Pch("create", final.with_suffix(f".{os.getpid()}.tmp"), final)
-    except OSError:  # read-only folder
+        with Folder.at(folder.parent, make=True) as cache:
+            images = cache.folder(folder.name, make=FOLDER_MODE)
+    except OSError:  # read-only, or others may write in it
         return _OFF
+    found = _OFF
+    try:
+        found = _use(images, name) or _make(images, name) or _OFF
+    except OSError as error:
+        _log.debug("precompiled header %s: %s", folder / name, error)
+    finally:
+        if found.folder is None:
+            images.close()
+    return found
+
+
+def _use(images: Folder, name: str) -> Pch | None:
+    """The image if there is one; an empty one says that none works."""
+    try:
+        size = images.check_file(name).st_size
+    except FileNotFoundError:
+        return None
+    if size == 0:
+        return _OFF
+    with suppress(OSError):  # read-only: no order of use
+        images.touch(name)
+    return Pch("use", Path(images.place, name), name, images)
+
+
+def _make(images: Folder, name: str) -> Pch | None:
+    """A draft of the image; one process makes it, the others compile without it meanwhile."""
+    claims.sweep(images)
+    if min(shutil.disk_usage(images.fd).free, env.cache_size_bytes()) < _NEEDED_BYTES:
+        return None
+    draft = aside(images, name)
+    if draft is None:
+        return None
+    return Pch("create", Path(draft.folder.place, _IMAGE), name, images, draft)
 
 
 def leading_directives(text: str) -> list[str]:
@@ -103,27 +146,8 @@ def leading_directives(text: str) -> list[str]:
     return directives
 
 
-def _claim(final: Path) -> Path:
-    return final.with_suffix(".claim")
-
-
-def _take_claim(claim: Path) -> bool:
-    """One process makes the image; the others compile without it meanwhile, and nobody waits."""
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        if time.time() - claim.stat().st_mtime > _STALE_SECONDS:  # its process died
-            claim.unlink(missing_ok=True)
-        return False
-    return True
-
-
-def _prune(folder: Path) -> None:
-    images = sorted(folder.glob("*.pch"), key=lambda path: path.stat().st_mtime, reverse=True)
-    leftovers = [
-        path
-        for path in (*folder.glob("*.tmp"), *folder.glob("*.claim"))
-        if time.time() - path.stat().st_mtime > _STALE_SECONDS
-    ]
-    for path in (*images[_KEPT:], *leftovers):
-        path.unlink(missing_ok=True)
+def _prune(folder: Folder) -> None:
+    images = [name for name in folder.names() if name.endswith(".pch") and DRAFT not in name]
+    used = {name: folder.check_file(name).st_mtime for name in images}
+    for name in sorted(images, key=lambda name: -used[name])[_KEPT:]:
+        folder.remove(name)

@@ -7,7 +7,6 @@ instruction sets that they need. Our own headers must be the same in any case.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -16,14 +15,17 @@ from typing import Any
 from warploom import env
 from warploom.codegen import cpu_features
 from warploom.codegen.arch import Arch
+from warploom.codegen.facts import unsealed
+from warploom.codegen.folder import Untrusted
 from warploom.codegen.headers import header_digest
 from warploom.codegen.hostcc import HostTarget
-from warploom.codegen.store import KEY_FILE
+from warploom.codegen.store import KEY_FILE, Store, warn_refused
 from warploom.deployment_errors import WrongProcessor
 from warploom.errors import NoCudaCompiler, NoHostCompiler
 
 HOST = "host"  # of key.json: what of a host target the key does not hold
 _TOOLS = ("nvrtc", "cutlass", "cccl", "cuda_headers")  # labels of `CudaToolchain.versions`
+_HOST_PARTS = {"compiler", "flags", "macros"}
 
 
 def host_facts(target: HostTarget) -> dict[str, Any]:
@@ -92,8 +94,8 @@ def _hosts(root: Path, _changed: int) -> tuple[HostTarget, ...]:
     headers, found = header_digest("cpu", "common"), dict[HostTarget, None]()
     for facts in _all_facts(root):
         parts, host = facts["parts"], facts.get(HOST)
-        if isinstance(host, dict) and parts.get("headers") == headers:
-            features, needs = (tuple(map(str, host[name])) for name in ("features", "needs"))
+        if host is not None and parts.get("headers") == headers and set(parts) >= _HOST_PARTS:
+            features, needs = (tuple(host[name]) for name in ("features", "needs"))
             flags = tuple(parts["flags"].split(" "))
             target = HostTarget((), parts["compiler"], flags, features, parts["macros"], needs)
             found[target] = None
@@ -106,7 +108,7 @@ def _toolchains(root: Path, _changed: int) -> tuple[tuple[str, tuple[tuple[str, 
     headers, found = header_digest("include", "common"), set()
     for facts in _all_facts(root):
         parts = facts["parts"]
-        if parts.get("headers") == headers and all(name in parts for name in _TOOLS):
+        if parts.get("headers") == headers and {"target", *_TOOLS} <= set(parts):
             tools = {"headers": headers, **{name: parts[name] for name in _TOOLS}}
             found.add((parts["target"], tuple(tools.items())))
     return tuple(sorted(found, reverse=True))
@@ -114,12 +116,20 @@ def _toolchains(root: Path, _changed: int) -> tuple[tuple[str, tuple[tuple[str, 
 
 def _all_facts(root: Path) -> Iterator[dict[str, Any]]:
     """Of each entry that can be read; whether its files are whole is seen when it is loaded."""
-    for path in sorted((root / "kernels").glob(f"*/{KEY_FILE}")):
-        try:
-            facts = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            continue  # a damaged entry, which names no compiler
-        if isinstance(facts, dict) and isinstance(facts.get("parts"), dict):
+    try:
+        kernels = Store(root).open("kernels")
+    except Untrusted as problem:
+        warn_refused(root, str(problem))
+        return
+    except OSError:  # there is none
+        return
+    with kernels:
+        for name in kernels.names():
+            try:
+                with kernels.folder(name) as entry:
+                    facts = unsealed(entry.read(KEY_FILE))
+            except (OSError, ValueError, RecursionError):
+                continue  # a damaged entry, which names no compiler
             yield facts
 
 

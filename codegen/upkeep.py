@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from warploom import env
-from warploom.codegen.store import DRAFT, KEY_FILE, DamagedEntry, Store, read_entry
+from warploom.codegen import claims
+from warploom.codegen.folder import Folder
+from warploom.codegen.store import KEY_FILE, DamagedEntry, Store, read_in
 
 _DAY = 86400.0
-_DRAFT_SECONDS = 3600.0  # no compile takes that long: its process died
 _STAMP = ".swept"
 _ENTRY_NAME = re.compile(r".+-[0-9a-f]{24}")
+_IMAGE_NAME = re.compile(r"[0-9a-f]+\.pch")
+_NAMES = {"kernels": _ENTRY_NAME, "failed": _ENTRY_NAME, "pch": _IMAGE_NAME}
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,9 @@ class Item:
     used: float
 
     def remove(self) -> None:
-        if self.path.is_dir():
-            shutil.rmtree(self.path, ignore_errors=True)
-        else:
-            self.path.unlink(missing_ok=True)
+        """Remove it, if nobody did yet and it can be."""
+        with suppress(OSError), Folder.at(self.path.parent) as parent:
+            claims.discard(parent, self.path.name)
 
 
 @dataclass(frozen=True)
@@ -52,29 +55,40 @@ class Listed:
 
 
 def kernels(store: Store) -> list[Listed]:
-    """All kernels, each one checked, last used first."""
+    """All kernels, each one checked, last used first.
+
+    Raises:
+        Untrusted: others may write in the cache.
+    """
     listed = []
-    for item in _folders(store.kernels):
+    for folder, item in _items(store, "kernels"):
         try:
-            listed.append(Listed(item, dict(read_entry(item.path).facts), None))
+            facts = read_in(folder, item.path.name).facts
+            listed.append(Listed(item, dict(facts), None))
         except DamagedEntry as problem:
             listed.append(Listed(item, {}, str(problem)))
     return sorted(listed, key=lambda kernel: -kernel.item.used)
 
 
 def items(store: Store) -> list[Item]:
-    """Everything that the limits count; nothing else in the folder is ever touched."""
-    images = [_measure(path, path) for path in _glob(store.root / "pch", "*.pch")]
-    return [*_folders(store.kernels), *_folders(store.failed), *images]
+    """Everything that the limits count; nothing else in the folder is ever touched.
+
+    Raises:
+        Untrusted: others may write in the cache.
+    """
+    return [item for name in _NAMES for _, item in _items(store, name)]
 
 
 def clear(store: Store) -> tuple[int, int]:
-    """Removes everything of ours; (how many items, how many bytes)."""
+    """Removes everything of ours but what is being built; (how many items, how many bytes).
+
+    Raises:
+        Untrusted: others may write in the cache.
+    """
     found = items(store)
     for item in found:
         item.remove()
-    for draft in _drafts(store):
-        draft.remove()
+    _sweep_drafts(store)
     return len(found), sum(item.size for item in found)
 
 
@@ -90,9 +104,7 @@ def sweep(store: Store, *, max_bytes: int, max_age: float) -> list[Item]:
         What was removed.
     """
     now = time.time()
-    for draft in _drafts(store):
-        if now - draft.used > _DRAFT_SECONDS:
-            draft.remove()
+    _sweep_drafts(store)
     removed = []
     room = max_bytes
     for item in sorted(items(store), key=lambda item: -item.used):
@@ -115,45 +127,47 @@ def sweep_daily(store: Store) -> None:
 
 @lru_cache
 def _sweep_once(root: Path, max_bytes: int, max_age: float) -> None:
-    stamp = root / _STAMP
-    with suppress(OSError):  # read-only or full: another process, or another day
-        if time.time() - _modified(stamp) > _DAY:
-            stamp.touch()
+    with suppress(OSError), Folder.at(root) as folder:  # read-only, or full: another day
+        try:
+            due = time.time() - folder.check_file(_STAMP).st_mtime > _DAY
+        except OSError:
+            folder.remove(_STAMP)  # what is no file of ours
+            folder.write(_STAMP, b"")
+            due = True
+        if due:
+            folder.touch(_STAMP)
             sweep(Store(root), max_bytes=max_bytes, max_age=max_age)
 
 
-def _drafts(store: Store) -> list[Item]:
-    """What builds are writing, or have left behind when they died."""
-    paths = _glob(store.kernels, f"{DRAFT}*")
-    paths += _glob(store.root / "pch", "*.tmp") + _glob(store.root / "pch", "*.claim")
-    return [_measure(path, path) for path in paths]
+def _sweep_drafts(store: Store) -> None:
+    """Removes what builds have left behind when they died."""
+    for name in _NAMES:
+        with suppress(FileNotFoundError), store.open(name) as folder:
+            claims.sweep(folder)
 
 
-def _folders(parent: Path) -> Iterator[Item]:
-    for folder in _glob(parent, "*"):
-        if _ENTRY_NAME.fullmatch(folder.name) and folder.is_dir():
-            yield _measure(folder, folder / KEY_FILE if (folder / KEY_FILE).exists() else folder)
-
-
-def _measure(path: Path, used: Path) -> Item:
-    files = [path] if path.is_file() else list(_glob(path, "*"))
-    return Item(path, sum(_size(file) for file in files), _modified(used))
-
-
-def _glob(folder: Path, pattern: str) -> list[Path]:
-    return sorted(folder.glob(pattern)) if folder.is_dir() else []
-
-
-def _or_zero(read: Callable[[], float]) -> float:
+def _items(store: Store, part: str) -> Iterator[tuple[Folder, Item]]:
+    """Each with the folder it lies in, which is open meanwhile."""
     try:
-        return read()
-    except OSError:  # removed by another process meanwhile
-        return 0.0
+        folder = store.open(part)
+    except FileNotFoundError:
+        return
+    with folder:
+        for name in folder.names():
+            if _NAMES[part].fullmatch(name):
+                with suppress(FileNotFoundError):  # removed by another process meanwhile
+                    yield folder, _measure(folder, name)
 
 
-def _size(path: Path) -> int:
-    return int(_or_zero(lambda: path.stat().st_size))
-
-
-def _modified(path: Path) -> float:
-    return _or_zero(lambda: path.stat().st_mtime)
+def _measure(folder: Folder, name: str) -> Item:
+    found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+    size, used = found.st_size, found.st_mtime
+    if stat.S_ISDIR(found.st_mode):
+        size = 0
+        with suppress(OSError), folder.folder(name) as inner:  # or it is damaged
+            for file in inner.names():
+                about = os.stat(file, dir_fd=inner.fd, follow_symlinks=False)
+                size += about.st_size
+                if file == KEY_FILE:
+                    used = about.st_mtime
+    return Item(folder.path / name, size, used)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from warploom import env
 from warploom.codegen.build import Artifact
 from warploom.errors import LaunchError
+from warploom.runtime.library import load_library
 from warploom.runtime.params import Block
 
 # Threads help CTAs of others when their own has no more items, so that they end together though
@@ -45,7 +45,7 @@ class CpuKernel:
         """
         self.name = name
         try:
-            library = ctypes.CDLL(str(Path(artifact.path).resolve()))
+            library = load_library(artifact)
             self._function = library[artifact.entry]
         except (OSError, AttributeError) as error:
             raise LaunchError(kernel=name, reason=str(error)) from error

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ class CudaKernel:
         with torch.cuda.device(device):
             torch.cuda.current_stream().query()  # makes the device's context current
             self._context = self._call("cuCtxGetCurrent")
-            self._module = self._call("cuModuleLoadData", Path(artifact.path).read_bytes())
+            self._module = self._call("cuModuleLoadData", artifact.content)
             function = self._call("cuModuleGetFunction", self._module, artifact.entry.encode())
             self._call("cuFuncLoad", function)  # now, and not at a launch under capture
             attributes = self._driver.CUfunction_attribute

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from warploom.logs import log
 from warploom.runtime.batch import Measured
 from warploom.runtime.formats import make_batch
 from warploom.runtime.index_arrays import IndexReader
+from warploom.runtime.library import load_library
 from warploom.runtime.planner_params import PlannerParams
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.layout import c_structs
@@ -49,7 +49,7 @@ class HostPlanner:
             NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
         """
         artifact = build(planner_source(variant, c_structs(), "cpp"), host_target())
-        library = ctypes.CDLL(str(Path(artifact.path).resolve()))
+        library = load_library(artifact)
         self._plan = library[artifact.entry]
         self._plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._measure = library[MEASURE]

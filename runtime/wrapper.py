@@ -26,6 +26,7 @@ from warploom.runtime.calls import explained
 from warploom.runtime.composed import planner_of
 from warploom.runtime.declare import (
     as_format,
+    checked_flag,
     checked_lse_scale,
     checked_scale,
     group_size,

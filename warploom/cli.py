@@ -23,9 +23,11 @@ class _Commands(click.Group):
     """Commands that answer a mistake of the user's with its message alone, and exit with 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        from warploom.codegen.folder import Untrusted
+
         try:
             return super().invoke(ctx)
-        except WarploomError as error:
+        except (WarploomError, Untrusted) as error:
             raise click.ClickException(str(error)) from error
 
 
@@ -64,7 +66,7 @@ def cache_list(full: bool) -> None:
         key = digest if full else digest[:_KEY_DIGITS]
         facts = kernel.facts or {"labels": {"kind": "[red]damaged[/]", "variant": name}}
         # a kernel compiled before there were labels has its name alone
-        labels = facts.get("labels") or {"variant": facts["name"]}
+        labels = facts.get("labels") or {"variant": facts.get("name", name)}
         table.add_row(
             *(labels.get(label, "") for label in LABELS),
             facts.get("parts", {}).get("target", ""),

@@ -21,6 +21,14 @@ class NotInCache(NoHostCompiler):
     )
 
 
+class NowhereToWrite(WarploomError):
+    message = (
+        "neither the cache in {root} nor the folder of temporary files can be written ({reason}), "
+        "and a compiled kernel must lie in one of them. Make room, or set WARPLOOM_CACHE_DIR to a "
+        "folder of your own."
+    )
+
+
 class UnknownProcessor(WarploomError):
     message = (
         "{compiler} compiles for no processor {name!r}. Expected what it takes after {option}, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
@@ -66,10 +65,11 @@ def _settings() -> Finding:
 
 
 def _cache() -> str:
-    root = env.cache_dir()
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=root):
-        return str(root)
+    from warploom.codegen.store import Store
+
+    store = Store(env.cache_dir())
+    with store.workshop():
+        return str(store.root)
 
 
 def _host() -> str:

@@ -60,6 +60,29 @@ SETTINGS = (
     Setting("CONDA_PREFIX", "environment whose CUDA toolkit is used after those", "unset"),
 )
 
+# What compilers read besides their command line, and what would change a kernel behind its key's
+# back: more folders to search, more flags, other parts of the compiler, other dates. It is hidden
+# from them; what is meant can be said in CXX, whose arguments are part of the key.
+HIDDEN = (
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "OBJC_INCLUDE_PATH",
+    "OBJCPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "COMPILER_PATH",
+    "LD_PRELOAD",  # a sanitizer's library, of which a compiler needs none
+    "LD_RUN_PATH",
+    "LDEMULATION",
+    "DEPENDENCIES_OUTPUT",
+    "SUNPRO_DEPENDENCIES",
+    "SOURCE_DATE_EPOCH",
+    "QA_OVERRIDE_GCC3_OPTIONS",
+    "RC_DEBUG_OPTIONS",
+)
+HIDDEN_PREFIXES = ("GCC_", "CCC_", "CLANG_", "COLLECT_", "NVRTC_", "NVCC_", "NVVM_", "LIBNVVM_",
+                   "EDG_")  # fmt: skip
+
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}  # of logging, slow to import
 
@@ -148,11 +171,6 @@ def sanitize() -> bool:
     return _flag("WARPLOOM_SANITIZE", False)
 
 
-def without_preloads() -> dict[str, str]:
-    """The environment for a compiler, into which no sanitizer's library need be loaded."""
-    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-
-
 def verify_plans() -> bool:
     return _flag("WARPLOOM_VERIFY_PLANS", False)
 
@@ -176,6 +194,20 @@ def show_progress() -> bool | None:
 
 def cxx() -> str | None:
     return os.environ.get("CXX") or None
+
+
+def compiler_environment(temporary: str | None = None) -> dict[str, str]:
+    """The environment of compilers: this one's, less what changes kernels and is in no key.
+
+    Args:
+        temporary: where a compiler shall put its own files.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)
+    }
+    return kept if temporary is None else {**kept, "TMPDIR": temporary}
 
 
 def cuda_roots() -> list[Path]:

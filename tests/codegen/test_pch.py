@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -118,10 +117,10 @@ namespace warploom { }
 
 
 def test_the_choice_depends_on_prefix_and_parts_only(tmp_path: Path) -> None:
-    def place(text: str, *parts: str) -> Path:
+    def place(text: str, *parts: str) -> str:
         chosen = choose(tmp_path, text, parts)
         chosen.finish("off")
-        return chosen.final
+        return chosen.name
 
     plain = place("#include <a>\nint x;", "sm_80")
     assert plain == place("// other\n#include <a>\nint y;", "sm_80")
@@ -146,19 +145,48 @@ def test_only_one_of_two_makes_the_image(tmp_path: Path) -> None:
     assert choose(tmp_path, "#include <a>\n", ()).mode == "create"
 
 
-def test_a_claim_of_a_dead_process_expires(tmp_path: Path) -> None:
-    choose(tmp_path, "#include <a>\n", ())  # dies here
-    (claim,) = tmp_path.glob("*.claim")
-    long_ago = time.time() - 3600
-    os.utime(claim, (long_ago, long_ago))
-    choose(tmp_path, "#include <a>\n", ())  # removes it
-    assert choose(tmp_path, "#include <a>\n", ()).mode == "create"
+def test_what_a_killed_process_was_making_is_made_again_at_once(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from warploom.codegen.pch import choose
+maker = choose(Path({str(tmp_path)!r}), "#include <a>\\n", ())
+maker.path.write_bytes(b"half an im")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd="/")
+    assert len(list(tmp_path.iterdir())) == 2  # draft and lock
+    other = choose(tmp_path, "#include <b>\n", ())  # sweeps
+    assert len(list(tmp_path.iterdir())) == 2
+    other.finish("off")
+    maker = choose(tmp_path, "#include <a>\n", ())
+    assert maker.mode == "create" and not maker.path.exists()
+    maker.finish("off")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    maker = choose(tmp_path, "#include <a>\n", ())
+    maker.path.write_bytes(b"image")
+    maker.path.chmod(0o666)  # as a compiler with no umask makes it
+    maker.finish("created")
+    (image,) = tmp_path.iterdir()
+    assert image.stat().st_mode & 0o777 == 0o644
+    image.chmod(0o664)
+    assert choose(tmp_path, "#include <a>\n", ()).mode == "off"
+    image.chmod(0o644)
+    tmp_path.chmod(0o777)
+    assert choose(tmp_path, "#include <a>\n", ()).mode == "off"
+    tmp_path.chmod(0o700)
+    chosen = choose(tmp_path, "#include <a>\n", ())
+    assert chosen.mode == "use"
+    chosen.finish("used")
 
 
 def test_where_images_do_not_work_none_is_tried_again(tmp_path: Path) -> None:
     choose(tmp_path, "#include <a>\n", ()).finish("failed")
     assert choose(tmp_path, "#include <a>\n", ()).mode == "off"
-    assert list(tmp_path.glob("*.claim")) == []
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_small_or_unwritable_cache_has_no_images(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from warploom.codegen import build as build_module
 from warploom.codegen import cpu_features, hostcc, recorded_target
 from warploom.codegen.arch import ARCHS
 from warploom.codegen.build import build, forbid_compilation
+from warploom.codegen.facts import sealed, unsealed
 from warploom.codegen.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
 from warploom.deployment_errors import NotInCache, WrongProcessor
@@ -51,9 +51,9 @@ def lose_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rewrite(folder: Path, change: Callable[[dict], None]) -> None:
     path = folder / "key.json"
-    facts = json.loads(path.read_text())
+    facts = unsealed(path.read_bytes())
     change(facts)
-    path.write_text(json.dumps(facts))
+    path.write_bytes(sealed(facts))
 
 
 def test_a_host_kernel_is_found_without_a_compiler(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen import store as store_module
+from warploom.codegen.facts import sealed, unsealed
+from warploom.codegen.folder import Folder
 from warploom.codegen.key import CacheKey
 from warploom.codegen.store import DRAFT, Draft, Store
 from warploom.errors import CacheWarning
@@ -63,8 +63,11 @@ def flip(path: Path) -> None:
 
 
 def rename_key(path: Path) -> None:
-    facts = json.loads(path.read_text())
-    path.write_text(json.dumps({**facts, "digest": "0" * 64}))
+    path.write_bytes(sealed({**unsealed(path.read_bytes()), "digest": "0" * 64}))
+
+
+def change_fact(path: Path) -> None:
+    path.write_text(path.read_text().replace("1.5", "2.5"))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,9 @@ def rename_key(path: Path) -> None:
         ("key.json", lambda path: path.write_bytes(b"")),
         ("key.json", lambda path: path.write_text("[]")),
         ("key.json", lambda path: path.write_text("{}")),
+        ("key.json", lambda path: path.write_text("[" * 100_000)),
         ("key.json", rename_key),
+        ("key.json", change_fact),
     ],
 )
 def test_a_damaged_entry_is_named_and_built_again(
@@ -163,21 +168,21 @@ def test_a_read_only_cache_still_serves(store: Store, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(store_module.os, "utime", refuse)
+    monkeypatch.setattr(Folder, "touch", refuse)
     assert store.load(KEY) is not None
 
 
 def test_a_failed_write_leaves_nothing_behind(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Path.write_bytes
+    real = Folder.write
 
-    def fill_up(path: Path, data: bytes) -> int:
-        if path.name == "key.json":
+    def fill_up(folder: Folder, name: str, content: bytes) -> None:
+        if name == "key.json":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, data)
+        real(folder, name, content)
 
-    monkeypatch.setattr(Path, "write_bytes", fill_up)
+    monkeypatch.setattr(Folder, "write", fill_up)
     with pytest.raises(OSError, match="No space"):
         store.save(KEY, DRAFT_FILES)
     assert list(store.kernels.iterdir()) == []

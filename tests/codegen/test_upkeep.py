@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from warploom.codegen import upkeep
+from warploom.codegen.claims import DRAFT, aside
 from warploom.codegen.key import CacheKey
-from warploom.codegen.store import DRAFT, Draft, Store
+from warploom.codegen.store import Draft, Store
 
 HOUR = 3600.0
 
@@ -75,18 +77,23 @@ def test_one_large_old_item_does_not_evict_small_newer_ones(store: Store) -> Non
 
 def test_drafts_of_dead_processes_go_and_those_at_work_stay(store: Store) -> None:
     add(store, "k")
-    images = store.root / "pch"
-    images.mkdir()
-    dead = [store.kernels / f"{DRAFT}dead", images / "0.12.tmp", images / "0.claim"]
-    working = [store.kernels / f"{DRAFT}working", images / "1.34.tmp", images / "1.claim"]
-    long_ago = time.time() - 5 * HOUR
-    for path in (*dead, *working):
-        path.mkdir() if DRAFT in path.name else path.touch()
-    for path in dead:
-        os.utime(path, (long_ago, long_ago))
-    upkeep.sweep(store, max_bytes=1 << 30, max_age=100 * HOUR)
-    assert not any(path.exists() for path in dead)
-    assert all(path.exists() for path in working)
+    dead, at_work = [], []
+    for part in ("kernels", "failed", "pch"):
+        with store.open(part, make=True) as folder, ExitStack() as stack:
+            dead.append(folder.path / f"{DRAFT}dead")
+            dead[-1].mkdir()
+            (dead[-1] / "kernel.cu").touch()
+            working = aside(folder, "working")
+            assert working is not None
+            at_work.append(folder.path / working.name)
+            stack.enter_context(working)
+            upkeep.sweep(store, max_bytes=1 << 30, max_age=100 * HOUR)
+            assert not dead[-1].exists() and at_work[-1].exists()
+            upkeep.clear(store)
+            assert at_work[-1].exists()
+            assert aside(folder, "working") is None
+    assert not any(path.exists() for path in (*dead, *at_work))
+    assert all(list((store.root / part).iterdir()) == [] for part in ("kernels", "failed", "pch"))
 
 
 def test_a_sweep_happens_once_a_day(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,8 +98,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 @pytest.fixture
 def artifact(tmp_path: Path) -> Artifact:
     path = tmp_path / "kernel.cubin"
-    path.write_bytes(b"cubin")
-    return Artifact(path, path, "warploom_kernel", None, 0.0, compiled=False)
+    return Artifact(path, path, "warploom_kernel", None, 0.0, compiled=False, content=b"cubin")
 
 
 SHAPE = LaunchShape(threads=128, shared_bytes=60_000, ctas_per_sm=3)
