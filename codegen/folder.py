@@ -169,10 +169,15 @@ class Folder:
     def place(self) -> str:
         """A path for others (compilers, the linker) that leads here whatever becomes of `path`.
 
-        It does as long as the folder is open and this process lives. Without /proc, it is `path`.
+        It does as long as the folder is open and this process lives. It is `path` where others may
+        not look there: without /proc, or in a process that the system hides from its own user.
         """
-        found = f"/proc/{os.getpid()}/fd/{self.fd}"
-        return found if os.path.exists(found) else str(self.path)
+        open_files = f"/proc/{os.getpid()}/fd"
+        try:
+            is_shown = os.stat(open_files).st_uid == os.geteuid()
+        except OSError:
+            is_shown = False
+        return f"{open_files}/{self.fd}" if is_shown else str(self.path)
 
     def close(self) -> None:
         os.close(self.fd)
