@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from faulty_os import FaultyOs, dying, failing, full, in_place
 
+from warploom import env
 from warploom.codegen import build as build_module
 from warploom.codegen import hostcc, pch, store, upkeep
 from warploom.codegen.build import Artifact, build
@@ -22,14 +23,14 @@ from warploom.codegen.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
 from warploom.codegen.store import Store
 from warploom.deployment_errors import NowhereToWrite
-from warploom.errors import CacheWarning, CompileError, WarploomError
+from warploom.errors import CacheWarning, WarploomError
 
 HOST = HostTarget(("c++",), "a compiler", ("-O3",), (), "macros")
 LIBRARY = b"library of " * 5000
 SOURCE = KernelSource("answer", "int answer;", "cpp")
 BROKEN = KernelSource("broken", "int broken", "cpp")
 at_exit: list[tuple[Callable[..., object], tuple[object, ...]]] = []
-_LEAST, _LIMIT = 50, 400  # operations of a scenario
+_LEAST, _LIMIT = 20, 400  # operations of a scenario
 
 Scenario = Callable[[], "Artifact | None"]
 
@@ -73,35 +74,40 @@ def empty_cache() -> Artifact:
 
 
 def filled_cache() -> Artifact:
-    build(SOURCE, HOST)
-    forget()
     return build(SOURCE, HOST)
 
 
 def damaged_entry() -> Artifact:
-    path = build(SOURCE, HOST).path
-    path.write_bytes(b"cut")
-    forget()
     return build(SOURCE, HOST)
 
 
 def source_that_does_not_compile() -> None:
     for _ in range(2):
-        with pytest.raises((CompileError, WarploomError)):
+        with pytest.raises(WarploomError):
             build(BROKEN, HOST)
 
 
 def limits_of_the_cache() -> Artifact:
-    build(KernelSource("other", "int other;", "cpp"), HOST)
-    forget()
-    place = Store(Path(os.environ["WARPLOOM_CACHE_DIR"]))
-    (place.root / ".swept").unlink(missing_ok=True)
-    upkeep._sweep_once(place.root, 0, 0.0)
+    upkeep._sweep_once(env.cache_dir(), 0, 0.0)
     return build(SOURCE, HOST)
 
 
+def prepare(scenario: Scenario, cache: Path) -> None:
+    """What lies there before."""
+    if cache.exists():
+        upkeep.clear(Store(cache))
+        (cache / ".swept").unlink(missing_ok=True)
+    if scenario in (filled_cache, damaged_entry, limits_of_the_cache):
+        path = build(SOURCE, HOST).path
+        if scenario is damaged_entry:
+            path.write_bytes(b"cut")
+        if scenario is limits_of_the_cache:
+            (cache / ".swept").unlink(missing_ok=True)
+    forget()
+
+
 def image_of_headers() -> None:
-    folder = Path(os.environ["WARPLOOM_CACHE_DIR"]) / "pch"
+    folder = env.cache_dir() / "pch"
     for result in ("created", "used", "rejected", "failed"):
         image = pch.choose(folder, "#include <a>\n", ())
         if image.mode == "create":
@@ -145,7 +151,7 @@ def test_each_file_operation_fails_once(
     scenario: Scenario, which: int, cache: Path, places: Path
 ) -> None:
     for n in range(1, _LIMIT):
-        clear(cache)
+        prepare(scenario, cache)
         faulty = FaultyOs(n, failing(which))
         with suppress(WarploomError), in_place(faulty), warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -164,7 +170,7 @@ def test_a_disk_that_is_full_from_some_moment_on(cache: Path, places: Path) -> N
     """The temporary folder is on it, too: then there is an error that says what to do."""
     refused = 0
     for n in range(1, _LIMIT):
-        clear(cache)
+        prepare(empty_cache, cache)
         faulty = FaultyOs(n, full, lasting=True)
         try:
             with in_place(faulty), warnings.catch_warnings():
@@ -185,7 +191,7 @@ def test_the_process_dies_at_each_file_operation(
     scenario: Scenario, cache: Path, places: Path
 ) -> None:
     for n in range(1, _LIMIT):
-        clear(cache)
+        prepare(scenario, cache)
         if not killed(scenario, n):
             assert n > _LEAST
             return
@@ -215,8 +221,3 @@ def end_process() -> None:
     while at_exit:
         work, arguments = at_exit.pop()
         work(*arguments)
-
-
-def clear(cache: Path) -> None:
-    upkeep.clear(Store(cache)) if cache.exists() else None
-    (cache / ".swept").unlink(missing_ok=True)

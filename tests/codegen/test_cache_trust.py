@@ -319,7 +319,9 @@ extern "C" __attribute__((visibility("default"))) int warploom_kernel() { return
     monkeypatch.setenv("CCC_OVERRIDE_OPTIONS", f"+-I{tmp_path}")
     artifact = build(KernelSource("planted", text, "cpp"), host)
     assert load_library(artifact).warploom_kernel() == 0
-    monkeypatch.setenv("CXX", f"{host.command[0]} -I{tmp_path}")  # what is said openly is in the key
+    monkeypatch.setenv(
+        "CXX", f"{host.command[0]} -I{tmp_path}"
+    )  # said openly: it is in the key
     asked = build(KernelSource("planted", text, "cpp"), host_target())
     assert asked.path != artifact.path
     assert ctypes.CDLL(str(asked.path)).warploom_kernel() == 1
