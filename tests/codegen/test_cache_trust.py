@@ -319,9 +319,7 @@ extern "C" __attribute__((visibility("default"))) int warploom_kernel() { return
     monkeypatch.setenv("CCC_OVERRIDE_OPTIONS", f"+-I{tmp_path}")
     artifact = build(KernelSource("planted", text, "cpp"), host)
     assert load_library(artifact).warploom_kernel() == 0
-    monkeypatch.setenv(
-        "CXX", f"{host.command[0]} -I{tmp_path}"
-    )  # said openly: it is in the key
+    monkeypatch.setenv("CXX", f"{host.command[0]} -I{tmp_path}")  # said openly: it is in the key
     asked = build(KernelSource("planted", text, "cpp"), host_target())
     assert asked.path != artifact.path
     assert ctypes.CDLL(str(asked.path)).warploom_kernel() == 1
@@ -329,28 +327,30 @@ extern "C" __attribute__((visibility("default"))) int warploom_kernel() { return
 
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
-def test_modules_planted_in_the_working_folder_are_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("flags", [[], ["-I"]])
+def test_planted_modules_are_not_imported(tmp_path: Path, flags: list[str]) -> None:
+    """Neither from the working folder, nor from where variables say that this process ignored."""
+    planted, script = tmp_path / "planted", tmp_path / "script.py"
+    planted.mkdir()
     for name in ("json", "pickle", "ctypes", "sitecustomize"):
-        (tmp_path / f"{name}.py").write_text(f"open('ran', 'w')\nraise SystemExit({name!r})\n")
-    code = """
+        (planted / f"{name}.py").write_text(f"open('ran', 'w')\nraise SystemExit({name!r})\n")
+    script.write_text(f"""
 import sys
+sys.path += {sys.path!r}
 from warploom.codegen.arch import ARCHS
 from warploom.codegen.nvrtc import compile_cuda
 sys.path.insert(0, "")  # as in an interactive session
-assert compile_cuda("__global__ void f() {}", ARCHS["sm_80"])
-"""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
-    script = tmp_path / "elsewhere" / "script.py"
-    script.parent.mkdir()
-    script.write_text(code)
+assert compile_cuda("__global__ void f() {{}}", ARCHS["sm_80"])
+""")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    if flags:
+        environment["PYTHONPATH"] = str(planted)
     done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
+        [sys.executable, *flags, str(script)],
+        cwd=planted,
         env={**environment, "WARPLOOM_PCH": "0"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "ran").exists()
+    assert not (planted / "ran").exists()

@@ -146,20 +146,23 @@ def test_a_child_leaves_its_parents_private_folder_alone(monkeypatch: pytest.Mon
     store.spare_store.cache_clear()
 
 
-def test_drafts_of_the_parent_are_not_held_by_a_child(tmp_path: Path) -> None:
-    release, closed = os.pipe()
+def test_a_child_does_not_keep_the_drafts_of_a_killed_parent(tmp_path: Path) -> None:
+    end, send_end = os.pipe()
     with Folder.at(tmp_path) as folder:
         draft = aside(folder, "work")
         assert draft is not None
         pid = os.fork()
         if pid == 0:
-            os.read(release, 1)  # lives on
+            os.read(end, 1)  # lives on
             os._exit(0)
         assert aside(folder, "work") is None
-        draft.close()
+        other = os.open(tmp_path, os.O_RDONLY)
+        os.dup2(other, draft._lock)  # as at the parent's death: its descriptor is gone
+        os.close(other)
         again = aside(folder, "work")
-        os.write(closed, b"x")
+        os.write(send_end, b"x")
         os.waitpid(pid, 0)
         assert again is not None
         again.close()
+        draft.close()
     assert list(tmp_path.iterdir()) == []
