@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import sys
 import time
 import warnings
@@ -167,7 +168,7 @@ def _shared(key: CacheKey, make: Callable[[], Artifact]) -> Artifact:
     place = (env.cache_dir(), key.digest)
     with _artifacts_lock:
         found = _artifacts.get(place)
-        if found is not None and found.path.exists():
+        if found is not None and os.path.exists(found.path):
             count("memory_hits")
             return found
         future = _pending.get(place)

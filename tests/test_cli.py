@@ -97,6 +97,27 @@ def test_verify(cache: Store) -> None:
     assert str(folder / "kernel.cubin") in result.output and "0 of 1" in result.output
 
 
+def test_a_cache_that_others_may_write_is_left_alone(cache: Store) -> None:
+    folder = add(cache, "k")
+    cache.root.chmod(0o777)
+    for command in (["list"], ["verify"], ["clear", "--yes"]):
+        result = run("cache", *command)
+        assert result.exit_code == 1
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"Error: others may write to {cache.root}") and "chmod" in line
+    assert folder.exists()
+    cache.root.chmod(0o755)
+    assert run("cache", "verify").exit_code == 0
+
+
+def test_odd_facts_are_listed_as_damage(cache: Store) -> None:
+    path = add(cache, "Causal") / "key.json"
+    for text in ("[]", "3", '{"parts": 3}', path.read_text().replace('"name"', '"nom"')):
+        path.write_text(text)
+        assert "damaged" in run("cache", "list", "--full").output
+        assert run("cache", "verify").exit_code == 1
+
+
 def test_clear_asks_first(cache: Store) -> None:
     folder = add(cache, "k")
     assert run("cache", "clear", answer="n\n").exit_code == 1 and folder.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import warploom
-from warploom.env import SETTINGS
+from warploom.env import HIDDEN, HIDDEN_PREFIXES, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -94,6 +94,8 @@ def test_environment_variables_are_all_documented() -> None:
     for setting in SETTINGS:  # a row may say more than the command line
         if setting.name != "CUDA_PATH":  # it shares a row
             assert setting.meaning.rsplit(" when ", 1)[0] in plain
+    hidden = (*HIDDEN, *HIDDEN_PREFIXES)
+    assert [name for name in hidden if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
