@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from warploom.dsl.spec import AttentionSpec, TracedVariant
+from warploom.dsl.spec import AttentionSpec, OutputField, TracedVariant
 
 _FORMAT = {"float": "f", "int": "i", "unsigned": "I"}
 
@@ -103,9 +103,10 @@ def input_fields(variant: TracedVariant) -> list[ParamField]:
         c_type = "float" if scalar.dtype.kind.value == "float32" else "int"
         fields.append(ParamField(c_type, f"x_{scalar.name}", "scalar input"))
     for tensor in variant.tensors:
-        fields.append(
-            ParamField(f"const {tensor.dtype.c_name}*", f"x_{tensor.name}", "tensor input")
-        )
+        is_written = isinstance(tensor, OutputField)
+        c_type = f"{'' if is_written else 'const '}{tensor.dtype.c_name}*"
+        meaning = "recorded values" if is_written else "tensor input"
+        fields.append(ParamField(c_type, f"x_{tensor.name}", meaning))
         for axis in range(len(tensor.roles)):
             fields.append(ParamField("long long", f"x_{tensor.name}_s{axis}", "its stride"))
             fields.append(ParamField("int", f"x_{tensor.name}_n{axis}", "its size"))

@@ -13,6 +13,7 @@ from warploom.codegen.lane_reads import lane_reads
 from warploom.codegen.linear_bias import LinearBias
 from warploom.codegen.logits_seats import Language, LogitsSeats, logits_seats
 from warploom.codegen.lower import C_TYPES, Block, reachable
+from warploom.codegen.records import record_function
 from warploom.codegen.split import Level, Split, lane_parts, tile_parts
 from warploom.codegen.turns import Turn, key_turn
 from warploom.dsl.ir import REDUCTIONS, Kind, Node, Source
@@ -76,6 +77,8 @@ def variant_struct(
     on_logits = logits_seats(variant, language, shifts_rows)
     parts = [_flags(variant, on_logits)]
     parts += _element_seats(variant, on_logits, tensors, bytes_of_columns)
+    if variant.records:
+        parts.append(record_function(variant, tensors))
     for seat, short, where in _VECTOR_SEATS:
         if seat in variant.seats:
             turn = key_turn(variant.seats[seat]) if turns and "kv_pos" in where else None

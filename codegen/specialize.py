@@ -27,13 +27,17 @@ def for_group_size(spec: AttentionSpec, group_size: int) -> AttentionSpec:
 
 
 def only_seats(traced: TracedVariant, kept: Collection[str]) -> TracedVariant:
-    """The part of a variant that has these seats alone, with the fields that they read."""
+    """The part of a variant that has these seats alone, with the fields that they read.
+
+    What attention records is no part of it.
+    """
     seats = {seat: root for seat, root in traced.seats.items() if seat in kept}
     read = {found.attr for found in walk(*seats.values()) if found.op in ("scalar", "load", "call")}
     return replace(
         traced,
         softmax=True,
         seats=seats,
+        records=(),
         scalars=tuple(field for field in traced.scalars if field.name in read),
         tensors=tuple(field for field in traced.tensors if field.name in read),
         functions=tuple(one for one in traced.functions if one.name in read),

@@ -1,5 +1,7 @@
 """Extra inputs of a variant, declared as class attributes: `Scalar` and `Tensor`.
 
+`dsl/outputs.py` has `Output`, a tensor that is written.
+
 What reading a field gives is decided by the reading that the variant is under: symbols while it is
 traced, NumPy values for the oracle, and the bound value otherwise.
 """
@@ -14,7 +16,7 @@ from warploom.calls import answered
 from warploom.dsl import location
 from warploom.dsl.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.ir import Kind
-from warploom.dsl.spec import SEATS, ScalarField, TensorField
+from warploom.dsl.spec import SEATS, OutputField, ScalarField, TensorField
 from warploom.dsl.symbols import Value
 from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, WrongDeclaration
 
@@ -42,11 +44,13 @@ class Reading(Protocol):
 
     def tensor(self, field: TensorField) -> Value: ...
 
+    def output(self, field: OutputField) -> Value: ...
+
 
 _P = ParamSpec("_P")
 
 
-def _explained(example: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+def explained(example: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
     """A constructor that answers calls that do not fit with how it is called."""
 
     def answer(error: TypeError, *call: object) -> WrongCall:
@@ -70,7 +74,7 @@ class Scalar:
         WrongCall: missing or unknown arguments.
     """
 
-    @_explained("Scalar('float32')")
+    @explained("Scalar('float32')")
     def __init__(self, dtype: str | DType | Any, default: float | None = None) -> None:
         self.dtype = _dtype("Scalar", dtype)
         self.default = None if default is None else as_scalar(self.dtype, default)
@@ -113,18 +117,21 @@ class Tensor:
         WrongCall: missing or unknown arguments.
     """
 
+    _known_roles: tuple[str | None, ...] = (*ROLES, None)
+
     if not TYPE_CHECKING:  # the arguments are those of __init__
 
         def __new__(cls, *args: object, **named: object) -> Tensor:
             if "default" in named:
                 remedy = "Bind one in the variant's __init__, or give it to the call."
-                raise _declared("Tensor", "default", "a tensor has no default value", remedy)
+                reason = "a tensor has no default value"
+                raise wrong_declaration(cls.__name__, "default", reason, remedy)
             return super().__new__(cls)
 
-    @_explained("Tensor('float32', ('q_head', 'kv_pos'))")
+    @explained("Tensor('float32', ('q_head', 'kv_pos'))")
     def __init__(self, dtype: str | DType | Any, roles: tuple[str | None, ...]) -> None:
-        self.dtype = _dtype("Tensor", dtype)
-        self.roles = _roles(roles)
+        self.dtype = _dtype(type(self).__name__, dtype)
+        self.roles = _roles(type(self).__name__, roles, self._known_roles)
         self.name = ""
         self.owner = ""
 
@@ -180,7 +187,8 @@ def no_functor(variant: str, seat: str, value: object) -> NoFunctor:
     return NoFunctor(seat=seat, variant=variant, got=repr(value), expected=expected, source=place)
 
 
-def _declared(owner: str, name: str, reason: str, remedy: str = "") -> WrongDeclaration:
+def wrong_declaration(owner: str, name: str, reason: str, remedy: str = "") -> WrongDeclaration:
+    """The error for an argument of a field's constructor, placed at the user's line."""
     place = location.source(location.caller())
     return WrongDeclaration(
         variant=f"wl.{owner}", name=name, reason=reason, remedy=remedy, source=place
@@ -229,18 +237,21 @@ def _dtype(owner: str, given: Any) -> DType:
         return dtype(given)
     except KeyError:
         reason = f"{given!r} is none of {', '.join(BY_NAME)}"
-        raise _declared(owner, "dtype", reason) from None
+        raise wrong_declaration(owner, "dtype", reason) from None
 
 
-def _roles(roles: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _roles(
+    owner: str, roles: tuple[str | None, ...], known: tuple[str | None, ...]
+) -> tuple[str | None, ...]:
     if roles is None or isinstance(roles, str):
-        raise _declared("Tensor", "roles", f"{roles!r} is no tuple; write ({roles!r},)")
+        raise wrong_declaration(owner, "roles", f"{roles!r} is no tuple; write ({roles!r},)")
     if not isinstance(roles, (tuple, list)):
         reason = f"{roles!r} is no tuple; give one role for each dimension, such as ('q_head',)"
-        raise _declared("Tensor", "roles", reason)
+        raise wrong_declaration(owner, "roles", reason)
     for role in roles:
-        if role is not None and role not in ROLES:
-            raise _declared("Tensor", "roles", f"{role!r} is none of {', '.join(ROLES)}, None")
+        if role not in known:
+            expected = ", ".join(str(one) for one in known)
+            raise wrong_declaration(owner, "roles", f"{role!r} is none of {expected}")
     return tuple(roles)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from warploom.dsl.ir import walk
-from warploom.dsl.position import symbolic
+from warploom.dsl.ir import Kind, node, var, walk
 from warploom.dsl.spec import TracedVariant
-from warploom.dsl.symbols import as_node
 
 # An axis is indexed by these positions as they are, or by these constants.
 Indices = frozenset[str | int]
-# A row's number within its request is an expression of other positions.
-_Q_IDX = as_node(symbolic("logits_mask").q_idx)
+# A row's number within its request is an expression of other positions (see dsl/position.py). It is
+# made without a place in the code, which would be shown as that of every user's at.q_idx.
+_BEFORE_QUERIES = node("sub", Kind.INT, (var("kv_len"), var("q_len")))
+_Q_IDX = node("sub", Kind.INT, (var("q_pos"), _BEFORE_QUERIES))
 
 
 def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
@@ -23,7 +23,7 @@ def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
     found: dict[str, list[set[str | int]]] = {
         field.name: [set() for _ in field.roles] for field in traced.tensors
     }
-    for node in walk(*traced.seats.values()):
+    for node in walk(*traced.roots):
         if node.op == "load" and node.attr in found:
             for axis, index in enumerate(node.args):
                 if index is _Q_IDX:

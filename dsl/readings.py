@@ -12,11 +12,12 @@ from warploom.dsl.arrays import Array, clamped, to_numpy
 from warploom.dsl.fields import EXACT_ROLES, as_scalar, misuse
 from warploom.dsl.ir import Kind, Node, var
 from warploom.dsl.number_types import SMALL
+from warploom.dsl.outputs import ArrayRecorder, Recorded, SymbolicRecorder
 from warploom.dsl.parts import ReadInParts
 from warploom.dsl.roles import check_roles, roles_text
-from warploom.dsl.spec import CustomFunction, ScalarField, TensorField
+from warploom.dsl.spec import CustomFunction, OutputField, Record, ScalarField, TensorField
 from warploom.dsl.symbols import Symbol, Value, as_node, wrap
-from warploom.errors import MissingInput, WrongShape
+from warploom.errors import MissingInput, WrongDType, WrongShape
 
 
 class _FieldTensor(ReadInParts):
@@ -76,6 +77,7 @@ class TraceReading:
         self.seat = "a functor"
         self.scalars: dict[str, ScalarField] = {}
         self.tensors: dict[str, TensorField] = {}
+        self.records: dict[str, Record] = {}
         self.functions: dict[str, CustomFunction] = {}
         self.rotated: dict[str, int] = {}  # seat -> lanes of its widest rotation
 
@@ -87,6 +89,10 @@ class TraceReading:
     def tensor(self, field: TensorField) -> SymbolicTensor:
         self.tensors[field.name] = field
         return SymbolicTensor(self.variant, field)
+
+    def output(self, field: OutputField) -> SymbolicRecorder:
+        self.tensors[field.name] = field
+        return SymbolicRecorder(self.variant, field, self.seat, self.records)
 
 
 class ArrayTensor(_FieldTensor):
@@ -124,6 +130,7 @@ class NumpyReading:
         self._array_class = array_class
         self.sizes = dict(sizes or {})
         self._tensors: dict[str, ArrayTensor] = {}
+        self._recorded: dict[str, Recorded] = {}
 
     def scalar(self, field: ScalarField) -> Value:
         value = self._values.get(field.name, field.default)
@@ -147,6 +154,30 @@ class NumpyReading:
             check_roles(field, values.shape, self.sizes)
             self._tensors[field.name] = ArrayTensor(self.variant, field, values)
         return self._tensors[field.name]
+
+    def output(self, field: OutputField) -> ArrayRecorder:
+        target = self._values.get(field.name)
+        if target is None:
+            raise self._missing(field.name, f"a {field.dtype.name} tensor {field.roles} to write")
+        got = str(getattr(target, "dtype", type(target).__name__)).rpartition(".")[2]
+        if got != field.dtype.name:
+            remedy = f"Allocate it with dtype {field.dtype.name}, or declare the Output with {got}."
+            raise WrongDType(name=field.name, got=got, expected=field.dtype.name, remedy=remedy)
+        if len(target.shape) != len(field.roles):
+            wanted = roles_text(field, self.sizes)
+            raise WrongShape(name=field.name, got=tuple(target.shape), expected=wanted)
+        check_roles(field, tuple(target.shape), self.sizes)
+        return ArrayRecorder(self.variant, field, self.seat, target, self._recorded)
+
+    def store_recorded(self, visible: np.ndarray[Any, Any]) -> None:
+        """Write what functors have recorded since, where it is visible.
+
+        Args:
+            visible: bool [rows, keys].
+        """
+        for recorded in self._recorded.values():
+            recorded.store(visible)
+        self._recorded.clear()
 
     def _read(self, value: Any, field: ScalarField | TensorField) -> Array:
         values = to_numpy(value, field.dtype.kind)

@@ -63,7 +63,8 @@ def reference_attention(
         v: [keys, num_kv_heads, head_dim_v].
         batch: the request's index.
         sm_scale: factor of q.k; 1/sqrt(head_dim_qk) by default.
-        inputs: run-time values of fields; they override those bound at construction.
+        inputs: run-time values of fields; they override those bound at construction. What
+            functors record is written to tensors and arrays of outputs.
         kv_positions: [keys] kv_pos of each given key, if they are not 0, 1, 2, ...; keys at or
             after `kv_len` are invisible.
         first_q_idx: index of the first given row within the request.
@@ -99,7 +100,9 @@ def reference_attention(
     kv_pos = np.arange(keys) if kv_positions is None else to_numpy(kv_positions)
     sizes = {"batch": batch + 1, "q_head": num_q_heads, "kv_head": num_kv_heads}
     sizes |= {"q_pos": kv_len, "kv_pos": kv_len, "q_row": first_q_row + rows}
-    reading = NumpyReading(variant.name, _values(variant, inputs), precision.array_class, sizes)
+    sizes["q_idx"] = first_q_idx + rows
+    values = _values(variant, inputs)
+    reading = NumpyReading(variant.name, values, precision.array_class, sizes)
     request = _Request(
         variant=variant.under(reading),
         reading=reading,
@@ -311,6 +314,7 @@ def _attend(
     logits = request.run("logits_transform", shape, per_pair, request.sm_scale * (q @ k.T))
     mask = request.run("logits_mask", shape, per_pair)
     mask = mask & (kv_pos[None] < request.positions["kv_len"])
+    request.reading.store_recorded(np.asarray(mask))
     if request.variant.softmax:
         o, lse, top = _softmax(np.where(mask, logits, -np.inf), v, store)
     else:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from warploom.dsl.dtypes import NARROW_DTYPES, DType
 from warploom.dsl.formats import KVFormat
-from warploom.dsl.ir import Node
+from warploom.dsl.ir import Node, Source
 
 VECTOR_SEATS = ("query_transform", "key_transform", "value_transform", "output_transform")
 SCALAR_SEATS = ("logits_transform", "logits_mask")
 SEATS = (*VECTOR_SEATS, *SCALAR_SEATS)
+# The seat that may record values in outputs: it alone runs once for each row and key.
+RECORDING_SEAT = "logits_transform"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,28 @@ class TensorField:
 
 
 @dataclass(frozen=True)
+class OutputField(TensorField):
+    """A tensor given at run time that the kernel writes; each dimension has a role."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A value of each visible element that is stored beside what the seats compute.
+
+    Attributes:
+        output: the tensor that it is stored in.
+        place: INT graph of the index into each dimension.
+        value: FLOAT graph.
+        source: where the user records it.
+    """
+
+    output: OutputField
+    place: tuple[Node, ...]
+    value: Node
+    source: Source | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
 class CustomFunction:
     """A function whose CUDA text the user gives, with its Python twin for the oracle.
 
@@ -74,9 +98,10 @@ class TracedVariant:
         softmax: normalise with softmax, or sum `logits * value` as they are.
         seats: graph of each seat that is not the identity (`logits_mask`: not always true).
         scalars: run-time scalars that the graphs read.
-        tensors: run-time tensors that the graphs read.
+        tensors: run-time tensors that the graphs read, and those that values are recorded in.
         functions: custom functions that the graphs call.
         rotated: (seat, lanes) of the widest rotation of a seat, where it was given a width.
+        records: what `logits_transform` records, in order of the outputs' declaration.
     """
 
     name: str
@@ -86,6 +111,17 @@ class TracedVariant:
     tensors: tuple[TensorField, ...] = ()
     functions: tuple[CustomFunction, ...] = ()
     rotated: tuple[tuple[str, int], ...] = ()
+    records: tuple[Record, ...] = ()
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """Graphs of all seats, and of all recorded values."""
+        return (*self.seats.values(), *(record.value for record in self.records))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the tensors that the kernel writes."""
+        return tuple(record.output.name for record in self.records)
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -6,15 +6,17 @@ stale; nodes are interned, so equal variants give equal results and later stages
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from warploom.dsl import check, location, purity, rotations
 from warploom.dsl.compose import Composed
 from warploom.dsl.custom import recording
+from warploom.dsl.fields import Field, misuse
 from warploom.dsl.ir import Kind, Node, const, node, var, walk
+from warploom.dsl.outputs import Output
 from warploom.dsl.position import symbolic
 from warploom.dsl.readings import TraceReading
-from warploom.dsl.spec import SEATS, VECTOR_SEATS, TracedVariant
+from warploom.dsl.spec import RECORDING_SEAT, SEATS, VECTOR_SEATS, Record, TracedVariant
 from warploom.dsl.symbols import Symbol, Value, refuse_foreign
 from warploom.dsl.variant import Variant
 from warploom.errors import EndlessFunctor, ImpureFunctor, WarploomError
@@ -40,18 +42,19 @@ def trace(variant: Variant) -> TracedVariant:
     before = purity.snapshot(variant)
     seats, reading = _run(variant)
     purity.compare(variant, before)
-    again, _ = _run(variant)
+    again, again_reading = _run(variant)
     for seat, root in seats.items():
         if again[seat] is not root:
-            raise ImpureFunctor(
-                seat=seat,
-                variant=variant.name,
-                cause="what differs between calls: random numbers, clocks, tensors made inside",
-                source=location.of_function(variant.functor(seat)),
-            )
+            raise _impure(variant, seat)
+    if reading.records != again_reading.records:
+        raise _impure(variant, RECORDING_SEAT)
     kept = {seat: root for seat, root in seats.items() if root is not _identity(seat)}
-    used = {found.attr for found in walk(*kept.values()) if found.op in ("scalar", "load", "call")}
-    order = [name for name in variant.fields() if name in used]
+    fields = variant.fields()
+    records = _records(variant, fields, reading)
+    roots = (*kept.values(), *(record.value for record in records))
+    used = {found.attr for found in walk(*roots) if found.op in ("scalar", "load", "call")}
+    used |= reading.records.keys()
+    order = [name for name in fields if name in used]
     return TracedVariant(
         name=variant.name,
         softmax=variant.softmax,
@@ -62,7 +65,32 @@ def trace(variant: Variant) -> TracedVariant:
             reading.functions[name] for name in sorted(reading.functions.keys() & used)
         ),
         rotated=tuple((seat, dim) for seat, dim in reading.rotated.items() if seat in kept),
+        records=records,
     )
+
+
+def _impure(variant: Variant, seat: str) -> ImpureFunctor:
+    return ImpureFunctor(
+        seat=seat,
+        variant=variant.name,
+        cause="what differs between calls: random numbers, clocks, tensors made inside",
+        source=location.of_function(variant.functor(seat)),
+    )
+
+
+def _records(
+    variant: Variant, fields: Mapping[str, Field], reading: TraceReading
+) -> tuple[Record, ...]:
+    """What is recorded, in order of declaration; an output that nothing is recorded in is refused.
+
+    It would stay as the caller filled it, which looks like a row that sees nothing.
+    """
+    outputs = [name for name, field in fields.items() if isinstance(field, Output)]
+    for name in outputs:
+        if name not in reading.records:
+            remedy = f"Call self.{name}.record(logits, at) in {RECORDING_SEAT}, or drop the field."
+            raise misuse(variant.name, name, "nothing is recorded in it", remedy)
+    return tuple(reading.records[name] for name in outputs)
 
 
 def _run(variant: Variant) -> tuple[dict[str, Node], TraceReading]:

@@ -258,18 +258,16 @@ def check_results(
         check_lse(lse, geometry, batch)
     if max_scores is not None:
         check_lse(max_scores, geometry, batch, "max_scores")
-    check_apart(out, lse, dict(zip("qkv", inputs, strict=True)), max_scores)
+    written = {"out": out, "lse": lse, "max_scores": max_scores}
+    check_apart(written, dict(zip("qkv", inputs, strict=True)))
 
 
 def check_apart(
-    out: torch.Tensor | None,
-    lse: torch.Tensor | None,
-    inputs: Mapping[str, torch.Tensor],
-    max_scores: torch.Tensor | None = None,
+    written: Mapping[str, torch.Tensor | None], inputs: Mapping[str, torch.Tensor]
 ) -> None:
     """Refuse results whose bytes, first to last, reach into an input or each other."""
     taken = {name: byte_range(tensor) for name, tensor in inputs.items()}
-    for name, tensor in (("out", out), ("lse", lse), ("max_scores", max_scores)):
+    for name, tensor in written.items():
         if tensor is None:
             continue
         own = byte_range(tensor)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from warploom.dsl.spec import ScalarField, TensorField, TracedVariant
+from warploom.dsl.spec import OutputField, ScalarField, TensorField, TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import BadLength, UnknownInput, WrongShape
 from warploom.runtime import custom_op
 from warploom.runtime.aux_outputs import AuxOutput, Requested
 from warploom.runtime.copies import DeviceCopies, refuse_copying
+from warploom.runtime.outputs import as_given
 from warploom.runtime.sizes import Sizes
 from warploom.runtime.tensors import as_seen, host_int32
 from warploom.runtime.values import as_input, as_seen_input, checked_scalar
@@ -47,7 +48,12 @@ def values_of(
 
 
 def _on_device(field: TensorField, bound: Any, device: torch.device) -> torch.Tensor:
-    """A bound value where the kernel reads it; tensors on the host are copied once."""
+    """A bound value where the kernel reads it; tensors on the host are copied once.
+
+    Outputs are taken as they are, since the caller looks at them.
+    """
+    if isinstance(field, OutputField):
+        return as_given(field, bound)
     if device.type != "cpu" and isinstance(bound, torch.Tensor) and bound.device.type == "cpu":
         return _copies(bound, device, field.dtype, lambda: as_input(field, bound))
     tensor = as_input(field, bound)

@@ -11,6 +11,7 @@ import torch
 from warploom.dsl.variant import ALIVE
 from warploom.errors import ArgumentError, CannotTrace
 from warploom.runtime.custom_op import register_variant
+from warploom.runtime.outputs import recorded_by, refuse_recording
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -21,6 +22,7 @@ def handle_of(identity: int) -> int:
 
     Raises:
         CannotTrace: no variant was made in the ordinary way under this id.
+        ArgumentError: its functors record values.
     """
     variant = ALIVE.get(identity)
     if variant is None:
@@ -28,6 +30,7 @@ def handle_of(identity: int) -> int:
             what="the variant of this call of attention()",
             remedy="Make it once, outside of the compiled function.",
         )
+    refuse_recording(recorded_by(variant))
     return register_variant(variant)
 
 
@@ -35,6 +38,12 @@ def handle_of(identity: int) -> int:
 def refuse_input(name: str, kind: str) -> None:
     """Raise from where torch.compile lets errors through."""
     raise ArgumentError(name=name, reason=f"a {kind} cannot be given under torch.compile")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def refuse_recorded(name: str) -> None:
+    """Raise, as `refuse_input`, for an output of the variant."""
+    refuse_recording((name,))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -25,6 +25,7 @@ from warploom.runtime.aux_outputs import (
     Requested,
     checked_request,
 )
+from warploom.runtime.outputs import recorded_by, refuse_recording
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class Runner(Protocol):
     """What the operator needs of a wrapper."""
 
     handle: int
+    recorded: tuple[str, ...]
 
     def run(self, q: Any, kv: Any, **rest: Any) -> Any: ...
 
@@ -102,6 +104,10 @@ def compiled_run(
         learnt: values that want a gradient.
         told: takes the largest scores, if they are wanted.
     """
+    if wrapper.recorded:
+        from warploom.runtime.constants import refuse_recorded  # brings in torch._dynamo
+
+        refuse_recorded(wrapper.recorded[0])
     k, v = kv if isinstance(kv, (tuple, list)) else (kv[:, 0], kv[:, 1])
     wanted = return_lse or lse is not None, told is not None
     o, sums, tops = run_op(q, k, v, *_pack(inputs), wrapper.handle, *wanted, learnt)
@@ -137,6 +143,7 @@ def compiled_attention(
 
         handle = handle_of(id(variant))
     elif variant is not None:
+        refuse_recording(recorded_by(variant))
         handle = register_variant(variant)
     o, sums, tops = attention_op(
         q, k, v, kv_lens, *packed, handle, sm_scale, *asked, layout, lse_base, backend,

@@ -26,10 +26,9 @@ from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
 from warploom.runtime.missing import missing_input
 from warploom.runtime.offer import NOTHING, Offer, OfferedTensor
+from warploom.runtime.outputs import as_given, check_rows_apart, given_to_run
 from warploom.runtime.params import Members
-from warploom.runtime.plain import refuse_freed
 from warploom.runtime.roles import check_captured, lane_sizes, reserved_sizes, role_sizes
-from warploom.runtime.tensors import as_torch, byte_span
 from warploom.runtime.values import (
     Number,
     as_input,
@@ -37,7 +36,6 @@ from warploom.runtime.values import (
     checked_scalar,
     extended,
     refuse_large_on_device,
-    refuse_none,
 )
 from warploom.scheduler.bounds import Bounds
 
@@ -64,6 +62,7 @@ class Inputs:
 
     Attributes:
         names: of all inputs.
+        outputs: names of the tensors that the kernel writes; they are never copied.
         scalars: planned values by name.
         tensors: planned tensors by name, on the wrapper's device.
         known: host values of planned tensors that the mask reads.
@@ -91,6 +90,7 @@ class Inputs:
         self._scalar_fields = {field.name: field for field in traced.scalars}
         self._tensor_fields = {field.name: field for field in traced.tensors}
         self.names = [*self._scalar_fields, *self._tensor_fields]
+        self.outputs = traced.output_names
         self._geometry = geometry
         self._frozen = frozen is not None
         self._settled = False  # planned once
@@ -280,9 +280,7 @@ class Inputs:
                     if value is not self.tensors[name]:
                         expected = "the values of the one given before"
                         raise PlanMismatch(name=name, got="another tensor", expected=expected)
-                refuse_none(field, value)
-                tensor = as_torch(value, name)
-                refuse_freed(tensor, name, byte_span(tensor))
+                tensor = given_to_run(field, value)
                 self._check_type(field, tensor)
                 refuse_large_on_device(field, value, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
@@ -304,8 +302,9 @@ class Inputs:
 
     def _offered(self, field: TensorField, value: Any) -> OfferedTensor:
         name = field.name
-        tensor = as_input(field, value)
-        self._check_type(field, tensor, None if tensor.device.type != "cpu" else tensor.device)
+        tensor = as_given(field, value)
+        is_copied = tensor.device.type == "cpu" and name not in self.outputs
+        self._check_type(field, tensor, tensor.device if is_copied else None)
         placed = self._place(field, tensor)
         if self._frozen and self._settled and name in self.tensors:
             got, before = _address(placed), _address(self.tensors[name])
@@ -334,7 +333,8 @@ class Inputs:
         """The tensor itself, or memory for a copy that belongs to these inputs."""
         device = self._geometry.device
         shared = device.type == "cpu" and field.name not in self.mask_tensors
-        if tensor.device.type != "cpu" or (shared and not self._frozen):
+        is_used = tensor.device.type != "cpu" or field.name in self.outputs
+        if is_used or (shared and not self._frozen):
             return tensor
         own = self._own.get(field.name)
         shape = tuple(tensor.shape)
@@ -375,6 +375,7 @@ class Inputs:
     def _check_sizes(self, field: TensorField, shape: tuple[int, ...]) -> None:
         sizes = self._sizes | self._lanes.get(field.name, {})
         check_roles(field, shape, sizes)
+        check_rows_apart(field, self._geometry, self._batch)
         if field.captured:  # a declared None is any size
             check_captured(field, shape, self._direct[field.name], sizes)
 

@@ -28,6 +28,7 @@ from warploom.runtime.aux_outputs import MaxScores
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
+from warploom.runtime.outputs import check_recorded_apart
 from warploom.runtime.params import Members, ParamBlock
 from warploom.runtime.plain import modes, refuse_freed
 from warploom.runtime.prepared_keys import PreparedKeys
@@ -234,7 +235,11 @@ class Launcher:
             _refuse_freed(q, kv, out, lse)  # unless tensors are empty
         if writes_to_given and (kept or self._may_reach(q_at, k_at, v_at, o_at, lse_at)):
             read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
-            check_apart(out, lse, read | self._reads | kept)
+            check_apart({"out": out, "lse": lse}, read | self._reads | kept)
+        if self._inputs.outputs:
+            results = {"out": out, "lse": lse}
+            others = dict(zip("qkv", (q, *key_value(kv)), strict=True)) | results
+            check_recorded_apart(self._inputs.outputs, self._reads, kept, others)
         stream = 0 if self._streams is None else self._streams.current()
         keys: torch.Tensor | None = None
         if self._prepared is not None:
@@ -262,7 +267,7 @@ class Launcher:
             ArgumentError: a paged cache that is too large to be copied by every run.
         """
         read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
-        check_apart(out, lse, read)
+        check_apart({"out": out, "lse": lse}, read)
         found = self._obstacles(read["q"], read["k"], read["v"], out)
         target = out
         if out is not None and (of_out := found.pop("out", None)):
@@ -325,7 +330,7 @@ class Launcher:
             check_lse(told.tensor, self._geometry, self._batch, "max_scores")
             read = dict(zip("qkv", (q, *key_value(kv)), strict=True)) | self._reads
             read |= {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-            check_apart(out, lse, read, told.tensor)
+            check_apart({"out": out, "lse": lse, "max_scores": told.tensor}, read)
         by_axis = row_strides(told.tensor.stride(), self._geometry)
         self._params.set_max_scores(told.tensor.data_ptr(), by_axis)
         try:

@@ -23,6 +23,7 @@ from warploom.runtime.aux_outputs import (
 from warploom.runtime.custom_op import Result, Runner
 from warploom.runtime.declare import checked_flag
 from warploom.runtime.guard import Guard
+from warploom.runtime.outputs import check_recorded_apart
 from warploom.runtime.plain import is_watched, needs_operator, paused
 from warploom.runtime.planning import Planning
 from warploom.runtime.reference import run_reference
@@ -33,6 +34,7 @@ class Running(Planning):
     """The part of a wrapper that looks at the tensors of a run; `run` itself knows a short way."""
 
     handle: int
+    recorded: tuple[str, ...]
     sm_scale: float
     spec: AttentionSpec
     _geometry: Geometry
@@ -142,13 +144,28 @@ class Running(Planning):
         tops = None if told is None else told.tensor
         check_results(out, lse, tensors, self._geometry, batch, tops)
         values = {**self._inputs.scalars, **self._inputs.tensors}
-        values |= self._inputs.check_given(inputs)
+        given = self._inputs.check_given(inputs)
+        values |= given
+        self._check_recorded(given, tensors, out, lse)
         o, sums, found = run_reference(
             self._variant, batch, self._geometry, tensors, values, self.sm_scale
         )
         if told is not None:
             told.put(found)
         return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
+
+    def _check_recorded(
+        self,
+        given: Mapping[str, Any],
+        tensors: tuple[torch.Tensor, ...],
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+    ) -> None:
+        """What a launcher checks of outputs."""
+        if self.recorded:
+            new = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+            others = {**dict(zip("qkv", tensors, strict=True)), "out": out, "lse": lse}
+            check_recorded_apart(self.recorded, self._inputs.tensors, new, others)
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Values of fields, kept or given to a run, whose gradient may be asked for."""

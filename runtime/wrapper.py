@@ -71,6 +71,7 @@ class AttentionWrapper(Running):
         key_transform: where keys are transformed.
         planned: the plan on the device, or None.
         handle: number under which the custom operator finds this wrapper.
+        recorded: names of the outputs that the variant records values in.
     """
 
     _declares_types = True  # so that messages may propose others
@@ -149,6 +150,7 @@ class AttentionWrapper(Running):
             sm_limit=sm_limit, tile=tile, key_transform=key_transform, workspace=workspace,
         )  # fmt: skip
         self._bounds = bounds
+        self.recorded = self.spec.variant.output_names
         kept = bounds if options.fixed_tile else None
         self._inputs = Inputs(self.spec.variant, self._geometry, kept)
         self._inputs.bind(self._bound_inputs())

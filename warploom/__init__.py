@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from warploom.dsl.library.rope_scaling import YarnScaling as YarnScaling
     from warploom.dsl.library.sliding_window import SlidingWindow as SlidingWindow
     from warploom.dsl.library.soft_cap import SoftCap as SoftCap
+    from warploom.dsl.outputs import Output as Output
     from warploom.dsl.position import Position as Position
     from warploom.dsl.reference import reference_attention as reference_attention
     from warploom.dsl.reference import reference_batch as reference_batch
@@ -168,6 +169,7 @@ _HOME = {
     "Causal": "warploom.dsl.library.causal",
     "SlidingWindow": "warploom.dsl.library.sliding_window",
     "SoftCap": "warploom.dsl.library.soft_cap",
+    "Output": "warploom.dsl.outputs",
     "Position": "warploom.dsl.position",
     "reference_attention": "warploom.dsl.reference",
     "reference_batch": "warploom.dsl.reference",

@@ -52,6 +52,13 @@ WL_FN float positive_scale(const Params& p) {
   return p.sm_scale > 0.0f ? p.sm_scale : 1.0f;
 }
 
+// Where recorded values go, rounded once to the output's type.
+WL_FN bool is_inside(int index, int size) { return unsigned(index) < unsigned(size); }
+template <class T>
+WL_FN void write_number(T* to, long long offset, float value) {
+  to[offset] = from_float<T>(value);
+}
+
 // Kernels test a kHas flag before they spend work on a seat; without it the function is the
 // identity.
 template <class Params>
@@ -67,6 +74,7 @@ struct IdentityVariant {
   static constexpr bool kHasColState = false;
   static constexpr bool kMaskHasParts = false;
   static constexpr bool kLoadsElements = false;  // seats on logits load numbers for each element
+  static constexpr bool kRecords = false;        // record() stores something
 
   // Parts of logits() and mask() that do not depend on the element, computed once each.
   struct TileState {};
@@ -93,6 +101,11 @@ struct IdentityVariant {
   WL_FN static float logits_factor(const Params& p) { return positive_scale(p); }
   // With kHasLinearBias, a term of transformed logits that logits() leaves out: linear_bias(), and
   // its growth from key to key, slope() (codegen/linear_bias.py). Without, nobody calls them.
+
+  // Stores what the user wants to look at of one element, which exists and is visible. `logits` is
+  // sm_scale * q.k in all kernels (codegen/records.py).
+  WL_FN static void record(const Params&, const TileInfo&, const RowInfo&, int /*kv_pos*/,
+                           float /*logits*/) {}
 
   // Whether the row sees the key.
   template <class TS, class RS, class CS>

@@ -217,7 +217,12 @@ class Attention {
     auto* weights = m_.weights + row * S::kOutputSteps;
     const int end = min_int(keys.end, tile_.count);
     const LogitScale scale = logit_scale<Variant>(item_.p.sm_scale);
-    if (Variant::kHasLogitsMask || Config::kColumnPositions ? masked : false) {
+    const bool asks_mask = (Variant::kHasLogitsMask || Config::kColumnPositions) && masked;
+    if constexpr (Variant::kRecords) {
+      if (asks_mask) record_logits<K, true>(item_, tile_, r, keys.begin, end, s);
+      if (!asks_mask) record_logits<K, false>(item_, tile_, r, keys.begin, end, s);
+    }
+    if (asks_mask) {
       apply_logits<K, true>(item_, tile_, r, keys.begin, end, scale.early, s);
     } else if (Variant::kHasLogitsTransform || scale.early != 1.0f) {
       apply_logits<K, false>(item_, tile_, r, keys.begin, end, scale.early, s);

@@ -41,6 +41,26 @@ WL_INLINE auto column_state(const Item<K>& item, const KeyTile<K>& keys, int r, 
   }
 }
 
+// Records what the row sees of keys [begin, end), from products that wait for `sm_scale`.
+template <class K, bool kMask>
+__attribute__((noinline)) void record_logits(const Item<K>& item, const KeyTile<K>& keys, int r,
+                                             int begin, int end, const float* s) {
+  using Variant = typename K::Variant;
+  const typename K::Params& p = item.p;
+  const TileInfo tile = item.tile_of(r);
+  const RowInfo row = item.row(r);
+  const auto state = tile_state(item, r);
+  for (int j = begin; j < end; ++j) {
+    const int kv_pos = keys.position(j);
+    if constexpr (kMask) {
+      const auto column = column_state(item, keys, r, j);
+      if (!Variant::mask(p, tile, state, row, item.row_state[r], kv_pos, column)) continue;
+      if (K::Config::kColumnPositions && kv_pos >= tile.kv_len) continue;
+    }
+    Variant::record(p, tile, row, kv_pos, s[j] * p.sm_scale);
+  }
+}
+
 // Logits of row r for keys [begin, end) in place, from products with the factor `scale` to come.
 // Not inlined, so that `__restrict` holds.
 template <class K, bool kMask>

@@ -122,6 +122,46 @@ WL_FN void hide_absent(const Columns<K>& columns, typename WarpMma<K>::Scores& s
   }
 }
 
+// Records what rows see of one tile of this class, from scores that the seats have yet to change.
+// Rows past the last one repeat it, so they are left out as keys that do not exist are.
+template <TileClass kClass, class K>
+WL_FN void record_tile(const Item<K>& item, const Columns<K>& columns,
+                       const typename WarpMma<K>::Scores& scores) {
+  using Variant = typename K::Variant;
+  const ThreadRows<K> rows(item);
+  const float scale = scales_late<K>(item.p) ? item.p.sm_scale : 1.0f;
+  const int first = WarpMma<K>::lane() % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
+    if (ThreadRows<K>::row(r) >= item.facts().rows) continue;
+    const Row<K>& at = item.row(ThreadRows<K>::row(r));
+#pragma unroll
+    for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
+      const int key = c / 2 * 8 + first + c % 2;
+      if (!columns.exists(key)) continue;
+      const int kv_pos = columns.kv_pos(key);
+      const auto column =
+          rows.column_of(item, at, r, kv_pos, rows.column(item, columns, key, kv_pos));
+      if (sees<kClass, Variant>(item.p, item.tile_of(at), rows.tile(r), at, rows.state[r], kv_pos,
+                                column)) {
+        Variant::record(item.p, item.tile_of(at), at, kv_pos,
+                        scores[r / 2][c / 2][r % 2 * 2 + c % 2] * scale);
+      }
+    }
+  }
+}
+template <class K>
+WL_FN void record_logits(const Item<K>& item, const Columns<K>& columns, const Visit& visit,
+                         const typename WarpMma<K>::Scores& scores) {
+  if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
+    record_tile<TileClass::kOpen>(item, columns, scores);
+  } else if (K::Variant::kHasLogitsMask && !visit.is_full()) {
+    record_tile<TileClass::kPartial>(item, columns, scores);
+  } else {
+    record_tile<TileClass::kFull>(item, columns, scores);
+  }
+}
+
 template <class K>
 WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
                             const Columns<K>& columns, const Visit& visit,
@@ -133,6 +173,7 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
       (&scores[0][0][0])[i] *= item.p.sm_scale;
     }
   }
+  if constexpr (Variant::kRecords) record_logits(item, columns, visit, scores);
   if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
     apply_seats<TileClass::kOpen>(item, rows, columns, scores);
   } else if (Variant::kHasLogitsMask && !visit.is_full()) {

@@ -307,6 +307,7 @@ class SingleRow {
                           const OfRow& of_row, float score) const {
     const auto& p = item_.p;
     if (!scales_late<K>(p)) score *= p.sm_scale;
+    if constexpr (Variant::kRecords) record(tile, of_tile, row, of_row, score);
     if (!Variant::kHasLogitsTransform && tile.visit.is_full()) return score;
     const int position = kv_pos(tile);
     const auto column = Variant::col_state(p, item_.tile(), of_tile, position);
@@ -319,6 +320,21 @@ class SingleRow {
       is_visible &= Variant::mask(p, item_.tile(), of_tile, row, of_row, position, column);
     }
     return is_visible ? score : Variant::kSoftmax ? -kInfinity : 0.0f;
+  }
+
+  // One of the lanes that own a key stores what is recorded of it.
+  template <class OfTile, class OfRow>
+  WL_FN void record(const Tile& tile, const OfTile& of_tile, const RowInfo& row,
+                    const OfRow& of_row, float score) const {
+    const auto& p = item_.p;
+    if (threadIdx.x % Keys::kOwners != 0 || !exists(tile)) return;
+    const int position = kv_pos(tile);
+    if (Variant::kHasLogitsMask && !tile.visit.is_full()) {
+      const auto column = Variant::col_state(p, item_.tile(), of_tile, position);
+      if (!Variant::mask(p, item_.tile(), of_tile, row, of_row, position, column)) return;
+    }
+    const float logits = scales_late<K>(p) ? score * p.sm_scale : score;
+    Variant::record(p, item_.tile(), row, position, logits);
   }
 
   // What the value of this lane's own key is multiplied with. 0 * NaN is not 0.

@@ -151,7 +151,8 @@ class Consumer {
   WL_FN static void transform_scores(const Item<K>& item, const ThreadRows<K>& rows,
                                      const Columns<K>& columns, const Visit& visit,
                                      typename Mma::Scores& scores) {
-    if (Variant::kHasLogitsTransform || !visit.is_full() || !scales_late<K>(item.p)) {
+    if (Variant::kHasLogitsTransform || Variant::kRecords || !visit.is_full() ||
+        !scales_late<K>(item.p)) {
       transform_logits(item, rows, columns, visit, scores);
     }
   }
