@@ -11,6 +11,8 @@ Floats: TypeAlias = np.ndarray[Any, Any]
 
 # Allowance beyond the naive twin's error: where it happens to be exact, a kernel need not be.
 ATOL = {"float32": 4e-6, "float16": 2e-4, "bfloat16": 2e-3}
+# From a number to the next, as a part of the number, at most.
+SPACING = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 def round_bfloat16(x: Floats) -> Floats:

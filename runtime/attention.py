@@ -261,7 +261,8 @@ def _run(
     as_given: Mapping[str, Any],
 ) -> Any:
     at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
-    if learnt := custom_op.wanting(as_given[name] for name in at_run):
+    read = (as_given[name] for name in at_run if name not in wrapper.recorded)
+    if learnt := custom_op.wanting(read):
         told = MaxScores() if asked is not None and asked.max_scores else None
         wants_lse = return_lse if asked is None else asked.lse
         result = custom_op.compiled_run(wrapper, q, kv, None, None, wants_lse, at_run, learnt, told)

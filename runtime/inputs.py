@@ -26,7 +26,7 @@ from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
 from warploom.runtime.missing import missing_input
 from warploom.runtime.offer import NOTHING, Offer, OfferedTensor
-from warploom.runtime.outputs import as_given, check_rows_apart, given_to_run
+from warploom.runtime.outputs import as_given, check_rows_apart, given_to_run, type_remedy
 from warploom.runtime.params import Members
 from warploom.runtime.roles import check_captured, lane_sizes, reserved_sizes, role_sizes
 from warploom.runtime.values import (
@@ -362,8 +362,7 @@ class Inputs:
                 name=field.name,
                 got=str(tensor.dtype),
                 expected=str(expected),
-                remedy=f"Convert it with .to({expected}), or declare the field of {self._name} "
-                "with its dtype.",
+                remedy=type_remedy(field, self._name),
             )
         if tensor.device != device:
             raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))

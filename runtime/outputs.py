@@ -44,6 +44,14 @@ def given_to_run(field: TensorField, value: Any) -> torch.Tensor:
     return tensor
 
 
+def type_remedy(field: TensorField, variant: str) -> str:
+    """What to do about a tensor of another dtype than the field's."""
+    expected = f"torch.{field.dtype.name}"
+    if isinstance(field, OutputField):
+        return f"Allocate it with dtype={expected}, or declare the Output of {variant} with its dtype."
+    return f"Convert it with .to({expected}), or declare the field of {variant} with its dtype."
+
+
 def check_rows_apart(field: TensorField, geometry: Geometry, batch: Batch | None) -> None:
     """Raise ArgumentError for an output whose roles do not tell rows of dense requests apart."""
     if not isinstance(field, OutputField) or "batch" in field.roles or batch is None:

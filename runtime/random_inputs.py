@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from warploom.dsl.dtypes import DType
 from warploom.dsl.ir import Kind
 from warploom.dsl.loads import direct_indices, needed_sizes
-from warploom.dsl.spec import TensorField
+from warploom.dsl.spec import OutputField, TensorField
 from warploom.dsl.variant import Variant
 from warploom.errors import MissingInput
 from warploom.runtime.case import Case
@@ -24,7 +25,7 @@ def random_inputs(
 ) -> dict[str, Any]:
     """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
 
-    Bound scalars keep their value, and so do bound tensors with a dimension of no role; those that
+    Outputs are NaN everywhere. Bound scalars keep their value, and so do bound tensors with a dimension of no role; those that
     a plain function captured are continued with their last entries to the length of the batch. A
     dimension of no role that a position indexes as it is gets that position's length.
 
@@ -71,9 +72,10 @@ def _unknown_size(variant: Variant, field: TensorField, axis: int) -> MissingInp
 def _random_tensor(
     field: TensorField, shape: tuple[int, ...], case: Case, rng: np.random.Generator
 ) -> torch.Tensor:
-    return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(
-        getattr(torch, field.dtype.name)
-    )
+    dtype: torch.dtype = getattr(torch, field.dtype.name)
+    if isinstance(field, OutputField):
+        return torch.full(shape, math.nan, dtype=dtype)  # so that it shows what nobody writes
+    return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(dtype)
 
 
 def _sizes(case: Case) -> dict[str, int]:

@@ -170,4 +170,5 @@ class Running(Planning):
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Values of fields, kept or given to a run, whose gradient may be asked for."""
         learnt = self._inputs.learnt
-        return custom_op.wanting(({**learnt, **inputs} if learnt else inputs).values())
+        values = {**learnt, **inputs} if learnt else inputs
+        return custom_op.wanting(x for name, x in values.items() if name not in self.recorded)

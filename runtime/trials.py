@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 
 from warploom.dsl.formats import BlockSparse, Dense, Paged
 from warploom.dsl.reference import naive_attention, reference_attention
-from warploom.dsl.rounding import rounder, tolerance
+from warploom.dsl.rounding import ATOL, SPACING, rounder, tolerance
 from warploom.dsl.variant import Variant
 from warploom.runtime.aux_outputs import AuxRequest
 from warploom.runtime.case import Case
+from warploom.runtime.outputs import recorded_by
 from warploom.runtime.random_inputs import random_inputs
 from warploom.runtime.wrapper import AttentionWrapper
 
@@ -52,6 +53,8 @@ class Trial:
         self.v = [self._random_kv(n, case.num_kv_heads, setup.head_dim_v) for n in case.kv_lens]
         given = {} if make_inputs is None else dict(make_inputs(case, self.rng))
         self.inputs = {**random_inputs(variant, case, self.rng, set(given)), **given}
+        self.recorded = {name: self.inputs[name] for name in recorded_by(variant)}
+        self._naive_recorded = {name: x.clone() for name, x in self.recorded.items()}
         self.qo_indptr = _indptr(case.q_lens)
         self.plan: dict[str, Any] = {"qo_indptr": self.qo_indptr}
         self.block_lists: list[_Floats] = []
@@ -78,15 +81,31 @@ class Trial:
             name: x.to(wrapper.device) if isinstance(x, torch.Tensor) else x
             for name, x in self.inputs.items()
         }
+        inputs |= {name: x.to(wrapper.device, copy=True) for name, x in self.recorded.items()}
         wrapper.plan(**self.plan, **inputs)
         q = self._queries().to(wrapper.device)
         k, v = (x.to(wrapper.device) for x in self.stored)
+<<<<<<< HEAD
         out, aux = wrapper.run(q, (k, v), return_aux=AuxRequest(True, setup.max_scores))
         return tuple(self._split(x) for x in (out, *aux) if x is not None)
+=======
+        out, lse = wrapper.run(q, (k, v), return_lse=True)
+        self.recorded = {name: inputs[name] for name in self.recorded}
+        return self._split(out), self._split(lse)
+>>>>>>> 046551f (What kernels record is compared with the oracle, wherever a variant is tried)
 
     def expected(self) -> list[Expected]:
-        """What the user's functors say, request by request."""
+        """What the user's functors say, request by request; outputs of `inputs` have the rest."""
         return [self._expected(i) for i in range(len(self.q))]
+
+    def recordings(self) -> Iterator[tuple[str, list[_Floats], str]]:
+        """Of each output after `run` and `expected`: its name, what the device recorded in it, what
+        the functors did and their naive twin, and its dtype.
+        """
+        for name, recorded in self.recorded.items():
+            found = recorded, self.inputs[name], self._naive_recorded[name]
+            dtype = str(recorded.dtype).removeprefix("torch.")
+            yield name, [x.double().cpu().numpy() for x in found], dtype
 
     def _expected(self, i: int) -> Expected:
         dense = isinstance(self.case.setup.kv_format, Dense)
@@ -102,8 +121,13 @@ class Trial:
                 "kv_positions": keys,
             }
             tensors = (self.q[i][rows], self.k[i][keys], self.v[i][keys])
+<<<<<<< HEAD
             tops = np.zeros((2, *tensors[0].shape[:2]))
             exact = reference_attention(self.variant, *tensors, max_scores=tops[0], **request)
+=======
+            exact = reference_attention(self.variant, *tensors, **request)
+            request["inputs"] = {**self.inputs, **self._naive_recorded}
+>>>>>>> 046551f (What kernels record is compared with the oracle, wherever a variant is tried)
             naive = naive_attention(
                 self.variant,
                 *tensors,
@@ -230,13 +254,35 @@ def mismatch(variant: Variant, case: Case, make_inputs: MakeInputs | None = None
             found = found or _compare(what, top, exact.top, exact.naive_top, dtype)
         if found is not None:
             return found
+    for name, recorded, dtype in trial.recordings():
+        found = _compare_recorded(name, recorded, {dtype, case.setup.dtype})
+        if found is not None:
+            return found
     return None
 
 
-def _compare(what: str, got: _Floats, exact: _Floats, naive: _Floats, dtype: str) -> str | None:
+def _compare_recorded(name: str, recorded: list[_Floats], dtypes: set[str]) -> str | None:
+    """Compare what is written at all, and then the values."""
+    got, exact, naive = recorded
+    is_written = ~np.isnan(exact)
+    if np.any(is_written == np.isnan(got)):
+        wrong = tuple(map(int, np.argwhere(is_written == np.isnan(got))[0]))
+        does = "writes nothing" if is_written[wrong] else f"writes {got[wrong]:.7g}"
+        return f"{name} at {wrong}: {does}, the functors say {exact[wrong]:.7g}"
+    coarser = max(dtypes, key=ATOL.__getitem__)
+    values = (x[is_written] for x in (got, exact, naive))
+    # a sum that rounds to the next number of 16 bits is right
+    return _compare(f"what {name} holds", *values, coarser, SPACING[coarser])
+
+
+def _compare(
+    what: str, got: _Floats, exact: _Floats, naive: _Floats, dtype: str, relative: float = 0.0
+) -> str | None:
     if got.size == 0:
         return None
+    finite = np.isfinite(exact)
     allowed = tolerance(exact, naive, dtype)
+    allowed += relative * float(np.max(np.abs(exact[finite]), initial=0.0))
     with np.errstate(invalid="ignore"):
         error = np.where(got == exact, 0.0, np.abs(got - exact))
     error = np.where(np.isnan(error), np.inf, error)
