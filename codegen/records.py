@@ -32,9 +32,7 @@ def record_function(variant: TracedVariant, tensors: Mapping[str, TensorField]) 
     for record in variant.records:
         name = f"p.x_{record.output.name}"
         places = [f"{texts[i]} * {name}_s{axis}" for axis, i in enumerate(record.place)]
-        inside = [
-            f"is_inside({texts[i]}, {name}_n{axis})" for axis, i in _moving(record).items()
-        ]
+        inside = [f"is_inside({texts[i]}, {name}_n{axis})" for axis, i in _moving(record).items()]
         block.finish(f"if ({' & '.join(inside)}) {{", record.source)
         block.finish(f"  write_number({name}, {' + '.join(places)}, {texts[record.value]});")
         block.finish("}")

@@ -23,15 +23,15 @@ def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
     found: dict[str, list[set[str | int]]] = {
         field.name: [set() for _ in field.roles] for field in traced.tensors
     }
-    for node in walk(*traced.roots):
-        if node.op == "load" and node.attr in found:
-            for axis, index in enumerate(node.args):
+    for load in walk(*traced.roots):
+        if load.op == "load" and load.attr in found:
+            for axis, index in enumerate(load.args):
                 if index is _Q_IDX:
-                    found[str(node.attr)][axis].add("q_idx")
+                    found[str(load.attr)][axis].add("q_idx")
                 elif index.op == "var":
-                    found[str(node.attr)][axis].add(str(index.attr))
+                    found[str(load.attr)][axis].add(str(index.attr))
                 elif index.op == "const" and isinstance(index.attr, int):
-                    found[str(node.attr)][axis].add(index.attr)
+                    found[str(load.attr)][axis].add(index.attr)
     return {name: tuple(map(frozenset, axes)) for name, axes in found.items()}
 
 

@@ -46,10 +46,11 @@ def given_to_run(field: TensorField, value: Any) -> torch.Tensor:
 
 def type_remedy(field: TensorField, variant: str) -> str:
     """What to do about a tensor of another dtype than the field's."""
-    expected = f"torch.{field.dtype.name}"
-    if isinstance(field, OutputField):
-        return f"Allocate it with dtype={expected}, or declare the Output of {variant} with its dtype."
-    return f"Convert it with .to({expected}), or declare the field of {variant} with its dtype."
+    is_output, expected = isinstance(field, OutputField), f"torch.{field.dtype.name}"
+    change = (
+        f"Allocate it with dtype={expected}" if is_output else f"Convert it with .to({expected})"
+    )
+    return f"{change}, or declare the field of {variant} with its dtype."
 
 
 def check_rows_apart(field: TensorField, geometry: Geometry, batch: Batch | None) -> None:

@@ -25,9 +25,10 @@ def random_inputs(
 ) -> dict[str, Any]:
     """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
 
-    Outputs are NaN everywhere. Bound scalars keep their value, and so do bound tensors with a dimension of no role; those that
-    a plain function captured are continued with their last entries to the length of the batch. A
-    dimension of no role that a position indexes as it is gets that position's length.
+    Outputs are NaN everywhere. Bound scalars keep their value, and so do bound tensors with a
+    dimension of no role; those that a plain function captured are continued with their last entries
+    to the length of the batch. A dimension of no role that a position indexes as it is gets that
+    position's length.
 
     Raises:
         MissingInput: the size of an unbound tensor is unknown.

@@ -270,9 +270,9 @@ def _compare_recorded(name: str, recorded: list[_Floats], dtypes: set[str]) -> s
         does = "writes nothing" if is_written[wrong] else f"writes {got[wrong]:.7g}"
         return f"{name} at {wrong}: {does}, the functors say {exact[wrong]:.7g}"
     coarser = max(dtypes, key=ATOL.__getitem__)
-    values = (x[is_written] for x in (got, exact, naive))
+    got, exact, naive = (x[is_written] for x in recorded)
     # a sum that rounds to the next number of 16 bits is right
-    return _compare(f"what {name} holds", *values, coarser, SPACING[coarser])
+    return _compare(f"what {name} holds", got, exact, naive, coarser, SPACING[coarser])
 
 
 def _compare(
