@@ -29,6 +29,7 @@ from warploom.runtime.append import Appender
 from warploom.runtime.append_spec import append_spec, transforms_of
 from warploom.runtime.declare import (
     as_format,
+    checked_flag,
     checked_lse_scale,
     checked_scale,
     group_size,
@@ -86,6 +87,7 @@ class AttentionDeclaration(Declaration):
     batch_invariant: bool = False
     tile: TileConfig | None = None
     key_transform: Way = "auto"
+    max_scores: bool = False
 
     _wrapper: ClassVar[type[AttentionWrapper]] = AttentionWrapper
     _plans_blocks: ClassVar[bool] = True
@@ -138,7 +140,7 @@ class AttentionDeclaration(Declaration):
         traced = traced_once(as_variant(self.variant))[1]
         spec = make_spec(
             traced, self.head_dim, self.head_dim_v, self.dtype, kv_format, torch.device(kind),
-            self.kv_dtype,
+            self.kv_dtype, checked_flag("max_scores", self.max_scores),
         )  # fmt: skip
         checked_lse_scale(self.lse_base)
         checked_scale(self.sm_scale, self.head_dim)

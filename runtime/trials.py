@@ -85,14 +85,9 @@ class Trial:
         wrapper.plan(**self.plan, **inputs)
         q = self._queries().to(wrapper.device)
         k, v = (x.to(wrapper.device) for x in self.stored)
-<<<<<<< HEAD
         out, aux = wrapper.run(q, (k, v), return_aux=AuxRequest(True, setup.max_scores))
-        return tuple(self._split(x) for x in (out, *aux) if x is not None)
-=======
-        out, lse = wrapper.run(q, (k, v), return_lse=True)
         self.recorded = {name: inputs[name] for name in self.recorded}
-        return self._split(out), self._split(lse)
->>>>>>> 046551f (What kernels record is compared with the oracle, wherever a variant is tried)
+        return tuple(self._split(x) for x in (out, *aux) if x is not None)
 
     def expected(self) -> list[Expected]:
         """What the user's functors say, request by request; outputs of `inputs` have the rest."""
@@ -121,13 +116,9 @@ class Trial:
                 "kv_positions": keys,
             }
             tensors = (self.q[i][rows], self.k[i][keys], self.v[i][keys])
-<<<<<<< HEAD
             tops = np.zeros((2, *tensors[0].shape[:2]))
             exact = reference_attention(self.variant, *tensors, max_scores=tops[0], **request)
-=======
-            exact = reference_attention(self.variant, *tensors, **request)
             request["inputs"] = {**self.inputs, **self._naive_recorded}
->>>>>>> 046551f (What kernels record is compared with the oracle, wherever a variant is tried)
             naive = naive_attention(
                 self.variant,
                 *tensors,

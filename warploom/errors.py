@@ -391,7 +391,7 @@ class LaunchError(WarploomError):
 
 
 class CacheWarning(UserWarning):
-    """A cache, or an entry, is damaged, unwritable or open to others; warploom goes on without it."""
+    """A cache or an entry is damaged, unwritable or open to others; warploom goes on without it."""
 
 
 class StaleVerification(UserWarning):
