@@ -23,7 +23,7 @@ comma   := ,
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 FOLDERS := dsl templates codegen scheduler runtime
 LINKS   := build/links/warploom
-HEADERS := $(wildcard templates/*/warploom/*.cuh templates/*/warploom/*.hpp)
+HEADERS := $(wildcard templates/*/warploom/*.cuh templates/*/warploom/*.hpp templates/*/warploom/*/*.cuh)
 
 # with a GPU, the demo compiles for it
 DEMO_EXTRAS := $(if $(shell command -v nvidia-smi),cu13$(comma))demo

@@ -129,9 +129,7 @@ struct Softmax : Shifts<K> {
   }
 
  private:
-  WL_FN bool exceeds(int r, float logit) const {
-    return outgrows<K>(logit, largest[r], factor);
-  }
+  WL_FN bool exceeds(int r, float logit) const { return outgrows<K>(logit, largest[r], factor); }
   WL_FN bool is_far(float logit) const {
     return !(abs(logit * factor) <= kFarLogit) && abs(logit) < kInfinity;
   }
