@@ -69,7 +69,8 @@ def export_kernels(
 
     Args:
         path: of the file; an older one is replaced.
-        archs: back ends whose kernels are wanted (sm_80, ..., cpu); all by default.
+        archs: back ends whose kernels are wanted (sm_80, ..., cpu), with the planner of the host,
+            which all of them use; all by default.
 
     Raises:
         CannotExport: a kernel in the cache is damaged, there is none, or none for one of `archs`,
@@ -82,7 +83,7 @@ def export_kernels(
         if one.problem is not None:
             remedy = "Build it again, or remove it with warploom cache clear."
             raise CannotExport(path=target, reason=one.problem, remedy=remedy)
-    asked = [x for x in found if wanted is None or _parts(x.facts).get("target") in wanted]
+    asked = [one for one in found if wanted is None or _serves(one.facts, wanted)]
     current = [x for x in asked if is_current(x.facts)]
     missing = (wanted or set()) - {x.facts["parts"]["target"] for x in current}
     if missing or not current:
@@ -107,6 +108,14 @@ def is_current(facts: Mapping[str, Any]) -> bool:
         return False
     recorded = language == "cuda" or isinstance(facts.get("host"), dict)
     return recorded and parts.get("headers") == header_digest(*_HEADERS[str(language)])
+
+
+def _serves(facts: Mapping[str, Any], archs: set[str]) -> bool:
+    """True for kernels of these back ends, and for the host's planner, which all of them use."""
+    labels = facts.get("labels")
+    planner = isinstance(labels, dict) and labels.get("kind") == "planner"
+    target = _parts(facts).get("target")
+    return target in archs or (planner and target == "cpu")
 
 
 def digest_of(stream: BinaryIO) -> str:

@@ -117,6 +117,18 @@ def test_a_place_that_cannot_be_written_is_named(made: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain", "made")
+def test_the_hosts_planner_goes_with_every_back_end(
+    cuda_source: Make, cpp_source: Make, host: HostTarget, tmp_path: Path
+) -> None:
+    build(cuda_source(), ARCHS["sm_80"])
+    assert wl.export_kernels(tmp_path / "gpu.zip", archs=["sm_80"]).kernels == 1
+    build(replace(cpp_source("3"), labels=(("kind", "planner"),)), host)
+    assert wl.export_kernels(tmp_path / "gpu.zip", archs=["sm_80"]).kernels == 2
+    assert wl.export_kernels(tmp_path / "cpu.zip", archs=["cpu"]).kernels == 3
+
+
+@pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 def test_cubins_travel_too(
     cuda_source: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
