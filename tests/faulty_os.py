@@ -72,12 +72,12 @@ def in_place(faulty: FaultyOs) -> Iterator[None]:
     """Inside, the cache uses it."""
     kept = [module.os for module in MODULES]
     for module in MODULES:
-        module.os = faulty  # type: ignore[assignment]
+        vars(module)["os"] = faulty
     try:
         yield
     finally:
         for module, real in zip(MODULES, kept, strict=True):
-            module.os = real
+            vars(module)["os"] = real
 
 
 def failing(which: int) -> Instead:
