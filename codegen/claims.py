@@ -107,15 +107,19 @@ def sweep(parent: Folder, prefix: str = DRAFT) -> None:
 
 
 def discard(parent: Folder, name: str) -> None:
-    """Remove a folder whole: at no time is a part of it left under its name.
+    """Remove a folder, if it can be at once: then no part of it is ever left under its name.
 
     Raises:
-        OSError: it stays, or a part of it does, as a draft.
+        OSError: it stays, or a part of it does.
     """
     draft = DRAFT + secrets.token_hex(8)
-    with suppress(FileNotFoundError):  # another process removes it, too
+    try:
         parent.move(name, parent, draft)
-        parent.remove(draft)
+    except FileNotFoundError:  # another process removes it, too
+        return
+    except OSError:  # overlays, as of containers, rename no folder of a layer below
+        draft = name
+    parent.remove(draft)
 
 
 def _is_mine(parent: Folder, name: str) -> bool:

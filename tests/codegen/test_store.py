@@ -100,6 +100,22 @@ def test_a_damaged_entry_is_named_and_built_again(
     assert store.load(KEY) is not None
 
 
+def test_an_entry_that_cannot_be_renamed_is_removed_nevertheless(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of a container's image cannot be renamed in the containers made of it."""
+    folder = store.save(KEY, DRAFT_FILES).folder
+    truncate(folder / "kernel.cubin")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    with monkeypatch.context() as patch, pytest.warns(CacheWarning):
+        patch.setattr(Folder, "move", refuse)
+        assert store.load(KEY) is None
+    assert list(store.kernels.iterdir()) == []
+
+
 def test_saving_over_a_damaged_entry_replaces_it(store: Store) -> None:
     folder = store.save(KEY, DRAFT_FILES).folder
     truncate(folder / "kernel.cubin")
