@@ -142,17 +142,24 @@ def _claim(parent: Folder, name: str) -> int | None:
         fd, is_new = _open(parent, name)
         try:
             mine = os.fstat(fd)
-            if mine.st_uid != os.geteuid() or not _locked(fd, is_new):
-                os.close(fd)
-                return None
-            with suppress(FileNotFoundError):
-                there = os.stat(name, dir_fd=parent.fd, follow_symlinks=False)
-                if os.path.samestat(there, mine):
-                    return fd
+            held = mine.st_uid == os.geteuid() and _locked(fd, is_new)
+            if held and _is_at(parent, name, mine):
+                return fd
         except OSError:
             os.close(fd)
             raise
-        os.close(fd)  # its holder had removed it when we came: once more
+        os.close(fd)
+        if not held and not is_new:
+            return None
+        # Its holder had removed it when we came, or somebody sweeps what we just made: once more.
+
+
+def _is_at(parent: Folder, name: str, file: os.stat_result) -> bool:
+    try:
+        there = os.stat(name, dir_fd=parent.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(there, file)
 
 
 def _open(parent: Folder, name: str) -> tuple[int, bool]:
