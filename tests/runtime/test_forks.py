@@ -147,14 +147,16 @@ def test_a_child_leaves_its_parents_private_folder_alone(monkeypatch: pytest.Mon
 
 
 def test_a_child_does_not_keep_the_drafts_of_a_killed_parent(tmp_path: Path) -> None:
-    end, send_end = os.pipe()
+    (end, send_end), (lives, send_lives) = os.pipe(), os.pipe()
     with Folder.at(tmp_path) as folder:
         draft = aside(folder, "work")
         assert draft is not None
         pid = os.fork()
         if pid == 0:
+            os.write(send_lives, b"x")
             os.read(end, 1)  # lives on
             os._exit(0)
+        os.read(lives, 1)
         assert aside(folder, "work") is None
         other = os.open(tmp_path, os.O_RDONLY)
         os.dup2(other, draft._lock)  # as at the parent's death: its descriptor is gone
