@@ -98,9 +98,8 @@ def reference_attention(
     q_len = first_q_idx + rows if q_len is None else q_len
     kv_len = keys if kv_len is None else kv_len
     kv_pos = np.arange(keys) if kv_positions is None else to_numpy(kv_positions)
-    sizes = {"batch": batch + 1, "q_head": num_q_heads, "kv_head": num_kv_heads}
-    sizes |= {"q_pos": kv_len, "kv_pos": kv_len, "q_row": first_q_row + rows}
-    sizes["q_idx"] = first_q_idx + rows
+    sizes = {"batch": batch + 1, "q_head": num_q_heads, "kv_head": num_kv_heads, "q_pos": kv_len}
+    sizes |= {"kv_pos": kv_len, "q_row": first_q_row + rows, "q_idx": first_q_idx + rows}
     values = _values(variant, inputs)
     reading = NumpyReading(variant.name, values, precision.array_class, sizes)
     request = _Request(

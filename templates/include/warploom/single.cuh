@@ -9,6 +9,7 @@
 #pragma once
 
 #include <warploom/merge.cuh>
+#include <warploom/row_softmax.cuh>
 #include <warploom/vector.cuh>
 
 namespace warploom {
@@ -93,42 +94,6 @@ struct WarpRows {
     return lane % kLanes / kOwners * kAtOnce + lane / kLanes;
   }
   WL_FN static int owner(int key) { return key % kAtOnce * kLanes + key / kAtOnce * kOwners; }
-};
-
-// Online softmax of a row, of which each lane has a logit; see softmax.cuh.
-template <class K>
-struct RowSoftmax {
-  float factor;  // of logits, to base 2
-  float largest = -kInfinity, sum = 0.0f;
-
-  // True if the reference moved: the output must then be scaled by `rescale`.
-  WL_FN bool follow(float logit, float& rescale) {
-    if (!__any_sync(kAllLanes, outgrows<K>(logit, largest, factor))) return false;
-    float found = logit;
-#pragma unroll
-    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-      found = max(found, __shfl_xor_sync(kAllLanes, found, distance));
-    }
-    rescale = exp2((largest - found) * factor);
-    largest = found;
-    sum *= rescale;
-    return true;
-  }
-  WL_FN float probability(float logit) {
-    // Differences first: of large logits, products are rounded by hundreds.
-    const float reference = largest == -kInfinity ? 0.0f : largest;
-    const float p = exp2((logit - reference) * factor);
-    sum += p;
-    return p;
-  }
-  // Completes the sum; kOwners neighbours have the same logits.
-  template <int kOwners>
-  WL_FN void finish() {
-#pragma unroll
-    for (int distance = kWarpSize / 2; distance >= kOwners; distance /= 2) {
-      sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-  }
 };
 
 // A warp's share of an item: its keys, and what they add to the output.
