@@ -255,7 +255,7 @@ def test_an_output_that_nothing_is_recorded_in() -> None:
 
 def test_two_parts_cannot_share_an_output() -> None:
     with pytest.raises(ComposeClash, match="seen"):
-        Dump() & Dump()
+        _ = Dump() & Dump()
 
 
 def test_a_recorded_value_must_be_the_same_each_time() -> None:
