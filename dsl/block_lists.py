@@ -17,6 +17,7 @@ from warploom.dsl.arrays import to_numpy
 from warploom.dsl.intervals import FIXED, FULL, SKIP, TileAnalysis
 from warploom.dsl.ir import walk
 from warploom.dsl.spec import TracedVariant
+from warploom.dsl.stand_ins import has_memory
 from warploom.dsl.symbols import Value
 from warploom.errors import ArgumentError
 
@@ -145,6 +146,10 @@ def _bounds(block: Any, size: int, length: int) -> tuple[Any, Any]:
 
 def _table(name: str, counts: Any, indices: Any, columns: int) -> Any:
     """[batch, heads, query blocks, columns] bool: the blocks that a list names."""
+    if not all(map(has_memory, (counts, indices))):
+        kind = type(indices).__name__
+        reason = f"has {name}_indices without values ({kind}); make it of real tensors"
+        raise ArgumentError(name="block_mask", reason=reason)
     counts, indices = to_numpy(counts), to_numpy(indices)
     named = np.arange(indices.shape[-1]) < counts[..., None]
     wrong = named & ((indices < 0) | (indices >= columns))

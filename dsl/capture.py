@@ -25,8 +25,9 @@ from warploom.dsl.from_end import from_end
 from warploom.dsl.ir import Kind
 from warploom.dsl.rows import Row, RowLike, row_of
 from warploom.dsl.spec import ScalarField, TensorField
+from warploom.dsl.stand_ins import has_memory, is_followed, unwatched
 from warploom.dsl.symbols import Symbol, Value
-from warploom.errors import GlobalMutated
+from warploom.errors import ArgumentError, GlobalMutated
 
 _ONLY_INDEXED = "Index it with one int per dimension; do other arithmetic on it before, outside."
 
@@ -41,7 +42,7 @@ class Captures:
         self.fields: dict[str, Field] = {}
         self._names: dict[object, str] = {}
         self._tensors: dict[str, Any] = {}  # they also keep alive the addresses in `_names`
-        self._copies: dict[str, tuple[Any, int]] = {}  # conversions, and the writes they have seen
+        self._copies: dict[str, Any] = {}  # conversions, whose addresses graphs may read
 
     def values(self) -> dict[str, Any]:
         """What the tensors hold now, in the types of their fields."""
@@ -51,23 +52,28 @@ class Captures:
         }
 
     def _value(self, name: str, stored: DType) -> Any:
-        """The tensor in the type of its field; one conversion is kept, and renewed in place."""
+        """The tensor in the type of its field; one conversion is kept, and renewed in place.
+
+        At each call: torch does not count what is written through `.data` and `.numpy()`.
+        """
         tensor = self._tensors[name]
-        count = None if getattr(tensor, "requires_grad", False) else writes(tensor)
-        kept, held = self._copies.get(name, (None, None))
-        if kept is None or count is None:
-            kept = _converted(tensor, stored)
-            if kept is tensor or count is None:
+        if is_followed(tensor) or getattr(tensor, "requires_grad", False):
+            return _converted(tensor, stored)
+        with unwatched():
+            kept = self._copies.get(name)
+            if kept is not None and kept.shape == tensor.shape:
+                kept[...] = tensor
                 return kept
-        elif count != held:
-            kept[...] = tensor
-        self._copies[name] = kept, count
-        return kept
+            found = _converted(tensor, stored)
+            if found is not tensor and writes(tensor) is not None:
+                self._copies[name] = found
+            return found
 
     def name_of(self, tensor: Any, wish: str) -> str:
         """The field of a tensor; a new one is declared for a tensor not seen before."""
         key = _identity(tensor)
         if key not in self._names:
+            _refuse_odd(tensor, wish)
             name = self._free_name(wish)
             stored = _stored_type(tensor)
             roles = getattr(tensor, "roles", (None,) * tensor.ndim)
@@ -184,6 +190,8 @@ def is_tensor(value: object) -> bool:
     """True for torch tensors and NumPy arrays, also of no dimensions."""
     if isinstance(value, (type, Symbol, np.generic, CapturedTensor)):
         return False
+    if getattr(value, "is_nested", False) is True:  # some have no shape
+        return True
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
 
 
@@ -299,9 +307,22 @@ def _global(function: FunctionType, name: str) -> bool:
 
 def _identity(tensor: Any) -> object:
     """Equal for two views of the same memory, which torch makes anew at each indexing."""
-    if hasattr(tensor, "data_ptr"):
-        return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-    return id(tensor)
+    if not hasattr(tensor, "data_ptr") or not has_memory(tensor):
+        return id(tensor)
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+
+
+def _refuse_odd(tensor: Any, name: str) -> None:
+    """Raise ArgumentError for what is no table of numbers."""
+    if isinstance(tensor, np.ma.MaskedArray):
+        reason = "is a masked array; fill it, with .filled(value)"
+    elif getattr(tensor, "is_nested", False):
+        reason = "is a nested tensor; pad it, with .to_padded_tensor(0)"
+    elif "strided" not in str(getattr(tensor, "layout", "strided")):
+        reason = f"is a tensor of layout {tensor.layout}; use .to_dense()"
+    else:
+        return
+    raise ArgumentError(name=name, reason=reason)
 
 
 def _stored_type(tensor: Any) -> DType:

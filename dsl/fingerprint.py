@@ -16,6 +16,7 @@ from typing import Any
 from warploom.dsl.capture import writes
 from warploom.dsl.fields import READING, VALUES
 from warploom.dsl.purity import is_library, reachable
+from warploom.dsl.stand_ins import has_memory, stands_in
 
 _MAX_BYTES = 1 << 16  # larger arrays are not compared
 _MAX_VALUES = 4000  # beyond, tracing anew is cheaper
@@ -132,6 +133,8 @@ def _of_library(value: object) -> bool:
 
 def _array_key(value: Any) -> Hashable | None:
     """A key of a tensor or an array; None for other values."""
+    if stands_in(value) or getattr(value, "is_nested", False) is True:
+        raise _Unkeyed  # some of these have no size
     size = None if isinstance(value, type) else getattr(value, "nbytes", None)
     if not isinstance(size, int) or not hasattr(value, "dtype"):  # torch.ops has every attribute
         return None
@@ -146,6 +149,8 @@ def _array_key(value: Any) -> Hashable | None:
 
 def _contents(value: Any) -> bytes:
     if hasattr(value, "detach"):
+        if not has_memory(value):
+            raise _Unkeyed
         host = value.detach()
         # NumPy lacks bfloat16; a double holds any float
         value = (host.double() if host.is_floating_point() else host).numpy()

@@ -14,6 +14,7 @@ from warploom.dsl.check import signature_problem
 from warploom.dsl.doubles import check_doubles
 from warploom.dsl.fields import READING, Field, Reading
 from warploom.dsl.position import Position
+from warploom.dsl.stand_ins import unseen
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
@@ -90,6 +91,7 @@ class Flex(Variant):
         return isinstance(other, Flex) and self._captures.shares(name, other._captures)
 
 
+@unseen
 def flex(
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Any = None,

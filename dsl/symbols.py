@@ -237,7 +237,13 @@ class Symbol:
             "Functors see one element or one vector at a time; use rotate_half, sum and the like.",
         )
 
-    __iter__ = __len__ = __getitem__ = __contains__ = _no_container
+    __iter__ = __len__ = __contains__ = _no_container
+
+    def __getitem__(self, index: object) -> Symbol:
+        """`x[()]` and `x[...]`, as of tensors without dimensions."""
+        if index == () or index is Ellipsis:
+            return self
+        return self._no_container()
 
     def _unchanging(self, *args: object) -> NoReturn:
         raise build.refuse("assigning to a part of a value of the kernel", UNCHANGING)
@@ -277,6 +283,7 @@ class Symbol:
                 remedy="Leave it out: what is read from a tensor is used as it is.",
                 source=location.source(location.here()),
             )
+        refuse_in_place(f".{name}()", name, {})
         if name in NAMED:
             return lambda *args, **named: call_named(f".{name}()", name, (self, *args), named)
         raise build.refuse(f"the attribute .{name} of a value of the kernel", remedy_for(name))

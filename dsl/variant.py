@@ -49,8 +49,7 @@ class Variant:
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         made = super().__new__(cls)
         made.__dict__[VALUES] = {}
-        # torch.compile stops at the next line, and shows it: such an object would lack its values
-        ALIVE[id(made)] = made  # make variants outside of compiled functions
+        _remember(made)
         if args and cls.__init__ is Variant.__init__:
             raise _by_name(cls.__name__, args, list(made.fields()))
         return made
@@ -222,6 +221,17 @@ class Variant:
 
 
 ALIVE[id(Variant)] = Variant
+
+
+def _remember(made: Variant) -> None:
+    ALIVE[id(made)] = made
+
+
+# Such an object would lack its values: torch.compile goes around it, or fails with this reason.
+_remember._torchdynamo_disable = True  # type: ignore[attr-defined]
+_remember._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "a variant is made outside of the compiled function: make it before, once"
+)
 
 
 def _check_body(cls: type[Variant]) -> None:

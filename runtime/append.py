@@ -30,6 +30,7 @@ from warploom.codegen.hostcc import host_target
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import Layout, Paged
 from warploom.dsl.spec import TracedVariant
+from warploom.dsl.stand_ins import unseen
 from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import (
     WrongShape,
@@ -51,7 +52,7 @@ from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import Block
-from warploom.runtime.plain import refuse_freed, unrecorded, unseen
+from warploom.runtime.plain import refuse_freed, unrecorded
 from warploom.runtime.tensors import as_torch, byte_span
 from warploom.scheduler.layout import SEGMENT
 

@@ -10,11 +10,13 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from warploom import forks
 from warploom.dsl.dtypes import NARROW_DTYPES
 from warploom.dsl.formats import Dense, Layout
 from warploom.dsl.spec import TracedVariant
+from warploom.dsl.stand_ins import unseen
 from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import ForbiddenUnderCapture, WrongCall
 from warploom.runtime import custom_op
@@ -37,7 +39,7 @@ from warploom.runtime.declare import checked_scale
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.graph_hold import GraphHold
 from warploom.runtime.missing import refuse_missing
-from warploom.runtime.plain import needs_operator, unseen
+from warploom.runtime.plain import followed, needs_operator, refuse_traced
 from warploom.runtime.shortcuts import raw_stream
 from warploom.runtime.sizes import Sizes, check_options
 from warploom.runtime.structure import traced_once
@@ -164,22 +166,25 @@ def attention(
     if more:
         reason = "it takes q, k and v by position; name the others, such as variant=..."
         raise WrongCall(function="attention", reason=reason)
-    if torch.compiler.is_compiling():
+    if is_dynamo_compiling():
         lens = None if kv_lens is None else torch.as_tensor(kv_lens)
         return custom_op.compiled_attention(
             q, k, v, variant, sm_scale, return_lse, layout, lse_base, backend, lens, inputs,
             return_aux,
         )  # fmt: skip
+    refuse_traced("attention")
     structure, traced = traced_once(given := as_variant(variant))
     check_names(given, traced, inputs)
-    if needs_operator("attention", (q, k, v, kv_lens, *inputs.values())):
+    bound = {**given.inputs(), **inputs}
+    seen = inputs | followed({name: bound[name] for name in traced.input_names if name in bound})
+    if needs_operator("attention", (q, k, v, kv_lens, *seen.values())):
         lens = None if kv_lens is None else torch.as_tensor(kv_lens)
         options = sm_scale, return_lse, layout, lse_base, backend
-        return through_operator(traced, variant, (q, k, v), options, lens, inputs, return_aux)
+        return through_operator(traced, variant, (q, k, v), options, lens, seen, return_aux)
     asked = None if return_aux is None else checked_request(return_aux, return_lse)
     return _attend(
         (structure, traced, given), q, k, v, sm_scale, return_lse, asked, layout, kv_lens, lse_base,
-        backend, inputs,
+        backend, inputs, bound,
     )  # fmt: skip
 
 
@@ -197,6 +202,7 @@ def _attend(
     lse_base: str,
     backend: str | None,
     inputs: dict[str, Any],
+    as_given: dict[str, Any],
 ) -> Any:
     """`attention` of tensors that have memory; the variant comes with its key and its graphs."""
     structure, traced, given = variant
@@ -206,7 +212,6 @@ def _attend(
     sizes = Sizes.of(q, k, v, layout)
     k, v = sizes.entries(k), sizes.entries(v)
     sm_scale = None if sm_scale is None else checked_scale(sm_scale, sizes.dim_qk)
-    as_given = {**given.inputs(), **inputs}
     values = values_of(as_given, traced, inputs, q.device)
     kv_dtype = k.dtype if k.dtype in _NARROW else None
     tells = asked is not None and asked.max_scores

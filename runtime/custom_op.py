@@ -13,9 +13,11 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from warploom import forks
 from warploom.dsl.formats import Layout
+from warploom.dsl.stand_ins import stands_in
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, NoGradient
 from warploom.runtime.aux_outputs import (
@@ -26,6 +28,7 @@ from warploom.runtime.aux_outputs import (
     checked_request,
 )
 from warploom.runtime.outputs import recorded_by, refuse_recording
+from warploom.runtime.plain import is_recorded
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
@@ -43,6 +46,7 @@ class Runner(Protocol):
 _handles = itertools.count()
 _wrappers: WeakValueDictionary[int, Runner] = WeakValueDictionary()
 _variants: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
+_recorded: dict[int, Variant | type[Variant]] = {}  # of graphs, which hold a handle and no object
 _variants_lock = forks.lock()
 _NO_VARIANT = -1
 
@@ -138,20 +142,34 @@ def compiled_attention(
         AuxRequest(return_lse) if return_aux is None else checked_request(return_aux, return_lse)
     )
     packed, handle = _pack(inputs), _NO_VARIANT
-    if variant is not None and torch.compiler.is_compiling():
+    if variant is not None and is_dynamo_compiling():
         from warploom.runtime.constants import handle_of  # brings in torch._dynamo
 
         handle = handle_of(id(variant))
     elif variant is not None:
         refuse_recording(recorded_by(variant))
         handle = register_variant(variant)
-    o, sums, tops = attention_op(
-        q, k, v, kv_lens, *packed, handle, sm_scale, *asked, layout, lse_base, backend,
-        wanting(inputs.values()),
-    )  # fmt: skip
+        if is_recorded() or torch.compiler.is_compiling():  # by torch.export
+            _recorded[handle] = variant
+    try:
+        o, sums, tops = attention_op(
+            q, k, v, kv_lens, *packed, handle, sm_scale, *asked, layout, lse_base, backend,
+            wanting(inputs.values()),
+        )  # fmt: skip
+    except TypeError as error:
+        raise _refused_by_subclass(error, (q, k, v, *inputs.values())) from error
     if return_aux is None:
         return results(o, sums, None, None, return_lse)
     return o, AuxOutput(sums if asked.lse else None, tops if asked.max_scores else None)
+
+
+def _refused_by_subclass(error: TypeError, given: Iterable[object]) -> Exception:
+    """What a subclass's `__torch_dispatch__` means that does not know the operator."""
+    names = {type(x).__name__ for x in given if isinstance(x, torch.Tensor) and stands_in(x)}
+    if "NotImplemented" not in str(error) or not names:
+        return error
+    reason = f"{', '.join(sorted(names))} does not know the operator; give plain tensors"
+    return ArgumentError(name="inputs", reason=reason)
 
 
 def results(

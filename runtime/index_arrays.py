@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from warploom.dsl.stand_ins import stands_in
 from warploom.runtime import shortcuts
-from warploom.runtime.plain import refuse_freed, stands_in
+from warploom.runtime.plain import refuse_freed
 from warploom.runtime.tensors import byte_span, host_int32
 
 _Tensor, _Array = torch.Tensor, np.ndarray

@@ -7,14 +7,14 @@ tensors go through warploom's operators, for which torch knows what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
+from warploom.dsl.stand_ins import is_followed, stands_in
 from warploom.errors import ArgumentError, NoGradient, WrongCall
 
 _P = ParamSpec("_P")
@@ -25,18 +25,13 @@ modes = torch._C._len_torch_dispatch_stack  # how many modes see each operator
 _KINDS = (torch.Tensor, torch.nn.Parameter)  # most tensors are one of these
 
 
-def stands_in(tensor: torch.Tensor) -> bool:
-    """True if the memory that the tensor speaks of, if any, does not hold its values."""
-    kind = type(tensor)
-    if kind not in _KINDS:
-        own = getattr(kind, "__torch_dispatch__", None)
-        if own is not torch._C._disabled_torch_dispatch_impl:
-            return True
-    return _functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor)
-
-
 def refuse_stand_in(tensor: torch.Tensor, name: str) -> None:
-    """Raise ArgumentError for a tensor whose address means nothing, and say what it is."""
+    """Raise ArgumentError for a tensor whose address means nothing, and say what it is.
+
+    One with a tangent, which would be lost, raises NoGradient.
+    """
+    if _has_tangent(tensor):
+        raise NoGradient
     if not stands_in(tensor):
         return
     kind = type(tensor).__name__
@@ -66,34 +61,6 @@ def refuse_freed(tensor: torch.Tensor, name: str, span: int) -> None:
         raise ArgumentError(
             name=name, reason=f"{reason}; was it freed? Give a tensor that is alive"
         )
-
-
-def is_watched() -> bool:
-    """True if somebody sees or replaces calls of torch's operators here."""
-    return modes() > 0 or _functorch.peek_interpreter_stack() is not None
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Let nobody see what warploom does for itself: its own memory is real, whoever looks on."""
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with temporarily_clear_interpreter_stack(), _disable_current_modes():
-        yield
-
-
-def unseen(call: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The call, `paused`: its tensors are none of those that a graph or a mode is about."""
-
-    @wraps(call)
-    def within(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not is_watched():
-            return call(*args, **kwargs)
-        with paused():
-            return call(*args, **kwargs)
-
-    return within
 
 
 def unrecorded(function: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
@@ -133,6 +100,22 @@ def is_recorded() -> bool:
     return seeing > 0
 
 
+def refuse_traced(function: str) -> None:
+    """Raise WrongCall within torch.jit.trace."""
+    if is_traced():
+        reason = "torch.jit.trace cannot hold it; use torch.compile or torch.export"
+        raise WrongCall(function=function, reason=reason)
+
+
+def followed(bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Bound values that an operator must be given, or that have a tangent; all others it reads."""
+    return {
+        name: x
+        for name, x in bound.items()
+        if isinstance(x, torch.Tensor) and (is_followed(x) or _has_tangent(x))
+    }
+
+
 def needs_operator(function: str, values: Iterable[Any]) -> bool:
     """True if a call with these must go through an operator.
 
@@ -145,11 +128,9 @@ def needs_operator(function: str, values: Iterable[Any]) -> bool:
         WrongCall: within torch.jit.trace.
         ArgumentError: fake tensors and real ones.
     """
-    if is_traced():
-        reason = "torch.jit.trace cannot hold it; use torch.compile or torch.export"
-        raise WrongCall(function=function, reason=reason)
+    refuse_traced(function)
     tensors = [x for x in values if isinstance(x, torch.Tensor) and not x.is_nested]
-    if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+    if any(map(_has_tangent, tensors)):
         raise NoGradient
     if not any(map(stands_in, tensors)):
         return is_recorded()
@@ -169,6 +150,8 @@ def _refuse_mixture(tensors: list[torch.Tensor]) -> None:
 
 
 def _has_tangent(tensor: torch.Tensor) -> bool:
+    if forward_ad._current_level < 0 or tensor.is_nested:
+        return False
     unpack: Any = forward_ad.unpack_dual
     return unpack(tensor).tangent is not None
 

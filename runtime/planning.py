@@ -9,6 +9,7 @@ import torch
 
 from warploom.counters import count
 from warploom.dsl.formats import KVFormat
+from warploom.dsl.stand_ins import unseen
 from warploom.dsl.variant import Variant
 from warploom.errors import NotPlanned
 from warploom.logs import log
@@ -18,7 +19,6 @@ from warploom.runtime.device import Backend
 from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.launch import Launcher
-from warploom.runtime.plain import unseen
 from warploom.runtime.plan_batch import batch_of
 from warploom.runtime.plan_summary import summary
 from warploom.runtime.planner import Planned, Planner

@@ -9,6 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.stand_ins import unwatched
 from warploom.runtime import custom_op
 from warploom.runtime.args import KV, Geometry, check_results, checked_kv, key_value
 from warploom.runtime.aux_outputs import (
@@ -24,7 +25,7 @@ from warploom.runtime.custom_op import Result, Runner
 from warploom.runtime.declare import checked_flag
 from warploom.runtime.guard import Guard
 from warploom.runtime.outputs import check_recorded_apart
-from warploom.runtime.plain import is_watched, needs_operator, paused
+from warploom.runtime.plain import needs_operator
 from warploom.runtime.planning import Planning
 from warploom.runtime.reference import run_reference
 from warploom.runtime.tensors import as_seen, as_torch
@@ -98,9 +99,7 @@ class Running(Planning):
         if not held.try_enter(False):
             held.wait()
         try:
-            if not is_watched():
-                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, told)
-            with paused():
+            with unwatched():
                 return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, told)
         finally:
             held.leave()

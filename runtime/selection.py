@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from warploom.dsl.formats import Paged
+from warploom.dsl.stand_ins import unseen
 from warploom.errors import (
     ArgumentError,
     BadLength,
@@ -26,7 +27,7 @@ from warploom.runtime.calls import explained
 from warploom.runtime.custom_op import Result
 from warploom.runtime.formats import Batch, indptr, segments_of
 from warploom.runtime.graph import refuse_under_capture
-from warploom.runtime.plain import refuse_freed, unseen
+from warploom.runtime.plain import refuse_freed
 from warploom.runtime.tensors import as_torch, byte_span, host_int32
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import INT32_MAX

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from warploom import forks
 from warploom.dsl.fingerprint import fingerprint
 from warploom.dsl.spec import TracedVariant
+from warploom.dsl.stand_ins import unseen
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
 
@@ -20,6 +21,7 @@ _traced: OrderedDict[Hashable, tuple[TracedVariant, object]] = OrderedDict()
 _lock = forks.lock()  # of the dictionary: traces are made outside of it
 
 
+@unseen
 def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
     """A key for what is made of a variant, and its graphs, from the cache if they are known.
 

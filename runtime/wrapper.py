@@ -17,6 +17,7 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import DType
 from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import TracedVariant
+from warploom.dsl.stand_ins import unseen
 from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import ArgumentError, WrongCall
 from warploom.runtime import custom_op
@@ -38,7 +39,6 @@ from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.launch import Launcher
 from warploom.runtime.params import ParamBlock
-from warploom.runtime.plain import unseen
 from warploom.runtime.plan_tiles import Options
 from warploom.runtime.prepared_keys import PreparedKeys, Way
 from warploom.runtime.running import Running

@@ -262,7 +262,9 @@ def test_a_variant_made_inside_is_refused() -> None:
         return attention(q, k, v, variant=Causal() & SoftCap(2.0))
 
     for layer in (one, composed):  # their values would be lost, and defaults taken
-        with pytest.raises(Exception, match="make variants outside of compiled functions"):
+        with pytest.raises(
+            Exception, match="made outside of the compiled function: make it before"
+        ):
             compiled(layer)(*tensors())
 
 

@@ -218,7 +218,9 @@ def test_lengths_and_values_of_fields_have_memory(stand_in: Any, wrapper: Any) -
             wrapper.plan(qo, kv)
     wrapper.plan(ends, ends)
     with pytest.raises(ArgumentError, match="slopes: "):
-        wl.attention(Q[None], K[None], V[None], variant=wl.Alibi(stand_in(slopes)))
+        wl.AttentionWrapper(
+            wl.Alibi(stand_in(slopes)), num_q_heads=4, head_dim=32, dtype="float32", device="cpu"
+        )
     with pytest.raises(ArgumentError, match="workspace: "):
         wl.AttentionWrapper(
             num_q_heads=4, head_dim=32, dtype="float32", device="cpu",
