@@ -125,17 +125,21 @@ def test_infinities_and_nan_are_told_whatever_the_flags(
         np.testing.assert_array_equal(run(library, name, x), getattr(np, numpy_name)(x))
 
 
-FMOD = """
-#include <warploom/variant.hpp>
-extern "C" void fmod_(int n, const float* __restrict a, const float* __restrict b,
-                      float* __restrict y) {
-  for (int i = 0; i < n; ++i) y[i] = warploom::fmod(a[i], b[i]);
+BINARY = {
+    "fmod": np.fmod,
+    "mod": np.remainder,
+    "floordiv": np.floor_divide,
+    "min": np.minimum,
+    "max": np.maximum,
 }
-"""
+OF_TWO = "#include <warploom/variant.hpp>\n" + "\n".join(
+    f'extern "C" void {name}_(int n, const float* __restrict a, const float* __restrict b, '
+    f"float* __restrict y) {{ for (int i = 0; i < n; ++i) y[i] = warploom::{name}(a[i], b[i]); }}"
+    for name in BINARY
+)
 
 
-@pytest.mark.parametrize("flags", [FLAGS, ("-O2",)])
-def test_fmod_is_exact(flags: tuple[str, ...], compile_cpp: Callable[..., ctypes.CDLL]) -> None:
+def pairs_of_floats() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     rng = np.random.default_rng(3)
     anything = rng.integers(0, 2**32, (2, 100000), dtype=np.uint32).view(np.float32)
     usual = rng.normal(size=(2, 100000)) * [[50.0], [1.0]]
@@ -144,11 +148,20 @@ def test_fmod_is_exact(flags: tuple[str, ...], compile_cpp: Callable[..., ctypes
     pairs = (anything, usual, [quotients, usual[1]], np.array(list(product(ends, ends))).T)
     with np.errstate(all="ignore"):
         a, b = np.concatenate(pairs, axis=1).astype(np.float32)
+    return a, b
+
+
+@pytest.mark.parametrize("flags", [FLAGS, ("-O2",)])
+@pytest.mark.parametrize("name", BINARY)
+def test_functions_of_two_floats_are_exact_and_keep_nan(
+    name: str, flags: tuple[str, ...], compile_cpp: Callable[..., ctypes.CDLL]
+) -> None:
+    a, b = pairs_of_floats()
     y = np.empty_like(a)
     pointers = (x.ctypes.data_as(ctypes.c_void_p) for x in (a, b, y))
-    compile_cpp(FMOD, *flags).fmod_(len(a), *pointers)
+    getattr(compile_cpp(OF_TWO, *flags), f"{name}_")(len(a), *pointers)
     with np.errstate(all="ignore"):
-        np.testing.assert_array_equal(y, np.fmod(a, b))
+        np.testing.assert_array_equal(y, BINARY[name](a, b))
 
 
 def test_special_values(fast: ctypes.CDLL) -> None:
@@ -187,11 +200,12 @@ def test_loops_vectorise(compile_cpp: Callable[..., ctypes.CDLL], tmp_path: Path
         pytest.skip("reads GCC's vectorisation report")
     report = tmp_path / "report.txt"
     compile_cpp(SOURCE, *FLAGS, f"-fopt-info-vec={report}")
-    compile_cpp(FMOD, *FLAGS, f"-fopt-info-vec={tmp_path / 'fmod.txt'}")
-    assert "loop vec" in (tmp_path / "fmod.txt").read_text()
-    lines = {line.split(":")[1] for line in report.read_text().splitlines() if "loop vec" in line}
-    wanted = {str(i + 2): name for i, name in enumerate(VECTORISED)}
-    assert {name for line, name in wanted.items() if line not in lines} == set()
+    of_two = tmp_path / "of_two.txt"
+    compile_cpp(OF_TWO, *FLAGS, f"-fopt-info-vec={of_two}")
+    for read, names in ((report, VECTORISED), (of_two, BINARY)):
+        lines = {line.split(":")[1] for line in read.read_text().splitlines() if "loop vec" in line}
+        wanted = {str(i + 2): name for i, name in enumerate(names)}
+        assert {name for line, name in wanted.items() if line not in lines} == set()
 
 
 INTEGERS = """

@@ -45,6 +45,31 @@ SCORES: dict[str, Callable[..., Any]] = {
     "isnan": lambda s, b, h, q, k: torch.where(torch.isnan(HOLES[k % 7]), s * 2, s),
     "isinf": lambda s, b, h, q, k: torch.where(HOLES[k % 7].isinf(), -float("inf"), s),
 }
+LARGE = torch.tensor([1e9, 2.0**25 + 4, -(2.0**30), 1e20, -5.0, 123456.78, 7.0, -0.1])
+OF_NAN = {  # each is a number where torch has one, and else tells that it is none
+    "maximum": lambda x, d: torch.maximum(x, d) + torch.minimum(d, x),
+    "max": lambda x, d: torch.max(x, d) - d.min(x) + x.clamp(-1.0, 1.0),
+    "clamp": lambda x, d: torch.clamp(d, min=x) + torch.clamp(x, max=0.5) + torch.relu(x),
+    "remainder": lambda x, d: x % d + torch.remainder(d, x),
+    "floor division": lambda x, d: x // (d + 0.05) + d // x,
+}
+
+
+def _told(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        x = function(HOLES[k % 7], (q - 9) * 0.5)
+        return s + torch.where(torch.isnan(x), 3.0, x.clamp(-2.0, 2.0))
+
+    return score
+
+
+SCORES |= {f"{name} of NaN": _told(function) for name, function in OF_NAN.items()}
+SCORES |= {
+    "remainder of large numbers": lambda s, b, h, q, k: (
+        s + (LARGE[k % 8] % LARGE[q % 8]).clamp(-2.0, 2.0) + LARGE[k % 8] % 97.0 * 0.01
+    ),
+    "floor division that rounds up": lambda s, b, h, q, k: s + (q * 1.0) // 0.1 * 0.01,
+}
 MASKS: dict[str, Callable[..., Any]] = {
     "fmod": lambda b, h, q, k: (torch.fmod(q - k, 5) >= 0) & (q >= k),
     "log1p": lambda b, h, q, k: torch.log1p(torch.abs(q - k) * 0.3) < 2.0,

@@ -1,7 +1,7 @@
 // Float functions that both back ends compute alike: branch-free, within 5e-7 of their value, also
 // where that is near 0. Included by math.cuh and math.hpp, which define WL_FN, abs, bits_to_float,
-// float_to_bits, nearest_whole and with_sign_of. Polynomials are least maximum relative error fits
-// (Lawson's iteration) with the stated error.
+// float_to_bits, floor, fmod, nearest_whole and with_sign_of. Polynomials are least maximum
+// relative error fits (Lawson's iteration) with the stated error.
 #pragma once
 
 namespace warploom {
@@ -9,6 +9,21 @@ namespace warploom {
 // Tests of bits, which no option that lets compilers forget infinities and NaN can take away.
 WL_FN bool is_nan(float x) { return (float_to_bits(x) & 0x7fffffff) > 0x7f800000; }
 WL_FN bool is_inf(float x) { return (float_to_bits(x) & 0x7fffffff) == 0x7f800000; }
+
+// Python's, torch's and NumPy's % and //. What fmod leaves is exact, however large a is beside b.
+WL_FN bool is_of_other_sign(float rest, float b) {
+  return (rest != 0.0f) & ((rest < 0.0f) != (b < 0.0f));
+}
+WL_FN float mod(float a, float b) {
+  const float rest = fmod(a, b);
+  return is_of_other_sign(rest, b) ? rest + b : rest;
+}
+WL_FN float floordiv(float a, float b) {
+  const float rest = fmod(a, b);
+  const float quotient = (a - rest) / b - (is_of_other_sign(rest, b) ? 1.0f : 0.0f);
+  const float below = floor(quotient);
+  return b == 0.0f ? a / b : below + (quotient - below > 0.5f ? 1.0f : 0.0f);
+}
 
 // exp(x) is 2^n * (1 + less_one).
 struct SplitExp {
@@ -55,11 +70,11 @@ WL_FN float sinh(float x) {
   return size < 1.0f ? y * x : with_sign_of(half - 0.25f / half, x);
 }
 
-// 1 + x = (1 + m) * 2^e with m in [-1/4, 1/2]; log(1 + m) = 2 atanh(m / (2 + m)). Adding 1 may round
-// x away, but e only needs to be near; m is what has x's digits.
+// 1 + x = (1 + m) * 2^e with m in [-1/4, 1/2]; log(1 + m) = 2 atanh(m / (2 + m)). Adding 1 may
+// round x away, but e only needs to be near; m is what has x's digits.
 WL_FN float log1p(float x) {
   const bool is_far = x > 1e18f;  // 1 is nothing to it, and 2^-e might be no normal number
-  const float near = is_far ? x * 2.3283064365386963e-10f : x;  // 2^-32
+  const float near = is_far ? x * 2.3283064365386963e-10f : x;                  // 2^-32
   const int e = int(unsigned(float_to_bits(1.0f + near)) - 0x3f400000u) >> 23;  // of 3/4
   const float unit = power_of_two(float(-e));
   const float m = near * unit + (unit - 1.0f);

@@ -21,12 +21,11 @@ WL_FN int float_to_bits(float value) {
 }
 
 WL_FN float abs(float x) { return __builtin_fabsf(x); }
-WL_FN float min(float a, float b) { return a < b ? a : b; }
-WL_FN float max(float a, float b) { return a < b ? b : a; }
+// Of NaN and a number NaN, as in torch and NumPy.
+WL_FN float min(float a, float b) { return (a < b) | (a != a) ? a : b; }
+WL_FN float max(float a, float b) { return (a > b) | (a != a) ? a : b; }
 WL_FN float floor(float x) { return __builtin_floorf(x); }
 WL_FN float ceil(float x) { return __builtin_ceilf(x); }
-WL_FN float floordiv(float a, float b) { return floor(a / b); }
-WL_FN float mod(float a, float b) { return a - floor(a / b) * b; }
 
 // Toward zero; numbers beyond 32 bits become the largest or smallest, NaN becomes 0.
 WL_FN int to_int(float x) {

@@ -58,7 +58,7 @@ WL_FN bool scales_late(const typename K::Params& p) {
 // maxima would be no numbers; no factor that float32 tells from these is changed.
 template <class K>
 WL_FN float softmax_factor(const typename K::Params& p) {
-  return min(max(K::Variant::logits_factor(p) * kLog2e, 1e-37f), 1e37f);
+  return ::fminf(::fmaxf(K::Variant::logits_factor(p) * kLog2e, 1e-37f), 1e37f);
 }
 
 // What becomes of a logit that counts for nothing.

@@ -9,12 +9,19 @@
 namespace warploom {
 
 WL_FN float abs(float x) { return ::fabsf(x); }
-WL_FN float min(float a, float b) { return ::fminf(a, b); }
-WL_FN float max(float a, float b) { return ::fmaxf(a, b); }
+// Of NaN and a number NaN, as in torch and NumPy; fminf and fmaxf would drop it.
+WL_FN float min(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+WL_FN float max(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
 WL_FN float floor(float x) { return ::floorf(x); }
 WL_FN float ceil(float x) { return ::ceilf(x); }
-WL_FN float floordiv(float a, float b) { return ::floorf(a / b); }
-WL_FN float mod(float a, float b) { return a - ::floorf(a / b) * b; }
 
 // Toward zero; numbers beyond 32 bits become the largest or smallest, NaN becomes 0.
 WL_FN int to_int(float x) { return __float2int_rz(x); }
@@ -99,7 +106,8 @@ namespace warploom {
 // pi / 2 in three parts (Cody and Waite): exact to float precision up to 1e6.
 WL_FN float tan(float x) {
   const float n = nearest_whole(x * 0.63661977f);
-  const float rest = ::fmaf(-n, -1.7151245e-15f, ::fmaf(-n, -4.371139e-8f, ::fmaf(-n, 1.5707964f, x)));
+  const float rest =
+      ::fmaf(-n, -1.7151245e-15f, ::fmaf(-n, -4.371139e-8f, ::fmaf(-n, 1.5707964f, x)));
   return tan_of_rest(rest, (int(n) & 1) != 0);
 }
 

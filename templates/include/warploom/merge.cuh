@@ -51,7 +51,7 @@ struct JoinedRow {
   WL_FN void join(const SoftmaxState (&states)[kCount], const float (&parts)[kCount][kNumbers]) {
     float largest = state.largest;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) largest = max(largest, states[i].largest);
+    for (int i = 0; i < kCount; ++i) largest = ::fmaxf(largest, states[i].largest);
     const float base = largest == -kInfinity ? 0.0f : largest;
     const float old_weight = kSoftmax ? exp2((state.largest - base) * factor) : 1.0f;
     state = {largest, state.sum * old_weight};

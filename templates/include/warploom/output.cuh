@@ -174,7 +174,7 @@ WL_FN SoftmaxState warp_weights(const Item<K>& item, int row, float factor,
   float largest = -kInfinity, sum = 0.0f;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    largest = max(largest, item.arena.statistics(kStep * w + row).largest);
+    largest = ::fmaxf(largest, item.arena.statistics(kStep * w + row).largest);
   }
   const float reference = largest == -kInfinity ? 0.0f : largest;
 #pragma unroll

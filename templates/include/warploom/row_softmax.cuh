@@ -17,7 +17,7 @@ struct RowSoftmax {
     float found = logit;
 #pragma unroll
     for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-      found = max(found, __shfl_xor_sync(kAllLanes, found, distance));
+      found = ::fmaxf(found, __shfl_xor_sync(kAllLanes, found, distance));
     }
     rescale = exp2((largest - found) * factor);
     largest = found;

@@ -13,8 +13,8 @@ constexpr float kFarLogit = 1048576.0f;
 
 // Reductions over the four threads that hold a row.
 WL_FN float row_max(float x) {
-  x = max(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return max(x, __shfl_xor_sync(kAllLanes, x, 2));
+  x = ::fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return ::fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
 WL_FN float row_sum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);
@@ -64,7 +64,8 @@ struct Softmax : Shifts<K> {
       found[r] = scores[r / 2][0][r % 2 * 2];
 #pragma unroll
       for (int n = 0; n < Sizes<K>::kKeyBlocks; ++n) {
-        found[r] = max(found[r], max(scores[r / 2][n][r % 2 * 2], scores[r / 2][n][r % 2 * 2 + 1]));
+        const float* two = &scores[r / 2][n][r % 2 * 2];
+        found[r] = ::fmaxf(found[r], ::fmaxf(two[0], two[1]));
       }
       found[r] = this->whole(r, found[r]);
       moved |= exceeds(r, found[r]);

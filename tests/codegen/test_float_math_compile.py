@@ -1,0 +1,35 @@
+"""Functions of two floats in CUDA: kernels that use them compile everywhere, without spills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import warploom as wl
+from warploom.codegen.arch import arch_named
+from warploom.codegen.cubin import read_resources
+from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.render import render_cuda
+from warploom.codegen.tiles import choose_tile
+from warploom.dsl.dtypes import dtype
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+from warploom.scheduler.layout import c_structs
+
+
+def mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    far = score % 3.0 + (i - j) * 0.1 // 0.3
+    return torch.maximum(far, torch.minimum(score, torch.fmod(far, 0.7))).clamp(-5.0, 5.0)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"])
+def test_kernels_compile_without_spills(arch: str) -> None:
+    spec = AttentionSpec(trace(wl.flex(mod)), 64, 64, dtype("bfloat16"), wl.Ragged())
+    tile = choose_tile(spec, arch_named(arch), 16)
+    source = render_cuda(spec, tile, c_structs())
+    made = run_nvrtc(source.text, arch_named(arch), source.name)
+    assert max(read_resources(made.cubin).local_bytes, made.spill_bytes) == 0
