@@ -13,7 +13,7 @@ import warploom.dsl.foreign  # noqa: F401  (they fill NAMED)
 from warploom.dsl import build
 from warploom.dsl.conversions import type_of
 from warploom.dsl.ir import Kind
-from warploom.dsl.number_types import LIMITS, kind_of, result_type, wrapped
+from warploom.dsl.number_types import LIMITS, kind_of, result_type, type_of_tensor, wrapped
 from warploom.dsl.symbols import FOUND_TENSOR, NAMED, foreign_dtype, refuse_in_place, remedy_for
 
 _NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
@@ -163,16 +163,23 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
 
 
 def _plain(tensor: Any, cls: type[Array]) -> Any:
-    """A torch tensor as an array, or the Python number that a trace reads it as."""
-    return to_numpy(tensor).view(cls) if tensor.dim() else tensor.item()
+    """A torch tensor as an array, or the number that a trace reads it as."""
+    found = to_numpy(tensor) if tensor.dim() else _number(tensor)
+    return found.view(cls) if isinstance(found, np.ndarray) else found
+
+
+def _number(tensor: Any) -> Any:
+    """torch's own ints have a type, as in a trace; other numbers are Python's."""
+    number = tensor.item()
+    is_typed = type(number) is int
+    return np.asarray(number).astype(type_of_tensor(tensor)) if is_typed else number
 
 
 def _as_plain(value: Any) -> Any:
     if isinstance(value, Array):
         return np.asarray(value)
-    number = _literal(value)  # torch's own numbers have a type, as in a trace
-    is_typed = hasattr(type(value), "detach") and type(number) is int
-    return np.asarray(number).astype(np.int32) if is_typed else number
+    is_tensor = hasattr(type(value), "detach") and value.ndim == 0
+    return _number(value) if is_tensor else _literal(value)
 
 
 def _as_floats(value: Any) -> Any:

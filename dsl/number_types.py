@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
+from typing import Any
 
 from warploom.dsl.ir import Kind
 
@@ -27,6 +28,12 @@ _RANK = {name: i for i, name in enumerate(("bool", "uint8", "int8", "int16", "in
 def kind_of(name: str) -> Kind:
     """The kind of a type."""
     return Kind.BOOL if name == "bool" else Kind.INT if name in LIMITS else Kind.FLOAT
+
+
+def type_of_tensor(tensor: Any) -> str:
+    """The type of the number that a torch tensor of ints without dimensions stands for."""
+    name = str(tensor.dtype).rpartition(".")[2]
+    return name if name in LIMITS else "int32"
 
 
 def result_type(types: Iterable[str], weak: Iterable[Kind] = ()) -> str:

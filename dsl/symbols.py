@@ -17,6 +17,7 @@ import numpy as np
 
 from warploom.dsl import build, location
 from warploom.dsl.ir import Kind, Node, Source
+from warploom.dsl.number_types import type_of_tensor
 from warploom.errors import BranchOnSymbol, CannotTrace, NoNumber
 
 Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the reading
@@ -332,7 +333,7 @@ def as_node(value: Value) -> Node:
         number = as_node(item())
         # torch's own numbers have a type, which Python's take from what they meet
         is_typed = hasattr(value, "detach") and number.kind is Kind.INT
-        return build.of_type(number, "int32") if is_typed else number
+        return build.of_type(number, type_of_tensor(value)) if is_typed else number
     if item is not None:
         raise build.refuse(
             f"a plain {type(value).__module__}.{type(value).__name__} of shape "

@@ -84,6 +84,11 @@ MODS: dict[str, Mod] = {
     "where of floats": lambda i, j: where(u[i] > 3, u[i], 1.5) + where(i > 5, c[j], 0.5),
     "numbers of no dimensions": lambda i, j: byte + u[i] - char * c[j] + (byte - char),
     "torch numbers": lambda i, j: u[i] + torch.tensor(300) - torch.tensor(3, dtype=torch.int32),
+    "torch numbers of a type": lambda i, j: (
+        u[i] * torch.tensor(3, dtype=torch.uint8) + (torch.tensor(300) + u[j]) * 2
+        + c[i] * torch.tensor(7, dtype=torch.int16) - torch.maximum(u[i], torch.tensor(300))
+        + torch.add(c[j], torch.tensor(100, dtype=torch.int8)) * 3
+    ),
     "widened": lambda i, j: u[i].int() - u2[j].int() + c[i].long() * 200 + s[j].float() * 2,
     "functions": lambda i, j: torch.sqrt(u[i]) + torch.tanh(c[j]) + torch.exp(c[i] / 99.0),
     "truths": lambda i, j: (u[i].bool() & c[j].bool()).int() + u[i] * flags[j] + flags[i] * c[j],
