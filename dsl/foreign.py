@@ -106,6 +106,10 @@ def _softplus(x: Value, beta: Value = 1, threshold: Value = 20) -> Value:
     return where(scaled > threshold, x, soft)
 
 
+def _log_sigmoid(x: Value) -> Value:
+    return functions.minimum(x, 0.0) - functions.log1p(functions.exp(-abs(x)))
+
+
 def _elu(x: Value, alpha: Value = 1.0, inplace: Literal[False] = False) -> Value:
     return where(x > 0, x, alpha * functions.expm1(x))
 
@@ -187,6 +191,7 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     _silu: "silu",
     _gelu: "gelu",
     _softplus: "softplus",
+    _log_sigmoid: "log_sigmoid logsigmoid",
     _elu: "elu",
     _leaky_relu: "leaky_relu",
     _lerp: "lerp",

@@ -66,6 +66,7 @@ def test_what_is_no_function(kind: str, given: Any, text: str) -> None:
         lambda x, k: torch.tan(x) + x.tan() + torch.atan(x) + x.arctan() + k.atan(),
         lambda x, k: torch.sinh(x) + torch.cosh(x) + k.sinh() + x.cosh(),
         lambda x, k: F.softplus(x),
+        lambda x, k: F.logsigmoid(x) + F.logsigmoid(k * 1.0),
         lambda x, k: F.softplus(x, beta=3, threshold=2.0) + F.softplus(k * 1.0, 0.5),
         lambda x, k: F.elu(x) + F.elu(x, alpha=0.3, inplace=False),
         lambda x, k: F.leaky_relu(x) + F.leaky_relu(x, 0.2),
