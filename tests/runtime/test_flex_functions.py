@@ -86,6 +86,10 @@ MASKS: dict[str, Callable[..., Any]] = {
     "leaky_relu": lambda b, h, q, k: F.leaky_relu((q - k) * 0.1) > -0.13,
     "elu": lambda b, h, q, k: F.elu((q - k) * 0.1) > -0.77,
     "lerp": lambda b, h, q, k: torch.lerp(q * 1.0, k * 1.0, 0.4) < 40.05,
+    "remainder": lambda b, h, q, k: ((q - k) * 0.37 % 1.3 < 0.6) | ((k - q) * 0.11 % -0.7 > -0.2),
+    "floor division": lambda b, h, q, k: (q - k) * 0.13 // 0.3 >= -4.0,
+    "maximum of NaN": lambda b, h, q, k: ~(torch.maximum(HOLES[k % 7], q * 0.1) > 2.05),
+    "minimum of NaN": lambda b, h, q, k: torch.minimum((q - k) * 0.1, HOLES[h + 2]) <= 0.35,
 }
 
 
