@@ -44,8 +44,9 @@ def is_followed(value: Any) -> bool:
     if torch is None or not torch._C._len_torch_dispatch_stack():
         return False
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
-    is_tensor = mode is not None and isinstance(value, torch.Tensor)
-    return is_tensor and value in mode.tracer.tensor_tracker
+    if mode is None or not isinstance(value, torch.Tensor):
+        return False
+    return value in mode.tracer.tensor_tracker
 
 
 def has_memory(value: Any) -> bool:

@@ -20,7 +20,7 @@ from warploom.errors import ArgumentError, NoGradient, WrongCall
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_functorch = torch._C._functorch
+_functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009  (it has no stub)
 modes = torch._C._len_torch_dispatch_stack  # how many modes see each operator
 _KINDS = (torch.Tensor, torch.nn.Parameter)  # most tensors are one of these
 
