@@ -24,6 +24,30 @@ q = torch.randn(1, 5, 2, 8)
 PLAIN = """
 print(wl.attention(q, q, q, variant=wl.Causal()).shape)
 """
+EXTREMES = """
+class Extremes(wl.Variant):
+    values = wl.Tensor("float32", (None,))
+
+    def logits_transform(self, logits, at):
+        total = 0.0
+        for name in ("exp exp2 expm1 log log2 log1p sqrt rsqrt tanh sigmoid sin cos tan atan sinh "
+                     "cosh erf floor ceil").split():
+            found = getattr(wl, name)(self.values[at.kv_pos])
+            total = total + wl.where(found > 0.5, 1.0, wl.where(wl.isnan(found), 0.5, 0.0))
+        x = wl.to_int(self.values[at.kv_pos])
+        return total + wl.to_float((x << 7) + x * x - (x // 3) % 5 + (-x) - (x >> 31)) * 1e-9
+
+inf = float("inf")
+values = [0.0, -0.0, 1e-45, -1e-40, 0.3, -0.3, 88.0, -88.0, 1e4, -1e4, 1e9, -3e9, 3e38, -3e38, inf,
+          -inf, float("nan")]
+values += [1.0] * (40 - len(values))
+keys = torch.randn(1, 40, 2, 8)
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    q, k = (q * 1e3).to(dtype), keys.to(dtype)
+    wl.attention(q, k, k, variant=Extremes(values=torch.tensor(values)))
+    wl.attention(q, k, k, variant=wl.Causal() & wl.SoftCap(5.0), sm_scale=100.0)
+    print(wl.attention(q, k, k, variant=wl.Causal(), sm_scale=100.0).shape)
+"""
 TENSOR = """
 import ctypes
 from warploom.codegen.build import build
@@ -72,9 +96,10 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_faultless_kernel_runs(tmp_path: Path) -> None:
-    done = run(PLAIN, tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.mark.parametrize("text", [PLAIN, EXTREMES], ids=["plain", "extremes"])
+def test_a_faultless_kernel_runs(text: str, tmp_path: Path) -> None:
+    done = run(text, tmp_path)
+    assert done.returncode == 0, done.stderr[:3000]
     assert "[1, 5, 2, 8]" in done.stdout
 
 

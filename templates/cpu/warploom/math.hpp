@@ -49,7 +49,7 @@ WL_FN float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 // 2 * mantissa * 2^(n - 1), so that n = 128 overflows to infinity and n = -126 flushes to zero:
 // denormals are slow, and -infinity needs no special case.
 WL_FN float scale_by_power_of_two(float twice_mantissa, float n) {
-  return twice_mantissa * bits_to_float((int(n) + 126) << 23);
+  return twice_mantissa * bits_to_float(int(unsigned(int(n) + 126) << 23));
 }
 
 // Polynomials here are least maximum relative error fits (Lawson's iteration) with the stated
@@ -87,9 +87,9 @@ struct SplitLog {
   float exponent, log_mantissa;
 };
 WL_FN SplitLog split_log(float x) {
-  const int bits = float_to_bits(x);
-  const int e = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
-  const float m = bits_to_float(bits - (e << 23));
+  const unsigned bits = unsigned(float_to_bits(x));  // it wraps for negative x, which has no log
+  const int e = int(bits - 0x3f3504f3u) >> 23;       // 0x3f3504f3 is sqrt(1/2)
+  const float m = bits_to_float(int(bits - (unsigned(e) << 23)));
   const float s = (m - 1.0f) / (m + 1.0f);
   const float s2 = s * s;
   float y = 2.0f / 9.0f;

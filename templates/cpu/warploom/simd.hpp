@@ -37,6 +37,7 @@ inline constexpr int kPanel = kMicroVectors * kLanes;  // columns of a packed pa
 
 typedef float Vec __attribute__((vector_size(4 * WL_LANES)));
 typedef std::int32_t IntVec __attribute__((vector_size(4 * WL_LANES)));
+typedef std::uint32_t UintVec __attribute__((vector_size(4 * WL_LANES)));
 typedef std::uint16_t HalfBits __attribute__((vector_size(2 * WL_LANES)));
 typedef std::uint8_t ByteBits __attribute__((vector_size(WL_LANES)));
 
@@ -135,7 +136,7 @@ WL_INLINE Vec exp2_vec(Vec x) {
   const float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   Vec shifted = x + kShift;
   Vec y = exp2_of_fraction(x - (shifted - kShift));
-  IntVec bits = (IntVec)y + ((IntVec)shifted << 23);
+  UintVec bits = (UintVec)y + ((UintVec)shifted << 23);  // far below -126 it wraps
   return x < -126.0f ? Vec{} : (Vec)bits;
 }
 

@@ -10,8 +10,6 @@
 
 namespace warploom {
 
-typedef std::uint32_t UintVec __attribute__((vector_size(4 * WL_LANES)));
-
 // Zero-extends; written out where compilers split the conversion.
 WL_INLINE UintVec widen_bits(HalfBits bits) {
 #if defined(__AVX512F__)
