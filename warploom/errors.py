@@ -110,7 +110,7 @@ class FieldMisuse(VariantError):
 
 
 class WrongDeclaration(FieldMisuse):
-    """An argument of `Scalar` or `Tensor`, before the field has a name."""
+    """An argument of `Scalar`, `Tensor` or `Output`, before the field has a name."""
 
     message = "argument {name!r} of {variant}: {reason}.{remedy}"
 

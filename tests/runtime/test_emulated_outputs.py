@@ -68,8 +68,9 @@ def test_listed_columns(emulator: Emulator, tile: str) -> None:
     check(emulator, ROWS, setup(wl.BlockSparse(block=(16, 4)), tile), (MIXED, SPLIT))
 
 
-def test_dense_tensors(emulator: Emulator) -> None:
-    check(emulator, VARIANTS["alone"], setup(wl.Dense(layout="HND"), "hopper"), (EQUAL,))
+@pytest.mark.parametrize("tile", ["64 rows", "hopper"])
+def test_keys_that_no_mask_hides_and_that_do_not_exist(emulator: Emulator, tile: str) -> None:
+    check(emulator, VARIANTS["alone"], setup(wl.Dense(layout="HND"), tile), (EQUAL,))
 
 
 @pytest.mark.parametrize("tile", TILES)
