@@ -131,7 +131,8 @@ def host_target() -> HostTarget:
             raise
         from warploom.codegen.recorded_target import recorded_host
 
-        return recorded_host(missing)
+        found: HostTarget = recorded_host(missing)  # pyright: ignore[reportAssignmentType]
+        return found
 
 
 def host_target_for(processor: str) -> HostTarget:

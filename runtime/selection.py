@@ -121,13 +121,13 @@ class PageSelectionWrapper(AttentionWrapper):
         """
         return super().run(q, kv, **rest)
 
-    def _admit_and_launch(self, q: torch.Tensor, kv: KV, *rest: Any) -> Result:
+    def _admit_and_launch(self, q: torch.Tensor, kv: KV, *rest: Any, **more: Any) -> Result:
         """On the CPU each run comes here, so that no run reads a selection that was not checked."""
         if self.device.type != "cpu":
-            return super()._admit_and_launch(q, kv, *rest)
+            return super()._admit_and_launch(q, kv, *rest, **more)
         self.check_selection(kv)
         try:
-            return super()._admit_and_launch(q, kv, *rest)
+            return super()._admit_and_launch(q, kv, *rest, **more)
         finally:
             assert self._launcher is not None  # `plan` refuses the reference
             self._launcher.forget()

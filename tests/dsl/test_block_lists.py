@@ -65,7 +65,8 @@ def dense(states: torch.Tensor, mask_mod: Any) -> torch.Tensor:
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     q = torch.randn(BATCH, Q_HEADS, ROWS, DIM)
-    return q, *(torch.randn(BATCH, KV_HEADS, KEYS, DIM) for _ in range(2))
+    k, v = (torch.randn(BATCH, KV_HEADS, KEYS, DIM) for _ in range(2))
+    return q, k, v
 
 
 CASES = [
@@ -113,7 +114,9 @@ def test_they_agree_with_compiled_flex_attention() -> None:
         (lambda b, h, q, k: (q >= k) & (k >= 40 * b), (BATCH, None)),
     ],
 )
-def test_lists_that_say_what_the_mask_says_are_dropped(mask_mod, sizes, length) -> None:
+def test_lists_that_say_what_the_mask_says_are_dropped(
+    mask_mod: Any, sizes: Any, length: int
+) -> None:
     made = create_block_mask(mask_mod, *sizes, length, length, device="cpu", BLOCK_SIZE=32)
     assert trace(wl.flex(None, made)) == trace(wl.flex(None, mask_mod))
 

@@ -115,13 +115,14 @@ def test_numpy_functions_mean_what_numpy_says(use: Any, graph: Any) -> None:
 
 @pytest.mark.parametrize("op", ["fmod", "trunc"])
 def test_whole_divisions_toward_zero_are_exact_at_the_ends(op: str, graph: Any) -> None:
+    k: Any = K
     ends = np.array([-(2**31), -(2**31) + 1, -7, -1, 0, 1, 6, 2**31 - 1])
     for divisor in (1, 2, 3, -3, 7, 2**31 - 1, -(2**31)):
         if op == "fmod":
-            found = graph(torch.fmod(K, divisor).node, {"kv_pos": ends})
+            found = graph(torch.fmod(k, divisor).node, {"kv_pos": ends})
             expected = [int(np.fmod(int(x), divisor)) for x in ends]
         else:
-            traced = torch.div(K, divisor, rounding_mode="trunc")
+            traced: Any = torch.div(k, divisor, rounding_mode="trunc")
             found = graph(traced.node, {"kv_pos": ends})
             expected = [int(x) // divisor + (x % divisor != 0 and (x < 0) != (divisor < 0))
                         for x in ends]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_assigning_to_a_field_says_what_to_write(how: str, source: Any) -> None:
         (lambda x: torch.cond(x > 0, lambda y: y, lambda y: -y, (x,)), "RuntimeError"),
         (lambda x: torch.from_numpy(x), "TypeError"),
         (lambda x: torch.Tensor(x), "RuntimeError"),
-        (lambda x: torch.where(x > 0, x, "x"), "TypeError"),
+        (lambda x: torch.where(x > 0, x, cast("Any", "x")), "TypeError"),
         (lambda x: torch.testing.assert_close(x, x), "TypeError"),
         (lambda x: memoryview(x), "TypeError"),
         (lambda x: pow(x, 2, 3), "TypeError"),

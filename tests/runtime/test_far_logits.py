@@ -38,7 +38,8 @@ def test_far_logits_of_kernels_for_hopper(emulator: Emulator, tile: Any, keys: i
         tile=TileConfig(*tile), sm_scale=1e9,
     )  # fmt: skip
     wrapper.plan([0, 70], [0, keys])
-    assert (len(wrapper.planned.plan.merges) > 0) == (keys > 300)
+    planned = wrapper.planned
+    assert planned is not None and (len(planned.plan.merges) > 0) == (keys > 300)
     logits = torch.einsum("rhd,khd->hrk", q.double(), k.double()) * 1e9
     expected = torch.einsum("hrk,khd->rhd", torch.softmax(logits, -1), v.double())
     out, lse = wrapper.run(q, (k, v), return_lse=True)

@@ -85,7 +85,8 @@ def test_items_and_segments_are_reached(kit: Any, rows: int, group: int) -> None
     """A batch of rows that waste most of their last tiles fills the item section to the end."""
     requests, q_rows = 5, 5 * 200
     bounds = Bounds(requests, q_rows, 4000)
-    room = capacity(bounds, **(NUMBERS | {"rows": rows, "group_size": group, "num_ctas": 1}))
+    numbers: dict[str, Any] = NUMBERS | {"rows": rows, "group_size": group, "num_ctas": 1}
+    room = capacity(bounds, **numbers)
     best = 0
     for first in range(1, rows + 1):  # all but one request end with the same waste
         q_lens = [first] * (requests - 1) + [q_rows - first * (requests - 1)]
