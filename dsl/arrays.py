@@ -113,6 +113,9 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         if name == "getitem" and found is not None:
             return found(args[0])[args[1]]
         plain = [_plain(value, cls) if hasattr(value, "detach") else value for value in args]
+        if name in ("pow", "rpow"):  # a constant exponent decides whether powers are products
+            plain = [_literal(value) if hasattr(value, "detach") else x
+                     for value, x in zip(args, plain, strict=True)]  # fmt: skip
         if name == "getitem":
             return clamped(plain[0], plain[1])
         if name not in NAMED:
