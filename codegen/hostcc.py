@@ -40,13 +40,18 @@ _FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",  # errno and traps would forbid vectors
     "-fno-trapping-math",  # infinities and NaN keep their meaning
+    # GCC 12 keeps ranges that it inferred from signed arithmetic on one path when it moves that
+    # arithmetic to others, and tiles were hidden that a mask shows.
+    "-fwrapv",
 )
+_GCC_FLAGS = ("-fno-code-hoisting",)  # which is what moves it
 # Instead of crashing now and then, or of computing nonsense in silence, a process ends at once.
 _SANITIZE = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",
     "-g1",  # so that reports name lines
+    "-fno-wrapv",  # an overflow that nothing wraps on purpose is told
     "-O1",  # instead of -O3 before it: checks in the unrolled loops take compilers very long
 )
 # What the headers ask of a machine; shown to the user, and part of the target's name.
@@ -170,6 +175,8 @@ def probe(command: tuple[str, ...], machine: str, more: tuple[str, ...] = ()) ->
         return None
     defined = set(re.findall(r"^#define (\w+)", macros, re.MULTILINE))
     features = tuple(name for name in _FEATURES if name in defined)
+    if "__GNUC__" in defined and "__clang__" not in defined:
+        flags += _GCC_FLAGS
     if "__AVX512F__" in features:  # compilers default to half the width
         flags = (flags[0], "-mprefer-vector-width=512", *flags[1:])
     digest = hashlib.sha256(macros.encode()).hexdigest()

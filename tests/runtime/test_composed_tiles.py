@@ -55,3 +55,26 @@ def test_tiles_whose_rows_have_no_codes_are_refused() -> None:
     tile = wl.TileConfig(ROW_CODE + 1, 64, 1, 1)
     with pytest.raises(errors.ArgumentError, match=f"has {ROW_CODE + 1} rows; .* {ROW_CODE} at"):
         wl.AttentionWrapper(kv_format=wl.Composed(1), tile=tile, **ONE_HEAD)
+
+
+class Entangled(wl.Variant):
+    """A mask of conditions that GCC 12 moved from path to path, with what it knew of one of them."""
+
+    squares = wl.Scalar("bool")
+    table = wl.Tensor("int64", ("batch",))
+
+    def logits_mask(self, at: wl.Position) -> Any:
+        first = wl.where(self.squares, at.q_pos * at.q_pos, self.table[at.batch] - at.q_head)
+        return (at.batch == at.num_q_heads) != (first == (at.q_head - at.q_idx) * at.kv_head)
+
+
+@pytest.mark.parametrize("kv_format", [wl.Paged(16), wl.Composed(16)], ids=repr)
+def test_compilers_do_not_carry_ranges_from_path_to_path(kv_format: Any) -> None:
+    q, k = torch.randn(1, 3, 8), torch.randn(4, 16, 1, 8)
+    sizes: dict[str, Any] = {"num_q_heads": 3, "num_kv_heads": 1, "head_dim": 8}
+    wrapper = wl.AttentionWrapper(
+        Entangled(), kv_format=kv_format, dtype="float32", device="cpu", **sizes
+    )
+    wrapper.plan([0, 1], [0, 1], [3], [1], table=torch.tensor([2]), squares=True)
+    out = wrapper.run(q, (k, k))  # the one key is seen by all heads: 0 * 0 is 0
+    torch.testing.assert_close(out, k[3, 0].expand(1, 3, 8))
