@@ -6,17 +6,14 @@ what to write instead.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from warploom.dsl import build, functions, symbols
+from warploom.dsl.activations import ACTIVATIONS, is_float
 from warploom.dsl.conversions import type_of
-from warploom.dsl.functions import abs, ceil, erf, floor, maximum, sigmoid, tanh, where
-from warploom.dsl.ir import Kind
+from warploom.dsl.functions import abs, ceil, floor, maximum, sigmoid, where
 from warploom.dsl.symbols import Symbol, Value
 
 
@@ -41,13 +38,6 @@ def _reciprocal(x: Value) -> Value:
     return 1.0 / x
 
 
-def _is_float(*values: Value) -> bool:
-    return any(
-        x.kind is Kind.FLOAT if isinstance(x, Symbol) else np.asarray(x).dtype.kind == "f"
-        for x in values
-    )
-
-
 def _div(a: Value, b: Value, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return a / b
@@ -56,20 +46,20 @@ def _div(a: Value, b: Value, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode != "trunc":
         what = f"torch.div with rounding_mode={rounding_mode!r}"
         raise build.refuse(what, "It is None, 'floor' or 'trunc'.")
-    if _is_float(a, b):
+    if is_float(a, b):
         return _trunc(a / b)
     below = a // b  # rounded down, as Python does
     return where((a % b != 0) & (below < 0), below + 1, below)
 
 
 def _trunc(x: Value) -> Value:
-    return where(x < 0, ceil(x), floor(x)) if _is_float(x) else x
+    return where(x < 0, ceil(x), floor(x)) if is_float(x) else x
 
 
 def _round(x: Value, decimals: int = 0) -> Value:
     if decimals:
         raise build.refuse(f"rounding to {decimals} decimals", "Scale before and after it.")
-    if not _is_float(x):
+    if not is_float(x):
         return x
     below = floor(x)
     over = x - below  # NaN for infinities, which stay
@@ -80,42 +70,8 @@ def _round(x: Value, decimals: int = 0) -> Value:
 def _sign(x: Value) -> Value:
     if type_of(x) == "bool":
         return x
-    one, zero = (1.0, 0.0) if _is_float(x) else (1, x * 0)  # of the type of x
+    one, zero = (1.0, 0.0) if is_float(x) else (1, x * 0)  # of the type of x
     return where(x > 0, one, where(x < 0, -one, zero))  # 0 for NaN, as torch says
-
-
-def _relu(x: Value, inplace: Literal[False] = False) -> Value:
-    return maximum(x, 0.0 if _is_float(x) else 0)
-
-
-def _silu(x: Value, inplace: Literal[False] = False) -> Value:
-    return x * sigmoid(x)
-
-
-def _gelu(x: Value, approximate: str = "none") -> Value:
-    if approximate == "none":
-        return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
-    if approximate != "tanh":
-        raise build.refuse(f"gelu with approximate={approximate!r}", "It is 'none' or 'tanh'.")
-    return 0.5 * x * (1.0 + tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
-
-
-def _softplus(x: Value, beta: Value = 1, threshold: Value = 20) -> Value:
-    scaled = x * beta
-    soft = (maximum(scaled, 0.0) + functions.log1p(functions.exp(-abs(scaled)))) / beta
-    return where(scaled > threshold, x, soft)
-
-
-def _log_sigmoid(x: Value) -> Value:
-    return functions.minimum(x, 0.0) - functions.log1p(functions.exp(-abs(x)))
-
-
-def _elu(x: Value, alpha: Value = 1.0, inplace: Literal[False] = False) -> Value:
-    return where(x > 0, x, alpha * functions.expm1(x))
-
-
-def _leaky_relu(x: Value, negative_slope: Value = 0.01, inplace: Literal[False] = False) -> Value:
-    return where(x > 0, x, negative_slope * x)
 
 
 def _lerp(start: Value, end: Value, weight: Value) -> Value:
@@ -187,13 +143,6 @@ _FOREIGN: dict[Callable[..., Any], str] = {
     _sign: "sign",
     _square: "square",
     _reciprocal: "reciprocal",
-    _relu: "relu",
-    _silu: "silu",
-    _gelu: "gelu",
-    _softplus: "softplus",
-    _log_sigmoid: "log_sigmoid logsigmoid",
-    _elu: "elu",
-    _leaky_relu: "leaky_relu",
     _lerp: "lerp",
     _is_finite: "isfinite",
     _elementwise("max", maximum): "max",
@@ -204,7 +153,7 @@ _FOREIGN: dict[Callable[..., Any], str] = {
 }
 _SAME_NAME = "exp exp2 log log2 sqrt rsqrt tanh sin cos erf floor ceil minimum maximum"
 _SAME_NAME += " tan sinh cosh fmod isnan isinf logical_and logical_or logical_xor logical_not"
-for _function, _names in _FOREIGN.items():
+for _function, _names in (_FOREIGN | ACTIVATIONS).items():
     symbols.NAMED.update(dict.fromkeys(_names.split(), _function))
 symbols.NAMED.update({name: getattr(functions, name) for name in _SAME_NAME.split()})
 
@@ -216,7 +165,6 @@ _UNTRACED = {
     "sum mean": "Write warploom's sum(x) or mean(x), over the lanes of a vector.",
     "norm normalize rms_norm layer_norm": "Write x * rsqrt(mean(x * x) + epsilon), or the like.",
     "setitem fill_ copy_ index_put index_put_ scatter scatter_": symbols.UNCHANGING,
-    "hardtanh": "Write clamp(x, low, high).",
     "clone detach contiguous": "Leave it out: values do not change.",
     "nan_to_num": "Write where(isnan(x), 0.0, x).",
     "matmul rmatmul mm bmm mv dot einsum linear": symbols.NO_PRODUCTS,

@@ -58,7 +58,7 @@ def test_tiles_whose_rows_have_no_codes_are_refused() -> None:
 
 
 class Entangled(wl.Variant):
-    """A mask of conditions that GCC 12 moved from path to path, with what it knew of one of them."""
+    """A mask of conditions that GCC 12 moved from path to path, with what it knew of one."""
 
     squares = wl.Scalar("bool")
     table = wl.Tensor("int64", ("batch",))
