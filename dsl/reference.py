@@ -100,8 +100,7 @@ def reference_attention(
     kv_pos = np.arange(keys) if kv_positions is None else to_numpy(kv_positions)
     sizes = {"batch": batch + 1, "q_head": num_q_heads, "kv_head": num_kv_heads, "q_pos": kv_len}
     sizes |= {"kv_pos": kv_len, "q_row": first_q_row + rows, "q_idx": first_q_idx + rows}
-    values = _values(variant, inputs)
-    reading = NumpyReading(variant.name, values, precision.array_class, sizes)
+    reading = NumpyReading(variant.name, _values(variant, inputs), precision.array_class, sizes)
     request = _Request(
         variant=variant.under(reading),
         reading=reading,

@@ -215,18 +215,8 @@ def _attend(
     values = values_of(as_given, traced, inputs, q.device)
     kv_dtype = k.dtype if k.dtype in _NARROW else None
     tells = asked is not None and asked.max_scores
-    kind = (
-        runs,
-        layout,
-        sizes.shared,
-        sizes.of_kernel,
-        q.dtype,
-        kv_dtype,
-        q.device,
-        sm_scale,
-        lse_base,
-        tells,
-    )
+    kind = (runs, layout, sizes.shared, sizes.of_kernel, q.dtype, kv_dtype, q.device, sm_scale,
+            lse_base, tells)  # fmt: skip
     counted = None if kv_lens is None else checked_lens(kv_lens, sizes)
     if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
         return _nothing(q, sizes, return_lse, asked)
@@ -235,20 +225,11 @@ def _attend(
         sizes.check(q, k, v, layout, kv_dtype)
         refuse_missing(traced, values)
         return _Unbound(
-            given,
-            kv_format=Dense(layout=layout, shared=sizes.shared),
-            num_q_heads=sizes.q_heads,
-            num_kv_heads=sizes.kv_heads,
-            head_dim=sizes.dim_qk,
-            head_dim_v=sizes.dim_v,
-            dtype=q.dtype,
-            kv_dtype=kv_dtype,
-            device=q.device,
-            backend=backend,
-            sm_scale=sm_scale,
-            lse_base=lse_base,
-            max_scores=tells,
-        )
+            given, kv_format=Dense(layout=layout, shared=sizes.shared),
+            num_q_heads=sizes.q_heads, num_kv_heads=sizes.kv_heads, head_dim=sizes.dim_qk,
+            head_dim_v=sizes.dim_v, dtype=q.dtype, kv_dtype=kv_dtype, device=q.device,
+            backend=backend, sm_scale=sm_scale, lse_base=lse_base, max_scores=tells,
+        )  # fmt: skip
 
     call = _Call(kind, q.device, sizes, counted, values)
     wrapper = _planned(call, make)
