@@ -89,9 +89,14 @@ def aside(
     Raises:
         OSError: it cannot be made.
     """
-    name = prefix + (name or secrets.token_hex(8))
-    lock = _claim(parent, name)
-    return None if lock is None else Aside(parent, name, mode, lock)
+    while True:
+        draft = prefix + (name or secrets.token_hex(8))
+        lock = _claim(parent, draft)
+        if lock is not None:
+            return Aside(parent, draft, mode, lock)
+        if name:
+            return None
+        # Somebody sweeps the lock that we made and had not taken yet: under another name.
 
 
 def sweep(parent: Folder, prefix: str = DRAFT) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, fields
+
+from warploom import forks
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Stats:
 
 _NAMES = tuple(field.name for field in fields(Stats))
 _counts: dict[str, float] = {}
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def count(name: str, more: float = 1) -> None:

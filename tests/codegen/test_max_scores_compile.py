@@ -53,4 +53,5 @@ def test_nothing_spills(name: str) -> None:
         shape = cuda_launch(spec, tile, arch)
         assert used.registers * shape.threads * shape.ctas_per_sm <= arch.registers_per_sm
         registers.append(used.registers)
-    assert registers[1] <= registers[0]
+    without, with_maxima = (-(-count // 8) for count in registers)  # given out eight at a time
+    assert with_maxima <= without

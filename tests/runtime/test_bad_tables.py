@@ -89,7 +89,7 @@ def test_plain_attention_lists_what_it_takes() -> None:
     unknown: Any = {"foo": 3}
     text = (
         "attention without a variant has no input 'foo'. It takes: nothing, since it has no "
-        r"fields; attention\(\) itself takes variant, sm_scale, return_lse, layout"
+        r"fields; attention\(\) itself takes variant, sm_scale, return_lse, return_aux, layout"
     )
     with pytest.raises(errors.UnknownInput, match=text):
         wl.attention(q, q, q, **unknown)

@@ -23,7 +23,7 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
 from warploom.errors import ArgumentError
 from warploom.runtime import kernels as kernels_module
-from warploom.runtime import wrapper as wrapper_module
+from warploom.runtime import wrapper_options
 from warploom.runtime.case import Case, Setup
 from warploom.runtime.kernels import Kernels
 from warploom.runtime.prepared_keys import (
@@ -105,7 +105,7 @@ CASES: dict[str, tuple[wl.Variant, Setup]] = {
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrappers of the CPU may prepare keys: their kernels are emulated."""
-    monkeypatch.setattr(wrapper_module, "obstacle_to_preparing", lambda *_: None)
+    monkeypatch.setattr(wrapper_options, "obstacle_to_preparing", lambda *_: None)
 
 
 @pytest.mark.usefixtures("anywhere")
