@@ -8,6 +8,7 @@ string.
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -43,12 +44,28 @@ class Runner(Protocol):
     def run(self, q: Any, kv: Any, **rest: Any) -> Any: ...
 
 
-_handles = itertools.count()
+def _first_handle() -> int:
+    """Where no other process begins: a graph that was saved there finds nothing here, and not
+    another variant under its number.
+    """
+    return secrets.randbits(38) << 24
+
+
+_handles = itertools.count(_first_handle())
 _wrappers: WeakValueDictionary[int, Runner] = WeakValueDictionary()
 _variants: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
 _recorded: dict[int, Variant | type[Variant]] = {}  # of graphs, which hold a handle and no object
 _variants_lock = forks.lock()
 _NO_VARIANT = -1
+
+
+def _begin_anew() -> None:
+    """A forked process knows the handles that it came with, and counts on from elsewhere."""
+    global _handles
+    _handles = itertools.count(_first_handle())
+
+
+forks.after(_begin_anew)
 
 
 def register_wrapper(wrapper: Runner) -> int:
@@ -67,7 +84,10 @@ def _found(table: Mapping[int, T], handle: int, what: str) -> T:
     try:
         return table[handle]
     except KeyError:
-        reason = f"the {what} of a compiled graph is gone; keep it alive, or compile again"
+        reason = (
+            f"the {what} of a compiled graph is gone; keep it alive, or compile again. A program "
+            "that another process exported or saved holds none: export it where it runs"
+        )
         raise ArgumentError(name=what, reason=reason) from None
 
 

@@ -355,7 +355,7 @@ class BuildFailed(WarploomError):
 class CompileForbidden(WarploomError):
     message = (
         "{kernel} is not in the cache, and compilation is forbidden ({cause}). Build it before: "
-        "call plan() or warm_up() once outside."
+        "call plan() or warm_up() once outside, or build it ahead (warploom build)."
     )
 
 

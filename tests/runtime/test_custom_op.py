@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -325,6 +326,30 @@ def test_handles_of_what_is_gone() -> None:
     with pytest.raises(ArgumentError, match="the variant of a compiled graph is gone"):
         rest = "", 10**9, None, False, False, "NHD", "e", None, []
         custom_op.attention_op(q, k, v, None, *([],) * 4, *rest)
+
+
+EXPORT = """
+import sys, torch, warploom as wl
+bias = torch.ones(4, 300)
+variant = wl.flex(lambda s, b, h, i, j: s + bias[h, j])
+class Layer(torch.nn.Module):
+    def forward(self, q, k, v):
+        return wl.attention(q, k, v, variant=variant)
+given = tuple(torch.ones(1, 4, 4, 16) for _ in range(3))
+torch.export.save(torch.export.export(Layer(), given), sys.argv[1])
+"""
+
+
+def test_programs_of_another_process_run_no_variant_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "program.pt2"
+    subprocess.run([sys.executable, "-c", EXPORT, str(path)], check=True)
+    q = torch.ones(1, 4, 4, 16)
+    kept = [Causal() & SoftCap(float(cap)) for cap in range(1, 4)]
+    for variant in kept:  # whatever number they had in a process of their own
+        custom_op.register_variant(variant)
+    program = torch.export.load(path).module()
+    with pytest.raises(ArgumentError, match="another process exported or saved holds none"):
+        program(q, q, q)
 
 
 EAGER = """
