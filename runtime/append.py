@@ -54,10 +54,11 @@ from warploom.runtime.loaded import Loaded
 from warploom.runtime.params import Block
 from warploom.runtime.plain import refuse_freed, unrecorded
 from warploom.runtime.tensors import as_torch, byte_span
+from warploom.runtime.uncopied import Uncopied
 from warploom.scheduler.layout import SEGMENT
 
 
-class Appender:
+class Appender(Uncopied):
     """Writes new keys and values of a batch into the pages that a table names.
 
     One appender serves all layers and all batches. Calls of several threads wait for each other.

@@ -22,10 +22,11 @@ from warploom.runtime.launch import Launcher
 from warploom.runtime.plan_batch import batch_of
 from warploom.runtime.plan_summary import summary
 from warploom.runtime.planner import Planned, Planner
+from warploom.runtime.uncopied import Uncopied
 from warploom.scheduler.bounds import Bounds
 
 
-class Planning:
+class Planning(Uncopied):
     """The part of a wrapper that plans; the wrapper's constructor makes the rest."""
 
     device: torch.device
