@@ -26,6 +26,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of some network fi
 _OLD_SECONDS = 3600.0  # ... where age must do: no build takes that long
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _MODE = 0o600
+_TRIES = 20  # more than sweepers meet one builder; file systems that map owners fail them all
 
 _held: set[int] = set()  # descriptors of this process's locks
 
@@ -89,7 +90,7 @@ def aside(
     Raises:
         OSError: it cannot be made.
     """
-    while True:
+    for _ in range(_TRIES):
         draft = prefix + (name or secrets.token_hex(8))
         lock = _claim(parent, draft)
         if lock is not None:
@@ -97,6 +98,7 @@ def aside(
         if name:
             return None
         # Somebody sweeps the lock that we made and had not taken yet: under another name.
+    raise OSError(errno.EPERM, "locks made here are another user's", str(parent.path))
 
 
 def sweep(parent: Folder, prefix: str = DRAFT) -> None:

@@ -84,7 +84,7 @@ def kernel_labels(
         short_dtypes(spec.dtype, spec.stored_dtype),
         short_dims(spec.head_dim_qk, spec.head_dim_v),
         storage,
-        f"r{tile.rows}k{tile.keys}" + ("_maxima" if spec.max_scores else ""),
+        f"r{tile.rows}k{tile.keys}",
     )
     return tuple(zip(LABELS, labels, strict=True))
 

@@ -267,7 +267,11 @@ class Launcher:
             ArgumentError: a paged cache that is too large to be copied by every run.
         """
         read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
-        check_apart({"out": out, "lse": lse}, read)
+        new = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+        check_apart({"out": out, "lse": lse}, read | self._reads | new)
+        if self._inputs.outputs:  # what lies where a copy is taken from must stay, too
+            others = read | {"out": out, "lse": lse}
+            check_recorded_apart(self._inputs.outputs, self._reads, new, others)
         found = self._obstacles(read["q"], read["k"], read["v"], out)
         target = out
         if out is not None and (of_out := found.pop("out", None)):

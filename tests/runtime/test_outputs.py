@@ -288,3 +288,17 @@ def test_appends_record_nothing() -> None:
     given: dict[str, Any] = {"seen": empty()}
     with pytest.raises(UnknownInput, match="seen"):
         wl.append(k, v, cache, [0, 3], [0, 1], [0], [3], variant=Turned(), **given)
+
+
+def test_recordings_over_tensors_that_are_copied_are_refused() -> None:
+    """Neither a result nor a key that the kernel cannot reach may lie where values are recorded."""
+    sizes: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 2, "head_dim": 16}
+    wrapper = wl.AttentionWrapper(Dump(), dtype="float32", device="cpu", **sizes)
+    q, k, v = torch.randn(3, 8, 2, 16)
+    seen = torch.zeros(1, 2, 8, 64)
+    wrapper.plan([0, 8], [0, 8], seen=seen)
+    over = seen.view(-1)[: 2 * q.numel()].view(8, 2, 16, 2)[..., 0]
+    with pytest.raises(ArgumentError, match="reaches into"):
+        wrapper.run(q, (k, v), out=over)
+    with pytest.raises(ArgumentError, match="reaches into"):
+        wrapper.run(q, (over, v))
