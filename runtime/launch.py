@@ -28,7 +28,7 @@ from warploom.runtime.aux_outputs import MaxScores
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
-from warploom.runtime.outputs import check_recorded_apart
+from warploom.runtime.outputs import check_recorded_apart, check_run_apart
 from warploom.runtime.params import Members, ParamBlock
 from warploom.runtime.plain import modes, refuse_freed
 from warploom.runtime.prepared_keys import PreparedKeys
@@ -267,11 +267,7 @@ class Launcher:
             ArgumentError: a paged cache that is too large to be copied by every run.
         """
         read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
-        new = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-        check_apart({"out": out, "lse": lse}, read | self._reads | new)
-        if self._inputs.outputs:  # what lies where a copy is taken from must stay, too
-            others = read | {"out": out, "lse": lse}
-            check_recorded_apart(self._inputs.outputs, self._reads, new, others)
+        check_run_apart(self._inputs.outputs, self._reads, given, read, {"out": out, "lse": lse})
         found = self._obstacles(read["q"], read["k"], read["v"], out)
         target = out
         if out is not None and (of_out := found.pop("out", None)):
@@ -332,9 +328,9 @@ class Launcher:
             told.tensor = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
         else:
             check_lse(told.tensor, self._geometry, self._batch, "max_scores")
-            read = dict(zip("qkv", (q, *key_value(kv)), strict=True)) | self._reads
-            read |= {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-            check_apart({"out": out, "lse": lse, "max_scores": told.tensor}, read)
+            written = {"out": out, "lse": lse, "max_scores": told.tensor}
+            read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
+            check_run_apart(self._inputs.outputs, self._reads, given, read, written)
         by_axis = row_strides(told.tensor.stride(), self._geometry)
         self._params.set_max_scores(told.tensor.data_ptr(), by_axis)
         try:

@@ -84,6 +84,33 @@ def check_recorded_apart(
     check_apart(outputs, {**fields, **{k: x for k, x in others.items() if x is not None}})
 
 
+def check_run_apart(
+    names: tuple[str, ...],
+    kept: Mapping[str, torch.Tensor],
+    given: Mapping[str, Any],
+    read: Mapping[str, torch.Tensor],
+    written: Mapping[str, torch.Tensor | None],
+) -> None:
+    """Refuse what a run writes, or records, where it reads, as its caller gave it all.
+
+    Args:
+        names, kept, given: as of `check_recorded_apart`; given outputs may be NumPy's.
+        read: q, k and v.
+        written: the results.
+
+    Raises:
+        ArgumentError: with both names.
+    """
+    new = {
+        name: as_torch(x, name, shared=True) if name in names else x
+        for name, x in given.items()
+        if name in names or isinstance(x, torch.Tensor)
+    }
+    check_apart(written, {**read, **kept, **new})
+    if names:
+        check_recorded_apart(names, kept, new, {**read, **written})
+
+
 def recorded_by(variant: Variant | type[Variant]) -> tuple[str, ...]:
     """Names of a variant's outputs."""
     fields = as_variant(variant).fields()

@@ -302,3 +302,6 @@ def test_recordings_over_tensors_that_are_copied_are_refused() -> None:
         wrapper.run(q, (k, v), out=over)
     with pytest.raises(ArgumentError, match="reaches into"):
         wrapper.run(q, (over, v))
+
+    with pytest.raises(ArgumentError, match="reaches into"):
+        wrapper.run(q, (k, v), out=over, seen=seen.numpy())
