@@ -24,7 +24,7 @@ from warploom.runtime.aux_outputs import (
 from warploom.runtime.custom_op import Result, Runner
 from warploom.runtime.declare import checked_flag
 from warploom.runtime.guard import Guard
-from warploom.runtime.outputs import check_recorded_apart
+from warploom.runtime.outputs import check_run_apart
 from warploom.runtime.plain import needs_operator
 from warploom.runtime.planning import Planning
 from warploom.runtime.reference import run_reference
@@ -145,26 +145,15 @@ class Running(Planning):
         values = {**self._inputs.scalars, **self._inputs.tensors}
         given = self._inputs.check_given(inputs)
         values |= given
-        self._check_recorded(given, tensors, out, lse)
+        written = {"out": out, "lse": lse, "max_scores": tops}
+        read = dict(zip("qkv", tensors, strict=True))
+        check_run_apart(self.recorded, self._inputs.tensors, given, read, written)
         o, sums, found = run_reference(
             self._variant, batch, self._geometry, tensors, values, self.sm_scale
         )
         if told is not None:
             told.put(found)
         return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
-
-    def _check_recorded(
-        self,
-        given: Mapping[str, Any],
-        tensors: tuple[torch.Tensor, ...],
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-    ) -> None:
-        """What a launcher checks of outputs."""
-        if self.recorded:
-            new = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-            others = {**dict(zip("qkv", tensors, strict=True)), "out": out, "lse": lse}
-            check_recorded_apart(self.recorded, self._inputs.tensors, new, others)
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Values of fields, kept or given to a run, whose gradient may be asked for."""
