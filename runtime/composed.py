@@ -130,15 +130,15 @@ class ComposedPlanner(Planner):
         return SharedBatch(batch.segments, forest, self._heads.group_size, page_size, levels)
 
     def _compute_sizes(
-        self, bounds: Bounds, kernel: Kernel, pieces: Pieces | None
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
     ) -> tuple[Capacity, WorkspaceSize]:
         assert pieces is None, "prefixes are cut where they fit, not at multiples of one size"
         room = composed_capacity(
             bounds,
-            rows=kernel.tile.rows,
+            rows=tile.rows,
             num_kv_heads=self._heads.num_kv,
             group_size=self._heads.group_size,
-            num_ctas=kernel.num_ctas,
+            num_ctas=num_ctas,
         )
         return room, room.workspace_size(self._spec.head_dim_v)
 
