@@ -354,9 +354,10 @@ def _shared_bytes(spec: AttentionSpec, tile: TileConfig) -> int:
     staged = 2 * tile.rows * dim_qk * (1 + streams) + tile.stages * tile.keys * _key_bytes(spec)
     if spec.is_narrow:  # seats make 16-bit numbers of a whole tile
         seats = spec.variant.seats
-        transforms_values = "value_transform" in seats and not scale_factors(
-            seats["value_transform"]
+        scales_weights = (
+            scale_factors(seats.get("value_transform")) and spec.dtype.name != "float16"
         )
+        transforms_values = "value_transform" in seats and not scales_weights
         staged += 2 * tile.keys * dim_qk * ("key_transform" in seats)
         staged += 2 * tile.keys * dim_v * transforms_values
     if spec.kv_format.block_kv:
