@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from rich.console import Console
 from warploom.codegen.arch import arch_named
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import host_target
-from warploom.errors import NoHostCompiler
+from warploom.errors import NoHostCompiler, WarploomError
+from warploom.runtime.declaration import AttentionDeclaration, PageSelectionDeclaration
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -219,6 +221,31 @@ def test_tiles_for_a_device_are_those_that_fit() -> None:
         assert tile is None or spec["tile"][0] in ("any", tile.template)
         found.add(None if tile is None else (tile.template, tile.rows))
     assert {("portable", 1), ("portable", 16), ("portable", 64), ("hopper", 128)} <= found
+
+
+def test_what_is_drawn_for_a_device_can_be_declared() -> None:
+    """All but float64 tensors that flex's functions compute with, which are refused by design."""
+    arch, reasons, count = arch_named("sm_90a"), Counter[str](), 0
+    kinds = {"selection": PageSelectionDeclaration}
+    for seed in range(100):
+        spec = draw(seed, "cuda").spec()
+        if spec["format"][0] == "dense":
+            continue
+        count += 1
+        declaration = kinds.get(spec["format"][0], AttentionDeclaration)
+        try:
+            variant = variant_of(spec)
+            tile = harness.chosen_tile(spec, variant, arch)
+            next(declaration(variant, **harness.arguments(spec, tile)).jobs(arch, []))
+        except WarploomError as error:
+            reasons[str(error) if "float64" not in str(error) else "float64"] += 1
+    assert set(reasons) <= {"float64"}
+    assert reasons.total() < 0.03 * count
+
+
+def test_keys_are_transformed_before_attention_where_they_can_be() -> None:
+    ways = {draw(seed, "cuda").facts["options"].get("key_transform") for seed in range(300)}
+    assert ways == {None, "auto", "fused", "before"}
 
 
 @pytest.mark.nvrtc

@@ -59,6 +59,11 @@ class Case:
         heads, dims = sum(self.facts["heads"]), sum(self.facts["dims"])
         return 50 * nodes + 20 * len(self.shipped) + batches + 5 * options + heads + dims
 
+    @property
+    def transforms_keys(self) -> bool:
+        of_shipped = {seat for text, _ in self.shipped for seat, _ in KNOWN[text]}
+        return "key_transform" in {*self.seats, *of_shipped}
+
     def used(self) -> list[Field]:
         names = {node.data for tree in self.seats.values() for node in walk(tree)
                  if node.op in ("look", "look_end", "scalar")}  # fmt: skip
@@ -145,7 +150,19 @@ def draw(seed: int, device: str = "cpu") -> Case:
         shipped.append((random.choice(list(SCALES)), True))
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
-    return Case(seed, seats, tuple(fields), tuple(shipped), facts)
+    case = Case(seed, seats, tuple(fields), tuple(shipped), facts)
+    if device != "cpu" and case.transforms_keys and facts["format"][0] != "dense":
+        ways = ("before", "before", "auto", "fused") if _may_prepare(case) else ("auto", "fused")
+        facts["options"]["key_transform"] = random.choice(ways)
+    return case
+
+
+def _may_prepare(case: Case) -> bool:
+    """Whether keys can be transformed before attention, in docs/options.md's words."""
+    facts = case.facts
+    bound = facts["bounds"] == "cuda_graph" or "batch_invariant" in facts["options"]
+    plain = facts["format"][0] == "ragged" and facts["kv_dtype"] is None
+    return case.transforms_keys and plain and not bound
 
 
 def _seats(random: Random, fields: list[Field], flex: bool) -> dict[str, Node]:

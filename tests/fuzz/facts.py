@@ -75,8 +75,6 @@ def _options(random: Random, name: str, device: str) -> dict[str, Any]:
         options["sm_limit"] = random.choice((1, 2, 3, 17))
     if name != "composed" and random.random() < 0.15:
         options["batch_invariant"] = True
-    if device != "cpu" and random.random() < 0.3:
-        options["key_transform"] = random.choice(("fused", "before"))
     if device == "cpu" and random.random() < 0.06 and name != "selection":
         options = {"backend": "reference"}
     return options

@@ -58,12 +58,16 @@ def declared(spec):
 
 def wrapper(spec, variant):
     made = wl.PageSelectionWrapper if spec["format"][0] == "selection" else wl.AttentionWrapper
-    return made(
-        variant, kv_format=kv_format(spec), num_q_heads=spec["heads"][0],
-        num_kv_heads=spec["heads"][1], head_dim=spec["dims"][0], head_dim_v=spec["dims"][1],
-        dtype=spec["dtype"], kv_dtype=spec["kv_dtype"], device=spec["device"],
-        sm_scale=spec["sm_scale"], lse_base=spec["lse_base"], tile=chosen_tile(spec, variant),
-        **declared(spec), **spec["options"],
+    return made(variant, device=spec["device"], **arguments(spec, chosen_tile(spec, variant)))
+
+
+def arguments(spec, tile):
+    """Those of a wrapper beside its variant and its device."""
+    return dict(
+        kv_format=kv_format(spec), num_q_heads=spec["heads"][0], num_kv_heads=spec["heads"][1],
+        head_dim=spec["dims"][0], head_dim_v=spec["dims"][1], dtype=spec["dtype"],
+        kv_dtype=spec["kv_dtype"], sm_scale=spec["sm_scale"], lse_base=spec["lse_base"],
+        tile=tile, **declared(spec), **spec["options"],
     )  # fmt: skip
 
 
