@@ -9,6 +9,7 @@ from typing import Any
 from fuzz.facts import draw_facts
 from fuzz.flex_forms import PLACES, in_flex
 from fuzz.grammar import BOOL, FLOAT, INT, Field, Grammar, Node, number
+from fuzz.recorders import Output, Recorders
 from fuzz.shipped import KNOWN, SCALES, SHIPPED
 from fuzz.source import reference_text, torch_text, warploom_text
 
@@ -69,10 +70,15 @@ class Case:
                  if node.op in ("look", "look_end", "scalar")}  # fmt: skip
         return [f for f in self.fields if f.name in names]
 
+    def outputs(self) -> list[Output]:
+        return [node.data for tree in self.seats.values() for node in walk(tree)
+                if isinstance(node.data, Output)]  # fmt: skip
+
     def spec(self) -> dict[str, Any]:
         """What `harness.check` runs: plain values and text."""
         fields = {f.name: {**asdict(f), "name": None} for f in self.used()}
-        spec = {"seed": self.seed, "fields": fields, **self.facts}
+        outputs = {x.name: {"dtype": x.dtype, "roles": list(x.roles)} for x in self.outputs()}
+        spec = {"seed": self.seed, "fields": fields, "outputs": outputs, **self.facts}
         flex = self.facts["front"] == "flex"
         return {**spec, "variant": self._flex() if flex else self._class(),
                 "reference": self._reference()}  # fmt: skip
@@ -95,6 +101,8 @@ class Case:
             lines.append(
                 f'    {f.name} = wl.{"Scalar" if f.roles is None else "Tensor"}("{f.dtype}"{roles})'
             )
+        for x in self.outputs():
+            lines.append(f'    {x.name} = wl.Output("{x.dtype}", {x.roles!r})')
         for seat, tree in self.seats.items():
             given = "" if VALUES[seat] is None else f"{VALUES[seat]}, "
             lines += [f"    def {seat}(self, {given}at):", f"        return {warploom_text(tree)}"]
@@ -141,6 +149,10 @@ def draw(seed: int, device: str = "cpu") -> Case:
     fields: list[Field] = []
     seats = _seats(random, fields, flex)
     facts = draw_facts(random, device, flex)
+    seat = "logits_transform"
+    if not flex and seat in seats and random.random() < 0.3:
+        dense = facts["format"][0] == "dense"
+        seats[seat] = Recorders(random, POSITIONS[seat], fields, dense).put(seats[seat])
     if any("lane" in (f.roles or ()) for f in fields):
         facts["dims"] = [facts["dims"][0]] * 2
     if any(f.roles and "batch" in f.roles for f in fields):
