@@ -153,6 +153,8 @@ def draw(seed: int, device: str = "cpu") -> Case:
     if not flex and seat in seats and random.random() < 0.3:
         dense = facts["format"][0] == "dense"
         seats[seat] = Recorders(random, POSITIONS[seat], fields, dense).put(seats[seat])
+        if facts["bounds"] == "cuda_graph":  # which keeps the tensors of the first plan
+            facts["record_at"] = "run"
     if any("lane" in (f.roles or ()) for f in fields):
         facts["dims"] = [facts["dims"][0]] * 2
     if any(f.roles and "batch" in f.roles for f in fields):
@@ -207,6 +209,8 @@ def _bounded(random: Random, grammar: Grammar, depth: int) -> Node:
 
 def _logits(random: Random, grammar: Grammar, depth: int) -> Node:
     roll, logits = random.random(), Node("value", FLOAT, (), "logits")
+    if grammar.flex and random.random() < 0.2:
+        logits = Node(random.choice("+-*"), FLOAT, (logits, grammar.double()))
     if roll < 0.2:
         return grammar.fluent(FLOAT, depth)
     if roll < 0.85:
