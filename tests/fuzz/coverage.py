@@ -19,7 +19,8 @@ FLOATS = ("float16", "bfloat16", "float32")
 OPERATIONS = (*(op for op in NAMES if op not in ("+", "-", "*")), *UNARY_FLOAT)
 OPERATIONS += ("abs", "bent", "ceil", "clamp", "floor", "fmod", "invert", "isinf", "isnan", "max",
                "maximum", "mean", "minimum", "neg", "rotate_half", "rotate_pairs", "rpow", "sum",
-               "to_bool", "to_float", "to_int", "where", "form", "+", "-", "*", "record", "then")  # fmt: skip
+               "to_bool", "to_float", "to_int", "where", "form", "+", "-", "*", "record",
+               "then")  # fmt: skip
 
 
 def required() -> set[str]:

@@ -324,7 +324,7 @@ def rope(x, position, theta):
 class Recorded:
     """What functors have recorded of the request that is worked on, by output."""
 
-    values: "dict[str, torch.Tensor]" = {}
+    values: "dict[str, torch.Tensor] | None" = None
 
 
 def record(name, x):
