@@ -5,6 +5,7 @@ from __future__ import annotations
 from logging import DEBUG
 from typing import Any
 
+import numpy as np
 import torch
 
 from warploom.counters import count
@@ -152,6 +153,9 @@ class Planning(Uncopied):
     def _not_planned(self) -> NotPlanned:
         return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
 
+    def _check_lengths(self, known: dict[str, np.ndarray[Any, Any]], batch: Batch) -> None:
+        self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
+
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._launcher is not None:
             self._launcher.before_plan()
@@ -159,8 +163,8 @@ class Planning(Uncopied):
         self._inputs.for_batch(batch)
         self._inputs.check_planned(offer)
         known = self._inputs.known_with(offer)
-        if known and not isinstance(batch, OnDevice):
-            self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
+        if not isinstance(batch, OnDevice):
+            self._check_lengths(known, batch)
         self._inputs.keep(offer)  # a graph may read these: only what fits goes there
         if self._launcher is not None:
             self.planned = self._planner(batch, self._inputs)
