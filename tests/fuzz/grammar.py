@@ -221,7 +221,8 @@ class Grammar:
         roll = random.random()
         if roll < 0.35:
             other = BOOL if not self.flex and random.random() < 0.1 else INT
-            return Node(random.choice(ARITHMETIC), INT, self._pair(INT, depth, other))
+            operation = _without_difference(random.choice(ARITHMETIC), other)
+            return Node(operation, INT, self._pair(INT, depth, other))
         if roll < 0.5:
             return self._division(depth)
         if roll < 0.6:
@@ -300,7 +301,8 @@ class Grammar:
         roll = random.random()
         if roll < 0.4:
             other = random.choice((FLOAT, FLOAT, FLOAT, INT, INT if self.flex else BOOL))
-            return Node(random.choice(ARITHMETIC), FLOAT, self._pair(FLOAT, depth, other))
+            operation = _without_difference(random.choice(ARITHMETIC), other)
+            return Node(operation, FLOAT, self._pair(FLOAT, depth, other))
         if roll < 0.48:
             return self._quotient(depth)
         if roll < 0.66:
@@ -359,3 +361,8 @@ class Grammar:
         if self.random.random() < 0.25:
             condition = self._where(BOOL, depth - 1) if depth > 0 else condition
         return Node("where", kind, (condition, *self._pair(kind, depth)))
+
+
+def _without_difference(operation: str, other: str) -> str:
+    """Bools are not subtracted, as in torch."""
+    return "+" if operation == "-" and other == BOOL else operation
