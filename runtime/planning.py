@@ -107,7 +107,7 @@ class Planning(Uncopied):
         """
         self._guard.enter_plan()
         try:
-            self._inputs.check_names(inputs)
+            inputs = self._inputs.read(inputs)
             arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
             planner = None if self.backend == "reference" else self._planner
             batch = batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)

@@ -27,7 +27,7 @@ from warploom.runtime.guard import Guard
 from warploom.runtime.outputs import check_run_apart
 from warploom.runtime.plain import needs_operator
 from warploom.runtime.planning import Planning
-from warploom.runtime.reference import run_reference
+from warploom.runtime.reference import run_reference, unread_values
 from warploom.runtime.tensors import as_seen, as_torch
 
 
@@ -72,7 +72,7 @@ class Running(Planning):
         told: MaxScores | None = None,
     ) -> Result:  # fmt: skip
         """Check all, and go through the operator where torch must know of the call."""
-        self._inputs.check_names(inputs)
+        inputs = self._inputs.read(inputs)
         return_lse = checked_flag("return_lse", return_lse)
         batch = self._batch
         if batch is None:
@@ -142,7 +142,8 @@ class Running(Planning):
         tensors = (q, *key_value(kv))
         tops = None if told is None else told.tensor
         check_results(out, lse, tensors, self._geometry, batch, tops)
-        values = {**self._inputs.scalars, **self._inputs.tensors}
+        values = unread_values(self._variant, self.spec.variant.unread, self._geometry, batch)
+        values |= {**self._inputs.scalars, **self._inputs.tensors}
         given = self._inputs.check_given(inputs)
         values |= given
         written = {"out": out, "lse": lse, "max_scores": tops}
