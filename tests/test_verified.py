@@ -8,8 +8,8 @@ import sys
 import warnings
 from pathlib import Path
 
-import gpu_record as record
 import pytest
+from support import gpu_record as record
 
 from warploom.errors import StaleVerification
 
@@ -65,7 +65,7 @@ CONFTEST = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-import gpu_record
+from support import gpu_record
 
 def write(outcomes, seconds):
     Path({path!r}).write_text(json.dumps(outcomes))

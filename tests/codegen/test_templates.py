@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from disassembly import disassembled
+from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS, Arch

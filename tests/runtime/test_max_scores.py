@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from composed_variants import EverySeat
-from emulator import Emulator
+from support.composed_variants import EverySeat
+from support.emulator import Emulator
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention import flex_attention as torch_flex
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded_variants import ROWS, VARIANTS, Dump, Rows
+from support.recorded_variants import ROWS, VARIANTS, Dump, Rows
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

@@ -1,6 +1,6 @@
 """`gpu/verified.json`: which templates and generator were last tested on a GPU, and how it went.
 
-`conftest.py` next door registers the recorder, and not that of `gpu`: with pytest-xdist tests are
+`tests/conftest.py` registers the recorder, and not that of `gpu`: with pytest-xdist tests are
 collected, and that file is loaded, by workers only, but one record is written by whom they report
 to.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "verified.json"
 NEEDS_GPU = "needs", "gpu"  # a property of reports; their keywords also name folders
 SUFFIXES = (".py", ".cuh", ".hpp", ".h", ".j2")
