@@ -41,7 +41,7 @@ RUNNER := $(abspath $(VENV))/bin/python
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-memcheck test-gpu bench bench-cpu golden format lint types wheel-check links clean
+.PHONY: help setup demo test fuzz fuzz-memcheck test-gpu bench bench-cpu golden format lint types wheel-check release-check links clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -113,6 +113,10 @@ wheel-check: $(READY_TEST) ## build the wheel, install it away from the tree, te
 	build/wheel-venv/bin/python -m pip install -q -c constraints.txt \
 	  "$$(ls build/wheel/*.whl)[demo]" pytest pytest-xdist hypothesis import-linter ruff
 	build/wheel-venv/bin/pytest -q -n $(JOBS) -m 'not gpu and not nvrtc and not golden' $(ARGS)
+
+release-check: $(READY_TEST) links ## wheel-check, for sources whose last run on a GPU is recorded and passed
+	$(RUNNER) tests/support/gpu_record.py
+	$(MAKE) wheel-check
 
 links: ## the package as one tree, for type checkers and import-linter
 	@mkdir -p $(LINKS)
