@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulator import Emulator
+from support.emulator import Emulator
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
