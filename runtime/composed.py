@@ -14,7 +14,6 @@ from warploom.dsl.spec import TracedVariant
 from warploom.runtime.fast_planner import FastPlanner
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
-from warploom.runtime.kernels import Kernel
 from warploom.runtime.planner import Planned, Planner
 from warploom.runtime.verify_plans import composed_check, verify_planned
 from warploom.runtime.visibility import Heads, make_visibility

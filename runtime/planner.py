@@ -128,9 +128,7 @@ class Planner:
         if key not in self._sizes:
             if len(self._sizes) > _SIZES_KEPT:
                 self._sizes.clear()
-            self._sizes[key] = self._compute_sizes(
-                bounds, kernel.tile, kernel.num_ctas, pieces
-            )
+            self._sizes[key] = self._compute_sizes(bounds, kernel.tile, kernel.num_ctas, pieces)
         return self._sizes[key]
 
     def _compute_sizes(

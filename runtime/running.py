@@ -24,6 +24,7 @@ from warploom.runtime.aux_outputs import (
 from warploom.runtime.custom_op import Result, Runner
 from warploom.runtime.declare import checked_flag
 from warploom.runtime.guard import Guard
+from warploom.runtime.launch import Run
 from warploom.runtime.outputs import check_run_apart
 from warploom.runtime.plain import needs_operator
 from warploom.runtime.planning import Planning
@@ -134,11 +135,7 @@ class Running(Planning):
         if batch is None:  # another thread's plan was refused just now
             raise self._not_planned()
         if self._launcher is not None:
-            reaches = self._launcher.admit(q, kv, out, lse, return_lse)
-            run = self._launcher.launch if reaches else self._launcher.launch_copies
-            if told is not None:
-                return self._launcher.launch_telling(run, q, kv, out, lse, return_lse, inputs, told)
-            return run(q, kv, out, lse, return_lse, inputs)
+            return self._launcher.start(Run(q, kv, out, lse, return_lse, inputs), told)
         tensors = (q, *key_value(kv))
         tops = None if told is None else told.tensor
         check_results(out, lse, tensors, self._geometry, batch, tops)
