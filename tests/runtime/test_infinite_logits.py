@@ -42,6 +42,7 @@ def test_logits_that_are_no_number(tile: TileConfig | None, told: bool, request:
         wrapper.plan(*offsets)
         asked = wl.AuxRequest(lse=True, max_scores=told)
         out, aux = wrapper.run(q, (k, v), return_aux=asked)
+        assert aux.lse is not None
         for i in range(len(lens)):
             mine, theirs = (slice(i * n, (i + 1) * n) for n in (rows, lens[0]))
             logits = torch.einsum("rhd,khd->hrk", q[mine].double(), k[theirs].double()) / 8
