@@ -212,7 +212,7 @@ def test_memory_that_another_tensor_has(other: str, backend: str | None) -> None
 
     def run(at: int) -> None:
         seen = room[at : at + 280].view(2, 4, 5, 7)
-        results = {name: given[name] for name in ("out", "lse", "max_scores")}
+        results: dict[str, Any] = {name: given[name] for name in ("out", "lse", "max_scores")}
         wrapper.run(given["q"], (given["k"], given["v"]), **results, seen=seen)
 
     run(shared.numel())

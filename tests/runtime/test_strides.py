@@ -322,7 +322,7 @@ def test_who_writes_where_is_looked_at_once(told: bool) -> None:
     )
     wrapper.plan([0, 3], [0, 5])
     q, (k, v) = torch.randn(3, 2, 128)[..., ::2], torch.randn(2, 5, 2, 64)
-    given = {"out": torch.empty(3, 2, 64), "lse": torch.empty(3, 2)}
+    given: dict[str, Any] = {"out": torch.empty(3, 2, 64), "lse": torch.empty(3, 2)}
     if told:
         given["max_scores"] = torch.empty(3, 2)
     checks = patch.object(launch, "check_run_apart", wraps=launch.check_run_apart)
