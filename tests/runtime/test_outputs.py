@@ -115,6 +115,24 @@ def test_given_to_plan_or_to_one_run(backend: str | None) -> None:
     assert int(given[0].isnan().sum()) == 4 * 4  # the first row sees three keys of seven
 
 
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("name", ["lse", "max_scores"])
+def test_results_of_rows_are_refused_where_values_are_recorded(
+    name: str, backend: str | None
+) -> None:
+    q, k, v = (x.flatten(0, 1) for x in dense())
+    wrapper = wl.AttentionWrapper(
+        Rows(), kv_format=wl.Ragged(), num_q_heads=4, num_kv_heads=2, head_dim=64,
+        dtype="float32", device="cpu", backend=backend, max_scores=True,
+    )  # fmt: skip
+    room = torch.zeros(10, 7, 4)
+    rows = room.view(torch.float16).view(10, 7, 8)[..., :4]
+    wrapper.plan([0, 5, 10], [0, 7, 14], rows=rows)
+    with pytest.raises(ArgumentError, match="reaches into the memory of"):
+        wrapper.run(q, (k, v), **{name: room[:, 0]})
+    assert not room.any()
+
+
 def test_views_larger_tensors_and_arrays() -> None:
     q, k, v = dense()
     room = empty(3, 6, 14, 4)
