@@ -247,13 +247,34 @@ def compare_rows(spec, batch, got, parts, seat):
     return {"rows": wrong.numel(), "ill": int(ill.sum())}
 
 
+def input_sizes(spec, batch):
+    """What each role of an input ranges over; captured launches keep one tensor for all batches."""
+    sizes = batch.sizes
+    for lengths in spec["batches"] if spec["bounds"] == "cuda_graph" else ():
+        rows, keys = [q for q, _ in lengths], [k for _, k in lengths]
+        longest = max([*keys, 1])
+        least = {"batch": len(lengths), "q_pos": longest, "kv_pos": longest, "q_row": sum(rows),
+                 "q_idx": max([*rows, 1])}  # fmt: skip
+        sizes |= {role: max(size, sizes[role]) for role, size in least.items()}
+    return sizes
+
+
+def thawed(kept, inputs):
+    """New values in the first plan's tensors, which captured launches keep."""
+    for name, value in inputs.items():
+        if torch.is_tensor(value):
+            kept[name].copy_(value)
+    return kept
+
+
 def prepare(spec, batch):
     """The variant, its inputs by name, and the functors and inputs of the reference."""
     found = {}
     generator = torch.Generator().manual_seed(spec["seed"] + 1)
+    sizes = input_sizes(spec, batch)
     for name, field in spec["fields"].items():
         is_tensor = field["roles"] is not None
-        found[name] = draw_input(field, batch.sizes, generator) if is_tensor else field["value"]
+        found[name] = draw_input(field, sizes, generator) if is_tensor else field["value"]
     of_reference = {
         n: exact(x) if torch.is_tensor(x) else number_of(spec, n, x) for n, x in found.items()
     }
@@ -298,12 +319,14 @@ def check(spec):
         and whatever warploom raises.
     """
     torch.set_num_threads(1)  # the reference's; warploom's are WARPLOOM_THREADS
-    seen, made = {"rows": 0, "ill": 0}, None
+    seen, made, kept = {"rows": 0, "ill": 0}, None, None
     for i, lengths in enumerate(spec["batches"]):
         batch = Batch(spec, [tuple(x) for x in lengths], spec["seed"] * 31 + i)
         variant, inputs, functors, of_reference = prepare(spec, batch)
         if made is None and spec["format"][0] != "dense":
             made = wrapper(spec, variant)
+        if spec["bounds"] == "cuda_graph":
+            kept = inputs = inputs if kept is None else thawed(kept, inputs)
         if spec["front"] == "flex" and i:
             made = wrapper(spec, variant) if made is not None else None
         got = answer(spec, batch, variant, made, inputs)
