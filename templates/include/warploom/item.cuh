@@ -95,12 +95,10 @@ struct Item {
 
   // Offsets of rows in elements. Rows of a composed plan, of several requests, lie in one tensor.
   WL_FN long long q_offset(const RowInfo& row) const {
-    return batch() * p.q_batch_stride + row.q_row * p.q_row_stride +
-           row.q_head * p.q_head_stride;
+    return batch() * p.q_batch_stride + row.q_row * p.q_row_stride + row.q_head * p.q_head_stride;
   }
   WL_FN long long o_offset(const RowInfo& row) const {
-    return batch() * p.o_batch_stride + row.q_row * p.o_row_stride +
-           row.q_head * p.o_head_stride;
+    return batch() * p.o_batch_stride + row.q_row * p.o_row_stride + row.q_head * p.o_head_stride;
   }
   WL_FN long long lse_offset(const RowInfo& row) const {
     return batch() * p.lse_batch_stride + row.q_row * p.lse_row_stride +
