@@ -1,6 +1,7 @@
 """Runs one spec: builds its batches, asks warploom and the reference, and compares."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ def wrapper(spec, variant):
     return made(variant, device=spec["device"], **arguments(spec, chosen_tile(spec, variant)))
 
 
-def arguments(spec, tile):
+def arguments(spec, tile) -> dict[str, Any]:
     """Those of a wrapper beside its variant and its device."""
     return dict(
         kv_format=kv_format(spec), num_q_heads=spec["heads"][0], num_kv_heads=spec["heads"][1],

@@ -324,7 +324,7 @@ def rope(x, position, theta):
 class Recorded:
     """What functors have recorded of the request that is worked on, by output."""
 
-    values: "dict[str, torch.Tensor] | None" = None
+    values: "dict[str, torch.Tensor]" = {}  # noqa: RUF012 - one for each request
 
 
 def record(name, x):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -129,7 +129,7 @@ def test_results_of_rows_are_refused_where_values_are_recorded(
     rows = room.view(torch.float16).view(10, 7, 8)[..., :4]
     wrapper.plan([0, 5, 10], [0, 7, 14], rows=rows)
     with pytest.raises(ArgumentError, match="reaches into the memory of"):
-        wrapper.run(q, (k, v), **{name: room[:, 0]})
+        wrapper.run(q, (k, v), **cast(Any, {name: room[:, 0]}))
     assert not room.any()
 
 
