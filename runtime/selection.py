@@ -78,6 +78,7 @@ class PageSelectionWrapper(AttentionWrapper):
         """
         self._guard.enter_plan()
         try:
+            inputs = self._inputs.read(inputs)
             self._plan_selected(qo_indptr, selection, num_pages, last_page_len, inputs)
         except BaseException:
             self._forget()

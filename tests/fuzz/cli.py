@@ -23,8 +23,8 @@ from fuzz.script import script
 from fuzz.shrink import shrink
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "fuzz"
-MOST_ILL = 0.05  # of all rows: more would mean that the fuzzer looks away
-ENOUGH = 10_000  # rows, for a share to mean something
+MOST_ILL = 0.05  # of a case's rows, on average: more would mean that the fuzzer looks away
+ENOUGH = 100  # cases, for an average to mean something
 EVERY = 60.0  # seconds between lines of a log
 FOLDERS = ("warploom", "dsl", "codegen", "scheduler", "runtime", "templates", "tests/fuzz")
 
@@ -39,6 +39,7 @@ class Campaign:
         self.next = args.seed
         self.stopped = False
         self.cases = self.rows = self.ill = 0
+        self.shares = 0.0  # of ill-conditioned rows, summed over cases: large ones count no more
         self.refused: Counter[str] = Counter()
         self.refusals: dict[str, str] = {}  # the first of each class
         self.failures: list[int] = []
@@ -55,7 +56,7 @@ class Campaign:
 
     @property
     def looks_away(self) -> bool:
-        return self.rows > ENOUGH and self.ill > MOST_ILL * self.rows
+        return self.cases > ENOUGH and self.shares > MOST_ILL * self.cases
 
     def take(self) -> int | None:
         with self.lock:
@@ -77,6 +78,7 @@ class Campaign:
                 self.cases += 1
                 self.rows += found.get("rows", 0)
                 self.ill += found.get("ill", 0)
+                self.shares += found.get("ill", 0) / max(1, found.get("rows", 0))
                 if "refused" in found:
                     self.refused.update([found["refused"]])
                     self.refusals.setdefault(found["refused"], f"seed {seed}: {found['text']}")
@@ -103,7 +105,7 @@ class Campaign:
             self.console.print(path.read_text(), markup=False, highlight=False)
 
     def line(self) -> str:
-        rate, share = self.cases / max(self.seconds, 1e-9), 100 * self.ill / max(self.rows, 1)
+        rate, share = self.cases / max(self.seconds, 1e-9), 100 * self.shares / max(self.cases, 1)
         return (
             f"seeds {self.args.seed}..{self.next - 1}: {self.cases} cases ({rate:.2f}/s), "
             f"{self.rows} rows compared, {share:.2f}% ill-conditioned, "
@@ -130,7 +132,9 @@ class Campaign:
             for text in self.refusals.values():
                 self.console.print(text.strip()[-600:], markup=False, highlight=False)
         if self.looks_away:
-            self.console.print(f"more than {MOST_ILL:.0%} of rows were ill-conditioned: a failure")
+            self.console.print(
+                f"more than {MOST_ILL:.0%} of a case's rows were ill-conditioned: a failure"
+            )
         facts = {
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "device": self.args.device,
@@ -142,6 +146,7 @@ class Campaign:
             "cases": self.cases,
             "rows": self.rows,
             "ill": self.ill,
+            "ill_share": round(self.shares / max(self.cases, 1), 4),
             "refused": dict(self.refused),
             "seconds": round(self.seconds),
             "cpu_hours": round(hours, 4),

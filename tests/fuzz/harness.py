@@ -249,9 +249,13 @@ def compare_rows(spec, batch, got, parts, seat):
 
 
 def input_sizes(spec, batch):
-    """What each role of an input ranges over; captured launches keep one tensor for all batches."""
+    """What each role of an input ranges over; with bounds, in any batch.
+
+    Captured launches keep one tensor for all, and devices, which see no lengths, want what the
+    bounds allow.
+    """
     sizes = batch.sizes
-    for lengths in spec["batches"] if spec["bounds"] == "cuda_graph" else ():
+    for lengths in spec["batches"] if spec["bounds"] else ():
         rows, keys = [q for q, _ in lengths], [k for _, k in lengths]
         longest = max([*keys, 1])
         least = {"batch": len(lengths), "q_pos": longest, "kv_pos": longest, "q_row": sum(rows),

@@ -317,8 +317,9 @@ def test_what_no_schema_holds_is_refused() -> None:
 def test_handles_of_what_is_gone() -> None:
     q, k, v = tensors()
     wrapper = AttentionWrapper(
-        num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", backend="reference"
-    )
+        num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", device="cpu",
+        backend="reference",
+    )  # fmt: skip
     handle = wrapper.handle
     del wrapper
     with pytest.raises(ArgumentError, match="the wrapper of a compiled graph is gone"):

@@ -81,6 +81,19 @@ def test_wrappers_take_them_in_plans_and_in_all_runs(backend: Any) -> None:
         wrapper.run(q, (k, v), gain=0.5, tabel=learnt)
 
 
+def test_page_selections_take_them() -> None:
+    q, k, v = (x[0] for x in tensors())
+    wrapper = wl.PageSelectionWrapper(
+        Folded, kv_format=wl.Paged(ROWS), num_q_heads=HEADS, num_kv_heads=HEADS, head_dim=DIM,
+        dtype="float32", device="cpu",
+    )  # fmt: skip
+    expected = wl.attention(q[None], k[None], v[None], variant=Plain(gain=0.5))[0]
+    one = torch.ones(1, dtype=torch.int32)
+    table = torch.zeros(1, HEADS, 1, dtype=torch.int32)
+    wrapper.plan([0, ROWS], table, one, ROWS * one, gain=0.5, **UNREAD)
+    torch.testing.assert_close(wrapper.run(q, (k[None], v[None]), **UNREAD), expected)
+
+
 def test_captured_tensors_that_fold_away_may_be_given() -> None:
     table = torch.ones(HEADS)
     variant = wl.flex(lambda s, b, h, i, j: torch.where(table[h] > 0, s, s))

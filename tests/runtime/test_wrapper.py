@@ -381,6 +381,6 @@ def test_explain_prints_choices_and_facts() -> None:
     for name in explained.facts:
         assert name in str(explained)
     assert "Ragged" in str(explained)
-    assert "threads" in str(explained.facts["grid"])
+    assert "thread" in str(explained.facts["grid"])
     assert not any(word in str(explained) for word in ("CTA", "warps", "stages"))
     assert "NumPy" in str(make(backend="reference").explain())
