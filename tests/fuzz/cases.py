@@ -26,7 +26,7 @@ POSITIONS = {
 }
 VALUES = {"query_transform": "q", "key_transform": "k", "value_transform": "v",
           "logits_transform": "logits", "output_transform": "o", "logits_mask": None}  # fmt: skip
-MOST_RECORDS = 1 << 24  # elements of an output: with all positions and heads they would be 10^10
+MOST_ELEMENTS = 1 << 24  # of an input or an output: one of three positions would have 10^10
 BENT = """bent = wl.custom_function(
     "bent",
     cuda="WL_FN float bent(float x) { return x / (1.0f + fabsf(x)); }",
@@ -167,7 +167,7 @@ def draw(seed: int, device: str = "cpu") -> Case:
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
     case = Case(seed, seats, tuple(fields), tuple(shipped), facts)
-    small = [batch for batch in facts["batches"] if _records(case, batch) <= MOST_RECORDS]
+    small = [batch for batch in facts["batches"] if _largest(case, batch) <= MOST_ELEMENTS]
     facts["batches"] = small or [[[1, 1]]]
     if device != "cpu" and case.transforms_keys and facts["format"][0] != "dense":
         ways = ("before", "before", "auto", "fused") if _may_prepare(case) else ("auto", "fused")
@@ -175,12 +175,13 @@ def draw(seed: int, device: str = "cpu") -> Case:
     return case
 
 
-def _records(case: Case, lengths: list[list[int]]) -> int:
-    """Elements of the largest output for a batch."""
+def _largest(case: Case, lengths: list[list[int]]) -> int:
+    """Elements of the largest input or output for a batch."""
     rows, keys = [q for q, _ in lengths] or [0], max([1, *(k for _, k in lengths)])
     sizes = {"batch": len(lengths), "q_row": sum(rows), "q_idx": max(rows), "q_pos": keys,
              "kv_pos": keys, "q_head": case.facts["heads"][0]}  # fmt: skip
-    return max((prod(sizes[role] for role in x.roles) for x in case.outputs()), default=0)
+    roles = [x.roles or () for x in (*case.used(), *case.outputs())]
+    return max((prod(sizes.get(role or "", 64) for role in each) for each in roles), default=0)
 
 
 def _may_prepare(case: Case) -> bool:

@@ -132,6 +132,8 @@ def answer_planned(spec, batch, made, inputs, outputs):
     lists = [indices(spec, batch, x) for x in batch.positional]
     named = {name: indices(spec, batch, x) for name, x in batch.plan.items()}
     planned, given = (outputs if spec["record_at"] == name else {} for name in ("plan", "run"))
+    if spec["bounds"] and spec["indices"] == "device" and spec["format"][0] in ("ragged", "paged"):
+        named["q_rows"] = len(batch.q)  # a device that plans does not tell
     made.plan(*lists, **named, **inputs, **planned)
     q, results = gapped(batch.q.to(batch.device), spec["strided"]), {}
     if spec["out"]:
