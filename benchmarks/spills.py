@@ -24,10 +24,10 @@ from rich.table import Table
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cuda
-from warploom.codegen.tiles import choose_tile
 from warploom.dsl.dtypes import float16
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec

@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.choice import choose_tile, tiles_weighed
+from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
+from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.hostcc import HostTarget
 from warploom.codegen.prepare import PrepareSpec, render_prepare
-from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.codegen.specialize import for_prepared_keys
-from warploom.codegen.tile_cost_composed import Reading, cheapest_composed_tile, composed_tiles
-from warploom.codegen.tiles import choose_tile, tiles_weighed
-from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.dsl.spec import AttentionSpec
 from warploom.runtime.prepared_keys import prepared_rows
 from warploom.scheduler.layout import c_structs
@@ -94,7 +93,7 @@ class KernelChoice:
         keys: int | None = None,
     ) -> TileConfig:
         if not isinstance(self.target, Arch):
-            return cpu_tile(self._spec, mean_fused_rows)
+            return CPU.choose(self._spec, mean_fused_rows)
         share = None if items is None else items / self.num_sms
         spec = self._plain if prepared else self._spec
         tile = choose_tile(spec, self.target, mean_fused_rows, share, keys)
@@ -145,11 +144,17 @@ class KernelChoice:
             lambda rows: Reading(*(x / self.num_sms for x in reads_with(rows))),
         )
 
+    def obstacle(self, tile: TileConfig) -> str | None:
+        """Why kernels cannot have a tile, or None."""
+        if not isinstance(self.target, Arch):
+            return None
+        return template_of(tile).obstacle(self.spec_of(tile), tile)
+
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:
-            render = render_cuda if isinstance(self.target, Arch) else render_cpu
+            template = template_of(tile) if isinstance(self.target, Arch) else CPU
             spec = self.spec_of(tile)
-            self._sources[tile] = render(spec, tile, c_structs(spec.kv_format.composed))
+            self._sources[tile] = template.render(spec, tile, c_structs(spec.kv_format.composed))
         return self._sources[tile]
 
     def sources(self, tile: TileConfig) -> list[KernelSource]:

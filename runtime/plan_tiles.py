@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.streamed import STREAMED_ROWS
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import STREAMED_ROWS
-from warploom.codegen.tiles_single import SINGLE_ROW
 from warploom.dsl.formats import KVFormat
 from warploom.errors import ArgumentError
 from warploom.runtime.kernel_choice import KernelChoice
@@ -87,15 +86,15 @@ class ComposedTiles(PlanTiles):
 
         Raises:
             ArgumentError: bits that do not depend on neighbours were asked for, a tile of more rows
-                than have a code, or on a GPU one of one row.
+                than have a code, or one that kernels cannot have.
         """
         options = self._options
         if options.batch_invariant:
             reason = "a composed plan joins states where other requests share a prefix"
             raise ArgumentError(name="batch_invariant", reason=reason)
-        if options.tile is not None and self._on_gpu and options.tile.rows == SINGLE_ROW:
-            reason = "rows of several requests share a tile of composed plans: one row is too few"
-            raise ArgumentError(name="tile", reason=reason)
+        obstacle = options.tile and self._kernels.obstacle(options.tile)
+        if obstacle:
+            raise ArgumentError(name="tile", reason=f"does not suit the kernels: {obstacle}")
         if options.tile is not None and options.tile.rows > ROW_CODE:
             reason = f"has {options.tile.rows} rows; composed plans take {ROW_CODE} at most"
             raise ArgumentError(name="tile", reason=reason)

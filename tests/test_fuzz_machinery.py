@@ -225,7 +225,7 @@ def test_tiles_for_a_device_are_those_that_fit() -> None:
 def test_kernels_for_devices_compile() -> None:
     """Those of drawn tiles, up to the cubin."""
 
-    from warploom.codegen.render import render_cuda
+    from warploom.codegen.attention.templates import render_cuda
     from warploom.errors import NoCudaCompiler, UnsupportedSpec
     from warploom.scheduler.layout import c_structs
 

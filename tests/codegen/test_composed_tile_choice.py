@@ -11,7 +11,7 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
-from warploom.codegen.tile_cost_composed import Reading, cheapest_composed_tile, composed_tiles
+from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace

@@ -9,10 +9,10 @@ import torch
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cuda
-from warploom.codegen.tiles import choose_tile
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace

@@ -11,10 +11,10 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS
+from warploom.codegen.attention.templates import render_cpu, render_cuda
 from warploom.codegen.hostcc import compile_cpp, host_target
 from warploom.codegen.nvrtc import compile_cuda
 from warploom.codegen.prepare import PrepareSpec, render_prepare
-from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.formats import KVFormat

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import TALL, cuda_launch, render_cuda, template_of
 from warploom.codegen.build import build
 from warploom.codegen.functors import variant_struct
-from warploom.codegen.linear_bias import LinearBias, may_shift_rows, without_linear_bias
+from warploom.codegen.linear_bias import LinearBias, without_linear_bias
 from warploom.codegen.logits_seats import column_state_bytes, logits_seats
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.evaluate import evaluate
 from warploom.dsl.formats import KVFormat
@@ -222,7 +222,7 @@ def test_kernels_whose_columns_follow_each_other_have_it(
     kv_format: KVFormat, rows: int, shifts: bool
 ) -> None:
     of, tile = spec(wl.Alibi(), kv_format), TileConfig(rows, 64, 4, 2)
-    assert may_shift_rows(of, tile) == shifts
+    assert template_of(tile).shifts_rows(of) == shifts
     text = render_cuda(of, tile, c_structs(kv_format.composed)).text
     assert ("kHasLinearBias = true" in text) == shifts
 
@@ -231,7 +231,7 @@ def test_without_a_softmax_nothing_can_be_shifted() -> None:
     class Plain(wl.Alibi):
         softmax = False
 
-    assert not may_shift_rows(spec(Plain(), wl.Ragged()), TileConfig(64, 64, 4, 2))
+    assert not TALL.shifts_rows(spec(Plain(), wl.Ragged()))
 
 
 @pytest.mark.nvrtc

@@ -8,11 +8,11 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS, Arch, arch_named
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import Compiled, run_nvrtc
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.dsl.dtypes import dtype, kv_dtype
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.position import Position

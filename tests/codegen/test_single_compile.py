@@ -9,12 +9,11 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import SINGLE_ROW, cuda_launch, render_cuda
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
-from warploom.codegen.tiles_single import single_tile
 from warploom.dsl.dtypes import dtype, float16, kv_dtype
 from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
@@ -76,7 +75,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_one_row(name: str) -> None:
     of, arch = CASES[name][0], arch_named(CASES[name][1])
-    tile = single_tile(of)
+    tile = SINGLE_ROW.tile(of)
     shape = cuda_launch(of, tile, arch)
     source = render_cuda(of, tile, c_structs())
     claim = f"\nstatic_assert(warploom::Arena<warploom::Kernel>::kBytes == {shape.shared_bytes});\n"
@@ -92,7 +91,7 @@ def test_seats_that_need_staged_rows_have_tiles_of_16(variant: wl.Variant) -> No
     tile = choose_tile(of, arch_named("sm_90a"), 1)
     assert tile.rows == 16
     assert "not one row, since a" in tile.reason
-    with pytest.raises(UnsupportedSpec, match=r"tile of one row .*needs staged .*16 rows"):
+    with pytest.raises(UnsupportedSpec, match=r"portable 1x64.*needs staged .*16 rows"):
         render_cuda(of, TileConfig(1, 64, 4, 1), c_structs())
 
 

@@ -6,11 +6,11 @@ import torch
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.logits_seats import column_state_bytes
-from warploom.codegen.render import render_cuda
 from warploom.codegen.specialize import for_group_size
-from warploom.codegen.tiles import choose_tile
 from warploom.dsl.dtypes import float16
 from warploom.dsl.formats import Ragged
 from warploom.dsl.position import Position

@@ -10,11 +10,11 @@ from disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS, Arch
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.build import build
 from warploom.codegen.headers import CudaToolchain
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.dsl.dtypes import bfloat16, float16
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
 from warploom.dsl.position import Position

@@ -12,14 +12,14 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
-from warploom.codegen.render import render_cuda
+from warploom.codegen.attention.choice import choose_tile, every_tile, tiles_weighed
+from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch, every_tile, tiles_weighed
-from warploom.dsl.dtypes import bfloat16
+from warploom.dsl.dtypes import bfloat16, kv_dtype
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
-from warploom.errors import UnsupportedSpec
+from warploom.errors import ArgumentError, UnsupportedSpec
 from warploom.scheduler.layout import c_structs
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
@@ -172,3 +172,14 @@ def test_what_no_sweep_covers_is_chosen_by_rows() -> None:
     assert not tiles_weighed(spec(128, wl.Ragged(), wl.Rope), HOPPER)
     assert choose_tile(spec(128, wl.Ragged(), wl.Rope), HOPPER, 64).rows == 64
     assert not choose_tile(spec(128, wl.Ragged()), arch_named("sm_80"), 64).costs
+
+
+def test_a_tile_of_no_template_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"tile: names .*'blackwell'.* 'hopper', 'portable'"):
+        render_cuda(spec(64, wl.Ragged()), TileConfig(64, 64, template="blackwell"), c_structs())  # type: ignore[arg-type]
+
+
+def test_the_hopper_template_refuses_keys_of_8_bits() -> None:
+    of = AttentionSpec(trace(wl.Causal()), 128, 128, bfloat16, wl.Ragged(), kv_dtype("int8"))
+    with pytest.raises(UnsupportedSpec, match=r"hopper 128x64.* no 8-bit keys.* portable"):
+        render_cuda(of, TileConfig(128, 64, 8, 2, "hopper"), c_structs())

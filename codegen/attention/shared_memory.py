@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import KVFormat
 
@@ -14,8 +15,3 @@ def staged_item_bytes(kv_format: KVFormat, tile: TileConfig) -> int:
     """Shared memory that holds the rows of a tile and the facts of its item."""
     row = PACKED_ROW_BYTES if kv_format.composed else ROW_BYTES
     return round_up(row * tile.rows, 16) + FACTS_BYTES
-
-
-def round_up(n: int, multiple: int) -> int:
-    """The least multiple that is not below n."""
-    return -(-n // multiple) * multiple

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.choice import every_tile
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import every_tile
 from warploom.dsl.spec import AttentionSpec
 
 _FITTED_LANES = 2 * 128  # of a key and its value, in 16 bits
