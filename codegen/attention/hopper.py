@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.attention.shared_memory import staged_item_bytes
+from warploom.codegen.attention.shared_memory import (
+    TILE_ALIGN,
+    Region,
+    SharedMemory,
+    items_region,
+    padded_dims,
+)
 from warploom.codegen.attention.template import CudaTemplate, Work
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.logits_seats import column_state_bytes
@@ -47,7 +53,7 @@ class Hopper(CudaTemplate):
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
         self.check(spec, tile)
         return LaunchShape(
-            self.threads(spec, tile), self.shared_bytes(spec, tile), 1, overlaps=True
+            self.threads(spec, tile), self.memory(spec, tile).bytes, 1, overlaps=True
         )
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
@@ -121,25 +127,29 @@ class Hopper(CudaTemplate):
             f"{tile.query_stages} tiles of queries are what fits the shared memory"
         )
 
-    def shared_bytes(self, spec: AttentionSpec, tile: TileConfig) -> int:
-        """Size of `hopper::Shared` in templates/include/warploom/hopper/shared.cuh."""
-        dim_qk, dim_v = round_up(spec.head_dim_qk, 32), round_up(spec.head_dim_v, 32)
+    def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
+        """With two tiles of queries those of the next item come early, and it is open before."""
+        dim_qk, dim_v = padded_dims(spec)
         row_threads = 8 if dim_qk % 64 == 0 and dim_v % 64 == 0 else 4
-        staged = 2 * (
-            tile.query_stages * tile.rows * dim_qk + tile.stages * tile.keys * (dim_qk + dim_v)
+        slots = (tile.stages + 1) * tile.keys  # read after the tile's keys were released
+        items = 1 if tile.query_stages == 1 else tile.query_stages + 1
+        barriers = _BARRIER_BYTES * (2 * items + 3 * tile.query_stages + 6 * tile.stages)
+        return SharedMemory(
+            Region("queries", tile.query_stages * tile.rows * 2 * dim_qk, TILE_ALIGN),
+            Region("keys", tile.stages * tile.keys * 2 * dim_qk, TILE_ALIGN),
+            Region("values", tile.stages * tile.keys * 2 * dim_v, TILE_ALIGN),
+            Region("slab", 4 * (32 * tile.warps // row_threads) * (dim_v + 8)),
+            Region("positions", 4 * slots if spec.kv_format.column_positions else 0),
+            Region("columns", slots * self.column_bytes(spec)),
+            items_region(spec, tile, items),
+            Region("barriers", barriers + _VISIT_BYTES * round_up(tile.stages, 2)),
         )
-        slab = 4 * (32 * tile.warps // row_threads) * (dim_v + 8)
-        columns = 4 * (tile.stages + 1) * tile.keys if spec.kv_format.column_positions else 0
-        if not spec.kv_format.composed:
-            column = column_state_bytes(
-                spec.variant, self.keeps_bytes(spec), self.shifts_rows(spec)
-            )
-            columns += (tile.stages + 1) * tile.keys * column
-        item_stages = 1 if tile.query_stages == 1 else tile.query_stages + 1
-        items = item_stages * staged_item_bytes(spec.kv_format, tile)
-        barriers = _BARRIER_BYTES * (2 * item_stages + 3 * tile.query_stages + 6 * tile.stages)
-        visits = _VISIT_BYTES * round_up(tile.stages, 2)
-        return round_up(staged + slab + columns, 16) + items + barriers + visits
+
+    def column_bytes(self, spec: AttentionSpec) -> int:
+        """What seats on logits keep of a key, for all rows; a composed tile's each see another."""
+        if spec.kv_format.composed:
+            return 0
+        return column_state_bytes(spec.variant, self.keeps_bytes(spec), self.shifts_rows(spec))
 
     def _is_crowded(self, spec: AttentionSpec) -> bool:
         """Whether groups that compute load numbers of elements, and transform gathered keys.

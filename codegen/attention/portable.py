@@ -11,7 +11,14 @@ from abc import abstractmethod
 from collections.abc import Iterator
 
 from warploom.codegen.arch import REGISTERS_PER_SM, Arch
-from warploom.codegen.attention.shared_memory import staged_item_bytes
+from warploom.codegen.attention.shared_memory import (
+    TILE_ALIGN,
+    Overlay,
+    Region,
+    SharedMemory,
+    items_region,
+    padded_dims,
+)
 from warploom.codegen.attention.template import SMALL_HEADS, CudaTemplate, Work
 from warploom.codegen.functors import scale_factors
 from warploom.codegen.launch_shape import LaunchShape
@@ -38,13 +45,9 @@ class Portable(CudaTemplate):
         """Registers of a thread, at most, on devices of a compute capability."""
         return MOST_REGISTERS
 
-    @abstractmethod
-    def shared_bytes(self, spec: AttentionSpec, tile: TileConfig) -> int:
-        """Dynamic shared memory of a CTA."""
-
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
         self.check(spec, tile)
-        threads, shared = self.threads(tile), self.shared_bytes(spec, tile)
+        threads, shared = self.threads(tile), self.memory(spec, tile).bytes
         ctas = min(
             arch.shared_per_sm // (shared + _RESERVED_BYTES),
             arch.registers_per_sm // (self.registers(spec, arch.capability) * threads),
@@ -69,28 +72,13 @@ class Staged(Portable):
             f"{shape.ctas_per_sm} CTAs per SM"
         )
 
-    def shared_bytes(self, spec: AttentionSpec, tile: TileConfig) -> int:
-        """Size of `Arena` in templates/include/warploom/arena.cuh; a test compares the two."""
-        dim_qk, dim_v = round_up(spec.head_dim_qk, 32), round_up(spec.head_dim_v, 32)
-        staged = 2 * tile.rows * dim_qk * (1 + self.streams)
-        staged += tile.stages * tile.keys * _key_bytes(spec)
-        if spec.is_narrow:  # seats make 16-bit numbers of a whole tile
-            seats = spec.variant.seats
-            transforms_values = "value_transform" in seats and not scale_factors(
-                seats["value_transform"]
-            )
-            staged += 2 * tile.keys * dim_qk * ("key_transform" in seats)
-            staged += 2 * tile.keys * dim_v * transforms_values
-        if spec.kv_format.block_kv:
-            staged += 16 * (tile.stages + 1) * tile.keys  # addresses of keys and values
-        if spec.kv_format.column_positions:
-            staged += 4 * (tile.stages + 1) * tile.keys
-        slab_rows = 16 * tile.warps
-        output = 4 * slab_rows * (dim_v + 8) + 8 * slab_rows
-        item = staged_item_bytes(spec.kv_format, tile)
-        if self.streams:  # from item to item: nothing takes the place of anything
-            return round_up(round_up(staged, 16) + output, 16) + 4 * item
-        return round_up(max(staged, output), 16) + item
+    def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
+        """Where keys stream from item to item, nothing takes the place of anything."""
+        walked, output = _walked(spec, tile, 1 + self.streams), _output(spec, tile)
+        items = items_region(spec, tile, 4 if self.streams else 1)
+        if self.streams:
+            return SharedMemory(*walked, *output, items)
+        return SharedMemory(Overlay(walked, output), items)
 
 
 class Tall(Staged):
@@ -170,9 +158,36 @@ def _needs_registers(spec: AttentionSpec, arch: Arch) -> bool:
     return mask_reads_inputs(spec) or arch.capability >= (10, 0)
 
 
-def _key_bytes(spec: AttentionSpec) -> int:
-    """Bytes of a staged key and value, padded to whole swizzled blocks."""
-    dims = spec.head_dim_qk, spec.head_dim_v
-    if spec.is_narrow:
-        return sum(round_up(dim, 64) for dim in dims)
-    return sum(2 * round_up(dim, 32) for dim in dims)
+def _walked(spec: AttentionSpec, tile: TileConfig, query_tiles: int) -> list[Region]:
+    """What is needed while keys are walked."""
+    dim_qk, dim_v = padded_dims(spec)
+    seats = spec.variant.seats
+    # Seats make 16-bit numbers of a whole tile.
+    new_keys = spec.is_narrow and "key_transform" in seats
+    new_values = spec.is_narrow and "value_transform" in seats
+    new_values = new_values and not scale_factors(seats["value_transform"])
+    key, value = (
+        (round_up(spec.head_dim_qk, 64), round_up(spec.head_dim_v, 64))
+        if spec.is_narrow
+        else (2 * dim_qk, 2 * dim_v)
+    )
+    # What was looked up for a tile is needed until its turn has passed.
+    looked_up = (tile.stages + 1) * tile.keys
+    return [
+        Region("queries", query_tiles * tile.rows * 2 * dim_qk, TILE_ALIGN),
+        Region("keys", tile.stages * tile.keys * key, TILE_ALIGN),
+        Region("values", tile.stages * tile.keys * value, TILE_ALIGN),
+        Region("wide_keys", new_keys * tile.keys * 2 * dim_qk, TILE_ALIGN),
+        Region("wide_values", new_values * tile.keys * 2 * dim_v, TILE_ALIGN),
+        Region("addresses", 16 * looked_up if spec.kv_format.block_kv else 0),
+        Region("positions", 4 * looked_up if spec.kv_format.column_positions else 0),
+    ]
+
+
+def _output(spec: AttentionSpec, tile: TileConfig) -> list[Region]:
+    """What is needed after it: rows of fp32, 16 of each warp, and what their softmax has found.
+
+    8 floats of padding put the rows that one store touches into different banks.
+    """
+    rows, (_, dim_v) = 16 * tile.warps, padded_dims(spec)
+    return [Region("slabs", 4 * rows * (dim_v + 8)), Region("statistics", 8 * rows)]

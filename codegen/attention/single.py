@@ -6,10 +6,14 @@ from collections.abc import Iterator
 
 from warploom.codegen.arch import REGISTERS_PER_SM, Arch
 from warploom.codegen.attention.portable import MOST_REGISTERS, Portable, mask_reads_inputs
-from warploom.codegen.attention.shared_memory import staged_item_bytes
+from warploom.codegen.attention.shared_memory import (
+    Region,
+    SharedMemory,
+    items_region,
+    padded_dims,
+)
 from warploom.codegen.attention.template import Work
 from warploom.codegen.functors import scale_factors
-from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
 from warploom.dsl.spec import AttentionSpec
 
@@ -94,11 +98,15 @@ class SingleRow(Portable):
         ctas = late if late == early else f"__CUDA_ARCH__ < {since} ? {early} : {late}"
         return f"{threads}, {ctas}"
 
-    def shared_bytes(self, spec: AttentionSpec, tile: TileConfig) -> int:
-        """Size of `Arena<K, 1>` in single.cuh; a test compares the two."""
-        dim_qk, dim_v = round_up(spec.head_dim_qk, 32), round_up(spec.head_dim_v, 32)
-        slabs = 2 * dim_qk + tile.warps * (4 * dim_v + 8)
-        return round_up(slabs, 16) + 2 * staged_item_bytes(spec.kv_format, tile)
+    def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
+        """Two items take turns: the next is opened while the last is written."""
+        dim_qk, dim_v = padded_dims(spec)
+        return SharedMemory(
+            Region("query", 2 * dim_qk),
+            Region("slabs", 4 * tile.warps * dim_v),
+            Region("statistics", 8 * tile.warps),
+            items_region(spec, tile, 2),
+        )
 
     def reason(self, spec: AttentionSpec, tile: TileConfig, arch: Arch, work: Work) -> str:
         ctas = self.launch(spec, tile, arch).ctas_per_sm

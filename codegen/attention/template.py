@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from warploom.codegen.abi import param_fields, struct_text
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.shared_memory import SharedMemory
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.render import Config, config_struct, environment, short_dims, short_dtypes
@@ -87,6 +88,10 @@ class Template(ABC):
         """What its `Config` has besides the sizes that all have."""
         return {}
 
+    def table(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        """C++ text of what `Config` tells of its memory."""
+        return ""
+
     def turns_rows(self, spec: AttentionSpec) -> bool:
         """Whether sines of staged rows are taken from those of others (decision 0019)."""
         return False
@@ -130,7 +135,7 @@ class Template(ABC):
                 bytes_of_columns=self.keeps_bytes(spec),
                 shifts_rows=self.shifts_rows(spec),
             ),
-            "config_struct": config_struct(config),
+            "config_struct": config_struct(config, self.table(spec, tile)),
             "config": config,  # as values, where a template must choose text
             "entry": "warploom_kernel",
             "launch_bounds": self.launch_bounds(spec, tile),
@@ -182,6 +187,13 @@ class CudaTemplate(Template):
         """Columns of a tile must have consecutive positions, and rows the facts of one request."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
         return spec.variant.softmax and not listed
+
+    @abstractmethod
+    def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
+        """What lies where in the shared memory of a CTA."""
+
+    def table(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        return self.memory(spec, tile).struct()
 
     @abstractmethod
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from disassembly import disassembled
 import warploom as wl
 from warploom.codegen.arch import ARCHS, Arch
 from warploom.codegen.attention.choice import choose_tile
-from warploom.codegen.attention.templates import cuda_launch, render_cuda
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.build import build
 from warploom.codegen.headers import CudaToolchain
-from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import bfloat16, float16
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
 from warploom.dsl.position import Position
@@ -22,6 +24,7 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
+from warploom.errors import CompileError
 from warploom.scheduler.layout import c_structs
 
 pytestmark = pytest.mark.nvrtc
@@ -102,17 +105,9 @@ def _compiler(toolchain: CudaToolchain) -> None:
     """Without CUDA's compiler these tests are skipped."""
 
 
-def checked_source(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> KernelSource:
-    """Text that also holds the size of shared memory that we launch the kernel with."""
-    source = render_cuda(spec, tile, c_structs())
-    size = cuda_launch(spec, tile, arch).shared_bytes
-    check = f"\nstatic_assert(warploom::Kernel::Arena<warploom::Kernel>::kBytes == {size});\n"
-    return replace(source, text=source.text + check)
-
-
 def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
     spec = example.spec
-    source = checked_source(spec, tile, arch)
+    source = render_cuda(spec, tile, c_structs())
     artifact = build(source, arch)
     assert artifact.resources is not None
     assert artifact.resources.spill_bytes in (0, None), source.name
@@ -178,8 +173,25 @@ def test_tight_registers_hold_everything_on_hopper(name: str) -> None:
     spec, arch = TIGHT[name].spec, ARCHS["sm_90a"]
     tile = choose_tile(spec, arch, 500)
     assert tile.template == "hopper"
-    used = build(checked_source(spec, tile, arch), arch).resources
+    used = build(render_cuda(spec, tile, c_structs()), arch).resources
     assert used is not None and used.local_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [
+        ("decode one row", TileConfig(1, 64, 4, 1)),
+        ("decode paged 1", TileConfig(16, 64, 2, 2)),
+        ("prefill ragged", TileConfig(128, 64, 8, 2, "hopper", 1)),
+    ],
+)
+def test_headers_refuse_a_table_of_shared_memory_with_another_size(
+    name: str, tile: TileConfig
+) -> None:
+    source = render_cuda(EXAMPLES[name].spec, tile, c_structs())
+    text = re.sub(r"(kItemsBytes = \d+)", r"\1 + 16", source.text)
+    with pytest.raises(CompileError, match="static assertion failed"):
+        run_nvrtc(text, ARCHS["sm_90a"], source.name)
 
 
 def test_hopper_uses_its_own_instructions() -> None:
