@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.hopper_registers import GROUP_ROWS, Load, Registers
 from warploom.codegen.attention.shared_memory import (
     TILE_ALIGN,
     Region,
@@ -25,7 +27,6 @@ from warploom.dsl.ir import walk
 from warploom.dsl.lanes import reads_other_lanes, reduces_lanes
 from warploom.dsl.spec import AttentionSpec
 
-GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
 _BARRIER_BYTES = 8  # Barrier
 _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
@@ -63,8 +64,23 @@ class Hopper(CudaTemplate):
         return {
             "query_stages": tile.query_stages,
             "bulk": self.copies_in_bulk(spec.kv_format, tile),
-            "threads": self.threads(spec, tile),
+            "transformer": _has_transformer(spec),
+            **{f"{role}_registers": n for role, n in asdict(self.registers(spec, tile)).items()},
         }
+
+    def registers(self, spec: AttentionSpec, tile: TileConfig) -> Registers:
+        """Of a thread of each role."""
+        dim_qk, dim_v = padded_dims(spec)
+        load = Load(
+            consumers=tile.rows // GROUP_ROWS,
+            transforms=_has_transformer(spec),
+            head_dim_v=spec.head_dim_v,
+            bulk=self.copies_in_bulk(spec.kv_format, tile),
+            padded=spec.head_dim_qk != dim_qk,
+            panels=dim_v // _swizzled_lanes(spec),
+            column_states=self.column_bytes(spec) > 0,
+        )
+        return load.registers()
 
     def turns_rows(self, spec: AttentionSpec) -> bool:
         """Where rows lie evenly, and have warps of their own that transform them."""
@@ -130,7 +146,7 @@ class Hopper(CudaTemplate):
     def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
         """With two tiles of queries those of the next item come early, and it is open before."""
         dim_qk, dim_v = padded_dims(spec)
-        row_threads = 8 if dim_qk % 64 == 0 and dim_v % 64 == 0 else 4
+        row_threads = _swizzled_lanes(spec) // 8
         slots = (tile.stages + 1) * tile.keys  # read after the tile's keys were released
         items = 1 if tile.query_stages == 1 else tile.query_stages + 1
         barriers = _BARRIER_BYTES * (2 * items + 3 * tile.query_stages + 6 * tile.stages)
@@ -162,6 +178,11 @@ class Hopper(CudaTemplate):
         parts = list(reachable([seats[name] for name in _ON_LOGITS if name in seats]))
         known = levels(parts)
         return any(part.op == "load" and known[part] is Level.ELEMENT for part in parts)
+
+
+def _swizzled_lanes(spec: AttentionSpec) -> int:
+    """Lanes of a swizzled block of a staged tile."""
+    return 64 if all(dim % 64 == 0 for dim in padded_dims(spec)) else 32
 
 
 _NO_NARROW_KEYS = "the Hopper template takes no 8-bit keys"

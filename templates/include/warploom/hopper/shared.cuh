@@ -7,10 +7,9 @@
 
 namespace warploom::hopper {
 
-// Whether a group of its own transforms what was staged; else consumers do. Code generation decides
-// and launches its threads.
+// Whether a group of its own transforms what was staged; else consumers do.
 template <class K>
-constexpr bool kHasTransformer = K::Config::kThreads == 2 * K::Config::kRows + 2 * 128;
+constexpr bool kHasTransformer = K::Config::kTransformer;
 
 // The slab has one row for every kRowThreads consumer threads: output leaves the registers through
 // it.

@@ -1,0 +1,59 @@
+"""Registers that the groups of a Hopper kernel exchange: all shares add up to what there is."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.attention.hopper_registers import Load, Registers
+from warploom.codegen.attention.templates import HOPPER, render_cuda
+from warploom.codegen.source import TileConfig
+from warploom.dsl.dtypes import bfloat16
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+from warploom.scheduler.layout import c_structs
+
+TRUTHS = (False, True)
+
+
+def test_no_split_of_registers_gives_more_than_was_launched_with() -> None:
+    sizes = product((1, 2, 3), TRUTHS, (40, 96, 128, 256), TRUTHS, TRUTHS, (1, 4, 5), TRUTHS)
+    for load in (Load(*size) for size in sizes):
+        found = load.registers()
+        groups = load.consumers + 1 + load.transforms
+        if groups not in (3, 4):
+            assert found == Registers()
+            continue
+        launched = 168 if groups == 3 else 128
+        given = found.producer + found.transformer + load.consumers * found.consumer
+        assert given <= groups * launched, load
+        assert found.consumer > launched > found.producer  # one side gives, the other takes
+        assert all(count % 8 == 0 for count in (found.producer, found.transformer, found.consumer))
+        assert (found.transformer > 0) == load.transforms and found.consumer <= 240
+
+
+@pytest.mark.parametrize(
+    ("variant", "dim", "kv_format", "registers"),
+    [
+        (wl.Variant(), 128, wl.Ragged(), (72, 0, 216)),
+        (wl.DocumentMask(), 128, wl.Ragged(), (88, 0, 208)),
+        (wl.Variant(), 256, wl.Ragged(), (56, 0, 224)),
+        (wl.Variant(), 160, wl.Paged(1), (88, 0, 208)),
+        (wl.Rope(), 128, wl.Ragged(), (56, 72, 192)),
+        (wl.Rope(), 64, wl.Ragged(), (56, 104, 176)),
+        (wl.Rope(), 72, wl.Ragged(), (64, 96, 176)),
+        (wl.Rope(), 64, wl.Paged(1), (64, 96, 176)),
+    ],
+)
+def test_kernels_have_the_recorded_split(
+    variant: wl.Variant, dim: int, kv_format: KVFormat, registers: tuple[int, ...]
+) -> None:
+    of = AttentionSpec(trace(variant), dim, dim, bfloat16, kv_format)
+    tile = TileConfig(128, 64, 8, 2, "hopper", 1)
+    assert HOPPER.registers(of, tile) == Registers(*registers)
+    text = render_cuda(of, tile, c_structs()).text
+    for role, count in zip(("Producer", "Transformer", "Consumer"), registers, strict=True):
+        assert f"k{role}Registers = {count};" in text
