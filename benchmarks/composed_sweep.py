@@ -59,7 +59,7 @@ def tiles_on(device: torch.device, every_tile_too: bool) -> list[TileConfig]:
     attention = declared(wl.Composed(PAGE), 1, 1, DIM, device)
     spec, target = attention.spec, attention.target
     if not isinstance(target, Arch):
-        return list(dict.fromkeys(CPU.choose(spec, rows) for rows in (1, 48)))
+        return list(dict.fromkeys(CPU.choose(spec, rows).tile for rows in (1, 48)))
     weighed = [] if every_tile_too else composed_tiles(spec, target)
     return weighed or every_tile(spec, target)
 

@@ -130,7 +130,7 @@ def used(job: Job) -> Used:
     variant, dims, kv_format = job
     spec = AttentionSpec(trace(VARIANTS[variant]()), *dims, float16, FORMATS[kv_format])
     arch = ARCHS["sm_90a"]
-    tile = choose_tile(spec, arch, LONG)
+    tile = choose_tile(spec, arch, LONG).tile
     source = render_cuda(spec, tile, c_structs())
     found = read_resources(run_nvrtc(source.text, arch, source.name).cubin)
     return Used(variant, *dims, kv_format, tile.label, found.registers, found.local_bytes)

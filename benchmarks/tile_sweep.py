@@ -18,7 +18,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,7 @@ def tiles_of(dim: int, device: torch.device) -> list[TileConfig]:
     if isinstance(any_tile.target, Arch):
         swept = every_tile if dim > SMALL_HEADS else tiles_weighed
         return swept(any_tile.spec, any_tile.target)
-    return list(dict.fromkeys(CPU.choose(any_tile.spec, rows) for rows in (1, 48)))
+    return list(dict.fromkeys(CPU.choose(any_tile.spec, rows).tile for rows in (1, 48)))
 
 
 def build(grid: Sequence[Batch], device: torch.device) -> None:
@@ -216,10 +216,8 @@ def facts(attention: wl.AttentionWrapper) -> dict[str, Any]:
     assert attention.planned is not None
     kernel = attention.planned.kernel
     used = kernel.artifact.resources
-    tile = {field.name: getattr(kernel.tile, field.name) for field in fields(TileConfig)
-            if field.compare}  # fmt: skip
     return {
-        "tile": tile,
+        "tile": asdict(kernel.tile),
         "num_ctas": kernel.num_ctas,
         "registers": used.registers if used else None,
         "spill_bytes": used.spill_bytes if used else None,

@@ -12,7 +12,7 @@ from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_
 from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.hostcc import HostTarget
 from warploom.codegen.prepare import PrepareSpec, render_prepare
-from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.source import KernelSource, TileChoice, TileConfig
 from warploom.codegen.specialize import for_prepared_keys
 from warploom.dsl.spec import AttentionSpec
 from warploom.runtime.prepared_keys import prepared_rows
@@ -72,7 +72,7 @@ class KernelChoice:
         items: int | None = None,
         keys: int | None = None,
         may_prepare: bool = True,
-    ) -> TileConfig:
+    ) -> TileChoice:
         """The tile for requests with this many query rows x query heads per key/value head.
 
         Args:
@@ -91,13 +91,13 @@ class KernelChoice:
         mean_fused_rows: float,
         items: int | None = None,
         keys: int | None = None,
-    ) -> TileConfig:
+    ) -> TileChoice:
         if not isinstance(self.target, Arch):
             return CPU.choose(self._spec, mean_fused_rows)
         share = None if items is None else items / self.num_sms
         spec = self._plain if prepared else self._spec
-        tile = choose_tile(spec, self.target, mean_fused_rows, share, keys)
-        return replace(tile, prepared_keys=prepared)
+        choice = choose_tile(spec, self.target, mean_fused_rows, share, keys)
+        return replace(choice, tile=replace(choice.tile, prepared_keys=prepared))
 
     @cached_property
     def _plain(self) -> AttentionSpec:
@@ -118,9 +118,9 @@ class KernelChoice:
         spec = self._plain if prepared else self._spec
         if isinstance(self.target, Arch) and (weighed := tiles_weighed(spec, self.target)):
             weighed = [replace(tile, prepared_keys=prepared) for tile in weighed]
-            return list(dict.fromkeys([self._choose(prepared, fewest_rows), *weighed]))
+            return list(dict.fromkeys([self._choose(prepared, fewest_rows).tile, *weighed]))
         samples = [max(rows, fewest_rows) for rows in _SAMPLES]
-        chosen = (self._choose(prepared, rows, n) for rows in samples for n in (1, None))
+        chosen = (self._choose(prepared, rows, n).tile for rows in samples for n in (1, None))
         return list(dict.fromkeys(chosen))
 
     def composed_candidates(self, fewest_rows: float) -> list[TileConfig]:
@@ -130,7 +130,7 @@ class KernelChoice:
 
     def cheapest_composed(
         self, reads_with: Callable[[int], tuple[int, int, int]]
-    ) -> TileConfig | None:
+    ) -> TileChoice | None:
         """The tile of a composed plan by the model of costs, or None where there is none.
 
         Args:

@@ -13,7 +13,7 @@ from warploom.codegen.arch import Arch
 from warploom.codegen.attention.cost import is_covered, predicted_us
 from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.templates import CUDA, SINGLE_ROW, template_of
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
@@ -24,7 +24,7 @@ def choose_tile(
     mean_fused_rows: float,
     items_per_sm: float | None = None,
     mean_keys: float | None = None,
-) -> TileConfig:
+) -> TileChoice:
     """The tile for a batch: of one row, or the cheapest by a model of costs, or by rows.
 
     Args:
@@ -35,7 +35,7 @@ def choose_tile(
         mean_keys: keys of a request; None if unknown. Only the model asks for them.
 
     Returns:
-        A tile that fits the architecture, with the reason in words.
+        A tile that fits the architecture, and why it was chosen.
 
     Raises:
         UnsupportedSpec: no tile fits.
@@ -47,9 +47,9 @@ def choose_tile(
     )
     has_own = SINGLE_ROW.tiles(spec, arch, work)
     pool = [] if has_own else tiles_weighed(spec, arch)
-    tile = _cheapest(spec, arch, pool, work) if pool else _by_rows(spec, arch, work)
+    choice = _cheapest(spec, arch, pool, work) if pool else _by_rows(spec, arch, work)
     passed = (template.passed_over(spec, arch, work) for template in CUDA)
-    return replace(tile, reason="; ".join([tile.reason, *filter(None, passed)]))
+    return replace(choice, reason="; ".join([choice.reason, *filter(None, passed)]))
 
 
 def tiles_weighed(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
@@ -71,12 +71,12 @@ def every_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     return list(dict.fromkeys([*tiles_weighed(spec, arch), *found]))
 
 
-def _by_rows(spec: AttentionSpec, arch: Arch, work: Work) -> TileConfig:
+def _by_rows(spec: AttentionSpec, arch: Arch, work: Work) -> TileChoice:
     """The best tile of the first template that has one for so many rows."""
     for template in CUDA:
         for tile in template.tiles(spec, arch, work)[:1]:
             reason = template.reason(spec, tile, arch, work) + template.rule(work)
-            return replace(tile, reason=reason)
+            return TileChoice(tile, reason)
     raise UnsupportedSpec(
         what=f"head_dim {spec.head_dim_qk}/{spec.head_dim_v} on {arch.name}",
         reason="no tile fits its shared memory",
@@ -86,7 +86,7 @@ def _by_rows(spec: AttentionSpec, arch: Arch, work: Work) -> TileConfig:
 
 def _cheapest(
     spec: AttentionSpec, arch: Arch, pool: Sequence[TileConfig], work: Work
-) -> TileConfig:
+) -> TileChoice:
     """The tile that the model predicts to be fastest."""
     known = [tile for tile in pool if template_of(tile).is_known(tile, work)] or pool[-1:]
     costs = {tile: predicted_us(spec, arch, tile, work) for tile in known}
@@ -94,7 +94,7 @@ def _cheapest(
     tile = ranked[0]
     reason = template_of(tile).reason(spec, tile, arch, work)
     given = f"{work.items:.3g} pairs of a request and a head for each SM and {work.keys:.4g} keys"
-    return replace(
+    return TileChoice(
         tile,
         reason=f"{reason}; the cheapest of {len(known)} by the model of costs, for {given}",
         costs=tuple((found.label, costs[found]) for found in ranked),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warploom.codegen.attention.template import Template
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.spec import AttentionSpec
 
 # Multiples of the micro-kernel's 6 (AMX takes 16 or 32 at a time). More rows share the packing of a
@@ -23,7 +23,7 @@ class Cpu(Template):
     name = "cpu"
     language = "cpp"
 
-    def choose(self, spec: AttentionSpec, mean_fused_rows: float) -> TileConfig:
+    def choose(self, spec: AttentionSpec, mean_fused_rows: float) -> TileChoice:
         """Chooses rows and keys per tile.
 
         Args:
@@ -39,4 +39,4 @@ class Cpu(Template):
             f"{mean_fused_rows:.4g} fused rows per request: tiles of {rows}; packed keys and "
             f"values of {keys * key_bytes // 1024} KiB fit the second-level cache"
         )
-        return TileConfig(rows, keys, warps=1, stages=1, reason=reason)
+        return TileChoice(TileConfig(rows, keys, warps=1, stages=1), reason)

@@ -239,7 +239,7 @@ def test_without_a_softmax_nothing_can_be_shifted() -> None:
 def test_an_element_gets_one_multiply_add_with_a_constant() -> None:
     arch = ARCHS["sm_90a"]
     of = spec(wl.Causal() & wl.Alibi(), wl.Ragged())
-    tile = choose_tile(of, arch, 1000)
+    tile = choose_tile(of, arch, 1000).tile
     assert (tile.template, tile.rows, tile.keys) == ("hopper", 128, 128)
     artifact = build(render_cuda(of, tile, c_structs()), arch)
     assert artifact.resources is not None and artifact.resources.local_bytes == 0
@@ -254,6 +254,6 @@ def test_an_element_gets_one_multiply_add_with_a_constant() -> None:
 def test_hopper_stages_no_columns_for_it(head_dim: int) -> None:
     of, arch = spec(wl.Causal() & wl.Alibi(), wl.Paged(16), head_dim), ARCHS["sm_90a"]
     causal = spec(wl.Causal(), wl.Paged(16), head_dim)
-    tile = choose_tile(of, arch, 1000)
+    tile = choose_tile(of, arch, 1000).tile
     assert tile.template == "hopper"
     assert cuda_launch(of, tile, arch) == cuda_launch(causal, tile, arch)

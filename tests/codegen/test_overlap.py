@@ -43,7 +43,7 @@ def attention(
     spec = AttentionSpec(
         trace(wl.Causal() if variant is None else variant), 128, 128, bfloat16, kv_format
     )
-    return render_cuda(spec, tile or choose_tile(spec, ARCHS["sm_90a"], rows), c_structs())
+    return render_cuda(spec, tile or choose_tile(spec, ARCHS["sm_90a"], rows).tile, c_structs())
 
 
 def append() -> KernelSource:

@@ -140,7 +140,7 @@ TIGHT = {
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", TIGHT)
 def test_what_needs_many_registers_has_a_tile_without_spills(arch: str) -> None:
-    tile = choose_tile(TIGHT[arch], arch_named(arch), 1000)
+    tile = choose_tile(TIGHT[arch], arch_named(arch), 1000).tile
     assert spilled(compile_portable(TIGHT[arch], tile, arch)) == 0
 
 
@@ -162,7 +162,7 @@ CAPPED = {
 def test_launch_bounds_give_tall_tiles_their_registers(name: str) -> None:
     variant, kv_format, rows = CAPPED[name]
     of = spec(variant, kv_format, element="float16")
-    tile = choose_tile(of, arch_named("sm_89"), rows)
+    tile = choose_tile(of, arch_named("sm_89"), rows).tile
     assert spilled(compile_portable(of, tile, "sm_89")) == 0
 
 
@@ -215,17 +215,18 @@ def test_narrow_keys_and_values(name: str) -> None:
 
 def test_narrow_keys_have_tiles_of_the_portable_template() -> None:
     for rows in (1, 50, 1000):
-        tile = choose_tile(spec(stored="float8_e4m3fn"), arch_named("sm_90a"), rows)
-        assert tile.template == "portable"
-    assert "Hopper template takes no 8-bit keys" in tile.reason
+        choice = choose_tile(spec(stored="float8_e4m3fn"), arch_named("sm_90a"), rows)
+        assert choice.tile.template == "portable"
+    assert "Hopper template takes no 8-bit keys" in choice.reason
 
 
 def test_few_items_have_an_sm_alone() -> None:
-    few, many = (choose_tile(spec(), arch_named("sm_90a"), 4, n) for n in (0.9, 4.0))
+    choices = [choose_tile(spec(), arch_named("sm_90a"), 4, n) for n in (0.9, 4.0)]
+    few, many = (choice.tile for choice in choices)
     assert few.rows == many.rows == 16
     assert few.keys > many.keys
     assert cuda_launch(spec(), few, arch_named("sm_90a")).ctas_per_sm == 1
-    assert few.reason != many.reason
+    assert choices[0].reason != choices[1].reason
 
 
 def test_rendered_source_is_short() -> None:
@@ -242,15 +243,18 @@ def test_a_tile_fits_every_architecture(arch: Arch, dims: tuple[int, int]) -> No
     for kv_format in formats:
         of = spec(kv_format=kv_format, head_dim=dims[0], head_dim_v=dims[1])
         for rows in (1, 16, 17, 64, 65, 10_000):
-            tile = choose_tile(of, arch, rows)
+            choice = choose_tile(of, arch, rows)
+            tile = choice.tile
             shape = cuda_launch(of, tile, arch)
             assert shape.shared_bytes <= arch.shared_per_cta
             assert shape.ctas_per_sm >= 1
-            assert arch.name in tile.reason or tile.template != "portable"
+            assert arch.name in choice.reason or tile.template != "portable"
 
 
 def test_the_choice_follows_the_rows_of_requests() -> None:
-    rows = [choose_tile(spec(), arch_named("sm_80"), n).rows for n in (1, 16, 17, 64, 65, 4000)]
+    rows = [
+        choose_tile(spec(), arch_named("sm_80"), n).tile.rows for n in (1, 16, 17, 64, 65, 4000)
+    ]
     assert rows == sorted(rows)
     assert rows[:2] == [1, 16]
     assert rows[2] == rows[3] == 64

@@ -78,7 +78,9 @@ def compile_for(
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("form", FORMS)
 def test_tiles_of_rows(form: str) -> None:
-    assert compile_for(ReadsAll(form), lambda of: choose_tile(of, arch_named("sm_80"), 16), "sm_80")
+    assert compile_for(
+        ReadsAll(form), lambda of: choose_tile(of, arch_named("sm_80"), 16).tile, "sm_80"
+    )
 
 
 @pytest.mark.nvrtc

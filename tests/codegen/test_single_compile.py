@@ -87,9 +87,9 @@ def test_one_row(name: str) -> None:
 @pytest.mark.parametrize("variant", [wl.Rope(), wl.QKNorm(), Shifted()], ids=repr)
 def test_seats_that_need_staged_rows_have_tiles_of_16(variant: wl.Variant) -> None:
     of = spec(variant, wl.Paged(16))
-    tile = choose_tile(of, arch_named("sm_90a"), 1)
-    assert tile.rows == 16
-    assert "not one row, since a" in tile.reason
+    choice = choose_tile(of, arch_named("sm_90a"), 1)
+    assert choice.tile.rows == 16
+    assert "not one row, since a" in choice.reason
     with pytest.raises(UnsupportedSpec, match=r"portable 1x64.*needs staged .*16 rows"):
         render_cuda(of, TileConfig(1, 64, 4, 1), c_structs())
 
@@ -97,5 +97,5 @@ def test_seats_that_need_staged_rows_have_tiles_of_16(variant: wl.Variant) -> No
 def test_tiles_of_one_row_are_for_requests_of_one_fused_row() -> None:
     of = spec(wl.Causal(), wl.Paged(16))
     one, two = (choose_tile(of, arch_named("sm_90a"), rows) for rows in (1, 2))
-    assert (one.rows, two.rows) == (1, 16)
+    assert (one.tile.rows, two.tile.rows) == (1, 16)
     assert "without tensor cores" in one.reason

@@ -122,13 +122,13 @@ def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
 )
 def test_every_architecture_compiles_without_spills(name: str, arch: Arch) -> None:
     example = EXAMPLES[name]
-    compiled(example, arch, choose_tile(example.spec, arch, example.rows))
+    compiled(example, arch, choose_tile(example.spec, arch, example.rows).tile)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_seat_and_format_compiles_for_hopper(name: str) -> None:
     arch, example = ARCHS["sm_90a"], EXAMPLES[name]
-    tile = choose_tile(example.spec, arch, example.rows)
+    tile = choose_tile(example.spec, arch, example.rows).tile
     assert tile.template == ("hopper" if example.rows > 64 else "portable")
     compiled(example, arch, tile)
 
@@ -136,7 +136,7 @@ def test_every_seat_and_format_compiles_for_hopper(name: str) -> None:
 @pytest.mark.parametrize("name", ["chunk wide paged", "decode wide block-sparse"])
 def test_wide_heads_fit_small_shared_memory(name: str) -> None:
     example = EXAMPLES[name]
-    compiled(example, ARCHS["sm_89"], choose_tile(example.spec, ARCHS["sm_89"], example.rows))
+    compiled(example, ARCHS["sm_89"], choose_tile(example.spec, ARCHS["sm_89"], example.rows).tile)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ TIGHT = {
 @pytest.mark.parametrize("name", TIGHT)
 def test_tight_registers_hold_everything_on_hopper(name: str) -> None:
     spec, arch = TIGHT[name].spec, ARCHS["sm_90a"]
-    tile = choose_tile(spec, arch, 500)
+    tile = choose_tile(spec, arch, 500).tile
     assert tile.template == "hopper"
     used = build(render_cuda(spec, tile, c_structs()), arch).resources
     assert used is not None and used.local_bytes == 0
@@ -196,7 +196,7 @@ def test_headers_refuse_a_table_of_shared_memory_with_another_size(
 
 def test_hopper_uses_its_own_instructions() -> None:
     arch, example = ARCHS["sm_90a"], EXAMPLES["prefill ragged"]
-    cubin = compiled(example, arch, choose_tile(example.spec, arch, example.rows))
+    cubin = compiled(example, arch, choose_tile(example.spec, arch, example.rows).tile)
     sass = disassembled(cubin)
     for instruction in ("HGMMA", "UTMALDG", "USETMAXREG", "SYNCS"):
         assert instruction in sass
