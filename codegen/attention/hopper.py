@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.attention.hopper_registers import GROUP_ROWS, Load, Registers
+from warploom.codegen.attention.hopper_registers import GROUP_ROWS, Registers, split
 from warploom.codegen.attention.shared_memory import (
     TILE_ALIGN,
     Region,
@@ -70,17 +70,22 @@ class Hopper(CudaTemplate):
 
     def registers(self, spec: AttentionSpec, tile: TileConfig) -> Registers:
         """Of a thread of each role."""
-        dim_qk, dim_v = padded_dims(spec)
-        load = Load(
-            consumers=tile.rows // GROUP_ROWS,
-            transforms=_has_transformer(spec),
-            head_dim_v=spec.head_dim_v,
-            bulk=self.copies_in_bulk(spec.kv_format, tile),
-            padded=spec.head_dim_qk != dim_qk,
-            panels=dim_v // _swizzled_lanes(spec),
-            column_states=self.column_bytes(spec) > 0,
-        )
-        return load.registers()
+        groups, has_columns = tile.rows // GROUP_ROWS, self.column_bytes(spec) > 0
+        return split(groups, self._hardest(spec, tile), has_columns)
+
+    def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        """Which of the copies and transforms decides what the groups that do them need."""
+        bulk, (dim_qk, dim_v) = self.copies_in_bulk(spec.kv_format, tile), padded_dims(spec)
+        if _has_transformer(spec):
+            if spec.head_dim_v > 96:
+                return "transforms"
+            if bulk and spec.head_dim_qk == dim_qk:
+                return "transforms narrow heads"
+            return "transforms gathered or padded rows of narrow heads"
+        if bulk and spec.head_dim_v > 128:
+            return "copies wide values in bulk"
+        panels = dim_v // _swizzled_lanes(spec)
+        return "copies more than four panels" if panels > 4 else "copies"
 
     def turns_rows(self, spec: AttentionSpec) -> bool:
         """Where rows lie evenly, and have warps of their own that transform them."""

@@ -18,8 +18,8 @@ _STEP = 8  # registers change hands in eights
 _MOST = 240
 _LAUNCHED = {3: 168, 4: 128}  # of a thread, by the groups of a CTA: an SM has 65,536
 
-# (producer, transformer), by what is the hardest of the copies and transforms.
-_SHARES = {
+# (producer, transformer), by the hardest of the copies and transforms.
+SHARES = {
     # Rows that are gathered or padded keep addresses in a producer's registers: RoPE with soft-cap
     # and window spilled at 72 and 80 lanes beside 56.
     "transforms gathered or padded rows of narrow heads": (64, 96),
@@ -31,7 +31,6 @@ _SHARES = {
     "copies more than four panels": (88, 0),  # swizzled blocks of lanes, each with its address
     "copies": (72, 0),
 }
-_ODD_ROWS = "gathered or padded rows of narrow heads"
 _THREE_GROUPS = (80, 0)
 _FOR_COLUMN_STATES = 16  # more for a producer, through whose registers they pass
 
@@ -48,47 +47,19 @@ class Registers:
     consumer: int = 0
 
 
-@dataclass(frozen=True)
-class Load:
-    """What decides.
+def split(consumers: int, hardest: str, column_states: bool) -> Registers:
+    """How the groups share.
 
-    Attributes:
+    Args:
         consumers: groups that compute.
-        transforms: whether a group of its own transforms.
-        head_dim_v: lanes of the output.
-        bulk: keys come by tensor copies.
-        padded: rows of keys are filled up with zeros.
-        panels: swizzled blocks of lanes of values.
+        hardest: a key of `SHARES`.
         column_states: whether the producer works them out.
     """
-
-    consumers: int
-    transforms: bool
-    head_dim_v: int
-    bulk: bool
-    padded: bool
-    panels: int
-    column_states: bool
-
-    @property
-    def _kind(self) -> str:
-        if self.transforms and self.head_dim_v <= 96:
-            rows = "narrow heads" if self.bulk and not self.padded else _ODD_ROWS
-            return f"transforms {rows}"
-        if self.transforms:
-            return "transforms"
-        if self.head_dim_v > 128 and self.bulk:
-            return "copies wide values in bulk"
-        return "copies more than four panels" if self.panels > 4 else "copies"
-
-    def registers(self) -> Registers:
-        """How they are shared out."""
-        groups = self.consumers + 1 + self.transforms
-        if groups not in _LAUNCHED:
-            return Registers()
-        producer, transformer = _SHARES[self._kind] if self.consumers < 3 else _THREE_GROUPS
-        if self.consumers < 3 and self.column_states:
-            producer += _FOR_COLUMN_STATES
-        left = groups * _LAUNCHED[groups] - producer - transformer
-        consumer = min(left // self.consumers // _STEP * _STEP, _MOST)
-        return Registers(producer, transformer, consumer)
+    producer, transformer = SHARES[hardest] if consumers < 3 else _THREE_GROUPS
+    if consumers < 3 and column_states:
+        producer += _FOR_COLUMN_STATES
+    groups = consumers + 1 + (transformer > 0)
+    if groups not in _LAUNCHED:
+        return Registers()
+    left = groups * _LAUNCHED[groups] - producer - transformer
+    return Registers(producer, transformer, min(left // consumers // _STEP * _STEP, _MOST))

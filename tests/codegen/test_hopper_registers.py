@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.hopper_registers import Load, Registers
+from warploom.codegen.attention.hopper_registers import SHARES, Registers, split
 from warploom.codegen.attention.templates import HOPPER, render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import bfloat16
@@ -16,23 +16,21 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
 from warploom.scheduler.layout import c_structs
 
-TRUTHS = (False, True)
-
 
 def test_no_split_of_registers_gives_more_than_was_launched_with() -> None:
-    sizes = product((1, 2, 3), TRUTHS, (40, 96, 128, 256), TRUTHS, TRUTHS, (1, 4, 5), TRUTHS)
-    for load in (Load(*size) for size in sizes):
-        found = load.registers()
-        groups = load.consumers + 1 + load.transforms
-        if groups not in (3, 4):
-            assert found == Registers()
-            continue
+    for consumers, hardest, column_states in product((1, 2, 3), SHARES, (False, True)):
+        found = split(consumers, hardest, column_states)
+        groups = consumers + 1 + hardest.startswith("transforms")
+        if consumers == 3 or groups == 2:
+            continue  # three groups leave none to transform, two keep what they have
         launched = 168 if groups == 3 else 128
-        given = found.producer + found.transformer + load.consumers * found.consumer
-        assert given <= groups * launched, load
+        given = found.producer + found.transformer + consumers * found.consumer
+        assert given <= groups * launched, hardest
         assert found.consumer > launched > found.producer  # one side gives, the other takes
         assert all(count % 8 == 0 for count in (found.producer, found.transformer, found.consumer))
-        assert (found.transformer > 0) == load.transforms and found.consumer <= 240
+        assert (found.transformer > 0) == (groups == consumers + 2) and found.consumer <= 240
+    assert split(1, "copies", False) == Registers()
+    assert split(3, "copies", True) == Registers(80, 0, 144)
 
 
 @pytest.mark.parametrize(
