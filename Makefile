@@ -40,8 +40,17 @@ CLANG_FORMAT := $(VENV)/bin/clang-format
 RUNNER := $(abspath $(VENV))/bin/python
 endif
 
+# What `make test-fast` runs: nothing for a device is compiled, and few kernels for the CPU are.
+# Only what takes no time on two cores belongs here; all is in `make test`.
+FAST := $(filter-out tests/dsl/test_block_lists.py,$(wildcard tests/dsl/test_*.py)) \
+  $(patsubst %,tests/codegen/test_%.py,arch composed_tile_choice functors golden intervals_sharp key \
+    logits_scale lower records specialize tile_choice turns) \
+  $(patsubst %,tests/scheduler/test_%.py,balance capacity composed plan verify) \
+  $(patsubst %,tests/runtime/test_%.py,formats merge structure tensors visibility) \
+  tests/test_env.py tests/test_sizes.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-memcheck test-gpu bench bench-cpu golden format lint types wheel-check links clean
+.PHONY: help setup demo test test-fast fuzz fuzz-memcheck test-gpu bench bench-cpu golden format lint types wheel-check release-check links clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -53,10 +62,14 @@ demo: $(READY_DEMO) ## show the main path on real input; uses the GPU if there i
 	$(RUNNER) examples/demo.py $(ARGS)
 
 # what tests compile is kept in the checkout, not in the user's cache
-test test-gpu golden fuzz fuzz-memcheck: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
+test test-fast test-gpu golden fuzz fuzz-memcheck: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
 
 test: $(READY_TEST) links ## all tests that need no GPU
-	$(RUNNER) -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal $(ARGS)
+	$(RUNNER) -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal --durations=25 $(ARGS)
+
+test-fast: $(READY_TEST) links ## what fits into a minute: for each save of a file; FAST in this file lists it
+	$(RUNNER) -m pytest -q -m 'not gpu and not nvrtc' -n $(JOBS) --dist worksteal --durations=5 \
+	  -W ignore::DeprecationWarning $(FAST) $(ARGS)
 
 fuzz: $(READY_TEST) links ## random variants, batches and formats against a reference of their own; fresh seeds
 	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device $(DEVICE) $(if $(filter 1,$(SANITIZE)),--sanitize) $(ARGS)
@@ -113,6 +126,10 @@ wheel-check: $(READY_TEST) ## build the wheel, install it away from the tree, te
 	build/wheel-venv/bin/python -m pip install -q -c constraints.txt \
 	  "$$(ls build/wheel/*.whl)[demo]" pytest pytest-xdist hypothesis import-linter ruff
 	build/wheel-venv/bin/pytest -q -n $(JOBS) -m 'not gpu and not nvrtc and not golden' $(ARGS)
+
+release-check: $(READY_TEST) links ## wheel-check, for sources whose last run on a GPU is recorded and passed
+	$(RUNNER) tests/support/gpu_record.py
+	$(MAKE) wheel-check
 
 links: ## the package as one tree, for type checkers and import-linter
 	@mkdir -p $(LINKS)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from warploom import forks
-from warploom.codegen.folder import FOLDER_MODE, Folder
+from warploom.codegen.folder import FOLDER_MODE, Folder, Untrusted
 
 DRAFT = ".draft-"
 _LOCK = ".lock"
@@ -26,7 +26,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of some network fi
 _OLD_SECONDS = 3600.0  # ... where age must do: no build takes that long
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _MODE = 0o600
-_TRIES = 20  # more than sweepers meet one builder; file systems that map owners fail them all
+_TRIES = 20  # more than sweepers meet one builder
 
 _held: set[int] = set()  # descriptors of this process's locks
 
@@ -88,6 +88,7 @@ def aside(
         None if another process builds under this name.
 
     Raises:
+        Untrusted: the file system gives what is made there to another user.
         OSError: it cannot be made.
     """
     for _ in range(_TRIES):
@@ -98,7 +99,7 @@ def aside(
         if name:
             return None
         # Somebody sweeps the lock that we made and had not taken yet: under another name.
-    raise OSError(errno.EPERM, "locks made here are another user's", str(parent.path))
+    raise OSError(errno.EAGAIN, "no lock that is made here can be taken", str(parent.path))
 
 
 def sweep(parent: Folder, prefix: str = DRAFT) -> None:
@@ -149,6 +150,12 @@ def _claim(parent: Folder, name: str) -> int | None:
         fd, is_new = _open(parent, name)
         try:
             mine = os.fstat(fd)
+            if is_new and mine.st_uid != os.geteuid():
+                os.unlink(name, dir_fd=parent.fd)  # or nobody ever would: sweepers leave it alone
+                raise Untrusted(
+                    f"what this process makes in {parent.path} belongs to user {mine.st_uid}, as "
+                    "on network mounts that map owners (root squash)"
+                )
             held = mine.st_uid == os.geteuid() and _locked(fd, is_new)
             if held and _is_at(parent, name, mine):
                 return fd

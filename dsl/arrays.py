@@ -82,6 +82,8 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         plain = [_as_plain(value) for value in args]
+        if ufunc is np.subtract and any(map(_is_bool, plain)):
+            raise build.refused_difference(*map(type_of, plain))
         if method == "__call__" and ufunc.__name__ in _OF_NUMBERS:
             plain = promoted(plain)
         elif method == "__call__" and ufunc.__name__ not in _LOGICAL:
@@ -183,6 +185,10 @@ def _as_plain(value: Any) -> Any:
         return np.asarray(value)
     is_tensor = hasattr(type(value), "detach") and value.ndim == 0
     return _number(value) if is_tensor else _literal(value)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
 
 
 def _as_floats(value: Any) -> Any:

@@ -23,6 +23,8 @@ from warploom.errors import ArgumentError
 
 ABSENT, PARTIAL, WHOLE = 0, 1, 2  # states of blocks
 _MOST_BLOCKS = 2**24  # that are compared with the mask; 1024 x 1024 of 16 heads
+_NO_BLOCKS = 2**30  # queries and keys of a block in torch's mask for no mask
+_ALONE = "or give its mask_mod alone (mask_mod=block_mask.mask_mod), which holds at any length"
 
 
 class _States(np.ndarray[Any, Any]):
@@ -114,30 +116,56 @@ class BlockLists:
         )
         return bool(agree.all())
 
-    def check_lengths(self, q_lens: Any, kv_lens: Any, rows_count_from: str) -> None:
-        """Refuse a batch that the lists say nothing of.
+    def check_lengths(self, q_lens: Any, kv_lens: Any) -> None:
+        """Refuse a batch of other lengths than those of the mask, as flex_attention does.
+
+        It pads requests to the longest, so the longest counts. Masks of blocks so large that they
+        stand for no mask fit every length, there and here.
 
         Args:
             q_lens, kv_lens: int [requests].
-            rows_count_from: "row" or "position", as in `flex`.
 
         Raises:
-            ArgumentError: another number of requests, or more rows or keys than the lists have.
+            ArgumentError: another number of requests, or of rows or keys of the longest.
         """
-        batches = self.states.shape[0]
-        shown = f"block_mask has lists of {self.lengths[0]} queries and {self.lengths[1]} keys"
-        if batches not in (1, len(q_lens)):
-            reason = f"has lists of {batches} requests; the batch has {len(q_lens)}"
+        self._check_requests(len(q_lens))
+        got = _longest(q_lens), _longest(kv_lens)
+        if not len(q_lens) or got == self.lengths or self.sizes == (_NO_BLOCKS, _NO_BLOCKS):
+            return
+        is_longer = got[0] > self.lengths[0] or got[1] > self.lengths[1]
+        adjust = "" if is_longer else "crop it with block_mask._adjust(q_len, kv_len), "
+        reason = (
+            f"{self._shown}; the batch has {got[0]} rows and {got[1]} keys. Make a BlockMask of "
+            f"that size, {adjust}{_ALONE}"
+        )
+        raise ArgumentError(name="block_mask", reason=reason)
+
+    def check_positions(self, kv_lens: Any) -> None:
+        """Refuse a batch whose rows are read by position, where the lists do not reach.
+
+        Raises:
+            ArgumentError: another number of requests, or more keys than the lists have.
+        """
+        self._check_requests(len(kv_lens))
+        longest = _longest(kv_lens)
+        if longest > min(self.lengths):
+            reason = f"{self._shown}; the batch has {longest} keys and positions of rows. "
+            reason += f"Make a BlockMask of that size, {_ALONE}"
             raise ArgumentError(name="block_mask", reason=reason)
-        rows = q_lens if rows_count_from == "row" else kv_lens
-        for what, lens, most in (("rows", rows, 0), ("keys", kv_lens, 1)):
-            longest = int(np.max(lens, initial=0))
-            if longest > self.lengths[most]:
-                reason = (
-                    f"{shown}; the batch has {longest} {what}. Make a BlockMask of that size, or "
-                    "give the mask_mod alone, which holds at any length"
-                )
-                raise ArgumentError(name="block_mask", reason=reason)
+
+    @property
+    def _shown(self) -> str:
+        return f"block_mask has lists of {self.lengths[0]} queries and {self.lengths[1]} keys"
+
+    def _check_requests(self, requests: int) -> None:
+        batches = self.states.shape[0]
+        if batches not in (1, requests):
+            reason = f"has lists of {batches} requests; the batch has {requests}"
+            raise ArgumentError(name="block_mask", reason=reason)
+
+
+def _longest(lens: Any) -> int:
+    return int(np.max(lens, initial=0))
 
 
 def _bounds(block: Any, size: int, length: int) -> tuple[Any, Any]:

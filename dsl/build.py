@@ -134,8 +134,16 @@ def _numbers(op: str, *values: Node) -> tuple[str, tuple[Node, ...]]:
 _OF_BOOLS = {"add": "or", "mul": "and", "max": "or", "min": "and"}
 
 
+def refused_difference(left: str, right: str) -> CannotTrace:
+    """The error for `-` beside a bool, which torch does not take either; of two types' names."""
+    remedy = "Of bools, a & ~b or a ^ b may be meant; where(b, 1, 0) makes a number of one."
+    return refuse(f"- of {left} and {right}", remedy)
+
+
 def arithmetic(op: str, left: Node, right: Node) -> Node:
     """`add`, `sub`, `mul`, `floordiv`, `mod`, `min`, `max` in the operands' common type."""
+    if op == "sub" and Kind.BOOL in (left.kind, right.kind):
+        raise refused_difference(left.type, right.type)
     if op in _OF_BOOLS and common_type(left, right) == "bool":
         return logic(_OF_BOOLS[op], left, right)
     name, (a, b) = _numbers(op, left, right)
@@ -145,8 +153,8 @@ def arithmetic(op: str, left: Node, right: Node) -> Node:
 
 
 def true_divide(left: Node, right: Node) -> Node:
-    """Division; of ints too it gives a float."""
-    _, (a, b) = _numbers("/", left, right)
+    """Division; of ints and bools too it gives a float."""
+    _, (a, b) = promote(left, right)
     return make("div", Kind.FLOAT, to_kind(a, Kind.FLOAT), to_kind(b, Kind.FLOAT))
 
 
@@ -203,15 +211,15 @@ _SIGNS = {"and": "&", "or": "|", "xor": "^"}
 
 
 def logic(op: str, left: Node, right: Node) -> Node:
-    """`and`, `or`, `xor`: logic on two bools, bitwise on two ints."""
-    if left.kind is Kind.INT and right.kind is Kind.INT:
-        name, (a, b) = promote(left, right)
-        return _result(name, make(_BITWISE[op], Kind.INT, a, b))
-    if left.kind is not Kind.BOOL or right.kind is not Kind.BOOL:
+    """`and`, `or`, `xor`: logic on two bools, bitwise on ints, for which bools are 0 and 1."""
+    if Kind.FLOAT in (left.kind, right.kind):
         raise refuse(
             f"{_SIGNS[op]} of {left.kind.value} and {right.kind.value}",
-            "Both sides must be bools or both ints; compare a number with something first.",
+            "Both sides must be bools or ints; compare a number with something first.",
         )
+    if Kind.INT in (left.kind, right.kind):
+        name, (a, b) = promote(left, right)
+        return _result(name, make(_BITWISE[op], Kind.INT, a, b))
     for literal, other in ((left, right), (right, left)):
         if literal.op == "const" and op != "xor":
             absorbing = literal.attr is (op == "or")
@@ -247,14 +255,19 @@ def negate(value: Node) -> Node:
     return _result(name, make("neg", a.kind, a))
 
 
+def positive(value: Node) -> Node:
+    _numbers("a plus sign", value)
+    return value
+
+
 def absolute(value: Node) -> Node:
     name, (a,) = _numbers("abs", value)
     return _result(name, make("abs", a.kind, a))
 
 
 def math_function(op: str, value: Node, precise: bool = False) -> Node:
-    """A function of one float; ints are promoted."""
-    _, (a,) = _numbers(op, value)
+    """A function of one float; ints are promoted, and bools but where torch rounds none."""
+    _, (a,) = _numbers(op, value) if op in ("floor", "ceil") else promote(value)
     return make(op, Kind.FLOAT, to_kind(a, Kind.FLOAT), attr=PRECISE if precise else None)
 
 

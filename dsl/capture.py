@@ -27,6 +27,7 @@ from warploom.dsl.rows import Row, RowLike, row_of
 from warploom.dsl.spec import ScalarField, TensorField
 from warploom.dsl.stand_ins import has_memory, is_followed, unwatched
 from warploom.dsl.symbols import Symbol, Value
+from warploom.dsl.views import VIEWS, is_of_view, sliced, view_named
 from warploom.errors import ArgumentError, GlobalMutated
 
 _ONLY_INDEXED = "Index it with one int per dimension; do other arithmetic on it before, outside."
@@ -102,7 +103,9 @@ class Captures:
         field = self.fields[self.name_of(tensor, wish)]
         if isinstance(field, Scalar):
             return field.read(reading)
-        return CapturedTensor(field.name, tensor, field.read(reading))
+        made = CapturedTensor(field.name, tensor, field.read(reading))
+        made.reread = lambda view: self.read(view, wish, reading)
+        return made
 
     def _free_name(self, wish: str) -> str:
         base = re.sub(r"\W", "", wish).strip("_") or "captured"
@@ -126,7 +129,12 @@ class CapturedNumber(Scalar):
 
 
 class CapturedTensor(RowLike):
-    """A captured tensor inside its function; it is indexed, all at once or step by step."""
+    """A captured tensor inside its function; it is indexed, all at once or step by step.
+
+    Views of it, such as `table.T` and `table[1:]`, are captured tensors, too.
+    """
+
+    reread: Callable[[Any], Any] | None = None  # what stands for a view of it
 
     def __init__(self, name: str, tensor: Any, load: Any, given: tuple[Value, ...] = ()) -> None:
         self._name = name
@@ -162,17 +170,38 @@ class CapturedTensor(RowLike):
 
     def __getitem__(self, index: Value) -> Value:
         more = index if isinstance(index, tuple) else (index,)
+        if any(map(is_of_view, more)):
+            view, given = sliced(self, self._tensor, len(self._given), more)
+            return self._reread(view)[self._given + given]
         if len(more) > self.ndim:
             raise self.refused(f"indexing it with {len(more)} of {self.ndim} indices")
         given = self._given + tuple(map(self._from_start, more, self.shape))
         if len(given) == len(self._whole):
             return self._load[given]
-        return CapturedTensor(self._name, self._tensor, self._load, given)
+        part = CapturedTensor(self._name, self._tensor, self._load, given)
+        part.reread = self.reread
+        return part
 
     def _from_start(self, index: Value, size: int) -> Value:
-        if isinstance(index, slice) or index is None or index is Ellipsis:
-            raise self.refused("slicing it")
         return from_end(index, size)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in VIEWS or self._given:
+            return super().__getattr__(name)
+        return view_named(self, self._tensor, name, self._reread)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = func.__name__
+        if name in VIEWS and args and isinstance(args[0], cls):
+            return getattr(args[0], name)(*args[1:], **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _reread(self, view: Any) -> Any:
+        assert self.reread is not None
+        return self.reread(view)
 
     def row(self, what: str) -> Row:
         if self.ndim != 1:
@@ -307,6 +336,8 @@ def _global(function: FunctionType, name: str) -> bool:
 
 def _identity(tensor: Any) -> object:
     """Equal for two views of the same memory, which torch makes anew at each indexing."""
+    if type(tensor) is np.ndarray:
+        return tensor.ctypes.data, tensor.shape, tensor.strides, tensor.dtype
     if not hasattr(tensor, "data_ptr") or not has_memory(tensor):
         return id(tensor)
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype

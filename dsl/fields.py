@@ -20,7 +20,7 @@ from warploom.dsl.spec import SEATS, OutputField, ScalarField, TensorField
 from warploom.dsl.symbols import Value
 from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, WrongDeclaration
 
-ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "lane")
+ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "q_idx", "lane")
 # Dimensions that exactly cover one position. Only that position may index them, so that loads need
 # no clamp.
 EXACT_ROLES = ("batch", "q_head", "kv_head", "lane")
@@ -109,8 +109,9 @@ class Tensor:
     Args:
         dtype: "float32", "int32", ... or a torch or NumPy dtype.
         roles: what each dimension ranges over: "batch", "q_head", "kv_head" and "lane" are indexed
-            by that position only; "q_pos", "kv_pos" (positions in the key sequence) and "q_row" by
-            any int; None is a dimension of any size, indexed by any int.
+            by that position only; "q_pos", "kv_pos" (positions in the key sequence), "q_row" and
+            "q_idx" (rows of all requests, and of the longest) by any int; None is a dimension of
+            any size, indexed by any int.
 
     Raises:
         FieldMisuse: unknown dtype or role.

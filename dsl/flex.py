@@ -27,7 +27,10 @@ _SIGNATURES = {
 
 
 class Flex(Variant):
-    """A variant made of two plain functions; make it with `flex`."""
+    """A variant made of two plain functions; make it with `flex`.
+
+    `is_read` says whether the kernel reads the lists, which tell at least which lengths are meant.
+    """
 
     def __init__(
         self,
@@ -35,10 +38,12 @@ class Flex(Variant):
         mask_mod: Callable[..., Any] | None,
         q_idx: str = "row",
         lists: BlockLists | None = None,
+        is_read: bool = True,
     ) -> None:
         self._q_idx = q_idx
         self._lists = lists
-        if lists is not None and mask_mod is not None:
+        self._is_read = is_read
+        if lists is not None and is_read and mask_mod is not None:
             mask_mod = lists.narrow(mask_mod)
         self._functions = {"logits_transform": score_mod, "logits_mask": mask_mod}
         given = (function for function in (score_mod, mask_mod) if function is not None)
@@ -65,8 +70,12 @@ class Flex(Variant):
             return bound(*map(for_torch, (*value, at.batch, at.q_head, row, at.kv_pos)))
 
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
-        if self._lists is not None:
-            self._lists.check_lengths(q_lens, kv_lens, self._q_idx)
+        if self._lists is None:
+            return
+        if self._q_idx == "row":
+            self._lists.check_lengths(q_lens, kv_lens)
+        elif self._is_read:
+            self._lists.check_positions(kv_lens)
 
     @property
     def name(self) -> str:
@@ -123,8 +132,11 @@ def flex(
             `BlockMask` means here what it means in torch: blocks that its lists leave out are
             hidden, its full blocks are visible, and elsewhere its mask_mod decides. Its lists are
             read once, now. Where they say provably no more than the mask_mod, as after
-            `create_block_mask`, they are dropped, and the variant holds at any length; else
-            they are a table that the kernel reads, for the lengths that they were made for.
+            `create_block_mask`, no kernel reads them; else they are a table that it reads. The
+            longest request of a batch must have the lengths that the mask was made for, or `plan`
+            and `attention` refuse it with ArgumentError, as torch does (plans made on a device
+            cannot); `mask_mod=block_mask.mask_mod` holds at any length. With q_idx="position" a
+            table need only be long enough.
         block_mask: the same, under FlexAttention's name.
         q_idx: what the callables get as `q_idx`. "row" counts a request's query rows from 0, as in
             FlexAttention: `q_idx >= kv_idx` is causal aligned to the beginning, and the one row of
@@ -159,9 +171,8 @@ def flex(
     for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:
             _check(kind, function)
-    if lists is not None and lists.add_nothing(trace(Flex(None, mask_mod))):
-        lists = None
-    made = Flex(score_mod, mask_mod, q_idx, lists)
+    is_read = lists is not None and not lists.add_nothing(trace(Flex(None, mask_mod)))
+    made = Flex(score_mod, mask_mod, q_idx, lists, is_read)
     check_doubles(trace(made), made.doubles())
     return made
 

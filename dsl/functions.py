@@ -43,6 +43,7 @@ def _unary(op: str, numpy_function: Callable[[Any], Any], meaning: str) -> Calla
 
 
 def _numpy_sigmoid(x: Any) -> Any:
+    x = x * 1.0  # small ints would wrap
     small = np.exp(-np.abs(x))  # never overflows
     return np.where(np.asarray(x) >= 0, 1 / (1 + small), small / (1 + small))
 

@@ -73,12 +73,13 @@ def reference_attention(
         kv_len: keys of the whole request; the number of keys given by default.
         precision: float64 by default.
         max_scores: [rows, num_q_heads] to fill with each row's largest score: the largest logit
-            that it sees, after `logits_transform`; -inf if it sees nothing, 0 without softmax.
+            that it sees, after `logits_transform`; -inf if it sees nothing, 0 without softmax, NaN
+            if a logit is.
 
     Returns:
         Output [rows, num_q_heads, head_dim_v] and natural log-sum-exp [rows, num_q_heads], float64.
-        A row that sees nothing has output 0 and log-sum-exp -inf. Without softmax, log-sum-exp is
-        0.
+        A row that sees nothing has output 0 and log-sum-exp -inf, one that sees a logit of inf
+        NaN and inf, and one that sees NaN has NaN for both. Without softmax, log-sum-exp is 0.
 
     Raises:
         MissingInput: a field that is read has no value.
@@ -325,7 +326,9 @@ def _softmax(
     logits: Floats, v: Floats, store: Callable[[Floats], Floats]
 ) -> tuple[Floats, Floats, Floats]:
     top = np.max(logits, axis=1, keepdims=True, initial=-np.inf)
-    shifted = np.exp(logits - np.where(np.isneginf(top), 0.0, top))
+    # Infinity is not subtracted: it weighs infinity, and beside it what is finite weighs nothing.
+    weighed = np.where(np.isposinf(top) & np.isfinite(logits), -np.inf, logits)
+    shifted = np.exp(weighed - np.where(np.isinf(top), 0.0, top))
     total = np.sum(shifted, axis=1, keepdims=True)
     empty = total == 0
     o = (store(shifted) @ v) / np.where(empty, 1.0, total)

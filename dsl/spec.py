@@ -102,6 +102,8 @@ class TracedVariant:
         functions: custom functions that the graphs call.
         rotated: (seat, lanes) of the widest rotation of a seat, where it was given a width.
         records: what `logits_transform` records, in order of the outputs' declaration.
+        unread: names of declared fields that no graph reads, as of what folds away; values given
+            for them are taken and not used.
     """
 
     name: str
@@ -112,6 +114,7 @@ class TracedVariant:
     functions: tuple[CustomFunction, ...] = ()
     rotated: tuple[tuple[str, int], ...] = ()
     records: tuple[Record, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def roots(self) -> tuple[Node, ...]:

@@ -192,7 +192,7 @@ class Symbol:
         return wrap(build.negate(self.node))
 
     def __pos__(self) -> Symbol:
-        return self
+        return wrap(build.positive(self.node))
 
     def __abs__(self) -> Symbol:
         return wrap(build.absolute(self.node))

@@ -66,6 +66,7 @@ def trace(variant: Variant) -> TracedVariant:
         ),
         rotated=tuple((seat, dim) for seat, dim in reading.rotated.items() if seat in kept),
         records=records,
+        unread=tuple(name for name in fields if name not in used),
     )
 
 

@@ -22,8 +22,8 @@ from warploom.errors import ForbiddenUnderCapture, WrongCall
 from warploom.runtime import custom_op
 from warploom.runtime.attention_args import (
     check_lengths,
-    check_names,
     checked_lens,
+    read_inputs,
     through_operator,
     values_of,
 )
@@ -174,7 +174,7 @@ def attention(
         )  # fmt: skip
     refuse_traced("attention")
     structure, traced = traced_once(given := as_variant(variant))
-    check_names(given, traced, inputs)
+    inputs = read_inputs(given, traced, inputs)
     bound = {**given.inputs(), **inputs}
     seen = inputs | followed({name: bound[name] for name in traced.input_names if name in bound})
     if needs_operator("attention", (q, k, v, kv_lens, *seen.values())):
@@ -273,6 +273,9 @@ class _Unbound(AttentionWrapper):
 
     def _bound_inputs(self) -> dict[str, Any]:
         return {}
+
+    def _check_lengths(self, known: Any, batch: Any) -> None:
+        """Each call asks its own variant."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from warploom.errors import BadLength, UnknownInput, WrongShape
 from warploom.runtime import custom_op
 from warploom.runtime.aux_outputs import AuxOutput, Requested
 from warploom.runtime.copies import DeviceCopies, refuse_copying
+from warploom.runtime.missing import read_values
 from warploom.runtime.outputs import as_given
 from warploom.runtime.sizes import Sizes
 from warploom.runtime.tensors import as_seen, host_int32
@@ -25,11 +26,14 @@ ARGUMENTS = (
 _copies = DeviceCopies()
 
 
-def check_names(given: Variant, traced: TracedVariant, inputs: Mapping[str, Any]) -> None:
-    """Raise UnknownInput for the first name that is no field of the variant."""
-    for name in inputs:
-        if name not in traced.input_names:
-            raise UnknownInput.of(given.name, name, traced.input_names, ARGUMENTS, "attention()")
+def read_inputs(given: Variant, traced: TracedVariant, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the variant reads of the values; raises UnknownInput for a name that is no field."""
+
+    def unknown(name: str) -> UnknownInput:
+        fields = [*traced.input_names, *traced.unread]
+        return UnknownInput.of(given.name, name, fields, ARGUMENTS, "attention()")
+
+    return read_values(traced, inputs, unknown)
 
 
 def values_of(

@@ -30,7 +30,8 @@ class AuxOutput(NamedTuple):
     Attributes:
         lse: float32, shaped like q without head_dim: the log-sum-exp, in the base of `lse_base`.
         max_scores: float32, shaped likewise: the largest score that a row sees, after
-            `logits_transform` and in natural units whatever `lse_base` is; -inf if it sees nothing.
+            `logits_transform` and in natural units whatever `lse_base` is; -inf if it sees nothing,
+            NaN if it sees NaN.
     """
 
     lse: torch.Tensor | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from warploom.codegen.source import TileChoice
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.ir import walk
@@ -14,7 +14,6 @@ from warploom.dsl.spec import TracedVariant
 from warploom.runtime.fast_planner import FastPlanner
 from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
-from warploom.runtime.kernels import Kernel
 from warploom.runtime.planner import Planned, Planner
 from warploom.runtime.verify_plans import composed_check, verify_planned
 from warploom.runtime.visibility import Heads, make_visibility
@@ -130,15 +129,15 @@ class ComposedPlanner(Planner):
         return SharedBatch(batch.segments, forest, self._heads.group_size, page_size, levels)
 
     def _compute_sizes(
-        self, bounds: Bounds, kernel: Kernel, pieces: Pieces | None
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
     ) -> tuple[Capacity, WorkspaceSize]:
         assert pieces is None, "prefixes are cut where they fit, not at multiples of one size"
         room = composed_capacity(
             bounds,
-            rows=kernel.tile.rows,
+            rows=tile.rows,
             num_kv_heads=self._heads.num_kv,
             group_size=self._heads.group_size,
-            num_ctas=kernel.num_ctas,
+            num_ctas=num_ctas,
         )
         return room, room.workspace_size(self._spec.head_dim_v)
 

@@ -24,7 +24,7 @@ from warploom.errors import (
 )
 from warploom.runtime.args import Geometry
 from warploom.runtime.formats import Batch
-from warploom.runtime.missing import missing_input
+from warploom.runtime.missing import missing_input, read_values
 from warploom.runtime.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.outputs import as_given, check_rows_apart, given_to_run, type_remedy
 from warploom.runtime.params import Members
@@ -122,17 +122,16 @@ class Inputs:
         """True if `run` must give something."""
         return len(self.scalars) + len(self.tensors) < len(self.names)
 
-    def check_names(self, given: Mapping[str, Any]) -> None:
-        """Raise UnknownInput for the first name that is no input."""
-        for name in given:
-            if name not in self._scalar_fields and name not in self._tensor_fields:
-                raise self._unknown(name)
+    def read(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What graphs read of the values; raises UnknownInput for the first name of no field."""
+        return read_values(self._traced, given, self._unknown)
 
     def _unknown(self, name: str) -> UnknownInput:
+        fields = [*self.names, *self._traced.unread]
         if name not in _OPTIONS:
-            return UnknownInput.of(self._name, name, self.names, _ARGUMENTS)
+            return UnknownInput.of(self._name, name, fields, _ARGUMENTS)
         hint = f" It is an option of the wrapper: AttentionWrapper(..., {name}=...)."
-        known = ", ".join(self.names) or "nothing"
+        known = ", ".join(fields) or "nothing"
         return UnknownInput(variant=self._name, name=name, hint=hint, known=known)
 
     def bind(self, given: Mapping[str, Any]) -> None:
@@ -285,7 +284,7 @@ class Inputs:
                 refuse_large_on_device(field, value, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
                 values[name] = tensor
-            else:
+            elif name not in self._traced.unread:
                 values[name] = self._scalar(name, value)
                 if name in self.mask_scalars and values[name] != self.scalars[name]:
                     raise PlanMismatch(name=name, got=value, expected=self.scalars[name])

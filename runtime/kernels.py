@@ -80,6 +80,11 @@ class Kernels(KernelChoice):
         """Streaming multiprocessors of the device."""
         return cuda_facts(self._device.index).num_sms
 
+    @property
+    def least_ctas(self) -> int:
+        """What the grid of any kernel has at least, known before it is built."""
+        return self.num_sms if isinstance(self.target, Arch) else default_num_ctas()
+
     def get(self, tile: TileConfig) -> Kernel:
         """The kernel for a tile, from this process, from the cache or from the compiler.
 

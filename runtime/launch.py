@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
@@ -44,6 +44,32 @@ from warploom.runtime.tensors import byte_span
 from warploom.runtime.workspace import Workspace
 
 _ALIGNMENT = 16  # bytes; of vectors that a CUDA kernel loads
+
+
+Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+
+
+class Run(NamedTuple):
+    """One call of `run`, its tensors as torch's.
+
+    Attributes:
+        q, kv: queries, and keys and values or the cache that holds both.
+        out, lse: tensors of the caller's for the results, or None.
+        return_lse: whether the log-sum-exp is returned.
+        given: values of fields for this run.
+    """
+
+    q: torch.Tensor
+    kv: KV
+    out: torch.Tensor | None
+    lse: torch.Tensor | None
+    return_lse: bool
+    given: Mapping[str, Any]
+
+    @property
+    def read(self) -> dict[str, torch.Tensor]:
+        """q, k and v by name."""
+        return dict(zip("qkv", (self.q, *key_value(self.kv)), strict=True))
 
 
 class Launcher:
@@ -156,25 +182,33 @@ class Launcher:
             tensors = (*tensors, lse)
         return self._same(*tensors)
 
-    def admit(
-        self,
-        q: torch.Tensor,
-        kv: KV,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-        return_lse: bool,
-    ) -> bool:
-        """Check tensors fully, write their strides, and know their like from now on.
+    def start(self, run: Run, told: MaxScores | None) -> Result:
+        """Check tensors fully and launch with them, or with copies of what the kernel cannot reach.
 
-        Returns False, and does no more than check, if the kernel cannot reach one of them.
+        Args:
+            run: tensors that need not be known; their like is from now on.
+            told: where to write the largest scores, too; the next run is checked from the start.
 
         Raises:
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
+            ArgumentError: what is written reaches into another tensor; or a paged cache is too
+                large to be copied by every run.
         """
+        strides = self._checked_strides(run)
+        reaches = not self._obstacles(run)
+        if reaches:
+            self._admit(run, strides)
+        if told is not None:
+            return self._launch_telling(run, told, reaches)
+        if reaches:
+            return self.launch(*run)
+        self._check_apart(run)
+        return self._launch_copies(run)
+
+    def _admit(self, run: Run, strides: tuple[int, ...]) -> None:
+        """Write the strides of checked tensors, and know their like from now on."""
+        q, kv, out, lse = run.q, run.kv, run.out, run.lse
         k, v = pair = key_value(kv)
-        strides = self._checked_strides(q, k, v, out, lse)
-        if self._obstacles(q, k, v, out):
-            return False
         self._form = None
         if self._prepared is not None:
             strides = (*strides[:3], *self._prepared.admit(strides[3:6]), *strides[6:])
@@ -187,8 +221,7 @@ class Launcher:
         self._same = shortcuts.like(q, *(pair if isinstance(kv, tuple) else (kv,)), *given)
         self._spans = tuple(0 if x is None else byte_span(x) for x in (q, k, v, out, lse))
         if not any(x.requires_grad for x in (q, k, v)):  # those are for torch in the next call
-            self._form = isinstance(kv, tuple), out is None, lse is None, return_lse
-        return True
+            self._form = isinstance(kv, tuple), out is None, lse is None, run.return_lse
 
     def _like_keys(self, k: torch.Tensor) -> torch.Tensor:
         """A tensor that lies as the keys do that attention reads."""
@@ -205,8 +238,8 @@ class Launcher:
         lse: torch.Tensor | None,
         return_lse: bool,
         given: Mapping[str, Any],
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Launch with tensors that are known."""
+    ) -> Result:
+        """Launch with tensors that are known: those of a `Run`, one by one, which costs less."""
         if not self._only_device and shortcuts.current_device() != self._device.index:
             with torch.cuda.device(self._device):
                 return self.launch(q, kv, out, lse, return_lse, given)
@@ -221,10 +254,11 @@ class Launcher:
             k_at = kv.data_ptr()
             v_at = k_at + self._v_behind_k
         q_at, o_at = q.data_ptr(), 0 if out is None else out.data_ptr()
-        if (q_at | k_at | v_at | o_at) & self._misaligned and self._obstacles(
-            q, *key_value(kv), out
-        ):  # there is none if what is misaligned is empty
-            return self.launch_copies(q, kv, out, lse, return_lse, given)
+        if (q_at | k_at | v_at | o_at) & self._misaligned:
+            run = Run(q, kv, out, lse, return_lse, given)
+            if self._obstacles(run):  # there is none if what is misaligned is empty
+                self._check_apart(run)
+                return self._launch_copies(run)
         writes_to_given = out is not None or lse is not None
         if out is None:
             out = self._allocate(self._out_shape, self._out_strides, self._geometry.dtype)
@@ -252,23 +286,14 @@ class Launcher:
         del kept, keys  # given tensors and prepared keys live until here
         return (out, lse) if return_lse and lse is not None else out
 
-    def launch_copies(
-        self,
-        q: torch.Tensor,
-        kv: KV,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-        return_lse: bool,
-        given: Mapping[str, Any],
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def _launch_copies(self, run: Run) -> Result:
         """Launch with copies of the checked tensors that the kernel cannot reach.
 
         Raises:
             ArgumentError: a paged cache that is too large to be copied by every run.
         """
-        read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
-        check_run_apart(self._inputs.outputs, self._reads, given, read, {"out": out, "lse": lse})
-        found = self._obstacles(read["q"], read["k"], read["v"], out)
+        read, out = run.read, run.out
+        found = self._obstacles(run)
         target = out
         if out is not None and (of_out := found.pop("out", None)):
             target = room_for(out, "out", of_out)
@@ -276,83 +301,62 @@ class Launcher:
             if name != "q" and isinstance(self._geometry.kv_format, Paged):
                 refuse_large_cache(read[name], name, each)
             read[name] = reachable(read[name], name, each)
-        q = read["q"]
-        if found.keys() & {"k", "v"}:
-            kv = read["k"], read["v"]
-        if not self.knows(q, kv, target, lse, return_lse):
-            self.admit(q, kv, target, lse, return_lse)
-        result = self.launch(q, kv, target, lse, return_lse, given)
+        kv = (read["k"], read["v"]) if found.keys() & {"k", "v"} else run.kv
+        copied = run._replace(q=read["q"], kv=kv, out=target)
+        if not self.knows(*copied[:5]):
+            self._admit(copied, self._checked_strides(copied))
+        result = self.launch(*copied)
         if out is None or target is out:
             return result
         out.copy_(result[0] if isinstance(result, tuple) else result)
         return (out, *result[1:]) if isinstance(result, tuple) else out
 
-    def _obstacles(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None
-    ) -> dict[str, Obstacle]:
+    def _obstacles(self, run: Run) -> dict[str, Obstacle]:
         """What keeps the kernel from tensors, by their names."""
         maps, prepared = self._tensor_maps is not None, self._prepared is not None
         vector = self._misaligned + 1
+        k, v = key_value(run.kv)
         found = {
-            "q": obstacle(q, vector),
+            "q": obstacle(run.q, vector),
             "k": obstacle(k, vector, maps and not prepared),
             "v": obstacle(v, vector, maps),
-            "out": None if out is None else obstacle(out, vector),
+            "out": None if run.out is None else obstacle(run.out, vector),
         }
         return {name: each for name, each in found.items() if each is not None}
 
-    def launch_telling(
-        self,
-        run: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
-        q: torch.Tensor,
-        kv: KV,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-        return_lse: bool,
-        given: Mapping[str, Any],
-        told: MaxScores,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Launch by `run`, a method of this, and write the largest scores too.
-
-        The next run is checked from the start.
-
-        Raises:
-            WrongDType, WrongDevice, WrongShape, WrongStride, ArgumentError: the given tensor is
-                wrong, or reaches into another one.
-        """
+    def _launch_telling(self, run: Run, told: MaxScores, reaches: bool) -> Result:
+        """Launch, with copies unless the kernel reaches all, and write the largest scores too."""
         if not self._only_device and shortcuts.current_device() != self._device.index:
             with torch.cuda.device(self._device):
-                return self.launch_telling(run, q, kv, out, lse, return_lse, given, told)
+                return self._launch_telling(run, told, reaches)
         self._form = None
+        if told.tensor is not None:
+            check_lse(told.tensor, self._geometry, self._batch, "max_scores")
+        if told.tensor is not None or not reaches:
+            self._check_apart(run, told.tensor)
         if told.tensor is None:
             told.tensor = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
-        else:
-            check_lse(told.tensor, self._geometry, self._batch, "max_scores")
-            written = {"out": out, "lse": lse, "max_scores": told.tensor}
-            read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
-            check_run_apart(self._inputs.outputs, self._reads, given, read, written)
         by_axis = row_strides(told.tensor.stride(), self._geometry)
         self._params.set_max_scores(told.tensor.data_ptr(), by_axis)
         try:
-            return run(q, kv, out, lse, return_lse, given)
+            return self.launch(*run) if reaches else self._launch_copies(run)
         finally:
             self._form = None
             self._params.set_max_scores(0, (0, 0, 0))
 
-    def _checked_strides(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-    ) -> tuple[int, ...]:
-        """All strides, in the order of `ParamBlock.set_strides`; raises as `admit`."""
+    def _check_apart(self, run: Run, max_scores: torch.Tensor | None = None) -> None:
+        """Refuse what a run writes where it reads, as its caller gave it all."""
+        written = {"out": run.out, "lse": run.lse, "max_scores": max_scores}
+        check_run_apart(self._inputs.outputs, self._reads, run.given, run.read, written)
+
+    def _checked_strides(self, run: Run) -> tuple[int, ...]:
+        """All strides, in the order of `ParamBlock.set_strides`; raises as `start`."""
+        out, lse = run.out, run.lse
         geometry, batch = self._geometry, self._batch
         made_out, made_lse = self._out_strides, self._lse_strides
         return (
-            *check_query(q, geometry, batch),
-            *check_key_values(k, v, geometry, batch),
+            *check_query(run.q, geometry, batch),
+            *check_key_values(*key_value(run.kv), geometry, batch),
             *(row_strides(made_out, geometry) if out is None else check_out(out, geometry, batch)),
             *(row_strides(made_lse, geometry) if lse is None else check_lse(lse, geometry, batch)),
         )

@@ -6,6 +6,7 @@ log-sum-exps alone, so keys may be attended piece by piece: by calls, devices or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from warploom.runtime.declare import checked_lse_scale
 from warploom.runtime.tensors import as_torch
 
 _Function = Callable[[torch.Tensor], torch.Tensor]
-_EMPTY = float("-inf")  # log-sum-exp of no keys
+_EMPTY = -math.inf  # log-sum-exp of no keys
 
 
 def merge_state(
@@ -36,7 +37,9 @@ def merge_state(
         lse_base: "e" or "2", base of the log-sum-exps, as the wrapper was told.
 
     Returns:
-        The output in v_a's type, and the log-sum-exp in float32: 0 and -inf where both are empty.
+        The output in v_a's type, and the log-sum-exp in float32 (float64 where s_a or s_b is):
+        0 and -inf where both are empty; NaN and inf where a log-sum-exp is inf and none NaN, as
+        attention over both would give; NaN and NaN where one is NaN.
 
     Raises:
         WrongShape, WrongDType, WrongDevice: tensors that do not belong together.
@@ -62,8 +65,9 @@ def merge_states(v: Any, s: Any, *, lse_base: str = "e") -> tuple[torch.Tensor, 
         lse_base: "e" or "2", base of the log-sum-exps.
 
     Returns:
-        The output [rows, heads, dim] in v's type, and the log-sum-exp [rows, heads] in float32: 0
-        and -inf where all states are empty, or where there are none.
+        The output [rows, heads, dim] in v's type, and the log-sum-exp [rows, heads] in float32
+        (float64 where s is): 0 and -inf where all states are empty, or where there are none; inf
+        and NaN as `merge_state` has them.
 
     Raises:
         WrongShape, WrongDType, WrongDevice: tensors that do not belong together.
@@ -87,7 +91,9 @@ def _merged(
         one = (*s.shape[:axis], 1, *s.shape[axis + 1 :])
         v, s = v.new_zeros((*one, v.shape[-1])), s.new_full(one, _EMPTY)
     greatest = s.detach().amax(axis, keepdim=True)  # it cancels out, and so has no gradient
-    greatest = torch.where(greatest == _EMPTY, 0.0, greatest)
+    # Infinity is not subtracted: it weighs infinity, and beside it what is finite weighs nothing.
+    s = torch.where((greatest == math.inf) & (s < math.inf), _EMPTY, s)
+    greatest = torch.where(greatest.abs() == math.inf, 0.0, greatest)
     weights = exp(s - greatest)
     total = weights.sum(axis)
     is_empty = total == 0

@@ -1,13 +1,13 @@
-"""Fields of a variant that have no value: what to say about them."""
+"""Values given for fields: which are missing, unknown, or read by nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from warploom.dsl.roles import roles_text
 from warploom.dsl.spec import TracedVariant
-from warploom.errors import MissingInput
+from warploom.errors import MissingInput, UnknownInput
 
 
 def missing_input(
@@ -26,3 +26,20 @@ def refuse_missing(traced: TracedVariant, values: Mapping[str, Any]) -> None:
     for name in traced.input_names:
         if name not in values and name not in defaults:
             raise missing_input(traced, name)
+
+
+def read_values(
+    traced: TracedVariant, given: dict[str, Any], unknown: Callable[[str], UnknownInput]
+) -> dict[str, Any]:
+    """The given values that graphs read; those of fields that nothing reads are not looked at.
+
+    Raises:
+        UnknownInput: what `unknown` makes of the first name that is no field.
+    """
+    if not given:
+        return given
+    known = traced.input_names
+    for name in given:
+        if name not in known and name not in traced.unread:
+            raise unknown(name)
+    return {name: value for name, value in given.items() if name in known}

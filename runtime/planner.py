@@ -132,19 +132,19 @@ class Planner:
         if key not in self._sizes:
             if len(self._sizes) > _SIZES_KEPT:
                 self._sizes.clear()
-            self._sizes[key] = self._compute_sizes(bounds, kernel, pieces)
+            self._sizes[key] = self._compute_sizes(bounds, kernel.tile, kernel.num_ctas, pieces)
         return self._sizes[key]
 
     def _compute_sizes(
-        self, bounds: Bounds, kernel: Kernel, pieces: Pieces | None
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
     ) -> tuple[Capacity, WorkspaceSize]:
         common: dict[str, Any] = {
-            "rows": kernel.tile.rows,
-            "keys": kernel.tile.keys,
+            "rows": tile.rows,
+            "keys": tile.keys,
             "num_kv_heads": self._heads.num_kv,
             "group_size": self._heads.group_size,
-            "num_ctas": kernel.num_ctas,
-            "split_size": self._split_size(kernel.tile),
+            "num_ctas": num_ctas,
+            "split_size": self._split_size(tile),
             "pieces": pieces,
         }
         dim = self._spec.head_dim_v
@@ -156,12 +156,24 @@ class Planner:
         return max(sizes, key=lambda size: size.total)
 
     def reserve(self) -> None:
-        """Build the kernel and lay the workspace out, if the bounds fix both."""
-        fixed = self.fixed_choice()
+        """Build the kernel and lay the workspace out, if the bounds fix both.
+
+        Raises:
+            WorkspaceTooSmall: the caller's memory cannot hold all batches within the bounds.
+        """
+        fixed, bounds = self.fixed_choice(), self._options.bounds
         if fixed is not None:
             kernel = self._kernels.get(fixed.tile)
-            if self._options.bounds is not None:
-                self._workspace.fit(self.sizes(self._options.bounds, kernel)[1])
+            if bounds is not None:
+                self._workspace.fit(self.sizes(bounds, kernel)[1])
+        elif bounds is not None and self._workspace.is_given:
+            self._workspace.check(self._known_size(bounds))
+
+    def _known_size(self, bounds: Bounds) -> WorkspaceSize:
+        """`largest_size` before kernels are built; on a GPU they may ask for more."""
+        least = self._kernels.least_ctas
+        sizes = [self._compute_sizes(bounds, tile, least, None)[1] for tile in self.tiles()]
+        return max(sizes, key=lambda size: size.total)
 
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch and enqueue its upload on the current stream.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from logging import DEBUG
 from typing import Any
 
+import numpy as np
 import torch
 
 from warploom.codegen.source import TileChoice
@@ -107,7 +108,7 @@ class Planning(Uncopied):
         """
         self._guard.enter_plan()
         try:
-            self._inputs.check_names(inputs)
+            inputs = self._inputs.read(inputs)
             arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
             planner = None if self.backend == "reference" else self._planner
             batch = batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
@@ -160,6 +161,9 @@ class Planning(Uncopied):
     def _not_planned(self) -> NotPlanned:
         return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
 
+    def _check_lengths(self, known: dict[str, np.ndarray[Any, Any]], batch: Batch) -> None:
+        self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
+
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._launcher is not None:
             self._launcher.before_plan()
@@ -167,8 +171,8 @@ class Planning(Uncopied):
         self._inputs.for_batch(batch)
         self._inputs.check_planned(offer)
         known = self._inputs.known_with(offer)
-        if known and not isinstance(batch, OnDevice):
-            self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
+        if not isinstance(batch, OnDevice):
+            self._check_lengths(known, batch)
         self._inputs.keep(offer)  # a graph may read these: only what fits goes there
         if self._launcher is not None:
             self.planned = self._planner(batch, self._inputs)

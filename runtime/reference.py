@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,23 @@ from warploom.dsl.reference import reference_attention
 from warploom.dsl.variant import Variant
 from warploom.runtime.args import Geometry, check_key_values, check_query
 from warploom.runtime.formats import Batch
+from warploom.runtime.roles import role_sizes
 
 _Rows = np.ndarray[Any, Any]
+
+
+def unread_values(
+    variant: Variant, names: Sequence[str], geometry: Geometry, batch: Batch
+) -> dict[str, Any]:
+    """Zeros for fields that no result depends on, which functors may ask for all the same."""
+    if not names:
+        return {}
+    sizes = {**role_sizes(geometry, batch), "lane": geometry.head_dim_qk}
+    fields, found = variant.fields(), dict[str, Any]()
+    for name in names:
+        roles = getattr(fields[name], "roles", ())
+        found[name] = np.zeros([sizes.get(role, 1) for role in roles])
+    return found
 
 
 def run_reference(

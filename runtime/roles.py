@@ -55,6 +55,7 @@ def reserved_sizes(bounds: Bounds) -> dict[str, int]:
         "kv_pos": bounds.max_kv_len,
         "q_pos": bounds.max_kv_len,
         "q_row": bounds.max_q_rows,
+        "q_idx": bounds.max_q_rows,
     }
 
 

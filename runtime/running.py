@@ -24,10 +24,11 @@ from warploom.runtime.aux_outputs import (
 from warploom.runtime.custom_op import Result, Runner
 from warploom.runtime.declare import checked_flag
 from warploom.runtime.guard import Guard
-from warploom.runtime.outputs import check_recorded_apart
+from warploom.runtime.launch import Run
+from warploom.runtime.outputs import check_run_apart
 from warploom.runtime.plain import needs_operator
 from warploom.runtime.planning import Planning
-from warploom.runtime.reference import run_reference
+from warploom.runtime.reference import run_reference, unread_values
 from warploom.runtime.tensors import as_seen, as_torch
 
 
@@ -72,7 +73,7 @@ class Running(Planning):
         told: MaxScores | None = None,
     ) -> Result:  # fmt: skip
         """Check all, and go through the operator where torch must know of the call."""
-        self._inputs.check_names(inputs)
+        inputs = self._inputs.read(inputs)
         return_lse = checked_flag("return_lse", return_lse)
         batch = self._batch
         if batch is None:
@@ -134,37 +135,23 @@ class Running(Planning):
         if batch is None:  # another thread's plan was refused just now
             raise self._not_planned()
         if self._launcher is not None:
-            reaches = self._launcher.admit(q, kv, out, lse, return_lse)
-            run = self._launcher.launch if reaches else self._launcher.launch_copies
-            if told is not None:
-                return self._launcher.launch_telling(run, q, kv, out, lse, return_lse, inputs, told)
-            return run(q, kv, out, lse, return_lse, inputs)
+            return self._launcher.start(Run(q, kv, out, lse, return_lse, inputs), told)
         tensors = (q, *key_value(kv))
         tops = None if told is None else told.tensor
         check_results(out, lse, tensors, self._geometry, batch, tops)
-        values = {**self._inputs.scalars, **self._inputs.tensors}
+        values = unread_values(self._variant, self.spec.variant.unread, self._geometry, batch)
+        values |= {**self._inputs.scalars, **self._inputs.tensors}
         given = self._inputs.check_given(inputs)
         values |= given
-        self._check_recorded(given, tensors, out, lse)
+        written = {"out": out, "lse": lse, "max_scores": tops}
+        read = dict(zip("qkv", tensors, strict=True))
+        check_run_apart(self.recorded, self._inputs.tensors, given, read, written)
         o, sums, found = run_reference(
             self._variant, batch, self._geometry, tensors, values, self.sm_scale
         )
         if told is not None:
             told.put(found)
         return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
-
-    def _check_recorded(
-        self,
-        given: Mapping[str, Any],
-        tensors: tuple[torch.Tensor, ...],
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-    ) -> None:
-        """What a launcher checks of outputs."""
-        if self.recorded:
-            new = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-            others = {**dict(zip("qkv", tensors, strict=True)), "out": out, "lse": lse}
-            check_recorded_apart(self.recorded, self._inputs.tensors, new, others)
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Values of fields, kept or given to a run, whose gradient may be asked for."""

@@ -136,6 +136,7 @@ class AttentionWrapper(Running):
         Raises:
             VariantError: the variant cannot be traced.
             UnsupportedSpec, BadHeadDim, ArgumentError: a declaration that no kernel serves.
+            WorkspaceTooSmall: `workspace` cannot hold all batches within the bounds.
             NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
         """
         self._variant = as_variant(variant)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_record import Recorder
+from support.gpu_record import Recorder
 
 import warploom.templates
 

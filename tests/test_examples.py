@@ -22,7 +22,7 @@ NEEDS_A_MODEL = "huggingface", "demo"  # which a package carries, see [demo] in 
 def runner() -> Iterator[subprocess.Popen[str]]:
     # without a GPU also where there is one: these are the tests of the CPU back end
     changes = {"CUDA_VISIBLE_DEVICES": "", "WARPLOOM_PROGRESS": "0", "HF_HUB_OFFLINE": "1"}
-    script = str(Path(__file__).with_name("preloaded.py"))
+    script = str(Path(__file__).parent / "support" / "preloaded.py")
     slow = "transformers.models.llama.modeling_llama", "torch", "warploom.runtime.attention"
     with subprocess.Popen(
         [sys.executable, script, *slow],

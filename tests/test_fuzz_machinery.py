@@ -11,12 +11,14 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fuzz import cli, harness, runner
+from fuzz.attention import attention_of
 from fuzz.cases import Case, draw
 from fuzz.recorded import RECORDED
 from fuzz.runner import NoSanitizer, Settings, Worker
@@ -28,6 +30,7 @@ from warploom.codegen.arch import arch_named
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import host_target
 from warploom.errors import NoHostCompiler
+from warploom.runtime.declaration import AttentionDeclaration, PageSelectionDeclaration
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -124,9 +127,55 @@ def test_a_planted_fault_is_found_shrunk_and_shown_by_a_script(
     assert (log["failures"], log["cases"], log["seeds"]) == ([seed], 1, [seed, seed])
 
 
+def spec_that(looks: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first spec of a causal variant, on few rows, of which something holds."""
+    for seed in range(3000):
+        spec = draw(seed).spec()
+        if "wl.Causal()" in spec["variant"] and spec["bounds"] is None and looks(spec):
+            return {**spec, "batches": [[[9, 9]]]}
+    raise LookupError("no seed")
+
+
+def spoilt(change: Callable[[dict[str, Any]], object]) -> Callable[..., dict[str, Any]]:
+    """The attention of the reference, with something of it changed in place."""
+
+    def changed(*args: Any) -> dict[str, Any]:
+        found = attention_of(*args)
+        change(found)
+        return found
+
+    return changed
+
+
+def test_wrong_largest_scores_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_that(lambda spec: spec["aux"] in ("max_scores", "both"))
+    assert harness.check(spec)["rows"] > 0
+    monkeypatch.setattr(harness, "attention_of", spoilt(lambda x: x["tops"].mul_(1.001).add_(0.01)))
+    with pytest.raises(harness.Mismatch, match="tops by"):
+        harness.check(spec)
+
+
+@pytest.mark.parametrize("wrong", ["value", "hidden", "seen"])
+def test_wrong_records_are_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is off, one that should not be there, and one that is not."""
+    changes = {
+        "value": lambda x: x["recorded"].update(seen0=x["recorded"]["seen0"] * 1.01 + 0.5),
+        "hidden": lambda x: x["seen"].zero_(),
+        "seen": lambda x: x["seen"].fill_(True),
+    }
+    spec = spec_that(lambda spec: "q_idx" in str(spec["outputs"]))
+    assert harness.check(spec)["rows"] > 0
+    monkeypatch.setattr(harness, "attention_of", spoilt(changes[wrong]))
+    with pytest.raises(harness.Mismatch, match="elements of seen0 are wrong"):
+        harness.check(spec)
+
+
 def test_a_script_without_a_fault_says_so(tmp_path: Path) -> None:
     path = tmp_path / "sound.py"
-    path.write_text(script(draw(seed_with("tanh(")).spec(), "nothing"))
+    spec = spec_that(lambda spec: bool(spec["outputs"]) and spec["aux"] == "both")
+    path.write_text(script(spec, "nothing"))
+    text = path.read_text()
+    assert "seen0 = wl.Output(" in text and "'aux': 'both'" in text
     done = alone(path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("no fault: {'rows': ")
@@ -219,6 +268,21 @@ def test_tiles_for_a_device_are_those_that_fit() -> None:
         assert tile is None or spec["tile"][0] in ("any", tile.template)
         found.add(None if tile is None else (tile.template, tile.rows))
     assert {("portable", 1), ("portable", 16), ("portable", 64), ("hopper", 128)} <= found
+
+
+def test_what_is_drawn_for_a_device_can_be_declared() -> None:
+    """Nothing is refused that a wrapper of a GPU would look at before it has a batch."""
+    arch, kinds = arch_named("sm_90a"), {"selection": PageSelectionDeclaration}
+    for seed in range(100):
+        spec = draw(seed, "cuda").spec()
+        variant, declaration = variant_of(spec), kinds.get(spec["format"][0], AttentionDeclaration)
+        tile = harness.chosen_tile(spec, variant, arch)
+        next(declaration(variant, **harness.arguments(spec, tile)).jobs(arch, []))
+
+
+def test_keys_are_transformed_before_attention_where_they_can_be() -> None:
+    ways = {draw(seed, "cuda").facts["options"].get("key_transform") for seed in range(300)}
+    assert ways == {None, "auto", "fused", "before"}
 
 
 @pytest.mark.nvrtc

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from side_by_side import in_threads
+from support.side_by_side import in_threads
 
 import warploom as wl
 from warploom import counters, env

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -126,6 +127,15 @@ def test_compiler_and_headers_come_from_one_cuda_release(extra: str) -> None:
     assert not [text for text in wanted if text.startswith("nvidia-cuda-")]
     (toolkit,) = (text for text in wanted if text.startswith("cuda-toolkit["))
     assert {"nvrtc", "cudart", "cccl"} <= set(re.split(r"[\[\],]", toolkit))
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_fast_tests_are_files_that_exist() -> None:
+    command = ["make", "-s", "-n", "test-fast", "RUN=python3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    files = re.findall(r"tests/\S+\.py", done.stdout)
+    assert {"dsl", "codegen", "scheduler", "runtime"} <= {Path(name).parent.name for name in files}
+    assert [name for name in files if not (ROOT / name).exists()] == []
 
 
 def test_folders_import_downwards_only(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
-"""The recorded GPU run: it passed, and a warning says when it no longer vouches for the sources."""
+"""The recorded GPU run: it passed; a warning says when it no longer vouches for the sources, and a
+release fails."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
-import gpu_record as record
 import pytest
+from support import gpu_record as record
 
 from warploom.errors import StaleVerification
 
@@ -46,6 +49,55 @@ def test_a_change_of_the_sources_is_noticed(tmp_path: Path) -> None:
     assert record.read(tmp_path / "none.json") is None
 
 
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What the first step of a release looks at, with a record that is right."""
+    for name in ("codegen/a.py", "templates/include/deep/c.cuh"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x")
+    for name in ("Makefile", "tests/support/gpu_record.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TESTS.parent / name, tmp_path / name)
+    run = {"date": "2026-01-01", "gpu": "a GPU", "passed": 9, "failed": 0}
+    change_record(tmp_path, digests=record.digests(tmp_path), **run)
+    return tmp_path
+
+
+def change_record(checkout: Path, **changes: Any) -> None:
+    path = checkout / "tests" / "gpu" / "verified.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps((record.read(path) or {}) | changes))
+
+
+def said_by(*command: str, folder: Path) -> tuple[int, str]:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_release_rests_on_a_run_of_its_sources_that_passed(checkout: Path) -> None:
+    script = sys.executable, "tests/support/gpu_record.py"
+    assert said_by(*script, folder=checkout) == (0, "")
+    change_record(checkout, failed=2)
+    status, text = said_by(*script, folder=checkout)
+    assert status == 1
+    assert text.startswith(
+        "no release: in the GPU run of 2026-01-01 on a GPU, 2 tests failed and 9"
+    )
+    change_record(checkout, failed=0, passed=0)
+    assert "0 tests failed and 0 passed" in said_by(*script, folder=checkout)[1]
+    (checkout / "tests" / "gpu" / "verified.json").unlink()
+    assert "no release: no GPU run is recorded" in said_by(*script, folder=checkout)[1]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_a_release_check_ends_where_the_record_is_old(checkout: Path) -> None:
+    (checkout / "codegen" / "a.py").write_text("y")
+    status, text = said_by("make", "release-check", f"RUN={sys.executable}", folder=checkout)
+    assert status == 2
+    assert "no release: codegen/ changed since the GPU run of 2026-01-01 on a GPU" in text
+    assert not (checkout / "build" / "wheel").exists()
+
+
 SUITE = """
 import pytest
 
@@ -65,7 +117,7 @@ CONFTEST = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-import gpu_record
+from support import gpu_record
 
 def write(outcomes, seconds):
     Path({path!r}).write_text(json.dumps(outcomes))

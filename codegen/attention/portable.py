@@ -164,8 +164,8 @@ def _walked(spec: AttentionSpec, tile: TileConfig, query_tiles: int) -> list[Reg
     seats = spec.variant.seats
     # Seats make 16-bit numbers of a whole tile.
     new_keys = spec.is_narrow and "key_transform" in seats
-    new_values = spec.is_narrow and "value_transform" in seats
-    new_values = new_values and not scale_factors(seats["value_transform"])
+    scales_weights = scale_factors(seats.get("value_transform")) and spec.dtype.name != "float16"
+    new_values = spec.is_narrow and "value_transform" in seats and not scales_weights
     key, value = (
         (round_up(spec.head_dim_qk, 64), round_up(spec.head_dim_v, 64))
         if spec.is_narrow

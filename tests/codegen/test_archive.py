@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from archives import members
+from support.archives import members
 
 import warploom as wl
 from warploom.codegen import archive, hostcc

@@ -14,7 +14,7 @@ from typing import Any
 from zipfile import ZIP_BZIP2, ZipFile, ZipInfo
 
 import pytest
-from archives import change_manifest, members, refused, rewrite
+from support.archives import change_manifest, members, refused, rewrite
 
 import warploom as wl
 from warploom.codegen import archive

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from side_by_side import in_threads
+from support.side_by_side import in_threads
 
 from warploom.codegen import build as build_module
 from warploom.codegen import store as store_module

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faulty_os import FaultyOs, dying, failing, full, in_place
+from support.faulty_os import FaultyOs, dying, failing, full, in_place
 
 from warploom import env
 from warploom.codegen import build as build_module

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from warploom.codegen import claims
+from warploom.codegen import build, claims
 from warploom.codegen.claims import aside, sweep
-from warploom.codegen.folder import Folder
+from warploom.codegen.folder import Folder, Untrusted
+from warploom.codegen.store import Store
+from warploom.errors import CacheWarning
 
 
 def test_one_process_builds_under_a_name(tmp_path: Path) -> None:
@@ -94,3 +100,55 @@ def test_drafts_of_other_users_are_left_alone(
         monkeypatch.undo()
         sweep(folder)
     assert list(tmp_path.iterdir()) == []
+
+
+class MappingOs:
+    """The module `os` on a file system whose files belong to somebody else, whoever makes them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        found = list(os.fstat(fd))
+        found[stat.ST_UID] += 1
+        return os.stat_result(found)
+
+
+def test_file_systems_that_map_owners_are_refused_and_left_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".draft-old").mkdir()  # whose lock is gone
+    monkeypatch.setattr(claims, "os", MappingOs())
+    text = re.escape(f"makes in {tmp_path} belongs to user {os.geteuid() + 1}, as on network")
+    with Folder.at(tmp_path) as folder:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for name in ("", "image"):
+            with pytest.raises(Untrusted, match=text):
+                aside(folder, name)
+        sweep(folder)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert [path.name for path in tmp_path.iterdir()] == [".draft-old"]
+
+
+def test_builds_on_such_a_file_system_say_where_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "cache"
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(root))
+    made: list[Store] = []
+
+    def write(store: Store) -> None:
+        made.append(store)
+        if store.root == root:
+            monkeypatch.setattr(claims, "os", MappingOs())
+        try:
+            store.keep_failed(key, "kernel.cu", b"text")
+        finally:
+            monkeypatch.setattr(claims, "os", os)
+
+    key: Any = SimpleNamespace(folder="kernel-0")
+    text = f"the cache in {root} is not used: .*network mounts.* Set WARPLOOM_CACHE_DIR"
+    with pytest.warns(CacheWarning, match=text):
+        build._write(write)
+    assert len(made) == 2 and made[1].root != root  # the second keeps it for this process
+    assert list((root / "failed").iterdir()) == []

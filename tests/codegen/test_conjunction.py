@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
+from support.mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
 
 import warploom as wl
 from warploom.codegen.conjunction import few_tests

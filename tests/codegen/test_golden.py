@@ -27,6 +27,7 @@ from warploom.scheduler.layout import c_structs
 
 CPU_TILE = TileConfig(32, 64, warps=1, stages=1)
 GPU_TILE = TileConfig(128, 64)
+HOPPER_TILE = TileConfig(128, 128, 8, 2, "hopper", 1)
 
 # name: variant, head dimension, dtype, KV format
 SPECS: dict[str, tuple[Variant, int, str, KVFormat]] = {
@@ -49,12 +50,20 @@ SPECS: dict[str, tuple[Variant, int, str, KVFormat]] = {
         "float32",
         wl.BlockSparse((16, 8)),
     ),
+    # a mask by positions, keys in another layout, and fields that logits read
+    "causal_rope_softcap_bf16_paged": (
+        wl.Causal() & wl.Rope() & wl.SoftCap(30.0),
+        128,
+        "bfloat16",
+        wl.Paged(16, layout="HND"),
+    ),
 }
 FILES = (
     "causal_bf16_dense_cpu.cpp",
     "sigmoid_prefix_f32_blocks_cpu.cpp",
     "qknorm_rope_alibi_f16_ragged_cuda.cu",
     "softcap_window_bf16_paged_cuda.cu",
+    "causal_rope_softcap_bf16_paged_hopper.cu",
     "qknorm_rope_alibi_f16_ragged_prepare.cu",
 )
 
@@ -67,7 +76,7 @@ def render(file: str) -> KernelSource:
         return render_prepare(PrepareSpec.of(spec, 8), c_structs())
     if target == "cpu":
         return render_cpu(spec, CPU_TILE, c_structs())
-    return render_cuda(spec, GPU_TILE, c_structs())
+    return render_cuda(spec, HOPPER_TILE if target == "hopper" else GPU_TILE, c_structs())
 
 
 @pytest.mark.golden
@@ -103,7 +112,8 @@ def test_host_source_compiles(file: str) -> None:
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("file", [file for file in FILES if file.endswith(".cu")])
 def test_cuda_source_compiles(file: str) -> None:
+    arch = ARCHS["sm_90a" if file.endswith("_hopper.cu") else "sm_80"]
     try:
-        assert compile_cuda(render(file).text, ARCHS["sm_80"], file)
+        assert compile_cuda(render(file).text, arch, file)
     except NoCudaCompiler as error:
         pytest.skip(str(error))

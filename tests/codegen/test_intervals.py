@@ -1,7 +1,7 @@
 """Tile analysis never contradicts the mask: random masks, random tiles, NumPy and compiled C++.
 
-Masks come from a grammar (`mask_grammar.py`) and are real variants: the oracle is the plain functor
-on NumPy arrays, so that tracing, analysis and lowering are all on trial.
+Masks come from a grammar (`support/mask_grammar.py`) and are real variants: the oracle is the plain
+functor on NumPy arrays, so that tracing, analysis and lowering are all on trial.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from mask_grammar import Grammar, masks, random_inputs, random_tiles
+from support.mask_grammar import Grammar, masks, random_inputs, random_tiles
 
 from warploom.codegen.abi import Packer, param_fields, struct_text
 from warploom.codegen.functors import variant_struct

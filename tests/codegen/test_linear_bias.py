@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disassembly import disassembled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from infix import INFIX
+from support.infix import INFIX
 
 from warploom.codegen.abi import Packer, param_fields, struct_text
 from warploom.codegen.functors import variant_struct

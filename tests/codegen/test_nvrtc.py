@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from side_by_side import in_threads
+from support.side_by_side import in_threads
 
 from warploom.codegen import nvrtc, nvrtc_worker
 from warploom.codegen.arch import ARCHS, Arch

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
+from support.mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
 
 import warploom as wl
 from warploom.codegen.functors import variant_struct

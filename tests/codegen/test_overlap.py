@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from disassembly import disassembled
+from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.append import AppendSpec, key_value_seats, render_append

@@ -193,6 +193,8 @@ def test_shared_memory_has_room_for_listed_columns() -> None:
 NARROW = {
     "decode": (wl.Causal(), TileConfig(16, 256, 8, 2), "float8_e4m3fn", "sm_90a"),
     "half": (wl.KVScale(), TileConfig(16, 64, 2, 2), "float8_e5m2", "sm_89"),
+    "half, tokens": (wl.TokenKVScale(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_90a"),
+    "half, decode": (wl.TokenKVScale(), TileConfig(16, 128, 4, 2), "int8", "sm_80"),
     "tokens": (wl.TokenKVScale(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_100a"),
     "seats": (wl.Rope() & ScaledValues(), TileConfig(16, 64, 2, 2), "float8_e4m3fn", "sm_120"),
     "before sm_89": (wl.HeadKVScale(), TileConfig(16, 128, 4, 2), "float8_e4m3fn", "sm_80"),
@@ -208,7 +210,7 @@ NARROW = {
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_keys_and_values(name: str) -> None:
     variant, tile, stored, arch = NARROW[name]
-    element = "float16" if name == "half" else "bfloat16"
+    element = "float16" if name.startswith("half") else "bfloat16"
     of = spec(variant, wl.Paged(16), 96 if name == "seats" else 128, element=element, stored=stored)
     assert spilled(compile_portable(of, tile, arch)) == 0
 

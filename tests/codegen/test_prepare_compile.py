@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disassembly import disassembled
-from prepared_variants import OfHeads
+from support.disassembly import disassembled
+from support.prepared_variants import OfHeads
 
 import warploom as wl
 from warploom.codegen.abi import param_fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from recorded_variants import ROWS, VARIANTS, Dump, Rows, Terms
+from support.recorded_variants import ROWS, VARIANTS, Dump, Rows, Terms
 
 import warploom as wl
 from warploom.codegen.abi import param_fields

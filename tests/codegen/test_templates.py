@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from disassembly import disassembled
+from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS, Arch

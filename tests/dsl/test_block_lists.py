@@ -148,16 +148,72 @@ def test_a_mask_of_captured_tensors_keeps_the_lists_it_was_given() -> None:
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
-def test_lists_that_do_not_fit_a_batch_are_refused() -> None:
+@pytest.mark.parametrize("mask_mod", [by_head, shifted, None])
+@pytest.mark.parametrize(
+    ("rows", "keys"),
+    [(ROWS, KEYS + 1), (ROWS + 1, KEYS), (40, KEYS), (ROWS, 40), (40, 40), (300, 40), (40, 300)],
+)
+def test_other_lengths_are_refused_as_in_torch(rows: int, keys: int, mask_mod: Any) -> None:
+    q, k, v = (torch.randn(BATCH, Q_HEADS, n, DIM) for n in (rows, keys, keys))
+    given = mask_mod or torch_flex.noop_mask
+    mask = create_block_mask(given, None, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
+    for one in (mask, block_mask(random_states(1, 1, 2), mask_mod)):
+        with pytest.raises((ValueError, AssertionError)):
+            torch_flex.flex_attention(q, k, v, block_mask=one)
+        variant = wl.flex(block_mask=one)
+        with pytest.raises(
+            ArgumentError, match=rf"lists of {ROWS} .* {rows} rows and {keys} k"
+        ) as e:
+            wl.attention(q, k, v, variant=variant, layout="HND")
+        assert ("_adjust(q_len, kv_len)" in str(e.value)) == (rows <= ROWS and keys <= KEYS)
+        with pytest.raises(ArgumentError, match=r"mask_mod=block_mask\.mask_mod"):
+            wl.attention(q, k, v, variant=variant & wl.SoftCap(5.0), layout="HND")
+    alone = wl.flex(mask_mod=mask.mask_mod)
+    assert wl.attention(q, k, v, variant=alone, layout="HND").shape == q.shape
+
+
+def test_masks_are_cropped_and_made_anew_as_in_torch() -> None:
     q, k, v = tensors()
-    variant = wl.flex(None, block_mask(random_states(1, 1, 2), None))
-    longer = torch.cat([q, q], 2), torch.cat([k, k], 2), torch.cat([v, v], 2)
-    for rows, keys, named in ((q, longer[1:], "580 keys"), (longer[0], (k, v), "300 rows")):
-        with pytest.raises(ArgumentError, match=rf"block_mask has lists of 150 .* has {named}"):
-            wl.attention(rows, *keys, variant=variant, layout="HND")
+    mask = create_block_mask(shifted, None, None, 2 * ROWS, 2 * KEYS, device="cpu", BLOCK_SIZE=32)
+    cropped = wl.flex(block_mask=mask._adjust(ROWS, KEYS))
+    found = wl.attention(q, k, v, variant=cropped, layout="HND")
+    expected = wl.attention(q, k, v, variant=wl.flex(mask_mod=shifted), layout="HND")
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_mask_for_no_mask_fits_every_length() -> None:
+    q, k, v = tensors()
+    none = torch_flex._create_empty_block_mask(
+        q[:, :, :3], k[:, :, :5]
+    )  # what torch takes for None
+    found = wl.attention(q, k, v, variant=wl.flex(block_mask=none), layout="HND")
+    torch.testing.assert_close(found, wl.attention(q, k, v, layout="HND"))
+
+
+def test_rows_read_by_position_need_lists_that_are_long_enough() -> None:
+    q, k, v = tensors()
+    for lengths, is_refused in (((KEYS, KEYS), False), ((ROWS, KEYS), True)):
+        states = torch.ones(1, 1, -(-lengths[0] // 32), -(-lengths[1] // 64))
+        states[0, 0, 0, 0] = 0
+        mask = block_mask(states, by_head, lengths)
+        variant = wl.flex(block_mask=mask, q_idx="position")
+        if is_refused:
+            with pytest.raises(ArgumentError, match="290 keys and positions of rows"):
+                wl.attention(q, k, v, variant=variant, layout="HND")
+        else:
+            wl.attention(q[:, :, :1], k[:, :, :200], v[:, :, :200], variant=variant, layout="HND")
+    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, 64, 64, device="cpu")
+    variant = wl.flex(block_mask=causal, q_idx="position")  # needs no lists
+    wl.attention(q, k, v, variant=variant, layout="HND")
+
+
+def test_lists_of_other_batches_and_heads_are_refused() -> None:
+    q, k, v = tensors()
     three = wl.flex(None, block_mask(random_states(3, 1, 2), None))
-    with pytest.raises(ArgumentError, match="lists of 3 requests; the batch has 2"):
-        wl.attention(q, k, v, variant=three, layout="HND")
+    same = create_block_mask(shifted, 3, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
+    for variant in (three, wl.flex(None, same)):
+        with pytest.raises(ArgumentError, match="lists of 3 requests; the batch has 2"):
+            wl.attention(q, k, v, variant=variant, layout="HND")
     wide = wl.flex(None, block_mask(random_states(1, 8, 2), None))
     with pytest.raises(WrongShape, match="q_head=4"):
         wl.attention(q, k, v, variant=wide, layout="HND")
@@ -199,3 +255,20 @@ def test_a_wrapper_reads_the_lists() -> None:
     np.testing.assert_allclose(wrapper.run(q, (k, v)).numpy(), expected, atol=2e-5)
     with pytest.raises(ArgumentError, match="block_mask has lists of 150"):
         wrapper.plan([0, ROWS + 1], [0, KEYS])
+    wrapper.plan([0, 3, ROWS + 3], [0, 7, KEYS + 7])  # torch would pad to the longest
+
+
+def test_a_wrapper_refuses_other_lengths_without_lists_too() -> None:
+    mask = create_block_mask(shifted, None, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
+    wrapper = wl.AttentionWrapper(
+        wl.flex(block_mask=mask),
+        kv_format=wl.Ragged(),
+        num_q_heads=Q_HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        dtype="float32",
+        device="cpu",
+    )
+    wrapper.plan([0, ROWS], [0, KEYS])
+    with pytest.raises(ArgumentError, match="40 rows and 290 keys"):
+        wrapper.plan([0, 40], [0, KEYS])

@@ -318,7 +318,9 @@ def test_wrong_results_and_branches_point_into_the_function(placed) -> None:
 @pytest.mark.parametrize(
     ("use", "names"),
     [
-        (lambda t, h: t[:, h], "slicing"),
+        (lambda t, h: t[:, :, h], "slicing it"),
+        (lambda t, h: t[h:], "slicing it"),
+        (lambda t, h: t[h].T[0], "attribute .T"),
         (lambda t, h: t[h, h, h], "3 of 2 indices"),
         (lambda t, h: (t + 1)[h, h], "computing with the whole"),
         (lambda t, h: t.sum(), ".sum"),

@@ -355,7 +355,7 @@ def test_graphs_compute_what_the_functors_do(name, graph) -> None:
         value = RNG.normal(size=shape)
         given = () if seat == "logits_mask" else (value,)
         at = Position(seat, {key: np.asarray(place) for key, place in places.items()})
-        expected = np.broadcast_to(getattr(shadow, seat)(*given, at), shape)
+        expected = np.broadcast_to(np.asarray(getattr(shadow, seat)(*given, at)), shape)
         found = np.broadcast_to(graph(root, places, value=value, fields=fields), shape)
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 

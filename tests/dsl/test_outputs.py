@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded_variants import Dump, Terms
+from support.recorded_variants import Dump, Terms
 
 import warploom as wl
 from warploom.dsl.trace import trace

@@ -16,7 +16,8 @@ from warploom.dsl.reference import (
     visible,
 )
 from warploom.dsl.rounding import assert_close, rounder, tolerance
-from warploom.errors import ArgumentError, FieldMisuse, WrongResult, WrongShape
+from warploom.dsl.trace import trace
+from warploom.errors import ArgumentError, CannotTrace, FieldMisuse, WrongResult, WrongShape
 
 RNG = np.random.default_rng(3)
 
@@ -332,3 +333,25 @@ def test_ints_of_single_numbers_wrap_as_others_do() -> None:
     for attend in (reference_attention, naive_attention):
         out, _ = attend(Hashed(), q, k, v, inputs={"seed": 3})
         assert out[0, 0].tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        lambda x, at: x - (at.q_pos > 3),
+        lambda x, at: x + ((at.kv_pos > 1) - at.q_pos),
+        lambda x, at: x + ((at.kv_pos > 1) - (at.q_pos > 1)),
+        lambda x, at: x - True,
+        lambda x, at: x + wl.to_float(True - at.q_pos),
+    ],
+)
+def test_bools_are_not_subtracted_here_either(difference) -> None:
+    class Odd(wl.Variant):
+        def logits_transform(self, logits, at):
+            return difference(logits, at)
+
+    x = np.ones((3, 1, 8))
+    with pytest.raises(CannotTrace, match=r"- of .*bool.*where"):
+        reference_attention(Odd(), x, x, x)
+    with pytest.raises(CannotTrace, match=r"- of .*bool.*where"):
+        trace(Odd())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -147,9 +149,18 @@ def test_hidden_branches_are_refused(decide) -> None:
         (lambda: np.cumsum(X), "np.cumsum"),
         (lambda: np.add.reduce(X), "np.add.reduce"),
         (lambda: X.cumsum(), ".cumsum"),
-        (lambda: (KV < 1) - (Q < 1), "sub of bools"),
+        (lambda: (KV < 1) - (Q < 1), "- of bool and bool"),
+        (lambda: KV - (Q < 1), "- of int32 and bool"),
+        (lambda: (Q < 1) - X, "- of bool and float32"),
+        (lambda: X - True, "- of float32 and bool"),
+        (lambda: 1 - (Q < 1), "- of int32 and bool"),
+        (lambda: np.subtract(KV, Q < 1), "- of int32 and bool"),
+        (lambda: torch.sub(*cast(Any, (KV, Q < 1))), "- of int32 and bool"),
+        (lambda: (KV < 1) // (Q < 1), "floordiv of bools"),
+        (lambda: (KV < 1) << (Q < 1), "a shift of a bool"),
+        (lambda: X & (Q < 1), "& of float32 and bool"),
+        (lambda: +(KV < 1), "a plus sign of bools"),
         (lambda: -(KV < 1), "negation of bools"),
-        (lambda: (KV < 1) & 1, "& of bool and int32"),
         (lambda: X & 1, "& of float32 and int32"),
         (lambda: X << 1, "a shift of a float32"),
         (lambda: ~X, "~ of a float32"),

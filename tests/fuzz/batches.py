@@ -190,7 +190,8 @@ class Batch:
         """What each role of an input ranges over."""
         longest = max([*self.keys, 1])
         return {"batch": len(self.lengths), "q_head": self.hq, "kv_head": self.hk, "lane": self.d,
-                "q_pos": longest, "kv_pos": longest, "q_row": max(self.total_rows, 1)}  # fmt: skip
+                "q_pos": longest, "kv_pos": longest, "q_row": max(self.total_rows, 1),
+                "q_idx": max([*self.rows, 1])}  # fmt: skip
 
     @property
     def total_rows(self):

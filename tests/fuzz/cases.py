@@ -9,6 +9,7 @@ from typing import Any
 from fuzz.facts import draw_facts
 from fuzz.flex_forms import PLACES, in_flex
 from fuzz.grammar import BOOL, FLOAT, INT, Field, Grammar, Node, number
+from fuzz.recorders import Output, Recorders
 from fuzz.shipped import KNOWN, SCALES, SHIPPED
 from fuzz.source import reference_text, torch_text, warploom_text
 
@@ -59,15 +60,25 @@ class Case:
         heads, dims = sum(self.facts["heads"]), sum(self.facts["dims"])
         return 50 * nodes + 20 * len(self.shipped) + batches + 5 * options + heads + dims
 
+    @property
+    def transforms_keys(self) -> bool:
+        of_shipped = {seat for text, _ in self.shipped for seat, _ in KNOWN[text]}
+        return "key_transform" in {*self.seats, *of_shipped}
+
     def used(self) -> list[Field]:
         names = {node.data for tree in self.seats.values() for node in walk(tree)
                  if node.op in ("look", "look_end", "scalar")}  # fmt: skip
         return [f for f in self.fields if f.name in names]
 
+    def outputs(self) -> list[Output]:
+        return [node.data for tree in self.seats.values() for node in walk(tree)
+                if isinstance(node.data, Output)]  # fmt: skip
+
     def spec(self) -> dict[str, Any]:
         """What `harness.check` runs: plain values and text."""
         fields = {f.name: {**asdict(f), "name": None} for f in self.used()}
-        spec = {"seed": self.seed, "fields": fields, **self.facts}
+        outputs = {x.name: {"dtype": x.dtype, "roles": list(x.roles)} for x in self.outputs()}
+        spec = {"seed": self.seed, "fields": fields, "outputs": outputs, **self.facts}
         flex = self.facts["front"] == "flex"
         return {**spec, "variant": self._flex() if flex else self._class(),
                 "reference": self._reference()}  # fmt: skip
@@ -90,6 +101,8 @@ class Case:
             lines.append(
                 f'    {f.name} = wl.{"Scalar" if f.roles is None else "Tensor"}("{f.dtype}"{roles})'
             )
+        for x in self.outputs():
+            lines.append(f'    {x.name} = wl.Output("{x.dtype}", {x.roles!r})')
         for seat, tree in self.seats.items():
             given = "" if VALUES[seat] is None else f"{VALUES[seat]}, "
             lines += [f"    def {seat}(self, {given}at):", f"        return {warploom_text(tree)}"]
@@ -136,6 +149,12 @@ def draw(seed: int, device: str = "cpu") -> Case:
     fields: list[Field] = []
     seats = _seats(random, fields, flex)
     facts = draw_facts(random, device, flex)
+    seat = "logits_transform"
+    if not flex and seat in seats and random.random() < 0.3:
+        dense = facts["format"][0] == "dense"
+        seats[seat] = Recorders(random, POSITIONS[seat], fields, dense).put(seats[seat])
+        if facts["bounds"] == "cuda_graph":  # which keeps the tensors of the first plan
+            facts["record_at"] = "run"
     if any("lane" in (f.roles or ()) for f in fields):
         facts["dims"] = [facts["dims"][0]] * 2
     if any(f.roles and "batch" in f.roles for f in fields):
@@ -145,7 +164,19 @@ def draw(seed: int, device: str = "cpu") -> Case:
         shipped.append((random.choice(list(SCALES)), True))
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
-    return Case(seed, seats, tuple(fields), tuple(shipped), facts)
+    case = Case(seed, seats, tuple(fields), tuple(shipped), facts)
+    if device != "cpu" and case.transforms_keys and facts["format"][0] != "dense":
+        ways = ("before", "before", "auto", "fused") if _may_prepare(case) else ("auto", "fused")
+        facts["options"]["key_transform"] = random.choice(ways)
+    return case
+
+
+def _may_prepare(case: Case) -> bool:
+    """Whether keys can be transformed before attention, in docs/options.md's words."""
+    facts = case.facts
+    bound = facts["bounds"] == "cuda_graph" or "batch_invariant" in facts["options"]
+    plain = facts["format"][0] == "ragged" and facts["kv_dtype"] is None
+    return case.transforms_keys and plain and not bound
 
 
 def _seats(random: Random, fields: list[Field], flex: bool) -> dict[str, Node]:
@@ -178,6 +209,8 @@ def _bounded(random: Random, grammar: Grammar, depth: int) -> Node:
 
 def _logits(random: Random, grammar: Grammar, depth: int) -> Node:
     roll, logits = random.random(), Node("value", FLOAT, (), "logits")
+    if grammar.flex and random.random() < 0.2:
+        logits = Node(random.choice("+-*"), FLOAT, (logits, grammar.double()))
     if roll < 0.2:
         return grammar.fluent(FLOAT, depth)
     if roll < 0.85:

@@ -40,6 +40,7 @@ class Campaign:
         self.stopped = False
         self.cases = self.rows = self.ill = 0
         self.refused: Counter[str] = Counter()
+        self.refusals: dict[str, str] = {}  # the first of each class
         self.failures: list[int] = []
         settings = Settings(args.limit, args.sanitize, args.memcheck, args.jobs, gpus(args.device))
         self.workers = [Worker(settings, number) for number in range(args.jobs)]
@@ -76,7 +77,9 @@ class Campaign:
                 self.cases += 1
                 self.rows += found.get("rows", 0)
                 self.ill += found.get("ill", 0)
-                self.refused.update([found["refused"]] if "refused" in found else [])
+                if "refused" in found:
+                    self.refused.update([found["refused"]])
+                    self.refusals.setdefault(found["refused"], f"seed {seed}: {found['text']}")
             if not found["ok"]:
                 self.report(seed, found, worker)
         if (found := worker.finish()) is not None and not self.stopped:
@@ -124,6 +127,8 @@ class Campaign:
         self.console.print(f"{self.line()}, {hours:.2f} CPU hours", markup=False, soft_wrap=True)
         if self.refused:
             self.console.print(f"refused: {dict(self.refused.most_common())}", markup=False)
+            for text in self.refusals.values():
+                self.console.print(text.strip()[-600:], markup=False, highlight=False)
         if self.looks_away:
             self.console.print(f"more than {MOST_ILL:.0%} of rows were ill-conditioned: a failure")
         facts = {

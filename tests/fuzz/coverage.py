@@ -19,7 +19,8 @@ FLOATS = ("float16", "bfloat16", "float32")
 OPERATIONS = (*(op for op in NAMES if op not in ("+", "-", "*")), *UNARY_FLOAT)
 OPERATIONS += ("abs", "bent", "ceil", "clamp", "floor", "fmod", "invert", "isinf", "isnan", "max",
                "maximum", "mean", "minimum", "neg", "rotate_half", "rotate_pairs", "rpow", "sum",
-               "to_bool", "to_float", "to_int", "where", "form", "+", "-", "*")  # fmt: skip
+               "to_bool", "to_float", "to_int", "where", "form", "+", "-", "*", "record",
+               "then")  # fmt: skip
 
 
 def required() -> set[str]:
@@ -38,7 +39,13 @@ def required() -> set[str]:
     found |= {"option sm_limit", "option batch_invariant", "option backend", "bounds bounds",
               "bounds cuda_graph", "no softmax", "base 2", "scale", "indices torch", "wide ints",
               "levels", "page of 1", "odd page", "no rows", "no keys", "depth 4"}  # fmt: skip
-    return found
+    for name in (*FORMATS, "flex", "NumPy", "given tensors", "rows without keys"):
+        found.add(f"largest scores, {name}")
+    for name in (*FORMATS, "NumPy", "rows without keys", "no softmax", "a shipped mask"):
+        found.add(f"records, {name}")
+    found |= {f"records {name}" for name in FLOATS} | {"records two", "records at run"}
+    found |= {f"records by {role}" for role in ("q_idx", "q_pos", "q_row")}
+    return found | {f"aux {name}" for name in ("lse", "max_scores", "both")} | {"aux, no softmax"}
 
 
 def features(case: Case) -> set[str]:
@@ -70,7 +77,30 @@ def features(case: Case) -> set[str]:
         "no rows": any(q == 0 for q, _ in lengths), "no keys": any(k == 0 for _, k in lengths),
         "depth 4": any(_depth(tree) > 4 for tree in case.seats.values()),
     }  # fmt: skip
-    return found | {name for name, holds in named.items() if holds}
+    found |= {name for name, holds in named.items() if holds}
+    return found | _looked_at(case, found)
+
+
+def _looked_at(case: Case, others: set[str]) -> set[str]:
+    """What is asked for besides the output, and in which surroundings."""
+    facts, outputs = case.facts, case.outputs()
+    found = {f"aux {facts['aux']}"} | ({"aux, no softmax"} if not facts["softmax"] else set())
+    found = found if facts["aux"] else set()
+    around = {facts["format"][0], facts["front"]}
+    named = {
+        "NumPy": facts["options"].get("backend") == "reference", "given tensors": facts["out"],
+        "rows without keys": "no keys" in others, "no softmax": not facts["softmax"],
+        "a shipped mask": any("logits_mask" in dict(KNOWN[text]) for text, _ in case.shipped),
+    }  # fmt: skip
+    around |= {name for name, holds in named.items() if holds}
+    if facts["aux"] in ("max_scores", "both"):
+        found |= {f"largest scores, {name}" for name in around}
+    if outputs:
+        found |= {f"records, {name}" for name in around}
+        found |= {f"records at {facts['record_at']}", "records two" if outputs[1:] else ""}
+    for output in outputs:
+        found |= {f"records {output.dtype}", *(f"records by {role}" for role in output.roles)}
+    return found
 
 
 def _depth(tree: object) -> int:

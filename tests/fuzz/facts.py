@@ -27,6 +27,7 @@ def draw_facts(random: Random, device: str, flex: bool) -> dict[str, Any]:
     narrow = random.random() < 0.12 and (is_cpu or not (dims[0] % 16 or dims[1] % 16))
     dtypes = ("float32", "float32", "bfloat16", "float16") if is_cpu else ("bfloat16", "float16")
     bounded = kv_format[0] in BOUNDED and random.random() < 0.3
+    softmax = flex or random.random() < 0.85
     return {
         "device": device,
         "front": "flex" if flex else "variant",
@@ -38,7 +39,9 @@ def draw_facts(random: Random, device: str, flex: bool) -> dict[str, Any]:
         "kv_dtype": random.choice(NARROW) if narrow else None,
         "sm_scale": random.choice((None, None, None, 0.5, 0.01, 30.0)),
         "q_size": random.choice((1.0, 1.0, 1.0, 20.0)),
-        "softmax": flex or random.random() < 0.85,
+        "softmax": softmax,
+        "aux": _aux(random, softmax),
+        "record_at": random.choice(("plan", "run")),
         "strided": random.random() < 0.25,
         "joined": random.random() < 0.5,
         "out": random.random() < 0.3,
@@ -61,6 +64,12 @@ def _format(random: Random) -> list[Any]:
     return random.choice([*storage, *listed])
 
 
+def _aux(random: Random, softmax: bool) -> str | None:
+    """What is asked for by `return_aux`, if it is; only scores of a softmax have maxima."""
+    asked = ("lse", "max_scores", "both", "both") if softmax else ("lse",)
+    return random.choice(asked) if random.random() < 0.4 else None
+
+
 def _heads(random: Random) -> list[int]:
     hk, group = random.choice((1, 1, 2, 3, 4)), random.choice((1, 1, 2, 3, 4, 5, 7, 8, 16))
     return [hk * group, hk]
@@ -75,8 +84,6 @@ def _options(random: Random, name: str, device: str) -> dict[str, Any]:
         options["sm_limit"] = random.choice((1, 2, 3, 17))
     if name != "composed" and random.random() < 0.15:
         options["batch_invariant"] = True
-    if device != "cpu" and random.random() < 0.3:
-        options["key_transform"] = random.choice(("fused", "before"))
     if device == "cpu" and random.random() < 0.06 and name != "selection":
         options = {"backend": "reference"}
     return options

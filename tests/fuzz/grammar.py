@@ -58,7 +58,7 @@ UNARY_FLOAT = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", 
                "sin", "cos", "tan", "atan", "sinh", "cosh", "erf")  # fmt: skip
 POSITIVE = ("log", "log2", "sqrt", "rsqrt")
 INT_DTYPES = ("uint8", "int8", "int16", "int32", "int64")
-FLOAT_DTYPES = ("float32", "float32", "float16", "bfloat16", "float64")
+FLOAT_DTYPES = ("float32", "float32", "float16", "bfloat16")
 
 
 class Grammar:
@@ -132,7 +132,7 @@ class Grammar:
         return number(self.random.choice((-7, -3, -2, -1, 0, 1, 2, 3, 5, 8, 17, 31)))
 
     def _field(self, kind: str) -> Node:
-        same = [field for field in self.fields if field.kind == kind]
+        same = [x for x in self.fields if x.kind == kind and x.dtype != "float64"]
         if same and self.random.random() < 0.6:
             return self._read(self.random.choice(same))
         if len(self.fields) >= 5:
@@ -152,8 +152,6 @@ class Grammar:
             FLOAT: random.choice(FLOAT_DTYPES),
             BOOL: "bool",
         }[kind]
-        if not self.flex and dtype == "float64":
-            dtype = "float32"  # a declaration refuses it
         # "l": FlexAttention's int64 would spread to what follows, and is made an int32 at once
         name = f"{'l' if dtype == 'int64' else kind[0]}{len(self.fields)}"
         if not self.flex and random.random() < 0.3:
@@ -174,6 +172,12 @@ class Grammar:
         roles = tuple(random.choice(possible) for _ in range(random.choice((1, 1, 2, 2, 3))))
         sizes = tuple(random.choice((1, 2, 5, 16, 33)) for _ in roles)
         return Field(name, dtype, roles, sizes, 0, kind == INT and random.random() < 0.15)
+
+    def double(self) -> Node:
+        """Of a captured float64 tensor: a bias or a factor of the score, and refused elsewhere."""
+        field = Field(f"d{len(self.fields)}", "float64", (None,), (self.random.choice((1, 5, 33)),))
+        self.fields.append(field)
+        return self._read(field)
 
     def _read(self, field: Field) -> Node:
         if field.roles is None:
@@ -217,7 +221,8 @@ class Grammar:
         roll = random.random()
         if roll < 0.35:
             other = BOOL if not self.flex and random.random() < 0.1 else INT
-            return Node(random.choice(ARITHMETIC), INT, self._pair(INT, depth, other))
+            operation = _without_difference(random.choice(ARITHMETIC), other)
+            return Node(operation, INT, self._pair(INT, depth, other))
         if roll < 0.5:
             return self._division(depth)
         if roll < 0.6:
@@ -296,7 +301,8 @@ class Grammar:
         roll = random.random()
         if roll < 0.4:
             other = random.choice((FLOAT, FLOAT, FLOAT, INT, INT if self.flex else BOOL))
-            return Node(random.choice(ARITHMETIC), FLOAT, self._pair(FLOAT, depth, other))
+            operation = _without_difference(random.choice(ARITHMETIC), other)
+            return Node(operation, FLOAT, self._pair(FLOAT, depth, other))
         if roll < 0.48:
             return self._quotient(depth)
         if roll < 0.66:
@@ -355,3 +361,8 @@ class Grammar:
         if self.random.random() < 0.25:
             condition = self._where(BOOL, depth - 1) if depth > 0 else condition
         return Node("where", kind, (condition, *self._pair(kind, depth)))
+
+
+def _without_difference(operation: str, other: str) -> str:
+    """Bools are not subtracted, as in torch."""
+    return "+" if operation == "-" and other == BOOL else operation

@@ -1,14 +1,17 @@
 """Runs one spec: builds its batches, asks warploom and the reference, and compares."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 
 import warploom as wl
+from fuzz.attention import attention_of
 from fuzz.batches import Batch, draw_input, exact, gapped
 from fuzz.eager import flex_functor
-from fuzz.reference import attention_of, language, noise, num
+from fuzz.outputs import as_doubles, blank, should_hold, wrong_records
+from fuzz.reference import language, noise, num
 from warploom.codegen.attention.choice import every_tile
 from warploom.codegen.attention.templates import SINGLE_ROW
 from warploom.dsl.trace import trace
@@ -58,12 +61,17 @@ def declared(spec):
 
 def wrapper(spec, variant):
     made = wl.PageSelectionWrapper if spec["format"][0] == "selection" else wl.AttentionWrapper
-    return made(
-        variant, kv_format=kv_format(spec), num_q_heads=spec["heads"][0],
-        num_kv_heads=spec["heads"][1], head_dim=spec["dims"][0], head_dim_v=spec["dims"][1],
-        dtype=spec["dtype"], kv_dtype=spec["kv_dtype"], device=spec["device"],
-        sm_scale=spec["sm_scale"], lse_base=spec["lse_base"], tile=chosen_tile(spec, variant),
-        **declared(spec), **spec["options"],
+    return made(variant, device=spec["device"], **arguments(spec, chosen_tile(spec, variant)))
+
+
+def arguments(spec, tile) -> dict[str, Any]:
+    """Those of a wrapper beside its variant and its device."""
+    return dict(
+        kv_format=kv_format(spec), num_q_heads=spec["heads"][0], num_kv_heads=spec["heads"][1],
+        head_dim=spec["dims"][0], head_dim_v=spec["dims"][1], dtype=spec["dtype"],
+        kv_dtype=spec["kv_dtype"], sm_scale=spec["sm_scale"], lse_base=spec["lse_base"],
+        tile=tile, max_scores=spec["aux"] in ("max_scores", "both"), **declared(spec),
+        **spec["options"],
     )  # fmt: skip
 
 
@@ -72,7 +80,8 @@ def declared_spec(spec, variant):
     d, dv = spec["dims"]
     device = torch.device(spec["device"])
     stored = kv_format(spec)
-    return make_spec(trace(variant), d, dv, spec["dtype"], stored, device, spec["kv_dtype"])
+    told = spec["aux"] in ("max_scores", "both")
+    return make_spec(trace(variant), d, dv, spec["dtype"], stored, device, spec["kv_dtype"], told)
 
 
 def chosen_tile(spec, variant, arch=None):
@@ -87,35 +96,74 @@ def chosen_tile(spec, variant, arch=None):
     return tiles[number % len(tiles)] if tiles else None
 
 
+def asked(spec):
+    """How a call asks for what is beside the output."""
+    if spec["aux"] is None:
+        return {"return_lse": True}
+    lse, tops = (spec["aux"] in (name, "both") for name in ("lse", "max_scores"))
+    return {"return_aux": wl.AuxRequest(lse=lse, max_scores=tops)}
+
+
+def unpacked(spec, result):
+    """The output, and the log-sum-exp and the largest scores, None where none was asked for."""
+    if spec["aux"] is None:
+        return *result, None
+    o, aux = result
+    for name, tensor in zip(("lse", "max_scores"), (aux.lse, aux.max_scores), strict=True):
+        if (tensor is not None) != (spec["aux"] in (name, "both")):
+            raise Mismatch(f"{spec['aux']} was asked for, and {name} is {tensor}")
+    return o, aux.lse, aux.max_scores
+
+
+def answer_dense(spec, batch, variant, inputs, outputs):
+    shape = (len(batch.lengths), -1 if batch.lengths[0][0] else 0, batch.hq, batch.d)
+    lens = np.array(batch.keys, np.int32)
+    found = unpacked(spec, wl.attention(
+        batch.given(batch.q.view(shape)), *batch.kv, variant=variant, sm_scale=spec["sm_scale"],
+        layout=spec["layout"], lse_base=spec["lse_base"], kv_lens=lens, **asked(spec), **inputs,
+        **outputs,
+    ))  # fmt: skip
+    if spec["layout"] == "HND":
+        found = [x if x is None else x.transpose(1, 2) for x in found]
+    return [x if x is None else x.flatten(0, 1) for x in found]
+
+
+def answer_planned(spec, batch, made, inputs, outputs):
+    lists = [indices(spec, batch, x) for x in batch.positional]
+    named = {name: indices(spec, batch, x) for name, x in batch.plan.items()}
+    planned, given = (outputs if spec["record_at"] == name else {} for name in ("plan", "run"))
+    made.plan(*lists, **named, **inputs, **planned)
+    q, results = gapped(batch.q.to(batch.device), spec["strided"]), {}
+    if spec["out"]:
+        shape = (len(batch.q), batch.hq)
+        results["out"] = torch.full((*shape, batch.dv), 9.0, dtype=q.dtype, device=q.device)
+        results["lse"] = torch.full(shape, 9.0, device=q.device)
+        if spec["aux"] in ("max_scores", "both"):
+            results["max_scores"] = torch.full(shape, 9.0, device=q.device)
+    o, lse, tops = unpacked(spec, made.run(q, batch.kv, **asked(spec), **results, **given))
+    if spec["out"]:
+        lse = results["lse"] if lse is None else lse  # given, and so written
+        for name, x in (("out", o), ("lse", lse), ("max_scores", tops)):
+            if x is not None and x.data_ptr() != results[name].data_ptr():
+                raise Mismatch(f"run did not return the tensor given as {name}")
+    return o, lse, tops
+
+
 def answer(spec, batch, variant, made, inputs):
-    """What warploom says: output [rows, heads, dim_v] and log-sum-exp [rows, heads], float64."""
+    """What warploom says, float64, as `attention_of` but for the order of axes.
+
+    Output [rows, heads, dim_v]; log-sum-exp and largest scores [rows, heads] or None; recorded
+    tensors by name.
+    """
+    outputs = blank(spec, batch)
     if spec["format"][0] == "dense":
-        shape = (len(batch.lengths), -1 if batch.lengths[0][0] else 0, batch.hq, batch.d)
-        q = batch.given(batch.q.view(shape))
-        lens = np.array(batch.keys, np.int32)
-        o, lse = wl.attention(
-            q, *batch.kv, variant=variant, sm_scale=spec["sm_scale"], return_lse=True,
-            layout=spec["layout"], lse_base=spec["lse_base"], kv_lens=lens, **inputs,
-        )  # fmt: skip
-        if spec["layout"] == "HND":
-            o, lse = o.transpose(1, 2), lse.transpose(1, 2)
-        o, lse = o.flatten(0, 1), lse.flatten(0, 1)
+        found = answer_dense(spec, batch, variant, inputs, outputs)
     else:
-        lists = [indices(spec, batch, x) for x in batch.positional]
-        named = {name: indices(spec, batch, x) for name, x in batch.plan.items()}
-        made.plan(*lists, **named, **inputs)
-        q = gapped(batch.q.to(batch.device), spec["strided"])
-        results = {}
-        if spec["out"]:
-            results["out"] = torch.full(
-                (len(q), batch.hq, batch.dv), 9.0, dtype=q.dtype, device=q.device
-            )
-            results["lse"] = torch.full((len(q), batch.hq), 9.0, device=q.device)
-        o, lse = made.run(q, batch.kv, return_lse=True, **results)
-        if spec["out"] and o.data_ptr() != results["out"].data_ptr():
-            raise Mismatch("run did not return the tensor given as out")
-    factor = math.log(2.0) if spec["lse_base"] == "2" else 1.0
-    return o.cpu().double(), lse.cpu().double() * factor
+        found = answer_planned(spec, batch, made, inputs, outputs)
+    o, lse, tops = (x if x is None else x.cpu().double() for x in found)
+    if lse is not None and spec["lse_base"] == "2":
+        lse = lse * math.log(2.0)
+    return {"o": o, "lse": lse, "tops": tops, "recorded": as_doubles(outputs)}
 
 
 def indices(spec, batch, array):
@@ -127,55 +175,107 @@ def indices(spec, batch, array):
 
 
 def expected(spec, batch, functors, inputs, noises=NOISES):
-    """By request the reference, and how far noise moves it: (o, lse, their spreads)."""
+    """By request the reference with rows first, how far noise moves each value, and `doubtful`."""
     options = (spec["softmax"], spec["sm_scale"] or spec["dims"][0] ** -0.5, inputs, batch.dtype)
     for request in batch.requests():
-        o, lse = attention_of(request, functors, *options)
-        spreads = torch.zeros(o.shape[:2], dtype=o.dtype), torch.zeros_like(lse)
+        part = attention_of(request, functors, *options)
+        values = {"o": part["o"], "lse": part["lse"], "tops": part["tops"], **part["recorded"]}
+        spreads = {name: torch.zeros_like(x) for name, x in values.items()}
+        doubtful = torch.zeros_like(part["seen"])
         for places, seed in noises:
             with noise(places, seed, fast=spec["device"] != "cpu"):
                 found = attention_of(request, functors, *options)
-            moves = (found[0] - o).abs().amax(-1), (found[1] - lse).abs()
-            same = found[1] == lse
-            moves = (moves[0], torch.where(same, 0.0, moves[1]))
-            spreads = tuple(
-                torch.fmax(a, b.nan_to_num(torch.inf)) for a, b in zip(spreads, moves, strict=False)
-            )
-        yield o.transpose(0, 1), lse.T, spreads[0].T, spreads[1].T
+            doubtful |= found["seen"] != part["seen"]
+            shaken = {**found, **found["recorded"]}
+            for name, x in values.items():
+                move = torch.where(shaken[name] == x, 0.0, (shaken[name] - x).abs())
+                spreads[name] = torch.fmax(spreads[name], move.nan_to_num(torch.inf))
+        spreads["o"] = spreads["o"].amax(-1) if spreads["o"].numel() else part["lse"] * 0
+        rows_first = {name: spreads[name].T for name in ("o", "lse", "tops")}
+        yield {**part, "o": part["o"].transpose(0, 1), "lse": part["lse"].T, "tops": part["tops"].T,
+               "at": request["at"]["logits"], "doubtful": doubtful,
+               "spreads": spreads | rows_first}  # fmt: skip
 
 
 def compare(spec, batch, got, parts):
     """Raise Mismatch where an element is further off than noise explains; else what was seen."""
-    o, lse, spread, spread_lse = (torch.cat(x) for x in zip(*parts, strict=False))
+    seat = 2e-3 if spec["device"] != "cpu" else 0.0  # fast tanh of GPUs: 2^-11 of its value
+    for name, tensor in got["recorded"].items():
+        values, spread = should_hold(spec, batch, name, parts)
+        wrong = wrong_records(spec, name, tensor, values, spread, MARGIN, seat)
+        if wrong.any():
+            at = tuple(wrong.nonzero()[0].tolist())
+            raise Mismatch(
+                f"{int(wrong.sum())} of {wrong.numel()} elements of {name} are wrong; {at} is "
+                f"{float(tensor[at]):.7g} instead of {float(values[at]):.7g}, "
+                f"spread {float(spread[at]):.3g}"
+            )
+    return compare_rows(spec, batch, got, parts, seat)
+
+
+def compare_rows(spec, batch, got, parts, seat):
+    o, lse, tops = (torch.cat([part[x] for part in parts]) for x in ("o", "lse", "tops"))
+    spread, spread_lse, spread_tops = (
+        torch.cat([part["spreads"][x] for part in parts]) for x in ("o", "lse", "tops")
+    )
     size = o.abs().amax(-1) if o.numel() else torch.zeros(o.shape[:2])
     eps = torch.finfo(batch.dtype).eps
-    seat = 2e-3 if spec["device"] != "cpu" else 0.0  # fast tanh of GPUs: 2^-11 of its value
     typical = spread[spread.isfinite()].median() if spread.isfinite().any() else 0.0
     ill = ~(spread <= ILL * (1e-3 + size)) | ~o.isfinite().all(-1) | ~(spread_lse < 0.1)
     ill |= size > (6e4 if spec["dtype"] == "float16" else 1e37)
-    bound = MARGIN * spread + 2 * typical + (eps + 4e-6 + seat) * size + 1e-6
-    off = (got[0] - o).abs().amax(-1) if o.numel() else torch.zeros(o.shape[:2])
+    off = {"o": (got["o"] - o).abs().amax(-1) if o.numel() else torch.zeros(o.shape[:2])}
+    bound = {"o": MARGIN * spread + 2 * typical + (eps + 4e-6 + seat) * size + 1e-6}
     weights = 1e-5 if spec["dtype"] == "float32" else 2e-4  # 16-bit kernels weigh to 1e-4
-    bound_lse = MARGIN * spread_lse + (weights + seat) * (1 + lse.abs().nan_to_num(0, 0, 0))
-    off_lse = torch.where(got[1] == lse, 0.0, (got[1] - lse).abs())
-    wrong = (~(off <= bound) | ~(off_lse <= bound_lse)) & ~ill
+    if got["lse"] is not None:
+        off["lse"] = torch.where(got["lse"] == lse, 0.0, (got["lse"] - lse).abs())
+        bound["lse"] = MARGIN * spread_lse + (weights + seat) * (1 + lse.abs().nan_to_num(0, 0, 0))
+    wrong = torch.stack([~(off[name] <= bound[name]) for name in off]).any(0) & ~ill
+    if got["tops"] is not None:
+        off["tops"] = torch.where(got["tops"] == tops, 0.0, (got["tops"] - tops).abs())
+        bound["tops"] = MARGIN * spread_tops + (4e-6 + seat) * (1 + tops.abs().nan_to_num(0, 0, 0))
+        says_nothing = ~spread_tops.isfinite() | tops.isnan() | (tops.abs() > 1e37) & ~tops.isinf()
+        wrong |= ~(off["tops"] <= bound["tops"]) & ~says_nothing
     if wrong.any():
-        row, head = wrong.nonzero()[0].tolist()
+        at = tuple(wrong.nonzero()[0].tolist())
+        told = [f"{n} by {float(off[n][at]):.3g} of {float(bound[n][at]):.3g}" for n in off]
+        instead = {"lse": lse, "tops": tops}
+        told += [f"{n} {float(got[n][at]):.6g} instead of {float(instead[n][at]):.6g}"
+                 for n in off if n != "o"]  # fmt: skip
         raise Mismatch(
-            f"{int(wrong.sum())} of {wrong.numel()} rows are wrong; first row {row}, head {head}: "
-            f"off by {float(off[row, head]):.3g}, bound {float(bound[row, head]):.3g}, "
-            f"lse {float(got[1][row, head]):.6g} instead of {float(lse[row, head]):.6g}"
+            f"{int(wrong.sum())} of {wrong.numel()} rows are wrong; first row {at[0]}, "
+            f"head {at[1]}: off are {', '.join(told)}"
         )
     return {"rows": wrong.numel(), "ill": int(ill.sum())}
+
+
+def input_sizes(spec, batch):
+    """What each role of an input ranges over; captured launches keep one tensor for all batches."""
+    sizes = batch.sizes
+    for lengths in spec["batches"] if spec["bounds"] == "cuda_graph" else ():
+        rows, keys = [q for q, _ in lengths], [k for _, k in lengths]
+        longest = max([*keys, 1])
+        least = {"batch": len(lengths), "q_pos": longest, "kv_pos": longest, "q_row": sum(rows),
+                 "q_idx": max([*rows, 1])}  # fmt: skip
+        sizes |= {role: max(size, sizes[role]) for role, size in least.items()}
+    return sizes
+
+
+def thawed(kept, inputs):
+    """New values in the first plan's tensors, which captured launches keep."""
+    for name, value in inputs.items():
+        if torch.is_tensor(value):
+            kept[name].copy_(value)
+    return kept
 
 
 def prepare(spec, batch):
     """The variant, its inputs by name, and the functors and inputs of the reference."""
     found = {}
     generator = torch.Generator().manual_seed(spec["seed"] + 1)
+    sizes = input_sizes(spec, batch)
     for name, field in spec["fields"].items():
         is_tensor = field["roles"] is not None
-        found[name] = draw_input(field, batch.sizes, generator) if is_tensor else field["value"]
+        found[name] = draw_input(field, sizes, generator) if is_tensor else field["value"]
     of_reference = {
         n: exact(x) if torch.is_tensor(x) else number_of(spec, n, x) for n, x in found.items()
     }
@@ -220,12 +320,14 @@ def check(spec):
         and whatever warploom raises.
     """
     torch.set_num_threads(1)  # the reference's; warploom's are WARPLOOM_THREADS
-    seen, made = {"rows": 0, "ill": 0}, None
+    seen, made, kept = {"rows": 0, "ill": 0}, None, None
     for i, lengths in enumerate(spec["batches"]):
         batch = Batch(spec, [tuple(x) for x in lengths], spec["seed"] * 31 + i)
         variant, inputs, functors, of_reference = prepare(spec, batch)
         if made is None and spec["format"][0] != "dense":
             made = wrapper(spec, variant)
+        if spec["bounds"] == "cuda_graph":
+            kept = inputs = inputs if kept is None else thawed(kept, inputs)
         if spec["front"] == "flex" and i:
             made = wrapper(spec, variant) if made is not None else None
         got = answer(spec, batch, variant, made, inputs)

@@ -1,4 +1,4 @@
-"""The reference: attention in plain torch float64, and how far rounding alone may move it.
+"""What functors say in plain torch float64, and how far rounding alone may move it.
 
 Integers are int64 tensors that wrap at 32 bits after each operation. Floats are float64; under
 `Noise` each result that single precision cannot hold is moved by a few of its last places, so that
@@ -321,57 +321,20 @@ def rope(x, position, theta):
     return fadd(fmul(x, cos(angle)), fmul(rotate_half(x), sin(angle)))
 
 
-def stored(x, dtype):
-    """A vector as a kernel may keep it between two products: in the type of its inputs."""
-    if Noise.places is None or dtype == torch.float32:
-        return r(x)
-    return x.to(dtype).double()
+class Recorded:
+    """What functors have recorded of the request that is worked on, by output."""
+
+    values: "dict[str, torch.Tensor]" = {}  # noqa: RUF012 - one for each request
 
 
-def attention_of(request, functors, softmax, sm_scale, inputs, dtype):
-    """Output [heads, rows, dim] and log-sum-exp [heads, rows] of one request in float64.
+def record(name, x):
+    Recorded.values[name] = f(x)
+    return x
 
-    Args:
-        request: dict of q [heads, rows, dim], k and v [kv_heads, keys, dim], their positions, and
-            `open`, bool [1 or heads, rows, keys]: what the format itself lets be seen.
-        functors: lists of functions by seat, in order of composition.
-        softmax, sm_scale, inputs, dtype: those of the case.
-    """
-    q, k, v = (request[name].double() for name in "qkv")
-    group, at = len(q) // max(len(k), 1), request["at"]
-    for name, seat in (("q", "query"), ("k", "key"), ("v", "value")):
-        for function in functors.get(f"{seat}_transform", ()):
-            x = {"q": q, "k": k, "v": v}[name]
-            x = f(function(x, at[seat], inputs)).expand(x.shape)
-            q, k, v = (x if name == n else old for n, old in (("q", q), ("k", k), ("v", v)))
-    if functors.get("query_transform"):
-        q = stored(q, dtype)
-    if functors.get("key_transform"):
-        k = stored(k, dtype)
-    if functors.get("value_transform"):
-        v = stored(v, dtype)
-    k, v = (x.repeat_interleave(group, 0) for x in (k, v))
-    s = q @ k.transpose(1, 2) * sm_scale
-    if Noise.places is not None:
-        reach = q.abs() @ k.transpose(1, 2).abs() * sm_scale
-        s = s + (moved(reach, Noise.places) - reach)
-    for function in functors.get("logits_transform", ()):
-        s = f(function(s, at["logits"], inputs)).expand(s.shape)
-    seen = request["open"].expand(s.shape)
-    for function in functors.get("logits_mask", ()):
-        seen = seen & function(at["logits"], inputs)
-    if softmax:
-        s = torch.where(seen, s, -torch.inf)
-        lse = torch.logsumexp(s, -1)
-        p = torch.where((lse > -torch.inf)[..., None], torch.exp(s - lse[..., None]), 0.0)
-    else:
-        p, lse = torch.where(seen, s, 0.0), torch.zeros(s.shape[:2], dtype=torch.float64)
-    if Noise.places is not None and dtype != torch.float32:
-        p = moved(p, 1, torch.finfo(dtype).eps / 2)
-    o = r(p @ v, approximate=True)
-    for function in functors.get("output_transform", ()):
-        o = f(function(o, {**at["output"], "lse": lse[..., None]}, inputs)).expand(o.shape)
-    return o, lse
+
+def then(first, second):
+    """The second; the first was there for what it records."""
+    return second
 
 
 def language():

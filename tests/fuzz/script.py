@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-FILES = ("reference.py", "eager.py", "batches.py", "harness.py")
+FILES = ("reference.py", "attention.py", "eager.py", "batches.py", "outputs.py", "harness.py")
 
 
 def standing_alone(path: Path) -> str:

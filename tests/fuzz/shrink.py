@@ -13,7 +13,7 @@ from fuzz.grammar import Node
 PLAIN = {"layout": "NHD", "kv_dtype": None, "sm_scale": None, "q_size": 1.0, "strided": False,
          "joined": False, "out": False, "lse_base": "e", "options": {}, "bounds": None,
          "threads": 1, "softmax": True, "dtype": "float32", "heads": [1, 1], "tile": None,
-         "indices": "numpy", "format": ["ragged"]}  # fmt: skip
+         "indices": "numpy", "aux": None, "record_at": "plan", "format": ["ragged"]}  # fmt: skip
 
 
 def subtrees(tree: Node, kind: str) -> Iterator[Node]:

@@ -49,6 +49,10 @@ class _Infix:
         if node.op == "**":
             base, exponent = node.args
             return f"{self._within(base, ATOM)} ** {exponent.data!r}", POWER
+        if node.op == "record":
+            return f"self.{node.data.name}.record({self.text(node.args[0])[0]}, at)", ATOM  # type: ignore[attr-defined]
+        if node.op == "then":
+            return f"({', '.join(self.text(arg)[0] for arg in node.args)})[1]", ATOM
         if node.op == "rpow":
             return f"{node.data!r} ** {self._within(node.args[0], ATOM)}", POWER
         if node.op in LEVELS:
@@ -107,6 +111,8 @@ def reference_text(node: Node) -> str:
     inside = ", ".join(reference_text(arg) for arg in node.args)
     if node.op == "look":
         return f"look(inputs[{node.data!r}], {inside})"
+    if node.op == "record":
+        return f"record({node.data.name!r}, {inside})"  # type: ignore[attr-defined]
     if node.op == "rpow":
         return f"rpow({node.data!r}, {inside})"
     name = NAMES.get(node.op, node.op)

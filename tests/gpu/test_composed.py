@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composed_variants import EverySeat, NormOfRequest
+from support.composed_variants import EverySeat, NormOfRequest
 
 import warploom as wl
 from warploom.runtime.case import Case, Setup

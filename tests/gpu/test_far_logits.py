@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from far_logits import Doubled, errors_of_far_logits
+from support.far_logits import Doubled, errors_of_far_logits
 
 pytestmark = pytest.mark.gpu
 

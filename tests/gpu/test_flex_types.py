@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typed_mods import MODS, ROWS, scored
+from support.typed_mods import MODS, ROWS, scored
 
 import warploom as wl
 from warploom.dsl.reference import reference_attention

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hopper_jobs import JOBS
+from support.hopper_jobs import JOBS
 
 import warploom as wl
 from warploom.runtime.case import Case

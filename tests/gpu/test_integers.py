@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from integer_masks import CONDITIONS, Wraps, seen_by_attention, seen_by_functor
+from support.integer_masks import CONDITIONS, Wraps, seen_by_attention, seen_by_functor
 
 pytestmark = pytest.mark.gpu
 

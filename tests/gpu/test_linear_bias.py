@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from linear_biases import INPUTS, VARIANTS
+from support.linear_biases import INPUTS, VARIANTS
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

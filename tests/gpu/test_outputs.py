@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded_variants import ROWS, VARIANTS, Dump
+from support.recorded_variants import ROWS, VARIANTS, Dump
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

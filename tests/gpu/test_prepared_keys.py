@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from prepared_variants import OfHeads, OwnKeys
+from support.prepared_variants import OfHeads, OwnKeys
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from filled import FILLS, filled_and_cut
-from padding import with_and_without_garbage
+from support.filled import FILLS, filled_and_cut
+from support.padding import with_and_without_garbage
 
 import warploom as wl
 from warploom import errors

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from emulator import Driver, Emulator
+from support.emulator import Driver, Emulator
 
 from warploom.codegen.attention.templates import render_cpu
 from warploom.codegen.build import build

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from side_by_side import in_threads
+from support.side_by_side import in_threads
 
 import warploom as wl
 from warploom import errors

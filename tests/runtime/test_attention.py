@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from filled import FILLS, filled_and_cut
-from padding import with_and_without_garbage
-from side_by_side import in_threads
+from support.filled import FILLS, filled_and_cut
+from support.padding import with_and_without_garbage
+from support.side_by_side import in_threads
 
 from warploom.codegen.build import forbid_compilation
 from warploom.dsl.fields import Scalar

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_stream import FakeStream
+from support.fake_stream import FakeStream
 
 import warploom as wl
 from warploom.dsl.dtypes import dtype

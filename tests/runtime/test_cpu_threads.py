@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from warploom.codegen.build import build
+from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.source import KernelSource
 from warploom.dsl.formats import Ragged
 from warploom.runtime.cpu import CTAS_PER_THREAD, CpuKernel, default_num_ctas
 from warploom.runtime.wrapper import AttentionWrapper
@@ -25,28 +29,37 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     torch.set_num_threads(before)
 
 
-def used_by_a_run() -> int:
-    kernel, seen = CpuKernel.__new__(CpuKernel), []
+TELLS_ITS_THREADS = """
+extern "C" __attribute__((visibility("default")))
+int warploom_kernel(int* params, int, int num_threads) { return (*params = num_threads), 0; }
+"""
 
-    def entry(address: int, num_ctas: int, num_threads: int) -> int:
-        seen.append(num_threads)
-        return 0
 
-    kernel._function = entry  # type: ignore[assignment]
-    params: Any = SimpleNamespace(address=0)
+@pytest.fixture(scope="module")
+def kernel(host: HostTarget) -> CpuKernel:
+    """A kernel that writes to its parameters how many threads it was given."""
+    source = KernelSource("tells its threads", TELLS_ITS_THREADS, "cpp")
+    return CpuKernel(source.name, build(source, host))
+
+
+def used_by_a_run(kernel: CpuKernel) -> int:
+    seen = ctypes.c_int(0)
+    params: Any = SimpleNamespace(address=ctypes.addressof(seen))
     kernel.launch(params, num_ctas=8)
-    return seen[0]
+    return seen.value
 
 
-def test_plans_and_runs_use_as_many_as_torch(threads: int) -> None:
+def test_plans_and_runs_use_as_many_as_torch(threads: int, kernel: CpuKernel) -> None:
     assert default_num_ctas() == threads * CTAS_PER_THREAD
-    assert used_by_a_run() == threads
+    assert used_by_a_run(kernel) == threads
 
 
-def test_the_environment_comes_first(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_comes_first(
+    threads: int, kernel: CpuKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WARPLOOM_THREADS", "2")
     assert default_num_ctas() == 2 * CTAS_PER_THREAD
-    assert used_by_a_run() == 2
+    assert used_by_a_run(kernel) == 2
 
 
 def make(**options: Any) -> AttentionWrapper:

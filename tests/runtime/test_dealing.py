@@ -9,9 +9,15 @@ import pytest
 import torch
 
 from warploom.codegen.source import TileConfig
+from warploom.dsl.dtypes import dtype
+from warploom.dsl.formats import Ragged
+from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.trace import trace
+from warploom.dsl.variant import Variant
 from warploom.runtime import planner
 from warploom.runtime.plan_tiles import Options
 from warploom.runtime.planner import Planner
+from warploom.runtime.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 
 TILE = TileConfig(128, 128, 8, 2)
@@ -21,13 +27,11 @@ def deals_evenly(
     rows: int, segments: int, heads: tuple[int, int], device: str = "cuda:0", **options: Any
 ) -> bool:
     chosen = Options(**{**dict.fromkeys(Options.__dataclass_fields__), **options})  # type: ignore[arg-type]
-    of = SimpleNamespace(
-        _options=chosen,
-        _heads=SimpleNamespace(num_kv=heads[1], group_size=heads[0] // heads[1]),
-        _device=torch.device(device),
-    )
+    spec = AttentionSpec(trace(Variant()), 128, 128, dtype("bfloat16"), Ragged())
+    nothing: Any = None  # neither kernels nor memory are asked
+    of = Planner(spec, Heads(*heads), nothing, nothing, nothing, chosen, torch.device(device))
     batch: Any = SimpleNamespace(segment_rows=rows, num_segments=segments)
-    return Planner.deals_evenly(of, batch, TILE)  # type: ignore[arg-type]
+    return of.deals_evenly(batch, TILE)
 
 
 @pytest.fixture(autouse=True)

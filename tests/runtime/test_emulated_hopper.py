@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from emulator import Emulator, compile_for_fibers
-from hopper_jobs import JOBS
+from support.emulator import Emulator, compile_for_fibers
+from support.hopper_jobs import JOBS
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from emulator import Emulator
-from recorded_variants import ROWS, VARIANTS, Dump
+from support.emulator import Emulator
+from support.recorded_variants import ROWS, VARIANTS, Dump
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from composed_variants import EverySeat, NormOfRequest
-from emulator import Emulator
-from padding import with_and_without_garbage
+from support.composed_variants import EverySeat, NormOfRequest
+from support.emulator import Emulator
+from support.padding import with_and_without_garbage
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulator import Emulator
-from far_logits import Doubled, errors_of_far_logits
+from support.emulator import Emulator
+from support.far_logits import Doubled, errors_of_far_logits
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

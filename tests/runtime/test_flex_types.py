@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.typed_mods import MODS, ROWS, Mod, bytes_, c, c2, left, s, s2, scored, u, u2, where
 from torch.nn.attention.flex_attention import flex_attention
-from typed_mods import MODS, ROWS, Mod, bytes_, c, c2, left, s, s2, scored, u, u2, where
 
 import warploom as wl
 from warploom import errors

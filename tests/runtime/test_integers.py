@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from integer_masks import CONDITIONS, Wraps, seen_by_attention, seen_by_functor
+from support.integer_masks import CONDITIONS, Wraps, seen_by_attention, seen_by_functor
 
 
 @pytest.mark.parametrize("name", CONDITIONS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulator import Emulator
-from linear_biases import INPUTS, VARIANTS
+from support.emulator import Emulator
+from support.linear_biases import INPUTS, VARIANTS
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from composed_variants import EverySeat
-from emulator import Emulator
+from support.composed_variants import EverySeat
+from support.emulator import Emulator
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention import flex_attention as torch_flex
 
@@ -187,26 +187,6 @@ def check_scale(scale: float, tile: TileConfig | None) -> None:
     _, aux = wrapper.run(q, (k, v), return_aux=MAXIMA)
     assert aux.max_scores is not None and aux.lse is None
     torch.testing.assert_close(aux.max_scores.double(), expected, atol=0.0, rtol=1e-5)
-
-
-@pytest.mark.parametrize("tile", [None, ONE_ROW, ROWS16, TALL, GROUP], ids=str)
-def test_scores_that_are_no_number(tile: TileConfig | None, request: Any) -> None:
-    """torch's maximum of NaN is NaN, and that of infinity infinity."""
-    if tile is not None:
-        request.getfixturevalue("emulator")
-    rows = 1 if tile == ONE_ROW else 9
-    q, (k, v) = ragged(rows, 200)
-    q, k = q[:, :2].clone(), k.clone()
-    k[150, 0], k[160, 1] = math.nan, math.inf
-    q[:, 1] = q[:, 1].abs()
-    wrapper = wl.AttentionWrapper(
-        num_q_heads=2, num_kv_heads=2, head_dim=64, device="cpu", max_scores=True, tile=tile
-    )
-    wrapper.plan([0, rows], [0, 200])
-    out, aux = wrapper.run(q.half(), (k.half(), v.half()), return_aux=BOTH)
-    assert aux.max_scores is not None
-    assert torch.isnan(aux.max_scores[:, 0]).all() and torch.isnan(out[:, 0]).all()
-    assert torch.isposinf(aux.max_scores[:, 1]).all()
 
 
 def test_a_base_is_of_sums_alone() -> None:

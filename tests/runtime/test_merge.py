@@ -158,6 +158,56 @@ def test_empty_states_count_for_nothing(lse_base: str) -> None:
     assert (two[0] == 0).all() and (two_sums[0] == -INF).all() and two.isfinite().all()
 
 
+@pytest.mark.parametrize("lse_base", ["e", "2"])
+def test_infinite_and_nan_sums_are_those_of_torch(lse_base: str) -> None:
+    v, s = states(5, 3, HEADS, DIM)
+    s[0, 1] = INF
+    s[1, :2] = INF
+    s[2, 0], s[2, 1], v[2, 1] = INF, -INF, NAN
+    s[3, 0], s[3, 1] = INF, NAN
+    s[4, 2] = NAN
+    expected = exact(v.nan_to_num(), s * (1.0 if lse_base == "e" else math.log(2)))
+    found, sums = wl.merge_states(v, s, lse_base=lse_base)
+    sums = sums if lse_base == "e" else sums * math.log(2)
+    torch.testing.assert_close(found.double(), expected[0], equal_nan=True, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums.double(), expected[1], equal_nan=True, rtol=1e-5, atol=1e-5)
+    assert torch.isnan(found).all() and torch.isposinf(sums[:3]).all() and sums[3:].isnan().all()
+    two = wl.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1], lse_base=lse_base)
+    torch.testing.assert_close(two[1][:4].isposinf().all(1), torch.tensor([True] * 3 + [False]))
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_parts_with_infinite_logits_merge_into_the_whole(backend: Any) -> None:
+    torch.manual_seed(0)
+    q = torch.rand(1, 5, HEADS, DIM)
+    k, v = torch.rand(2, 1, KEYS, HEADS, DIM)
+    k[:, 3, :2], k[:, 20, 1:3] = INF, INF
+    k[:, 21, 2:] = NAN
+    whole = wl.attention(q, k, v, return_lse=True, backend=backend)
+    assert torch.isposinf(whole[1][..., :2]).all() and torch.isnan(whole[1][..., 2:]).all()
+    parts = [
+        wl.attention(
+            q, k[:, a:b].contiguous(), v[:, a:b].contiguous(), return_lse=True, backend=backend
+        )
+        for a, b in ((0, 10), (10, KEYS))
+    ]
+    merged = wl.merge_state(*parts[0], *parts[1])
+    torch.testing.assert_close(merged, whole, equal_nan=True)
+
+
+def test_sums_have_the_type_they_are_computed_in() -> None:
+    v, s = states(2, 2, HEADS, DIM)
+    for of_values, of_sums, expected in (
+        (torch.float32, torch.float16, torch.float32),
+        (torch.float64, torch.float32, torch.float32),
+        (torch.bfloat16, torch.float64, torch.float64),
+    ):
+        out, sums = wl.merge_states(v.to(of_values), s.to(of_sums))
+        assert out.dtype == of_values and sums.dtype == expected
+    _, sums = wl.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1].double())
+    assert sums.dtype == torch.float64
+
+
 def test_no_states_are_an_empty_one() -> None:
     v, s = states(2, 0, HEADS, DIM)
     found, sums = wl.merge_states(v, s)

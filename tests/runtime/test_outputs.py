@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from recorded_variants import ROWS, VARIANTS, Dump, Rows
+from support.recorded_variants import ROWS, VARIANTS, Dump, Rows
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -115,6 +115,24 @@ def test_given_to_plan_or_to_one_run(backend: str | None) -> None:
     assert int(given[0].isnan().sum()) == 4 * 4  # the first row sees three keys of seven
 
 
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("name", ["lse", "max_scores"])
+def test_results_of_rows_are_refused_where_values_are_recorded(
+    name: str, backend: str | None
+) -> None:
+    q, k, v = (x.flatten(0, 1) for x in dense())
+    wrapper = wl.AttentionWrapper(
+        Rows(), kv_format=wl.Ragged(), num_q_heads=4, num_kv_heads=2, head_dim=64,
+        dtype="float32", device="cpu", backend=backend, max_scores=True,
+    )  # fmt: skip
+    room = torch.zeros(10, 7, 4)
+    rows = room.view(torch.float16).view(10, 7, 8)[..., :4]
+    wrapper.plan([0, 5, 10], [0, 7, 14], rows=rows)
+    with pytest.raises(ArgumentError, match="reaches into the memory of"):
+        wrapper.run(q, (k, v), **cast(Any, {name: room[:, 0]}))
+    assert not room.any()
+
+
 def test_views_larger_tensors_and_arrays() -> None:
     q, k, v = dense()
     room = empty(3, 6, 14, 4)
@@ -195,36 +213,46 @@ def test_missing_and_read_only() -> None:
         wl.attention(*dense(), variant=Dump(), seen=array)
 
 
-@pytest.mark.parametrize("other", ["q", "k", "v", "out", "lse"])
+@pytest.mark.parametrize("other", ["q", "k", "v", "out", "lse", "max_scores"])
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_memory_that_another_tensor_has(other: str, backend: str | None) -> None:
     q, k, v = (x.flatten(0, 1).contiguous() for x in dense())
-    given = {"q": q, "k": k, "v": v, "out": torch.empty_like(q), "lse": torch.empty(10, 4)}
+    given = {"q": q, "k": k, "v": v, "out": torch.empty_like(q)}
+    given |= {"lse": torch.empty(10, 4), "max_scores": torch.empty(10, 4)}
     shared = given[other]
     room = torch.zeros(shared.numel() + 280)
     given[other] = room[: shared.numel()].view(shared.shape)
     wrapper = wl.AttentionWrapper(
         Dump(), kv_format=wl.Ragged(), num_q_heads=4, num_kv_heads=2, head_dim=64,
-        dtype="float32", device="cpu", backend=backend,
+        dtype="float32", device="cpu", backend=backend, max_scores=True,
     )  # fmt: skip
     wrapper.plan([0, 5, 10], [0, 7, 14])
 
     def run(at: int) -> None:
         seen = room[at : at + 280].view(2, 4, 5, 7)
-        out, lse = given["out"], given["lse"]
-        wrapper.run(given["q"], (given["k"], given["v"]), out=out, lse=lse, seen=seen)
+        results: dict[str, Any] = {name: given[name] for name in ("out", "lse", "max_scores")}
+        wrapper.run(given["q"], (given["k"], given["v"]), **results, seen=seen)
 
     run(shared.numel())
     with pytest.raises(ArgumentError, match=f"the memory of {other}|the memory of seen"):
         run(shared.numel() - 1)
 
 
-def test_memory_of_another_field() -> None:
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_memory_of_another_field(backend: str | None) -> None:
     q, k, v = dense()
-    shared = torch.zeros(300)
+    shared = torch.zeros(2600)
     variant = Dump() & wl.Alibi(slopes=shared[:4])
+    seen, out = shared[3:283].view(2, 4, 5, 7), shared[3:2563].view(q.shape)
+    wrapper = wl.AttentionWrapper(
+        variant, kv_format=wl.Dense(), num_q_heads=4, num_kv_heads=2, head_dim=64,
+        dtype="float32", device="cpu", backend=backend,
+    )  # fmt: skip
+    wrapper.plan([0, 5, 10], [0, 7, 14])
     with pytest.raises(ArgumentError, match="seen: reaches into the memory of slopes"):
-        wl.attention(q, k, v, variant=variant, seen=shared[3:283].view(2, 4, 5, 7))
+        wl.attention(q, k, v, variant=variant, seen=seen, backend=backend)
+    with pytest.raises(ArgumentError, match="out: reaches into the memory of slopes"):
+        wrapper.run(q, (k, v), seen=empty(), out=out)
 
 
 def test_rows_of_dense_requests_need_a_batch() -> None:

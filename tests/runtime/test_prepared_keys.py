@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulator import Emulator
-from prepared_variants import OfHeads, OwnKeys
+from support.emulator import Emulator
+from support.prepared_variants import OfHeads, OwnKeys
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulator import Emulator
+from support.emulator import Emulator
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention, noop_mask
 
 import warploom as wl

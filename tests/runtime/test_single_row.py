@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from emulator import Emulator
+from support.emulator import Emulator
 
 import warploom as wl
 from warploom.codegen.source import TileConfig

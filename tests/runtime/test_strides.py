@@ -5,16 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from emulator import Emulator
+from support.emulator import Emulator
 
 import warploom as wl
 from warploom import errors
 from warploom.codegen.source import TileConfig
 from warploom.notices import CopyWarning
-from warploom.runtime import strides
+from warploom.runtime import launch, strides
 from warploom.runtime.strides import obstacle
 
 HEADS, DIM = 4, 32
@@ -311,3 +312,22 @@ def test_compiled_functions_warn_too() -> None:
     expected = compiled(q, k, v)
     with pytest.warns(CopyWarning):
         assert torch.equal(compiled(last_apart(q), k, v), expected)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
+def test_who_writes_where_is_looked_at_once(told: bool) -> None:
+    """By runs with copies, too: those are new memory, which nobody else has."""
+    wrapper = wl.AttentionWrapper(
+        num_q_heads=2, head_dim=64, dtype="float32", device="cpu", max_scores=told
+    )
+    wrapper.plan([0, 3], [0, 5])
+    q, (k, v) = torch.randn(3, 2, 128)[..., ::2], torch.randn(2, 5, 2, 64)
+    given: dict[str, Any] = {"out": torch.empty(3, 2, 64), "lse": torch.empty(3, 2)}
+    if told:
+        given["max_scores"] = torch.empty(3, 2)
+    checks = patch.object(launch, "check_run_apart", wraps=launch.check_run_apart)
+    with checks as looks, pytest.warns(CopyWarning):
+        wrapper.run(q, (k, v), **given)
+    assert looks.call_count == 1
+    expected = wrapper.run(q.contiguous(), (k, v))
+    assert torch.equal(given["out"], expected)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-from side_by_side import in_threads
+from support.side_by_side import in_threads
 
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.soft_cap import SoftCap

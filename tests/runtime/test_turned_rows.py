@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulator import compile_for_fibers
+from support.emulator import compile_for_fibers
 
 import warploom as wl
 from warploom.codegen.attention.templates import render_cuda

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_stream import FakeStream
+from support.fake_stream import FakeStream
 
 from warploom.dsl.formats import Ragged
 from warploom.dsl.library.causal import Causal

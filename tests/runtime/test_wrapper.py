@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import BlockSparse, Dense, Paged
+from warploom.dsl.formats import BlockSparse, Composed, Dense, Paged
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.prefix_lm import PrefixLM
@@ -23,6 +24,7 @@ from warploom.errors import (
     PlanMismatch,
     WorkspaceTooSmall,
 )
+from warploom.runtime.kernels import Kernels
 from warploom.runtime.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.verify import verify
@@ -289,6 +291,21 @@ def test_the_callers_workspace_is_enough_exactly_as_computed() -> None:
     torch.testing.assert_close(out[:8], sdpa(q[:8], k[:3000], v[:3000], mask), atol=1e-5, rtol=1e-4)
     with pytest.raises(WorkspaceTooSmall, match=f"{needed - 1} bytes; these bounds need {needed}"):
         make(Causal(), bounds=bounds, workspace=memory[: needed - 1])
+
+
+@pytest.mark.parametrize("kv_format", [None, Composed(16)], ids=["ragged", "composed"])
+def test_a_small_workspace_is_refused_before_kernels_are_built(kv_format: Any) -> None:
+    """Batches choose their tiles, of which the largest is what counts."""
+    bounds = Bounds(max_requests=3, max_q_rows=200, max_kv_len=3000, max_blocks=600)
+    options: dict[str, Any] = {"bounds": bounds, "tile": None, "kv_format": kv_format}
+    probe = make(**options)
+    assert len(probe.tiles()) > 1
+    needed = probe.workspace_size().total
+    short = torch.empty(needed - 1, dtype=torch.uint8)
+    forbid = patch.object(Kernels, "get", side_effect=AssertionError("built a kernel"))
+    with forbid, pytest.raises(WorkspaceTooSmall, match=f"these bounds need {needed}"):
+        make(**options, workspace=short)
+    make(**options, workspace=torch.empty(needed, dtype=torch.uint8))
 
 
 def test_a_workspace_without_bounds_serves_what_fits() -> None:

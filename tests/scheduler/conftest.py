@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,12 +188,14 @@ def draw_case(
     items: int = 20_000,
     fixed: bool | None = None,
     even: bool | None = None,
+    longest: Sequence[int] = (300, 5000, 100_000),
 ) -> Case:
     """A random case of about that many items or fewer.
 
     Args:
         fixed: with a split size, without, or either.
         even: dealt evenly, longest first, or either.
+        longest: how long the longest request may be: one of these.
     """
     rows = data.draw(st.sampled_from([16, 64, 128]), label="rows")
     keys = data.draw(st.sampled_from([32, 64, 128]), label="keys")
@@ -203,8 +205,8 @@ def draw_case(
     size = data.draw(st.one_of(st.integers(0, 6), st.integers(0, most)), label="batch")
     room = items // heads * rows // group // max(size, 1)
     q_lens = lengths(data, size, max(1, min(room, 5000)), "q_len")
-    longest = data.draw(st.sampled_from([300, 5000, 100_000]), label="longest")
-    kv_lens = lengths(data, size, longest, "kv_len")
+    most_keys = data.draw(st.sampled_from(longest), label="longest")
+    kv_lens = lengths(data, size, most_keys, "kv_len")
     segments = make_segments(q_lens, kv_lens)
     num_ctas = data.draw(st.integers(1, 264), label="CTAs")
     limit = data.draw(st.one_of(st.none(), st.integers(1, 300)), label="SM limit")
@@ -215,9 +217,9 @@ def draw_case(
         mask = draw_visibility(data, segments, group, rows, keys)
         return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, even=True)
     if fixed or (fixed is None and data.draw(st.booleans(), label="fixed split")):
-        split = keys * (longest // keys // 32 + data.draw(st.integers(1, 99), label="split"))
+        split = keys * (most_keys // keys // 32 + data.draw(st.integers(1, 99), label="split"))
     mask = draw_visibility(data, segments, group, rows, keys)
-    section = data.draw(st.one_of(st.none(), st.integers(1, 4 * longest)), label="section")
+    section = data.draw(st.one_of(st.none(), st.integers(1, 4 * most_keys)), label="section")
     return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, split, section)
 
 

@@ -16,10 +16,22 @@ from warploom.scheduler.verify import verify
 from warploom.scheduler.visibility import AllVisible
 
 
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_fast_planner_equals_the_reference(kit: Any, data: st.DataObject) -> None:
-    fast, slow = kit.draw_case(data, items=400).both()
+@pytest.mark.parametrize(("longest", "examples"), [((300, 5000), 150), ((100_000,), 10)])
+def test_fast_planner_equals_the_reference(
+    kit: Any, longest: tuple[int, ...], examples: int
+) -> None:
+    """The reference walks from tile to tile, so that few requests of it are very long."""
+
+    @settings(max_examples=examples, deadline=None)
+    @given(data=st.data())
+    def both_are_equal(data: st.DataObject) -> None:
+        check_both(kit.draw_case(data, items=400, longest=longest))
+
+    both_are_equal()
+
+
+def check_both(case: Any) -> None:
+    fast, slow = case.both()
     assert np.array_equal(fast.cta_indptr, slow.cta_indptr)
     assert np.array_equal(fast.items, slow.items)
     assert np.array_equal(fast.merges, slow.merges)

@@ -17,10 +17,10 @@ template <class K>
 constexpr bool kTellsMaxScores = MaxScores<typename K::Params>::kTold;
 
 // In natural units, -inf if nothing was visible, from a row's largest logit, the factor that brings
-// it to base 2, and the sum of its probabilities. Maxima pass over what is no number, and infinity
-// weighs nothing but NaN: the sum tells the one, and the maximum the other.
+// it to base 2, and the sum of its probabilities. Maxima pass over what is no number, but sums keep
+// it, even beside infinity.
 WL_FN float max_score(float largest, float factor, float sum) {
-  if (sum != sum && largest < kInfinity) return sum;
+  if (sum != sum) return sum;
   return largest * (factor * kLn2);
 }
 

@@ -150,13 +150,13 @@ void merge_row(const Item<K>& item, int count, const PartialRow& partial_row, in
     const float other = state[2 * partial_row(i)];
     max = other > max ? other : max;
   }
-  const float base = max == -kInfinity ? 0.0f : max;
   float* o = states.row(r);
   states.clear(r, r + 1);
   float sum = 0.0f;
   for (int i = 0; i < count; ++i) {
     const long long at = partial_row(i);
-    const Vec distance = broadcast((state[2 * at] - base) * late);
+    // Of equal ones none, be they infinite.
+    const Vec distance = broadcast(state[2 * at] == max ? 0.0f : (state[2 * at] - max) * late);
     const float weight = kSoftmax ? state[2 * at + 1] * exp2_vec(distance)[0] : 1.0f;
     const float* part = item.p.partial_o + at * kDim;
     for (int lane = 0; lane < kDim; ++lane) o[lane] += weight * part[lane];

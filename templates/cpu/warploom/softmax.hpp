@@ -39,6 +39,27 @@ WL_INLINE Vec exponentiate(const float* s, int begin, int end, float scale, floa
   return sum[0] + sum[1];
 }
 
+// The same of a row whose maximum is infinite: infinity weighs infinity, what is no number stays
+// none, and all else, earlier sums too, weighs nothing.
+template <class Dot, class Meanwhile>
+float softmax_infinite_row(const float* s, int begin, int end, typename Dot::Word* out,
+                           Running& running, Meanwhile meanwhile) {
+  const Vec infinity = broadcast(kInfinity);
+  const auto weight = [&](int j) WL_LAMBDA_INLINE {
+    const Vec logits = load_vec(s + j);
+    return logits < infinity ? Vec{} : logits;
+  };
+  const float rescale = running.max[0] == kInfinity ? 1.0f : 0.0f;
+  running = {infinity, running.sum * rescale};
+  for (int j = begin; j < end; j += 2 * kLanes) {
+    const Vec first = weight(j), second = weight(j + kLanes);
+    meanwhile();
+    running.sum += first + second;
+    Dot::store_pair(out + j / Dot::kPerWord, first, second);
+  }
+  return rescale;
+}
+
 // Turns logits [begin, end), which `scale` > 0 brings to base 2, into words of probabilities
 // relative to the new maximum; returns the factor that brings earlier sums to it. begin and end are
 // multiples of 2 * kLanes; `meanwhile` is called for each.
@@ -52,6 +73,9 @@ WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
   }
   const Vec max = max_lanes(max_vec(top[0], top[1]));
   const float base = finite_base(max)[0];
+  if (base == kInfinity) {
+    return softmax_infinite_row<Dot>(s, begin, end, out, running, meanwhile);
+  }
   // Exactly 1 if the maximum stays: what rounding adds here would grow with every tile.
   const Vec rescale = exp2_vec((running.max - base) * scale);
   const bool is_far = !(__builtin_fabsf(base * scale) <= kFarLogit);

@@ -51,7 +51,9 @@ WL_FN void attend(const Item<K>& item, KeyPipeline<K>& pipeline, Softmax<K>& sof
   const typename Mma::Queries queries(item.arena.queries());
   const auto weight = [&](int r, int key, float logit) {
     const float p = Variant::kSoftmax ? softmax.probability(r, logit) : logit;
-    if constexpr (Variant::kScalesValues) return p * value_scale(item, pipeline.columns(item), key);
+    if constexpr (Operands<K>::kScalesWeights) {
+      return p * value_scale(item, pipeline.columns(item), key);
+    }
     return p;
   };
   while (pipeline.has_tile()) {

@@ -93,25 +93,28 @@ struct Item {
     return row;
   }
 
-  // Offsets of rows in elements.
+  // Offsets of rows in elements. Rows of a composed plan, of several requests, lie in one tensor.
   WL_FN long long q_offset(const RowInfo& row) const {
-    return tile().batch * p.q_batch_stride + row.q_row * p.q_row_stride +
-           row.q_head * p.q_head_stride;
+    return batch() * p.q_batch_stride + row.q_row * p.q_row_stride + row.q_head * p.q_head_stride;
   }
   WL_FN long long o_offset(const RowInfo& row) const {
-    return tile().batch * p.o_batch_stride + row.q_row * p.o_row_stride +
-           row.q_head * p.o_head_stride;
+    return batch() * p.o_batch_stride + row.q_row * p.o_row_stride + row.q_head * p.o_head_stride;
   }
   WL_FN long long lse_offset(const RowInfo& row) const {
-    return tile().batch * p.lse_batch_stride + row.q_row * p.lse_row_stride +
+    return batch() * p.lse_batch_stride + row.q_row * p.lse_row_stride +
            row.q_head * p.lse_head_stride;
   }
   WL_FN long long max_scores_offset(const RowInfo& row) const {
-    return tile().batch * p.max_scores_batch_stride + row.q_row * p.max_scores_row_stride +
+    return batch() * p.max_scores_batch_stride + row.q_row * p.max_scores_row_stride +
            row.q_head * p.max_scores_head_stride;
   }
 
  private:
+  WL_FN long long batch() const {
+    if constexpr (C::kComposed) return 0;
+    return tile().batch;
+  }
+
   using WorkItem = typename K::WorkItem;
   using Segment = typename K::Segment;
   using KvElement = typename C::KvElement;

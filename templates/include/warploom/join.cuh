@@ -65,7 +65,8 @@ WL_FN void join_row(const Item<K>& item, const typename K::Join& join, bool exis
 }
 
 // Lets joins, and the first of what they join, come to L2 while CTAs wait: a line from each of them
-// in turn.
+// in turn. The rows of a unit share contributions, so that some lines may lie behind the last one,
+// which costs nothing.
 template <class K>
 WL_FN void prefetch_joins(const typename K::Params& p, int total) {
   constexpr int kLine = 32;  // integers
@@ -101,7 +102,8 @@ WL_FN void join_rows(const Item<K>& item) {
     join_row(item, join, exists);
     item.arena.sync();  // slabs and the index are read
   }
-  if (threadIdx.x == 0 && atomicAdd(counters + kLeftCtas, 1u) + 1 == gridDim.x) {
+  // Released and acquired: the zeros come after everyone's last look at the counters.
+  if (threadIdx.x == 0 && count_release_acquire(counters + kLeftCtas) + 1 == gridDim.x) {
     counters[kDoneCtas] = counters[kTakenRows] = counters[kLeftCtas] = 0;
   }
 }

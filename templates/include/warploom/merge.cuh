@@ -52,7 +52,7 @@ struct JoinedRow {
     float largest = state.largest;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) largest = ::fmaxf(largest, states[i].largest);
-    const float base = largest == -kInfinity ? 0.0f : largest;
+    const float base = abs(largest) < kInfinity ? largest : 0.0f;
     const float old_weight = kSoftmax ? exp2((state.largest - base) * factor) : 1.0f;
     state = {largest, state.sum * old_weight};
 #pragma unroll

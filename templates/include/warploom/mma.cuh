@@ -53,7 +53,7 @@ struct WarpMma {
   using KvElement = typename K::Config::KvElement;
   // Weights up to 256 and 8-bit values are exact enough in half precision, and widen for less.
   static constexpr bool kHalfValues =
-      O::kNarrowValues && K::Variant::kSoftmax && !K::Variant::kScalesValues;
+      O::kNarrowValues && K::Variant::kSoftmax && !O::kScalesWeights;
   using Atom = MmaAtom<Element>;
   using ValueElement = cute::conditional_t<kHalfValues, half_t, Element>;
   static constexpr bool kHalfKeys =

@@ -176,7 +176,7 @@ WL_FN SoftmaxState warp_weights(const Item<K>& item, int row, float factor,
   for (int w = 0; w < kWarps; ++w) {
     largest = ::fmaxf(largest, item.arena.statistics(kStep * w + row).largest);
   }
-  const float reference = largest == -kInfinity ? 0.0f : largest;
+  const float reference = abs(largest) < kInfinity ? largest : 0.0f;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     const SoftmaxState part = item.arena.statistics(kStep * w + row);

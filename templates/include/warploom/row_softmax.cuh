@@ -25,8 +25,9 @@ struct RowSoftmax {
     return true;
   }
   WL_FN float probability(float logit) {
-    // Differences first: of large logits, products are rounded by hundreds.
-    const float reference = largest == -kInfinity ? 0.0f : largest;
+    // Differences first: of large logits, products are rounded by hundreds. None of infinity, which
+    // weighs infinity.
+    const float reference = abs(largest) < kInfinity ? largest : 0.0f;
     const float p = exp2((logit - reference) * factor);
     sum += p;
     return p;

@@ -131,7 +131,8 @@ class SingleRow {
 
   // Walks the warp's keys.
   WL_FN void attend() {
-    // What does not exist is multiplied with weight 0: with zeros, or what came before, again.
+    // What does not exist is multiplied with weight 0: keys with what came before, values with
+    // zeros, since 0 * infinity is NaN.
     uint4 keys[Keys::kLoads] = {}, values[Values::kLoads] = {};
     Tile now = find(), next = find();
     read<Keys>(key_rows(item_), now, keys);
@@ -145,6 +146,7 @@ class SingleRow {
       const float score = multiply(keys);
       read<Keys>(key_rows(item_), next, keys);
       accumulate(values, weight(now, apply_seats(now, of_tile, row, of_row, score)));
+      if (!next.visit.is_full()) clear(values);
       read<Values>(value_rows(item_), next, values);
       now = next;
       next = after;
@@ -216,6 +218,11 @@ class SingleRow {
         load_once(its + Rows::bytes(), its >= 0 && Rows::in_row(), words[i]);
       }
     }
+  }
+
+  WL_FN static void clear(uint4 (&words)[Values::kLoads]) {
+#pragma unroll
+    for (uint4& word : words) word = {};
   }
 
   // The query's numbers that meet those of a key in this lane.

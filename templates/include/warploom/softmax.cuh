@@ -134,11 +134,12 @@ struct Softmax : Shifts<K> {
   WL_FN bool is_far(float logit) const {
     return !(abs(logit * factor) <= kFarLogit) && abs(logit) < kInfinity;
   }
+  // Infinity is not subtracted: it weighs infinity, and only what is no number makes a sum NaN.
   WL_FN float reference_of(float logit) const {
-    return is_far(logit) ? 0.0f : product_rounded_up(logit, factor);
+    return abs(logit * factor) <= kFarLogit ? product_rounded_up(logit, factor) : 0.0f;
   }
 
-  float reference_[kRows];  // largest * factor, rounded up, or 0 while that is -inf or far
+  float reference_[kRows];  // largest * factor, rounded up, or 0 while that is infinite or far
 };
 
 template <class K>
@@ -146,8 +147,8 @@ WL_FN SoftmaxState softmax_state(const Softmax<K>& softmax, int r) {
   return K::Variant::kSoftmax ? SoftmaxState{softmax.largest[r], softmax.sum[r]}
                               : SoftmaxState{0.0f, 1.0f};
 }
-// Natural log-sum-exp; -inf if nothing was visible, 0 without softmax. A sum that is no number
-// stays one.
+// Natural log-sum-exp; -inf if nothing was visible, inf if a logit was, 0 without softmax. A sum
+// that is no number stays none.
 template <class K>
 WL_FN float row_lse(const SoftmaxState& state, float factor) {
   if constexpr (!K::Variant::kSoftmax) return 0.0f;

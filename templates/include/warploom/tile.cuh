@@ -117,7 +117,11 @@ struct Operands {
   using S = Sizes<K>;
   using Variant = typename K::Variant;
   static constexpr bool kTransformsKeys = Variant::kHasKeyTransform;
-  static constexpr bool kTransformsValues = Variant::kHasValueTransform && !Variant::kScalesValues;
+  // Weights take the scale of values where their type has a float's range. In half precision a
+  // weight of 2^-12 times a scale of 2^-12 is nothing, and scales above 256 overflow.
+  static constexpr bool kScalesWeights =
+      Variant::kScalesValues && !cute::is_same_v<typename K::Config::Element, half_t>;
+  static constexpr bool kTransformsValues = Variant::kHasValueTransform && !kScalesWeights;
   static constexpr bool kNarrowKeys = S::kNarrow && !kTransformsKeys;
   static constexpr bool kNarrowValues = S::kNarrow && !kTransformsValues;
   static constexpr bool kWidensKeys = S::kNarrow && kTransformsKeys;

@@ -8,7 +8,7 @@
 
 namespace warploom {
 
-// As tests/emulator.py encodes it.
+// As tests/support/emulator.py encodes it.
 struct alignas(64) TensorMap {
   const char* first;
   unsigned long long sizes[4];    // lanes, tokens, heads, blocks

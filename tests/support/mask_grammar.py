@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from infix import INFIX
 
+from support.infix import INFIX
 from warploom.dsl import functions as wl
 from warploom.dsl.evaluate import evaluate
 from warploom.dsl.fields import Scalar, Tensor

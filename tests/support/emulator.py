@@ -19,7 +19,7 @@ from warploom.codegen.source import TileConfig
 from warploom.runtime.kernels import Kernel
 from warploom.scheduler.layout import c_structs
 
-EMULATION = Path(__file__).resolve().parent / "emulation"
+EMULATION = Path(__file__).resolve().parents[1] / "emulation"
 TEMPLATES = Path(warploom.templates.__file__).parent
 CTAS = 5
 

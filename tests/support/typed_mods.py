@@ -102,6 +102,17 @@ MODS: dict[str, Mod] = {
         + torch.minimum(c[i] * c[j], torch.square(flags2[j])) ** 3 % 1000
         + (torch.sign(flags[i]) + torch.sign(flags2[j])) * 5
     ),
+    "bits of truths": lambda i, j: (
+        (u[i] & flags[j]) + (flags[i] | s[j]) * 3 + (c[i] ^ flags2[j]) * 5 + (flags[i] & 3)
+        + (4 | flags2[j]) + (n[i] & True) + (i ^ (j > 3)) * 7 + ((i > j) | j) + (False ^ u[j])
+        + torch.bitwise_and(flags[i], s[j]) + torch.bitwise_or(u[i], True)
+    ),
+    "quotients and functions of truths": lambda i, j: (
+        (flags[i] + 1) / (flags2[j] + 1) + flags[i] / (j + 1.5) + torch.exp(flags[j]) * 2
+        + torch.sqrt(flags2[i]) + torch.true_divide(flags[i], flags[i] | True) + flags[i] / True
+        + torch.sigmoid(i > j) + torch.sigmoid(u[i]) * 3 + torch.sigmoid(c[j])
+        + torch.reciprocal(flags[i] | True)
+    ),
     "casts to small types": lambda i, j: (
         (i * 100).to(torch.uint8) + n[j].to(torch.int8) + (n[i] // 7).to(torch.int16) * 2
         + u[i].to(torch.int8) + s[j].byte() + c[i].to(torch.uint8) + n[j].char() - n[i].short()

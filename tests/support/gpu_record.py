@@ -1,8 +1,8 @@
 """`gpu/verified.json`: which templates and generator were last tested on a GPU, and how it went.
 
-`conftest.py` next door registers the recorder, and not that of `gpu`: with pytest-xdist tests are
+`tests/conftest.py` registers the recorder, and not that of `gpu`: with pytest-xdist tests are
 collected, and that file is loaded, by workers only, but one record is written by whom they report
-to.
+to. Tests warn where the record is old; `make release-check` runs this file, and fails there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "verified.json"
 NEEDS_GPU = "needs", "gpu"  # a property of reports; their keywords also name folders
 SUFFIXES = (".py", ".cuh", ".hpp", ".h", ".j2")
@@ -108,6 +109,18 @@ def complaint(record: dict[str, Any] | None, current: dict[str, str]) -> str | N
     return None
 
 
+def refusal(record: dict[str, Any] | None, current: dict[str, str]) -> str | None:
+    """Why no release can rest on the record; None if one can."""
+    reason = complaint(record, current)
+    if record is not None and reason is None and (record["failed"] or not record["passed"]):
+        reason = (
+            f"in the GPU run of {record['date']} on {record['gpu']}, {record['failed']} tests "
+            f"failed and {record['passed']} passed; mend that, and on a machine with a GPU run: "
+            "make test-gpu"
+        )
+    return reason and f"no release: {reason}"
+
+
 class Recorder:
     """Counts the outcomes of GPU tests, and records them if none was left out."""
 
@@ -135,3 +148,7 @@ def is_whole(config: pytest.Config) -> bool:
     narrowed = config.option.keyword or getattr(config.option, "lf", False)
     files = [arg for arg in config.args if "::" in arg or Path(arg).suffix == ".py"]
     return not narrowed and not files and not hasattr(config, "workerinput")
+
+
+if __name__ == "__main__":
+    sys.exit(refusal(read(), digests()))

@@ -1,0 +1,221 @@
+// hopper_Causal_Rope_SoftCap_bf16_d128_paged16_r128k128: Causal_Rope_SoftCap, bfloat16, head_dim 128/128
+// Paged(layout='HND', page_size=16)
+// rendered by warploom from templates/hopper.cu.j2
+
+#include <warploom/hopper/kernel.cuh>
+
+namespace warploom {
+
+struct alignas(4) PlanHeader {
+  int num_items;  // work items in all
+  int num_segments;  // segments
+  int num_merges;  // tiles that were split; joins in a composed plan
+  int num_slots;  // partial slots in use
+  int status;  // 0, or why a device refused to plan the batch; there are no items then
+};
+
+struct alignas(16) Segment {
+  int batch;  // request
+  int q_row;  // first row of the segment in q and o (within the request's batch entry if dense)
+  int q_idx;  // that row's index in the request
+  int num_q;  // query rows of the segment
+  int q_len;  // query rows of the request
+  int kv_len;  // keys of the request; kv_pos is below it
+  int kv_count;  // keys in this segment's list
+  int kv_block;  // first index into the blocked dimension, if storage is affine (batch if dense)
+  int kv_row;  // first token: within that block if storage is affine, of column 0 if block-sparse
+  int index_begin;  // first entry of the segment's block list
+  int kv_pos;  // position of the list's first key (0 but for composed formats)
+  int index_head_stride;  // entries between the lists of two key/value heads; 0: they share one
+};
+
+struct alignas(16) WorkItem {
+  int segment;  // index of the segment
+  int kv_head;  // key/value head
+  int row_begin;  // first fused row (query row x group + query head in group) within the segment
+  int kv_begin;  // first key, index into the segment's list; a multiple of the kv tile
+  int kv_end;  // one past the last key
+  int slot;  // partial slot that takes the result, or -1: write the output
+  int merge;  // index of the merge record, or -1
+  int rows;  // fused rows of the tile in a composed plan, else 0
+};
+
+struct alignas(4) Merge {
+  int first_slot;  // first partial slot of the tile; slots of one tile are consecutive
+  int num_slots;  // how many, in ascending order of keys
+};
+
+struct Params {
+  const void* q;  // queries
+  const void* k;  // keys
+  const void* v;  // values
+  void* o;  // output
+  float* lse;  // log-sum-exp of each row, or null
+  const int* header;  // PlanHeader
+  const int* cta_indptr;  // CTA i runs items cta_indptr[i] .. cta_indptr[i + 1]
+  const int* openings;  // first WorkItem of each CTA, and that item's Segment
+  const int* items;  // WorkItem records
+  const int* segments;  // Segment records
+  const int* merges;  // Merge records
+  const int* indices;  // blocks of keys, if the format is indexed
+  float* partial_o;  // [slot, row of tile, head_dim_v] partial outputs
+  float* partial_state;  // [slot, row of tile, 2] largest logit, and sum relative to it
+  unsigned* arrivals;  // one counter per merge record; zero between launches
+  long long q_batch_stride;  // elements
+  long long q_row_stride;  // elements
+  long long q_head_stride;  // elements
+  long long k_block_stride;  // elements
+  long long k_token_stride;  // elements
+  long long k_head_stride;  // elements
+  long long v_block_stride;  // elements
+  long long v_token_stride;  // elements
+  long long v_head_stride;  // elements
+  long long o_batch_stride;  // elements
+  long long o_row_stride;  // elements
+  long long o_head_stride;  // elements
+  long long lse_batch_stride;  // elements
+  long long lse_row_stride;  // elements
+  long long lse_head_stride;  // elements
+  int num_q_heads;  // query heads
+  int num_kv_heads;  // key/value heads
+  int group_size;  // query heads per key/value head
+  float sm_scale;  // factor of q.k before logits_transform
+  float lse_scale;  // 1 for natural log-sum-exp, log2(e) for base 2
+  float x_rope_theta;  // scalar input
+  float x_cap;  // scalar input
+  alignas(64) TensorMap k_map;  // keys, for bulk tensor copies
+  alignas(64) TensorMap v_map;  // values
+};
+
+struct Variant : IdentityVariant<Params> {
+  static constexpr bool kHasKeyTransform = true;
+  static constexpr bool kHasLogitsMask = true;
+  static constexpr bool kHasLogitsTransform = true;
+  static constexpr bool kHasQueryTransform = true;
+  struct TileState { float t0; };
+  WL_FN static TileState tile_state(const Params& p, const TileInfo& tile) {
+    return {positive_scale(p) * (1.0f / max(abs(p.x_cap), 1e-30f))};
+  }
+  WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs, float logits) {
+    return tanh(logits * ts.t0);
+  }
+  WL_FN static float logits_factor(const Params& p) {
+    return max(abs(p.x_cap), 1e-30f);
+  }
+  WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
+    return kv_pos <= row.q_pos;
+  }
+  WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
+      Range kv_pos, Range q_head) {
+    const wide kv_pos_first = kv_pos.begin;
+    const wide q_pos_last = q_pos.end - 1;
+    const wide kv_pos_last = kv_pos.end - 1;
+    const wide q_pos_first = q_pos.begin;
+    return tile_class(kv_pos_first <= q_pos_last, kv_pos_last > q_pos_first);
+  }
+  WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
+      Range q_head) {
+    const wide q_pos_last = q_pos.end - 1;
+    const wide kv_len = tile.kv_len;
+    return {int(0LL), int(max(min(q_pos_last + 1LL, kv_len), 0LL))};
+  }
+  struct QueryTile { float t0; };
+  WL_FN static QueryTile query_tile(const Params& p, const TileInfo& tile) {
+    return {precise::log2(p.x_rope_theta)};
+  }
+  struct QueryLane { float l0; };
+  WL_FN static QueryLane query_lane(const Params& p, const TileInfo& tile, const QueryTile& ts, int lane, int head_dim) {
+    const float v0 = float(mod(lane, head_dim >> 1)) * (-2.0f / float(head_dim)) * ts.t0;
+    return {precise::exp2(v0)};
+  }
+  static constexpr int kQueryHalves = -1;
+  template <class X>
+  WL_FN static float query(const Params& p, const TileInfo& tile, const RowInfo& row, const QueryLane& ls,
+      int lane, int head_dim, const X& x, const float* r) {
+    const float v0 = float(row.q_pos) * ls.l0;
+    const float v1 = -x.half(lane, head_dim, head_dim);
+    const float v2 = (lane < (head_dim >> 1) ? v1 : x.half(lane, head_dim, head_dim)) * sin(v0);
+    return x.own(lane) * cos(v0) + v2;
+  }
+  struct KeyTile { float t0; };
+  WL_FN static KeyTile key_tile(const Params& p, const TileInfo& tile) {
+    return {precise::log2(p.x_rope_theta)};
+  }
+  struct KeyLane { float l0; };
+  WL_FN static KeyLane key_lane(const Params& p, const TileInfo& tile, const KeyTile& ts, int lane, int head_dim) {
+    const float v0 = float(mod(lane, head_dim >> 1)) * (-2.0f / float(head_dim)) * ts.t0;
+    return {precise::exp2(v0)};
+  }
+  static constexpr int kKeyHalves = -1;
+  static constexpr bool kKeyTurns = true;
+  WL_FN static constexpr int key_turn_lane(int lane, int head_dim) {
+    return lane % (head_dim / 2);
+  }
+  WL_FN static float key_angle(const Params& p, const TileInfo& tile, int kv_pos, const KeyLane& ls,
+      int lane, int head_dim) {
+    return float(kv_pos) * ls.l0;
+  }
+  WL_FN static float key_rate(const Params& p, const TileInfo& tile, const KeyLane& ls,
+      int lane, int head_dim) {
+    return ls.l0;
+  }
+  template <class X>
+  WL_FN static float key(const Params& p, const TileInfo& tile, int kv_pos, const KeyLane& ls,
+      int lane, int head_dim, const X& x, const float* r) {
+    const float v0 = float(kv_pos) * ls.l0;
+    const float v1 = -x.half(lane, head_dim, head_dim);
+    const float v2 = lane < (head_dim >> 1) ? v1 : x.half(lane, head_dim, head_dim);
+    return x.own(lane) * x.cosine(lane, v0) + v2 * x.sine(lane, v0);
+  }
+};
+
+struct Config {
+  using Element = warploom::bfloat16_t;
+  using KvElement = warploom::bfloat16_t;
+  static constexpr int kHeadDimQk = 128;
+  static constexpr int kHeadDimV = 128;
+  static constexpr int kRows = 128;
+  static constexpr int kKeys = 128;
+  static constexpr int kWarps = 8;
+  static constexpr int kStages = 2;
+  static constexpr int kBlockKv = 16;
+  static constexpr bool kIndexed = true;
+  static constexpr bool kColumnPositions = false;
+  static constexpr bool kComposed = false;
+  static constexpr int kQueryStages = 1;
+  static constexpr bool kBulk = true;
+  static constexpr bool kTransformer = true;
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kTransformerRegisters = 72;
+  static constexpr int kConsumerRegisters = 192;
+  struct SharedMemory {
+    static constexpr int kQueries = 0, kQueriesBytes = 32768;
+    static constexpr int kKeys = 32768, kKeysBytes = 65536;
+    static constexpr int kValues = 98304, kValuesBytes = 65536;
+    static constexpr int kSlab = 163840, kSlabBytes = 17408;
+    static constexpr int kPositions = 181248, kPositionsBytes = 0;
+    static constexpr int kColumns = 181248, kColumnsBytes = 0;
+    static constexpr int kItems = 181248, kItemsBytes = 1648;
+    static constexpr int kBarriers = 182896, kBarriersBytes = 144;
+    static constexpr int kBytes = 183040;
+  };
+};
+
+struct Kernel {
+  using Params = warploom::Params;
+  using Variant = warploom::Variant;
+  using Config = warploom::Config;
+  using Segment = warploom::Segment;
+  using WorkItem = warploom::WorkItem;
+  template <class K>
+  using Arena = warploom::hopper::Shared<K>;
+};
+
+}  // namespace warploom
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+warploom_kernel(const __grid_constant__ warploom::Params p) {
+  warploom::hopper::run_hopper_kernel<warploom::Kernel>(p);
+}
