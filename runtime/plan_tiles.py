@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.attention.streamed import STREAMED_ROWS
+from warploom.codegen.attention.portable import STREAMED_ROWS
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.errors import ArgumentError

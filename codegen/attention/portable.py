@@ -29,6 +29,7 @@ from warploom.dsl.spec import AttentionSpec
 
 _WARP = 32
 MOST_REGISTERS = 255  # of a thread
+STREAMED_ROWS = 16  # of tiles whose warps share the rows (streamed.py)
 _RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
 
 
@@ -99,7 +100,7 @@ class Tall(Staged):
         halve the reads of keys from shared memory, but the output of wide heads would not fit the
         registers then.
         """
-        if work.rows <= 16:
+        if work.rows <= STREAMED_ROWS:
             return
         widest = max(spec.head_dim_qk, spec.head_dim_v)
         if work.rows > 64 and widest <= 128 and not spec.is_narrow:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.attention.portable import MOST_REGISTERS, Staged
+from warploom.codegen.attention.portable import MOST_REGISTERS, STREAMED_ROWS, Staged
 from warploom.codegen.attention.template import Work
 from warploom.codegen.source import TileConfig
 from warploom.dsl.spec import AttentionSpec
-
-STREAMED_ROWS = 16
 
 
 class Streamed(Staged):
