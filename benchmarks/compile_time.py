@@ -24,10 +24,10 @@ from harness import RESULTS, Report, Row
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS, Arch
+from warploom.codegen.attention.templates import render_cpu, render_cuda
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import HostTarget, compile_cpp, host_target
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.dtypes import bfloat16
 from warploom.dsl.formats import Paged

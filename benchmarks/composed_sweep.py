@@ -3,9 +3,9 @@
     python benchmarks/composed_sweep.py [--every-tile] [--quick] [--out FOLDER]
 
 The cases of shared_prefix.py, each with every tile that the model of costs weighs
-(`codegen/tile_cost_composed.py`), or with --every-tile with all that a batch may get. The single
-format's output is compared with float64, those of the tiles with the single format's. The rows go
-to composed_tiles.jsonl, from which fit_composed_tiles.py makes the model's rates.
+(`codegen/attention/composed_cost.py`), or with --every-tile with all that a batch may get. The
+single format's output is compared with float64, those of the tiles with the single format's. The
+rows go to composed_tiles.jsonl, from which fit_composed_tiles.py makes the model's rates.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from shared_prefix import (
 
 import warploom as wl
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.choice import every_tile
+from warploom.codegen.attention.composed_cost import composed_tiles
+from warploom.codegen.attention.templates import CPU
 from warploom.codegen.build import build_all
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tile_cost_composed import composed_tiles
-from warploom.codegen.tiles import every_tile
-from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.errors import WarploomError
 
 NAME, SINGLE = "composed_tiles", "single format"
@@ -59,7 +59,7 @@ def tiles_on(device: torch.device, every_tile_too: bool) -> list[TileConfig]:
     attention = declared(wl.Composed(PAGE), 1, 1, DIM, device)
     spec, target = attention.spec, attention.target
     if not isinstance(target, Arch):
-        return list(dict.fromkeys(cpu_tile(spec, rows) for rows in (1, 48)))
+        return list(dict.fromkeys(CPU.choose(spec, rows).tile for rows in (1, 48)))
     weighed = [] if every_tile_too else composed_tiles(spec, target)
     return weighed or every_tile(spec, target)
 

@@ -2,8 +2,8 @@
 
     python benchmarks/fit_composed_tiles.py [FILE]
 
-FILE is what `composed_sweep.py` wrote. Prints the rates for `codegen/tile_cost_composed.py`, and
-how far the choices with them are from the fastest of the tiles that it has rates for.
+FILE is what `composed_sweep.py` wrote. Prints the rates for `codegen/attention/composed_cost.py`,
+and how far the choices with them are from the fastest of the tiles that it has rates for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from composed_sweep import NAME
 from fit_tiles import ARCH, quality
 from harness import RESULTS, load_rows
 
+from warploom.codegen.attention.composed_cost import RATES, Kind, Rates, Reading
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tile_cost_composed import RATES, Kind, Rates, Reading
 
 Reals = npt.NDArray[np.float64]
 
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{len(cases)} cases; before: {quality(losses(RATES[ARCH], cases))}")
     fitted = fit(cases)
     print(f"after: {quality(losses(fitted, cases))}")
-    print(f"\nfor RATES[{ARCH!r}] in codegen/tile_cost_composed.py:")
+    print(f"\nfor RATES[{ARCH!r}] in codegen/attention/composed_cost.py:")
     for kind, rates in fitted.items():
         print(f"{kind}: {rates}")
 

@@ -2,9 +2,9 @@
 
     python benchmarks/fit_tiles.py [FILE]
 
-FILE is what `tile_sweep.py --small-heads` wrote. Prints the rates for `codegen/tile_cost.py`, and
-how far the choices with them are from the fastest tile of each batch. What memory does is the same
-for heads of any width, and is left as it is.
+FILE is what `tile_sweep.py --small-heads` wrote. Prints the rates for `codegen/attention/cost.py`,
+and how far the choices with them are from the fastest tile of each batch. What memory does is the
+same for heads of any width, and is left as it is.
 """
 
 from __future__ import annotations
@@ -22,17 +22,10 @@ from harness import RESULTS, load_rows
 from tile_sweep import KV_HEADS, PAGE, SMALL
 
 import warploom as wl
+from warploom.codegen.attention.cost import MACHINES, Machine, Rates, predicted_with
+from warploom.codegen.attention.template import Work
+from warploom.codegen.attention.templates import template_of
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tile_cost import (
-    MACHINES,
-    TYPICAL_KEYS,
-    Machine,
-    Rates,
-    TileRates,
-    Work,
-    is_known,
-    predicted_with,
-)
 from warploom.dsl.dtypes import bfloat16
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
@@ -84,25 +77,19 @@ def fit(machine: Machine, batches: Sequence[Timed]) -> Machine:
     """
     wide = machine.wide_heads
 
-    def own(like: Rates, template: str, rows: int, warps: int) -> Rates:
+    def own(kind: str, like: Rates) -> Rates:
         times = [
             (spec_of(one.dim), tile, one.work, us)
             for one in batches
             for tile, us in one.times.items()
-            if (tile.template, tile.rows, tile.warps) == (template, rows, warps)
-            if us <= RELEVANT * one.best and is_known(tile, one.work)
+            if template_of(tile).kind(tile) == kind
+            if us <= RELEVANT * one.best and template_of(tile).is_known(tile, one.work)
         ]
         found = descend(partial(_wrong, machine, times, like), like)
         return Rates(*(float(f"{rate:.3g}") for rate in astuple(found)))
 
-    return replace(
-        machine,
-        small_heads=TileRates(
-            streamed={n: own(like, "portable", 16, n) for n, like in wide.streamed.items()},
-            tall=own(wide.tall, "portable", 64, 4),
-            hopper={n: own(wide.hopper[128], "hopper", n, n // 16) for n in (128, 192)},
-        ),
-    )
+    likes = {**wide, "hopper 192": wide["hopper 128"]}
+    return replace(machine, small_heads={kind: own(kind, like) for kind, like in likes.items()})
 
 
 def _wrong(
@@ -142,11 +129,11 @@ def losses(machine: Machine, batches: Sequence[Timed], lengths_known: bool = Tru
     found = []
     for one in batches:
         spec = spec_of(one.dim)
-        work = one.work if lengths_known else replace(one.work, keys=TYPICAL_KEYS)
+        work = one.work if lengths_known else replace(one.work, keys=Work.keys)
         costs = {
             tile: predicted_with(machine.rates(spec, tile), machine, spec, tile, work)
             for tile in one.times
-            if is_known(tile, work)
+            if template_of(tile).is_known(tile, work)
         }
         found.append(one.times[min(costs, key=costs.__getitem__)] / one.best)
     return found
@@ -169,7 +156,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"without the number of keys: {quality(losses(fitted, batches, lengths_known=False))}")
     for loss, one in sorted(zip(lost, batches, strict=True), key=lambda found: -found[0])[:5]:
         print(f"  {loss:.2f} x: head_dim {one.dim}, {one.work}")
-    print(f"\nfor MACHINES[{ARCH!r}] in codegen/tile_cost.py:\nsmall_heads={fitted.small_heads}")
+    print(f"\nfor MACHINES[{ARCH!r}] in codegen/attention/cost.py:")
+    print(f"small_heads={fitted.small_heads}")
 
 
 if __name__ == "__main__":

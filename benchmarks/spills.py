@@ -24,10 +24,10 @@ from rich.table import Table
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cuda
-from warploom.codegen.tiles import choose_tile
 from warploom.dsl.dtypes import float16
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec
@@ -130,7 +130,7 @@ def used(job: Job) -> Used:
     variant, dims, kv_format = job
     spec = AttentionSpec(trace(VARIANTS[variant]()), *dims, float16, FORMATS[kv_format])
     arch = ARCHS["sm_90a"]
-    tile = choose_tile(spec, arch, LONG)
+    tile = choose_tile(spec, arch, LONG).tile
     source = render_cuda(spec, tile, c_structs())
     found = read_resources(run_nvrtc(source.text, arch, source.name).cubin)
     return Used(variant, *dims, kv_format, tile.label, found.registers, found.local_bytes)

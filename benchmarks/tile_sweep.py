@@ -18,7 +18,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import warploom as wl
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.choice import every_tile, tiles_weighed
+from warploom.codegen.attention.template import MOST_TILES, SMALL_HEADS
+from warploom.codegen.attention.templates import CPU
 from warploom.codegen.build import build_all
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tile_cost import MOST_TILES, SMALL_HEADS, weighed_tiles
-from warploom.codegen.tiles import every_tile
-from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.errors import WarploomError
 
 NAME = "tile_sweep"
@@ -185,13 +185,9 @@ def tiles_of(dim: int, device: torch.device) -> list[TileConfig]:
     """Every tile that a batch with heads of this size may get; of small heads, those weighed."""
     any_tile = wrapper(dim, 1, device, None)
     if isinstance(any_tile.target, Arch):
-        found = every_tile(any_tile.spec, any_tile.target)
-        if dim > SMALL_HEADS:
-            return found
-        sizes = weighed_tiles(any_tile.spec, any_tile.target)
-        hopper = [tile for tile in found if tile.template == "hopper"]
-        return [tile for tile in found if (tile.rows, tile.keys, tile.warps) in sizes] + hopper
-    return list(dict.fromkeys(cpu_tile(any_tile.spec, rows) for rows in (1, 48)))
+        swept = every_tile if dim > SMALL_HEADS else tiles_weighed
+        return swept(any_tile.spec, any_tile.target)
+    return list(dict.fromkeys(CPU.choose(any_tile.spec, rows).tile for rows in (1, 48)))
 
 
 def build(grid: Sequence[Batch], device: torch.device) -> None:
@@ -220,10 +216,8 @@ def facts(attention: wl.AttentionWrapper) -> dict[str, Any]:
     assert attention.planned is not None
     kernel = attention.planned.kernel
     used = kernel.artifact.resources
-    tile = {field.name: getattr(kernel.tile, field.name) for field in fields(TileConfig)
-            if field.compare}  # fmt: skip
     return {
-        "tile": tile,
+        "tile": asdict(kernel.tile),
         "num_ctas": kernel.num_ctas,
         "registers": used.registers if used else None,
         "spill_bytes": used.spill_bytes if used else None,

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from warploom.codegen.source import TileConfig
 from warploom.codegen.split import Level, levels
 from warploom.dsl import fold
 from warploom.dsl.extents import Extents
 from warploom.dsl.ir import Kind, Node, const, node, var
 from warploom.dsl.linear import Linear
-from warploom.dsl.spec import AttentionSpec
 
 _FIXED = (Level.TILE, Level.ROW)
 _ONE, _MINUS_ONE = const(1.0), const(-1.0)
@@ -62,16 +60,6 @@ class LinearBias:
 
 
 Terms = tuple[Node | None, LinearBias | None]  # of a sum: a bias, and all others
-
-
-def may_shift_rows(spec: AttentionSpec, tile: TileConfig) -> bool:
-    """Whether a kernel's softmax can add such a bias.
-
-    Columns of a tile must have consecutive positions, and rows the facts of one request. In a tile
-    of one row each lane has one logit, to which the bias is added as it stands.
-    """
-    listed = spec.kv_format.composed or spec.kv_format.column_positions
-    return tile.rows > 1 and spec.variant.softmax and not listed
 
 
 def without_linear_bias(transform: Node) -> tuple[Node, LinearBias | None]:

@@ -8,8 +8,8 @@ from typing import Literal
 from warploom.codegen.conjunction import few_tests
 from warploom.codegen.linear_bias import LinearBias, without_linear_bias
 from warploom.codegen.logits_scale import with_scale_outside
+from warploom.codegen.sizes import round_up
 from warploom.codegen.split import Split, split, with_float_distances, with_reciprocals
-from warploom.codegen.staged_item import round_up
 from warploom.dsl import fold
 from warploom.dsl.ir import Kind, Node
 from warploom.dsl.open_part import mask_parts

@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 
 from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
-from warploom.codegen.context import config_struct, short_dims, short_dtypes
 from warploom.codegen.functors import variant_struct
-from warploom.codegen.render import environment
+from warploom.codegen.launch_shape import LaunchShape
+from warploom.codegen.render import config_struct, environment, short_dims, short_dtypes
 from warploom.codegen.source import KernelSource
 from warploom.codegen.specialize import only_seats
 from warploom.codegen.split import lane_parts
-from warploom.codegen.tiles import LaunchShape
 from warploom.dsl.dtypes import DType
 from warploom.dsl.ir import Node, walk
 from warploom.dsl.spec import AttentionSpec, TracedVariant

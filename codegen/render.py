@@ -1,50 +1,26 @@
-"""Fills a kernel template: spec and tile in, source text out."""
+"""What the texts of all kernels are rendered with: the template engine, `Config`, short names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal
+from typing import TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from warploom.codegen.context import kernel_context, kernel_labels, kernel_name
-from warploom.codegen.source import KernelSource, TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.dtypes import DType
 
-CPU_TEMPLATE = "cpu.cpp.j2"
+Config: TypeAlias = Mapping[str, str | int | bool]
 
-
-def render_cuda(spec: AttentionSpec, tile: TileConfig, plan_structs: str) -> KernelSource:
-    """Source of a CUDA kernel, from the template that the tile names.
-
-    Args:
-        spec: what to compute.
-        tile: sizes to compile for.
-        plan_structs: C text of the plan records (`scheduler.layout.c_structs()`).
-    """
-    return _render(spec, tile, plan_structs, f"{tile.template}.cu.j2", "cuda")
-
-
-def render_cpu(spec: AttentionSpec, tile: TileConfig, plan_structs: str) -> KernelSource:
-    """Source of the host kernel; arguments as for `render_cuda`.
-
-    Raises:
-        UnsupportedSpec: the variant calls a custom function without C++ text.
-    """
-    return _render(spec, tile, plan_structs, CPU_TEMPLATE, "cpp")
-
-
-def _render(
-    spec: AttentionSpec,
-    tile: TileConfig,
-    plan_structs: str,
-    template: str,
-    language: Literal["cuda", "cpp"],
-) -> KernelSource:
-    context = kernel_context(spec, tile, plan_structs, template, language)
-    text = environment().get_template(template).render(context)
-    name, labels = kernel_name(spec, tile, template), kernel_labels(spec, tile, template)
-    return KernelSource(name, text, language, labels=labels)
+_TYPES = {"element": "Element", "kv_element": "KvElement"}
+_SHORT_DTYPE = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int8": "i8",
+}
 
 
 @lru_cache(maxsize=1)
@@ -57,3 +33,25 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+
+
+def config_struct(config: Config, table: str = "") -> str:
+    """`struct Config`: types, a constant (`kHeadDimQk`, `kIndexed`, ...) per value, and a table."""
+    lines = [f"  using {name} = {config[key]};" for key, name in _TYPES.items() if key in config]
+    for name, value in config.items():
+        if name in _TYPES:
+            continue
+        constant = "k" + "".join(map(str.capitalize, name.split("_")))
+        c_type = "bool" if isinstance(value, bool) else "int"
+        lines.append(f"  static constexpr {c_type} {constant} = {str(value).lower()};")
+    return "\n".join(["struct Config {", *lines, *filter(None, [table]), "};"])
+
+
+def short_dtypes(dtype: DType, stored: DType) -> str:
+    """Of queries, and of keys and values if theirs is another."""
+    names = [_SHORT_DTYPE[found.name] for found in (dtype, stored)]
+    return "/".join(dict.fromkeys(names))
+
+
+def short_dims(head_dim_qk: int, head_dim_v: int) -> str:
+    return "/".join(dict.fromkeys((str(head_dim_qk), str(head_dim_v))))

@@ -1,9 +1,9 @@
-"""What the renderer makes and the compilers take: a tile choice and a kernel's source text."""
+"""What the renderer takes and makes: a tile, as it was chosen, and a kernel's source text."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 PLACE = "//@"  # begins a comment that names a line of the user's file
@@ -24,8 +24,6 @@ class TileConfig:
             copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
         prepared_keys: another kernel transforms keys before this one (decision 0027).
-        reason: why these sizes were chosen, for `explain()`; not part of the identity, as `costs`.
-        costs: microseconds that a model predicts for each tile it weighed, the best first.
     """
 
     rows: int
@@ -35,12 +33,25 @@ class TileConfig:
     template: Literal["portable", "hopper"] = "portable"
     query_stages: int = 1
     prepared_keys: bool = False
-    reason: str = field(default="", compare=False)
-    costs: tuple[tuple[str, float], ...] = field(default=(), compare=False)
 
     @property
     def label(self) -> str:
         return f"{self.template} {self.rows}x{self.keys}, {self.warps} warps"
+
+
+@dataclass(frozen=True)
+class TileChoice:
+    """A tile, and what spoke for it, for `explain()`.
+
+    Attributes:
+        tile: the sizes.
+        reason: in words; empty if the caller gave them.
+        costs: microseconds that a model predicts for each tile it weighed, the best first.
+    """
+
+    tile: TileConfig
+    reason: str = ""
+    costs: tuple[tuple[str, float], ...] = ()
 
 
 # What a kernel can be told by, in the order in which lists of kernels show it.

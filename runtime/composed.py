@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.ir import walk
@@ -78,7 +78,7 @@ class ComposedPlanner(Planner):
     def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch and enqueue its upload on the current stream; raises as `Planner` does."""
         shared = self._shared(batch)
-        kernel = self._kernels.get(self._tile(batch, shared))
+        kernel = self._kernels.get(self._choice(batch, shared).tile)
         exact = Bounds.of(batch.segments, len(batch.indices))
         room, size = self._fit(replace(exact, max_levels=shared.levels), kernel)
         analysis = TileAnalysis(self._spec.variant, inputs.scalars, inputs.known)
@@ -102,12 +102,12 @@ class ComposedPlanner(Planner):
         room, packed = self._packed()
         verify_planned(planned.plan, planned.visibility, room, packed, planned.by, check)
 
-    def tile_for(self, batch: Batch) -> TileConfig:
+    def choice_for(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or the one for the rows that a key meets in this batch."""
-        return self._tile(batch, self._shared(batch))
+        return self._choice(batch, self._shared(batch))
 
-    def _tile(self, batch: Batch, shared: SharedBatch) -> TileConfig:
-        fixed = self.fixed_tile()
+    def _choice(self, batch: Batch, shared: SharedBatch) -> TileChoice:
+        fixed = self.fixed_choice()
         if fixed is not None:
             return fixed
         heads = self._heads

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from warploom.codegen.build import Artifact
-from warploom.codegen.tiles import LaunchShape
+from warploom.codegen.launch_shape import LaunchShape
 from warploom.errors import LaunchError, NoCudaCompiler
 from warploom.runtime.device import cuda_facts
 from warploom.runtime.params import Block

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from warploom.codegen.build import build
+from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.planner_source import planner_source
-from warploom.codegen.tiles import LaunchShape
 from warploom.dsl.spec import TracedVariant
 from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.device import cuda_facts

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.hostcc import HostTarget
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.runtime.composed import depends_on_request
@@ -47,7 +47,7 @@ class Explained(Protocol):
     def planned(self) -> Planned | None: ...
 
     @property
-    def tile(self) -> TileConfig | None: ...
+    def choice(self) -> TileChoice | None: ...
 
     @property
     def backend(self) -> Backend: ...
@@ -106,7 +106,7 @@ def explain(wrapper: Explained) -> Explanation:
         facts["plan"] = "none yet; call plan()"
     else:
         facts |= (
-            _kernel(wrapper.planned, wrapper.tile)
+            _kernel(wrapper.planned, wrapper.choice)
             | _keys(wrapper, wrapper.planned)
             | _work(wrapper.planned, spec.variant)
             | _memory(wrapper.planned)
@@ -140,18 +140,19 @@ def _because(wrapper: Explained) -> str:
     return f": {compiler}, vectors of {target.vector_bytes} bytes"
 
 
-def _kernel(planned: Planned, chosen: TileConfig | None) -> dict[str, object]:
-    """What runs; the tile as chosen for this batch, for another may have loaded the kernel."""
+def _kernel(planned: Planned, choice: TileChoice | None) -> dict[str, object]:
+    """What runs, and why."""
     kernel = planned.kernel
-    artifact, used, tile = kernel.artifact, kernel.artifact.resources, chosen or kernel.tile
+    artifact, used, tile = kernel.artifact, kernel.artifact.resources, kernel.tile
+    choice = choice or TileChoice(tile)
     on_gpu = kernel.source.language == "cuda"
     how = f", {tile.warps} warps, {tile.stages} stages" if on_gpu else ""
     facts: dict[str, object] = {
         "kernel": kernel.source.name,
         "template": tile.template if on_gpu else "cpu",
         "tile": f"{tile.rows} rows x {tile.keys} keys" + how,
-        "why this tile": tile.reason or "given by the caller",
-        **_weighed(tile),
+        "why this tile": choice.reason or "given by the caller",
+        **_weighed(choice),
         "built": f"{'compiled' if artifact.compiled else 'found in the cache'}"
         f" ({artifact.compile_seconds:.2f} s when compiled)",
         "source": artifact.source_path,
@@ -173,9 +174,9 @@ def _keys(wrapper: Explained, planned: Planned) -> dict[str, object]:
     return {"keys are transformed": wrapper.key_transform.told(is_before, rows)}
 
 
-def _weighed(tile: TileConfig) -> dict[str, object]:
+def _weighed(choice: TileChoice) -> dict[str, object]:
     """What each tile would cost, if a model chose."""
-    lines = [f"{us:8.3g} us  {label}" for label, us in tile.costs]
+    lines = [f"{us:8.3g} us  {label}" for label, us in choice.costs]
     return {"predicted cost": "\n".join(lines)} if lines else {}
 
 

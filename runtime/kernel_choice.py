@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.choice import choose_tile, tiles_weighed
+from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
+from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.hostcc import HostTarget
 from warploom.codegen.prepare import PrepareSpec, render_prepare
-from warploom.codegen.render import render_cpu, render_cuda
-from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.source import KernelSource, TileChoice, TileConfig
 from warploom.codegen.specialize import for_prepared_keys
-from warploom.codegen.tile_cost_composed import Reading, cheapest_composed_tile, composed_tiles
-from warploom.codegen.tiles import choose_tile, tiles_weighed
-from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.dsl.spec import AttentionSpec
 from warploom.runtime.prepared_keys import prepared_rows
 from warploom.scheduler.layout import c_structs
@@ -73,7 +72,7 @@ class KernelChoice:
         items: int | None = None,
         keys: int | None = None,
         may_prepare: bool = True,
-    ) -> TileConfig:
+    ) -> TileChoice:
         """The tile for requests with this many query rows x query heads per key/value head.
 
         Args:
@@ -92,13 +91,13 @@ class KernelChoice:
         mean_fused_rows: float,
         items: int | None = None,
         keys: int | None = None,
-    ) -> TileConfig:
+    ) -> TileChoice:
         if not isinstance(self.target, Arch):
-            return cpu_tile(self._spec, mean_fused_rows)
+            return CPU.choose(self._spec, mean_fused_rows)
         share = None if items is None else items / self.num_sms
         spec = self._plain if prepared else self._spec
-        tile = choose_tile(spec, self.target, mean_fused_rows, share, keys)
-        return replace(tile, prepared_keys=prepared)
+        choice = choose_tile(spec, self.target, mean_fused_rows, share, keys)
+        return replace(choice, tile=replace(choice.tile, prepared_keys=prepared))
 
     @cached_property
     def _plain(self) -> AttentionSpec:
@@ -119,9 +118,9 @@ class KernelChoice:
         spec = self._plain if prepared else self._spec
         if isinstance(self.target, Arch) and (weighed := tiles_weighed(spec, self.target)):
             weighed = [replace(tile, prepared_keys=prepared) for tile in weighed]
-            return list(dict.fromkeys([self._choose(prepared, fewest_rows), *weighed]))
+            return list(dict.fromkeys([self._choose(prepared, fewest_rows).tile, *weighed]))
         samples = [max(rows, fewest_rows) for rows in _SAMPLES]
-        chosen = (self._choose(prepared, rows, n) for rows in samples for n in (1, None))
+        chosen = (self._choose(prepared, rows, n).tile for rows in samples for n in (1, None))
         return list(dict.fromkeys(chosen))
 
     def composed_candidates(self, fewest_rows: float) -> list[TileConfig]:
@@ -131,7 +130,7 @@ class KernelChoice:
 
     def cheapest_composed(
         self, reads_with: Callable[[int], tuple[int, int, int]]
-    ) -> TileConfig | None:
+    ) -> TileChoice | None:
         """The tile of a composed plan by the model of costs, or None where there is none.
 
         Args:
@@ -145,11 +144,17 @@ class KernelChoice:
             lambda rows: Reading(*(x / self.num_sms for x in reads_with(rows))),
         )
 
+    def obstacle(self, tile: TileConfig) -> str | None:
+        """Why kernels cannot have a tile, or None."""
+        if not isinstance(self.target, Arch):
+            return None
+        return template_of(tile).obstacle(self.spec_of(tile), tile)
+
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:
-            render = render_cuda if isinstance(self.target, Arch) else render_cpu
+            template = template_of(tile) if isinstance(self.target, Arch) else CPU
             spec = self.spec_of(tile)
-            self._sources[tile] = render(spec, tile, c_structs(spec.kv_format.composed))
+            self._sources[tile] = template.render(spec, tile, c_structs(spec.kv_format.composed))
         return self._sources[tile]
 
     def sources(self, tile: TileConfig) -> list[KernelSource]:

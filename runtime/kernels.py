@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.templates import cuda_launch
 from warploom.codegen.build import Artifact
 from warploom.codegen.hostcc import host_target
 from warploom.codegen.prepare import PrepareSpec, prepare_launch
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.codegen.tiles import cuda_launch
 from warploom.dsl.spec import AttentionSpec
 from warploom.runtime.cpu import CpuKernel, default_num_ctas
 from warploom.runtime.cuda import CudaKernel

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import STREAMED_ROWS
-from warploom.codegen.tiles_single import SINGLE_ROW
+from warploom.codegen.attention.portable import STREAMED_ROWS
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.formats import KVFormat
 from warploom.errors import ArgumentError
 from warploom.runtime.kernel_choice import KernelChoice
@@ -54,13 +53,13 @@ class PlanTiles:
     def all(self) -> list[TileConfig]:
         """Every tile that a plan can have."""
         fixed = self.fixed()
-        return [fixed] if fixed else self._candidates()
+        return [fixed.tile] if fixed else self._candidates()
 
-    def fixed(self) -> TileConfig | None:
+    def fixed(self) -> TileChoice | None:
         """The tile of all plans, or None if each batch chooses."""
         options, bounds = self._options, self._options.bounds
         if options.tile is not None:
-            return options.tile
+            return TileChoice(options.tile)
         if not (options.fixed_tile or options.batch_invariant):
             return None
         rows, items, keys = INVARIANT_ROWS, None, None
@@ -71,7 +70,7 @@ class PlanTiles:
             keys = bounds.max_kv_len
         return _as_fixed(self._kernels.choose(rows, items, keys))
 
-    def for_rows(self, rows: float) -> TileConfig:
+    def for_rows(self, rows: float) -> TileChoice:
         """The tile for requests with this many fused rows, if nothing else is known."""
         return self._kernels.choose(rows)
 
@@ -82,29 +81,31 @@ class PlanTiles:
 class ComposedTiles(PlanTiles):
     """Tiles of plans for batches whose requests share pages."""
 
-    def fixed(self) -> TileConfig | None:
+    def fixed(self) -> TileChoice | None:
         """The tile of all plans, or None if each batch chooses.
 
         Raises:
             ArgumentError: bits that do not depend on neighbours were asked for, a tile of more rows
-                than have a code, or on a GPU one of one row.
+                than have a code, or one that kernels cannot have.
         """
         options = self._options
         if options.batch_invariant:
             reason = "a composed plan joins states where other requests share a prefix"
             raise ArgumentError(name="batch_invariant", reason=reason)
-        if options.tile is not None and self._on_gpu and options.tile.rows == SINGLE_ROW:
-            reason = "rows of several requests share a tile of composed plans: one row is too few"
-            raise ArgumentError(name="tile", reason=reason)
+        obstacle = options.tile and self._kernels.obstacle(options.tile)
+        if obstacle:
+            raise ArgumentError(name="tile", reason=f"does not suit the kernels: {obstacle}")
         if options.tile is not None and options.tile.rows > ROW_CODE:
             reason = f"has {options.tile.rows} rows; composed plans take {ROW_CODE} at most"
             raise ArgumentError(name="tile", reason=reason)
-        if options.tile is not None or not options.fixed_tile or options.bounds is None:
-            return options.tile
+        if options.tile is not None:
+            return TileChoice(options.tile)
+        if not options.fixed_tile or options.bounds is None:
+            return None
         rows = options.bounds.max_q_rows * self._heads.group_size
         return _as_fixed(self.for_rows(rows / max(1, options.bounds.segments)))
 
-    def for_rows(self, rows: float) -> TileConfig:
+    def for_rows(self, rows: float) -> TileChoice:
         """The tile for keys that this many fused rows meet on average."""
         return self._kernels.choose(max(rows, self._fewest_rows))
 
@@ -127,5 +128,5 @@ def tiles_of(kv_format: KVFormat) -> type[PlanTiles]:
     return ComposedTiles if kv_format.composed else PlanTiles
 
 
-def _as_fixed(tile: TileConfig) -> TileConfig:
-    return replace(tile, reason=f"fixed for all batches: {tile.reason}")
+def _as_fixed(choice: TileChoice) -> TileChoice:
+    return replace(choice, reason=f"fixed for all batches: {choice.reason}")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.formats import BlockSparse, Dense
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.spec import AttentionSpec
@@ -87,13 +87,13 @@ class Planner:
         self._upload = Upload(device)
         self._addressed: torch.Tensor | None = None  # what the kernel's parameters point to
         self._room: Capacity | None = None  # ... and how that is laid out
-        self._fixed: TileConfig | None = None  # once known, where all plans have the same
-        self._chosen: dict[tuple[float, int, int, bool], TileConfig] = {}
+        self._fixed: TileChoice | None = None  # once known, where all plans have the same
+        self._chosen: dict[tuple[float, int, int, bool], TileChoice] = {}
         self._sizes: dict[
             tuple[Bounds, TileConfig, Pieces | None], tuple[Capacity, WorkspaceSize]
         ] = {}
 
-    def fixed_tile(self) -> TileConfig | None:
+    def fixed_choice(self) -> TileChoice | None:
         """The tile of all plans, or None if each batch chooses."""
         return self._tiles.fixed()
 
@@ -102,10 +102,14 @@ class Planner:
         return self._tiles.all()
 
     def tile_for(self, batch: Batch) -> TileConfig:
-        """The tile for a batch: fixed, or by its segments and their mean number of fused rows."""
+        """The tile for a batch."""
+        return self.choice_for(batch).tile
+
+    def choice_for(self, batch: Batch) -> TileChoice:
+        """Its choice: fixed, or by its segments and their mean number of fused rows."""
         if self._options.fixed_tile and self._fixed is None:
-            self._fixed = self.fixed_tile()
-        fixed = self._fixed or self.fixed_tile()
+            self._fixed = self.fixed_choice()
+        fixed = self._fixed or self.fixed_choice()
         if fixed is not None:
             return fixed
         key = (
@@ -157,9 +161,9 @@ class Planner:
         Raises:
             WorkspaceTooSmall: the caller's memory cannot hold all batches within the bounds.
         """
-        tile, bounds = self.fixed_tile(), self._options.bounds
-        if tile is not None:
-            kernel = self._kernels.get(tile)
+        fixed, bounds = self.fixed_choice(), self._options.bounds
+        if fixed is not None:
+            kernel = self._kernels.get(fixed.tile)
             if bounds is not None:
                 self._workspace.fit(self.sizes(bounds, kernel)[1])
         elif bounds is not None and self._workspace.is_given:

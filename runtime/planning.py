@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from warploom.codegen.source import TileChoice
 from warploom.counters import count
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.stand_ins import unseen
@@ -132,6 +133,13 @@ class Planning(Uncopied):
         if isinstance(self._batch, OnDevice):
             self._planner.check_status()
 
+    @property
+    def choice(self) -> TileChoice | None:
+        """The tile of the last plan, with what spoke for it; None before, and for the reference."""
+        if self._launcher is None or self.planned is None:
+            return None
+        return self._planner.choice_for(self.planned.batch)
+
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._bounds is not None and not isinstance(batch, (Measured, OnDevice)):
             self._bounds.admit(batch.segments, len(batch.indices))
@@ -140,7 +148,7 @@ class Planning(Uncopied):
         self._batch, self._is_refused = batch, False
         count("plans")
         if log.isEnabledFor(DEBUG):
-            line = summary(batch, self.planned, self.device.type == "cpu")
+            line = summary(batch, self.planned, self.choice, self.device.type == "cpu")
             log.debug("planned %s, %s: %s", self._variant.name, self.kv_format, line)
 
     def _forget(self) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from warploom.codegen.abi import TENSOR_MAP_BYTES
+from warploom.codegen.attention.templates import template_of
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles_hopper import copies_in_bulk
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
 from warploom.errors import WrongStride
 from warploom.runtime.args import Geometry
@@ -37,7 +37,7 @@ class TensorMaps:
     @classmethod
     def of(cls, geometry: Geometry, tile: TileConfig) -> TensorMaps | None:
         """Maps for a kernel of this tile, or None if it copies without them."""
-        if tile.template != "hopper" or not copies_in_bulk(geometry.kv_format, tile):
+        if not template_of(tile).copies_in_bulk(geometry.kv_format, tile):
             return None
         return cls(geometry, tile)
 

@@ -349,10 +349,8 @@ class AttentionWrapper(Running):
 
     @property
     def tile(self) -> TileConfig | None:
-        """The tile of the last plan, with what spoke for it; None before, and for the reference."""
-        if self._launcher is None or self.planned is None:
-            return None
-        return self._planner.tile_for(self.planned.batch)
+        """The tile of the last plan; None before, and for the reference."""
+        return None if self.choice is None else self.choice.tile
 
     def tiles(self) -> list[TileConfig]:
         """Tiles that a plan can choose; none for the reference back end."""

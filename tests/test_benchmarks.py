@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -162,19 +162,19 @@ def test_rates_are_found_again_in_times_that_they_made(
     harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from warploom.codegen.arch import arch_named
-    from warploom.codegen.tile_cost import MACHINES, Rates, Work, predicted_with
-    from warploom.codegen.tiles import tiles_weighed
+    from warploom.codegen.attention.choice import tiles_weighed
+    from warploom.codegen.attention.cost import MACHINES, Rates, predicted_with
+    from warploom.codegen.attention.template import Work
+    from warploom.codegen.attention.templates import template_of
 
     fitter, sweep = __import__("fit_tiles"), __import__("tile_sweep")
     machine = MACHINES["sm_90a"]
-    rates = replace(
-        machine.wide_heads,
-        tall=Rates(flops=1.5, launch=12, item=0.028, join=8),
-        hopper={
-            128: Rates(flops=3.0, launch=10, item=4.2, join=6.0),
-            192: Rates(flops=3.5, launch=11, item=6.0, join=6.0),
-        },
-    )
+    rates = {
+        **machine.wide_heads,
+        "tall": Rates(flops=1.5, launch=12, item=0.028, join=8),
+        "hopper 128": Rates(flops=3.0, launch=10, item=4.2, join=6.0),
+        "hopper 192": Rates(flops=3.5, launch=11, item=6.0, join=6.0),
+    }
     report = harness.Report(sweep.SMALL, CPU, tmp_path)
     report.facts["multiprocessors"] = 132
     for batch in sweep.batches(on_gpu=True, small_heads=True):
@@ -183,23 +183,23 @@ def test_rates_are_found_again_in_times_that_they_made(
         for tile in tiles_weighed(spec, arch_named("sm_90a")):
             if batch.fused_rows > sweep.MOST_TILES * tile.rows:
                 continue
-            us = predicted_with(rates.of(tile), machine, spec, tile, work)
+            us = predicted_with(rates[template_of(tile).kind(tile)], machine, spec, tile, work)
             params = asdict(batch) | {"fused_rows": batch.fused_rows, "tile": asdict(tile)}
             report.rows.append(
                 harness.Row(sweep.SMALL, str(batch), tile.label, us, "us", params=params)
             )
     report.write()
     fitted = fitter.fit(machine, fitter.load(report.path)).small_heads
-    assert fitted.tall.flops == pytest.approx(1.5, rel=0.05)
-    assert fitted.hopper[128].flops == pytest.approx(3.0, rel=0.05)
-    assert fitted.hopper[192].item == pytest.approx(6.0, rel=0.15)
+    assert fitted["tall"].flops == pytest.approx(1.5, rel=0.05)
+    assert fitted["hopper 128"].flops == pytest.approx(3.0, rel=0.05)
+    assert fitted["hopper 192"].item == pytest.approx(6.0, rel=0.15)
     fitter.main([str(report.path)])
     said = capsys.readouterr().out
-    assert "after: within 10 %: 100%" in said and "192: Rates(flops=" in said
+    assert "after: within 10 %: 100%" in said and "192': Rates(flops=" in said
 
 
 def test_rates_of_small_heads_are_those_that_the_record_gives(harness: ModuleType) -> None:
-    from warploom.codegen.tile_cost import MACHINES
+    from warploom.codegen.attention.cost import MACHINES
 
     fitter = __import__("fit_tiles")
     machine = MACHINES[fitter.ARCH]
@@ -218,7 +218,7 @@ def test_a_sweep_of_composed_plans_checks_every_tile(harness: ModuleType, tmp_pa
 def test_rates_of_composed_plans_are_those_that_the_record_gives(
     harness: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from warploom.codegen.tile_cost_composed import RATES
+    from warploom.codegen.attention.composed_cost import RATES
 
     fitter = __import__("fit_composed_tiles")
     cases = fitter.load(harness.RESULTS / "composed_tiles.jsonl")

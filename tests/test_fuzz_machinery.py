@@ -289,7 +289,7 @@ def test_keys_are_transformed_before_attention_where_they_can_be() -> None:
 def test_kernels_for_devices_compile() -> None:
     """Those of drawn tiles, up to the cubin."""
 
-    from warploom.codegen.render import render_cuda
+    from warploom.codegen.attention.templates import render_cuda
     from warploom.errors import NoCudaCompiler, UnsupportedSpec
     from warploom.scheduler.layout import c_structs
 

@@ -90,8 +90,8 @@ def test_choices_that_depend_on_choices_agree_with_the_functors() -> None:
 
 @pytest.mark.nvrtc
 def test_choices_that_depend_on_choices_are_printed_alike_for_gpus() -> None:
+    from warploom.codegen.attention.templates import render_cuda
     from warploom.codegen.nvrtc import compile_cuda
-    from warploom.codegen.render import render_cuda
     from warploom.codegen.source import TileConfig
     from warploom.dsl.dtypes import float16
     from warploom.dsl.spec import AttentionSpec

@@ -9,10 +9,10 @@ import torch
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cuda
-from warploom.codegen.tiles import choose_tile
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
@@ -29,7 +29,7 @@ def mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"])
 def test_kernels_compile_without_spills(arch: str) -> None:
     spec = AttentionSpec(trace(wl.flex(mod)), 64, 64, dtype("bfloat16"), wl.Ragged())
-    tile = choose_tile(spec, arch_named(arch), 16)
+    tile = choose_tile(spec, arch_named(arch), 16).tile
     source = render_cuda(spec, tile, c_structs())
     made = run_nvrtc(source.text, arch_named(arch), source.name)
     assert max(read_resources(made.cubin).local_bytes, made.spill_bytes) == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from warploom.codegen.attention.templates import CPU
 from warploom.codegen.hostcc import HostTarget, compile_cpp, host_target, probe
 from warploom.codegen.source import KernelSource
-from warploom.codegen.tiles_cpu import cpu_tile
 from warploom.dsl.dtypes import BY_NAME
 from warploom.dsl.formats import Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
@@ -74,9 +74,10 @@ def test_cxx_may_carry_arguments(host: HostTarget, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("dim", [8, 64, 128, 256])
 def test_tiles_hold_a_request_and_fit_the_cache(dtype: str, dim: int) -> None:
     spec = AttentionSpec(TracedVariant("Any", True, {}), dim, dim, BY_NAME[dtype], Ragged())
-    tiles = [cpu_tile(spec, rows) for rows in (1, 12, 13, 48, 100, 1535, 1536)]
-    assert [tile.rows for tile in tiles] == [12, 12, 48, 48, 192, 192, 384]
-    for tile in tiles:
+    choices = [CPU.choose(spec, rows) for rows in (1, 12, 13, 48, 100, 1535, 1536)]
+    assert [choice.tile.rows for choice in choices] == [12, 12, 48, 48, 192, 192, 384]
+    for choice in choices:
+        tile = choice.tile
         word = 2 if dtype == "bfloat16" else 4
         assert tile.keys in (64, 128, 256, 512) and tile.keys * 2 * dim * word <= 256 * 1024
-        assert f"{tile.rows}" in tile.reason
+        assert f"{tile.rows}" in choice.reason

@@ -15,13 +15,13 @@ from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import TALL, cuda_launch, render_cuda, template_of
 from warploom.codegen.build import build
 from warploom.codegen.functors import variant_struct
-from warploom.codegen.linear_bias import LinearBias, may_shift_rows, without_linear_bias
+from warploom.codegen.linear_bias import LinearBias, without_linear_bias
 from warploom.codegen.logits_seats import column_state_bytes, logits_seats
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.evaluate import evaluate
 from warploom.dsl.formats import KVFormat
@@ -222,7 +222,7 @@ def test_kernels_whose_columns_follow_each_other_have_it(
     kv_format: KVFormat, rows: int, shifts: bool
 ) -> None:
     of, tile = spec(wl.Alibi(), kv_format), TileConfig(rows, 64, 4, 2)
-    assert may_shift_rows(of, tile) == shifts
+    assert template_of(tile).shifts_rows(of) == shifts
     text = render_cuda(of, tile, c_structs(kv_format.composed)).text
     assert ("kHasLinearBias = true" in text) == shifts
 
@@ -231,7 +231,7 @@ def test_without_a_softmax_nothing_can_be_shifted() -> None:
     class Plain(wl.Alibi):
         softmax = False
 
-    assert not may_shift_rows(spec(Plain(), wl.Ragged()), TileConfig(64, 64, 4, 2))
+    assert not TALL.shifts_rows(spec(Plain(), wl.Ragged()))
 
 
 @pytest.mark.nvrtc
@@ -239,7 +239,7 @@ def test_without_a_softmax_nothing_can_be_shifted() -> None:
 def test_an_element_gets_one_multiply_add_with_a_constant() -> None:
     arch = ARCHS["sm_90a"]
     of = spec(wl.Causal() & wl.Alibi(), wl.Ragged())
-    tile = choose_tile(of, arch, 1000)
+    tile = choose_tile(of, arch, 1000).tile
     assert (tile.template, tile.rows, tile.keys) == ("hopper", 128, 128)
     artifact = build(render_cuda(of, tile, c_structs()), arch)
     assert artifact.resources is not None and artifact.resources.local_bytes == 0
@@ -254,6 +254,6 @@ def test_an_element_gets_one_multiply_add_with_a_constant() -> None:
 def test_hopper_stages_no_columns_for_it(head_dim: int) -> None:
     of, arch = spec(wl.Causal() & wl.Alibi(), wl.Paged(16), head_dim), ARCHS["sm_90a"]
     causal = spec(wl.Causal(), wl.Paged(16), head_dim)
-    tile = choose_tile(of, arch, 1000)
+    tile = choose_tile(of, arch, 1000).tile
     assert tile.template == "hopper"
     assert cuda_launch(of, tile, arch) == cuda_launch(causal, tile, arch)

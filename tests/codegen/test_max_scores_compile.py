@@ -6,11 +6,10 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
+from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import cuda_launch
 from warploom.dsl.dtypes import bfloat16
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec

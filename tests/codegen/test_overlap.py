@@ -15,12 +15,12 @@ from support.disassembly import disassembled
 import warploom as wl
 from warploom.codegen.append import AppendSpec, key_value_seats, render_append
 from warploom.codegen.arch import ARCHS
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.prepare import PrepareSpec, render_prepare
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
 from warploom.dsl.dtypes import bfloat16
 from warploom.dsl.dtypes import kv_dtype as stored
 from warploom.dsl.formats import KVFormat, Paged, Ragged
@@ -43,7 +43,7 @@ def attention(
     spec = AttentionSpec(
         trace(wl.Causal() if variant is None else variant), 128, 128, bfloat16, kv_format
     )
-    return render_cuda(spec, tile or choose_tile(spec, ARCHS["sm_90a"], rows), c_structs())
+    return render_cuda(spec, tile or choose_tile(spec, ARCHS["sm_90a"], rows).tile, c_structs())
 
 
 def append() -> KernelSource:

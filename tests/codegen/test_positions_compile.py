@@ -11,11 +11,10 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import SINGLE_ROW, render_cuda
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile
-from warploom.codegen.tiles_single import single_tile
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.position import AVAILABLE, Position
 from warploom.dsl.spec import AttentionSpec
@@ -79,7 +78,9 @@ def compile_for(
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("form", FORMS)
 def test_tiles_of_rows(form: str) -> None:
-    assert compile_for(ReadsAll(form), lambda of: choose_tile(of, arch_named("sm_80"), 16), "sm_80")
+    assert compile_for(
+        ReadsAll(form), lambda of: choose_tile(of, arch_named("sm_80"), 16).tile, "sm_80"
+    )
 
 
 @pytest.mark.nvrtc
@@ -95,4 +96,4 @@ def test_hopper(form: str) -> None:
 @pytest.mark.parametrize("form", ["each scales", "their sum scales"])
 def test_one_row(form: str) -> None:
     functors = ("query_transform", "value_transform", "output_transform")
-    assert compile_for(ReadsAll(form, functors), single_tile, "sm_90a")
+    assert compile_for(ReadsAll(form, functors), SINGLE_ROW.tile, "sm_90a")

@@ -10,10 +10,10 @@ from support.recorded_variants import ROWS, VARIANTS, Dump, Rows, Terms
 import warploom as wl
 from warploom.codegen.abi import param_fields
 from warploom.codegen.arch import arch_named
+from warploom.codegen.attention.templates import render_cpu, render_cuda
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import planner_source
-from warploom.codegen.render import render_cpu, render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.codegen.specialize import only_seats
 from warploom.dsl.dtypes import dtype

@@ -9,12 +9,11 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import SINGLE_ROW, cuda_launch, render_cuda
 from warploom.codegen.cubin import read_resources
 from warploom.codegen.nvrtc import run_nvrtc
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
-from warploom.codegen.tiles_single import single_tile
 from warploom.dsl.dtypes import dtype, float16, kv_dtype
 from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
@@ -76,11 +75,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_one_row(name: str) -> None:
     of, arch = CASES[name][0], arch_named(CASES[name][1])
-    tile = single_tile(of)
+    tile = SINGLE_ROW.tile(of)
     shape = cuda_launch(of, tile, arch)
     source = render_cuda(of, tile, c_structs())
-    claim = f"\nstatic_assert(warploom::Arena<warploom::Kernel>::kBytes == {shape.shared_bytes});\n"
-    compiled = run_nvrtc(source.text + claim, arch, source.name)
+    compiled = run_nvrtc(source.text, arch, source.name)
     used = read_resources(compiled.cubin)
     assert max(used.local_bytes, compiled.spill_bytes) == 0
     assert used.registers * shape.threads * shape.ctas_per_sm <= arch.registers_per_sm
@@ -89,15 +87,15 @@ def test_one_row(name: str) -> None:
 @pytest.mark.parametrize("variant", [wl.Rope(), wl.QKNorm(), Shifted()], ids=repr)
 def test_seats_that_need_staged_rows_have_tiles_of_16(variant: wl.Variant) -> None:
     of = spec(variant, wl.Paged(16))
-    tile = choose_tile(of, arch_named("sm_90a"), 1)
-    assert tile.rows == 16
-    assert "not one row, since a" in tile.reason
-    with pytest.raises(UnsupportedSpec, match=r"tile of one row .*needs staged .*16 rows"):
+    choice = choose_tile(of, arch_named("sm_90a"), 1)
+    assert choice.tile.rows == 16
+    assert "not one row, since a" in choice.reason
+    with pytest.raises(UnsupportedSpec, match=r"portable 1x64.*needs staged .*16 rows"):
         render_cuda(of, TileConfig(1, 64, 4, 1), c_structs())
 
 
 def test_tiles_of_one_row_are_for_requests_of_one_fused_row() -> None:
     of = spec(wl.Causal(), wl.Paged(16))
     one, two = (choose_tile(of, arch_named("sm_90a"), rows) for rows in (1, 2))
-    assert (one.rows, two.rows) == (1, 16)
+    assert (one.tile.rows, two.tile.rows) == (1, 16)
     assert "without tensor cores" in one.reason

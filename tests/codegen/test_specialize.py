@@ -6,11 +6,11 @@ import torch
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.functors import variant_struct
 from warploom.codegen.logits_seats import column_state_bytes
-from warploom.codegen.render import render_cuda
 from warploom.codegen.specialize import for_group_size
-from warploom.codegen.tiles import choose_tile
 from warploom.dsl.dtypes import float16
 from warploom.dsl.formats import Ragged
 from warploom.dsl.position import Position
@@ -73,7 +73,7 @@ def test_wide_heads_keep_a_truth_of_a_column_in_a_byte() -> None:
     mask = HeadMask(kept=torch.ones(4, 8, dtype=torch.int32))
     wide = for_group_size(AttentionSpec(trace(wl.Causal() & mask), 256, 256, float16, Ragged()), 1)
     assert column_state_bytes(wide.variant, bytes_of_columns=True) == 1
-    tile = choose_tile(wide, ARCHS["sm_90a"], 8192)
+    tile = choose_tile(wide, ARCHS["sm_90a"], 8192).tile
     assert tile.template == "hopper"  # three tiles of numbers would not fit beside its keys
     text = render_cuda(wide, tile, c_structs()).text
     assert "struct ColState { bool c0; };" in text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.arch import ARCHS, Arch
+from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.build import build
 from warploom.codegen.headers import CudaToolchain
-from warploom.codegen.render import render_cuda
-from warploom.codegen.source import KernelSource, TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch
+from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import bfloat16, float16
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
 from warploom.dsl.position import Position
@@ -22,6 +24,7 @@ from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.symbols import Value
 from warploom.dsl.trace import trace
 from warploom.dsl.variant import Variant
+from warploom.errors import CompileError
 from warploom.scheduler.layout import c_structs
 
 pytestmark = pytest.mark.nvrtc
@@ -102,17 +105,9 @@ def _compiler(toolchain: CudaToolchain) -> None:
     """Without CUDA's compiler these tests are skipped."""
 
 
-def checked_source(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> KernelSource:
-    """Text that also holds the size of shared memory that we launch the kernel with."""
-    source = render_cuda(spec, tile, c_structs())
-    size = cuda_launch(spec, tile, arch).shared_bytes
-    check = f"\nstatic_assert(warploom::Kernel::Arena<warploom::Kernel>::kBytes == {size});\n"
-    return replace(source, text=source.text + check)
-
-
 def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
     spec = example.spec
-    source = checked_source(spec, tile, arch)
+    source = render_cuda(spec, tile, c_structs())
     artifact = build(source, arch)
     assert artifact.resources is not None
     assert artifact.resources.spill_bytes in (0, None), source.name
@@ -127,13 +122,13 @@ def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
 )
 def test_every_architecture_compiles_without_spills(name: str, arch: Arch) -> None:
     example = EXAMPLES[name]
-    compiled(example, arch, choose_tile(example.spec, arch, example.rows))
+    compiled(example, arch, choose_tile(example.spec, arch, example.rows).tile)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_seat_and_format_compiles_for_hopper(name: str) -> None:
     arch, example = ARCHS["sm_90a"], EXAMPLES[name]
-    tile = choose_tile(example.spec, arch, example.rows)
+    tile = choose_tile(example.spec, arch, example.rows).tile
     assert tile.template == ("hopper" if example.rows > 64 else "portable")
     compiled(example, arch, tile)
 
@@ -141,7 +136,7 @@ def test_every_seat_and_format_compiles_for_hopper(name: str) -> None:
 @pytest.mark.parametrize("name", ["chunk wide paged", "decode wide block-sparse"])
 def test_wide_heads_fit_small_shared_memory(name: str) -> None:
     example = EXAMPLES[name]
-    compiled(example, ARCHS["sm_89"], choose_tile(example.spec, ARCHS["sm_89"], example.rows))
+    compiled(example, ARCHS["sm_89"], choose_tile(example.spec, ARCHS["sm_89"], example.rows).tile)
 
 
 @pytest.mark.parametrize(
@@ -176,15 +171,32 @@ TIGHT = {
 @pytest.mark.parametrize("name", TIGHT)
 def test_tight_registers_hold_everything_on_hopper(name: str) -> None:
     spec, arch = TIGHT[name].spec, ARCHS["sm_90a"]
-    tile = choose_tile(spec, arch, 500)
+    tile = choose_tile(spec, arch, 500).tile
     assert tile.template == "hopper"
-    used = build(checked_source(spec, tile, arch), arch).resources
+    used = build(render_cuda(spec, tile, c_structs()), arch).resources
     assert used is not None and used.local_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [
+        ("decode one row", TileConfig(1, 64, 4, 1)),
+        ("decode paged 1", TileConfig(16, 64, 2, 2)),
+        ("prefill ragged", TileConfig(128, 64, 8, 2, "hopper", 1)),
+    ],
+)
+def test_headers_refuse_a_table_of_shared_memory_with_another_size(
+    name: str, tile: TileConfig
+) -> None:
+    source = render_cuda(EXAMPLES[name].spec, tile, c_structs())
+    text = re.sub(r"(kItemsBytes = \d+)", r"\1 + 16", source.text)
+    with pytest.raises(CompileError, match="static assertion failed"):
+        run_nvrtc(text, ARCHS["sm_90a"], source.name)
 
 
 def test_hopper_uses_its_own_instructions() -> None:
     arch, example = ARCHS["sm_90a"], EXAMPLES["prefill ragged"]
-    cubin = compiled(example, arch, choose_tile(example.spec, arch, example.rows))
+    cubin = compiled(example, arch, choose_tile(example.spec, arch, example.rows).tile)
     sass = disassembled(cubin)
     for instruction in ("HGMMA", "UTMALDG", "USETMAXREG", "SYNCS"):
         assert instruction in sass

@@ -12,14 +12,14 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.arch import arch_named
-from warploom.codegen.render import render_cuda
+from warploom.codegen.attention.choice import choose_tile, every_tile, tiles_weighed
+from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import choose_tile, cuda_launch, every_tile, tiles_weighed
-from warploom.dsl.dtypes import bfloat16
+from warploom.dsl.dtypes import bfloat16, kv_dtype
 from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.trace import trace
-from warploom.errors import UnsupportedSpec
+from warploom.errors import ArgumentError, UnsupportedSpec
 from warploom.scheduler.layout import c_structs
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
@@ -60,7 +60,7 @@ def test_choices_are_close_to_the_best_of_the_sweep(name: str, lengths_known: bo
         given = keys if lengths_known else None
         tile = choose_tile(
             spec(dim, wl.Paged(16)), HOPPER, fused_rows, requests * KV_HEADS / sms, given
-        )
+        ).tile
         losses[case] = times[tile] / min(times.values())
     worst = sorted(losses.items(), key=lambda found: -found[1])[:10]
     assert worst[0][1] <= 1.5, worst
@@ -68,17 +68,18 @@ def test_choices_are_close_to_the_best_of_the_sweep(name: str, lengths_known: bo
 
 
 def test_the_cheapest_tile_comes_first_and_says_so() -> None:
-    tile = choose_tile(spec(128, wl.Paged(16)), HOPPER, 4, 0.5, 1000)
-    names, costs = zip(*tile.costs, strict=True)
-    assert names[0] == tile.label and list(costs) == sorted(costs) and costs[0] > 0
+    choice = choose_tile(spec(128, wl.Paged(16)), HOPPER, 4, 0.5, 1000)
+    names, costs = zip(*choice.costs, strict=True)
+    assert names[0] == choice.tile.label and list(costs) == sorted(costs) and costs[0] > 0
     assert len(names) == len(tiles_weighed(spec(128, wl.Paged(16)), HOPPER)) == 4
-    assert "cheapest of 4" in tile.reason and "1000 keys" in tile.reason
+    assert "cheapest of 4" in choice.reason and "1000 keys" in choice.reason
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_more_rows_take_higher_tiles(dim: int) -> None:
     rows = [
-        choose_tile(spec(dim, wl.Ragged()), HOPPER, n, 4).rows for n in (1, 2, 16, 17, 64, 4000)
+        choose_tile(spec(dim, wl.Ragged()), HOPPER, n, 4).tile.rows
+        for n in (1, 2, 16, 17, 64, 4000)
     ]
     assert rows == sorted(rows) and rows[:2] == [1, 16]
     assert rows[-1] == (192 if dim == 64 else 128)
@@ -90,25 +91,25 @@ def test_a_choice_is_one_of_the_tiles_that_are_warmed_up_and_swept(dim: int) -> 
     pool = tiles_weighed(of, HOPPER)
     assert set(pool) <= set(every_tile(of, HOPPER))
     for rows in (2, 5, 30, 100, 1000):
-        assert all(choose_tile(of, HOPPER, rows, n) in pool for n in (0.01, 0.7, 3, 40, None))
+        assert all(choose_tile(of, HOPPER, rows, n).tile in pool for n in (0.01, 0.7, 3, 40, None))
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("items", [2, 8, 31, 250])
 @pytest.mark.parametrize("keys", [200, 1024, 65_536])
 def test_decoding_streams_keys(dim: int, items: float, keys: int) -> None:
-    tile = choose_tile(spec(dim, wl.Paged(16)), HOPPER, 4, items, keys)
+    tile = choose_tile(spec(dim, wl.Paged(16)), HOPPER, 4, items, keys).tile
     assert (tile.rows, tile.keys, tile.warps) == (16, 64, 2)
 
 
 def test_few_rows_over_very_many_keys_read_them_once() -> None:
-    tile = choose_tile(spec(128, wl.Paged(16)), HOPPER, 128, 8 / 132, 131_072)
+    tile = choose_tile(spec(128, wl.Paged(16)), HOPPER, 128, 8 / 132, 131_072).tile
     assert tile.template == "hopper"
 
 
 def test_narrow_heads_have_three_groups_if_logits_read_nothing() -> None:
     def rows(dim: int, kv_format: KVFormat, variant: type[wl.Variant] = wl.Causal) -> int:
-        return choose_tile(spec(dim, kv_format, variant), HOPPER, 2000, 50, 2000).rows
+        return choose_tile(spec(dim, kv_format, variant), HOPPER, 2000, 50, 2000).tile.rows
 
     assert rows(64, wl.Ragged()) == rows(40, wl.Paged(16)) == rows(64, wl.Paged(1)) == 192
     assert rows(128, wl.Ragged()) == rows(64, wl.Paged(64)) == 128  # 96 keys are no whole pages
@@ -125,7 +126,7 @@ def test_small_heads_of_large_batches_have_the_tile_that_is_padded_least(
     sms, cases = recorded("tile_sweep_small_heads")
     requests, keys = 64, 2048
     times = cases[64, rows, requests, keys, 1]
-    chosen = choose_tile(spec(64, wl.Paged(16)), HOPPER, rows, requests * KV_HEADS / sms, keys)
+    chosen = choose_tile(spec(64, wl.Paged(16)), HOPPER, rows, requests * KV_HEADS / sms, keys).tile
     assert chosen == min(times, key=times.__getitem__)
     assert chosen.rows == height
 
@@ -144,7 +145,7 @@ def test_long_prompts_of_small_heads_have_the_tile_that_computes_rows_fastest(
     fastest = min(of_a_row, key=of_a_row.__getitem__)
     for prompt in (2048, 4096, 8192, 16_384):
         items = 16_384 / prompt * KV_HEADS / sms
-        assert choose_tile(spec(dim, wl.Ragged()), HOPPER, prompt, items, prompt) == fastest
+        assert choose_tile(spec(dim, wl.Ragged()), HOPPER, prompt, items, prompt).tile == fastest
 
 
 @pytest.mark.parametrize(
@@ -170,5 +171,16 @@ def test_what_no_sweep_covers_is_chosen_by_rows() -> None:
     assert not tiles_weighed(spec(128, wl.Composed(16)), HOPPER)
     assert not tiles_weighed(spec(128, wl.BlockSparse(block=(16, 16))), HOPPER)
     assert not tiles_weighed(spec(128, wl.Ragged(), wl.Rope), HOPPER)
-    assert choose_tile(spec(128, wl.Ragged(), wl.Rope), HOPPER, 64).rows == 64
+    assert choose_tile(spec(128, wl.Ragged(), wl.Rope), HOPPER, 64).tile.rows == 64
     assert not choose_tile(spec(128, wl.Ragged()), arch_named("sm_80"), 64).costs
+
+
+def test_a_tile_of_no_template_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"tile: names .*'blackwell'.* 'hopper', 'portable'"):
+        render_cuda(spec(64, wl.Ragged()), TileConfig(64, 64, template="blackwell"), c_structs())  # type: ignore[arg-type]
+
+
+def test_the_hopper_template_refuses_keys_of_8_bits() -> None:
+    of = AttentionSpec(trace(wl.Causal()), 128, 128, bfloat16, wl.Ragged(), kv_dtype("int8"))
+    with pytest.raises(UnsupportedSpec, match=r"hopper 128x64.* no 8-bit keys.* portable"):
+        render_cuda(of, TileConfig(128, 64, 8, 2, "hopper"), c_structs())

@@ -10,8 +10,8 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.append import AppendSpec, key_value_seats, render_append
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.functors import variant_struct
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.codegen.turns import Turn, key_turn
 from warploom.dsl.dtypes import dtype

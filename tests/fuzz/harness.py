@@ -12,8 +12,8 @@ from fuzz.batches import Batch, draw_input, exact, gapped
 from fuzz.eager import flex_functor
 from fuzz.outputs import as_doubles, blank, should_hold, wrong_records
 from fuzz.reference import language, noise, num
-from warploom.codegen.tiles import every_tile
-from warploom.codegen.tiles_single import single_row_obstacle, single_tile
+from warploom.codegen.attention.choice import every_tile
+from warploom.codegen.attention.templates import SINGLE_ROW
 from warploom.dsl.trace import trace
 from warploom.runtime.declare import make_spec
 from warploom.runtime.device import cuda_facts
@@ -90,7 +90,7 @@ def chosen_tile(spec, variant, arch=None):
         return None
     of = declared_spec(spec, variant)
     template, number = spec["tile"]
-    tiles = [] if single_row_obstacle(of) else [single_tile(of)]
+    tiles = [] if SINGLE_ROW.obstacle(of) else [SINGLE_ROW.tile(of)]
     tiles += every_tile(of, arch or cuda_facts(torch.cuda.current_device()).arch)
     tiles = [tile for tile in tiles if template in ("any", tile.template)]
     return tiles[number % len(tiles)] if tiles else None

@@ -186,7 +186,21 @@ struct Config {
   static constexpr bool kComposed = false;
   static constexpr int kQueryStages = 1;
   static constexpr bool kBulk = true;
-  static constexpr int kThreads = 512;
+  static constexpr bool kTransformer = true;
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kTransformerRegisters = 72;
+  static constexpr int kConsumerRegisters = 192;
+  struct SharedMemory {
+    static constexpr int kQueries = 0, kQueriesBytes = 32768;
+    static constexpr int kKeys = 32768, kKeysBytes = 65536;
+    static constexpr int kValues = 98304, kValuesBytes = 65536;
+    static constexpr int kSlab = 163840, kSlabBytes = 17408;
+    static constexpr int kPositions = 181248, kPositionsBytes = 0;
+    static constexpr int kColumns = 181248, kColumnsBytes = 0;
+    static constexpr int kItems = 181248, kItemsBytes = 1648;
+    static constexpr int kBarriers = 182896, kBarriersBytes = 144;
+    static constexpr int kBytes = 183040;
+  };
 };
 
 struct Kernel {

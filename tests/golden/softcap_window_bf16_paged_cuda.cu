@@ -163,6 +163,19 @@ struct Config {
   static constexpr bool kIndexed = true;
   static constexpr bool kColumnPositions = false;
   static constexpr bool kComposed = false;
+  struct SharedMemory {
+    static constexpr int kQueries = 0, kQueriesBytes = 32768;
+    static constexpr int kKeys = 32768, kKeysBytes = 32768;
+    static constexpr int kValues = 65536, kValuesBytes = 32768;
+    static constexpr int kWideKeys = 98304, kWideKeysBytes = 0;
+    static constexpr int kWideValues = 98304, kWideValuesBytes = 0;
+    static constexpr int kAddresses = 98304, kAddressesBytes = 3072;
+    static constexpr int kPositions = 101376, kPositionsBytes = 0;
+    static constexpr int kSlabs = 0, kSlabsBytes = 34816;
+    static constexpr int kStatistics = 34816, kStatisticsBytes = 512;
+    static constexpr int kItems = 101376, kItemsBytes = 1648;
+    static constexpr int kBytes = 103024;
+  };
 };
 
 struct Kernel {

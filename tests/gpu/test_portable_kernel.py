@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import warploom as wl
+from warploom.codegen.attention.templates import SINGLE_ROW
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles_single import single_row_obstacle
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.position import Position
 from warploom.dsl.spec import AttentionSpec
@@ -73,7 +73,7 @@ HEAD_DIMS = [(64, 64), (128, 128), (40, 72), (96, 64), (8, 8)]
 def obstacle(variant: wl.Variant) -> str | None:
     """Why one row cannot be computed without staging."""
     bfloat16 = dtype("bfloat16")
-    return single_row_obstacle(AttentionSpec(trace(variant), 64, 64, bfloat16, wl.Ragged()))
+    return SINGLE_ROW.obstacle(AttentionSpec(trace(variant), 64, 64, bfloat16, wl.Ragged()))
 
 
 def kernels(tile: TileConfig) -> Any:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from support.emulator import Driver, Emulator
 
+from warploom.codegen.attention.templates import render_cpu
 from warploom.codegen.build import build
 from warploom.codegen.hostcc import HostTarget, host_target
-from warploom.codegen.render import render_cpu
 from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged

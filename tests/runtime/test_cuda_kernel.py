@@ -14,7 +14,7 @@ import torch
 
 from warploom.codegen.arch import ARCHS
 from warploom.codegen.build import Artifact
-from warploom.codegen.tiles import LaunchShape
+from warploom.codegen.launch_shape import LaunchShape
 from warploom.dsl.dtypes import dtype
 from warploom.dsl.formats import Ragged
 from warploom.dsl.spec import AttentionSpec

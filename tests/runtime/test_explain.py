@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.runtime.wrapper import AttentionWrapper
 
 
@@ -15,6 +16,21 @@ def test_one_thing_is_not_named_as_many() -> None:
     assert facts["mask"] == "none: 1 tile, all full"
     wrapper.plan([0, 1, 3], [0, 1, 4])
     assert str(wrapper.explain().facts["batch"]).startswith("2 requests, 3 query rows, 4 keys")
+
+
+def test_what_spoke_for_a_tile_lies_beside_it() -> None:
+    declared: dict[str, Any] = {"num_q_heads": 1, "dtype": "float32", "device": "cpu"}
+    wrapper = AttentionWrapper(head_dim=64, **declared)
+    assert wrapper.choice is None and wrapper.tile is None
+    for rows in (1, 40):  # the second batch has another tile
+        wrapper.plan([0, rows], [0, 64])
+        assert wrapper.choice is not None and wrapper.choice.tile == wrapper.tile
+        assert f"tiles of {wrapper.choice.tile.rows}" in wrapper.choice.reason
+        assert wrapper.explain().facts["why this tile"] == wrapper.choice.reason
+    given = AttentionWrapper(head_dim=64, tile=TileConfig(12, 64, 1, 1), **declared)
+    given.plan([0, 1], [0, 1])
+    assert given.choice == TileChoice(TileConfig(12, 64, 1, 1))
+    assert given.explain().facts["why this tile"] == "given by the caller"
 
 
 def test_a_back_end_of_its_devices_name_is_said_once() -> None:

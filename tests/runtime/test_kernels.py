@@ -43,7 +43,7 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
     for flags in ((), (), ("-DOTHER",)):
         made = Kernels(spec, torch.device("cpu"))
         made.target = replace(host_target(), flags=(*host_target().flags, *flags))
-        tile = made.choose(1.0)
+        tile = made.choose(1.0).tile
         found.append(made.get(tile))
         assert made.get(tile) is found[-1]
     assert found[0] is found[1]
@@ -75,10 +75,10 @@ def test_tiles_of_composed_plans_on_a_gpu(
         indptr = np.arange(batch + 1, dtype=np.int32)
         qo, last = indptr, np.full(batch, 16, np.int32)
         planned = make_batch(Composed(16), qo, indptr * pages.shape[1], pages.ravel(), last)
-        tile = planner(Composed(16)).tile_for(planned)
-        assert tile.rows == rows
-        assert "shared prefixes" in tile.reason
+        choice = planner(Composed(16)).choice_for(planned)
+        assert choice.tile.rows == rows
+        assert "shared prefixes" in choice.reason
     streamed = TileConfig(16, 32, 2, 2)
     assert planner(Composed(16), streamed).tiles() == [streamed]
-    with pytest.raises(ArgumentError, match=r"tile: .*one row is too few"):
+    with pytest.raises(ArgumentError, match=r"tile: .*several requests share a tile"):
         planner(Composed(16), TileConfig(1, 64, 4, 1)).tiles()

@@ -54,13 +54,13 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
 def test_long_prefills_have_tiles_whose_keys_come_prepared(hopper: Callable[..., Kernels]) -> None:
     rope = hopper(wl.Causal() & wl.Rope())
     for rows, may_prepare in ((1, True), (1024, True), (8192, False)):
-        assert not rope.choose(rows, 256, rows, may_prepare).prepared_keys
-    tile = rope.choose(8192, 256, 8192)
+        assert not rope.choose(rows, 256, rows, may_prepare).tile.prepared_keys
+    tile = rope.choose(8192, 256, 8192).tile
     assert tile.prepared_keys and tile.template == "hopper"
     text = rope.source(tile).text
     assert "kHasKeyTransform" not in text and "kHasQueryTransform" in text
     assert [source.labels[0][1] for source in rope.sources(tile)] == ["hopper", "prepare"]
-    assert len(rope.sources(rope.choose(1024, 256, 1024))) == 1
+    assert len(rope.sources(rope.choose(1024, 256, 1024).tile)) == 1
     assert all(x.prepared_keys for x in hopper(wl.Rope(), always=True).candidates())
 
 
@@ -73,7 +73,7 @@ def test_every_tile_that_can_be_chosen_is_a_candidate(
     candidates = kernels.candidates()
     lengths = [1, 16, 100, 512, 768, 2048, 3000, 8192, 10**5]
     for rows, items, keys in product(lengths, (1, 20, 400, 10**5), lengths):
-        assert kernels.choose(rows, items, keys) in candidates
+        assert kernels.choose(rows, items, keys).tile in candidates
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_rows_decide_and_what_the_transform_takes(
     hopper: Callable[..., Kernels], variant: wl.Variant, rows: int
 ) -> None:
     kernels = hopper(variant)
-    assert prepared_rows(kernels.spec_of(kernels.choose(1))) == rows
-    assert not kernels.choose(1).prepared_keys
+    assert prepared_rows(kernels.spec_of(kernels.choose(1).tile)) == rows
+    assert not kernels.choose(1).tile.prepared_keys
     if not isinstance(variant, wl.Causal):
-        assert kernels.choose(rows).prepared_keys
-        assert not kernels.choose(rows - 0.1).prepared_keys
-        assert not kernels.choose(rows, may_prepare=False).prepared_keys
+        assert kernels.choose(rows).tile.prepared_keys
+        assert not kernels.choose(rows - 0.1).tile.prepared_keys
+        assert not kernels.choose(rows, may_prepare=False).tile.prepared_keys
 
 
 CASES: dict[str, tuple[wl.Variant, Setup]] = {

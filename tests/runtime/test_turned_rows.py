@@ -12,7 +12,7 @@ import pytest
 from support.emulator import compile_for_fibers
 
 import warploom as wl
-from warploom.codegen.render import render_cuda
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import float16
 from warploom.dsl.position import Position

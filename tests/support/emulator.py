@@ -11,12 +11,11 @@ from typing import Any
 from unittest import mock
 
 import warploom.templates
+from warploom.codegen.arch import arch_named
+from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.hostcc import host_target
 from warploom.codegen.prepare import THREADS
-from warploom.codegen.render import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import portable_threads
-from warploom.codegen.tiles_hopper import hopper_threads
 from warploom.runtime.kernels import Kernel
 from warploom.scheduler.layout import c_structs
 
@@ -92,9 +91,7 @@ class Emulator:
         """Stands in for `Kernels.get`."""
         spec = kernels.spec_of(tile)
         source = render_cuda(spec, tile, c_structs(spec.kv_format.composed))
-        threads = (
-            hopper_threads(spec, tile) if tile.template == "hopper" else portable_threads(tile)
-        )
+        threads = cuda_launch(spec, tile, arch_named("sm_90a")).threads
         return Kernel(
             tile, source, None, CTAS,  # type: ignore[arg-type]
             self._bind(source.text, threads),

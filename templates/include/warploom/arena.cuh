@@ -1,4 +1,5 @@
-// What lies where in the CTA's dynamic shared memory. codegen/tiles.py computes the same size.
+// What lies where in the CTA's dynamic shared memory, by the table of
+// codegen/attention/portable.py.
 #pragma once
 
 #include <warploom/ptx.cuh>
@@ -32,14 +33,9 @@ struct alignas(16) ItemFacts {
   int sees_all;           // in a composed plan: every row sees all keys of the item
 };
 
-// 16 rows, whose warps stream keys from item to item: everything side by side; Q for two items,
-// positions of rows and facts for kItems. More rows:
-// While keys are walked:  Q | K stages | V stages
-//                         | a tile of keys, of values in 16 bits (8-bit ones with transforms)
-//                         | addresses of keys and values to copy (indexed formats only)
-//                         | kv_pos of staged keys (column formats only)
-// After the walk:         one slab of fp32 rows per warp | their softmax statistics
-// Always, at the end:     positions of the rows | facts of the item
+// Of what is walked and what is written after it, one takes the place of the other; but where 16
+// rows' warps stream keys from item to item, all lie side by side, with two items' queries, and
+// positions of rows and facts for kItems.
 // One row has another arena (single.cuh).
 template <class K, int kRows = K::Config::kRows>
 struct Arena {
@@ -47,9 +43,8 @@ struct Arena {
   using C = typename K::Config;
   using Element = typename C::Element;
   using O = Operands<K>;
+  using At = typename C::SharedMemory;
   using Unit = half_t;  // 16 bits of staged keys or values
-
-  static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
 
   // 8 floats of padding put the rows that one store touches into different banks.
   static constexpr int kSlabStride = S::kDimV + 8;
@@ -61,28 +56,25 @@ struct Arena {
   static constexpr int kItems = S::kSplitKeys ? 4 : 1;
   static constexpr int kQueryTiles = S::kSplitKeys ? 2 : 1;
 
-  static constexpr int kKeysAt = kQueryTiles * QueryTile<K>::kBytes;
-  static constexpr int kValuesAt = kKeysAt + C::kStages * S::kGroups * KeyTile<K>::kBytes;
-  static constexpr int kWideKeysAt = kValuesAt + C::kStages * S::kGroups * ValueTile<K>::kBytes;
-  static constexpr int kWideValuesAt =
-      kWideKeysAt + (O::kWidensKeys ? S::kGroups * O::WideKeys::kBytes : 0);
-  static constexpr int kAddressesAt =
-      kWideValuesAt + (O::kWidensValues ? S::kGroups * O::WideValues::kBytes : 0);
-  static constexpr int kPositionsAt = kAddressesAt + (C::kIndexed ? kSlots * C::kKeys * 16 : 0);
   static constexpr bool kStagesColumns = false;  // each thread works out its columns' states
   // Rows that are not copied are zeros: keys behind the last visible one cost nothing.
   static constexpr bool kMaskHidesRest = false;
   // Keys come one tile after another: as many loads as possible hide how long each takes.
   static constexpr bool kBranchesAtLoads = false;
-  static constexpr int kWalkBytes =
-      kPositionsAt + (C::kColumnPositions ? kSlots * C::kKeys * 4 : 0);
-  static constexpr int kSlabsAt = S::kSplitKeys ? round_up(kWalkBytes, 16) : 0;
-  static constexpr int kStatisticsAt = kSlabsAt + kSlabRows * kSlabStride * 4;
-  static constexpr int kOutputEnd = kStatisticsAt + kSlabRows * 2 * 4;
-  static constexpr int kRowsAt = round_up(kWalkBytes > kOutputEnd ? kWalkBytes : kOutputEnd, 16);
   static constexpr int kFactsAt = round_up(C::kRows * int(sizeof(Row<K>)), 16);  // behind rows
   static constexpr int kItemBytes = kFactsAt + sizeof(ItemFacts<K>);
-  static constexpr int kBytes = kRowsAt + kItems * kItemBytes;
+  static constexpr int kBytes = At::kBytes;
+
+  static_assert(At::kQueriesBytes == kQueryTiles * QueryTile<K>::kBytes);
+  static_assert(At::kKeysBytes == C::kStages * S::kGroups * KeyTile<K>::kBytes);
+  static_assert(At::kValuesBytes == C::kStages * S::kGroups * ValueTile<K>::kBytes);
+  static_assert(At::kWideKeysBytes == O::kWidensKeys * S::kGroups * O::WideKeys::kBytes);
+  static_assert(At::kWideValuesBytes == O::kWidensValues * S::kGroups * O::WideValues::kBytes);
+  static_assert(At::kAddressesBytes == C::kIndexed * kSlots * C::kKeys * 16);
+  static_assert(At::kPositionsBytes == C::kColumnPositions * kSlots * C::kKeys * 4);
+  static_assert(At::kSlabsBytes == kSlabRows * kSlabStride * 4);
+  static_assert(At::kStatisticsBytes == kSlabRows * int(sizeof(SoftmaxState)));
+  static_assert(At::kItemsBytes == kItems * kItemBytes);
 
   char* base;  // aligned to 1024 bytes, as swizzled tiles need
   int index;   // of the item
@@ -97,45 +89,46 @@ struct Arena {
   }
 
   WL_FN Element* queries() const {
-    return reinterpret_cast<Element*>(base + index % kQueryTiles * QueryTile<K>::kBytes);
+    return reinterpret_cast<Element*>(base + At::kQueries +
+                                      index % kQueryTiles * QueryTile<K>::kBytes);
   }
   WL_FN Unit* keys(int stage, int group) const {
-    return reinterpret_cast<Unit*>(base + kKeysAt) +
+    return reinterpret_cast<Unit*>(base + At::kKeys) +
            (stage * S::kGroups + group) * KeyTile<K>::kElements;
   }
   WL_FN Unit* values(int stage, int group) const {
-    return reinterpret_cast<Unit*>(base + kValuesAt) +
+    return reinterpret_cast<Unit*>(base + At::kValues) +
            (stage * S::kGroups + group) * ValueTile<K>::kElements;
   }
   // What transforms make of a staged tile: in its place, unless that is too narrow.
   WL_FN Element* new_keys(int stage, int group) const {
     if constexpr (!O::kWidensKeys) return reinterpret_cast<Element*>(keys(stage, group));
-    return reinterpret_cast<Element*>(base + kWideKeysAt) + group * O::WideKeys::kElements;
+    return reinterpret_cast<Element*>(base + At::kWideKeys) + group * O::WideKeys::kElements;
   }
   WL_FN Element* new_values(int stage, int group) const {
     if constexpr (!O::kWidensValues) return reinterpret_cast<Element*>(values(stage, group));
-    return reinterpret_cast<Element*>(base + kWideValuesAt) + group * O::WideValues::kElements;
+    return reinterpret_cast<Element*>(base + At::kWideValues) + group * O::WideValues::kElements;
   }
   // Addresses of the rows of a tile's keys (x) and values (y), negative where there is none.
   WL_FN longlong2* addresses(int slot, int group) const {
-    return reinterpret_cast<longlong2*>(base + kAddressesAt) + slot * C::kKeys +
+    return reinterpret_cast<longlong2*>(base + At::kAddresses) + slot * C::kKeys +
            group * S::kGroupKeys;
   }
   // kv_pos of each key of a staged tile, -1 where there is none.
   WL_FN int* positions(int slot, int group) const {
-    return reinterpret_cast<int*>(base + kPositionsAt) + slot * C::kKeys + group * S::kGroupKeys;
+    return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys + group * S::kGroupKeys;
   }
   WL_FN float* slab_row(int row) const {
-    return reinterpret_cast<float*>(base + kSlabsAt) + row * kSlabStride;
+    return reinterpret_cast<float*>(base + At::kSlabs) + row * kSlabStride;
   }
   WL_FN SoftmaxState& statistics(int row) const {
-    return reinterpret_cast<SoftmaxState*>(base + kStatisticsAt)[row];
+    return reinterpret_cast<SoftmaxState*>(base + At::kStatistics)[row];
   }
   WL_FN Row<K>& row(int r) const { return reinterpret_cast<Row<K>*>(item())[r]; }
   WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(item() + kFactsAt); }
 
  private:
-  WL_FN char* item() const { return base + kRowsAt + index % kItems * kItemBytes; }
+  WL_FN char* item() const { return base + At::kItems + index % kItems * kItemBytes; }
 };
 
 // Threads that stage keys together wait for each other.

@@ -20,37 +20,39 @@ struct Arena<K, 1> {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Element = typename C::Element;
+  using At = typename C::SharedMemory;
 
-  static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
   static constexpr bool kMaskHidesRest = false;
 
   static constexpr int kItems = 2;
   static constexpr int kSlabStride = S::kDimV;
   static constexpr int kSlabRows = C::kWarps;
 
-  static constexpr int kSlabsAt = 2 * S::kDimQk;  // behind the query
-  static constexpr int kStatisticsAt = kSlabsAt + 4 * kSlabRows * kSlabStride;
-  static constexpr int kRowsAt = round_up(kStatisticsAt + 8 * kSlabRows, 16);
   static constexpr int kFactsAt = round_up(int(sizeof(Row<K>)), 16);  // behind the row
   static constexpr int kItemBytes = kFactsAt + sizeof(ItemFacts<K>);
-  static constexpr int kBytes = kRowsAt + kItems * kItemBytes;
+  static constexpr int kBytes = At::kBytes;
+
+  static_assert(At::kQueryBytes == S::kDimQk * int(sizeof(Element)));
+  static_assert(At::kSlabsBytes == kSlabRows * kSlabStride * 4);
+  static_assert(At::kStatisticsBytes == kSlabRows * int(sizeof(SoftmaxState)));
+  static_assert(At::kItemsBytes == kItems * kItemBytes);
 
   char* base;
   int index;  // of the item
 
   WL_FN static void sync() { __syncthreads(); }
-  WL_FN Element* query() const { return reinterpret_cast<Element*>(base); }
+  WL_FN Element* query() const { return reinterpret_cast<Element*>(base + At::kQuery); }
   WL_FN float* slab_row(int row) const {
-    return reinterpret_cast<float*>(base + kSlabsAt) + row * kSlabStride;
+    return reinterpret_cast<float*>(base + At::kSlabs) + row * kSlabStride;
   }
   WL_FN SoftmaxState& statistics(int row) const {
-    return reinterpret_cast<SoftmaxState*>(base + kStatisticsAt)[row];
+    return reinterpret_cast<SoftmaxState*>(base + At::kStatistics)[row];
   }
   WL_FN Row<K>& row(int /*r*/) const { return *reinterpret_cast<Row<K>*>(item()); }
   WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(item() + kFactsAt); }
 
  private:
-  WL_FN char* item() const { return base + kRowsAt + index % kItems * kItemBytes; }
+  WL_FN char* item() const { return base + At::kItems + index % kItems * kItemBytes; }
 };
 
 // How a warp holds kKeys stored rows: a load is several of them, each over kLanes neighbours.

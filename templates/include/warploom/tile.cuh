@@ -22,7 +22,6 @@ constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : 2 * power_of_two_fr
 struct alignas(16) PackedRow : RowInfo {
   int batch, q_len, kv_len, kv_head;
 };
-static_assert(sizeof(RowInfo) == 12 && sizeof(PackedRow) == 32, "as in codegen/staged_item.py");
 
 template <bool kComposed>
 struct RowOf {

@@ -97,7 +97,7 @@ template <class Seat, class K>
 WL_FN constexpr bool has_turned_rows() {
   using C = typename K::Config;
   if constexpr (Turning<Seat>::kTurns) {
-    static_assert(!C::kComposed && !C::kColumnPositions, "may_turn_rows in tiles_hopper.py");
+    static_assert(!C::kComposed && !C::kColumnPositions, "as Hopper.turns_rows says");
     return Seat::kHeadDim % Sizes<K>::kBlock == 0 && C::kKeys % 64 == 0 &&
            TurningLanes<Seat, K>::angles() <= 4;
   }

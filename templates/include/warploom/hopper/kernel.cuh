@@ -10,43 +10,6 @@
 
 namespace warploom::hopper {
 
-// Registers of a thread of each role. Roles exchange what the CTA was launched with: giving
-// consumers more than the others free would wait for ever. Wide heads fill 224 with accumulators; a
-// producer that only issues tensor copies needs few. Two roles alone have as many as a thread can
-// name.
-template <class K>
-struct RegisterBudget {
-  using C = typename K::Config;
-  static constexpr int kConsumers = C::kRows / 64;
-  static constexpr int kRoles = kConsumers + 1 + kHasTransformer<K>;
-  static constexpr bool kExchanges = kRoles > 2;
-  static constexpr int kPool = kRoles == 4 ? 4 * 128 : kRoles * 168;
-  static constexpr bool kNarrow = C::kHeadDimV <= 96;
-  static constexpr bool kWide = C::kHeadDimV > 128 && C::kBulk;
-  static constexpr bool kManyPanels = Sizes<K>::kDimV / Sizes<K>::kBlock > 4;
-  static constexpr bool kNarrowParts =
-      kHasTransformer<K> && kNarrow && (!C::kBulk || C::kHeadDimQk != Sizes<K>::kDimQk);
-  // Rows that are gathered or padded keep a producer's registers, column states pass through them,
-  // and so do the rows of more queries.
-  static constexpr int kFewest = kNarrowParts                  ? 64
-                                 : kHasTransformer<K> || kWide ? 56
-                                 : kManyPanels                 ? 88
-                                                               : 72;
-  static constexpr int kProducer = kConsumers == 3             ? 80
-                                   : Shared<K>::kStagesColumns ? kFewest + 16
-                                                               : kFewest;
-  static constexpr int kTransformer = !kHasTransformer<K> ? 0
-                                      : kNarrowParts      ? 96
-                                      : kNarrow           ? 104
-                                                          : 72;
-  static constexpr int kShare = (kPool - kProducer - kTransformer) / kConsumers;
-  static constexpr int kConsumer = kShare < 240 ? kShare : 240;
-  static_assert(kConsumers <= 3 && kRoles <= 4, "an SM has 65,536 registers");
-  static_assert(kConsumer % 8 == 0, "registers change hands in eights");
-  static_assert(C::kThreads == kRoles * 128,
-                "codegen/tiles_hopper.py launches as many groups as there are roles");
-};
-
 template <class K>
 WL_FN void init_barriers(Shared<K> shared) {
   using C = typename K::Config;
@@ -73,21 +36,25 @@ WL_FN void init_barriers(Shared<K> shared) {
 
 template <class K>
 WL_FN void run_hopper_kernel(const typename K::Params& p) {
-  using Budget = RegisterBudget<K>;
+  // Groups in this order; registers of their threads by codegen/attention/hopper_registers.py.
+  using C = typename K::Config;
+  constexpr int kConsumers = C::kRows / 64;
+  static_assert(C::kWarps == 4 * kConsumers && kConsumers + C::kTransformer <= 3,
+                "an SM has 65,536 registers");
   extern __shared__ __align__(1024) char shared_memory[];
   const Shared<K> shared{shared_memory};
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   await_earlier_kernels();
   const int group = __shfl_sync(kAllLanes, int(threadIdx.x) / 128, 0);
-  if (group == Budget::kConsumers) {
-    if constexpr (Budget::kExchanges) set_registers_down<Budget::kProducer>();
+  if (group == kConsumers) {
+    if constexpr (C::kProducerRegisters > 0) set_registers_down<C::kProducerRegisters>();
     produce(p, shared);
-  } else if (kHasTransformer<K> && group > Budget::kConsumers) {
-    if constexpr (Budget::kExchanges) set_registers_down<Budget::kTransformer>();
-    if constexpr (kHasTransformer<K>) Transformer<K>(shared).run(p);
+  } else if (C::kTransformer && group > kConsumers) {
+    if constexpr (C::kTransformerRegisters > 0) set_registers_down<C::kTransformerRegisters>();
+    if constexpr (C::kTransformer) Transformer<K>(shared).run(p);
   } else {
-    if constexpr (Budget::kExchanges) set_registers_up<Budget::kConsumer>();
+    if constexpr (C::kConsumerRegisters > 0) set_registers_up<C::kConsumerRegisters>();
     Consumer<K>(shared, group).run(p);
   }
 }

@@ -1,5 +1,4 @@
-// What lies where in the CTA's dynamic shared memory. codegen/tiles_hopper.py computes the same
-// size.
+// What lies where in the CTA's dynamic shared memory, by the table of codegen/attention/hopper.py.
 #pragma once
 
 #include <warploom/arena.cuh>
@@ -8,14 +7,10 @@
 
 namespace warploom::hopper {
 
-// Whether a group of its own transforms what was staged; else consumers do. Code generation decides
-// and launches its threads.
+// Whether a group of its own transforms what was staged; else consumers do.
 template <class K>
-constexpr bool kHasTransformer = K::Config::kThreads == 2 * K::Config::kRows + 2 * 128;
+constexpr bool kHasTransformer = K::Config::kTransformer;
 
-// Q stages | K stages | V stages | fp32 slab | kv_pos of staged keys (column formats) | column
-// states of staged keys | items | barriers
-//
 // The slab has one row for every kRowThreads consumer threads: output leaves the registers through
 // it.
 template <class K>
@@ -24,8 +19,8 @@ struct Shared {
   using C = typename K::Config;
   using Variant = typename K::Variant;
   using Element = typename C::Element;
+  using At = typename C::SharedMemory;
 
-  static_assert(sizeof(ItemFacts<K>) == 112, "as in codegen/staged_item.py");
   static_assert(!kHasTransformer<K> || Variant::kHasQueryTransform || Variant::kHasKeyTransform ||
                     Variant::kHasValueTransform,
                 "a group that transforms has something to do");
@@ -69,52 +64,50 @@ struct Shared {
   using ColState = typename Variant::ColState;
   // Both are read after the tile's keys were released.
   static constexpr int kSlots = C::kColumnPositions || kStagesColumns ? C::kStages + 1 : 0;
-  static constexpr int kPositionBytes = C::kColumnPositions ? kSlots * C::kKeys * 4 : 0;
-  static constexpr int kColumnBytes =
-      kStagesColumns ? kSlots * C::kKeys * int(sizeof(ColState)) : 0;
+  static constexpr int kBytes = At::kBytes;
 
-  static constexpr int kKeysAt = C::kQueryStages * QueryTile<K>::kBytes;
-  static constexpr int kValuesAt = kKeysAt + C::kStages * KeyTile<K>::kBytes;
-  static constexpr int kSlabAt = kValuesAt + C::kStages * ValueTile<K>::kBytes;
-  static constexpr int kPositionsAt = kSlabAt + kSlabRows * kSlabStride * 4;
-  static constexpr int kColumnsAt = kPositionsAt + kPositionBytes;
-  static constexpr int kItemsAt = round_up(kColumnsAt + kColumnBytes, 16);
-  static constexpr int kBarriersAt = kItemsAt + kItemStages * int(sizeof(StagedItem));
-  static constexpr int kBytes = kBarriersAt + int(sizeof(Barriers));
+  static_assert(At::kQueriesBytes == C::kQueryStages * QueryTile<K>::kBytes);
+  static_assert(At::kKeysBytes == C::kStages * KeyTile<K>::kBytes);
+  static_assert(At::kValuesBytes == C::kStages * ValueTile<K>::kBytes);
+  static_assert(At::kSlabBytes == kSlabRows * kSlabStride * 4);
+  static_assert(At::kPositionsBytes == C::kColumnPositions * kSlots * C::kKeys * 4);
+  static_assert(At::kColumnsBytes == kStagesColumns * kSlots * C::kKeys * int(sizeof(ColState)));
+  static_assert(At::kItemsBytes == kItemStages * int(sizeof(StagedItem)));
+  static_assert(At::kBarriersBytes == sizeof(Barriers));
 
   char* base;          // aligned to 1024 bytes, as swizzled tiles need
   int item_stage = 0;  // of the item that this view is for
 
   WL_FN Element* queries(int stage) const {
-    return reinterpret_cast<Element*>(base) + stage * QueryTile<K>::kElements;
+    return reinterpret_cast<Element*>(base + At::kQueries) + stage * QueryTile<K>::kElements;
   }
   WL_FN Element* keys(int stage) const {
-    return reinterpret_cast<Element*>(base + kKeysAt) + stage * KeyTile<K>::kElements;
+    return reinterpret_cast<Element*>(base + At::kKeys) + stage * KeyTile<K>::kElements;
   }
   WL_FN Element* values(int stage) const {
-    return reinterpret_cast<Element*>(base + kValuesAt) + stage * ValueTile<K>::kElements;
+    return reinterpret_cast<Element*>(base + At::kValues) + stage * ValueTile<K>::kElements;
   }
   WL_FN float* slab_row(int row) const {
-    return reinterpret_cast<float*>(base + kSlabAt) + row * kSlabStride;
+    return reinterpret_cast<float*>(base + At::kSlab) + row * kSlabStride;
   }
   // kv_pos of each key of a staged tile, -1 where there is none.
   WL_FN int* positions(int slot) const {
-    return reinterpret_cast<int*>(base + kPositionsAt) + slot * C::kKeys;
+    return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys;
   }
   // What the seats on logits keep of each key of a staged tile.
   WL_FN ColState* column_states(int slot) const {
-    return reinterpret_cast<ColState*>(base + kColumnsAt) + slot * C::kKeys;
+    return reinterpret_cast<ColState*>(base + At::kColumns) + slot * C::kKeys;
   }
   WL_FN ItemFacts<K>& facts() const { return staged_item().facts; }
   WL_FN Row<K>& row(int r) const { return staged_item().rows[r]; }
-  WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + kBarriersAt); }
+  WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + At::kBarriers); }
 
   // Waits for all consumer threads.
   WL_FN static void sync() { named_sync(kConsumersBarrier, S::kThreads); }
 
  private:
   WL_FN StagedItem& staged_item() const {
-    return reinterpret_cast<StagedItem*>(base + kItemsAt)[item_stage];
+    return reinterpret_cast<StagedItem*>(base + At::kItems)[item_stage];
   }
 };
 

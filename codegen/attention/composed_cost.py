@@ -9,12 +9,12 @@ work that padding makes does. The model has four rates for each tile, fitted to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from warploom.codegen.arch import Arch
-from warploom.codegen.source import TileConfig
-from warploom.codegen.tiles import every_tile
+from warploom.codegen.attention.choice import every_tile
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.spec import AttentionSpec
 
 _FITTED_LANES = 2 * 128  # of a key and its value, in 16 bits
@@ -89,7 +89,7 @@ def predicted_composed_us(
 
 def cheapest_composed_tile(
     spec: AttentionSpec, arch: Arch, reading_with: Callable[[int], Reading]
-) -> TileConfig | None:
+) -> TileChoice | None:
     """The tile that the model predicts to be fastest, or None where there is no model.
 
     Args:
@@ -105,7 +105,7 @@ def cheapest_composed_tile(
     ranked = sorted(pool, key=lambda tile: costs[tile])  # the first of equals
     tile = ranked[0]
     work = reading[tile]
-    return replace(
+    return TileChoice(
         tile,
         reason=f"the cheapest of {len(pool)} by the model of costs of shared prefixes, for "
         f"{work.keys:.4g} keys of each SM to read and {work.walked:.4g} to walk, in "

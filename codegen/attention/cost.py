@@ -15,32 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warploom.codegen.arch import Arch
+from warploom.codegen.attention.template import SMALL_HEADS, Work
+from warploom.codegen.attention.templates import template_of
 from warploom.codegen.source import TileConfig
 from warploom.dsl.formats import BlockSparse
 from warploom.dsl.spec import AttentionSpec
 
-TYPICAL_KEYS = 2048.0  # where lengths are unknown
-MANY_ITEMS = 8.0  # where the number of items is
-MOST_TILES = 16  # of one request in the sweep: what more of them cost is unknown
 _SHARING_TILES = 4  # query tiles of a request from which on the planner lets them share the cache
-SMALL_HEADS = 64  # lanes, up to which heads have rates of their own
 _LANES = 128 * 64  # the product of lanes and rows that `Rates.join` is for
-
-
-@dataclass(frozen=True)
-class Work:
-    """A batch.
-
-    Attributes:
-        rows: mean fused query rows of a request.
-        items: pairs of a request and a key/value head for each SM.
-        keys: of a request. Too many cost less than too few: a tile whose rows are few reads them
-            again and again.
-    """
-
-    rows: float
-    items: float = MANY_ITEMS
-    keys: float = TYPICAL_KEYS
 
 
 @dataclass(frozen=True)
@@ -50,8 +32,8 @@ class Rates:
     Attributes:
         flops: millions of operations in a microsecond.
         launch: time of a batch that has next to nothing to do.
-        item: of a query tile, beside its keys. Tiles of 16 rows stream on to the next, so that it
-            shows once.
+        item: of a query tile, beside its keys. Where a template streams on to the next, it shows
+            once.
         join: of the parts of 64 rows x 128 lanes.
     """
 
@@ -62,26 +44,6 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class TileRates:
-    """Those of all tiles that are weighed.
-
-    Attributes:
-        streamed: tiles of 16 rows, by their warps.
-        tall: tiles of 64 rows of the portable template.
-        hopper: tiles of the Hopper template, by their rows.
-    """
-
-    streamed: Mapping[int, Rates]
-    tall: Rates
-    hopper: Mapping[int, Rates]
-
-    def of(self, tile: TileConfig) -> Rates:
-        if tile.template == "hopper":
-            return self.hopper[tile.rows]
-        return self.tall if tile.rows == 64 else self.streamed[tile.warps]
-
-
-@dataclass(frozen=True)
 class Machine:
     """An architecture.
 
@@ -89,20 +51,21 @@ class Machine:
         bytes: thousands that an SM reads from memory in a microsecond.
         cached: part of the time of a first read that it takes to read keys again from the cache.
         cache: thousands of bytes of keys, for each SM, that stay in the cache.
-        small_heads: rates for heads up to 64 lanes. They have fewer products for each exponential.
-        wide_heads: rates for all others.
+        small_heads: for heads up to 64 lanes, rates by the kind of a tile (`CudaTemplate.kind`).
+            They have fewer products for each exponential.
+        wide_heads: for all others.
     """
 
     bytes: float
     cached: float
     cache: float
-    small_heads: TileRates
-    wide_heads: TileRates
+    small_heads: Mapping[str, Rates]
+    wide_heads: Mapping[str, Rates]
 
     def rates(self, spec: AttentionSpec, tile: TileConfig) -> Rates:
         """Those of a tile that is weighed."""
         small = max(spec.head_dim_qk, spec.head_dim_v) <= SMALL_HEADS
-        return (self.small_heads if small else self.wide_heads).of(tile)
+        return (self.small_heads if small else self.wide_heads)[template_of(tile).kind(tile)]
 
 
 # Fitted to the sweeps of an NVIDIA H200. Architectures without a record are not here.
@@ -111,52 +74,33 @@ MACHINES = {
         bytes=34.3,
         cached=0.1,
         cache=306,
-        small_heads=TileRates(
-            streamed={
-                4: Rates(flops=0.934, launch=8.91, item=1.1, join=0.0555),
-                2: Rates(flops=0.827, launch=7.96, item=1.5, join=17.7),
-            },
-            tall=Rates(flops=1.85, launch=10.7, item=0.0314, join=11.4),
-            hopper={
-                128: Rates(flops=3.35, launch=9.17, item=3.17, join=4.31),
-                192: Rates(flops=3.44, launch=10.9, item=1.87, join=2.77),
-            },
-        ),
-        wide_heads=TileRates(
-            streamed={
-                4: Rates(flops=1.2, launch=8.9, item=0.31, join=0.055),
-                2: Rates(flops=0.811, launch=7.8, item=1.9, join=8),
-            },
-            tall=Rates(flops=2.08, launch=14, item=0.028, join=8),
-            hopper={128: Rates(flops=5.62, launch=9.2, item=4.2, join=5.8)},
-        ),
+        small_heads={
+            "streamed by 4": Rates(flops=0.934, launch=8.91, item=1.1, join=0.0555),
+            "streamed by 2": Rates(flops=0.827, launch=7.96, item=1.5, join=17.7),
+            "tall": Rates(flops=1.85, launch=10.7, item=0.0314, join=11.4),
+            "hopper 128": Rates(flops=3.35, launch=9.17, item=3.17, join=4.31),
+            "hopper 192": Rates(flops=3.44, launch=10.9, item=1.87, join=2.77),
+        },
+        wide_heads={
+            "streamed by 4": Rates(flops=1.2, launch=8.9, item=0.31, join=0.055),
+            "streamed by 2": Rates(flops=0.811, launch=7.8, item=1.9, join=8),
+            "tall": Rates(flops=2.08, launch=14, item=0.028, join=8),
+            "hopper 128": Rates(flops=5.62, launch=9.2, item=4.2, join=5.8),
+        },
     )
 }
 
 
-def weighed_tiles(spec: AttentionSpec, arch: Arch) -> list[tuple[int, int, int]]:
-    """Rows, keys and warps of the portable tiles to weigh; none where no sweep tells their cost.
+def is_covered(spec: AttentionSpec, arch: Arch) -> bool:
+    """Whether a sweep tells what tiles cost here.
 
-    Others that fit were slower in the sweep, or no faster. It had 16-bit keys that nothing
-    transforms, and rows that read all keys of their request.
+    It had 16-bit keys that nothing transforms, and rows that read all keys of their request. Tiles
+    that fit, but are not weighed, were slower in it, or no faster.
     """
     seats, kv_format = spec.variant.seats, spec.kv_format
     transformed = "key_transform" in seats or "value_transform" in seats or spec.is_narrow
     partly = kv_format.composed or isinstance(kv_format, BlockSparse)
-    if arch.name not in MACHINES or transformed or partly:
-        return []
-    medium = SMALL_HEADS < max(spec.head_dim_qk, spec.head_dim_v) <= 128
-    return [(16, 128, 4), (16, 64, 2), (64, 32, 2) if medium else (64, 64, 4)]
-
-
-def is_known(tile: TileConfig, work: Work) -> bool:
-    """Whether the model holds for a tile and a batch.
-
-    It does not see that a CTA which has an SM alone leaves it idle while an item ends: where an SM
-    has several items, decoding was up to 5 % faster with two CTAs.
-    """
-    alone = tile.template == "portable" and tile.rows == 16 and tile.warps == 4
-    return work.rows <= MOST_TILES * tile.rows and not (alone and work.items > 1)
+    return arch.name in MACHINES and not transformed and not partly
 
 
 def predicted_us(spec: AttentionSpec, arch: Arch, tile: TileConfig, work: Work) -> float:
@@ -180,5 +124,5 @@ def predicted_with(
     again = (tiles - 1) * first * (machine.cached if cached else 1.0)
     memory = (first + again) * key_bytes / (1e3 * machine.bytes)
     joined = min(work.rows, tile.rows) * spec.head_dim_v / _LANES if visits < 1 else 0.0
-    shown = min(visits, 1.0) if tile.rows == 16 else visits
+    shown = min(visits, 1.0) if template_of(tile).streams else visits
     return rates.launch + rates.item * shown + max(compute, memory) + rates.join * joined

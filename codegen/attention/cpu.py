@@ -1,0 +1,42 @@
+"""The template of the CPU back end; tile sizes by the spec and by the rows of requests."""
+
+from __future__ import annotations
+
+from warploom.codegen.attention.template import Template
+from warploom.codegen.source import TileChoice, TileConfig
+from warploom.dsl.spec import AttentionSpec
+
+# Multiples of the micro-kernel's 6 (AMX takes 16 or 32 at a time). More rows share the packing of a
+# tile of keys; fewer leave smaller partial results and more tiles to deal out, so the largest wait
+# for several of them.
+_ROWS = (12, 48, 192, 384)
+_MANY_ROWS = 4 * _ROWS[-1]
+_KEYS = (512, 256, 128, 64)
+_PACKED_BYTES = (
+    256 * 1024
+)  # packed keys and values, beside queries and outputs in a second-level cache
+
+
+class Cpu(Template):
+    """C++ for the host compiler, with vectors and threads."""
+
+    name = "cpu"
+    language = "cpp"
+
+    def choose(self, spec: AttentionSpec, mean_fused_rows: float) -> TileChoice:
+        """Chooses rows and keys per tile.
+
+        Args:
+            spec: what to compute.
+            mean_fused_rows: query rows x query heads per key/value head, averaged over requests.
+        """
+        fitting = (rows for rows in _ROWS[:-2] if mean_fused_rows <= rows)
+        rows = next(fitting, _ROWS[-1] if mean_fused_rows >= _MANY_ROWS else _ROWS[-2])
+        packed_bytes = 2 if spec.stored_dtype.name == "bfloat16" else 4  # others become float32
+        key_bytes = (spec.head_dim_qk + spec.head_dim_v) * packed_bytes
+        keys = next((keys for keys in _KEYS if keys * key_bytes <= _PACKED_BYTES), _KEYS[-1])
+        reason = (
+            f"{mean_fused_rows:.4g} fused rows per request: tiles of {rows}; packed keys and "
+            f"values of {keys * key_bytes // 1024} KiB fit the second-level cache"
+        )
+        return TileChoice(TileConfig(rows, keys, warps=1, stages=1), reason)

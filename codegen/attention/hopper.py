@@ -1,0 +1,227 @@
+"""The Hopper template: sizes that fit its registers and shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from warploom.codegen.arch import Arch
+from warploom.codegen.attention.hopper_registers import GROUP_ROWS, Registers, split
+from warploom.codegen.attention.shared_memory import (
+    TILE_ALIGN,
+    Region,
+    SharedMemory,
+    items_region,
+    padded_dims,
+)
+from warploom.codegen.attention.template import CudaTemplate, Work
+from warploom.codegen.launch_shape import LaunchShape
+from warploom.codegen.logits_seats import column_state_bytes
+from warploom.codegen.lower import reachable
+from warploom.codegen.render import Config
+from warploom.codegen.sizes import round_up
+from warploom.codegen.source import TileConfig
+from warploom.codegen.split import Level, levels
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.ir import walk
+from warploom.dsl.lanes import reads_other_lanes, reduces_lanes
+from warploom.dsl.spec import AttentionSpec
+
+_BARRIER_BYTES = 8  # Barrier
+_VISIT_BYTES = 4  # Visit
+_TRANSFORMS = ("query_transform", "key_transform", "value_transform")
+_ON_LOGITS = ("logits_transform", "logits_mask")
+_SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
+
+
+class Hopper(CudaTemplate):
+    """A producer group copies, one to three groups of 64 rows compute (decision 0011)."""
+
+    name = "hopper"
+    remedy = f"Use a tile of {2 * GROUP_ROWS} rows, or a portable one."
+    has_tensor_maps = True
+
+    def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
+        if spec.is_narrow:
+            return _NO_NARROW_KEYS
+        crowd = _three_groups_obstacle(spec) if tile.rows > 2 * GROUP_ROWS else None
+        return crowd and f"a thread of three groups has 144 registers, and {crowd}"
+
+    def threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
+        """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
+        return 32 * (tile.warps + 4 + 4 * _has_transformer(spec))
+
+    def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
+        self.check(spec, tile)
+        return LaunchShape(
+            self.threads(spec, tile), self.memory(spec, tile).bytes, 1, overlaps=True
+        )
+
+    def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        return f"{self.threads(spec, tile)}, 1"
+
+    def constants(self, spec: AttentionSpec, tile: TileConfig) -> Config:
+        return {
+            "query_stages": tile.query_stages,
+            "bulk": self.copies_in_bulk(spec.kv_format, tile),
+            "transformer": _has_transformer(spec),
+            **{f"{role}_registers": n for role, n in asdict(self.registers(spec, tile)).items()},
+        }
+
+    def registers(self, spec: AttentionSpec, tile: TileConfig) -> Registers:
+        """Of a thread of each role."""
+        groups, has_columns = tile.rows // GROUP_ROWS, self.column_bytes(spec) > 0
+        return split(groups, self._hardest(spec, tile), has_columns)
+
+    def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        """Which of the copies and transforms decides what the groups that do them need."""
+        bulk, (dim_qk, dim_v) = self.copies_in_bulk(spec.kv_format, tile), padded_dims(spec)
+        if _has_transformer(spec):
+            if spec.head_dim_v > 96:
+                return "transforms"
+            if bulk and spec.head_dim_qk == dim_qk:
+                return "transforms narrow heads"
+            return "transforms gathered or padded rows of narrow heads"
+        if bulk and spec.head_dim_v > 128:
+            return "copies wide values in bulk"
+        panels = dim_v // _swizzled_lanes(spec)
+        return "copies more than four panels" if panels > 4 else "copies"
+
+    def turns_rows(self, spec: AttentionSpec) -> bool:
+        """Where rows lie evenly, and have warps of their own that transform them."""
+        listed = spec.kv_format.composed or spec.kv_format.column_positions
+        return _has_transformer(spec) and not listed
+
+    def keeps_bytes(self, spec: AttentionSpec) -> bool:
+        """Beside keys of wide heads nothing else fits.
+
+        A byte costs each column of a tile one instruction more than a number.
+        """
+        return max(spec.head_dim_qk, spec.head_dim_v) > 192
+
+    def copies_in_bulk(self, kv_format: KVFormat, tile: TileConfig) -> bool:
+        """Of affine storage, and in boxes that blocks fill evenly."""
+        block = kv_format.block_kv
+        return block == 0 or (block % _SMALLEST_BOX == 0 and _suits_blocks(tile.keys, block))
+
+    def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
+        """Groups of 64 rows, and as many keys as fit.
+
+        Queries of the next item are copied early if there is room for two tiles of them.
+        """
+        if work.rows <= GROUP_ROWS or spec.is_narrow:
+            return
+        block = spec.kv_format.block_kv
+        if not _three_groups_obstacle(spec) and _suits_blocks(96, block):
+            yield TileConfig(192, 96, 12, 3, "hopper", 2)
+        # The accumulators of 128 keys and 128 lanes leave just enough registers of 192 (224 if
+        # wide).
+        widest = max(spec.head_dim_qk, spec.head_dim_v)
+        most = 64 if widest > 192 else 96 if self._is_crowded(spec) else 128
+        for keys in (128, 96, 64):
+            if keys > most or not _suits_blocks(keys, block):
+                continue
+            for query_stages in (2, 1):
+                yield TileConfig(128, keys, 8, 2, "hopper", query_stages)
+
+    def tiles(self, spec: AttentionSpec, arch: Arch, work: Work) -> list[TileConfig]:
+        """The best with each number of groups, the best of all first."""
+        best: dict[int, TileConfig] = {}
+        for tile in super().tiles(spec, arch, work):
+            best.setdefault(tile.rows, tile)
+        return list(best.values())
+
+    def passed_over(self, spec: AttentionSpec, arch: Arch, work: Work) -> str | None:
+        suits = self.name in arch.templates and work.rows > GROUP_ROWS
+        return _NO_NARROW_KEYS if suits and spec.is_narrow else None
+
+    def weighed(self, spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
+        return self.tiles(spec, arch, Work(rows=GROUP_ROWS + 1))[::-1]
+
+    def kind(self, tile: TileConfig) -> str:
+        return f"hopper {tile.rows}"
+
+    def reason(self, spec: AttentionSpec, tile: TileConfig, arch: Arch, work: Work) -> str:
+        return (
+            f"{work}: {tile.rows // GROUP_ROWS} groups of {GROUP_ROWS} rows "
+            f"take turns on Hopper's tensor cores; {tile.keys} keys in {tile.stages} stages and "
+            f"{tile.query_stages} tiles of queries are what fits the shared memory"
+        )
+
+    def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
+        """With two tiles of queries those of the next item come early, and it is open before."""
+        dim_qk, dim_v = padded_dims(spec)
+        row_threads = _swizzled_lanes(spec) // 8
+        slots = (tile.stages + 1) * tile.keys  # read after the tile's keys were released
+        items = 1 if tile.query_stages == 1 else tile.query_stages + 1
+        barriers = _BARRIER_BYTES * (2 * items + 3 * tile.query_stages + 6 * tile.stages)
+        return SharedMemory(
+            Region("queries", tile.query_stages * tile.rows * 2 * dim_qk, TILE_ALIGN),
+            Region("keys", tile.stages * tile.keys * 2 * dim_qk, TILE_ALIGN),
+            Region("values", tile.stages * tile.keys * 2 * dim_v, TILE_ALIGN),
+            Region("slab", 4 * (32 * tile.warps // row_threads) * (dim_v + 8)),
+            Region("positions", 4 * slots if spec.kv_format.column_positions else 0),
+            Region("columns", slots * self.column_bytes(spec)),
+            items_region(spec, tile, items),
+            Region("barriers", barriers + _VISIT_BYTES * round_up(tile.stages, 2)),
+        )
+
+    def column_bytes(self, spec: AttentionSpec) -> int:
+        """What seats on logits keep of a key, for all rows; a composed tile's each see another."""
+        if spec.kv_format.composed:
+            return 0
+        return column_state_bytes(spec.variant, self.keeps_bytes(spec), self.shifts_rows(spec))
+
+    def _is_crowded(self, spec: AttentionSpec) -> bool:
+        """Whether groups that compute load numbers of elements, and transform gathered keys.
+
+        Beside 128 keys of 128 lanes norms with RoPE then spilled 48 bytes.
+        """
+        seats, block = spec.variant.seats, spec.kv_format.block_kv
+        if "key_transform" not in seats or _has_transformer(spec) or block % _SMALLEST_BOX == 0:
+            return False
+        parts = list(reachable([seats[name] for name in _ON_LOGITS if name in seats]))
+        known = levels(parts)
+        return any(part.op == "load" and known[part] is Level.ELEMENT for part in parts)
+
+
+def _swizzled_lanes(spec: AttentionSpec) -> int:
+    """Lanes of a swizzled block of a staged tile."""
+    return 64 if all(dim % 64 == 0 for dim in padded_dims(spec)) else 32
+
+
+_NO_NARROW_KEYS = "the Hopper template takes no 8-bit keys"
+
+
+def _has_transformer(spec: AttentionSpec) -> bool:
+    """Whether four warps of their own transform what was staged; else those that compute do.
+
+    Accumulators of wide heads leave them no registers, nor does what a thread keeps of more than
+    64 lanes where a seat both reduces and reads other lanes than its own (norms with RoPE).
+    """
+    roots = [spec.variant.seats[seat] for seat in _TRANSFORMS if seat in spec.variant.seats]
+    most = 64 if reduces_lanes(*roots) and reads_other_lanes(*roots) else 128
+    return bool(roots) and max(spec.head_dim_qk, spec.head_dim_v) <= most
+
+
+def _three_groups_obstacle(spec: AttentionSpec) -> str | None:
+    """What leaves three groups too few registers, or None.
+
+    Where nothing does, they pay: narrow heads have few products for each exponential, and one more
+    group to compute these gained 7 to 11 % on an H200.
+    """
+    seats = spec.variant.seats
+    on_logits = [seats[seat] for seat in _ON_LOGITS if seat in seats]
+    if max(spec.head_dim_qk, spec.head_dim_v) > 64:
+        return "outputs of more than 64 lanes take most of them"
+    if spec.kv_format.composed or spec.kv_format.column_positions:
+        return "rows and keys have positions of their own in this format"
+    if transforms := [seat for seat in _TRANSFORMS if seat in seats]:
+        return f"{transforms[0]} takes a share for warps of its own or for what it keeps"
+    if any(found.op in ("load", "scalar") for found in walk(*on_logits)):
+        return "seats on logits keep there what they read of fields"
+    return None
+
+
+def _suits_blocks(keys: int, block: int) -> bool:
+    return block % _SMALLEST_BOX != 0 or block == 0 or keys % block == 0 or block % keys == 0

@@ -1,0 +1,69 @@
+"""Tiles of 16 rows (stream.cuh), shared by all warps; keys stream from item to item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from warploom.codegen.arch import Arch
+from warploom.codegen.attention.portable import MOST_REGISTERS, STREAMED_ROWS, Staged
+from warploom.codegen.attention.template import Work
+from warploom.codegen.source import TileConfig
+from warploom.dsl.spec import AttentionSpec
+
+
+class Streamed(Staged):
+    """Decoding and appending: one warp more opens items."""
+
+    streams = True
+
+    def has(self, tile: TileConfig) -> bool:
+        return super().has(tile) and tile.rows == STREAMED_ROWS
+
+    def threads(self, tile: TileConfig) -> int:
+        """Those that compute, and one warp more."""
+        return super().threads(tile) + 32
+
+    def registers(self, spec: AttentionSpec, capability: tuple[int, int]) -> int:
+        """Fewer for narrow heads; joining holds several partial results of a row."""
+        if max(spec.head_dim_qk, spec.head_dim_v) > 128:
+            return MOST_REGISTERS
+        return 200 if spec.kv_format.composed else 168
+
+    def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        """Shared memory limits the CTAs, and one alone is asked for."""
+        return f"{self.threads(tile)}, 1"
+
+    def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
+        """Two CTAs on an SM hide that each ends its items alone.
+
+        Where no CTA has two items, one CTA leaves fewer partial results to merge.
+        """
+        if work.rows > STREAMED_ROWS:
+            return
+        alone, paired = TileConfig(16, 128, 4, 2), TileConfig(16, 64, 2, 2)
+        if spec.is_narrow:  # half the bytes, the same instructions: more warps
+            yield TileConfig(16, 256, 8, 2)
+        yield from (alone, paired) if work.has_few_items or spec.is_narrow else (paired, alone)
+        yield TileConfig(16, 32, 2, 2)
+        yield TileConfig(16, 16, 1, 2)
+
+    def weighed(self, spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
+        return self.fitting(spec, arch, [TileConfig(16, 128, 4, 2), TileConfig(16, 64, 2, 2)])
+
+    def kind(self, tile: TileConfig) -> str:
+        return f"streamed by {tile.warps}"
+
+    def is_known(self, tile: TileConfig, work: Work) -> bool:
+        """Where an SM has several items, decoding was up to 5 % faster with two CTAs.
+
+        The model does not see that a CTA which has an SM alone leaves it idle while an item ends.
+        """
+        alone = tile.warps == 4
+        return super().is_known(tile, work) and not (alone and not work.has_few_items)
+
+    def share(self, tile: TileConfig) -> str:
+        return "all warps share the rows and split the keys"
+
+    def rule(self, work: Work) -> str:
+        items = "no more" if work.has_few_items else "more"
+        return f", for {items} pairs of a request and a head than SMs"

@@ -1,0 +1,270 @@
+"""What a template of the attention kernel is: source text, and all that Python must know of it."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from warploom.codegen.abi import param_fields, struct_text
+from warploom.codegen.arch import Arch
+from warploom.codegen.attention.shared_memory import SharedMemory
+from warploom.codegen.functors import variant_struct
+from warploom.codegen.launch_shape import LaunchShape
+from warploom.codegen.render import Config, config_struct, environment, short_dims, short_dtypes
+from warploom.codegen.source import LABELS, KernelSource, TileConfig
+from warploom.dsl.formats import KVFormat
+from warploom.dsl.spec import AttentionSpec
+from warploom.errors import UnsupportedSpec
+
+# What the recorded sweeps tell (cost.py).
+MOST_TILES = 16  # of one request: what more of them cost is unknown
+SMALL_HEADS = 64  # lanes, up to which heads have rates of their own
+
+
+@dataclass(frozen=True)
+class Work:
+    """A batch, as tiles are chosen for it.
+
+    Attributes:
+        rows: mean fused query rows of a request: query rows x query heads per key/value head.
+        items: pairs of a request and a key/value head for each SM.
+        keys: of a request. Too many cost less than too few: a tile whose rows are few reads them
+            again and again.
+    """
+
+    rows: float
+    items: float = 8.0
+    keys: float = 2048.0
+
+    @property
+    def has_few_items(self) -> bool:
+        """Whether some SM has none, or none has two."""
+        return self.items <= 1
+
+    def __str__(self) -> str:
+        return f"{self.rows:.4g} fused query rows per request on average"
+
+
+class Template(ABC):
+    """One way to write the kernel. Objects have no state.
+
+    Attributes:
+        name: of its text and its kernels, and what `TileConfig.template` calls it on a GPU.
+        language: which compiler takes it.
+        remedy: what to do where it has an obstacle.
+        has_tensor_maps: whether `Params` ends with them.
+    """
+
+    name: ClassVar[str]
+    language: ClassVar[Literal["cuda", "cpp"]]
+    remedy: ClassVar[str] = ""
+    has_tensor_maps: ClassVar[bool] = False
+
+    @property
+    def file(self) -> str:
+        """Its text, in templates/."""
+        return f"{self.name}.{'cu' if self.language == 'cuda' else 'cpp'}.j2"
+
+    def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
+        """Why it cannot compute this with such a tile, or None."""
+        return None
+
+    def check(self, spec: AttentionSpec, tile: TileConfig) -> None:
+        """Raise UnsupportedSpec if there is an obstacle."""
+        obstacle = self.obstacle(spec, tile)
+        if obstacle:
+            raise UnsupportedSpec(
+                what=f"the tile {tile.label}", reason=obstacle, remedy=self.remedy
+            )
+
+    def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        """Arguments of `__launch_bounds__`: threads, and the CTAs that an SM must hold."""
+        return ""
+
+    def constants(self, spec: AttentionSpec, tile: TileConfig) -> Config:
+        """What its `Config` has besides the sizes that all have."""
+        return {}
+
+    def table(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        """C++ text of what `Config` tells of its memory."""
+        return ""
+
+    def turns_rows(self, spec: AttentionSpec) -> bool:
+        """Whether sines of staged rows are taken from those of others (decision 0019)."""
+        return False
+
+    def keeps_bytes(self, spec: AttentionSpec) -> bool:
+        """Whether truths of columns are staged as bytes."""
+        return False
+
+    def shifts_rows(self, spec: AttentionSpec) -> bool:
+        """Whether the softmax can add a bias that grows evenly from key to key (decision 0026)."""
+        return False
+
+    def copies_in_bulk(self, kv_format: KVFormat, tile: TileConfig) -> bool:
+        """Whether keys come by tensor copies."""
+        return False
+
+    def render(self, spec: AttentionSpec, tile: TileConfig, plan_structs: str) -> KernelSource:
+        """Source of a kernel: what text may see is the one object that is made here.
+
+        Args:
+            spec: what to compute.
+            tile: sizes to compile for.
+            plan_structs: C text of the plan records (`scheduler.layout.c_structs()`).
+
+        Raises:
+            UnsupportedSpec: there is an obstacle, or for the CPU, the variant calls a custom
+                function without C++ text.
+        """
+        self.check(spec, tile)
+        labels = self._labels(spec, tile)
+        name = _name(labels)
+        config = _sizes(spec, tile) | dict(self.constants(spec, tile))
+        context = {
+            "title": self._title(name, spec),
+            "plan_structs": plan_structs,
+            "params_struct": struct_text(param_fields(spec), tensor_maps=self.has_tensor_maps),
+            "variant_struct": variant_struct(
+                spec.variant,
+                self.language,
+                turns=self.turns_rows(spec),
+                bytes_of_columns=self.keeps_bytes(spec),
+                shifts_rows=self.shifts_rows(spec),
+            ),
+            "config_struct": config_struct(config, self.table(spec, tile)),
+            "config": config,  # as values, where a template must choose text
+            "entry": "warploom_kernel",
+            "launch_bounds": self.launch_bounds(spec, tile),
+        }
+        text = environment().get_template(self.file).render(context)
+        return KernelSource(name, text, self.language, labels=tuple(labels.items()))
+
+    def _title(self, name: str, spec: AttentionSpec) -> str:
+        """Comment lines that name the spec, the tile and the template."""
+        stored = "" if spec.kv_dtype is None else f" with {spec.kv_dtype.name} keys and values"
+        return (
+            f"// {name}: {spec.variant.name}, {spec.dtype.name}{stored}, "
+            f"head_dim {spec.head_dim_qk}/{spec.head_dim_v}\n"
+            f"// {spec.kv_format}\n"
+            f"// rendered by warploom from templates/{self.file}"
+        )
+
+    def _labels(self, spec: AttentionSpec, tile: TileConfig) -> dict[str, str]:
+        """What people tell a kernel by."""
+        labels = (
+            self.name,
+            spec.variant.name,
+            short_dtypes(spec.dtype, spec.stored_dtype),
+            short_dims(spec.head_dim_qk, spec.head_dim_v),
+            type(spec.kv_format).__name__.lower() + str(spec.kv_format.block_kv or ""),
+            f"r{tile.rows}k{tile.keys}",
+        )
+        return dict(zip(LABELS, labels, strict=True))
+
+
+class CudaTemplate(Template):
+    """A template for GPUs, which has tiles to choose from.
+
+    Attributes:
+        overlaps: whether its kernels may begin while the one before them ends (decision 0022).
+        streams: whether items follow each other without a pause, so that what an item costs beside
+            its keys shows once.
+    """
+
+    language = "cuda"
+    overlaps: ClassVar[bool] = True
+    streams: ClassVar[bool] = False
+
+    def has(self, tile: TileConfig) -> bool:
+        """Whether a tile is one of this template."""
+        return tile.template == self.name
+
+    def shifts_rows(self, spec: AttentionSpec) -> bool:
+        """Columns of a tile must have consecutive positions, and rows the facts of one request."""
+        listed = spec.kv_format.composed or spec.kv_format.column_positions
+        return spec.variant.softmax and not listed
+
+    @abstractmethod
+    def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
+        """What lies where in the shared memory of a CTA."""
+
+    def table(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        return self.memory(spec, tile).struct()
+
+    @abstractmethod
+    def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
+        """What a launch needs.
+
+        Raises:
+            UnsupportedSpec: there is an obstacle.
+        """
+
+    @abstractmethod
+    def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterable[TileConfig]:
+        """Tiles to try for a batch, the best first; none if its rows do not suit them."""
+
+    def tiles(self, spec: AttentionSpec, arch: Arch, work: Work) -> list[TileConfig]:
+        """Those of the candidates that fit the architecture, the best first."""
+        return self.fitting(spec, arch, self.candidates(spec, arch, work))
+
+    def fitting(
+        self, spec: AttentionSpec, arch: Arch, tiles: Iterable[TileConfig]
+    ) -> list[TileConfig]:
+        """Those that the shared memory of the architecture holds."""
+        if self.name not in arch.templates:
+            return []
+        most = arch.shared_per_cta
+        return [tile for tile in tiles if self.launch(spec, tile, arch).shared_bytes <= most]
+
+    def passed_over(self, spec: AttentionSpec, arch: Arch, work: Work) -> str | None:
+        """Why a batch whose rows suit this template gets none of its tiles, or None."""
+        return None
+
+    def weighed(self, spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
+        """Tiles whose cost a recorded sweep tells, the lowest first."""
+        return []
+
+    def kind(self, tile: TileConfig) -> str:
+        """Under which name the model of costs has the rates of a tile that is weighed."""
+        return self.name
+
+    def is_known(self, tile: TileConfig, work: Work) -> bool:
+        """Whether the model of costs holds for a tile and a batch."""
+        return work.rows <= MOST_TILES * tile.rows
+
+    @abstractmethod
+    def reason(self, spec: AttentionSpec, tile: TileConfig, arch: Arch, work: Work) -> str:
+        """What speaks for a tile, in words."""
+
+    def rule(self, work: Work) -> str:
+        """What else decides between tiles where no model does, in words to add."""
+        return ""
+
+
+def _name(labels: dict[str, str]) -> str:
+    """Readable name such as `portable_SoftCap_Causal_bf16_d128_paged16_r128k64`."""
+    dims = "d" + labels["head_dim"].replace("/", "v")
+    parts = (labels | {"head_dim": dims}).values()
+    return "_".join(re.sub(r"\W+", "_", part).strip("_") for part in parts)
+
+
+def _sizes(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int | bool]:
+    block_kv = spec.kv_format.block_kv
+    return {
+        "element": spec.dtype.c_name,
+        "kv_element": spec.stored_dtype.c_name,
+        "head_dim_qk": spec.head_dim_qk,
+        "head_dim_v": spec.head_dim_v,
+        "rows": tile.rows,
+        "keys": tile.keys,
+        "warps": tile.warps,
+        "stages": tile.stages,
+        "block_kv": block_kv,  # tokens per indexed block; 0 if affine
+        "indexed": block_kv > 0,
+        "column_positions": spec.kv_format.column_positions,
+        "composed": spec.kv_format.composed,  # a tile may hold rows of several requests
+    }
