@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from warploom.codegen.arch import Arch
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import BlockSparse
 from warploom.dsl.spec import AttentionSpec
 
 TYPICAL_KEYS = 2048.0  # where lengths are unknown
@@ -142,7 +141,7 @@ def weighed_tiles(spec: AttentionSpec, arch: Arch) -> list[tuple[int, int, int]]
     """
     seats, kv_format = spec.variant.seats, spec.kv_format
     transformed = "key_transform" in seats or "value_transform" in seats or spec.is_narrow
-    partly = kv_format.composed or isinstance(kv_format, BlockSparse)
+    partly = kv_format.composed or kv_format.column_positions
     if arch.name not in MACHINES or transformed or partly:
         return []
     medium = SMALL_HEADS < max(spec.head_dim_qk, spec.head_dim_v) <= 128

@@ -35,8 +35,8 @@ from warploom.runtime.declare import (
     group_size,
     make_spec,
 )
+from warploom.runtime.formats import format_of
 from warploom.runtime.kernel_choice import KernelChoice
-from warploom.runtime.native_planner import plans_on_device, plans_on_host
 from warploom.runtime.plan_tiles import Options, tiles_of
 from warploom.runtime.prepared_keys import Way
 from warploom.runtime.selection import PageSelectionWrapper
@@ -125,11 +125,12 @@ class AttentionDeclaration(Declaration):
             yield from ((source, target) for source in choice.sources(tile))
         if not self._plans_blocks or options.batch_invariant:
             return
-        if plans_on_host(spec.kv_format):
+        stored = format_of(spec.kv_format)
+        if stored.native_storage is not None:
             source = planner_source(spec.variant, c_structs(), "cpp")
             yield from ((source, host) for host in hosts)
         declared = options.bounds is not None
-        if isinstance(target, Arch) and declared and plans_on_device(spec.kv_format):
+        if isinstance(target, Arch) and declared and stored.plans_on_device:
             yield planner_source(spec.variant, c_structs(), "cuda"), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:

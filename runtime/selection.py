@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from warploom.dsl.formats import Paged
 from warploom.dsl.stand_ins import unseen
 from warploom.errors import (
     ArgumentError,
@@ -23,9 +22,11 @@ from warploom.errors import (
     WrongStride,
 )
 from warploom.runtime.args import KV, checked_kv, key_value
+from warploom.runtime.batch import Batch
 from warploom.runtime.calls import explained
 from warploom.runtime.custom_op import Result
-from warploom.runtime.formats import Batch, indptr, segments_of
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.lists import indptr, segments_of
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.plain import refuse_freed
 from warploom.runtime.tensors import as_torch, byte_span, host_int32
@@ -94,12 +95,12 @@ class PageSelectionWrapper(AttentionWrapper):
         inputs: dict[str, Any],
     ) -> None:
         refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
-        if not isinstance(self.kv_format, Paged) or self.backend == "reference":
+        if not format_of(self.kv_format).takes_selections or self.backend == "reference":
             reason = f"selections need a compiled back end and Paged, not {self.kv_format}"
             raise ArgumentError(name="kv_format", reason=reason)
         rows = indptr(qo_indptr, "qo_indptr")
         tensor = self._checked(selection, len(rows) - 1)
-        batch = selected_batch(rows, tensor, num_pages, last_page_len, self.kv_format.page_size)
+        batch = selected_batch(rows, tensor, num_pages, last_page_len, self.kv_format.block_kv)
         self._plan(batch, inputs)
         self._num_pages = torch.from_numpy(host_int32(num_pages, "num_pages")).clone()
         self._use(tensor)
