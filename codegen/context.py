@@ -77,13 +77,12 @@ def kernel_labels(
     spec: AttentionSpec, tile: TileConfig, template: str
 ) -> tuple[tuple[str, str], ...]:
     """What people tell a kernel by."""
-    storage = type(spec.kv_format).__name__.lower() + (str(spec.kv_format.block_kv or ""))
     labels = (
         template.partition(".")[0],
         spec.variant.name,
         short_dtypes(spec.dtype, spec.stored_dtype),
         short_dims(spec.head_dim_qk, spec.head_dim_v),
-        storage,
+        spec.kv_format.label,
         f"r{tile.rows}k{tile.keys}",
     )
     return tuple(zip(LABELS, labels, strict=True))
@@ -119,6 +118,7 @@ def config_values(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int 
         "indexed": block_kv > 0,
         "column_positions": spec.kv_format.column_positions,
         "composed": spec.kv_format.composed,
+        **spec.kv_format.constants,
     }
     if tile.template == "hopper":
         values |= {

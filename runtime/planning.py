@@ -74,8 +74,9 @@ class Planning(Uncopied):
 
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
-            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; paged: [requests + 1] in
-                pages; block-sparse: [block rows of all requests + 1] in blocks.
+            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; rolling: likewise, of
+                whole sequences; paged: [requests + 1] in pages; block-sparse: [block rows of all
+                requests + 1] in blocks.
             kv_indices: int32, pages or column blocks; indexed formats only. It may have
                 more than kv_indptr[-1] entries: what lies behind is not read.
             last_page_len: int32 [requests], tokens in each last page; paged only.

@@ -274,7 +274,8 @@ class AttentionWrapper(Running):
                 head_dim], or [batch, num_q_heads, rows, head_dim] in layout HND.
             kv: (k, v), or a paged cache [pages, 2, ...]. Shapes by format, NHD: dense [batch,
                 tokens, heads, dim], ragged and block-sparse [tokens, heads, dim], paged [pages,
-                page_size, heads, dim]; HND swaps tokens and heads.
+                page_size, heads, dim], rolling [batch, slots, heads, dim]; HND swaps tokens and
+                heads.
             out: tensor for the output, shaped like q with head_dim_v.
             lse: float32 tensor for the log-sum-exp, shaped like q without head_dim.
             max_scores: float32 tensor for the largest scores, shaped like `lse`.

@@ -121,11 +121,17 @@ def setups(
     """
     import torch
 
-    from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged
+    from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged, Rolling
     from warploom.runtime.case import Setup
 
     if formats is None:
-        formats = (Ragged(), Paged(16), Dense(layout="HND"), BlockSparse(block=(32, 16)))
+        formats = (
+            Ragged(),
+            Paged(16),
+            Dense(layout="HND"),
+            BlockSparse(block=(32, 16)),
+            Rolling(50, 4),
+        )
     dtypes, kv_dtypes = _listed(dtypes), None if kv_dtypes is None else _listed(kv_dtypes)
     devices = None if devices is None else _listed(devices)
     if devices is None:

@@ -21,6 +21,7 @@ from warploom.runtime.formats.dense import Dense
 from warploom.runtime.formats.lists import indptr
 from warploom.runtime.formats.paged import Paged
 from warploom.runtime.formats.ragged import Ragged
+from warploom.runtime.formats.rolling import Rolling
 
 _FORMATS: dict[type[declared.KVFormat], type[Format[Any]]] = {
     declared.Dense: Dense,
@@ -28,6 +29,7 @@ _FORMATS: dict[type[declared.KVFormat], type[Format[Any]]] = {
     declared.Paged: Paged,
     declared.Composed: Composed,
     declared.BlockSparse: BlockSparse,
+    declared.Rolling: Rolling,
 }
 
 

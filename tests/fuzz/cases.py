@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
-from fuzz.facts import draw_facts
+from fuzz.facts import draw_facts, later_format
 from fuzz.flex_forms import PLACES, in_flex
 from fuzz.grammar import BOOL, FLOAT, INT, Field, Grammar, Node, number
 from fuzz.shipped import KNOWN, SCALES, SHIPPED
@@ -136,6 +136,7 @@ def draw(seed: int, device: str = "cpu") -> Case:
     fields: list[Field] = []
     seats = _seats(random, fields, flex)
     facts = draw_facts(random, device, flex)
+    facts["format"] = later_format(seed, facts["format"])
     if any("lane" in (f.roles or ()) for f in fields):
         facts["dims"] = [facts["dims"][0]] * 2
     if any(f.roles and "batch" in f.roles for f in fields):
