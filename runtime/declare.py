@@ -16,7 +16,7 @@ from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
 from warploom.runtime.aux_outputs import check_has_scores
-from warploom.runtime.formats import format_of
+from warploom.runtime.formats.base import Format
 from warploom.runtime.values import fits_float32
 from warploom.scheduler.bounds import Bounds
 
@@ -39,7 +39,7 @@ def as_format(kv_format: Any) -> KVFormat:
     )
 
 
-def check_bounds(bounds: Any, kv_format: KVFormat) -> None:
+def check_bounds(bounds: Any, kv_format: Format[Any]) -> None:
     """Refuse bounds that no batch of an indexed format could keep.
 
     Raises:
@@ -48,11 +48,10 @@ def check_bounds(bounds: Any, kv_format: KVFormat) -> None:
     if not isinstance(bounds, Bounds):
         reason = f"{bounds!r} is no Bounds; give warploom.Bounds(max_requests=..., ...)"
         raise ArgumentError(name="bounds", reason=reason)
-    stored = format_of(kv_format)
-    most = None if bounds.max_blocks else stored.most_blocks(bounds)
+    most = None if bounds.max_blocks else kv_format.most_blocks(bounds)
     if most is not None and most[1]:
         reason = (
-            f"is 0, and {stored.name} reads a list of blocks. "
+            f"is 0, and {kv_format.name} reads a list of blocks. "
             f"{most[0]} = {most[1]} is enough for every batch"
         )
         raise ArgumentError(name="Bounds.max_blocks", reason=reason)

@@ -109,14 +109,17 @@ class Planning(Uncopied):
         try:
             self._inputs.check_names(inputs)
             arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
-            planner = None if self.backend == "reference" else self._planner
-            batch = batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
-            self._plan(batch, inputs)
+            self._plan(self._lowered(arguments, kv_lens, q_rows), inputs)
         except BaseException:
             self._forget()
             raise
         finally:
             self._guard.leave_plan()
+
+    def _lowered(self, arguments: tuple[Any, ...], kv_lens: Any, q_rows: int | None) -> Batch:
+        """Check the arguments of `plan`; see `batch_of`."""
+        planner = None if self.backend == "reference" else self._planner
+        return batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
 
     def check_plan(self) -> None:
         """Raise if the device refused the last plan; waits for the device.

@@ -40,7 +40,7 @@ def format_of(kv_format: declared.KVFormat) -> Format[Any]:
 
 
 def make_batch(
-    kv_format: declared.KVFormat,
+    kv_format: declared.KVFormat | Format[Any],
     qo_indptr: Any,
     kv_indptr: Any,
     kv_indices: Any = None,
@@ -52,7 +52,7 @@ def make_batch(
     """Check the plan arguments of a format and lower them.
 
     Args:
-        kv_format: the format that the wrapper was declared for.
+        kv_format: the format that the wrapper was declared for, or its object.
         qo_indptr: int32 [requests + 1], where each request's query rows begin.
         kv_indptr, kv_indices, last_page_len, kv_lens: as the format wants them; see
             `AttentionWrapper.plan`.
@@ -63,7 +63,7 @@ def make_batch(
         ArgumentError: an argument that this format does not take, or lacks.
     """
     given = {"kv_indices": kv_indices, "last_page_len": last_page_len, "kv_lens": kv_lens}
-    found = format_of(kv_format)
+    found = kv_format if isinstance(kv_format, Format) else format_of(kv_format)
     found.check_taken(given, rows_name)
     batch = found.lower(indptr(qo_indptr, rows_name), kv_indptr, **given)
     for name, lengths in (("q_len", batch.q_lens), ("kv_len", batch.kv_lens)):

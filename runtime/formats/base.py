@@ -73,7 +73,6 @@ class Format(ABC, Generic[Declared]):
         is_cache: tensors hold more than one batch reads, so that no run may copy large ones.
         joins_kv: k and v may be one tensor [blocks, 2, ...].
         takes_appends: `append` writes to it.
-        takes_selections: a tensor on the device may stand for its list of blocks.
         plans_on_device: devices plan it where bounds are declared.
     """
 
@@ -84,7 +83,6 @@ class Format(ABC, Generic[Declared]):
     is_cache: ClassVar[bool] = False
     joins_kv: ClassVar[bool] = False
     takes_appends: ClassVar[bool] = False
-    takes_selections: ClassVar[bool] = False
     plans_on_device: ClassVar[bool] = False
 
     def __init__(self, declared: Declared) -> None:

@@ -36,7 +36,6 @@ class Pages(Format[AnyPaged]):
     is_cache = True
     joins_kv = True
     takes_appends = True
-    takes_selections = True
 
     def instead(self, name: str) -> str:
         return "give last_page_len"

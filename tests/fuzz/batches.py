@@ -178,8 +178,9 @@ class Batch:
         last = [
             n - max(c - 1, 0) * page if n else 1 for n, c in zip(self.keys, counts, strict=False)
         ]
-        self.positional = [self.indptr(self.rows), torch.from_numpy(table).to(self.device),
-                           np.array(counts, np.int32), np.array(last, np.int32)]  # fmt: skip
+        named = torch.from_numpy(table).to(self.device)
+        last = np.array(last, np.int32)
+        self.positional = [self.indptr(self.rows), self.indptr(counts), named, last]
 
     def _rolling(self, window, sinks, positions):
         k, v = (self.values(sum(self.keys), self.hk, n, self.kv_dtype) for n in (self.d, self.dv))

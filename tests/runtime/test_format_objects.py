@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import warploom as wl
 from warploom.dsl import formats
 from warploom.runtime.formats import format_of
 
@@ -43,6 +44,14 @@ def test_every_format_has_an_object(declared: type[formats.KVFormat]) -> None:
     assert format_of(example).declared == example
     assert format_of(example).name == declared.__name__
     assert Path(inspect.getfile(type(format_of(example)))).resolve().parent == ROOM
+
+
+def test_plans_of_selections_are_another_object_of_a_declared_format() -> None:
+    """Kernels are those of `wl.Paged`; only where the list lies is another place."""
+    found = wl.PageSelectionWrapper.planned_format(wl.Paged(4, layout="HND"))
+    assert found.kv_axes == format_of(wl.Paged(4, layout="HND")).kv_axes
+    assert found.takes == format_of(wl.Paged(4)).takes
+    assert found.most_blocks(wl.Bounds(2, 2, 8)) is None
 
 
 def test_nobody_else_asks_which_format_it_is() -> None:

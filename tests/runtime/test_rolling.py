@@ -175,9 +175,8 @@ def test_wrong_calls() -> None:
 def test_what_takes_other_caches_only() -> None:
     with pytest.raises(errors.ArgumentError, match="is no paged cache"):
         wl.Appender(wl.Rope(), kv_format=wl.Rolling(8), num_kv_heads=1, head_dim=16)  # type: ignore[arg-type]
-    selecting = wl.PageSelectionWrapper(kv_format=wl.Rolling(8), **SHAPE)
-    with pytest.raises(errors.ArgumentError, match="selections need"):
-        selecting.plan([0, 1], torch.zeros(1, KV_HEADS, 1, dtype=torch.int32), [1], [1])
+    with pytest.raises(errors.ArgumentError, match="selections need Paged, not Rolling"):
+        wl.PageSelectionWrapper(kv_format=wl.Rolling(8), **SHAPE)
 
 
 RING, CACHE = wl.Rolling(70, 5), wl.Rolling(90, 1, positions="cache", layout="HND")
