@@ -188,7 +188,7 @@ class Rolling(KVFormat):
     @property
     def slots(self) -> int:
         """Tokens that a request's cache holds."""
-        return self.sinks + self.window
+        return int(self.sinks + self.window)
 
     def slot_of(self, position: Any) -> Any:
         """The slot where a token belongs.

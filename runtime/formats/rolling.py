@@ -34,15 +34,17 @@ class Rolling(Format[Declared]):
         lengths = np.diff(indptr(kv_indptr, "kv_indptr", entries=len(qo)))
         kept = np.minimum(lengths, self.declared.slots)
         ends = as_int32(np.cumsum(kept, dtype=np.int64), "the sum of tokens that are kept")
-        place = np.arange(kept.sum()) - np.repeat(ends - kept, kept)
-        lost = np.repeat(lengths - kept, kept)
-        positions = place + np.where(place < self.declared.sinks, 0, lost)
+        begin, sinks = ends - kept, np.minimum(kept, self.declared.sinks)
+        # runs of positions: the sinks of each request, and its last tokens
+        shift = np.stack((-begin, lengths - ends), axis=1)
+        runs = np.stack((sinks, kept - sinks), axis=1)
+        positions = np.arange(kept.sum(), dtype=np.int32) + np.repeat(shift, runs.ravel())
         seen = lengths if self.declared.column_positions else kept
         segments = segments_of(qo, seen)
         segments["kv_count"] = kept
         segments["kv_row"] = segments["batch"]  # see `kernel_strides`
-        segments["index_begin"] = ends - kept
-        return Batch(segments, positions.astype(np.int32), np.diff(qo), seen, int(qo[-1]), 0)
+        segments["index_begin"] = begin
+        return Batch(segments, positions, np.diff(qo), seen, int(qo[-1]), 0)
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         slots = self.declared.slots
