@@ -36,8 +36,10 @@ def append_spec(
         checked_count(name, value)
         if value % 8 or not 8 <= value <= 256:
             raise BadHeadDim(name=name, value=value, multiple=8)
-    if not (isinstance(kv_format, KVFormat) and format_of(kv_format).takes_appends):
-        raise ArgumentError(name="kv_format", reason=f"{kv_format} is no paged cache")
+    known = isinstance(kv_format, KVFormat)
+    obstacle = format_of(kv_format).obstacle_to_appending if known else "is no paged cache"
+    if obstacle:
+        raise ArgumentError(name="kv_format", reason=f"{kv_format} {obstacle}")
     group_size(num_kv_heads if num_q_heads is None else num_q_heads, num_kv_heads)
     given = _element(dtype, "dtype")
     kept = given

@@ -72,7 +72,6 @@ class Format(ABC, Generic[Declared]):
         block_name: what an entry of that axis is, and several of them.
         is_cache: tensors hold more than one batch reads, so that no run may copy large ones.
         joins_kv: k and v may be one tensor [blocks, 2, ...].
-        takes_appends: `append` writes to it.
         plans_on_device: devices plan it where bounds are declared.
     """
 
@@ -82,7 +81,6 @@ class Format(ABC, Generic[Declared]):
     block_name: ClassVar[tuple[str, str]] = ("page", "pages")
     is_cache: ClassVar[bool] = False
     joins_kv: ClassVar[bool] = False
-    takes_appends: ClassVar[bool] = False
     plans_on_device: ClassVar[bool] = False
 
     def __init__(self, declared: Declared) -> None:
@@ -142,6 +140,11 @@ class Format(ABC, Generic[Declared]):
     def obstacle_to_preparing(self) -> str | None:
         """Why no kernel of its own can transform the keys; None if one can."""
         return f"keys of the format {self.name} lie in blocks, of which requests may share some"
+
+    @property
+    def obstacle_to_appending(self) -> str | None:
+        """Why `append` cannot write to it; None if it can."""
+        return "is no paged cache"
 
     # Tensors
 

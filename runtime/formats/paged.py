@@ -35,7 +35,10 @@ class Pages(Format[AnyPaged]):
     has_blocks = True
     is_cache = True
     joins_kv = True
-    takes_appends = True
+
+    @property
+    def obstacle_to_appending(self) -> str | None:
+        return None
 
     def instead(self, name: str) -> str:
         return "give last_page_len"

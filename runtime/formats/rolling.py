@@ -55,6 +55,10 @@ class Rolling(Format[Declared]):
     def obstacle_to_preparing(self) -> str | None:
         return "keys of the format Rolling stay in their slots from plan to plan"
 
+    @property
+    def obstacle_to_appending(self) -> str | None:
+        return "is no paged cache; write new tokens to slot_of(position) of each request"
+
     def kv_sizes(self, batch: Batch) -> tuple[dict[str, int], dict[str, int]]:
         return {"token": self.declared.slots}, {"block": batch.num_requests}
 

@@ -36,8 +36,6 @@ class SelectedBatch(Batch):
 class Selected(Pages[Declared]):
     """Pages that a tensor names. Plans know how many they are, and nothing of their names."""
 
-    takes_appends = False
-
     @classmethod
     def of(cls, kv_format: KVFormat) -> Selected:
         """Raises ArgumentError for what is not paged."""

@@ -173,7 +173,7 @@ def test_wrong_calls() -> None:
 
 
 def test_what_takes_other_caches_only() -> None:
-    with pytest.raises(errors.ArgumentError, match="is no paged cache"):
+    with pytest.raises(errors.ArgumentError, match="write new tokens to slot_of"):
         wl.Appender(wl.Rope(), kv_format=wl.Rolling(8), num_kv_heads=1, head_dim=16)  # type: ignore[arg-type]
     with pytest.raises(errors.ArgumentError, match="selections need Paged, not Rolling"):
         wl.PageSelectionWrapper(kv_format=wl.Rolling(8), **SHAPE)
