@@ -13,9 +13,9 @@ struct TokenSlots {
 template <class Config>
 struct TokenSlots<Config, decltype(void(Config::kWindow))> {
   WL_FN static int of(int position) {
-    constexpr unsigned kSinks = Config::kSinks, kWindow = Config::kWindow;
-    const unsigned place = unsigned(position);
-    return int(place < kSinks + kWindow ? place : kSinks + (place - kSinks) % kWindow);
+    constexpr int kSinks = Config::kSinks, kWindow = Config::kWindow;
+    if (position < kSinks + kWindow) return position;  // one below 0 names no token
+    return kSinks + int(unsigned(position - kSinks) % unsigned(kWindow));
   }
 };
 
