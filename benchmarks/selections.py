@@ -83,7 +83,8 @@ def run_warploom(inputs: Sequence[Selected]) -> list[Thunk]:
         wl.Causal(), kv_format=wl.Paged(PAGE, layout="HND"), num_q_heads=heads,
         num_kv_heads=heads, head_dim=DIM, dtype=first.q.dtype, device=first.q.device,
     )  # fmt: skip
-    attention.plan(list(range(batch + 1)), first.pages, [budget] * batch, [PAGE] * batch)
+    requests = torch.arange(batch + 1)
+    attention.plan(requests, requests * budget, first.pages, [PAGE] * batch)
 
     def call(one: Selected) -> torch.Tensor:
         attention.select(one.pages)  # as each layer has its own

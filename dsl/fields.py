@@ -30,8 +30,7 @@ READING = "_field_reading"
 # Keywords of attention(), append(), plan() and run(), by which fields are given, too.
 _KEYWORDS = ("q", "k", "v", "kv", "variant", "sm_scale", "return_lse", "layout", "kv_lens",
              "lse_base", "backend", "out", "lse", "qo_indptr", "kv_indptr", "kv_indices",
-             "last_page_len", "q_rows", "indptr", "selection", "num_pages",
-             "workspace")  # fmt: skip
+             "last_page_len", "q_rows", "indptr", "workspace")  # fmt: skip
 RESERVED = (*SEATS, "softmax", "name", "fields", "inputs", *_KEYWORDS)
 
 

@@ -7,14 +7,16 @@ of a list.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from warploom.dsl.extents import MAX_LENGTH
 from warploom.errors import BadFormat
 
 Layout = Literal["NHD", "HND"]
+Positions = Literal["sequence", "cache"]
 _SIZES = f"from 1 on, to {MAX_LENGTH} at most"
 
 
@@ -56,6 +58,16 @@ class KVFormat:
     def composed(self) -> bool:
         """True if requests that share keys may be attended together, part by part."""
         return False
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """What kernels of this format alone are compiled with, by name."""
+        return {}
+
+    @property
+    def label(self) -> str:
+        """The format in names of kernels."""
+        return type(self).__name__.lower() + str(self.block_kv or "")
 
 
 @dataclass(frozen=True)
@@ -135,6 +147,76 @@ class BlockSparse(KVFormat):
     @property
     def column_positions(self) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class Rolling(KVFormat):
+    """[batch, slot, head, dim] caches that keep each request's first tokens and its last ones.
+
+    The first `sinks` tokens of a sequence stay in the first slots. Later ones go around a ring of
+    `window` slots, so that each takes the place of the one `window` tokens before it: the caches of
+    sliding-window layers, and of StreamingLLM. Plans are given the lengths of whole sequences.
+    Queries are [row, head, dim], requests one after another, as for paged caches.
+
+    All queries of a request read the cache as it is: it holds the last `window` tokens before the
+    end, and of the rows of a chunk only the last has a full window before it.
+
+    Attributes:
+        window: last tokens that are kept.
+        sinks: first tokens that are kept.
+        positions: what functors see. "sequence": kv_pos, q_pos and kv_len as if nothing had been
+            lost. "cache": kv_pos counts the tokens that are kept, from the oldest on, and queries
+            stand at their end, as rotary embeddings of StreamingLLM want it.
+    """
+
+    window: int = 0  # which is refused: there is no usual one
+    sinks: int = 0
+    positions: Positions = field(default="sequence", kw_only=True)
+    _given: ClassVar[str] = "window and sinks, and all else by name"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (_is_size(self.window) and (self.sinks == 0 or _is_size(self.sinks))):
+            expected = f"window to be an integer {_SIZES}, and sinks one from 0 on"
+            raise BadFormat(what=self, expected=expected)
+        if self.slots > MAX_LENGTH:
+            raise BadFormat(what=self, expected=f"window + sinks to be {MAX_LENGTH} at most")
+        if self.positions not in get_args(Positions):
+            expected = "positions='sequence' or positions='cache'"
+            raise BadFormat(what=self, expected=expected)
+
+    @property
+    def slots(self) -> int:
+        """Tokens that a request's cache holds."""
+        return int(self.sinks + self.window)
+
+    def slot_of(self, position: Any) -> Any:
+        """The slot where a token belongs.
+
+        Args:
+            position: in the sequence; an int, or integers of NumPy or torch of any shape.
+
+        Returns:
+            The slot, of the same type and shape.
+        """
+        ring = self.sinks + (position - self.sinks) % self.window
+        return ring - (position < self.sinks) * (ring - position)
+
+    @property
+    def block_kv(self) -> int:
+        return 1
+
+    @property
+    def column_positions(self) -> bool:
+        return self.positions == "sequence"
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        return {"window": int(self.window), "sinks": int(self.sinks)}
+
+    @property
+    def label(self) -> str:
+        return f"rolling{self.window}" + (f"_{self.sinks}" if self.sinks else "")
 
 
 def _is_size(value: object) -> bool:

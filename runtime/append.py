@@ -44,10 +44,10 @@ from warploom.runtime.append_args import (
 )
 from warploom.runtime.append_spec import append_spec, transforms_of
 from warploom.runtime.args import Geometry, checked_kv, key_value
+from warploom.runtime.batch import Batch
 from warploom.runtime.cpu import CpuKernel
 from warploom.runtime.cuda import CudaKernel
 from warploom.runtime.device import cuda_facts, resolve_device
-from warploom.runtime.formats import Batch
 from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.loaded import Loaded

@@ -6,11 +6,12 @@ import torch
 
 from warploom.codegen.append import AppendSpec, key_value_seats
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
-from warploom.dsl.formats import Paged
+from warploom.dsl.formats import KVFormat, Paged
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.variant import Variant
 from warploom.errors import ArgumentError, BadHeadDim
 from warploom.runtime.declare import checked_count, group_size
+from warploom.runtime.formats import format_of
 from warploom.runtime.structure import traced_once
 
 
@@ -35,8 +36,10 @@ def append_spec(
         checked_count(name, value)
         if value % 8 or not 8 <= value <= 256:
             raise BadHeadDim(name=name, value=value, multiple=8)
-    if not isinstance(kv_format, Paged) or kv_format.page_size < 1:
-        raise ArgumentError(name="kv_format", reason=f"{kv_format} is no paged cache")
+    known = isinstance(kv_format, KVFormat)
+    obstacle = format_of(kv_format).obstacle_to_appending if known else "is no paged cache"
+    if obstacle:
+        raise ArgumentError(name="kv_format", reason=f"{kv_format} {obstacle}")
     group_size(num_kv_heads if num_q_heads is None else num_q_heads, num_kv_heads)
     given = _element(dtype, "dtype")
     kept = given

@@ -10,17 +10,17 @@ from typing import Any, TypeAlias
 import torch
 
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES
-from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
+from warploom.dsl.formats import KVFormat
 from warploom.errors import (
     ArgumentError,
-    IndexOutOfRange,
     WrongDevice,
     WrongDType,
     WrongShape,
     WrongStride,
 )
-from warploom.runtime.batch import OnDevice
-from warploom.runtime.formats import Batch
+from warploom.runtime.batch import Batch, OnDevice
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.base import Format
 from warploom.runtime.plain import refuse_freed
 from warploom.runtime.tensors import as_torch, byte_span
 
@@ -55,27 +55,24 @@ class Geometry:
     is_declared: bool = True
 
     @property
-    def is_dense(self) -> bool:
-        return isinstance(self.kv_format, Dense)
+    def format(self) -> Format[KVFormat]:
+        """What the format does at run time."""
+        return format_of(self.kv_format)
 
     @property
-    def is_shared(self) -> bool:
-        """Whether all requests read one dense sequence of keys."""
-        return isinstance(self.kv_format, Dense) and self.kv_format.shared
+    def batched(self) -> bool:
+        """Whether q and out are [batch, row, head, dim]; else [row, head, dim]."""
+        return self.format.batched
 
     @property
     def q_axes(self) -> tuple[str, ...]:
         """Names of the axes of q and out; those of lse are the same without `dim`."""
-        if not self.is_dense:
-            return ("row", "head", "dim")
-        order = ("row", "head") if self.kv_format.layout == "NHD" else ("head", "row")
-        return ("batch", *order, "dim")
+        return self.format.q_axes
 
     @property
     def kv_axes(self) -> tuple[str, ...]:
         """Names of the axes of k and v."""
-        order = ("token", "head") if self.kv_format.layout == "NHD" else ("head", "token")
-        return (*(("block",) if isinstance(self.kv_format, (Dense, Paged)) else ()), *order, "dim")
+        return self.format.kv_axes
 
     def q_shape(self, batch: Batch, dim: int) -> tuple[int, ...]:
         sizes = {"batch": batch.num_requests, "row": batch.q_rows}
@@ -103,7 +100,7 @@ def checked_kv(kv: Any, kv_format: KVFormat, shared: bool = False) -> KV:
         return as_torch(kv[0], names[0], shared), as_torch(kv[1], names[1], shared)
     cache = as_torch(kv, "kv", shared)
     refuse_freed(cache, "kv", byte_span(cache))
-    if not isinstance(kv_format, Paged):
+    if not format_of(kv_format).joins_kv:
         raise ArgumentError(name="kv", reason="expected the pair (k, v)")
     if cache.dim() != 5 or cache.shape[1] != 2:
         raise WrongShape(
@@ -123,9 +120,9 @@ def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     expected = geometry.q_shape(batch, geometry.head_dim_qk)
     if tuple(q.shape) != expected:
         text = _described(expected, geometry.q_axes)
-        if geometry.is_dense and q.dim() == 4 and tuple(q.transpose(1, 2).shape) == expected:
+        if geometry.batched and q.dim() == 4 and tuple(q.transpose(1, 2).shape) == expected:
             text += _other_layout(geometry)
-        elif not geometry.is_dense and tuple(q.shape[1:]) == expected[1:]:
+        elif not geometry.batched and tuple(q.shape[1:]) == expected[1:]:
             text += f"; {expected[0]} is {_rows_from(batch)}"
         raise WrongShape(name="q", got=tuple(q.shape), expected=text)
     return row_strides(q.stride(), geometry)
@@ -145,16 +142,12 @@ def check_key_values(
         for name, tensor in (("k", k), ("v", v))
         for stride in _checked_key_value(tensor, name, geometry, batch)
     )
-    shown = {"block": "requests" if geometry.is_dense else "pages", "token": "tokens"}
+    shown = {"block": geometry.format.block_name[1], "token": "tokens"}
     for axis, of_k, of_v in zip(geometry.kv_axes, k.shape, v.shape, strict=True):
         if axis in shown and of_k != of_v:
             expected = f"as many {shown[axis]} as k, whose shape is {tuple(k.shape)}"
             raise WrongShape(name="v", got=tuple(v.shape), expected=expected)
-    if isinstance(geometry.kv_format, Paged) and len(k) < batch.kv_extent:
-        at = int(batch.indices.argmax())
-        raise IndexOutOfRange(
-            name="kv_indices", index=at, value=int(batch.indices[at]), last=len(k) - 1, of="page"
-        )
+    geometry.format.check_extent(k, batch)
     return strides
 
 
@@ -164,18 +157,13 @@ def _checked_key_value(
     """Check k or v; returns its (block, token, head) strides."""
     check_type(tensor, name, geometry, geometry.kv_dtype)
     dim = geometry.head_dim_qk if name == "k" else geometry.head_dim_v
-    exact = {"head": geometry.num_kv_heads, "dim": dim}
-    least = {"token": batch.kv_extent, "block": batch.num_requests}
-    if geometry.is_shared:
-        exact["block"] = 1
-    if isinstance(geometry.kv_format, Paged):
-        exact["token"] = geometry.kv_format.page_size
-        least = {"block": 0}
+    exact, least = geometry.format.kv_sizes(batch)
+    exact = {"head": geometry.num_kv_heads, "dim": dim} | exact
     axes = geometry.kv_axes
     if not _fits(tensor, axes, exact, least):
         sizes = {axis: f">={n}" for axis, n in least.items()}
         sizes |= {axis: f"={n}" for axis, n in exact.items()}
-        shown = {"block": "batch" if geometry.is_dense else "page"}
+        shown = {"block": geometry.format.block_name[0]}
         wanted = [shown.get(axis, axis) + sizes[axis] for axis in axes]
         swapped = tuple({"token": "head", "head": "token"}.get(axis, axis) for axis in axes)
         hint = _other_layout(geometry) if _fits(tensor, swapped, exact, least) else ""
@@ -184,9 +172,7 @@ def _checked_key_value(
         )
     strides = dict(zip(axes, tensor.stride(), strict=True))
     block, token, head = (strides.get(axis, 0) for axis in ("block", "token", "head"))
-    if isinstance(geometry.kv_format, BlockSparse):
-        block = geometry.kv_format.block_kv * token
-    return block, token, head
+    return geometry.format.kernel_strides(block, token, head)
 
 
 def _fits(

@@ -16,7 +16,7 @@ import numpy as np
 
 from warploom.errors import ArgumentError, WrongShape
 from warploom.runtime.declare import checked_count, checked_number
-from warploom.runtime.formats import indptr
+from warploom.runtime.formats.lists import indptr
 from warploom.runtime.tensors import host_int32
 from warploom.scheduler.bounds import INT32_MAX
 

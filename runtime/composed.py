@@ -11,8 +11,8 @@ from warploom.dsl.formats import KVFormat
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.ir import walk
 from warploom.dsl.spec import TracedVariant
+from warploom.runtime.batch import Batch
 from warploom.runtime.fast_planner import FastPlanner
-from warploom.runtime.formats import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.planner import Planned, Planner
 from warploom.runtime.verify_plans import composed_check, verify_planned

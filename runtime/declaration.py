@@ -22,7 +22,7 @@ from warploom.codegen.planner_source import planner_source
 from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import DType
-from warploom.dsl.formats import KVFormat, Paged, Ragged
+from warploom.dsl.formats import KVFormat, Paged
 from warploom.dsl.spec import AttentionSpec
 from warploom.dsl.variant import Variant, as_variant
 from warploom.runtime.append import Appender
@@ -36,7 +36,6 @@ from warploom.runtime.declare import (
     make_spec,
 )
 from warploom.runtime.kernel_choice import KernelChoice
-from warploom.runtime.native_planner import plans_on_device, plans_on_host
 from warploom.runtime.plan_tiles import Options, tiles_of
 from warploom.runtime.prepared_keys import Way
 from warploom.runtime.selection import PageSelectionWrapper
@@ -90,7 +89,6 @@ class AttentionDeclaration(Declaration):
     max_scores: bool = False
 
     _wrapper: ClassVar[type[AttentionWrapper]] = AttentionWrapper
-    _plans_blocks: ClassVar[bool] = True
 
     def on(
         self,
@@ -123,13 +121,14 @@ class AttentionDeclaration(Declaration):
         choice = KernelChoice(parts[0], target, *parts[1:])
         for tile in _tiles(choice, parts, heads, options):
             yield from ((source, target) for source in choice.sources(tile))
-        if not self._plans_blocks or options.batch_invariant:
+        if options.batch_invariant:
             return
-        if plans_on_host(spec.kv_format):
+        stored = self._wrapper.planned_format(spec.kv_format)
+        if stored.native_storage is not None:
             source = planner_source(spec.variant, c_structs(), "cpp")
             yield from ((source, host) for host in hosts)
         declared = options.bounds is not None
-        if isinstance(target, Arch) and declared and plans_on_device(spec.kv_format):
+        if isinstance(target, Arch) and declared and stored.plans_on_device:
             yield planner_source(spec.variant, c_structs(), "cuda"), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
@@ -145,7 +144,7 @@ class AttentionDeclaration(Declaration):
         checked_lse_scale(self.lse_base)
         checked_scale(self.sm_scale, self.head_dim)
         options, transform = checked_options(
-            spec, kind, kv_format if self._plans_blocks else Ragged(),
+            spec, kind, self._wrapper.planned_format(kv_format),
             bounds=self.bounds, cuda_graph=self.cuda_graph, batch_invariant=self.batch_invariant,
             sm_limit=self.sm_limit, tile=self.tile, key_transform=self.key_transform,
         )  # fmt: skip
@@ -158,7 +157,6 @@ class PageSelectionDeclaration(AttentionDeclaration):
     """What a `PageSelectionWrapper` is made of, but for the device."""
 
     _wrapper: ClassVar[type[AttentionWrapper]] = PageSelectionWrapper
-    _plans_blocks: ClassVar[bool] = False
 
     if TYPE_CHECKING:  # which class `on` makes
 

@@ -12,10 +12,11 @@ import torch
 from warploom.dsl.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
 from warploom.dsl.dtypes import kv_dtype as stored_dtype
 from warploom.dsl.extents import MAX_HEADS
-from warploom.dsl.formats import BlockSparse, KVFormat, Paged, Ragged
+from warploom.dsl.formats import KVFormat, Ragged
 from warploom.dsl.spec import AttentionSpec, TracedVariant
 from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
 from warploom.runtime.aux_outputs import check_has_scores
+from warploom.runtime.formats.base import Format
 from warploom.runtime.values import fits_float32
 from warploom.scheduler.bounds import Bounds
 
@@ -38,7 +39,7 @@ def as_format(kv_format: Any) -> KVFormat:
     )
 
 
-def check_bounds(bounds: Any, kv_format: KVFormat) -> None:
+def check_bounds(bounds: Any, kv_format: Format[Any]) -> None:
     """Refuse bounds that no batch of an indexed format could keep.
 
     Raises:
@@ -47,17 +48,11 @@ def check_bounds(bounds: Any, kv_format: KVFormat) -> None:
     if not isinstance(bounds, Bounds):
         reason = f"{bounds!r} is no Bounds; give warploom.Bounds(max_requests=..., ...)"
         raise ArgumentError(name="bounds", reason=reason)
-    if bounds.max_blocks or not isinstance(kv_format, (Paged, BlockSparse)):
-        return
-    lists, number = "max_requests", bounds.max_requests
-    if isinstance(kv_format, BlockSparse):
-        lists, number = "max_segments", bounds.segments
-    keys = kv_format.block_kv
-    enough = number * -(-bounds.max_kv_len // keys)
-    if enough:
+    most = None if bounds.max_blocks else kv_format.most_blocks(bounds)
+    if most is not None and most[1]:
         reason = (
-            f"is 0, and {type(kv_format).__name__} reads a list of blocks. "
-            f"{lists} * ceil(max_kv_len / {keys}) = {enough} is enough for every batch"
+            f"is 0, and {kv_format.name} reads a list of blocks. "
+            f"{most[0]} = {most[1]} is enough for every batch"
         )
         raise ArgumentError(name="Bounds.max_blocks", reason=reason)
 

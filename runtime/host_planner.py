@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -13,19 +13,18 @@ from warploom.codegen.build import build
 from warploom.codegen.hostcc import host_target
 from warploom.codegen.planner_source import MEASURE, planner_source
 from warploom.dsl.extents import MAX_LENGTH
-from warploom.dsl.formats import KVFormat, Paged
+from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import TracedVariant
 from warploom.errors import WarploomError
 from warploom.logs import log
 from warploom.runtime.batch import Measured
-from warploom.runtime.formats import make_batch
+from warploom.runtime.formats import format_of, make_batch
 from warploom.runtime.index_arrays import IndexReader
 from warploom.runtime.library import load_library
 from warploom.runtime.planner_params import PlannerParams
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.layout import c_structs
 
-STORAGE: Final = {"Dense": 0, "Ragged": 1, "Paged": 2}  # warploom::Storage
 _ANY = Bounds(MAX_LENGTH, MAX_LENGTH, MAX_LENGTH, INT32_MAX)
 _MEASURE = struct.Struct("=7i")  # warploom::Measure
 
@@ -42,7 +41,7 @@ class HostPlanner:
 
         Args:
             variant: its mask counts.
-            kv_format: dense, ragged or paged.
+            kv_format: one that has a `native_storage`.
             group_size: query heads per key/value head.
 
         Raises:
@@ -55,10 +54,12 @@ class HostPlanner:
         self._measure = library[MEASURE]
         self._measure.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._format = kv_format
-        self._is_paged = isinstance(kv_format, Paged)
+        stored = format_of(kv_format)
+        self._is_paged = bool(stored.takes)
         self.params = PlannerParams(variant)
         # Measuring reads these three of a site.
-        self.params.set("storage", STORAGE[type(kv_format).__name__])
+        assert stored.native_storage is not None
+        self.params.set("storage", stored.native_storage)
         self.params.set("page_size", kv_format.block_kv)
         self.params.set("group_size", group_size)
         names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")

@@ -23,7 +23,7 @@ from warploom.errors import (
     WrongShape,
 )
 from warploom.runtime.args import Geometry
-from warploom.runtime.formats import Batch
+from warploom.runtime.batch import Batch
 from warploom.runtime.missing import missing_input, read_values
 from warploom.runtime.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.outputs import as_given, check_rows_apart, given_to_run, type_remedy

@@ -9,7 +9,6 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import Paged
 from warploom.runtime import shortcuts
 from warploom.runtime.args import (
     KV,
@@ -25,7 +24,7 @@ from warploom.runtime.args import (
     row_strides,
 )
 from warploom.runtime.aux_outputs import MaxScores
-from warploom.runtime.formats import Batch
+from warploom.runtime.batch import Batch
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel
 from warploom.runtime.outputs import check_recorded_apart, check_run_apart
@@ -298,7 +297,7 @@ class Launcher:
         if out is not None and (of_out := found.pop("out", None)):
             target = room_for(out, "out", of_out)
         for name, each in found.items():
-            if name != "q" and isinstance(self._geometry.kv_format, Paged):
+            if name != "q" and self._geometry.format.is_cache:
                 refuse_large_cache(read[name], name, each)
             read[name] = reachable(read[name], name, each)
         kv = (read["k"], read["v"]) if found.keys() & {"k", "v"} else run.kv

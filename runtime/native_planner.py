@@ -11,13 +11,14 @@ import torch
 from warploom.codegen.build import build
 from warploom.codegen.planner_source import OPTIONS, OUTPUTS, planner_source, scratch_bytes
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import Dense, KVFormat, Paged, Ragged
+from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import TracedVariant
 from warploom.errors import ArgumentError, MissingInput
 from warploom.runtime.batch import Measured, OnDevice
 from warploom.runtime.device import cuda_facts
 from warploom.runtime.device_planner import DevicePlanner, PlanSize
-from warploom.runtime.host_planner import STORAGE, HostPlanner, host_planner
+from warploom.runtime.formats import format_of
+from warploom.runtime.host_planner import HostPlanner, host_planner
 from warploom.runtime.index_arrays import is_index_tensor
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.visibility import Heads
@@ -59,17 +60,6 @@ class Site:
         return self._at[address]
 
 
-def plans_on_host(kv_format: KVFormat) -> bool:
-    """True for formats that the native planner of the host serves; NumPy plans the others."""
-    is_shared = isinstance(kv_format, Dense) and kv_format.shared
-    return isinstance(kv_format, (Dense, Ragged, Paged)) and not (kv_format.composed or is_shared)
-
-
-def plans_on_device(kv_format: KVFormat) -> bool:
-    """True for formats that devices plan, if bounds are declared."""
-    return isinstance(kv_format, (Ragged, Paged)) and not kv_format.composed
-
-
 class NativePlanner:
     """Native planners of one wrapper, made when first needed.
 
@@ -82,10 +72,11 @@ class NativePlanner:
     ) -> None:
         self._variant = variant
         self._format = kv_format
+        self._stored = format_of(kv_format)
         self._heads = heads
         self._device = device
         self._host: HostPlanner | None = None
-        self._has_host = plans_on_host(kv_format)
+        self._has_host = self._stored.native_storage is not None
         # All of them stay: a CUDA graph may replay any.
         self._on_device: dict[PlanSize, DevicePlanner] = {}
         self._written: Site | None = None  # to the parameters of the host's
@@ -93,7 +84,7 @@ class NativePlanner:
     def prepare(self, on_device: bool) -> None:
         """Build the planner for the host, and for the device if it will plan, too."""
         self._find_host()
-        if on_device and self._device.type == "cuda" and plans_on_device(self._format):
+        if on_device and self._device.type == "cuda" and self._stored.plans_on_device:
             source = planner_source(self._variant, c_structs(), "cuda")
             build(source, cuda_facts(self._device.index).arch)
 
@@ -114,8 +105,10 @@ class NativePlanner:
         heads, requests = self._heads, room.bounds.max_requests
         grid, cost = Grid.of(active_ctas, heads.num_kv), CostModel.for_even(tile.rows, tile.keys)
         tiles = room.bounds.max_q_rows * heads.group_size // tile.rows + requests
+        storage = self._stored.native_storage
+        assert storage is not None  # others measure no batch, and no device plans them
         numbers = (
-            STORAGE[type(self._format).__name__], self._format.block_kv, requests, tiles,
+            storage, self._format.block_kv, requests, tiles,
             room.num_ctas, grid.lines, grid.heads, grid.columns, tile.rows, tile.keys,
             heads.group_size, heads.num_q, heads.num_kv,
             cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
@@ -223,14 +216,15 @@ def device_lengths(
     qo, kv, indices, last = arguments
     if type(qo) is torch.Tensor and qo.is_cpu:
         return None  # at once, for so it is in most plans
-    if not plans_on_device(kv_format):
+    stored = format_of(kv_format)
+    if not stored.plans_on_device:
         return None
-    needed = (qo, kv, last, indices) if isinstance(kv_format, Paged) else (qo, kv)
+    needed = (qo, kv, last, indices) if stored.takes else (qo, kv)
     for value in needed:
         if not isinstance(value, torch.Tensor) or value.is_cpu or value.device != device:
             return None
         if not is_index_tensor(value):
             return None
-    unwanted = isinstance(kv_format, Ragged) and not (last is indices is None)
+    unwanted = not stored.takes and not (last is indices is None)
     fit = len(kv) == len(qo) >= 1 and (last is None or len(last) == len(qo) - 1)
     return None if unwanted or not fit else (qo, kv, last, indices)

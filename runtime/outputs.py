@@ -12,7 +12,7 @@ from warploom.dsl.spec import OutputField, TensorField
 from warploom.dsl.variant import Variant, as_variant
 from warploom.errors import ArgumentError
 from warploom.runtime.args import Geometry, check_apart, check_writable
-from warploom.runtime.formats import Batch
+from warploom.runtime.batch import Batch
 from warploom.runtime.plain import refuse_freed
 from warploom.runtime.tensors import as_torch, byte_span
 from warploom.runtime.values import as_input, refuse_none
@@ -57,7 +57,7 @@ def check_rows_apart(field: TensorField, geometry: Geometry, batch: Batch | None
     """Raise ArgumentError for an output whose roles do not tell rows of dense requests apart."""
     if not isinstance(field, OutputField) or "batch" in field.roles or batch is None:
         return
-    if geometry.is_dense and batch.num_requests > 1:
+    if geometry.batched and batch.num_requests > 1:
         reason = "has no 'batch' dimension, and of dense tensors q_row counts each request's rows"
         raise ArgumentError(name=field.name, reason=f"{reason}; add the role 'batch'")
 

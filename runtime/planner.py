@@ -11,13 +11,13 @@ import numpy.typing as npt
 import torch
 
 from warploom.codegen.source import TileChoice, TileConfig
-from warploom.dsl.formats import BlockSparse, Dense
 from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.spec import AttentionSpec
 from warploom.env import verify_plans
 from warploom.errors import WorkspaceTooSmall
 from warploom.runtime.batch import Batch
 from warploom.runtime.device import cuda_facts
+from warploom.runtime.formats import format_of
 from warploom.runtime.graph import is_capturing
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernel, Kernels
@@ -76,7 +76,7 @@ class Planner:
     ) -> None:
         self._spec = spec
         self._heads = heads
-        self._is_dense = isinstance(spec.kv_format, Dense)
+        self._batched = format_of(spec.kv_format).batched
         self._kernels = kernels
         self._workspace = workspace
         self._params = params
@@ -116,7 +116,7 @@ class Planner:
             batch.busy_rows * self._heads.group_size,
             batch.num_segments * self._heads.num_kv,
             1 << batch.max_kv_len.bit_length(),  # or each step of decoding would choose anew
-            self._kernels.prepares and may_prepare(batch, self._is_dense, self._heads.num_kv),
+            self._kernels.prepares and may_prepare(batch, self._batched, self._heads.num_kv),
         )
         if key not in self._chosen:
             if len(self._chosen) > _SIZES_KEPT:
@@ -246,8 +246,8 @@ class Planner:
     def _visibility(
         self, batch: Batch, scalars: Mapping[str, Any], known: Mapping[str, Any]
     ) -> Visibility:
-        block = self._spec.kv_format.block_kv
-        columns = block if isinstance(self._spec.kv_format, BlockSparse) else 0
+        kv_format = self._spec.kv_format
+        columns = kv_format.block_kv if kv_format.column_positions else 0
         traced = self._spec.variant
         analysis = TileAnalysis(traced, scalars, known)
         return make_visibility(traced, analysis, batch, self._heads, columns)

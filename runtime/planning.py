@@ -76,8 +76,9 @@ class Planning(Uncopied):
 
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
-            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; paged: [requests + 1] in
-                pages; block-sparse: [block rows of all requests + 1] in blocks.
+            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; rolling: likewise, of
+                whole sequences; paged: [requests + 1] in pages; block-sparse: [block rows of all
+                requests + 1] in blocks.
             kv_indices: int32, pages or column blocks; indexed formats only. It may have
                 more than kv_indptr[-1] entries: what lies behind is not read.
             last_page_len: int32 [requests], tokens in each last page; paged only.
@@ -110,14 +111,17 @@ class Planning(Uncopied):
         try:
             inputs = self._inputs.read(inputs)
             arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
-            planner = None if self.backend == "reference" else self._planner
-            batch = batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
-            self._plan(batch, inputs)
+            self._plan(self._lowered(arguments, kv_lens, q_rows), inputs)
         except BaseException:
             self._forget()
             raise
         finally:
             self._guard.leave_plan()
+
+    def _lowered(self, arguments: tuple[Any, ...], kv_lens: Any, q_rows: int | None) -> Batch:
+        """Check the arguments of `plan`; see `batch_of`."""
+        planner = None if self.backend == "reference" else self._planner
+        return batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
 
     def check_plan(self) -> None:
         """Raise if the device refused the last plan; waits for the device.

@@ -15,12 +15,12 @@ import torch
 from warploom.codegen.abi import Packer
 from warploom.codegen.prepare import COUNTS, POINTERS, STRIDES, PrepareSpec, prepare_fields
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import Dense, Ragged
 from warploom.dsl.lanes import reads_other_lanes, reduces_lanes
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import ArgumentError
 from warploom.runtime.args import Geometry
 from warploom.runtime.batch import Batch
+from warploom.runtime.formats import format_of
 from warploom.runtime.params import Block, ParamBlock
 from warploom.runtime.shortcuts import allocator
 from warploom.scheduler.bounds import INT32_MAX
@@ -50,12 +50,12 @@ def prepared_rows(spec: AttentionSpec) -> float:
     return PREPARED_ROWS_OF_BOTH if reads_other_lanes(seat) else PREPARED_ROWS_OF_NORMS
 
 
-def may_prepare(batch: Batch, is_dense: bool, num_kv_heads: int) -> bool:
+def may_prepare(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
     """Whether the keys of a batch can be transformed before attention.
 
     Plans by the device tell the host of no keys, and kernels count them in int32.
     """
-    blocks = batch.num_requests if is_dense else 1
+    blocks = batch.num_requests if batched else 1
     return 0 < blocks * batch.kv_extent * num_kv_heads <= INT32_MAX
 
 
@@ -67,11 +67,8 @@ def obstacle_to_preparing(
         return "the variant transforms no keys"
     if backend != "cuda":
         return f"the back end {backend!r} has no kernel that does it"
-    if type(spec.kv_format) not in (Dense, Ragged):
-        kind = type(spec.kv_format).__name__
-        return f"keys of the format {kind} lie in blocks, of which requests may share some"
-    if isinstance(spec.kv_format, Dense) and spec.kv_format.shared:
-        return "requests share their keys, which a transform may read differently for each"
+    if obstacle := format_of(spec.kv_format).obstacle_to_preparing:
+        return obstacle
     if spec.is_narrow:
         return "keys and values of 8 bits are read alike, and transformed keys have 16"
     if cuda_graph:
@@ -203,15 +200,15 @@ class PreparedKeys:
 
     def planned(self, batch: Batch) -> None:
         """Take the lengths of a batch, whose plan lies where the parameters say."""
-        dense = self._geometry.is_dense
-        blocks, tokens = batch.num_requests if dense else 1, batch.kv_extent
+        batched = self._geometry.batched
+        blocks, tokens = batch.num_requests if batched else 1, batch.kv_extent
         heads, dim = self._geometry.num_kv_heads, self._geometry.head_dim_qk
         sizes = {"block": blocks, "token": tokens, "head": heads, "dim": dim}
         strides = {"block": tokens * heads * dim, "token": heads * dim, "head": dim, "dim": 1}
         axes = self._geometry.kv_axes
         self._shape = tuple(sizes[axis] for axis in axes)
         self._strides = tuple(strides[axis] for axis in axes)
-        self._key_strides = strides["block"] if dense else 0, strides["token"], strides["head"]
+        self._key_strides = strides["block"] if batched else 0, strides["token"], strides["head"]
         self._write_counts(batch.num_segments, blocks, tokens)
         if blocks * tokens * heads > INT32_MAX:  # "auto" has fused them; see `may_prepare`
             reason = f"would prepare {blocks} x {tokens} tokens of {heads} heads, beyond int32"

@@ -12,7 +12,7 @@ import torch
 from warploom.dsl.reference import reference_attention
 from warploom.dsl.variant import Variant
 from warploom.runtime.args import Geometry, check_key_values, check_query
-from warploom.runtime.formats import Batch
+from warploom.runtime.batch import Batch
 from warploom.runtime.roles import role_sizes
 
 _Rows = np.ndarray[Any, Any]
@@ -64,9 +64,9 @@ def run_reference(
     o = np.zeros((*q.shape[:-1], geometry.head_dim_v))
     lse, top = (np.full(q.shape[:-1], -math.inf) for _ in range(2))
     for segment in batch.segments:
-        entry = int(segment["batch"]) if geometry.is_dense else 0
+        entry = int(segment["batch"]) if geometry.batched else 0
         rows = slice(int(segment["q_row"]), int(segment["q_row"]) + int(segment["num_q"]))
-        positions, keys = _keys(segment, batch, geometry)
+        positions, keys = geometry.format.keys_of(segment, batch)
         o[entry, rows], lse[entry, rows] = reference_attention(
             variant,
             q[entry, rows],
@@ -87,20 +87,6 @@ def run_reference(
     of_rows = (_unnamed(x, ("batch", "row", "head"), wanted[:-1]).float() for x in (lse, top))
     sums, tops = (x.to(geometry.device) for x in of_rows)
     return out.to(geometry.device), sums, tops
-
-
-def _keys(segment: Any, batch: Batch, geometry: Geometry) -> tuple[_Rows, tuple[_Rows, _Rows]]:
-    """kv_pos of each key of a segment's list, and its (block, token) in k and v."""
-    place = np.arange(int(segment["kv_count"]))
-    size = geometry.kv_format.block_kv
-    if not size:
-        block, token = np.full_like(place, segment["kv_block"]), place + int(segment["kv_row"])
-        return place, (block, token)
-    block = batch.indices[int(segment["index_begin"]) + place // size].astype(np.int64)
-    if not geometry.kv_format.column_positions:
-        return place, (block, place % size)
-    column = block * size + place % size
-    return column, (np.zeros_like(column), column + int(segment["kv_row"]))
 
 
 def _named(tensor: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...]) -> _Rows:

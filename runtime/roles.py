@@ -9,7 +9,7 @@ from warploom.dsl.loads import Indices, needed_sizes
 from warploom.dsl.spec import TensorField, TracedVariant
 from warploom.errors import WrongShape
 from warploom.runtime.args import Geometry
-from warploom.runtime.formats import Batch
+from warploom.runtime.batch import Batch
 from warploom.scheduler.bounds import Bounds
 
 # What FlexAttention calls positions.

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from warploom.dsl.formats import Paged
-from warploom.dsl.stand_ins import unseen
+from warploom.dsl.formats import KVFormat
 from warploom.errors import (
     ArgumentError,
-    BadLength,
     IndexOutOfRange,
     WrongDevice,
     WrongDType,
@@ -23,87 +20,62 @@ from warploom.errors import (
     WrongStride,
 )
 from warploom.runtime.args import KV, checked_kv, key_value
-from warploom.runtime.calls import explained
+from warploom.runtime.batch import Batch
 from warploom.runtime.custom_op import Result
-from warploom.runtime.formats import Batch, indptr, segments_of
+from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.lists import indptr
+from warploom.runtime.formats.selected import Selected, SelectedBatch
 from warploom.runtime.graph import refuse_under_capture
 from warploom.runtime.plain import refuse_freed
-from warploom.runtime.tensors import as_torch, byte_span, host_int32
+from warploom.runtime.tensors import as_torch, byte_span
 from warploom.runtime.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import INT32_MAX
 
 
 class PageSelectionWrapper(AttentionWrapper):
     """An `AttentionWrapper` over a paged cache whose page table is a selection for each head.
 
-    A selection is an int32 tensor [requests, num_kv_heads, budget] on the wrapper's device: the
-    pages that the request's queries read through that head, the last of them being the one that
-    `last_page_len` speaks of. All heads of a request read equally many. As in any paged cache,
-    `kv_pos` counts along the list, so that queries stand at its end: it is the position in a cache
-    from which the other pages were evicted, and not that in the sequence.
+    A selection is an int32 tensor [requests, num_kv_heads, budget] on the wrapper's device, which
+    `plan` takes in place of a list of pages, as `kv_indices`: the pages that the request's queries
+    read through that head, the last of them being the one that `last_page_len` speaks of. All heads
+    of a request read equally many, as `kv_indptr` says. As in any paged cache, `kv_pos` counts
+    along the list, so that queries stand at its end: it is the position in a cache from which the
+    other pages were evicted, and not that in the sequence.
 
-    `plan` is for numbers of pages; their names may change at any time. `select` takes another
+    A plan is for numbers of pages; their names may change at any time. `select` takes another
     tensor, such as the next layer's; new contents of the same tensor need no call, so that a CUDA
-    graph may hold what makes the selection and the attention over it.
+    graph may hold what makes the selection and the attention over it. Each entry that is read must
+    be a page of the cache: on the CPU `run` checks that, on a GPU only `check_selection` does, and
+    a wrong entry reads memory outside of the cache.
     """
 
-    _plans_blocks = False  # the selection is the list
-    _selection: torch.Tensor | None = None
-    _num_pages: torch.Tensor
+    _batch: SelectedBatch | None
+    _selection: torch.Tensor  # that runs read, once there is a plan
 
-    @explained
-    @unseen
-    def plan(  # type: ignore[override]
-        self,
-        qo_indptr: Any,
-        selection: Any,
-        num_pages: Any,
-        last_page_len: Any,
-        **inputs: Any,
-    ) -> None:
-        """Distribute the work of a batch; see `AttentionWrapper.plan`.
+    @classmethod
+    def planned_format(cls, kv_format: KVFormat) -> Selected:
+        """Raises ArgumentError for a format that is not paged."""
+        return Selected.of(kv_format)
 
-        Args:
-            qo_indptr: int32 [requests + 1], where each request's query rows begin.
-            selection: the tensor that `run` reads; its contents do not matter here. Each entry that
-                is read must be a page of the cache: on the CPU `run` checks that, on a GPU only
-                `check_selection` does, and a wrong entry reads memory outside of the cache.
-            num_pages: int32 [requests], entries that are read of each request's lists.
-            last_page_len: int32 [requests], tokens in the last page of each list.
-            **inputs: values of the variant's fields.
-
-        Raises:
-            BadIndptr, BadLength, WrongShape, WrongDType, WrongDevice, WrongStride: a wrong array.
-            and those of `AttentionWrapper.plan`.
-        """
-        self._guard.enter_plan()
-        try:
-            inputs = self._inputs.read(inputs)
-            self._plan_selected(qo_indptr, selection, num_pages, last_page_len, inputs)
-        except BaseException:
-            self._forget()
-            raise
-        finally:
-            self._guard.leave_plan()
-
-    def _plan_selected(
-        self,
-        qo_indptr: Any,
-        selection: Any,
-        num_pages: Any,
-        last_page_len: Any,
-        inputs: dict[str, Any],
-    ) -> None:
+    def _lowered(
+        self, arguments: tuple[Any, ...], kv_lens: Any, q_rows: int | None
+    ) -> SelectedBatch:
         refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
-        if not isinstance(self.kv_format, Paged) or self.backend == "reference":
-            reason = f"selections need a compiled back end and Paged, not {self.kv_format}"
-            raise ArgumentError(name="kv_format", reason=reason)
-        rows = indptr(qo_indptr, "qo_indptr")
-        tensor = self._checked(selection, len(rows) - 1)
-        batch = selected_batch(rows, tensor, num_pages, last_page_len, self.kv_format.page_size)
-        self._plan(batch, inputs)
-        self._num_pages = torch.from_numpy(host_int32(num_pages, "num_pages")).clone()
-        self._use(tensor)
+        if self.backend == "reference":
+            raise ArgumentError(name="backend", reason="selections need a compiled one")
+        qo, kv, selection, last = arguments
+        if selection is not None:
+            requests = len(indptr(qo, "qo_indptr")) - 1
+            selection = self._checked(selection, "kv_indices", requests)
+        batch = make_batch(Selected.of(self.kv_format), qo, kv, selection, last, kv_lens)
+        if q_rows not in (None, batch.q_rows):
+            raise ArgumentError(name="q_rows", reason=f"is {q_rows}; the batch has {batch.q_rows}")
+        assert isinstance(batch, SelectedBatch)
+        return batch
+
+    def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
+        super()._take(batch, inputs)
+        assert isinstance(batch, SelectedBatch)  # from `_lowered`
+        self._use(batch.selection)
 
     def run(self, q: Any, kv: Any, **rest: Any) -> Any:
         """Attention over the selected pages; see `AttentionWrapper.run`.
@@ -146,14 +118,15 @@ class PageSelectionWrapper(AttentionWrapper):
             IndexOutOfRange: an entry is no page of the cache.
             ForbiddenUnderCapture: the current stream is being captured.
         """
-        if self._batch is None or self._selection is None:
+        if self._batch is None:
             raise self._not_planned()
         remedy = "Call it before the capture, or between replays."
         refuse_under_capture(self.device, "check_selection() was called", remedy)
-        entries = self._selection[: len(self._num_pages)]
+        num_pages = torch.from_numpy(self._batch.num_pages).to(self.device)
+        entries = self._selection[: len(num_pages)]
         pages = min(len(x) for x in key_value(checked_kv(kv, self.kv_format)))
         place = torch.arange(entries.shape[2], device=self.device)
-        read = place < self._num_pages.to(self.device)[:, None, None]
+        read = place < num_pages[:, None, None]
         wrong = read & ((entries < 0) | (entries >= pages))
         if bool(wrong.any()):
             at = tuple(wrong.nonzero()[0].tolist())
@@ -171,10 +144,10 @@ class PageSelectionWrapper(AttentionWrapper):
         """
         self._guard.enter_plan()
         try:
-            before = self._selection
-            if self._batch is None or before is None:
+            if self._batch is None:
                 raise self._not_planned()
-            tensor = self._checked(selection, before.shape[0])
+            before = self._selection
+            tensor = self._checked(selection, "selection", before.shape[0])
             if tensor.shape[2] != before.shape[2] or tensor.stride() != before.stride():
                 raise WrongStride(
                     name="selection", got=tensor.stride(), expected=f"{before.stride()}, as planned"
@@ -189,19 +162,19 @@ class PageSelectionWrapper(AttentionWrapper):
         assert self._launcher is not None  # `plan` refuses the reference
         self._launcher.reads("selection", tensor)
 
-    def _checked(self, selection: Any, requests: int) -> torch.Tensor:
+    def _checked(self, selection: Any, name: str, requests: int) -> torch.Tensor:
         if isinstance(selection, (list, tuple)):  # new contents of a copy would not be seen
             reason = f"is a {type(selection).__name__}, and runs read it where it lies"
             raise ArgumentError(
-                name="selection", reason=f"{reason}: give a torch.int32 tensor on {self.device}"
+                name=name, reason=f"{reason}: give a torch.int32 tensor on {self.device}"
             )
-        tensor = as_torch(selection, "selection", shared=True)
-        refuse_freed(tensor, "selection", byte_span(tensor))
+        tensor = as_torch(selection, name, shared=True)
+        refuse_freed(tensor, name, byte_span(tensor))
         if tensor.device != self.device:
-            raise WrongDevice(name="selection", got=str(tensor.device), expected=str(self.device))
+            raise WrongDevice(name=name, got=str(tensor.device), expected=str(self.device))
         if tensor.dtype != torch.int32:
             raise WrongDType(
-                name="selection",
+                name=name,
                 got=str(tensor.dtype),
                 expected="torch.int32",
                 remedy="Runs read it where it lies; convert it with .to(torch.int32).",
@@ -209,56 +182,10 @@ class PageSelectionWrapper(AttentionWrapper):
         heads = self.heads.num_kv
         if tensor.dim() != 3 or tensor.shape[0] < requests or tensor.shape[1] != heads:
             raise WrongShape(
-                name="selection",
+                name=name,
                 got=tuple(tensor.shape),
                 expected=f"[requests>={requests}, kv_head={heads}, budget]",
             )
         if tensor.shape[2] > 1 and tensor.stride(2) != 1:
-            raise WrongStride(name="selection", got=tensor.stride(), expected="the last must be 1")
+            raise WrongStride(name=name, got=tensor.stride(), expected="the last must be 1")
         return tensor
-
-
-def selected_batch(
-    rows: np.ndarray[Any, Any],
-    selection: torch.Tensor,
-    num_pages: Any,
-    last_page_len: Any,
-    page_size: int,
-) -> Batch:
-    """Lengths of a batch in the planner's form; its block lists are those of the selection.
-
-    Args:
-        rows: int32 [requests + 1], checked.
-        selection: [requests or more, kv heads, budget].
-        num_pages, last_page_len: see `PageSelectionWrapper.plan`.
-        page_size: tokens of a page.
-
-    Raises:
-        WrongShape, BadLength: a wrong number of pages or tokens.
-        WrongStride: entries lie further apart than kernels count.
-    """
-    requests, budget = len(rows) - 1, selection.shape[2]
-    pages, last = host_int32(num_pages, "num_pages"), host_int32(last_page_len, "last_page_len")
-    for name, array in (("num_pages", pages), ("last_page_len", last)):
-        if len(array) != requests:
-            raise WrongShape(name=name, got=array.shape, expected=f"({requests},), one per request")
-    most = min(budget, INT32_MAX // page_size)
-    for name, array, low, high, read in (
-        ("num_pages", pages, 0, most, np.ones(requests, bool)),
-        ("last_page_len", last, 1, page_size, pages > 0),
-    ):
-        wrong = np.flatnonzero(read & ((array < low) | (array > high)))
-        if wrong.size:
-            at = int(wrong[0])
-            raise BadLength(name=name, index=at, value=int(array[at]), expected=f"{low} to {high}")
-    kv_lens = np.where(pages > 0, (pages - 1) * page_size + last, 0).astype(np.int32)
-    segments = segments_of(rows, kv_lens)
-    heads = selection.shape[1]
-    of_request, of_head = (selection.stride(axis) for axis in (0, 1))
-    last_entry = max(requests - 1, 0) * of_request + (heads - 1) * of_head + budget
-    if max(last_entry, of_head if heads > 1 else 0) > INT32_MAX:
-        expected = "the last entry must lie within 2**31 - 1 entries of the first"
-        raise WrongStride(name="selection", got=selection.stride(), expected=expected)
-    segments["index_begin"] = np.arange(requests) * of_request
-    segments["index_head_stride"] = of_head if heads > 1 else 0
-    return Batch(segments, np.zeros(0, np.int32), np.diff(rows), kv_lens, int(rows[-1]), 0)

@@ -10,7 +10,6 @@ import torch
 from warploom.codegen.abi import TENSOR_MAP_BYTES
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged
 from warploom.errors import WrongStride
 from warploom.runtime.args import Geometry
 from warploom.runtime.cuda import load_driver
@@ -25,7 +24,7 @@ class TensorMaps:
 
     def __init__(self, geometry: Geometry, tile: TileConfig) -> None:
         self._driver = load_driver()
-        self._format = geometry.kv_format
+        self._format = geometry.format
         block = geometry.kv_format.block_kv
         self._box_tokens = min(tile.keys, block) if block else tile.keys
         dims = geometry.head_dim_qk, geometry.head_dim_v
@@ -60,7 +59,7 @@ class TensorMaps:
         if tensor.numel() == 0:
             # there is nothing to copy, and no map of nothing
             return lambda address: bytes(TENSOR_MAP_BYTES)
-        view = _by_block_token_head(tensor, self._format)
+        view = self._format.by_block_token_head(tensor)
         blocks, tokens, heads, lanes = view.shape
         # The stride of an axis of one place means nothing, and torch may say anything there.
         strides = [
@@ -117,13 +116,3 @@ class MapsOfLayout:
 def _strides(view: torch.Tensor) -> tuple[int, int, int]:
     """Of token, head and block."""
     return view.stride(1), view.stride(2), view.stride(0)
-
-
-def _by_block_token_head(tensor: torch.Tensor, kv_format: KVFormat) -> torch.Tensor:
-    """A view [block, token, head, lane]; sequences without blocks are one block.
-
-    A block-sparse sequence is one, too: its last block may end behind the tensor.
-    """
-    if not isinstance(kv_format, Dense | Paged) or isinstance(kv_format, BlockSparse):
-        tensor = tensor.unsqueeze(0)
-    return tensor.transpose(1, 2) if kv_format.layout == "HND" else tensor

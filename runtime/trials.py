@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from warploom.dsl.formats import BlockSparse, Dense, Paged
 from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.rounding import ATOL, SPACING, rounder, tolerance
 from warploom.dsl.variant import Variant
 from warploom.runtime.aux_outputs import AuxRequest
 from warploom.runtime.case import Case
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.base import Part
+from warploom.runtime.formats.lists import as_indptr
 from warploom.runtime.outputs import recorded_by
 from warploom.runtime.random_inputs import random_inputs
 from warploom.runtime.wrapper import AttentionWrapper
@@ -55,10 +57,12 @@ class Trial:
         self.inputs = {**random_inputs(variant, case, self.rng, set(given)), **given}
         self.recorded = {name: self.inputs[name] for name in recorded_by(variant)}
         self._naive_recorded = {name: x.clone() for name, x in self.recorded.items()}
-        self.qo_indptr = _indptr(case.q_lens)
-        self.plan: dict[str, Any] = {"qo_indptr": self.qo_indptr}
-        self.block_lists: list[_Floats] = []
-        self.stored = self._store()
+        self.qo_indptr = as_indptr(case.q_lens)
+        self._format = format_of(case.setup.kv_format)
+        stored = self._format.store(self.rng, case.q_lens, self.k, self.v)
+        self.plan = {"qo_indptr": self.qo_indptr, **stored.plan}
+        self._parts: list[list[Part]] = stored.parts
+        self.stored = [self._laid_out(x) for x in (stored.k, stored.v)]
 
     def run(self) -> tuple[list[_Floats], ...]:
         """Output, log-sum-exp and, if the kernel tells them, largest scores of each request."""
@@ -103,19 +107,19 @@ class Trial:
             yield name, [x.double().cpu().numpy() for x in found], dtype
 
     def _expected(self, i: int) -> Expected:
-        dense = isinstance(self.case.setup.kv_format, Dense)
+        first_row = 0 if self._format.batched else int(self.qo_indptr[i])
         results = []
-        for rows, keys in self._parts(i):
+        for part in self._parts[i]:
             request = {
                 "batch": i,
                 "inputs": self.inputs,
-                "first_q_idx": rows.start,
-                "first_q_row": rows.start + (0 if dense else int(self.qo_indptr[i])),
+                "first_q_idx": part.rows.start,
+                "first_q_row": part.rows.start + first_row,
                 "q_len": self.case.q_lens[i],
-                "kv_len": self.case.kv_lens[i],
-                "kv_positions": keys,
+                "kv_len": part.kv_len,
+                "kv_positions": part.kv_pos,
             }
-            tensors = (self.q[i][rows], self.k[i][keys], self.v[i][keys])
+            tensors = (self.q[i][part.rows], self.k[i][part.keys], self.v[i][part.keys])
             tops = np.zeros((2, *tensors[0].shape[:2]))
             exact = reference_attention(self.variant, *tensors, max_scores=tops[0], **request)
             request["inputs"] = {**self.inputs, **self._naive_recorded}
@@ -128,18 +132,6 @@ class Trial:
             )
             results.append((*exact, tops[0], *naive, tops[1]))
         return Expected(*(np.concatenate(arrays) for arrays in zip(*results, strict=True)))
-
-    def _parts(self, i: int) -> list[tuple[slice, _Floats]]:
-        """Rows of a request that share a list of keys, and the keys' positions."""
-        fmt, rows, keys = self.case.setup.kv_format, len(self.q[i]), np.arange(len(self.k[i]))
-        if not isinstance(fmt, BlockSparse):
-            return [(slice(0, rows), keys)]
-        first = sum(-(-n // fmt.block[0]) for n in self.case.q_lens[:i])
-        parts = []
-        for block_row, start in enumerate(range(0, rows, fmt.block[0])):
-            seen = np.isin(keys // fmt.block[1], self.block_lists[first + block_row])
-            parts.append((slice(start, min(start + fmt.block[0], rows)), keys[seen]))
-        return parts or [(slice(0, 0), keys[:0])]
 
     def _random(self, *shape: int, scale: float = 1.0) -> _Floats:
         """float32 numbers that the storage type holds exactly."""
@@ -157,78 +149,24 @@ class Trial:
         return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
     def _queries(self) -> torch.Tensor:
-        fmt = self.case.setup.kv_format
-        if not isinstance(fmt, Dense):
+        if not self._format.batched:
             return self._to_torch(np.concatenate(self.q), self.dtype)
         q = np.stack(self.q)
-        return self._to_torch(q if fmt.layout == "NHD" else q.swapaxes(1, 2), self.dtype)
+        return self._to_torch(q if self._is_nhd else q.swapaxes(1, 2), self.dtype)
 
     def _split(self, result: torch.Tensor) -> list[_Floats]:
         """A result's requests, as float64 [rows, heads, ...]."""
         array = result.double().cpu().numpy()
-        fmt = self.case.setup.kv_format
-        if isinstance(fmt, Dense):
-            return list(array if fmt.layout == "NHD" else array.swapaxes(1, 2))
+        if self._format.batched:
+            return list(array if self._is_nhd else array.swapaxes(1, 2))
         return np.split(array, self.qo_indptr[1:-1])
 
-    def _store(self) -> list[torch.Tensor]:
-        """Keys and values as the format wants them; fills in the arguments of `plan`."""
-        fmt = self.case.setup.kv_format
-        if isinstance(fmt, Paged):
-            stored = self._store_pages(fmt)
-        else:
-            self.plan["kv_indptr"] = _indptr(self.case.kv_lens)
-            join = _stack if isinstance(fmt, Dense) else np.concatenate
-            stored = [join(self.k), join(self.v)]
-            if isinstance(fmt, BlockSparse):
-                self._choose_blocks(fmt)
-        if fmt.layout == "HND":
-            stored = [x.swapaxes(-3, -2) for x in stored]
-        return [self._to_torch(x, self.kv_dtype) for x in stored]
+    @property
+    def _is_nhd(self) -> bool:
+        return self.case.setup.kv_format.layout == "NHD"
 
-    def _store_pages(self, fmt: Paged) -> list[_Floats]:
-        size = fmt.page_size
-        counts = [-(-n // size) for n in self.case.kv_lens]
-        total = sum(counts)
-        pages = self.rng.permutation(total + 2)[:total].astype(np.int32)
-        if fmt.composed:
-            self._share(pages, counts, size)
-        stored = []
-        for requests in (self.k, self.v):
-            cache = np.full((total + 2, size, *requests[0].shape[1:]), np.nan, np.float32)
-            for tokens, own in zip(requests, np.split(pages, np.cumsum(counts)[:-1]), strict=True):
-                place = np.arange(len(tokens))
-                cache[own[place // size], place % size] = tokens
-            stored.append(cache)
-        last = [(n - 1) % size + 1 if n else 0 for n in self.case.kv_lens]
-        self.plan |= {
-            "kv_indptr": _indptr(counts),
-            "kv_indices": pages,
-            "last_page_len": np.array(last, np.int32),
-        }
-        return stored
-
-    def _share(self, pages: np.ndarray[Any, Any], counts: list[int], size: int) -> None:
-        """Lets requests begin as an earlier one does, for any number of full pages."""
-        own = np.split(pages, np.cumsum(counts)[:-1])
-        for i in range(1, len(own)):
-            j = int(self.rng.integers(i))
-            full = min(self.case.kv_lens[i], self.case.kv_lens[j]) // size
-            shared = int(self.rng.integers(full // 2, full + 1))
-            own[i][:shared] = own[j][:shared]
-            for tokens in (self.k, self.v):
-                tokens[i][: shared * size] = tokens[j][: shared * size]
-
-    def _choose_blocks(self, fmt: BlockSparse) -> None:
-        for q_len, kv_len in zip(self.case.q_lens, self.case.kv_lens, strict=True):
-            for _ in range(-(-q_len // fmt.block[0])):
-                seen = self.rng.random(-(-kv_len // fmt.block[1])) < 0.6
-                self.block_lists.append(np.flatnonzero(seen))
-        self.plan |= {
-            "kv_indptr": _indptr([len(row) for row in self.block_lists]),
-            "kv_indices": np.concatenate([np.zeros(0), *self.block_lists]).astype(np.int32),
-            "kv_lens": np.array(self.case.kv_lens, np.int32),
-        }
+    def _laid_out(self, stored: _Floats) -> torch.Tensor:
+        return self._to_torch(stored if self._is_nhd else stored.swapaxes(-3, -2), self.kv_dtype)
 
 
 def mismatch(variant: Variant, case: Case, make_inputs: MakeInputs | None = None) -> str | None:
@@ -290,16 +228,3 @@ def _compare(
         f"the error {error[worst]:.3g} exceeds {allowed:.3g}, at {int((error > allowed).sum())} of "
         f"{error.size} places"
     )
-
-
-def _indptr(lengths: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-
-
-def _stack(requests: list[_Floats]) -> _Floats:
-    """[batch, longest, heads, dim], NaN behind the end of each request."""
-    longest = max(len(x) for x in requests)
-    whole = np.full((len(requests), longest, *requests[0].shape[1:]), np.nan, np.float32)
-    for row, tokens in zip(whole, requests, strict=True):
-        row[: len(tokens)] = tokens
-    return whole

@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from warploom.codegen.build import Job, build_all
 from warploom.codegen.source import TileConfig
 from warploom.dsl.dtypes import DType
-from warploom.dsl.formats import KVFormat, Ragged
+from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import TracedVariant
 from warploom.dsl.stand_ins import unseen
 from warploom.dsl.variant import Variant, as_variant
@@ -34,6 +34,8 @@ from warploom.runtime.declare import (
     make_spec,
 )
 from warploom.runtime.device import Backend, resolve_backend, resolve_device
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.base import Format
 from warploom.runtime.guard import Guard
 from warploom.runtime.inputs import Inputs
 from warploom.runtime.kernels import Kernels
@@ -75,7 +77,6 @@ class AttentionWrapper(Running):
     """
 
     _declares_types = True  # so that messages may propose others
-    _plans_blocks = True  # plans of indexed formats hold lists of blocks
 
     @explained
     @unseen
@@ -146,7 +147,7 @@ class AttentionWrapper(Running):
         self._lse_scale = checked_lse_scale(lse_base)
         self.sm_scale = checked_scale(sm_scale, head_dim)
         options, self.key_transform = checked_options(
-            self.spec, self.backend, self.kv_format if self._plans_blocks else Ragged(),
+            self.spec, self.backend, self.planned_format(self.kv_format),
             bounds=bounds, cuda_graph=cuda_graph, batch_invariant=batch_invariant,
             sm_limit=sm_limit, tile=tile, key_transform=key_transform, workspace=workspace,
         )  # fmt: skip
@@ -163,6 +164,11 @@ class AttentionWrapper(Running):
             memory = None if workspace is None else as_torch(workspace, "workspace", shared=True)
             self._connect(options, Workspace(self.device, memory, bounds is not None))
         self.handle = custom_op.register_wrapper(self)
+
+    @classmethod
+    def planned_format(cls, kv_format: KVFormat) -> Format[Any]:
+        """What plans make of a format; raises ArgumentError for one that they do not serve."""
+        return format_of(kv_format)
 
     def _setup(
         self, traced: TracedVariant, kv_format: KVFormat, num_q_heads: int,
@@ -275,7 +281,8 @@ class AttentionWrapper(Running):
                 head_dim], or [batch, num_q_heads, rows, head_dim] in layout HND.
             kv: (k, v), or a paged cache [pages, 2, ...]. Shapes by format, NHD: dense [batch,
                 tokens, heads, dim], ragged and block-sparse [tokens, heads, dim], paged [pages,
-                page_size, heads, dim]; HND swaps tokens and heads.
+                page_size, heads, dim], rolling [batch, slots, heads, dim]; HND swaps tokens and
+                heads.
             out: tensor for the output, shaped like q with head_dim_v.
             lse: float32 tensor for the log-sum-exp, shaped like q without head_dim.
             max_scores: float32 tensor for the largest scores, shaped like `lse`.

@@ -7,10 +7,10 @@ from typing import Any
 from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import TileConfig
 from warploom.codegen.specialize import for_group_size
-from warploom.dsl.formats import KVFormat
 from warploom.dsl.spec import AttentionSpec
 from warploom.errors import ArgumentError
 from warploom.runtime.declare import check_bounds, checked_count, checked_flag
+from warploom.runtime.formats.base import Format
 from warploom.runtime.plan_tiles import Options
 from warploom.runtime.prepared_keys import (
     KeyTransform,
@@ -26,7 +26,7 @@ from warploom.scheduler.bounds import Bounds
 def checked_options(
     spec: AttentionSpec,
     backend: str,
-    planned_format: KVFormat,
+    planned_format: Format[Any],
     *,
     bounds: Bounds | None,
     cuda_graph: bool,

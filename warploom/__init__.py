@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from warploom.dsl.formats import Dense as Dense
     from warploom.dsl.formats import Paged as Paged
     from warploom.dsl.formats import Ragged as Ragged
+    from warploom.dsl.formats import Rolling as Rolling
     from warploom.dsl.functions import abs as abs
     from warploom.dsl.functions import atan as atan
     from warploom.dsl.functions import ceil as ceil
@@ -111,6 +112,7 @@ _HOME = {
     "Dense": "warploom.dsl.formats",
     "Paged": "warploom.dsl.formats",
     "Ragged": "warploom.dsl.formats",
+    "Rolling": "warploom.dsl.formats",
     "custom_function": "warploom.dsl.custom",
     "Scalar": "warploom.dsl.fields",
     "Tensor": "warploom.dsl.fields",

@@ -121,11 +121,17 @@ def setups(
     """
     import torch
 
-    from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged
+    from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged, Rolling
     from warploom.runtime.case import Setup
 
     if formats is None:
-        formats = (Ragged(), Paged(16), Dense(layout="HND"), BlockSparse(block=(32, 16)))
+        formats = (
+            Ragged(),
+            Paged(16),
+            Dense(layout="HND"),
+            BlockSparse(block=(32, 16)),
+            Rolling(50, 4),
+        )
     dtypes, kv_dtypes = _listed(dtypes), None if kv_dtypes is None else _listed(kv_dtypes)
     devices = None if devices is None else _listed(devices)
     if devices is None:
@@ -151,15 +157,15 @@ def _listed(names: Sequence[_Name] | str) -> Sequence[_Name | str]:
 
 def cases(setup: Setup) -> SearchStrategy[Case]:
     """Batches for one kernel."""
-    from warploom.dsl.formats import Dense
     from warploom.runtime.case import Case
+    from warploom.runtime.formats import format_of
 
     _need_hypothesis()
     from hypothesis import strategies as st
 
     kv_len = st.one_of(st.sampled_from(_KEYS), st.integers(0, 80))
     q_len = st.one_of(st.sampled_from(_ROWS), st.integers(0, 40))
-    if isinstance(setup.kv_format, Dense):
+    if format_of(setup.kv_format).batched:
         lengths = st.builds(
             lambda q, kv: ((q,) * len(kv), tuple(kv)),
             q_len,

@@ -18,7 +18,6 @@ from warploom.codegen.arch import Arch
 from warploom.codegen.attention.template import SMALL_HEADS, Work
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import BlockSparse
 from warploom.dsl.spec import AttentionSpec
 
 _SHARING_TILES = 4  # query tiles of a request from which on the planner lets them share the cache
@@ -99,7 +98,7 @@ def is_covered(spec: AttentionSpec, arch: Arch) -> bool:
     """
     seats, kv_format = spec.variant.seats, spec.kv_format
     transformed = "key_transform" in seats or "value_transform" in seats or spec.is_narrow
-    partly = kv_format.composed or isinstance(kv_format, BlockSparse)
+    partly = kv_format.composed or kv_format.column_positions
     return arch.name in MACHINES and not transformed and not partly
 
 

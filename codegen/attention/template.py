@@ -160,7 +160,7 @@ class Template(ABC):
             spec.variant.name,
             short_dtypes(spec.dtype, spec.stored_dtype),
             short_dims(spec.head_dim_qk, spec.head_dim_v),
-            type(spec.kv_format).__name__.lower() + str(spec.kv_format.block_kv or ""),
+            spec.kv_format.label,
             f"r{tile.rows}k{tile.keys}",
         )
         return dict(zip(LABELS, labels, strict=True))
@@ -267,4 +267,5 @@ def _sizes(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int | bool]
         "indexed": block_kv > 0,
         "column_positions": spec.kv_format.column_positions,
         "composed": spec.kv_format.composed,  # a tile may hold rows of several requests
+        **spec.kv_format.constants,
     }

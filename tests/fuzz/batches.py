@@ -178,8 +178,33 @@ class Batch:
         last = [
             n - max(c - 1, 0) * page if n else 1 for n, c in zip(self.keys, counts, strict=False)
         ]
-        self.positional = [self.indptr(self.rows), torch.from_numpy(table).to(self.device),
-                           np.array(counts, np.int32), np.array(last, np.int32)]  # fmt: skip
+        named = torch.from_numpy(table).to(self.device)
+        last = np.array(last, np.int32)
+        self.positional = [self.indptr(self.rows), self.indptr(counts), named, last]
+
+    def _rolling(self, window, sinks, positions):
+        k, v = (self.values(sum(self.keys), self.hk, n, self.kv_dtype) for n in (self.d, self.dv))
+        self.per_request(k, v)
+        self.positional = [self.indptr(self.rows), self.indptr(self.keys)]
+        caches = [
+            torch.full((len(self.keys), sinks + window, *x.shape[1:]), 5.0).to(x.dtype)
+            for x in (k, v)
+        ]
+        self.open = []
+        for b, (rows, n) in enumerate(self.lengths):
+            for cache, whole in zip(caches, self.logical[b], strict=True):
+                tokens = whole.transpose(0, 1)
+                cache[b, : min(n, sinks)] = tokens[:sinks]
+                for i, token in enumerate(tokens[sinks:]):  # later ones take the place of earlier
+                    cache[b, sinks + i % window] = token
+            kept = torch.arange(n)
+            kept = (kept < sinks) | (kept >= n - window)
+            if positions == "cache":  # nobody has heard of the others
+                self.logical[b] = tuple(x[:, kept] for x in self.logical[b])
+                self.keys[b], kept = int(kept.sum()), kept[kept]
+            self.open.append(kept.expand(1, rows, len(kept)))
+        self.lengths = list(zip(self.rows, self.keys, strict=True))
+        self.kv = tuple(map(self.given, caches))
 
     @staticmethod
     def indptr(lengths):

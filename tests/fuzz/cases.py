@@ -7,7 +7,7 @@ from math import prod
 from random import Random
 from typing import Any
 
-from fuzz.facts import draw_facts
+from fuzz.facts import draw_facts, later_format
 from fuzz.flex_forms import PLACES, in_flex
 from fuzz.grammar import BOOL, FLOAT, INT, Field, Grammar, Node, number
 from fuzz.recorders import Output, Recorders
@@ -151,6 +151,7 @@ def draw(seed: int, device: str = "cpu") -> Case:
     fields: list[Field] = []
     seats = _seats(random, fields, flex)
     facts = draw_facts(random, device, flex)
+    facts["format"] = later_format(seed, facts["format"])
     seat = "logits_transform"
     if not flex and seat in seats and random.random() < 0.3:
         dense = facts["format"][0] == "dense"

@@ -13,7 +13,7 @@ from fuzz.grammar import UNARY_FLOAT
 from fuzz.shipped import KNOWN
 from fuzz.source import NAMES
 
-FORMATS = ("dense", "ragged", "paged", "composed", "block_sparse", "selection")
+FORMATS = ("dense", "ragged", "paged", "composed", "block_sparse", "selection", "rolling")
 INTS = ("uint8", "int8", "int16", "int32", "int64")
 FLOATS = ("float16", "bfloat16", "float32")
 OPERATIONS = (*(op for op in NAMES if op not in ("+", "-", "*")), *UNARY_FLOAT)
@@ -38,7 +38,8 @@ def required() -> set[str]:
     found |= {"one head", "heads in groups", "one key head", "layout HND", "gaps", "joined"}
     found |= {"option sm_limit", "option batch_invariant", "option backend", "bounds bounds",
               "bounds cuda_graph", "no softmax", "base 2", "scale", "indices torch", "wide ints",
-              "levels", "page of 1", "odd page", "no rows", "no keys", "depth 4"}  # fmt: skip
+              "levels", "page of 1", "odd page", "no rows", "no keys", "depth 4",
+              "whole ring", "positions in the cache"}  # fmt: skip
     for name in (*FORMATS, "flex", "NumPy", "given tensors", "rows without keys"):
         found.add(f"largest scores, {name}")
     for name in (*FORMATS, "NumPy", "rows without keys", "no softmax", "a shipped mask"):
@@ -74,6 +75,9 @@ def features(case: Case) -> set[str]:
         "scale": facts["sm_scale"] is not None, "page of 1": facts["format"] == ["paged", 1],
         "odd page": facts["format"] in (["paged", 3], ["paged", 5], ["paged", 7]),
         "levels": facts["format"][0] == "composed" and facts["format"][3] > 0,
+        "whole ring": facts["format"][0] == "rolling"
+        and any(k > sum(facts["format"][1:3]) for _, k in lengths),
+        "positions in the cache": facts["format"][-1] == "cache",
         "no rows": any(q == 0 for q, _ in lengths), "no keys": any(k == 0 for _, k in lengths),
         "depth 4": any(_depth(tree) > 4 for tree in case.seats.values()),
     }  # fmt: skip

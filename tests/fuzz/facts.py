@@ -70,6 +70,17 @@ def _aux(random: Random, softmax: bool) -> str | None:
     return random.choice(asked) if random.random() < 0.4 else None
 
 
+def later_format(seed: int, kv_format: list[Any]) -> list[Any]:
+    """The format, or one that came later: from numbers of its own, so that seeds stay what they
+    were.
+    """
+    random = Random(f"newer format {seed}")
+    if kv_format[0] != "paged" or random.random() < 0.7:
+        return kv_format
+    window, sinks = random.choice((1, 2, 7, 16, 33, 64, 300)), random.choice((0, 0, 1, 4, 17))
+    return ["rolling", window, sinks, random.choice(("sequence", "cache"))]
+
+
 def _heads(random: Random) -> list[int]:
     hk, group = random.choice((1, 1, 2, 3, 4)), random.choice((1, 1, 2, 3, 4, 5, 7, 8, 16))
     return [hk * group, hk]

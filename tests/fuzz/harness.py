@@ -30,6 +30,8 @@ class Mismatch(Exception):
 
 def kv_format(spec):
     name, *rest = spec["format"]
+    if name == "rolling":
+        return wl.Rolling(*rest[:2], positions=rest[2], layout=spec["layout"])
     made = {"ragged": wl.Ragged, "dense": wl.Dense, "paged": wl.Paged, "composed": wl.Composed,
             "selection": wl.Paged, "block_sparse": wl.BlockSparse}[name]  # fmt: skip
     args = [tuple(rest)] if name == "block_sparse" else rest[:1]
@@ -47,6 +49,8 @@ def declared(spec):
         keys += [k for _, k in batch]
         if name == "paged":
             blocks.append(sum(-(-k // sizes[0]) for _, k in batch))
+        elif name == "rolling":
+            blocks.append(sum(min(k, sizes[0] + sizes[1]) for _, k in batch))
         elif name == "block_sparse":
             blocks.append(sum(-(-q // sizes[0]) * -(-k // sizes[1]) for q, k in batch))
             segments.append(sum(-(-q // sizes[0]) for q, _ in batch))

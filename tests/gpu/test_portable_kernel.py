@@ -54,6 +54,8 @@ FORMATS = [
     wl.Paged(5, layout="HND"),
     wl.BlockSparse(block=(7, 5)),
     wl.BlockSparse(block=(32, 128)),
+    wl.Rolling(100, 3),
+    wl.Rolling(64, positions="cache", layout="HND"),
 ]
 VARIANTS = [
     wl.Variant(),

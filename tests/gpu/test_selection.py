@@ -29,12 +29,13 @@ def test_selections_change_between_replays(
     cache = torch.randn(2, PAGES, page_size, KV_HEADS, DIM).bfloat16()
     q = torch.randn(REQUESTS * rows, heads, DIM).bfloat16()
     counts = rng.integers(1, BUDGET + 1, REQUESTS)
-    plan = np.arange(REQUESTS + 1) * rows, counts, rng.integers(1, page_size + 1, REQUESTS)
+    indptrs = np.arange(REQUESTS + 1) * rows, np.cumsum([0, *counts])
+    last = rng.integers(1, page_size + 1, REQUESTS)
     on_cpu = wl.PageSelectionWrapper(wl.Causal(), **declared, device="cpu")
     on_gpu = wl.PageSelectionWrapper(wl.Causal(), **declared, device=cuda)
     scores = torch.rand(REQUESTS, KV_HEADS, PAGES, device=cuda)
     selection = torch.zeros(REQUESTS, KV_HEADS, BUDGET, dtype=torch.int32, device=cuda)
-    on_gpu.plan(plan[0], selection, *plan[1:])
+    on_gpu.plan(*indptrs, selection, last)
     q_gpu, cache_gpu, out = q.to(cuda), tuple(cache.to(cuda)), torch.empty_like(q, device=cuda)
 
     def step() -> None:
@@ -49,7 +50,7 @@ def test_selections_change_between_replays(
         scores.uniform_()
         out.fill_(7.0)
         graph.replay()
-        on_cpu.plan(plan[0], selection.cpu(), *plan[1:])
+        on_cpu.plan(*indptrs, selection.cpu(), last)
         expected = on_cpu.run(q, tuple(cache))
         torch.testing.assert_close(out.cpu(), expected, rtol=2e-2, atol=2e-2)
 
@@ -63,7 +64,7 @@ def test_entries_outside_of_the_cache_are_found_when_asked_for(cuda: Any) -> Non
     with pytest.raises(NotPlanned):
         attention.check_selection(cache)
     selection = torch.zeros(2, KV_HEADS, BUDGET, dtype=torch.int32, device=cuda)
-    attention.plan([0, 1, 2], selection, [3, BUDGET], [16, 16])
+    attention.plan([0, 1, 2], [0, 3, 3 + BUDGET], selection, [16, 16])
     selection[0, :, 3:] = PAGES  # never read
     attention.check_selection(cache)
     selection[0, 2, 1] = PAGES

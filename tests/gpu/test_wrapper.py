@@ -71,6 +71,8 @@ POOL = [
     (wl.Causal() & wl.Rope(), on_gpu(wl.Paged(16, layout="HND"), "bfloat16", 128)),
     (wl.Alibi(), on_gpu(wl.Ragged(layout="HND"), "float16", 96)),
     (wl.FlashSigmoid(bias=-2.0), on_gpu(wl.Ragged(), "float16", 40)),
+    (wl.Causal() & wl.Rope(), on_gpu(wl.Rolling(60, 3), "bfloat16", 128)),
+    (EverySeat(), on_gpu(wl.Rolling(33, 1, positions="cache"), "float16", 64)),
     (wl.PrefixLM(), on_gpu(wl.Paged(5), "bfloat16", 64, 32)),
     (wl.Causal() & wl.DocumentMask(), on_gpu(wl.Ragged(), "float16", 8, 64)),
     (wl.Variant(), on_gpu(wl.BlockSparse(block=(32, 16)), "bfloat16", 64)),

@@ -99,7 +99,7 @@ for step in range(40):
     chosen = torch.zeros(requests, 2, budget, dtype=torch.int32)
     for i in range(requests):
         chosen[i, :, : pages[i]] = torch.from_numpy(table[indptr[i] : indptr[i + 1]])
-    select.plan(qo, chosen, pages.astype(np.int32), np.maximum(last, 1))
+    select.plan(qo, indptr, chosen, last)
     torch.testing.assert_close(select.run(queries, cache), o, atol=1e-4, rtol=1e-3)
 assert tiles >= set(attend.tiles()), tiles
 attend.warm_up()

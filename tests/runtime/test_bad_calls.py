@@ -396,4 +396,4 @@ def test_index_pointers_say_what_they_are() -> None:
 def test_selections_are_int32_tensors(wrong: Any) -> None:
     shape: dict[str, Any] = {**SHAPE, "kv_format": wl.Paged(4), "device": "cpu"}
     with pytest.raises(errors.ArgumentError, match=r"where it lies.*torch\.int32"):
-        wl.PageSelectionWrapper(**shape).plan([0, 1], wrong, [1], [4])
+        wl.PageSelectionWrapper(**shape).plan([0, 1], [0, 1], wrong, [4])

@@ -99,7 +99,7 @@ def test_a_packed_mask_is_called_by_its_name() -> None:
         wl.TreeMask("x")
 
 
-@pytest.mark.parametrize("field", ["workspace", "selection"])
+@pytest.mark.parametrize("field", ["workspace", "kv_indices"])
 def test_names_of_wrappers_arguments_are_no_fields(field: str) -> None:
     with pytest.raises(errors.FieldMisuse, match="reserved"):
         type("Odd", (wl.Variant,), {field: wl.Tensor("float32", (None,))})

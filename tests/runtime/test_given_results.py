@@ -144,5 +144,5 @@ def test_results_over_what_a_run_reads_are_refused(name: str) -> None:
     refuses(other, kv, "bias", bias=memory[:4])
     paged = wl.PageSelectionWrapper(kv_format=wl.Paged(4), **shape, device="cpu")
     chosen = memory.view(torch.int32)[:HEADS].view(1, HEADS, 1).zero_()
-    paged.plan([0, 3], chosen, [1], [4])
+    paged.plan([0, 3], [0, 1], chosen, [4])
     refuses(paged, torch.randn(1, 2, 4, HEADS, 16), "selection")

@@ -326,7 +326,7 @@ def test_selections_tell_them_too() -> None:
         kv_format=wl.Paged(4), num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32",
         device="cpu", max_scores=True,
     )  # fmt: skip
-    wrapper.plan([0, 1], selection, [2], [3])
+    wrapper.plan([0, 1], [0, 2], selection, [3])
     q = torch.randn(1, 4, 64)
     keys = [cache[pages, 0, :, head].reshape(-1, 64) for head, pages in enumerate(selection[0])]
     k = torch.stack(keys, 1)[:7]

@@ -170,7 +170,8 @@ def test_selected_pages_are_recorded_at_their_place_in_the_selection() -> None:
         dtype="float32", device="cpu",
     )  # fmt: skip
     seen = empty(1, 2, 1, 16)
-    wrapper.plan([0, 1], torch.tensor([[[7, 2, 5, 0]]], dtype=torch.int32), [3], [2])
+    selection = torch.tensor([[[7, 2, 5, 0]]], dtype=torch.int32)
+    wrapper.plan([0, 1], [0, 3], selection, [2])
     wrapper.run(q, cache, seen=seen)
     keys = cache[[7, 2, 5], 0].flatten(0, 1)[:10, 0]
     torch.testing.assert_close(seen[0, :, 0, :10], q[0] @ keys.T / 8, rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from warploom.codegen.source import TileConfig
 from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.flex import flex
-from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged
+from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged, Rolling
 from warploom.dsl.functions import sigmoid, to_float, where
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.attention_sink import AttentionSink
@@ -94,6 +94,12 @@ POOL = [
     (
         KVScale(0.5, 2.0) & Rope(),
         Setup(BlockSparse(block=(5, 3)), "float32", 64, 64, tile=SMALL, kv_dtype="float8_e4m3fn"),
+    ),
+    (EverySeat(), Setup(Rolling(60, 3), "float32", 64, 64, tile=SMALL)),
+    (EverySeat(), Setup(Rolling(33, positions="cache"), "float32", 32, 64, tile=WIDE)),
+    (
+        Causal() & TokenKVScale(),
+        Setup(Rolling(16, 1, layout="HND"), "bfloat16", 64, 64, tile=SMALL, kv_dtype="int8"),
     ),
 ]
 

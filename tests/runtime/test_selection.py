@@ -14,7 +14,8 @@ import warploom as wl
 from warploom import errors
 from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.rounding import assert_close
-from warploom.runtime.selection import selected_batch
+from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.selected import Selected
 
 HEADS, KV_HEADS, DIM, PAGES = 4, 2, 64, 60
 
@@ -33,6 +34,10 @@ def wrapper(variant: wl.Variant, page_size: int, dtype: str, layout: Any) -> Any
         variant, kv_format=wl.Paged(page_size, layout=layout), num_q_heads=HEADS,
         num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device="cpu",
     )  # fmt: skip
+
+
+def indptr(lengths: Any) -> Any:
+    return np.cumsum([0, *lengths])
 
 
 class Trial:
@@ -103,7 +108,7 @@ def test_heads_read_their_own_pages(
     attention = wrapper(wl.Variant(), page_size, dtype, layout)
     stored = [x if layout == "NHD" else x.transpose(1, 2).contiguous() for x in (trial.k, trial.v)]
     selection = trial.choose()
-    attention.plan(np.cumsum([0, *q_lens]), selection, trial.counts, trial.last)
+    attention.plan(np.cumsum([0, *q_lens]), indptr(trial.counts), selection, trial.last)
     trial.check(attention.run(trial.q, tuple(stored)), layout)
     selection.copy_(trial.choose())  # new contents, same plan
     trial.check(attention.run(trial.q, tuple(stored)), layout)
@@ -116,7 +121,7 @@ def test_a_slice_of_a_larger_buffer() -> None:
     attention = wrapper(wl.Variant(), 16, "float32", "NHD")
     buffer = torch.full((5, 3, KV_HEADS, 7), -1, dtype=torch.int32)  # [request, layer, head, page]
     buffer[:2, 1, :, :4] = trial.choose()
-    attention.plan([0, 1, 2], buffer[:, 1], trial.counts, trial.last)
+    attention.plan([0, 1, 2], indptr(trial.counts), buffer[:, 1], trial.last)
     trial.check(attention.run(trial.q, (trial.k, trial.v)), "NHD")
 
 
@@ -126,14 +131,15 @@ GOOD = torch.zeros(2, KV_HEADS, 4, dtype=torch.int32)
 @pytest.mark.parametrize(
     ("selection", "pages", "last", "error", "text"),
     [
-        (GOOD.long(), [1, 1], [1, 1], errors.WrongDType, r"selection.*\.to\(torch.int32\)"),
+        (GOOD.long(), [1, 1], [1, 1], errors.WrongDType, r"kv_indices.*\.to\(torch.int32\)"),
         (GOOD[:1], [1, 1], [1, 1], errors.WrongShape, "requests>=2"),
         (GOOD[:, :1], [1, 1], [1, 1], errors.WrongShape, "kv_head=2"),
         (GOOD.mT.contiguous().mT, [1, 1], [1, 1], errors.WrongStride, "the last must be 1"),
-        (GOOD, [1, 5], [1, 1], errors.BadLength, r"num_pages\[1\] is 5; expected 0 to 4"),
-        (GOOD, [1, -1], [1, 1], errors.BadLength, "num_pages"),
+        (GOOD, [1, 5], [1, 1], errors.BadLength, r"pages\[1\] is 5; expected at most 4"),
+        (GOOD, [1, -1], [1, 1], errors.BadIndptr, "kv_indptr decreases"),
         (GOOD, [1, 1], [1, 17], errors.BadLength, "1 to 16"),
-        (GOOD, [1], [1, 1], errors.WrongShape, "num_pages"),
+        (GOOD, [1], [1, 1], errors.BadIndptr, "kv_indptr has 2 entries"),
+        (None, [1, 1], [1, 1], errors.ArgumentError, "kv_indices.*needs it"),
     ],
 )
 def test_wrong_selections(
@@ -141,7 +147,7 @@ def test_wrong_selections(
 ) -> None:
     attention = wrapper(wl.Causal(), 16, "float32", "NHD")
     with pytest.raises(error, match=text):
-        attention.plan([0, 1, 2], selection, pages, last)
+        attention.plan([0, 1, 2], indptr(pages), selection, last)
 
 
 def test_a_selection_that_would_be_copied_is_refused() -> None:
@@ -149,9 +155,9 @@ def test_a_selection_that_would_be_copied_is_refused() -> None:
     attention, frozen = wrapper(wl.Causal(), 16, "float32", "NHD"), GOOD.numpy().copy()
     frozen.flags.writeable = False
     for copied, text in ((frozen, "read-only"), (GOOD.numpy()[::-1], "runs backwards")):
-        with pytest.raises(errors.ArgumentError, match=f"selection: .*{text}"):
-            attention.plan([0, 1, 2], copied, [1, 1], [1, 1])
-    attention.plan([0, 1, 2], GOOD.numpy(), [1, 1], [1, 1])
+        with pytest.raises(errors.ArgumentError, match=f"kv_indices: .*{text}"):
+            attention.plan([0, 1, 2], [0, 1, 2], copied, [1, 1])
+    attention.plan([0, 1, 2], [0, 1, 2], GOOD.numpy(), [1, 1])
 
 
 def test_select_wants_a_plan_and_its_shape() -> None:
@@ -160,13 +166,18 @@ def test_select_wants_a_plan_and_its_shape() -> None:
         attention.select(GOOD)
     with pytest.raises(errors.NotPlanned):
         attention.check_selection(torch.zeros(PAGES, 2, 16, KV_HEADS, DIM))
-    attention.plan([0, 1, 2], GOOD, [1, 4], [3, 16])
+    attention.plan([0, 1, 2], [0, 1, 5], GOOD, [3, 16])
     with pytest.raises(errors.WrongStride, match="as planned"):
         attention.select(torch.zeros(2, KV_HEADS, 5, dtype=torch.int32))
     with pytest.raises(errors.ArgumentError, match="Paged"):
         wl.PageSelectionWrapper(
             num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, dtype="float32", device="cpu"
-        ).plan([0, 1], GOOD, [1], [1])
+        )
+    with pytest.raises(errors.ArgumentError, match="backend"):
+        wl.PageSelectionWrapper(
+            kv_format=wl.Paged(16), num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM,
+            dtype="float32", device="cpu", backend="reference",
+        ).plan([0, 1], [0, 1], GOOD, [1])  # fmt: skip
 
 
 @pytest.mark.parametrize("page", [-1, PAGES, 10**6])
@@ -175,7 +186,7 @@ def test_a_page_outside_of_the_cache_is_refused(page: int) -> None:
     trial.counts = np.array([2, 1])
     attention = wrapper(wl.Variant(), 16, "float32", "NHD")
     selection = torch.zeros(2, KV_HEADS, 4, dtype=torch.int32)
-    attention.plan([0, 1, 2], selection, trial.counts, [16, 16])
+    attention.plan([0, 1, 2], indptr(trial.counts), selection, [16, 16])
     selection[0, :, 2:] = selection[1, :, 1:] = page  # never read
     good = attention.run(trial.q, (trial.k, trial.v))
     selection[0, 1, 1] = page
@@ -195,10 +206,14 @@ def test_a_page_outside_of_the_cache_is_refused(page: int) -> None:
 )
 def test_a_view_with_entries_too_far_apart_is_refused(strides: tuple[int, ...], fits: bool) -> None:
     view = torch.empty_strided((3, KV_HEADS, 1), strides, dtype=torch.int32, device="meta")
-    rows, ones = np.arange(4, dtype=np.int32), np.ones(3, np.int32)
+    rows, ones, paged = (
+        np.arange(4, dtype=np.int32),
+        np.ones(3, np.int32),
+        Selected.of(wl.Paged(16)),
+    )
     if fits:
-        begins = selected_batch(rows, view, ones, ones, 16).segments["index_begin"]
+        begins = make_batch(paged, rows, rows, view, ones).segments["index_begin"]
         assert begins.tolist() == [i * strides[0] for i in range(3)]
         return
-    with pytest.raises(errors.WrongStride, match="selection"):
-        selected_batch(rows, view, ones, ones, 16)
+    with pytest.raises(errors.WrongStride, match="kv_indices"):
+        make_batch(paged, rows, rows, view, ones)

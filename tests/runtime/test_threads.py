@@ -213,7 +213,7 @@ def test_threads_may_run_over_selected_pages() -> None:
         kv_format=wl.Paged(4), num_q_heads=HEADS, head_dim=DIM, dtype="float32", device="cpu"
     )
     selection = torch.stack([torch.randperm(12)[:9] for _ in range(HEADS)]).int()[None]
-    wrapper.plan([0, 3], selection, [9], [2])
+    wrapper.plan([0, 3], [0, 9], selection, [2])
     q, cache = torch.randn(3, HEADS, DIM), torch.randn(12, 2, 4, HEADS, DIM)
     expected = wrapper.run(q, cache), wrapper.run(2 * q, cache)
 

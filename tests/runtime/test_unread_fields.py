@@ -90,7 +90,7 @@ def test_page_selections_take_them() -> None:
     expected = wl.attention(q[None], k[None], v[None], variant=Plain(gain=0.5))[0]
     one = torch.ones(1, dtype=torch.int32)
     table = torch.zeros(1, HEADS, 1, dtype=torch.int32)
-    wrapper.plan([0, ROWS], table, one, ROWS * one, gain=0.5, **UNREAD)
+    wrapper.plan([0, ROWS], [0, 1], table, ROWS * one, gain=0.5, **UNREAD)
     torch.testing.assert_close(wrapper.run(q, (k[None], v[None]), **UNREAD), expected)
 
 

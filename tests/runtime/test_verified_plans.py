@@ -118,10 +118,10 @@ def test_what_a_native_planner_wrote_is_read_back_and_checked(
 def test_selections_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = wl.PageSelectionWrapper(kv_format=wl.Paged(16), **SHAPE)
     selection = torch.zeros(2, 2, 50, dtype=torch.int32)
-    attention.plan([0, 1, 2], selection, [50, 3], [16, 5])
+    attention.plan([0, 1, 2], [0, 50, 53], selection, [16, 5])
     monkeypatch.setattr(planner, "make_plan", _damaging(planner.make_plan, drop_keys))
     with pytest.raises(PlanInvalid, match="planned by NumPy"):
-        attention.plan([0, 1, 2], selection, [50, 3], [16, 5])
+        attention.plan([0, 1, 2], [0, 50, 53], selection, [16, 5])
 
 
 def test_nothing_is_checked_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,8 @@ JOBS = [
     (NormedValues() & Standardised(), of(wl.Composed(4), "float16", 64, ONE)),
     (wl.QKNorm(), of(wl.BlockSparse(block=(16, 8)), "bfloat16", 96, TWO)),
     (wl.Variant(), of(wl.BlockSparse(block=(32, 16)), "float16", 128, ONE)),
+    (wl.Causal() & wl.Rope(), of(wl.Rolling(100, 3), "bfloat16", 128, ONE)),
+    (wl.QKNorm(), of(wl.Rolling(90, 0, positions="cache"), "float16", 64, TWO)),
     (wl.Causal() & wl.SoftCap(5.0), of(wl.Paged(16), "float16", 128, TWO)),
     (SomeKeys(), of(wl.Ragged(), "bfloat16", 128, TWO)),
     (SomeKeys() & wl.Alibi(), of(wl.Paged(1), "bfloat16", 128, ONE)),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <warploom/item.hpp>
+#include <warploom/token_slots.hpp>
 
 namespace warploom {
 
@@ -56,7 +57,7 @@ struct KeyTile {
     const auto& s = item.segment;
     long long block = s.kv_block, token = s.kv_row;  // where the request begins, if keys are ragged
     if constexpr (Config::kBlockKv > 0) {
-      block = p.indices[s.index_begin + i / Config::kBlockKv];
+      block = TokenSlots<Config>::of(p.indices[s.index_begin + i / Config::kBlockKv]);
       token += i % Config::kBlockKv;
     } else {
       token += i;

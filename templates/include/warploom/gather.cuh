@@ -7,6 +7,7 @@
 
 #include <warploom/item.cuh>
 #include <warploom/ptx.cuh>
+#include <warploom/token_slots.hpp>
 
 namespace warploom {
 
@@ -110,7 +111,8 @@ WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to, un
   Copy::copy(from + Copy::column(thread), rows, to, thread);
 }
 
-// The block that holds a place of the segment's list, or -1 behind the keys to walk.
+// The block that holds a place of the segment's list, or -1 behind the keys to walk. Where the
+// block lies is `TokenSlots`.
 template <class K>
 WL_FN int block_of(const Item<K>& item, int place) {
   using C = typename K::Config;

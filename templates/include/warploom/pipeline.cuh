@@ -126,9 +126,10 @@ class KeyPipeline {
       if (thread() >= S::kGroupKeys) return;
       const int token = (visit.begin() + int(thread())) % C::kBlockKv;
       const bool exists = block >= 0;
+      const int at = TokenSlots<C>::of(block);
       ahead().arena.addresses(slot, group())[thread()] = {
-          exists ? reinterpret_cast<long long>(key_rows(ahead()).row(block, token)) : kAbsent,
-          exists ? reinterpret_cast<long long>(value_rows(ahead()).row(block, token)) : kAbsent};
+          exists ? reinterpret_cast<long long>(key_rows(ahead()).row(at, token)) : kAbsent,
+          exists ? reinterpret_cast<long long>(value_rows(ahead()).row(at, token)) : kAbsent};
       if constexpr (C::kColumnPositions) {
         ahead().arena.positions(slot, group())[thread()] =
             exists ? block * C::kBlockKv + token : -1;

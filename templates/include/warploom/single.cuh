@@ -201,7 +201,8 @@ class SingleRow {
   template <class Rows>
   WL_FN void read(const TokenRows& tokens, const Tile& tile, uint4 (&words)[Rows::kLoads]) const {
     const int first = kInOneBlock ? tile.visit.begin() + Rows::key(0) : place(tile.visit);
-    const half_t* row = tokens.row(tile.block, C::kIndexed ? first % C::kBlockKv : first);
+    const int token = C::kIndexed ? first % C::kBlockKv : first;
+    const half_t* row = tokens.row(TokenSlots<C>::of(tile.block), token);
     const long long from = reinterpret_cast<long long>(row);
     if constexpr (kInOneBlock) {
       const int count = Rows::in_row() ? item_.facts().places.end - first : 0;

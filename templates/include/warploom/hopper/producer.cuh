@@ -275,7 +275,7 @@ class GatherProducer {
     while (visit.exists()) {
       const Visit next = walk.next();
       const int next_block = block_of(item, next.begin() + row);  // a tile ahead
-      const int token = (visit.begin() + row) % C::kBlockKv;
+      const int token = (visit.begin() + row) % C::kBlockKv, at = TokenSlots<C>::of(block);
       const int kv_pos = C::kColumnPositions ? (block < 0 ? -1 : block * C::kBlockKv + token)
                                              : item.facts().kv_pos + visit.begin() + row;
       typename Variant::ColState state;
@@ -290,13 +290,13 @@ class GatherProducer {
       if (thread == 0) barriers.visits[ring_.stage] = visit.before(next);
       slot_ = next_slot<K>(slot_);
       const ShuffledRows<CopyKeys> keys{
-          block < 0 ? kAbsent : block * p.k_block_stride + token * p.k_token_stride, thread};
+          at < 0 ? kAbsent : at * p.k_block_stride + token * p.k_token_stride, thread};
       CopyKeys::copy(item.facts().keys + CopyKeys::column(thread), keys, shared.keys(ring_.stage),
                      thread);
       arrive(barriers.k_copied(ring_.stage));
       barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
       const ShuffledRows<CopyValues> values{
-          block < 0 ? kAbsent : block * p.v_block_stride + token * p.v_token_stride, thread};
+          at < 0 ? kAbsent : at * p.v_block_stride + token * p.v_token_stride, thread};
       CopyValues::copy(item.facts().values + CopyValues::column(thread), values,
                        shared.values(ring_.stage), thread);
       arrive(barriers.v_copied(ring_.stage));

@@ -1,0 +1,219 @@
+"""What a KV format owns: plan arguments, lowering, tensors, the oracle's view, random batches.
+
+A format is declared in `dsl.formats`, where kernels read what they need at compile time. A class
+here, one for each, holds everything else that tells it from the others.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.dsl.formats import KVFormat
+from warploom.errors import ArgumentError
+from warploom.runtime.batch import Batch
+from warploom.runtime.formats.lists import Int32s
+from warploom.scheduler.bounds import Bounds
+
+if TYPE_CHECKING:
+    import torch
+
+Floats = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+Declared = TypeVar("Declared", bound=KVFormat)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a request that share a list of keys, as the oracle is told.
+
+    Attributes:
+        rows: query rows of the request.
+        keys: which of the request's keys they read.
+        kv_pos: where functors see these.
+        kv_len: keys that functors see.
+    """
+
+    rows: slice
+    keys: Ints
+    kv_pos: Ints
+    kv_len: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Keys and values of a random batch as the format has them, in layout NHD.
+
+    Attributes:
+        k, v: float32; NaN where nobody's token lies.
+        plan: arguments of `plan` but for `qo_indptr`.
+        parts: of each request.
+    """
+
+    k: Floats
+    v: Floats
+    plan: dict[str, Any]
+    parts: list[list[Part]]
+
+
+class Format(ABC, Generic[Declared]):
+    """A declared format at run time.
+
+    Attributes:
+        declared: what the user wrote.
+        takes: names of the plan arguments that only some formats have.
+        batched: q and out are [batch, row, head, dim] with equally many rows each; else [row, ...].
+        has_blocks: k and v begin with an axis of blocks: requests, or pages.
+        block_name: what an entry of that axis is, and several of them.
+        is_cache: tensors hold more than one batch reads, so that no run may copy large ones.
+        joins_kv: k and v may be one tensor [blocks, 2, ...].
+        plans_on_device: devices plan it where bounds are declared.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ()
+    batched: ClassVar[bool] = False
+    has_blocks: ClassVar[bool] = False
+    block_name: ClassVar[tuple[str, str]] = ("page", "pages")
+    is_cache: ClassVar[bool] = False
+    joins_kv: ClassVar[bool] = False
+    plans_on_device: ClassVar[bool] = False
+
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        return type(self.declared).__name__
+
+    # Plans
+
+    def check_taken(self, given: Mapping[str, Any], rows_name: str) -> None:
+        """Raise ArgumentError for a plan argument that is not taken, or missing."""
+        for name, value in given.items():
+            if value is not None and name not in self.takes:
+                reason = f"the {self.name} format does not take it; {self.instead(name)}"
+                raise ArgumentError(name=name, reason=reason)
+            if value is None and name in self.takes:
+                order = f": ({rows_name}, kv_indptr, kv_indices, last_page_len)"
+                hint = order if name == "last_page_len" else ""
+                raise ArgumentError(name=name, reason=f"the {self.name} format needs it{hint}")
+
+    def instead(self, name: str) -> str:
+        """What to give in place of a plan argument that is not taken."""
+        if name == "kv_lens":
+            return "kv_indptr tells the keys of each request"
+        return "pages need kv_format=warploom.Paged(page_size)"
+
+    @abstractmethod
+    def lower(
+        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
+    ) -> Batch:
+        """Check the plan arguments and make segments and a list of blocks of them.
+
+        Args:
+            qo: int32 [requests + 1], checked.
+            kv_indptr, kv_indices, last_page_len, kv_lens: as given; None unless taken.
+
+        Raises:
+            BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType, ArgumentError: see
+                `warploom.errors`.
+        """
+
+    def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
+        """Entries of block lists that any batch within the bounds has at most, and how they are
+        computed; None if there is no list.
+        """
+        return None
+
+    @property
+    def native_storage(self) -> int | None:
+        """`warploom::Storage` of native planners on the host; None where NumPy plans."""
+        return None
+
+    @property
+    def obstacle_to_preparing(self) -> str | None:
+        """Why no kernel of its own can transform the keys; None if one can."""
+        return f"keys of the format {self.name} lie in blocks, of which requests may share some"
+
+    @property
+    def obstacle_to_appending(self) -> str | None:
+        """Why `append` cannot write to it; None if it can."""
+        return "is no paged cache"
+
+    # Tensors
+
+    @property
+    def q_axes(self) -> tuple[str, ...]:
+        """Names of the axes of q and out; those of lse are the same without `dim`."""
+        if not self.batched:
+            return ("row", "head", "dim")
+        return ("batch", *self._ordered("row"), "dim")
+
+    @property
+    def kv_axes(self) -> tuple[str, ...]:
+        """Names of the axes of k and v."""
+        return (*(("block",) if self.has_blocks else ()), *self._ordered("token"), "dim")
+
+    def _ordered(self, token: str) -> tuple[str, str]:
+        return (token, "head") if self.declared.layout == "NHD" else ("head", token)
+
+    def kv_sizes(self, batch: Batch) -> tuple[dict[str, int], dict[str, int]]:
+        """Of k and v, by axis: exact sizes, and least sizes of the others; no heads and lanes."""
+        return {}, {"token": batch.kv_extent}
+
+    def check_extent(self, k: torch.Tensor, batch: Batch) -> None:
+        """Raise IndexOutOfRange where a checked k has no block that the plan reads."""
+
+    def kernel_strides(self, block: int, token: int, head: int) -> tuple[int, int, int]:
+        """What kernels step by from block to block, token and head, from the tensor's strides."""
+        return block, token, head
+
+    def by_block_token_head(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A view [block, token, head, lane] of k or v; storage without blocks is one block."""
+        if not self.has_blocks:
+            tensor = tensor.unsqueeze(0)
+        return tensor.transpose(1, 2) if self.declared.layout == "HND" else tensor
+
+    # The oracle, and random batches
+
+    @abstractmethod
+    def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
+        """kv_pos of each key of a segment's list, and its (block, token) in k and v."""
+
+    @abstractmethod
+    def store(
+        self,
+        rng: np.random.Generator,
+        q_lens: Sequence[int],
+        k: Sequence[Floats],
+        v: Sequence[Floats],
+    ) -> Stored:
+        """Lay out the tokens of a random batch; what is left open, such as pages, is drawn.
+
+        Args:
+            rng: to draw with.
+            q_lens: query rows of each request.
+            k, v: float32 [tokens, heads, dim] of each request. Formats whose requests share keys
+                write to them.
+        """
+
+
+class Affine(Format[Declared]):
+    """Formats without a list of blocks: a request's tokens lie a fixed distance apart."""
+
+    def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
+        place = np.arange(int(segment["kv_count"]))
+        return place, (np.full_like(place, segment["kv_block"]), place + int(segment["kv_row"]))
+
+
+def whole_requests(q_lens: Sequence[int], keys: Sequence[Floats]) -> list[list[Part]]:
+    """Parts of requests whose rows all have all keys listed, in the order of their positions."""
+    places = [np.arange(len(x)) for x in keys]
+    pairs = zip(q_lens, places, strict=True)
+    return [[Part(slice(0, rows), place, place, len(place))] for rows, place in pairs]

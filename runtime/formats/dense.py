@@ -1,0 +1,75 @@
+"""Dense storage: [batch, token, head, dim], a sequence for each request or one for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl.formats import Dense as Declared
+from warploom.errors import BadLength
+from warploom.runtime.batch import Batch
+from warploom.runtime.formats.base import Affine, Floats, Stored, whole_requests
+from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
+
+
+class Dense(Affine[Declared]):
+    """See `warploom.Dense`."""
+
+    batched = True
+    has_blocks = True
+    block_name = ("batch", "requests")
+
+    def lower(
+        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
+    ) -> Batch:
+        lengths = np.diff(indptr(kv_indptr, "kv_indptr", entries=len(qo)))
+        q_lens = np.diff(qo)
+        rows = int(q_lens.max(initial=0))
+        uneven = np.flatnonzero(q_lens != rows)
+        if uneven.size:
+            at = int(uneven[0])
+            raise BadLength(
+                name="q_len",
+                index=at,
+                value=int(q_lens[at]),
+                expected=f"{rows}, since dense queries are one [batch, row, head, dim] tensor",
+            )
+        segments = segments_of(qo, lengths)
+        segments["q_row"] = 0
+        segments["kv_block"] = 0 if self.declared.shared else segments["batch"]
+        return Batch(segments, NO_INDICES, q_lens, lengths, rows, int(lengths.max(initial=0)))
+
+    @property
+    def native_storage(self) -> int | None:
+        return None if self.declared.shared else 0
+
+    @property
+    def obstacle_to_preparing(self) -> str | None:
+        if self.declared.shared:
+            return "requests share their keys, which a transform may read differently for each"
+        return None
+
+    def kv_sizes(self, batch: Batch) -> tuple[dict[str, int], dict[str, int]]:
+        exact = {"block": 1} if self.declared.shared else {}
+        return exact, {"token": batch.kv_extent, "block": batch.num_requests}
+
+    def store(
+        self,
+        rng: np.random.Generator,
+        q_lens: Sequence[int],
+        k: Sequence[Floats],
+        v: Sequence[Floats],
+    ) -> Stored:
+        plan = {"kv_indptr": as_indptr([len(x) for x in k])}
+        return Stored(_stack(k), _stack(v), plan, whole_requests(q_lens, k))
+
+
+def _stack(requests: Sequence[Floats]) -> Floats:
+    """[batch, longest, heads, dim], NaN behind the end of each request."""
+    longest = max(len(x) for x in requests)
+    whole = np.full((len(requests), longest, *requests[0].shape[1:]), np.nan, np.float32)
+    for row, tokens in zip(whole, requests, strict=True):
+        row[: len(tokens)] = tokens
+    return whole

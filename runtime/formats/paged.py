@@ -1,0 +1,151 @@
+"""Paged caches: [page, token in page, head, dim] and a list of pages for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from warploom.dsl.formats import Paged as Declared
+from warploom.errors import BadLength, IndexOutOfRange, WrongShape
+from warploom.runtime.batch import Batch
+from warploom.runtime.formats.base import Floats, Format, Ints, Stored, whole_requests
+from warploom.runtime.formats.lists import (
+    Int32s,
+    as_indptr,
+    as_int32,
+    block_list,
+    indptr,
+    segments_of,
+)
+from warploom.runtime.tensors import host_int32
+from warploom.scheduler.bounds import Bounds
+
+if TYPE_CHECKING:
+    import torch
+
+AnyPaged = TypeVar("AnyPaged", bound=Declared)
+
+
+class Pages(Format[AnyPaged]):
+    """What all paged caches have in common."""
+
+    takes = ("kv_indices", "last_page_len")
+    has_blocks = True
+    is_cache = True
+    joins_kv = True
+
+    @property
+    def obstacle_to_appending(self) -> str | None:
+        return None
+
+    def instead(self, name: str) -> str:
+        return "give last_page_len"
+
+    def lower(
+        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
+    ) -> Batch:
+        kv = indptr(kv_indptr, "kv_indptr", entries=len(qo))
+        indices = _page_list(kv_indices, int(kv[-1]))
+        lengths = self._lengths(np.diff(kv), last_page_len)
+        segments = segments_of(qo, lengths)
+        segments["index_begin"] = kv[:-1]
+        last = int(indices.max(initial=-1))
+        return Batch(segments, indices, np.diff(qo), lengths, int(qo[-1]), last + 1)
+
+    def _lengths(self, pages: Int32s, last_page_len: Any) -> Int32s:
+        """Tokens of each request."""
+        size, last = self.declared.page_size, host_int32(last_page_len, "last_page_len")
+        if len(last) != len(pages):
+            raise WrongShape(
+                name="last_page_len",
+                got=tuple(last.shape),
+                expected=f"({len(pages)},), one per request",
+            )
+        wrong = np.flatnonzero((pages > 0) & ((last < 1) | (last > size)))
+        if wrong.size:
+            at = int(wrong[0])
+            raise BadLength(
+                name="last_page_len", index=at, value=int(last[at]), expected=f"1 to {size}"
+            )
+        full = (pages.astype(np.int64) - 1) * size
+        return as_int32(np.where(pages > 0, full + last, 0), "kv_len")
+
+    def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
+        size = self.declared.page_size
+        each = -(-bounds.max_kv_len // size)
+        return f"max_requests * ceil(max_kv_len / {size})", bounds.max_requests * each
+
+    def kv_sizes(self, batch: Batch) -> tuple[dict[str, int], dict[str, int]]:
+        return {"token": self.declared.page_size}, {"block": 0}
+
+    def check_extent(self, k: torch.Tensor, batch: Batch) -> None:
+        if len(k) < batch.kv_extent:
+            at = int(batch.indices.argmax())
+            value = int(batch.indices[at])
+            last = len(k) - 1
+            raise IndexOutOfRange(name="kv_indices", index=at, value=value, last=last, of="page")
+
+    def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
+        place, size = np.arange(int(segment["kv_count"])), self.declared.page_size
+        page = batch.indices[int(segment["index_begin"]) + place // size].astype(np.int64)
+        return place, (page, place % size)
+
+    def store(
+        self,
+        rng: np.random.Generator,
+        q_lens: Sequence[int],
+        k: Sequence[Floats],
+        v: Sequence[Floats],
+    ) -> Stored:
+        size, lengths = self.declared.page_size, [len(x) for x in k]
+        counts = [-(-n // size) for n in lengths]
+        total = sum(counts)
+        pages = rng.permutation(total + 2)[:total].astype(np.int32)
+        own = np.split(pages, np.cumsum(counts)[:-1])
+        self._share(rng, own, k, v)
+        caches = []
+        for requests in (k, v):
+            cache = np.full((total + 2, size, *requests[0].shape[1:]), np.nan, np.float32)
+            for tokens, table in zip(requests, own, strict=True):
+                place = np.arange(len(tokens))
+                cache[table[place // size], place % size] = tokens
+            caches.append(cache)
+        last = [(n - 1) % size + 1 if n else 0 for n in lengths]
+        plan = {
+            "kv_indptr": as_indptr(counts),
+            "kv_indices": pages,
+            "last_page_len": np.array(last, np.int32),
+        }
+        return Stored(caches[0], caches[1], plan, whole_requests(q_lens, k))
+
+    def _share(
+        self,
+        rng: np.random.Generator,
+        tables: Sequence[Int32s],
+        k: Sequence[Floats],
+        v: Sequence[Floats],
+    ) -> None:
+        """Let requests of a random batch have pages in common, where the format is made for it."""
+
+
+class Paged(Pages[Declared]):
+    """See `warploom.Paged`."""
+
+    plans_on_device = True
+
+    @property
+    def native_storage(self) -> int | None:
+        return 2
+
+
+def _page_list(kv_indices: Any, needed: int) -> Int32s:
+    indices = block_list(kv_indices, needed)
+    negative = np.flatnonzero(indices < 0)
+    if negative.size:
+        at = int(negative[0])
+        raise IndexOutOfRange(
+            name="kv_indices", index=at, value=int(indices[at]), last="the last page"
+        )
+    return indices
