@@ -113,6 +113,11 @@ def test_make_targets_in_documents_exist() -> None:
             assert set("".join(line).split()) <= targets, f"{name_of(page)}: make {line}"
 
 
+def test_a_decision_is_one_page() -> None:
+    pages = (ROOT / "docs" / "decisions").glob("*.md")
+    assert [name_of(page) for page in pages if page.read_text().count("\n") > 36] == []
+
+
 def test_the_glossary_is_in_order_and_its_names_are_those_of_the_sources() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text()
     rows = [row.strip("|").split(" | ") for row in re.findall(r"^\| .* \|$", page, re.M)][2:]
