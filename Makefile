@@ -50,7 +50,8 @@ FAST := $(filter-out tests/dsl/test_block_lists.py,$(wildcard tests/dsl/test_*.p
   tests/test_env.py tests/test_sizes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast fuzz fuzz-memcheck test-gpu bench bench-cpu golden format lint types wheel-check release-check links clean
+.PHONY: help setup demo test test-fast fuzz fuzz-memcheck test-gpu bench bench-cpu golden architecture format lint types wheel-check \
+  release-check links clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -101,6 +102,9 @@ bench-cpu: $(READY_TEST) ## the CPU back end beside its peers, and compile times
 golden: $(READY_TEST) ## rewrite tests/golden after a deliberate change of templates; read the diff
 	$(RUNNER) -m pytest -m golden --update-golden $(ARGS)
 
+architecture: ## redraw docs/images/architecture.svg: who imports whom
+	$(or $(RUN),$(PY)) docs/images/architecture.py
+
 format: $(READY_TEST) ## rewrite the sources in the project's style
 	$(RUNNER) -m ruff check --fix .
 	$(RUNNER) -m ruff format .
@@ -110,7 +114,7 @@ lint: $(READY_TEST) links ## style, and who may import whom
 	$(RUNNER) -m ruff check .
 	$(RUNNER) -m ruff format --check .
 	$(RUNNER) -c 'from vermin import main; main()' -q -t=3.10- --violations --exclude tomllib --no-tips $(FOLDERS) \
-	  warploom examples benchmarks tests
+	  warploom examples benchmarks tests docs
 	$(CLANG_FORMAT) --dry-run -Werror $(HEADERS)
 	cd build/links && $(RUNNER) -c 'from importlinter.cli import lint_imports_command as main; main()' \
 	  --config ../../pyproject.toml --no-cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,3 +111,29 @@ def test_make_targets_in_documents_exist() -> None:
     for page in PAGES:
         for line in re.findall(r"`make ([a-z -]+)`|^make ([a-z -]+)", page.read_text(), re.M):
             assert set("".join(line).split()) <= targets, f"{name_of(page)}: make {line}"
+
+
+def test_a_decision_is_one_page() -> None:
+    pages = (ROOT / "docs" / "decisions").glob("*.md")
+    assert [name_of(page) for page in pages if page.read_text().count("\n") > 36] == []
+
+
+def test_the_glossary_is_in_order_and_its_names_are_those_of_the_sources() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    rows = [row.strip("|").split(" | ") for row in re.findall(r"^\| .* \|$", page, re.M)][2:]
+    terms = [row[0].strip() for row in rows]
+    assert terms == sorted(terms, key=lambda term: re.sub(r"[^\w ]", "", term.lower()))
+    assert [row[0] for row in rows if len(row) != 3 or not row[2].strip()] == []
+    folders = ("warploom", "dsl", "codegen", "templates", "scheduler", "runtime")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.*")]
+    text = " ".join(x.read_text() for x in files if x.suffix in (".py", ".cuh", ".hpp", ".j2"))
+    words = set(re.findall(r"\w+", text))
+    for term, (_, meaning, _) in zip(terms, rows, strict=True):
+        names = re.findall(r"`(?:wl\.)?(\w+)`", meaning.partition("In code today")[2])
+        assert [name for name in names if name not in words] == [], term
+
+
+def test_the_picture_of_the_rooms_is_drawn_from_their_imports() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "images" / "architecture.py"))["picture"]()
+    kept = (ROOT / "docs" / "images" / "architecture.svg").read_text()
+    assert drawn == kept, "imports have changed: make architecture"

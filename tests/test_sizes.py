@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("warploom", "dsl", "codegen", "scheduler", "runtime", "templates")
-FOLDERS += ("examples", "benchmarks", "tests")
+FOLDERS += ("examples", "benchmarks", "tests", "docs")
 MAX_FILE, MAX_FUNCTION = 400, 60
 
 # path (and ::function) -> why it may be longer
