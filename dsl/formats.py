@@ -13,7 +13,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from warploom.dsl.extents import MAX_LENGTH
-from warploom.errors import BadFormat
+from warploom.errors import ArgumentError, BadFormat
 
 Layout = Literal["NHD", "HND"]
 Positions = Literal["sequence", "cache"]
@@ -194,11 +194,16 @@ class Rolling(KVFormat):
         """The slot where a token belongs.
 
         Args:
-            position: in the sequence; an int, or integers of NumPy or torch of any shape.
+            position: in the sequence, from 0 on; an int, or integers of NumPy or torch of any
+                shape. That tensors of torch are not negative is not checked.
 
         Returns:
-            The slot, of the same type and shape.
+            The slot, of the same type and shape; int64 for types that may not hold it.
+
+        Raises:
+            ArgumentError: not an integer, or a negative one.
         """
+        position = _positions(position)
         ring = self.sinks + (position - self.sinks) % self.window
         return ring - (position < self.sinks) * (ring - position)
 
@@ -217,6 +222,23 @@ class Rolling(KVFormat):
     @property
     def label(self) -> str:
         return f"rolling{self.window}" + (f"_{self.sinks}" if self.sinks else "")
+
+
+def _positions(given: Any) -> Any:
+    """Checked, and in a type that no computation with them leaves."""
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        lowest, given = int(given), int(given)
+    elif (name := str(getattr(given, "dtype", "")).removeprefix("torch.")).strip("u")[:3] == "int":
+        if name not in ("int32", "int64"):
+            given = given.long() if hasattr(given, "long") else given.astype("int64")
+        is_numpy = hasattr(given, "astype") and given.size
+        lowest = int(given.min()) if is_numpy else 0
+    else:
+        reason = f"is {given!r}; expected an int, or integers of NumPy or torch"
+        raise ArgumentError(name="position", reason=reason)
+    if lowest < 0:
+        raise ArgumentError(name="position", reason=f"holds {lowest}; sequences begin at 0")
+    return given
 
 
 def _is_size(value: object) -> bool:

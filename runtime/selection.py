@@ -132,7 +132,7 @@ class PageSelectionWrapper(AttentionWrapper):
             at = tuple(wrong.nonzero()[0].tolist())
             index = ", ".join(map(str, at))
             value = int(entries[at])
-            raise IndexOutOfRange(name="selection", index=index, value=value, last=pages - 1)
+            raise IndexOutOfRange(name="kv_indices", index=index, value=value, last=pages - 1)
 
     def select(self, selection: Any) -> None:
         """Read another tensor from the next run on; shape and strides are those of the plan.
@@ -148,9 +148,14 @@ class PageSelectionWrapper(AttentionWrapper):
                 raise self._not_planned()
             before = self._selection
             tensor = self._checked(selection, "selection", before.shape[0])
-            if tensor.shape[2] != before.shape[2] or tensor.stride() != before.stride():
+            if tensor.shape[2] != before.shape[2]:
+                shape, expected = tuple(tensor.shape), f"{tuple(before.shape)}, as planned"
+                raise WrongShape(name="selection", got=shape, expected=expected)
+            if tensor.stride() != before.stride():
                 raise WrongStride(
-                    name="selection", got=tensor.stride(), expected=f"{before.stride()}, as planned"
+                    name="selection",
+                    got=tensor.stride(),
+                    expected=f"expected {before.stride()}, as planned",
                 )
             self._use(tensor)
         finally:

@@ -58,7 +58,9 @@ class Selected(Pages[Declared]):
         over = np.flatnonzero(pages > budget)
         if over.size:
             at, most = int(over[0]), f"at most {budget}, the last size of kv_indices"
-            raise BadLength(name="pages", index=at, value=int(pages[at]), expected=most)
+            raise BadLength(
+                name="pages of kv_indptr", index=at, value=int(pages[at]), expected=most
+            )
         lengths = self._lengths(pages, last_page_len)
         of_request, of_head = (kv_indices.stride(axis) for axis in (0, 1))
         last_entry = max(len(pages) - 1, 0) * of_request + (heads - 1) * of_head + budget

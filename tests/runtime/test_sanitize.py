@@ -109,7 +109,8 @@ def test_a_faultless_kernel_runs(text: str, tmp_path: Path) -> None:
         (TENSOR, "heap-buffer-overflow"),
         (FUNCTOR, "out of bounds|global-buffer-overflow"),
         (ARITHMETIC, "signed integer overflow"),
-        (PLANNER, "heap-buffer-overflow"),
+        # what lies behind a buffer of 24 bytes may be freed memory of torch
+        (PLANNER, "heap-buffer-overflow|heap-use-after-free"),
     ],
     ids=["tensor", "functor", "arithmetic", "planner"],
 )

@@ -135,7 +135,13 @@ GOOD = torch.zeros(2, KV_HEADS, 4, dtype=torch.int32)
         (GOOD[:1], [1, 1], [1, 1], errors.WrongShape, "requests>=2"),
         (GOOD[:, :1], [1, 1], [1, 1], errors.WrongShape, "kv_head=2"),
         (GOOD.mT.contiguous().mT, [1, 1], [1, 1], errors.WrongStride, "the last must be 1"),
-        (GOOD, [1, 5], [1, 1], errors.BadLength, r"pages\[1\] is 5; expected at most 4"),
+        (
+            GOOD,
+            [1, 5],
+            [1, 1],
+            errors.BadLength,
+            r"pages of kv_indptr\[1\] is 5; expected at most 4",
+        ),
         (GOOD, [1, -1], [1, 1], errors.BadIndptr, "kv_indptr decreases"),
         (GOOD, [1, 1], [1, 17], errors.BadLength, "1 to 16"),
         (GOOD, [1], [1, 1], errors.BadIndptr, "kv_indptr has 2 entries"),
@@ -167,8 +173,10 @@ def test_select_wants_a_plan_and_its_shape() -> None:
     with pytest.raises(errors.NotPlanned):
         attention.check_selection(torch.zeros(PAGES, 2, 16, KV_HEADS, DIM))
     attention.plan([0, 1, 2], [0, 1, 5], GOOD, [3, 16])
-    with pytest.raises(errors.WrongStride, match="as planned"):
+    with pytest.raises(errors.WrongShape, match=r"expected \(2, 2, 4\), as planned"):
         attention.select(torch.zeros(2, KV_HEADS, 5, dtype=torch.int32))
+    with pytest.raises(errors.WrongStride, match=r"; expected \(8, 4, 1\), as planned"):
+        attention.select(torch.zeros(2, KV_HEADS, 8, dtype=torch.int32)[..., :4])
     with pytest.raises(errors.ArgumentError, match="Paged"):
         wl.PageSelectionWrapper(
             num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, dtype="float32", device="cpu"
@@ -190,7 +198,7 @@ def test_a_page_outside_of_the_cache_is_refused(page: int) -> None:
     selection[0, :, 2:] = selection[1, :, 1:] = page  # never read
     good = attention.run(trial.q, (trial.k, trial.v))
     selection[0, 1, 1] = page
-    text = rf"selection\[0, 1, 1\] is {page}; valid are 0 to {PAGES - 1}"
+    text = rf"kv_indices\[0, 1, 1\] is {page}; valid are 0 to {PAGES - 1}"
     for cache in ((trial.k, trial.v), torch.stack((trial.k, trial.v), 1)):
         with pytest.raises(errors.IndexOutOfRange, match=text):
             attention.run(trial.q, cache)
