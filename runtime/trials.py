@@ -15,7 +15,7 @@ from warploom.dsl.variant import Variant
 from warploom.runtime.aux_outputs import AuxRequest
 from warploom.runtime.case import Case
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.base import Part
+from warploom.runtime.formats.base import Drawn, Part
 from warploom.runtime.formats.lists import as_indptr
 from warploom.runtime.outputs import recorded_by
 from warploom.runtime.random_inputs import random_inputs
@@ -59,7 +59,7 @@ class Trial:
         self._naive_recorded = {name: x.clone() for name, x in self.recorded.items()}
         self.qo_indptr = as_indptr(case.q_lens)
         self._format = format_of(case.setup.kv_format)
-        stored = self._format.store(self.rng, case.q_lens, self.k, self.v)
+        stored = self._format.store(Drawn(self.rng, case.q_lens, self.k, self.v))
         self.plan = {"qo_indptr": self.qo_indptr, **stored.plan}
         self._parts: list[list[Part]] = stored.parts
         self.stored = [self._laid_out(x) for x in (stored.k, stored.v)]

@@ -14,7 +14,7 @@ from warploom.dsl import formats as declared
 from warploom.dsl.extents import MAX_LENGTH
 from warploom.errors import BadLength
 from warploom.runtime.batch import Batch
-from warploom.runtime.formats.base import Format
+from warploom.runtime.formats.base import Format, Given
 from warploom.runtime.formats.block_sparse import BlockSparse
 from warploom.runtime.formats.composed import Composed
 from warploom.runtime.formats.dense import Dense
@@ -62,10 +62,10 @@ def make_batch(
         BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: see `warploom.errors`.
         ArgumentError: an argument that this format does not take, or lacks.
     """
-    given = {"kv_indices": kv_indices, "last_page_len": last_page_len, "kv_lens": kv_lens}
+    given = Given(kv_indptr, kv_indices, last_page_len, kv_lens)
     found = kv_format if isinstance(kv_format, Format) else format_of(kv_format)
     found.check_taken(given, rows_name)
-    batch = found.lower(indptr(qo_indptr, rows_name), kv_indptr, **given)
+    batch = found.lower(indptr(qo_indptr, rows_name), given)
     for name, lengths in (("q_len", batch.q_lens), ("kv_len", batch.kv_lens)):
         over = np.flatnonzero(lengths > MAX_LENGTH)
         if over.size:

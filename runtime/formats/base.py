@@ -7,7 +7,7 @@ here, one for each, holds everything else that tells it from the others.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -43,6 +43,38 @@ class Part:
     keys: Ints
     kv_pos: Ints
     kv_len: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """Arguments of `plan` behind `qo_indptr`, as they were given; see `AttentionWrapper.plan`."""
+
+    kv_indptr: Any
+    kv_indices: Any = None
+    last_page_len: Any = None
+    kv_lens: Any = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A random batch that a format is to store.
+
+    Attributes:
+        rng: for what is left open, such as pages.
+        q_lens: query rows of each request.
+        k, v: float32 [tokens, heads, dim] of each request. Formats whose requests share keys write
+            to them.
+    """
+
+    rng: np.random.Generator
+    q_lens: Sequence[int]
+    k: Sequence[Floats]
+    v: Sequence[Floats]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Keys of each request."""
+        return [len(x) for x in self.k]
 
 
 @dataclass(frozen=True)
@@ -93,9 +125,10 @@ class Format(ABC, Generic[Declared]):
 
     # Plans
 
-    def check_taken(self, given: Mapping[str, Any], rows_name: str) -> None:
+    def check_taken(self, given: Given, rows_name: str) -> None:
         """Raise ArgumentError for a plan argument that is not taken, or missing."""
-        for name, value in given.items():
+        for name in ("kv_indices", "last_page_len", "kv_lens"):
+            value = getattr(given, name)
             if value is not None and name not in self.takes:
                 reason = f"the {self.name} format does not take it; {self.instead(name)}"
                 raise ArgumentError(name=name, reason=reason)
@@ -111,14 +144,12 @@ class Format(ABC, Generic[Declared]):
         return "pages need kv_format=warploom.Paged(page_size)"
 
     @abstractmethod
-    def lower(
-        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
-    ) -> Batch:
+    def lower(self, qo: Int32s, given: Given) -> Batch:
         """Check the plan arguments and make segments and a list of blocks of them.
 
         Args:
             qo: int32 [requests + 1], checked.
-            kv_indptr, kv_indices, last_page_len, kv_lens: as given; None unless taken.
+            given: the others; None unless taken.
 
         Raises:
             BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType, ArgumentError: see
@@ -187,21 +218,8 @@ class Format(ABC, Generic[Declared]):
         """kv_pos of each key of a segment's list, and its (block, token) in k and v."""
 
     @abstractmethod
-    def store(
-        self,
-        rng: np.random.Generator,
-        q_lens: Sequence[int],
-        k: Sequence[Floats],
-        v: Sequence[Floats],
-    ) -> Stored:
-        """Lay out the tokens of a random batch; what is left open, such as pages, is drawn.
-
-        Args:
-            rng: to draw with.
-            q_lens: query rows of each request.
-            k, v: float32 [tokens, heads, dim] of each request. Formats whose requests share keys
-                write to them.
-        """
+    def store(self, drawn: Drawn) -> Stored:
+        """Lay out the tokens of a random batch; what is left open, such as pages, is drawn."""
 
 
 class Affine(Format[Declared]):
@@ -212,8 +230,8 @@ class Affine(Format[Declared]):
         return place, (np.full_like(place, segment["kv_block"]), place + int(segment["kv_row"]))
 
 
-def whole_requests(q_lens: Sequence[int], keys: Sequence[Floats]) -> list[list[Part]]:
+def whole_requests(drawn: Drawn) -> list[list[Part]]:
     """Parts of requests whose rows all have all keys listed, in the order of their positions."""
-    places = [np.arange(len(x)) for x in keys]
-    pairs = zip(q_lens, places, strict=True)
+    places = [np.arange(n) for n in drawn.lengths]
+    pairs = zip(drawn.q_lens, places, strict=True)
     return [[Part(slice(0, rows), place, place, len(place))] for rows, place in pairs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from warploom.dsl.formats import BlockSparse as Declared
 from warploom.errors import ArgumentError, BadLength, IndexOutOfRange, WrongShape
 from warploom.runtime.batch import Batch
-from warploom.runtime.formats.base import Floats, Format, Ints, Part, Stored
+from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, block_list, indptr
 from warploom.runtime.tensors import host_int32
 from warploom.scheduler.bounds import Bounds
@@ -25,17 +24,17 @@ class BlockSparse(Format[Declared]):
     def instead(self, name: str) -> str:
         return "give kv_lens"
 
-    def lower(
-        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
-    ) -> Batch:
+    def lower(self, qo: Int32s, given: Given) -> Batch:
         rows, columns = self.declared.block
         q_lens = np.diff(qo)
         block_rows = -(-q_lens // rows)
-        kv = indptr(kv_indptr, "kv_indptr", entries=int(block_rows.sum()) + 1, counted="block rows")
-        lengths = _checked_lengths(kv_lens, len(q_lens))
+        kv = indptr(
+            given.kv_indptr, "kv_indptr", entries=int(block_rows.sum()) + 1, counted="block rows"
+        )
+        lengths = _checked_lengths(given.kv_lens, len(q_lens))
         request = np.repeat(np.arange(len(q_lens)), block_rows)
         indices = _sorted_columns(
-            block_list(kv_indices, int(kv[-1])), kv, -(-lengths[request] // columns)
+            block_list(given.kv_indices, int(kv[-1])), kv, -(-lengths[request] // columns)
         )
         first = np.cumsum(block_rows) - block_rows  # first block row of each request
         row_in_request = (np.arange(len(request)) - first[request]) * rows
@@ -66,21 +65,14 @@ class BlockSparse(Format[Declared]):
         column = block * size + place % size
         return column, (np.zeros_like(column), column + int(segment["kv_row"]))
 
-    def store(
-        self,
-        rng: np.random.Generator,
-        q_lens: Sequence[int],
-        k: Sequence[Floats],
-        v: Sequence[Floats],
-    ) -> Stored:
+    def store(self, drawn: Drawn) -> Stored:
         rows, columns = self.declared.block
-        kv_lens = [len(x) for x in k]
         parts: list[list[Part]] = []
         lists: list[Ints] = []
-        for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
+        for q_len, kv_len in zip(drawn.q_lens, drawn.lengths, strict=True):
             own = []
             for start in range(0, q_len, rows):
-                lists.append(np.flatnonzero(rng.random(-(-kv_len // columns)) < 0.6))
+                lists.append(np.flatnonzero(drawn.rng.random(-(-kv_len // columns)) < 0.6))
                 keys = np.flatnonzero(np.isin(np.arange(kv_len) // columns, lists[-1]))
                 own.append(Part(slice(start, min(start + rows, q_len)), keys, keys, kv_len))
             nothing = np.arange(0)
@@ -88,9 +80,9 @@ class BlockSparse(Format[Declared]):
         plan = {
             "kv_indptr": as_indptr([len(row) for row in lists]),
             "kv_indices": np.concatenate([np.zeros(0), *lists]).astype(np.int32),
-            "kv_lens": np.array(kv_lens, np.int32),
+            "kv_lens": np.array(drawn.lengths, np.int32),
         }
-        return Stored(np.concatenate(k), np.concatenate(v), plan, parts)
+        return Stored(np.concatenate(drawn.k), np.concatenate(drawn.v), plan, parts)
 
 
 def _checked_lengths(kv_lens: Any, requests: int) -> Int32s:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from warploom.dsl.formats import Dense as Declared
 from warploom.errors import BadLength
 from warploom.runtime.batch import Batch
-from warploom.runtime.formats.base import Affine, Floats, Stored, whole_requests
+from warploom.runtime.formats.base import Affine, Drawn, Floats, Given, Stored, whole_requests
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
 
 
@@ -21,10 +20,8 @@ class Dense(Affine[Declared]):
     has_blocks = True
     block_name = ("batch", "requests")
 
-    def lower(
-        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
-    ) -> Batch:
-        lengths = np.diff(indptr(kv_indptr, "kv_indptr", entries=len(qo)))
+    def lower(self, qo: Int32s, given: Given) -> Batch:
+        lengths = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         q_lens = np.diff(qo)
         rows = int(q_lens.max(initial=0))
         uneven = np.flatnonzero(q_lens != rows)
@@ -55,15 +52,9 @@ class Dense(Affine[Declared]):
         exact = {"block": 1} if self.declared.shared else {}
         return exact, {"token": batch.kv_extent, "block": batch.num_requests}
 
-    def store(
-        self,
-        rng: np.random.Generator,
-        q_lens: Sequence[int],
-        k: Sequence[Floats],
-        v: Sequence[Floats],
-    ) -> Stored:
-        plan = {"kv_indptr": as_indptr([len(x) for x in k])}
-        return Stored(_stack(k), _stack(v), plan, whole_requests(q_lens, k))
+    def store(self, drawn: Drawn) -> Stored:
+        plan = {"kv_indptr": as_indptr(drawn.lengths)}
+        return Stored(_stack(drawn.k), _stack(drawn.v), plan, whole_requests(drawn))
 
 
 def _stack(requests: Sequence[Floats]) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from warploom.dsl.formats import Paged as Declared
 from warploom.errors import BadLength, IndexOutOfRange, WrongShape
 from warploom.runtime.batch import Batch
-from warploom.runtime.formats.base import Floats, Format, Ints, Stored, whole_requests
+from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Stored, whole_requests
 from warploom.runtime.formats.lists import (
     Int32s,
     as_indptr,
@@ -43,12 +43,10 @@ class Pages(Format[AnyPaged]):
     def instead(self, name: str) -> str:
         return "give last_page_len"
 
-    def lower(
-        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
-    ) -> Batch:
-        kv = indptr(kv_indptr, "kv_indptr", entries=len(qo))
-        indices = _page_list(kv_indices, int(kv[-1]))
-        lengths = self._lengths(np.diff(kv), last_page_len)
+    def lower(self, qo: Int32s, given: Given) -> Batch:
+        kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
+        indices = _page_list(given.kv_indices, int(kv[-1]))
+        lengths = self._lengths(np.diff(kv), given.last_page_len)
         segments = segments_of(qo, lengths)
         segments["index_begin"] = kv[:-1]
         last = int(indices.max(initial=-1))
@@ -92,21 +90,15 @@ class Pages(Format[AnyPaged]):
         page = batch.indices[int(segment["index_begin"]) + place // size].astype(np.int64)
         return place, (page, place % size)
 
-    def store(
-        self,
-        rng: np.random.Generator,
-        q_lens: Sequence[int],
-        k: Sequence[Floats],
-        v: Sequence[Floats],
-    ) -> Stored:
-        size, lengths = self.declared.page_size, [len(x) for x in k]
+    def store(self, drawn: Drawn) -> Stored:
+        size, lengths = self.declared.page_size, drawn.lengths
         counts = [-(-n // size) for n in lengths]
         total = sum(counts)
-        pages = rng.permutation(total + 2)[:total].astype(np.int32)
+        pages = drawn.rng.permutation(total + 2)[:total].astype(np.int32)
         own = np.split(pages, np.cumsum(counts)[:-1])
-        self._share(rng, own, k, v)
+        self._share(drawn, own)
         caches = []
-        for requests in (k, v):
+        for requests in (drawn.k, drawn.v):
             cache = np.full((total + 2, size, *requests[0].shape[1:]), np.nan, np.float32)
             for tokens, table in zip(requests, own, strict=True):
                 place = np.arange(len(tokens))
@@ -118,15 +110,9 @@ class Pages(Format[AnyPaged]):
             "kv_indices": pages,
             "last_page_len": np.array(last, np.int32),
         }
-        return Stored(caches[0], caches[1], plan, whole_requests(q_lens, k))
+        return Stored(caches[0], caches[1], plan, whole_requests(drawn))
 
-    def _share(
-        self,
-        rng: np.random.Generator,
-        tables: Sequence[Int32s],
-        k: Sequence[Floats],
-        v: Sequence[Floats],
-    ) -> None:
+    def _share(self, drawn: Drawn, tables: Sequence[Int32s]) -> None:
         """Let requests of a random batch have pages in common, where the format is made for it."""
 
 

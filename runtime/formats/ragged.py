@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from warploom.dsl.formats import Ragged as Declared
 from warploom.runtime.batch import Batch
-from warploom.runtime.formats.base import Affine, Floats, Stored, whole_requests
+from warploom.runtime.formats.base import Affine, Drawn, Given, Stored, whole_requests
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
 
 
@@ -18,10 +15,8 @@ class Ragged(Affine[Declared]):
 
     plans_on_device = True
 
-    def lower(
-        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
-    ) -> Batch:
-        kv = indptr(kv_indptr, "kv_indptr", entries=len(qo))
+    def lower(self, qo: Int32s, given: Given) -> Batch:
+        kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
         segments = segments_of(qo, np.diff(kv))
         segments["kv_row"] = kv[:-1]
         return Batch(segments, NO_INDICES, np.diff(qo), np.diff(kv), int(qo[-1]), int(kv[-1]))
@@ -34,12 +29,7 @@ class Ragged(Affine[Declared]):
     def obstacle_to_preparing(self) -> str | None:
         return None
 
-    def store(
-        self,
-        rng: np.random.Generator,
-        q_lens: Sequence[int],
-        k: Sequence[Floats],
-        v: Sequence[Floats],
-    ) -> Stored:
-        plan = {"kv_indptr": as_indptr([len(x) for x in k])}
-        return Stored(np.concatenate(k), np.concatenate(v), plan, whole_requests(q_lens, k))
+    def store(self, drawn: Drawn) -> Stored:
+        plan = {"kv_indptr": as_indptr(drawn.lengths)}
+        k, v = np.concatenate(drawn.k), np.concatenate(drawn.v)
+        return Stored(k, v, plan, whole_requests(drawn))

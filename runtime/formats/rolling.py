@@ -6,14 +6,13 @@ kernel takes a token's slot from its position, by two constants that it is compi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from warploom.dsl.formats import Rolling as Declared
 from warploom.runtime.batch import Batch
-from warploom.runtime.formats.base import Floats, Format, Ints, Part, Stored
+from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, indptr, segments_of
 from warploom.scheduler.bounds import Bounds
 
@@ -28,10 +27,8 @@ class Rolling(Format[Declared]):
     def instead(self, name: str) -> str:
         return "kv_indptr tells the lengths of whole sequences, and these what is in which slot"
 
-    def lower(
-        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
-    ) -> Batch:
-        lengths = np.diff(indptr(kv_indptr, "kv_indptr", entries=len(qo)))
+    def lower(self, qo: Int32s, given: Given) -> Batch:
+        lengths = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         kept = np.minimum(lengths, self.declared.slots)
         ends = as_int32(np.cumsum(kept, dtype=np.int64), "the sum of tokens that are kept")
         begin, sinks = ends - kept, np.minimum(kept, self.declared.sinks)
@@ -75,28 +72,21 @@ class Rolling(Format[Declared]):
         kv_pos = positions if self.declared.column_positions else place
         return kv_pos, (np.full_like(place, segment["batch"]), slots)
 
-    def store(
-        self,
-        rng: np.random.Generator,
-        q_lens: Sequence[int],
-        k: Sequence[Floats],
-        v: Sequence[Floats],
-    ) -> Stored:
+    def store(self, drawn: Drawn) -> Stored:
         """Tokens are written one after another, as a sequence grows."""
-        shape = len(k) + 1, self.declared.slots
-        caches = [np.full((*shape, *x[0].shape[1:]), np.nan, np.float32) for x in (k, v)]
+        pair, lengths = (drawn.k, drawn.v), drawn.lengths
+        shape = len(lengths) + 1, self.declared.slots
+        caches = [np.full((*shape, *x[0].shape[1:]), np.nan, np.float32) for x in pair]
         parts = []
-        for request, rows in enumerate(q_lens):
+        for request, (rows, length) in enumerate(zip(drawn.q_lens, lengths, strict=True)):
             owner = np.full(self.declared.slots, -1)
-            for position in range(len(k[request])):
+            for position in range(length):
                 slot = self.declared.slot_of(position)
                 owner[slot] = position
-                for cache, tokens in zip(caches, (k, v), strict=True):
+                for cache, tokens in zip(caches, pair, strict=True):
                     cache[request, slot] = tokens[request][position]
             kept = np.sort(owner[owner >= 0])
             is_true = self.declared.column_positions
-            kv_pos, kv_len = (
-                (kept, len(k[request])) if is_true else (np.arange(len(kept)), len(kept))
-            )
+            kv_pos, kv_len = (kept, length) if is_true else (np.arange(len(kept)), len(kept))
             parts.append([Part(slice(0, rows), kept, kv_pos, kv_len)])
-        return Stored(caches[0], caches[1], {"kv_indptr": as_indptr([len(x) for x in k])}, parts)
+        return Stored(caches[0], caches[1], {"kv_indptr": as_indptr(lengths)}, parts)

@@ -6,7 +6,6 @@ Declared as `wl.Paged`, since kernels are the same; `PageSelectionWrapper` plans
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from warploom.dsl.formats import KVFormat
 from warploom.dsl.formats import Paged as Declared
 from warploom.errors import ArgumentError, BadLength, WrongStride
 from warploom.runtime.batch import Batch
+from warploom.runtime.formats.base import Given
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, segments_of
 from warploom.runtime.formats.paged import Pages
 from warploom.scheduler.bounds import INT32_MAX, Bounds
@@ -43,9 +43,7 @@ class Selected(Pages[Declared]):
             raise ArgumentError(name="kv_format", reason=f"selections need Paged, not {kv_format}")
         return cls(kv_format)
 
-    def lower(
-        self, qo: Int32s, kv_indptr: Any, kv_indices: Any, last_page_len: Any, kv_lens: Any
-    ) -> SelectedBatch:
+    def lower(self, qo: Int32s, given: Given) -> SelectedBatch:
         """See `Format.lower`; `kv_indices` is the tensor, of which the wrapper has checked type,
         device, requests and heads.
 
@@ -53,25 +51,26 @@ class Selected(Pages[Declared]):
             BadLength: a request reads more pages than its lists have.
             WrongStride: entries lie further apart than kernels count.
         """
-        pages = np.diff(indptr(kv_indptr, "kv_indptr", entries=len(qo)))
-        _, heads, budget = kv_indices.shape
+        selection = given.kv_indices
+        pages = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
+        _, heads, budget = selection.shape
         over = np.flatnonzero(pages > budget)
         if over.size:
             at, most = int(over[0]), f"at most {budget}, the last size of kv_indices"
             raise BadLength(
                 name="pages of kv_indptr", index=at, value=int(pages[at]), expected=most
             )
-        lengths = self._lengths(pages, last_page_len)
-        of_request, of_head = (kv_indices.stride(axis) for axis in (0, 1))
+        lengths = self._lengths(pages, given.last_page_len)
+        of_request, of_head = (selection.stride(axis) for axis in (0, 1))
         last_entry = max(len(pages) - 1, 0) * of_request + (heads - 1) * of_head + budget
         if max(last_entry, of_head if heads > 1 else 0) > INT32_MAX:
             expected = "the last entry must lie within 2**31 - 1 entries of the first"
-            raise WrongStride(name="kv_indices", got=kv_indices.stride(), expected=expected)
+            raise WrongStride(name="kv_indices", got=selection.stride(), expected=expected)
         segments = segments_of(qo, lengths)
         segments["index_begin"] = np.arange(len(pages)) * of_request
         segments["index_head_stride"] = of_head if heads > 1 else 0
         q_lens, q_rows = np.diff(qo), int(qo[-1])
-        return SelectedBatch(segments, NO_INDICES, q_lens, lengths, q_rows, 0, kv_indices, pages)
+        return SelectedBatch(segments, NO_INDICES, q_lens, lengths, q_rows, 0, selection, pages)
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         return None

@@ -237,11 +237,9 @@ def test_one_of_mask_mod_and_block_mask_is_given() -> None:
         wl.flex(block_mask=shifted)
 
 
-def test_a_wrapper_reads_the_lists() -> None:
-    states = random_states(1, 1, 2)
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in tensors())
-    variant = wl.flex(None, block_mask(states, shifted))
-    wrapper = wl.AttentionWrapper(
+def of_requests(variant: wl.Variant) -> wl.AttentionWrapper:
+    """A wrapper for q, k and v of requests one after another."""
+    return wl.AttentionWrapper(
         variant,
         kv_format=wl.Ragged(),
         num_q_heads=Q_HEADS,
@@ -250,6 +248,13 @@ def test_a_wrapper_reads_the_lists() -> None:
         dtype="float32",
         device="cpu",
     )
+
+
+def test_a_wrapper_reads_the_lists() -> None:
+    states = random_states(1, 1, 2)
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in tensors())
+    variant = wl.flex(None, block_mask(states, shifted))
+    wrapper = of_requests(variant)
     wrapper.plan([0, ROWS], [0, KEYS])
     expected, _ = reference_attention(variant, q, k, v)
     np.testing.assert_allclose(wrapper.run(q, (k, v)).numpy(), expected, atol=2e-5)
@@ -260,15 +265,7 @@ def test_a_wrapper_reads_the_lists() -> None:
 
 def test_a_wrapper_refuses_other_lengths_without_lists_too() -> None:
     mask = create_block_mask(shifted, None, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
-    wrapper = wl.AttentionWrapper(
-        wl.flex(block_mask=mask),
-        kv_format=wl.Ragged(),
-        num_q_heads=Q_HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=DIM,
-        dtype="float32",
-        device="cpu",
-    )
+    wrapper = of_requests(wl.flex(block_mask=mask))
     wrapper.plan([0, ROWS], [0, KEYS])
     with pytest.raises(ArgumentError, match="40 rows and 290 keys"):
         wrapper.plan([0, 40], [0, KEYS])
