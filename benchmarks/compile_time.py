@@ -23,16 +23,16 @@ import torch
 from harness import RESULTS, Report, Row
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS, Arch
 from warploom.codegen.attention.templates import render_cpu, render_cuda
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import HostTarget, compile_cpp, host_target
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import ARCHS, Arch
+from warploom.codegen.compilers.hostcc import HostTarget, compile_cpp, host_target
+from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.dsl.dtypes import bfloat16
-from warploom.dsl.formats import Paged
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import bfloat16
+from warploom.dsl.types.formats import Paged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.errors import NoCudaCompiler, NoHostCompiler
 from warploom.scheduler.layout import c_structs
 
@@ -46,9 +46,9 @@ CPU_TILE = TileConfig(32, 64, warps=1)
 LOAD = """
 import sys, time
 from pathlib import Path
-from warploom.codegen.arch import ARCHS
+from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.source import KernelSource
 name, target, language, entry = sys.argv[1:5]
 source = KernelSource(name, Path(sys.argv[5]).read_text(), language, entry)

@@ -43,11 +43,11 @@ from shared_prefix import (
 )
 
 import warploom as wl
-from warploom.codegen.arch import Arch
 from warploom.codegen.attention.choice import every_tile
 from warploom.codegen.attention.composed_cost import composed_tiles
 from warploom.codegen.attention.templates import CPU
 from warploom.codegen.build import build_all
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
 from warploom.errors import WarploomError
 

@@ -21,7 +21,7 @@ from selections import selection_trials
 from tables import Setting, Table, Trial, attention_trial, main
 
 import warploom as wl
-from warploom.runtime import planner
+from warploom.runtime.planning import planner
 
 BATCHES = (16, 128)
 HEADS = ((32, 8), (32, 32))

@@ -26,9 +26,9 @@ from warploom.codegen.attention.cost import MACHINES, Machine, Rates, predicted_
 from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import bfloat16
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import bfloat16
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 
 ARCH = "sm_90a"
 RELEVANT = 1.7  # times the fastest tile: how wrong the model is about slower ones changes no choice

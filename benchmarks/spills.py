@@ -23,15 +23,15 @@ from rich.progress import track
 from rich.table import Table
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cuda
-from warploom.codegen.cubin import read_resources
-from warploom.codegen.nvrtc import run_nvrtc
-from warploom.dsl.dtypes import float16
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.nvrtc import run_nvrtc
+from warploom.dsl.types.dtypes import float16
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 LONG = 1000  # fused query rows of a request

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from warploom.dsl.spec import AttentionSpec, OutputField, TracedVariant
+from warploom.dsl.types.spec import AttentionSpec, OutputField, TracedVariant
 
 _FORMAT = {"float": "f", "int": "i", "unsigned": "I"}
 

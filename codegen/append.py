@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
-from warploom.codegen.functors import variant_struct
 from warploom.codegen.launch_shape import LaunchShape
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.specialize import only_seats
 from warploom.codegen.render import config_struct, environment, short_dims, short_dtypes
 from warploom.codegen.source import KernelSource
-from warploom.codegen.specialize import only_seats
-from warploom.dsl.dtypes import DType
-from warploom.dsl.spec import TracedVariant
+from warploom.dsl.types.dtypes import DType
+from warploom.dsl.types.spec import TracedVariant
 
 THREADS = 128
 

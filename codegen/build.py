@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import warploom
 from warploom import env, forks
-from warploom.codegen import upkeep
-from warploom.codegen.arch import Arch
-from warploom.codegen.cubin import Resources
-from warploom.codegen.folder import Untrusted
-from warploom.codegen.key import CacheKey, make_key
-from warploom.codegen.options import CudaOptions
+from warploom.codegen.cache import upkeep
+from warploom.codegen.cache.folder import Untrusted
+from warploom.codegen.cache.key import CacheKey, make_key
+from warploom.codegen.cache.store import Draft, Entry, Store, last_resort, sweep_spare, warn_refused
+from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.compilers.cubin import Resources
+from warploom.codegen.compilers.options import CudaOptions
 from warploom.codegen.source import KernelSource
-from warploom.codegen.store import Draft, Entry, Store, last_resort, sweep_spare, warn_refused
 from warploom.counters import count
 from warploom.deployment_errors import NotInCache
 from warploom.errors import (
@@ -38,7 +38,7 @@ from warploom.errors import (
 from warploom.logs import log
 
 if TYPE_CHECKING:
-    from warploom.codegen.hostcc import HostTarget
+    from warploom.codegen.compilers.hostcc import HostTarget
 
 Job = tuple[KernelSource, "Arch | HostTarget"]
 
@@ -117,7 +117,7 @@ def content_key(source: KernelSource, target: Arch | HostTarget) -> CacheKey:
 
 def _other_keys(source: KernelSource, target: Arch | HostTarget) -> Iterator[CacheKey]:
     """Keys by which others may have compiled it, where this process may not or cannot."""
-    from warploom.codegen.recorded_target import fitting_hosts, recorded_tools
+    from warploom.codegen.compilers.recorded_target import fitting_hosts, recorded_tools
 
     if isinstance(target, Arch):
         flags = {"flags": " ".join(_cuda_options().flags(target))}
@@ -211,12 +211,12 @@ def _tools(target: Arch | HostTarget) -> dict[str, str]:
     """Compiler, headers and flags of a CUDA target; a host target names its own."""
     if not isinstance(target, Arch):
         return {}
-    from warploom.codegen.headers import find_toolchain
+    from warploom.codegen.compilers.headers import find_toolchain
 
     try:
         parts = find_toolchain().key_parts()
     except NoCudaCompiler as missing:
-        from warploom.codegen.recorded_target import recorded_tools
+        from warploom.codegen.compilers.recorded_target import recorded_tools
 
         parts = recorded_tools(target, missing)[0]
     return {**parts, "flags": " ".join(_cuda_options().flags(target))}
@@ -244,7 +244,7 @@ def _only_loads(target: Arch | HostTarget) -> bool:
     """True if this process may not compile for a target, or cannot."""
     if isinstance(target, Arch):
         return _why_forbidden() is not None or not _has_toolchain()
-    from warploom.codegen.hostcc import host_target
+    from warploom.codegen.compilers.hostcc import host_target
 
     # another target than this machine's own was asked for by its flags
     forbidden = _why_forbidden() is not None and target == host_target()
@@ -252,7 +252,7 @@ def _only_loads(target: Arch | HostTarget) -> bool:
 
 
 def _has_toolchain() -> bool:
-    from warploom.codegen.headers import find_toolchain
+    from warploom.codegen.compilers.headers import find_toolchain
 
     try:
         find_toolchain()
@@ -290,7 +290,7 @@ def _compile(key: CacheKey, source: KernelSource, target: Arch | HostTarget) -> 
         raise CompileError(**{**error.facts, "path": kept}) from None
     facts |= {"labels": dict(source.labels), "warploom": warploom.__version__}
     if not isinstance(target, Arch):
-        from warploom.codegen.recorded_target import host_facts
+        from warploom.codegen.compilers.recorded_target import host_facts
 
         facts |= host_facts(target)
     draft = Draft((name, text), binary, facts)
@@ -304,15 +304,15 @@ def _run_compiler(
 ) -> tuple[tuple[str, bytes], dict[str, Any]]:
     """(name and bytes of the binary, facts for key.json)."""
     if isinstance(target, Arch):
-        from warploom.codegen.cubin import read_resources
-        from warploom.codegen.nvrtc import run_nvrtc
+        from warploom.codegen.compilers.cubin import read_resources
+        from warploom.codegen.compilers.nvrtc import run_nvrtc
 
         done = run_nvrtc(source.text, target, source.name, options=_cuda_options(), kept=kept)
         resources = asdict(read_resources(done.cubin, source.entry))
         resources["spill_bytes"] = done.spill_bytes
         facts = {"compile_seconds": done.seconds, "pch": done.pch, "resources": resources}
         return ("kernel.cubin", done.cubin), facts
-    from warploom.codegen.hostcc import compile_cpp
+    from warploom.codegen.compilers.hostcc import compile_cpp
 
     begin = time.perf_counter()
     library = compile_cpp(source, target, kept=kept)

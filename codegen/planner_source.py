@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Literal
 
 from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
-from warploom.codegen.interval_cpp import tile_functions
+from warploom.codegen.lowering.interval_cpp import tile_functions
 from warploom.codegen.render import environment
 from warploom.codegen.source import KernelSource
-from warploom.dsl.ir import Node, walk
-from warploom.dsl.spec import TracedVariant
+from warploom.dsl.types.ir import Node, walk
+from warploom.dsl.types.spec import TracedVariant
 
 ENTRY = "warploom_planner"
 MEASURE = "warploom_measure"

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 
 from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
-from warploom.codegen.functors import variant_struct
 from warploom.codegen.launch_shape import LaunchShape
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.specialize import only_seats
+from warploom.codegen.lowering.split import lane_parts
 from warploom.codegen.render import config_struct, environment, short_dims, short_dtypes
 from warploom.codegen.source import KernelSource
-from warploom.codegen.specialize import only_seats
-from warploom.codegen.split import lane_parts
-from warploom.dsl.dtypes import DType
-from warploom.dsl.ir import Node, walk
-from warploom.dsl.spec import AttentionSpec, TracedVariant
+from warploom.dsl.types.dtypes import DType
+from warploom.dsl.types.ir import Node, walk
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 
 THREADS = 128
 _MOST_HEADS = 4  # of one token under way at a time; more take too many registers

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from warploom.dsl.dtypes import DType
+from warploom.dsl.types.dtypes import DType
 
 Config: TypeAlias = Mapping[str, str | int | bool]
 

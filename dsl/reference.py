@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from warploom.dsl import check
-from warploom.dsl.arrays import Array, Array32, to_numpy
-from warploom.dsl.position import Position
-from warploom.dsl.readings import NumpyReading
-from warploom.dsl.rounding import assert_close as assert_close
-from warploom.dsl.rounding import rounder
-from warploom.dsl.rounding import tolerance as tolerance
-from warploom.dsl.variant import Variant, as_variant
+from warploom.dsl.types.rounding import assert_close as assert_close
+from warploom.dsl.types.rounding import rounder
+from warploom.dsl.types.rounding import tolerance as tolerance
+from warploom.dsl.values.arrays import Array, Array32, to_numpy
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants import check
+from warploom.dsl.variants.readings import NumpyReading
+from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.errors import ArgumentError, UnknownInput, WrongShape
 
 Floats: TypeAlias = np.ndarray[Any, Any]

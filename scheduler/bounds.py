@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from warploom.dsl.extents import MAX_LENGTH
+from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.errors import ArgumentError, BadLength, BoundsExceeded
 from warploom.scheduler.layout import SEGMENT, Records
 

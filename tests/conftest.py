@@ -20,9 +20,9 @@ try:
     from hypothesis import settings
 except ModuleNotFoundError:  # the GPU tests need none, and run on machines that have little else
     settings = None
-from warploom.dsl.position import Position
-from warploom.dsl.readings import NumpyReading
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants.readings import NumpyReading
+from warploom.dsl.variants.variant import Variant
 
 GOLDEN = Path(__file__).parent / "golden"
 TEMPLATES = Path(warploom.templates.__file__).parent

@@ -161,11 +161,11 @@ def test_a_sweep_times_every_tile_and_stops_in_time(harness: ModuleType, tmp_pat
 def test_rates_are_found_again_in_times_that_they_made(
     harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from warploom.codegen.arch import arch_named
     from warploom.codegen.attention.choice import tiles_weighed
     from warploom.codegen.attention.cost import MACHINES, Rates, predicted_with
     from warploom.codegen.attention.template import Work
     from warploom.codegen.attention.templates import template_of
+    from warploom.codegen.compilers.arch import arch_named
 
     fitter, sweep = __import__("fit_tiles"), __import__("tile_sweep")
     machine = MACHINES["sm_90a"]

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 import warploom
 from warploom import cli, doctor, env
-from warploom.codegen.facts import sealed, unsealed
-from warploom.codegen.key import CacheKey
-from warploom.codegen.store import Draft, Store
+from warploom.codegen.cache.facts import sealed, unsealed
+from warploom.codegen.cache.key import CacheKey
+from warploom.codegen.cache.store import Draft, Store
 from warploom.doctor import Finding, examine, working_back_ends
 
 HEAVY = {"torch", "jinja2", "cuda", "cutlass_library", "rich"}
@@ -255,7 +255,7 @@ def test_queries_touch_no_compiler_and_no_driver(cache: Store, query: list[str])
 import sys
 from warploom.cli import main
 main({query!r}, standalone_mode=False)
-assert not {{"torch", "cuda", "jinja2", "warploom.codegen.nvrtc"}} & set(sys.modules)
+assert not {{"torch", "cuda", "jinja2", "warploom.codegen.compilers.nvrtc"}} & set(sys.modules)
 assert not any("libcuda" in line or "libnvrtc" in line for line in open("/proc/self/maps"))
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd="/")

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 import warploom as wl
 from warploom import cli
-from warploom.codegen.hostcc import host_target
-from warploom.codegen.store import Store
-from warploom.codegen.upkeep import kernels
+from warploom.codegen.cache.store import Store
+from warploom.codegen.cache.upkeep import kernels
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.deployment_errors import BadBuildSpec
 from warploom.errors import NoHostCompiler
 from warploom.spec_objects import declared

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.errors import NoHostCompiler
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from warploom import env
-from warploom.codegen.store import Store
-from warploom.codegen.upkeep import sweep_daily
+from warploom.codegen.cache.store import Store
+from warploom.codegen.cache.upkeep import sweep_daily
 from warploom.errors import BadSetting
 
 

@@ -23,7 +23,7 @@ def runner() -> Iterator[subprocess.Popen[str]]:
     # without a GPU also where there is one: these are the tests of the CPU back end
     changes = {"CUDA_VISIBLE_DEVICES": "", "WARPLOOM_PROGRESS": "0", "HF_HUB_OFFLINE": "1"}
     script = str(Path(__file__).parent / "support" / "preloaded.py")
-    slow = "transformers.models.llama.modeling_llama", "torch", "warploom.runtime.attention"
+    slow = "transformers.models.llama.modeling_llama", "torch", "warploom.runtime.calls.attention"
     with subprocess.Popen(
         [sys.executable, script, *slow],
         env=os.environ | changes,

@@ -26,11 +26,11 @@ from fuzz.script import script
 from fuzz.source import literal
 from rich.console import Console
 
-from warploom.codegen.arch import arch_named
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.errors import NoHostCompiler
-from warploom.runtime.declaration import AttentionDeclaration, PageSelectionDeclaration
+from warploom.runtime.wrappers.declaration import AttentionDeclaration, PageSelectionDeclaration
 
 ROOT = Path(__file__).resolve().parents[1]
 

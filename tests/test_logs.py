@@ -19,7 +19,7 @@ import warploom as wl
 from warploom import counters, env
 from warploom.codegen import build as build_module
 from warploom.codegen.build import build, forbid_compilation
-from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
 from warploom.errors import (
     BadIndptr,
@@ -29,7 +29,7 @@ from warploom.errors import (
     NoHostCompiler,
 )
 from warploom.notices import CopyWarning
-from warploom.runtime import host_planner
+from warploom.runtime.planning import host_planner
 
 SOURCE = KernelSource("portable_Test", "int main() {}", "cpp")
 
@@ -62,7 +62,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def target() -> HostTarget:
-    from warploom.codegen.hostcc import host_target
+    from warploom.codegen.compilers.hostcc import host_target
 
     try:
         return host_target()

@@ -13,7 +13,7 @@ from warploom.errors import WarploomError
 from warploom.tables import ago, in_bytes, new_table, show
 
 if TYPE_CHECKING:
-    from warploom.codegen.store import Store
+    from warploom.codegen.cache.store import Store
 
 _RESOURCES = ("registers", "local", "shared", "compiled")
 _KEY_DIGITS = 8  # enough to find its folder
@@ -23,7 +23,7 @@ class _Commands(click.Group):
     """Commands that answer a mistake of the user's with its message alone, and exit with 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from warploom.codegen.folder import Untrusted
+        from warploom.codegen.cache.folder import Untrusted
 
         try:
             return super().invoke(ctx)
@@ -52,7 +52,7 @@ def cache_path() -> None:
 @click.option("--full", is_flag=True, help="Also what each one takes, and its whole key.")
 def cache_list(full: bool) -> None:
     """List the compiled kernels, last used first."""
-    from warploom.codegen import upkeep
+    from warploom.codegen.cache import upkeep
     from warploom.codegen.source import LABELS
 
     store = _store()
@@ -99,7 +99,7 @@ def _resources(facts: Mapping[str, Any]) -> list[str]:
 @cache.command("verify")
 def cache_verify() -> None:
     """Check every kernel against its checksum; exit with 1 if one is damaged."""
-    from warploom.codegen import upkeep
+    from warploom.codegen.cache import upkeep
 
     kernels = upkeep.kernels(_store())
     damaged = [kernel for kernel in kernels if kernel.problem]
@@ -115,7 +115,7 @@ def cache_verify() -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def cache_clear(yes: bool) -> None:
     """Remove every kernel and precompiled header."""
-    from warploom.codegen import upkeep
+    from warploom.codegen.cache import upkeep
 
     store = _store()
     if not yes:
@@ -162,7 +162,7 @@ def doctor() -> None:
 
 
 def _store() -> Store:
-    from warploom.codegen.store import Store
+    from warploom.codegen.cache.store import Store
 
     return Store(env.cache_dir())
 

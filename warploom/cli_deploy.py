@@ -10,7 +10,7 @@ import click
 from warploom.tables import in_bytes, new_table, show
 
 if TYPE_CHECKING:
-    from warploom.runtime.ahead import BuildReport
+    from warploom.runtime.calls.ahead import BuildReport
 
 _COLUMNS = ("variant", "kind", "dtype", "head_dim", "format", "tile")
 _COLORS = {"built": "green", "present": "dim", "failed": "red"}
@@ -34,7 +34,7 @@ def build(specs: tuple[str, ...], archs: tuple[str, ...], processors: tuple[str,
     (warploom.AttentionDeclaration and the like), several of them, or a function that returns them.
     Exits with 1 if a kernel could not be built; all others are.
     """
-    from warploom.runtime.ahead import build_ahead
+    from warploom.runtime.calls.ahead import build_ahead
     from warploom.spec_objects import declared
 
     declarations = [one for spec in specs for one in declared(spec)]
@@ -55,7 +55,7 @@ def build(specs: tuple[str, ...], archs: tuple[str, ...], processors: tuple[str,
 )  # fmt: skip
 def export(file: Path, archs: tuple[str, ...]) -> None:
     """Write the cache's kernels to one FILE, for `warploom import` elsewhere."""
-    from warploom.codegen.archive import export_kernels
+    from warploom.codegen.archives.archive import export_kernels
 
     made = export_kernels(file, archs=archs or None)
     click.echo(f"{made.kernels} kernels in {made.path}, {in_bytes(made.bytes)}")
@@ -73,7 +73,7 @@ def import_(file: Path, sha256: str | None) -> None:
     The whole file is checked first. It is code that will run: take it from where you trust.
     """
     from warploom import env
-    from warploom.codegen.archive_import import import_kernels
+    from warploom.codegen.archives.archive_import import import_kernels
 
     brought = import_kernels(file, sha256=sha256)
     click.echo(

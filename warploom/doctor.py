@@ -65,7 +65,7 @@ def _settings() -> Finding:
 
 
 def _cache() -> str:
-    from warploom.codegen.store import Store
+    from warploom.codegen.cache.store import Store
 
     store = Store(env.cache_dir())
     with store.workshop():
@@ -73,7 +73,7 @@ def _cache() -> str:
 
 
 def _host() -> str:
-    from warploom.codegen.hostcc import host_target
+    from warploom.codegen.compilers.hostcc import host_target
 
     parts = host_target().key_parts()
     flags = fill(parts["flags"], 90, break_on_hyphens=False)
@@ -81,7 +81,7 @@ def _host() -> str:
 
 
 def _headers() -> str:
-    from warploom.codegen.headers import find_toolchain
+    from warploom.codegen.compilers.headers import find_toolchain
 
     tools = find_toolchain()
     folders = "\n".join(str(folder) for folder in tools.include_dirs if folder.is_dir())
@@ -89,8 +89,8 @@ def _headers() -> str:
 
 
 def _nvrtc() -> str:
-    from warploom.codegen.arch import ARCHS
-    from warploom.codegen.nvrtc import run_nvrtc
+    from warploom.codegen.compilers.arch import ARCHS
+    from warploom.codegen.compilers.nvrtc import run_nvrtc
 
     done = run_nvrtc(_CUDA_TRIAL, ARCHS["sm_90a"], "doctor", use_pch=False)
     return f"compiled CuTe in {done.seconds:.1f} s"
@@ -99,7 +99,7 @@ def _nvrtc() -> str:
 def _gpu() -> str:
     import torch
 
-    from warploom.runtime.device import cuda_facts, resolve_device
+    from warploom.runtime.devices.device import cuda_facts, resolve_device
 
     facts = cuda_facts(resolve_device(torch.device("cuda")).index)
     return f"{facts.name}, {facts.arch.name}, {facts.num_sms} SMs"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from warploom.hints import hint
 
 if TYPE_CHECKING:
-    from warploom.dsl.ir import Source
+    from warploom.dsl.types.ir import Source
 
 
 class WarploomError(Exception):

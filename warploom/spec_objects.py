@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from warploom.deployment_errors import BadBuildSpec
 
 if TYPE_CHECKING:
-    from warploom.runtime.declaration import Declaration
+    from warploom.runtime.wrappers.declaration import Declaration
 
 
 def declared(spec: str) -> list[Declaration]:
@@ -24,7 +24,7 @@ def declared(spec: str) -> list[Declaration]:
     Raises:
         BadBuildSpec: it names none. What a module or function raises is passed on.
     """
-    from warploom.runtime.declaration import Declaration
+    from warploom.runtime.wrappers.declaration import Declaration
 
     where, colon, path = spec.rpartition(":")
     if not (where and colon and path):

@@ -12,10 +12,10 @@ from warploom.errors import ArgumentError, MissingPackage
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from warploom.dsl.formats import KVFormat
-    from warploom.dsl.variant import Variant
-    from warploom.runtime.case import Case, Setup
-    from warploom.runtime.trials import MakeInputs
+    from warploom.dsl.types.formats import KVFormat
+    from warploom.dsl.variants.variant import Variant
+    from warploom.runtime.trials.case import Case, Setup
+    from warploom.runtime.trials.trials import MakeInputs
 
 __all__ = ["CheckFailed", "cases", "check", "setups"]
 
@@ -75,8 +75,8 @@ def check(
         MissingPackage: hypothesis is not installed.
         ArgumentError: no examples, or `inputs` that is no function.
     """
-    from warploom.dsl.variant import as_variant
-    from warploom.runtime.declare import checked_count
+    from warploom.dsl.variants.variant import as_variant
+    from warploom.runtime.declaring.declare import checked_count
 
     variant = as_variant(variant)
     checked_count("max_examples", max_examples)
@@ -95,8 +95,8 @@ def _draw_once(variant: Variant, chosen: Sequence[Setup], inputs: MakeInputs | N
     """Draw the inputs of an ordinary batch, to find what is missing before a long compile."""
     import numpy as np
 
-    from warploom.runtime.case import Case
-    from warploom.runtime.random_inputs import random_inputs
+    from warploom.runtime.trials.case import Case
+    from warploom.runtime.trials.random_inputs import random_inputs
 
     for setup in chosen[:1]:
         case, rng = (
@@ -121,8 +121,8 @@ def setups(
     """
     import torch
 
-    from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged, Rolling
-    from warploom.runtime.case import Setup
+    from warploom.dsl.types.formats import BlockSparse, Dense, Paged, Ragged, Rolling
+    from warploom.runtime.trials.case import Setup
 
     if formats is None:
         formats = (
@@ -157,8 +157,8 @@ def _listed(names: Sequence[_Name] | str) -> Sequence[_Name | str]:
 
 def cases(setup: Setup) -> SearchStrategy[Case]:
     """Batches for one kernel."""
-    from warploom.runtime.case import Case
     from warploom.runtime.formats import format_of
+    from warploom.runtime.trials.case import Case
 
     _need_hypothesis()
     from hypothesis import strategies as st
@@ -199,7 +199,7 @@ def run_property(
     import hypothesis
     from hypothesis import strategies as st
 
-    from warploom.runtime.trials import mismatch
+    from warploom.runtime.trials.trials import mismatch
 
     slow, large = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large
     drawn = st.integers(0, len(subjects) - 1).flatmap(
@@ -239,7 +239,7 @@ def warm_up(
 ) -> list[tuple[Variant, Setup]]:
     """Compile all kernels in parallel; returns the subjects, each with a tile of its own."""
     from warploom.codegen.build import build_all
-    from warploom.runtime.wrapper import AttentionWrapper
+    from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
     found, jobs = [], []
     for i, (variant, setup) in enumerate(subjects):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from warploom.codegen.arch import Arch
 from warploom.codegen.attention.cost import is_covered, predicted_us
 from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.templates import CUDA, SINGLE_ROW, template_of
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from warploom.codegen.arch import Arch
 from warploom.codegen.attention.choice import every_tile
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec
 
 _FITTED_LANES = 2 * 128  # of a key and its value, in 16 bits
 

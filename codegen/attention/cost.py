@@ -14,11 +14,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from warploom.codegen.arch import Arch
 from warploom.codegen.attention.template import SMALL_HEADS, Work
 from warploom.codegen.attention.templates import template_of
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec
 
 _SHARING_TILES = 4  # query tiles of a request from which on the planner lets them share the cache
 _LANES = 128 * 64  # the product of lanes and rows that `Rates.join` is for

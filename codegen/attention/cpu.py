@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from warploom.codegen.attention.template import Template
 from warploom.codegen.source import TileChoice, TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec
 
 # Multiples of the micro-kernel's 6 (AMX takes 16 or 32 at a time). More rows share the packing of a
 # tile of keys; fewer leave smaller partial results and more tiles to deal out, so the largest wait

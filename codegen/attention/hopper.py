@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from warploom.codegen.arch import Arch
 from warploom.codegen.attention.hopper_registers import GROUP_ROWS, Registers, split
 from warploom.codegen.attention.shared_memory import (
     TILE_ALIGN,
@@ -15,17 +14,18 @@ from warploom.codegen.attention.shared_memory import (
     padded_dims,
 )
 from warploom.codegen.attention.template import CudaTemplate, Work
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
-from warploom.codegen.logits_seats import column_state_bytes
-from warploom.codegen.lower import reachable
+from warploom.codegen.lowering.logits_seats import column_state_bytes
+from warploom.codegen.lowering.lower import reachable
+from warploom.codegen.lowering.split import Level, levels
 from warploom.codegen.render import Config
 from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
-from warploom.codegen.split import Level, levels
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.ir import walk
-from warploom.dsl.lanes import reads_other_lanes, reduces_lanes
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.graphs.lanes import reads_other_lanes, reduces_lanes
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.ir import walk
+from warploom.dsl.types.spec import AttentionSpec
 
 _BARRIER_BYTES = 8  # Barrier
 _VISIT_BYTES = 4  # Visit

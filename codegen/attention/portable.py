@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 
-from warploom.codegen.arch import REGISTERS_PER_SM, Arch
 from warploom.codegen.attention.shared_memory import (
     TILE_ALIGN,
     Overlay,
@@ -20,12 +19,13 @@ from warploom.codegen.attention.shared_memory import (
     padded_dims,
 )
 from warploom.codegen.attention.template import SMALL_HEADS, CudaTemplate, Work
-from warploom.codegen.functors import scale_factors
+from warploom.codegen.compilers.arch import REGISTERS_PER_SM, Arch
 from warploom.codegen.launch_shape import LaunchShape
+from warploom.codegen.lowering.functors import scale_factors
 from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
-from warploom.dsl.ir import walk
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.ir import walk
+from warploom.dsl.types.spec import AttentionSpec
 
 _WARP = 32
 MOST_REGISTERS = 255  # of a thread

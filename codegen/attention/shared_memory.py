@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec
 
 TILE_ALIGN = 1024  # of staged tiles, whose swizzles repeat after so many bytes
 _FACTS_BYTES = 112  # ItemFacts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.codegen.arch import REGISTERS_PER_SM, Arch
 from warploom.codegen.attention.portable import MOST_REGISTERS, Portable, mask_reads_inputs
 from warploom.codegen.attention.shared_memory import (
     Region,
@@ -13,9 +12,10 @@ from warploom.codegen.attention.shared_memory import (
     padded_dims,
 )
 from warploom.codegen.attention.template import Work
-from warploom.codegen.functors import scale_factors
+from warploom.codegen.compilers.arch import REGISTERS_PER_SM, Arch
+from warploom.codegen.lowering.functors import scale_factors
 from warploom.codegen.source import TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec
 
 _MORE_REGISTERS_SINCE = (12, 0)  # compute capability from which a thread takes more
 _FEWEST_TOKENS = 8  # of a block; pages of 1 were slower and pages of 16 faster than with 16 rows

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.codegen.arch import Arch
 from warploom.codegen.attention.portable import MOST_REGISTERS, STREAMED_ROWS, Staged
 from warploom.codegen.attention.template import Work
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec
 
 
 class Streamed(Staged):

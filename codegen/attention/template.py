@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from warploom.codegen.abi import param_fields, struct_text
-from warploom.codegen.arch import Arch
 from warploom.codegen.attention.shared_memory import SharedMemory
-from warploom.codegen.functors import variant_struct
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
+from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.render import Config, config_struct, environment, short_dims, short_dtypes
 from warploom.codegen.source import LABELS, KernelSource, TileConfig
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
 # What the recorded sweeps tell (cost.py).

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from warploom.codegen.arch import Arch
 from warploom.codegen.attention.cpu import Cpu
 from warploom.codegen.attention.hopper import Hopper
 from warploom.codegen.attention.portable import Tall
 from warploom.codegen.attention.single import SingleRow
 from warploom.codegen.attention.streamed import Streamed
 from warploom.codegen.attention.template import CudaTemplate
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.dsl.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec
 from warploom.errors import ArgumentError
 
 CPU, SINGLE_ROW, STREAMED, HOPPER, TALL = Cpu(), SingleRow(), Streamed(), Hopper(), Tall()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.variant import Variant
 
 
 class Causal(Variant):

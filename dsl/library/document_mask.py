@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.dsl.fields import Tensor
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Tensor
+from warploom.dsl.variants.variant import Variant
 
 
 class DocumentMask(Variant):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from warploom.dsl.fields import Scalar
-from warploom.dsl.functions import sigmoid
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.functions import sigmoid
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar
+from warploom.dsl.variants.variant import Variant
 
 
 class FlashSigmoid(Variant):

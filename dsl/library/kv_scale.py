@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.dsl.fields import Scalar, Tensor
 from warploom.dsl.library.numbers import check_positive
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.variant import Variant
 
 
 class KVScale(Variant):

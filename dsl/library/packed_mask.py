@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl.arrays import to_numpy
-from warploom.dsl.fields import Tensor
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.arrays import to_numpy
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Tensor
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.functions import mean, rsqrt
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.functions import mean, rsqrt
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError
 
 

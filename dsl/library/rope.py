@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.functions import cos, exp2, log2, rotate_half, rotate_pairs, sin, where
-from warploom.dsl.lanes import checked_dim
+from warploom.dsl.graphs.lanes import checked_dim
 from warploom.dsl.library.numbers import check_positive
 from warploom.dsl.library.rope_scaling import RopeScaling
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.functions import cos, exp2, log2, rotate_half, rotate_pairs, sin, where
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError
 
 

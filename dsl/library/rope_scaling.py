@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from warploom.dsl.functions import ceil, clamp, floor, log, maximum, minimum, where
 from warploom.dsl.library.numbers import check_positive
-from warploom.dsl.symbols import Value
+from warploom.dsl.values.functions import ceil, clamp, floor, log, maximum, minimum, where
+from warploom.dsl.values.symbols import Value
 from warploom.errors import ArgumentError
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from warploom.dsl.fields import Scalar
-from warploom.dsl.functions import clamp, maximum, minimum, where
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.functions import clamp, maximum, minimum, where
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError
 
 _FAR: Final = 2**30  # keys: more than any request has, and no sum with a position overflows

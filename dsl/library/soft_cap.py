@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from warploom.dsl.fields import Scalar
-from warploom.dsl.functions import maximum, tanh
 from warploom.dsl.library.numbers import check_positive
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.functions import maximum, tanh
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar
+from warploom.dsl.variants.variant import Variant
 
 _LEAST = 1e-30
 
@@ -31,6 +31,6 @@ class SoftCap(Variant):
         check_positive("; leave SoftCap out to switch it off", cap=self.cap)
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
-        # What is surely above 0 can be the softmax's own factor (codegen/logits_scale.py).
+        # What is surely above 0 can be the softmax's own factor (codegen/lowering/logits_scale.py).
         cap = maximum(abs(self.cap), _LEAST)
         return cap * tanh(logits / cap)

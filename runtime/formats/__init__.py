@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl import formats as declared
-from warploom.dsl.extents import MAX_LENGTH
+from warploom.dsl.types import formats as declared
+from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.errors import BadLength
-from warploom.runtime.batch import Batch
 from warploom.runtime.formats.base import Format, Given
+from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.block_sparse import BlockSparse
 from warploom.runtime.formats.composed import Composed
 from warploom.runtime.formats.dense import Dense

@@ -1,7 +1,7 @@
 """What a KV format owns: plan arguments, lowering, tensors, the oracle's view, random batches.
 
-A format is declared in `dsl.formats`, where kernels read what they need at compile time. A class
-here, one for each, holds everything else that tells it from the others.
+A format is declared in `dsl.types.formats`, where kernels read what they need at compile time. A
+class here, one for each, holds everything else that tells it from the others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from warploom.dsl.formats import KVFormat
+from warploom.dsl.types.formats import KVFormat
 from warploom.errors import ArgumentError
-from warploom.runtime.batch import Batch
+from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import Int32s
 from warploom.scheduler.bounds import Bounds
 

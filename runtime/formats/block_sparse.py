@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl.formats import BlockSparse as Declared
+from warploom.dsl.types.formats import BlockSparse as Declared
 from warploom.errors import ArgumentError, BadLength, IndexOutOfRange, WrongShape
-from warploom.runtime.batch import Batch
 from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
+from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, block_list, indptr
-from warploom.runtime.tensors import host_int32
+from warploom.runtime.tensors.tensors import host_int32
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import SEGMENT
 

@@ -1,10 +1,10 @@
-"""Paged caches whose requests may share pages; `runtime.composed` plans them."""
+"""Paged caches whose requests may share pages; `runtime.planning.composed` plans them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warploom.dsl.formats import Composed as Declared
+from warploom.dsl.types.formats import Composed as Declared
 from warploom.runtime.formats.base import Drawn
 from warploom.runtime.formats.lists import Int32s
 from warploom.runtime.formats.paged import Pages

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from warploom.dsl.formats import Dense as Declared
+from warploom.dsl.types.formats import Dense as Declared
 from warploom.errors import BadLength
-from warploom.runtime.batch import Batch
 from warploom.runtime.formats.base import Affine, Drawn, Floats, Given, Stored, whole_requests
+from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import BadIndptr, BadLength, WrongShape
-from warploom.runtime.tensors import host_int32
+from warploom.runtime.tensors.tensors import host_int32
 from warploom.scheduler.bounds import INT32_MAX
 from warploom.scheduler.layout import SEGMENT, Records
 

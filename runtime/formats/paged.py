@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from warploom.dsl.formats import Paged as Declared
+from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import BadLength, IndexOutOfRange, WrongShape
-from warploom.runtime.batch import Batch
 from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Stored, whole_requests
+from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import (
     Int32s,
     as_indptr,
@@ -19,7 +19,7 @@ from warploom.runtime.formats.lists import (
     indptr,
     segments_of,
 )
-from warploom.runtime.tensors import host_int32
+from warploom.runtime.tensors.tensors import host_int32
 from warploom.scheduler.bounds import Bounds
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from warploom.dsl.formats import Ragged as Declared
-from warploom.runtime.batch import Batch
+from warploom.dsl.types.formats import Ragged as Declared
 from warploom.runtime.formats.base import Affine, Drawn, Given, Stored, whole_requests
+from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl.formats import Rolling as Declared
-from warploom.runtime.batch import Batch
+from warploom.dsl.types.formats import Rolling as Declared
 from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
+from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, indptr, segments_of
 from warploom.scheduler.bounds import Bounds
 

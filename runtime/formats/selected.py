@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.formats import Paged as Declared
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import ArgumentError, BadLength, WrongStride
-from warploom.runtime.batch import Batch
 from warploom.runtime.formats.base import Given
+from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, segments_of
 from warploom.runtime.formats.paged import Pages
 from warploom.scheduler.bounds import INT32_MAX, Bounds

@@ -11,10 +11,10 @@ import pytest
 import warploom as wl
 from warploom.codegen import build as build_module
 from warploom.codegen.build import build
-from warploom.codegen.headers import CudaToolchain, find_toolchain
-from warploom.codegen.hostcc import HostTarget, host_target
+from warploom.codegen.cache.store import Store
+from warploom.codegen.compilers.headers import CudaToolchain, find_toolchain
+from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
-from warploom.codegen.store import Store
 from warploom.errors import NoCudaCompiler, NoHostCompiler
 
 CUDA_TEXT = """

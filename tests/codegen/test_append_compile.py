@@ -8,11 +8,11 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.append import AppendSpec, append_fields, key_value_seats, render_append
-from warploom.codegen.arch import ARCHS, arch_named
-from warploom.codegen.cubin import read_resources
-from warploom.codegen.nvrtc import run_nvrtc
-from warploom.dsl.dtypes import dtype, kv_dtype
-from warploom.dsl.trace import trace
+from warploom.codegen.compilers.arch import ARCHS, arch_named
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.nvrtc import run_nvrtc
+from warploom.dsl.types.dtypes import dtype, kv_dtype
+from warploom.dsl.variants.trace import trace
 
 
 def spec(

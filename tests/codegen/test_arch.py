@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from warploom.codegen.arch import ARCHS, Arch, arch_for_capability, arch_named
-from warploom.codegen.options import CudaOptions
+from warploom.codegen.compilers.arch import ARCHS, Arch, arch_for_capability, arch_named
+from warploom.codegen.compilers.options import CudaOptions
 from warploom.errors import UnknownArchitecture
 
 

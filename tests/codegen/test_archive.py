@@ -13,14 +13,15 @@ import pytest
 from support.archives import members
 
 import warploom as wl
-from warploom.codegen import archive, hostcc
 from warploom.codegen import build as build_module
-from warploom.codegen.arch import ARCHS
+from warploom.codegen.archives import archive
 from warploom.codegen.build import build, forbid_compilation
-from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.cache.store import Store
+from warploom.codegen.cache.upkeep import kernels
+from warploom.codegen.compilers import hostcc
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
-from warploom.codegen.store import Store
-from warploom.codegen.upkeep import kernels
 from warploom.deployment_errors import (
     CannotExport,
     WrongArchive,

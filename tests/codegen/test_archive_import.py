@@ -17,10 +17,10 @@ import pytest
 from support.archives import change_manifest, members, refused, rewrite
 
 import warploom as wl
-from warploom.codegen import archive
+from warploom.codegen.archives import archive
+from warploom.codegen.cache.store import Store
+from warploom.codegen.cache.upkeep import kernels
 from warploom.codegen.source import KernelSource
-from warploom.codegen.store import Store
-from warploom.codegen.upkeep import kernels
 from warploom.deployment_errors import (
     ArchiveError,
     ArchiveTooLarge,

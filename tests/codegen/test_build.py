@@ -18,12 +18,12 @@ import pytest
 from support.side_by_side import in_threads
 
 from warploom.codegen import build as build_module
-from warploom.codegen import store as store_module
-from warploom.codegen.arch import ARCHS, Arch
 from warploom.codegen.build import build, build_all, forbid_compilation
-from warploom.codegen.folder import Folder
-from warploom.codegen.hostcc import HostTarget, host_target
-from warploom.codegen.key import Target
+from warploom.codegen.cache import store as store_module
+from warploom.codegen.cache.folder import Folder
+from warploom.codegen.cache.key import Target
+from warploom.codegen.compilers.arch import ARCHS, Arch
+from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
 from warploom.errors import (
     BuildFailed,
@@ -101,11 +101,11 @@ def test_a_hit_loads_no_compiler(cuda_source: Make, toolchain: object, cache: Pa
     build(cuda_source(), ARCHS["sm_90a"])
     code = f"""
 import sys
-from warploom.codegen.arch import ARCHS
+from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.build import build
 from warploom.codegen.source import KernelSource
 assert not build(KernelSource("scale", {cuda_source().text!r}, "cuda"), ARCHS["sm_90a"]).compiled
-heavy = {{"torch", "rich", "warploom.codegen.nvrtc", "cuda.bindings", "jinja2"}}
+heavy = {{"torch", "rich", "warploom.codegen.compilers.nvrtc", "cuda.bindings", "jinja2"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     environment = {**os.environ, "WARPLOOM_FORBID_COMPILE": "1"}
@@ -146,7 +146,7 @@ def test_processes_race_for_one_kernel(cpp_source: Make, host: HostTarget, cache
     code = f"""
 import ctypes
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import HostTarget, host_target
+from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
 for i in range(2):
     text = {cpp_source("VALUE").text!r}.replace("VALUE", str(i))

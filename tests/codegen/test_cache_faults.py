@@ -17,11 +17,12 @@ from support.faulty_os import FaultyOs, dying, failing, full, in_place
 
 from warploom import env
 from warploom.codegen import build as build_module
-from warploom.codegen import hostcc, pch, store, upkeep
 from warploom.codegen.build import Artifact, build
-from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.cache import store, upkeep
+from warploom.codegen.cache.store import Store
+from warploom.codegen.compilers import hostcc, pch
+from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
-from warploom.codegen.store import Store
 from warploom.deployment_errors import NowhereToWrite
 from warploom.errors import CacheWarning, WarploomError
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from warploom.codegen import build as build_module
-from warploom.codegen import headers, hostcc
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import HostTarget, host_target
+from warploom.codegen.compilers import headers, hostcc
+from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
 from warploom.errors import NoHostCompiler
 
@@ -57,11 +57,11 @@ def until(is_true: Callable[[], object]) -> None:
 
 BUILD = """
 import sys
-from warploom.codegen.arch import ARCHS
+from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.source import KernelSource
-from warploom.runtime.library import load_library
+from warploom.runtime.devices.library import load_library
 text, language = sys.argv[1:]
 target = host_target() if language == "cpp" else ARCHS["sm_90a"]
 artifact = build(KernelSource("killed", text, language), target)
@@ -163,9 +163,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.source import KernelSource
-from warploom.runtime.library import load_library
+from warploom.runtime.devices.library import load_library
 
 def answer(i):
     text = sys.argv[1].replace("VALUE", str(i % 3))

@@ -14,18 +14,19 @@ from pathlib import Path
 import pytest
 
 from warploom.codegen import build as build_module
-from warploom.codegen import folder as folder_module
-from warploom.codegen import recorded_target, upkeep
-from warploom.codegen import store as store_module
 from warploom.codegen.build import build, forbid_compilation
-from warploom.codegen.facts import sealed, unsealed
-from warploom.codegen.folder import Folder, Untrusted
-from warploom.codegen.hostcc import HostTarget, host_target
-from warploom.codegen.key import CacheKey
+from warploom.codegen.cache import folder as folder_module
+from warploom.codegen.cache import store as store_module
+from warploom.codegen.cache import upkeep
+from warploom.codegen.cache.facts import sealed, unsealed
+from warploom.codegen.cache.folder import Folder, Untrusted
+from warploom.codegen.cache.key import CacheKey
+from warploom.codegen.cache.store import DamagedEntry, Draft, Store, read_entry
+from warploom.codegen.compilers import recorded_target
+from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
-from warploom.codegen.store import DamagedEntry, Draft, Store, read_entry
 from warploom.errors import CacheWarning, CompileForbidden, NoHostCompiler
-from warploom.runtime.library import load_library
+from warploom.runtime.devices.library import load_library
 
 Make = Callable[..., KernelSource]
 KEY = CacheKey("scale", (("source", "text"), ("target", "sm_80")))
@@ -238,7 +239,7 @@ def test_facts_that_are_missing_or_odd_are_damage(
         bad.append({name: fact for name, fact in good.items() if name != without})
     for facts in bad:
         with monkeypatch.context() as patch:
-            patch.setattr("warploom.codegen.facts.check", lambda _: None)
+            patch.setattr("warploom.codegen.cache.facts.check", lambda _: None)
             path.write_bytes(sealed(facts))
         with pytest.raises(DamagedEntry, match=r"key\.json"):
             read_entry(path.parent)
@@ -337,8 +338,8 @@ def test_planted_modules_are_not_imported(tmp_path: Path, flags: list[str]) -> N
     script.write_text(f"""
 import sys
 sys.path += {sys.path!r}
-from warploom.codegen.arch import ARCHS
-from warploom.codegen.nvrtc import compile_cuda
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.nvrtc import compile_cuda
 sys.path.insert(0, "")  # as in an interactive session
 assert compile_cuda("__global__ void f() {{}}", ARCHS["sm_80"])
 """)

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from warploom.codegen import build, claims
-from warploom.codegen.claims import aside, sweep
-from warploom.codegen.folder import Folder, Untrusted
-from warploom.codegen.store import Store
+from warploom.codegen import build
+from warploom.codegen.cache import claims
+from warploom.codegen.cache.claims import aside, sweep
+from warploom.codegen.cache.folder import Folder, Untrusted
+from warploom.codegen.cache.store import Store
 from warploom.errors import CacheWarning
 
 
@@ -38,8 +39,8 @@ def test_one_process_builds_under_a_name(tmp_path: Path) -> None:
 RACE = """
 import sys, time
 from pathlib import Path
-from warploom.codegen.claims import aside, sweep
-from warploom.codegen.folder import Folder
+from warploom.codegen.cache.claims import aside, sweep
+from warploom.codegen.cache.folder import Folder
 end = time.time() + float(sys.argv[2])
 made = 0
 with Folder.at(Path(sys.argv[1])) as folder:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS, arch_named
 from warploom.codegen.attention.templates import render_cuda
-from warploom.codegen.cubin import read_resources
-from warploom.codegen.nvrtc import Compiled, run_nvrtc
+from warploom.codegen.compilers.arch import ARCHS, arch_named
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.nvrtc import Compiled, run_nvrtc
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.position import Position
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 pytestmark = [pytest.mark.nvrtc, pytest.mark.usefixtures("toolchain")]

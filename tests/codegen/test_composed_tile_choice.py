@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import warploom as wl
-from warploom.codegen.arch import arch_named
 from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.codegen.compilers.arch import arch_named
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.composed import SharedBatch
 from warploom.scheduler.layout import SEGMENT
 from warploom.scheduler.prefixes import find_prefixes

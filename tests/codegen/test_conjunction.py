@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from support.mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
 
 import warploom as wl
-from warploom.codegen.conjunction import few_tests
-from warploom.codegen.functors import variant_struct
-from warploom.codegen.logits_seats import column_state_bytes
-from warploom.dsl.position import Position
-from warploom.dsl.trace import trace
+from warploom.codegen.lowering.conjunction import few_tests
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.logits_seats import column_state_bytes
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants.trace import trace
 
 BOUNDS = tuple(
     (op, ("at", "kv_pos"), limit)

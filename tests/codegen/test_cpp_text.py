@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS
-from warploom.codegen.cpp_text import Text, atom, call, choice, infix, number, prefix
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.lowering.cpp_text import Text, atom, call, choice, infix, number, prefix
 from warploom.testing import check
 
 NAMES = {"a": 5, "b": -3, "c": 1, "d": 0}
@@ -91,11 +91,11 @@ def test_choices_that_depend_on_choices_agree_with_the_functors() -> None:
 @pytest.mark.nvrtc
 def test_choices_that_depend_on_choices_are_printed_alike_for_gpus() -> None:
     from warploom.codegen.attention.templates import render_cuda
-    from warploom.codegen.nvrtc import compile_cuda
+    from warploom.codegen.compilers.nvrtc import compile_cuda
     from warploom.codegen.source import TileConfig
-    from warploom.dsl.dtypes import float16
-    from warploom.dsl.spec import AttentionSpec
-    from warploom.dsl.trace import trace
+    from warploom.dsl.types.dtypes import float16
+    from warploom.dsl.types.spec import AttentionSpec
+    from warploom.dsl.variants.trace import trace
     from warploom.scheduler.layout import c_structs
 
     spec = AttentionSpec(trace(ChoiceByChoice()), 64, 64, float16, wl.Ragged())

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen.arch import ARCHS, Arch
-from warploom.codegen.cubin import read_resources
-from warploom.codegen.headers import CudaToolchain
-from warploom.codegen.nvrtc import Compiled, run_nvrtc
-from warploom.codegen.options import CudaOptions
+from warploom.codegen.compilers.arch import ARCHS, Arch
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.headers import CudaToolchain
+from warploom.codegen.compilers.nvrtc import Compiled, run_nvrtc
+from warploom.codegen.compilers.options import CudaOptions
 
 # An array that is indexed at run time lives in local memory; 96 floats lie in shared memory.
 TEXT = """

@@ -11,13 +11,13 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.abi import Packer, param_fields, struct_text
-from warploom.codegen.functors import scale_factors, variant_struct
-from warploom.codegen.split import split
-from warploom.dsl.custom import custom_function
-from warploom.dsl.dtypes import float32
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.formats import Dense
-from warploom.dsl.functions import (
+from warploom.codegen.lowering.functors import scale_factors, variant_struct
+from warploom.codegen.lowering.split import split
+from warploom.dsl.types.dtypes import float32
+from warploom.dsl.types.formats import Dense
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
+from warploom.dsl.values.custom import custom_function
+from warploom.dsl.values.functions import (
     cos,
     exp,
     floor,
@@ -29,12 +29,12 @@ from warploom.dsl.functions import (
     sin,
     where,
 )
-from warploom.dsl.functions import sum as sum_lanes
-from warploom.dsl.position import Position
-from warploom.dsl.readings import NumpyReading
-from warploom.dsl.spec import AttentionSpec, TracedVariant
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.functions import sum as sum_lanes
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.readings import NumpyReading
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import UnsupportedSpec
 
 

@@ -11,17 +11,17 @@ from collections.abc import Callable
 import pytest
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS
 from warploom.codegen.attention.templates import render_cpu, render_cuda
-from warploom.codegen.hostcc import compile_cpp, host_target
-from warploom.codegen.nvrtc import compile_cuda
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.hostcc import compile_cpp, host_target
+from warploom.codegen.compilers.nvrtc import compile_cuda
 from warploom.codegen.prepare import PrepareSpec, render_prepare
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import NoCudaCompiler, NoHostCompiler
 from warploom.scheduler.layout import c_structs
 

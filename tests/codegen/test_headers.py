@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen import headers
-from warploom.codegen.headers import CudaToolchain, find_toolchain, header_digest
+from warploom.codegen.compilers import headers
+from warploom.codegen.compilers.headers import CudaToolchain, find_toolchain, header_digest
 from warploom.errors import NoCudaCompiler
 
 
@@ -155,7 +155,7 @@ def test_the_digest_sees_every_header(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_finding_loads_neither_compiler_nor_driver() -> None:
     code = """
 import sys
-from warploom.codegen.headers import find_toolchain
+from warploom.codegen.compilers.headers import find_toolchain
 from warploom.errors import NoCudaCompiler
 try:
     find_toolchain()

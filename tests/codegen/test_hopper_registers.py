@@ -10,10 +10,10 @@ import warploom as wl
 from warploom.codegen.attention.hopper_registers import SHARES, Registers, split
 from warploom.codegen.attention.templates import HOPPER, render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import bfloat16
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import bfloat16
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 

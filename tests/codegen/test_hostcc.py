@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from warploom.codegen.attention.templates import CPU
-from warploom.codegen.hostcc import HostTarget, compile_cpp, host_target, probe
+from warploom.codegen.compilers.hostcc import HostTarget, compile_cpp, host_target, probe
 from warploom.codegen.source import KernelSource
-from warploom.dsl.dtypes import BY_NAME
-from warploom.dsl.formats import Ragged
-from warploom.dsl.spec import AttentionSpec, TracedVariant
+from warploom.dsl.types.dtypes import BY_NAME
+from warploom.dsl.types.formats import Ragged
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.errors import CompileError, NoHostCompiler
 
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int warploom_kernel() { return 42; }'

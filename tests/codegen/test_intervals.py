@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from support.mask_grammar import Grammar, masks, random_inputs, random_tiles
 
 from warploom.codegen.abi import Packer, param_fields, struct_text
-from warploom.codegen.functors import variant_struct
-from warploom.dsl.dtypes import float32
-from warploom.dsl.formats import Dense
-from warploom.dsl.intervals import FULL, SKIP, TileAnalysis
-from warploom.dsl.spec import AttentionSpec, TracedVariant
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.dsl.masks.intervals import FULL, SKIP, TileAnalysis
+from warploom.dsl.types.dtypes import float32
+from warploom.dsl.types.formats import Dense
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 
 # one example is one compilation of many cases
 HEAVY = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.functions import where
-from warploom.dsl.intervals import FULL, PARTIAL, SKIP, TileAnalysis
-from warploom.dsl.position import Position
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.masks.intervals import FULL, PARTIAL, SKIP, TileAnalysis
+from warploom.dsl.values.functions import where
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import MissingInput
 
 LENGTH = 40

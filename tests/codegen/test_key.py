@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warploom.codegen.arch import ARCHS
-from warploom.codegen.key import CacheKey, make_key
+from warploom.codegen.cache.key import CacheKey, make_key
+from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.source import PLACE, KernelSource
 
 SOURCE = KernelSource("portable_Causal_bf16", "int x;\n", "cuda")

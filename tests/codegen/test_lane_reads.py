@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from warploom.codegen.functors import variant_struct
-from warploom.codegen.lane_reads import lane_reads
-from warploom.dsl.functions import rotate_half, rotate_pairs
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.lane_reads import lane_reads
 from warploom.dsl.library.rope import Rope
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.functions import rotate_half, rotate_pairs
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 
 
 def reads(variant: Variant) -> tuple[int, set[str]]:

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 from support.disassembly import disassembled
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import TALL, cuda_launch, render_cuda, template_of
 from warploom.codegen.build import build
-from warploom.codegen.functors import variant_struct
-from warploom.codegen.linear_bias import LinearBias, without_linear_bias
-from warploom.codegen.logits_seats import column_state_bytes, logits_seats
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.linear_bias import LinearBias, without_linear_bias
+from warploom.codegen.lowering.logits_seats import column_state_bytes, logits_seats
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.evaluate import evaluate
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.ir import Kind, Node, const, node, var
-from warploom.dsl.position import Position
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.ir import Kind, Node, const, node, var
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.evaluate import evaluate
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.scheduler.layout import c_structs
 
 Transform = Callable[[Any, Value, Position], Value]

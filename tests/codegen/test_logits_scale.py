@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom as wl
-from warploom.codegen.functors import variant_struct
-from warploom.codegen.logits_scale import with_scale_outside
-from warploom.codegen.lower import SM_SCALE, reachable
-from warploom.dsl.evaluate import evaluate
-from warploom.dsl.ir import Kind, Node, const, node, var
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.logits_scale import with_scale_outside
+from warploom.codegen.lowering.lower import SM_SCALE, reachable
+from warploom.dsl.types.ir import Kind, Node, const, node, var
+from warploom.dsl.values.evaluate import evaluate
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
 
 LOGITS = node("logits", Kind.FLOAT)
 RNG = np.random.default_rng(3)

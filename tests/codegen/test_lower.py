@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from support.infix import INFIX
 
 from warploom.codegen.abi import Packer, param_fields, struct_text
-from warploom.codegen.functors import variant_struct
-from warploom.codegen.lower import Block, constant_text
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.lower import Block, constant_text
 from warploom.codegen.source import KernelSource
-from warploom.dsl import functions as wl
-from warploom.dsl.dtypes import float32, int32
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.formats import Dense
-from warploom.dsl.ir import Kind, Node, Source, const, node, var
-from warploom.dsl.position import Position
-from warploom.dsl.readings import NumpyReading
-from warploom.dsl.spec import AttentionSpec, TensorField
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import float32, int32
+from warploom.dsl.types.formats import Dense
+from warploom.dsl.types.ir import Kind, Node, Source, const, node, var
+from warploom.dsl.types.spec import AttentionSpec, TensorField
+from warploom.dsl.values import functions as wl
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.readings import NumpyReading
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import CannotTrace
 
 FLOAT, INT, BOOL = Kind.FLOAT, Kind.INT, Kind.BOOL

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.dsl import functions
-from warploom.dsl.accuracy import FAST_ERROR
+from warploom.dsl.types.accuracy import FAST_ERROR
+from warploom.dsl.values import functions
 
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 FAST = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf")

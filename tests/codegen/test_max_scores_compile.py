@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 import warploom as wl
-from warploom.codegen.arch import arch_named
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
-from warploom.codegen.cubin import read_resources
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import bfloat16
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import bfloat16
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 TALL, FEW, ONE = TileConfig(128, 64), TileConfig(16, 64, 4, 2), TileConfig(1, 64, 4, 1)

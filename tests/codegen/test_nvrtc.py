@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from support.side_by_side import in_threads
 
-from warploom.codegen import nvrtc, nvrtc_worker
-from warploom.codegen.arch import ARCHS, Arch
-from warploom.codegen.compiler_log import first_errors
-from warploom.codegen.cubin import read_resources
-from warploom.codegen.headers import CudaToolchain
-from warploom.codegen.nvrtc import compile_cuda, run_nvrtc, with_places
-from warploom.codegen.nvrtc_worker import Reply, Request
-from warploom.codegen.options import CudaOptions
+from warploom.codegen.compilers import nvrtc, nvrtc_worker
+from warploom.codegen.compilers.arch import ARCHS, Arch
+from warploom.codegen.compilers.compiler_log import first_errors
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.headers import CudaToolchain
+from warploom.codegen.compilers.nvrtc import compile_cuda, run_nvrtc, with_places
+from warploom.codegen.compilers.nvrtc_worker import Reply, Request
+from warploom.codegen.compilers.options import CudaOptions
 from warploom.codegen.source import KernelSource
 from warploom.errors import CompileError, NoCudaCompiler
 
@@ -126,9 +126,9 @@ def test_a_library_that_does_not_load_is_missing() -> None:
 
 def test_compiling_needs_no_driver(toolchain: CudaToolchain) -> None:
     code = """
-from warploom.codegen.arch import ARCHS
-from warploom.codegen.headers import find_toolchain
-from warploom.codegen.nvrtc_worker import Request, compile_program
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.headers import find_toolchain
+from warploom.codegen.compilers.nvrtc_worker import Request, compile_program
 tools = find_toolchain()
 request = Request(tuple(map(str, tools.nvrtc)), 'extern "C" __global__ void f() {}', "f.cu",
                   ("--gpu-architecture=sm_80",))

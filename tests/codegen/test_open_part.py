@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from support.mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
 
 import warploom as wl
-from warploom.codegen.functors import variant_struct
-from warploom.codegen.logits_seats import column_state_bytes
-from warploom.dsl.evaluate import evaluate
-from warploom.dsl.intervals import TileAnalysis
-from warploom.dsl.open_part import mask_parts
-from warploom.dsl.position import Position
-from warploom.dsl.trace import trace
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.logits_seats import column_state_bytes
+from warploom.dsl.masks.intervals import TileAnalysis
+from warploom.dsl.masks.open_part import mask_parts
+from warploom.dsl.values.evaluate import evaluate
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants.trace import trace
 
 READS = ("<", ("table", ("at", "kv_pos")), ("const", 5))  # no interval knows
 

@@ -14,19 +14,19 @@ from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.append import AppendSpec, key_value_seats, render_append
-from warploom.codegen.arch import ARCHS
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.prepare import PrepareSpec, render_prepare
 from warploom.codegen.source import KernelSource, TileConfig
-from warploom.dsl.dtypes import bfloat16
-from warploom.dsl.dtypes import kv_dtype as stored
-from warploom.dsl.formats import KVFormat, Paged, Ragged
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import bfloat16
+from warploom.dsl.types.dtypes import kv_dtype as stored
+from warploom.dsl.types.formats import KVFormat, Paged, Ragged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.scheduler.layout import c_structs
 
 # Instructions that reach global memory; those of shared memory and of parameters are others.

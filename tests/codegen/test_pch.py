@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen import pch
-from warploom.codegen.arch import ARCHS
-from warploom.codegen.nvrtc import Compiled, run_nvrtc
-from warploom.codegen.pch import choose, leading_directives
+from warploom.codegen.compilers import pch
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.nvrtc import Compiled, run_nvrtc
+from warploom.codegen.compilers.pch import choose, leading_directives
 from warploom.errors import CompileError
 
 PREFIX = "// kernel {name}\n#include <cute/numeric/integral_constant.hpp>\n#include <cuda_bf16.h>\n"
@@ -46,8 +46,8 @@ class TestImages:
     def test_another_process_uses_it_too(self, cache: Path) -> None:
         compiled(1)
         code = f"""
-from warploom.codegen.arch import ARCHS
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.nvrtc import run_nvrtc
 print(run_nvrtc({kernel(3)!r}, ARCHS["sm_90a"], "pch").pch)
 """
         runs = [
@@ -58,8 +58,8 @@ print(run_nvrtc({kernel(3)!r}, ARCHS["sm_90a"], "pch").pch)
 
     def test_processes_that_start_together_make_one_image(self, cache: Path) -> None:
         code = f"""
-from warploom.codegen.arch import ARCHS
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.nvrtc import run_nvrtc
 print(run_nvrtc({kernel(4)!r}, ARCHS["sm_90a"], "pch").pch)
 """
         command = [sys.executable, "-c", code]
@@ -149,7 +149,7 @@ def test_what_a_killed_process_was_making_is_made_again_at_once(tmp_path: Path) 
     code = f"""
 import os, signal
 from pathlib import Path
-from warploom.codegen.pch import choose
+from warploom.codegen.compilers.pch import choose
 maker = choose(Path({str(tmp_path)!r}), "#include <a>\\n", ())
 maker.path.write_bytes(b"half an im")
 os.kill(os.getpid(), signal.SIGKILL)

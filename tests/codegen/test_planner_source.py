@@ -7,10 +7,10 @@ from itertools import cycle
 import pytest
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import planner_fields, planner_source
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 

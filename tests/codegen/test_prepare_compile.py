@@ -11,14 +11,14 @@ from support.prepared_variants import OfHeads
 
 import warploom as wl
 from warploom.codegen.abi import param_fields
-from warploom.codegen.arch import ARCHS, arch_named
-from warploom.codegen.cubin import read_resources
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import ARCHS, arch_named
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.nvrtc import run_nvrtc
+from warploom.codegen.lowering.specialize import for_prepared_keys
 from warploom.codegen.prepare import PrepareSpec, prepare_fields, render_prepare
-from warploom.codegen.specialize import for_prepared_keys
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from warploom.codegen import build as build_module
-from warploom.codegen import cpu_features, hostcc, recorded_target
-from warploom.codegen.arch import ARCHS
 from warploom.codegen.build import build, forbid_compilation
-from warploom.codegen.facts import sealed, unsealed
-from warploom.codegen.hostcc import HostTarget, host_target
+from warploom.codegen.cache.facts import sealed, unsealed
+from warploom.codegen.compilers import cpu_features, hostcc, recorded_target
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.source import KernelSource
 from warploom.deployment_errors import NotInCache, WrongProcessor
 from warploom.errors import CompileForbidden, NoHostCompiler
@@ -181,9 +181,9 @@ class Blocked:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Blocked())
 from importlib.util import find_spec
-import warploom.codegen.headers as headers
+import warploom.codegen.compilers.headers as headers
 headers.find_spec = lambda name: None
-from warploom.codegen.arch import ARCHS
+from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.build import build
 from warploom.codegen.source import KernelSource
 from warploom.errors import NoCudaCompiler

@@ -9,17 +9,17 @@ from support.recorded_variants import ROWS, VARIANTS, Dump, Rows, Terms
 
 import warploom as wl
 from warploom.codegen.abi import param_fields
-from warploom.codegen.arch import arch_named
 from warploom.codegen.attention.templates import render_cpu, render_cuda
-from warploom.codegen.functors import variant_struct
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.nvrtc import run_nvrtc
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.specialize import only_seats
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.source import TileConfig
-from warploom.codegen.specialize import only_seats
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 

@@ -8,9 +8,9 @@ import warploom as wl
 from warploom.codegen.attention.shared_memory import Overlay, Region, SharedMemory
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import bfloat16
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import bfloat16
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 
 
 def test_regions_lie_behind_each_other_at_what_they_are_aligned_to() -> None:

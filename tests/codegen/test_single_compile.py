@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 import warploom as wl
-from warploom.codegen.arch import arch_named
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import SINGLE_ROW, cuda_launch, render_cuda
-from warploom.codegen.cubin import read_resources
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import dtype, float16, kv_dtype
-from warploom.dsl.position import Position
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import dtype, float16, kv_dtype
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
 from warploom.errors import UnsupportedSpec
 from warploom.scheduler.layout import c_structs
 

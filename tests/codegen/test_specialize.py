@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cuda
-from warploom.codegen.functors import variant_struct
-from warploom.codegen.logits_seats import column_state_bytes
-from warploom.codegen.specialize import for_group_size
-from warploom.dsl.dtypes import float16
-from warploom.dsl.formats import Ragged
-from warploom.dsl.position import Position
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.logits_seats import column_state_bytes
+from warploom.codegen.lowering.specialize import for_group_size
+from warploom.dsl.types.dtypes import float16
+from warploom.dsl.types.formats import Ragged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 

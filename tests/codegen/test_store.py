@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen.facts import sealed, unsealed
-from warploom.codegen.folder import Folder
-from warploom.codegen.key import CacheKey
-from warploom.codegen.store import DRAFT, Draft, Store
+from warploom.codegen.cache.facts import sealed, unsealed
+from warploom.codegen.cache.folder import Folder
+from warploom.codegen.cache.key import CacheKey
+from warploom.codegen.cache.store import DRAFT, Draft, Store
 from warploom.errors import CacheWarning
 
 KEY = CacheKey("scale", (("source", "text"), ("target", "sm_80")))
@@ -135,8 +135,8 @@ def test_the_second_of_two_writers_takes_the_first_ones(store: Store) -> None:
 RACE = """
 import sys, time
 from pathlib import Path
-from warploom.codegen.key import CacheKey
-from warploom.codegen.store import Draft, Store
+from warploom.codegen.cache.key import CacheKey
+from warploom.codegen.cache.store import Draft, Store
 
 root, start, seed = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 store = Store(root)

@@ -10,20 +10,20 @@ import pytest
 from support.disassembly import disassembled
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS, Arch
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.build import build
-from warploom.codegen.headers import CudaToolchain
-from warploom.codegen.nvrtc import run_nvrtc
+from warploom.codegen.compilers.arch import ARCHS, Arch
+from warploom.codegen.compilers.headers import CudaToolchain
+from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import bfloat16, float16
-from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
-from warploom.dsl.position import Position
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import bfloat16, float16
+from warploom.dsl.types.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import CompileError
 from warploom.scheduler.layout import c_structs
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import warploom as wl
-from warploom.codegen.arch import arch_named
 from warploom.codegen.attention.choice import choose_tile, every_tile, tiles_weighed
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
+from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import bfloat16, kv_dtype
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import bfloat16, kv_dtype
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError, UnsupportedSpec
 from warploom.scheduler.layout import c_structs
 

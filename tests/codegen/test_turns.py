@@ -11,20 +11,20 @@ import pytest
 import warploom as wl
 from warploom.codegen.append import AppendSpec, key_value_seats, render_append
 from warploom.codegen.attention.templates import render_cuda
-from warploom.codegen.functors import variant_struct
+from warploom.codegen.lowering.functors import variant_struct
+from warploom.codegen.lowering.turns import Turn, key_turn
 from warploom.codegen.source import TileConfig
-from warploom.codegen.turns import Turn, key_turn
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.functions import cos, sin
-from warploom.dsl.functions import sum as sum_lanes
 from warploom.dsl.library.rope_scaling import Llama3Scaling, YarnScaling
-from warploom.dsl.position import Position
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.functions import cos, sin
+from warploom.dsl.values.functions import sum as sum_lanes
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.scheduler.layout import c_structs
 
 RAGGED, ROPE = wl.Ragged(), wl.Rope()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen import upkeep
-from warploom.codegen.claims import DRAFT, aside
-from warploom.codegen.key import CacheKey
-from warploom.codegen.store import Draft, Store
+from warploom.codegen.cache import upkeep
+from warploom.codegen.cache.claims import DRAFT, aside
+from warploom.codegen.cache.key import CacheKey
+from warploom.codegen.cache.store import Draft, Store
 
 HOUR = 3600.0
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.dsl.ir import Kind, Node, Source, walk
+from warploom.dsl.types.ir import Kind, Node, Source, walk
 from warploom.errors import WarploomError
 
 _BINARY: dict[str, Callable[..., Any]] = {

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.dsl import functions
-from warploom.dsl.accuracy import FAST_ERROR
-from warploom.dsl.intervals import FIXED, FULL, SKIP, TileAnalysis
-from warploom.dsl.position import Position
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.masks.intervals import FIXED, FULL, SKIP, TileAnalysis
+from warploom.dsl.types.accuracy import FAST_ERROR
+from warploom.dsl.values import functions
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 
 STEP = 0.001
 DISTANCE = np.arange(1, 2000)

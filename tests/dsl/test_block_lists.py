@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import warploom as wl
 from warploom.dsl.reference import reference_attention
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError, WrongShape
 
 BATCH, Q_HEADS, KV_HEADS, ROWS, KEYS, DIM = 2, 4, 2, 150, 290, 16

@@ -8,7 +8,7 @@ import torch
 
 import warploom as wl
 from warploom.dsl.reference import reference_attention, visible
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError, ComposeClash, WrongResult
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import warploom as wl
 from warploom.dsl.reference import reference_attention
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.errors import CannotTrace
 
 CUDA = "WL_FN float squash(float x, float y) { return x / (y + fabsf(x)); }"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.dsl.fingerprint import fingerprint
+from warploom.dsl.variants.fingerprint import fingerprint
 
 CONF = SimpleNamespace(inner=SimpleNamespace(w=1.0))
 FACTOR = [2.0]

@@ -11,9 +11,9 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 import warploom as wl
-from warploom.dsl.ir import walk
 from warploom.dsl.reference import reference_attention, visible
-from warploom.dsl.trace import trace
+from warploom.dsl.types.ir import walk
+from warploom.dsl.variants.trace import trace
 from warploom.errors import (
     ArgumentError,
     BranchOnSymbol,

@@ -10,9 +10,9 @@ import torch
 
 import warploom as wl
 from warploom import errors
-from warploom.dsl.arrays import Array
-from warploom.dsl.ir import Kind, node, var
-from warploom.dsl.symbols import Symbol
+from warploom.dsl.types.ir import Kind, node, var
+from warploom.dsl.values.arrays import Array
+from warploom.dsl.values.symbols import Symbol
 
 F = torch.nn.functional
 X, K = Symbol(node("logits", Kind.FLOAT)), Symbol(var("kv_pos"))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from warploom.dsl import functions as wl
-from warploom.dsl.arrays import Array, Array32
-from warploom.dsl.ir import Kind, node, var
-from warploom.dsl.symbols import Symbol
+from warploom.dsl.types.ir import Kind, node, var
+from warploom.dsl.values import functions as wl
+from warploom.dsl.values.arrays import Array, Array32
+from warploom.dsl.values.symbols import Symbol
 from warploom.errors import CannotTrace
 
 X = Symbol(node("logits", Kind.FLOAT))
@@ -202,7 +202,7 @@ def test_reductions_nest(graph) -> None:
 
 
 def test_lane_arithmetic_of_rotations_is_in_ints() -> None:
-    from warploom.dsl.ir import walk
+    from warploom.dsl.types.ir import walk
 
     for rotate in (wl.rotate_half, wl.rotate_pairs):
         for found in walk(rotate(VECTOR).node):

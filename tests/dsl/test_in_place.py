@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import noop_mask
 
 import warploom as wl
 from warploom.dsl.reference import reference_attention
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError, CannotTrace, FieldMisuse
 
 Q, K, V = np.random.default_rng(0).standard_normal((3, 4, 2, 8))

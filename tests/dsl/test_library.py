@@ -9,7 +9,7 @@ import pytest
 
 import warploom as wl
 from warploom.dsl.reference import reference_attention, visible
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError, MissingInput
 
 RNG = np.random.default_rng(5)
@@ -334,8 +334,8 @@ SHIPPED = {
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_graphs_compute_what_the_functors_do(name, graph) -> None:
-    from warploom.dsl.position import AVAILABLE, Position
-    from warploom.dsl.readings import NumpyReading
+    from warploom.dsl.values.position import AVAILABLE, Position
+    from warploom.dsl.variants.readings import NumpyReading
 
     variant = SHIPPED[name]
     fields = {

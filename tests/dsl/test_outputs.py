@@ -11,7 +11,7 @@ import torch
 from support.recorded_variants import Dump, Terms
 
 import warploom as wl
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.errors import (
     ComposeClash,
     FieldMisuse,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 import warploom as wl
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.errors import GlobalMutated, ImpureFunctor
 
 CALLS = 0

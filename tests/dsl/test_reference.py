@@ -15,8 +15,8 @@ from warploom.dsl.reference import (
     reference_batch,
     visible,
 )
-from warploom.dsl.rounding import assert_close, rounder, tolerance
-from warploom.dsl.trace import trace
+from warploom.dsl.types.rounding import assert_close, rounder, tolerance
+from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError, CannotTrace, FieldMisuse, WrongResult, WrongShape
 
 RNG = np.random.default_rng(3)

@@ -9,9 +9,9 @@ import pytest
 
 import warploom as wl
 from warploom import errors
-from warploom.dsl.ir import Kind, node, var
-from warploom.dsl.symbols import Symbol
-from warploom.dsl.trace import trace
+from warploom.dsl.types.ir import Kind, node, var
+from warploom.dsl.values.symbols import Symbol
+from warploom.dsl.variants.trace import trace
 
 VECTOR = Symbol(node("element", Kind.FLOAT, (var("lane"),)))
 ROTATIONS = [wl.rotate_half, wl.rotate_pairs]

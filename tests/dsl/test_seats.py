@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import warploom as wl
-from warploom.dsl.trace import trace
+from warploom.dsl.variants.trace import trace
 from warploom.errors import EndlessFunctor, NoFunctor
 
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from warploom.dsl import functions as wl
-from warploom.dsl.ir import Kind, const, node, var
-from warploom.dsl.symbols import Symbol
+from warploom.dsl.types.ir import Kind, const, node, var
+from warploom.dsl.values import functions as wl
+from warploom.dsl.values.symbols import Symbol
 from warploom.errors import BranchOnSymbol, CannotTrace
 
 KV = Symbol(var("kv_pos"))
@@ -208,6 +208,6 @@ def test_constant_conditions_disappear() -> None:
 
 
 def _nodes(root):
-    from warploom.dsl.ir import walk
+    from warploom.dsl.types.ir import walk
 
     return list(walk(root))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import warploom as wl
-from warploom.dsl.ir import walk
-from warploom.dsl.position import AVAILABLE
 from warploom.dsl.reference import reference_attention
-from warploom.dsl.spec import SEATS
-from warploom.dsl.trace import trace
+from warploom.dsl.types.ir import walk
+from warploom.dsl.types.spec import SEATS
+from warploom.dsl.values.position import AVAILABLE
+from warploom.dsl.variants.trace import trace
 from warploom.errors import (
     BranchOnSymbol,
     CannotTrace,

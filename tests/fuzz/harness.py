@@ -14,9 +14,9 @@ from fuzz.outputs import as_doubles, blank, should_hold, wrong_records
 from fuzz.reference import language, noise, num
 from warploom.codegen.attention.choice import every_tile
 from warploom.codegen.attention.templates import SINGLE_ROW
-from warploom.dsl.trace import trace
-from warploom.runtime.declare import make_spec
-from warploom.runtime.device import cuda_facts
+from warploom.dsl.variants.trace import trace
+from warploom.runtime.declaring.declare import make_spec
+from warploom.runtime.devices.device import cuda_facts
 
 NOISES = ((4.0, 1), (4.0, 2), (16.0, 3))  # last places, seed
 DOUBTS = tuple((4.0 + 12.0 * (seed % 2), seed) for seed in range(4, 28))  # more, for wrong rows

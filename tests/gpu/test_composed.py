@@ -11,8 +11,8 @@ import torch
 from support.composed_variants import EverySeat, NormOfRequest
 
 import warploom as wl
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler import sharing
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.verify_composed import verify_composed

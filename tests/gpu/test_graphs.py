@@ -190,7 +190,7 @@ def test_a_graph_of_attention_keeps_copies_of_host_tensors(cuda: Any) -> None:
 
 
 def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: Any) -> None:
-    from warploom.runtime import attention as module
+    from warploom.runtime.calls import attention as module
 
     q = torch.randn(2, 3, 8, 64, device=cuda, dtype=torch.float16)
     k, v = torch.randn(2, 2, 50, 2, 64, device=cuda, dtype=torch.float16)

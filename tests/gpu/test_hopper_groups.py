@@ -9,8 +9,8 @@ import pytest
 from support.hopper_jobs import JOBS
 
 import warploom as wl
-from warploom.runtime.case import Case
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case
+from warploom.runtime.trials.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

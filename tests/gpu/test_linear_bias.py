@@ -7,9 +7,9 @@ from support.linear_biases import INPUTS, VARIANTS
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import KVFormat
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.dsl.types.formats import KVFormat
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS, arch_for_capability
-from warploom.codegen.nvrtc import compile_cuda
-from warploom.dsl import functions
-from warploom.dsl.accuracy import FAST_ERROR
-from warploom.dsl.ir import UNARY_MATH
+from warploom.codegen.compilers.arch import ARCHS, arch_for_capability
+from warploom.codegen.compilers.nvrtc import compile_cuda
+from warploom.dsl.types.accuracy import FAST_ERROR
+from warploom.dsl.types.ir import UNARY_MATH
+from warploom.dsl.values import functions
 
 UNARY = sorted(UNARY_MATH - {"neg"})
 TESTS = {"is_nan": "isnan", "is_inf": "isinf"}

@@ -9,11 +9,11 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 import warploom as wl
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 
 pytestmark = pytest.mark.gpu
 BOTH = wl.AuxRequest(lse=True, max_scores=True)

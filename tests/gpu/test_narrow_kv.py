@@ -10,8 +10,8 @@ import torch
 import warploom as wl
 from warploom.codegen.source import TileConfig
 from warploom.errors import BadHeadDim, WrongDType
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.testing import run_property, warm_up
 
 pytestmark = pytest.mark.gpu

@@ -10,10 +10,10 @@ from support.recorded_variants import ROWS, VARIANTS, Dump
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import KVFormat
+from warploom.dsl.types.formats import KVFormat
 from warploom.errors import WrongDevice
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

@@ -11,13 +11,13 @@ import torch
 import warploom as wl
 from warploom.codegen.attention.templates import SINGLE_ROW
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.position import Position
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

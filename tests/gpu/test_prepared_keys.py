@@ -11,10 +11,10 @@ from support.prepared_variants import OfHeads, OwnKeys
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import KVFormat
+from warploom.dsl.types.formats import KVFormat
 from warploom.errors import ArgumentError
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.testing import warm_up
 
 pytestmark = pytest.mark.gpu

@@ -12,8 +12,8 @@ import torch
 
 import warploom as wl
 from warploom.errors import BatchRefused, PlanMismatch
-from warploom.runtime import attention_args
-from warploom.runtime.graph import is_capturing
+from warploom.runtime.calls import attention_args
+from warploom.runtime.devices.graph import is_capturing
 
 pytestmark = pytest.mark.gpu
 

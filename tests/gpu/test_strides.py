@@ -11,7 +11,7 @@ import torch
 import warploom as wl
 from warploom import errors
 from warploom.notices import CopyWarning
-from warploom.runtime import strides
+from warploom.runtime.tensors import strides
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::warploom.notices.CopyWarning")]
 

@@ -15,23 +15,23 @@ from support.emulator import Driver, Emulator
 
 from warploom.codegen.attention.templates import render_cpu
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import HostTarget, host_target
+from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
-from warploom.dsl.intervals import TileAnalysis
+from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.reference import naive_attention, reference_attention
-from warploom.dsl.rounding import assert_close
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
+from warploom.dsl.types.rounding import assert_close
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import NoHostCompiler
-from warploom.runtime import tensor_map
-from warploom.runtime.cpu import CpuKernel
+from warploom.runtime.devices.cpu import CpuKernel
+from warploom.runtime.devices.params import STRIDES, ParamBlock
 from warploom.runtime.formats import Batch, make_batch
-from warploom.runtime.kernels import Kernels
-from warploom.runtime.params import STRIDES, ParamBlock
-from warploom.runtime.visibility import Heads, make_visibility
+from warploom.runtime.launching import tensor_map
+from warploom.runtime.launching.kernels import Kernels
+from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.layout import c_structs
 from warploom.scheduler.plan import make_plan
 

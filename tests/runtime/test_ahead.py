@@ -12,10 +12,10 @@ import pytest
 
 import warploom as wl
 from warploom.codegen import build as build_module
-from warploom.codegen.arch import ARCHS
 from warploom.codegen.build import build, forbid_compilation
-from warploom.codegen.headers import find_toolchain
-from warploom.codegen.hostcc import HostTarget, host_target_for
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.headers import find_toolchain
+from warploom.codegen.compilers.hostcc import HostTarget, host_target_for
 from warploom.deployment_errors import CacheNotWritable, UnknownProcessor
 from warploom.errors import (
     ArgumentError,
@@ -25,7 +25,7 @@ from warploom.errors import (
     UnknownArchitecture,
     UnsupportedSpec,
 )
-from warploom.runtime.ahead import build_ahead
+from warploom.runtime.calls.ahead import build_ahead
 
 DEPLOYMENT = """
 import warploom as wl
@@ -57,7 +57,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 sys.path[:0] = {paths!r}
-import warploom.codegen.headers as headers
+import warploom.codegen.compilers.headers as headers
 headers.find_spec = lambda name: None
 """
 

@@ -18,12 +18,13 @@ from support.side_by_side import in_threads
 import warploom as wl
 from warploom import errors
 from warploom.codegen import build as build_module
-from warploom.codegen.hostcc import host_target
-from warploom.dsl.arrays import Array32
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.dsl.reference import Precision, reference_keys_values
-from warploom.dsl.rounding import assert_close, rounder
-from warploom.runtime import append as append_module
-from warploom.runtime import loaded, structure
+from warploom.dsl.types.rounding import assert_close, rounder
+from warploom.dsl.values.arrays import Array32
+from warploom.runtime.declaring import structure
+from warploom.runtime.devices import loaded
+from warploom.runtime.wrappers import append as append_module
 
 MARK = 7.0  # what the cache holds before, and must hold where nothing was appended
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import warploom as wl
 from warploom import errors
-from warploom.runtime.append_args import check_caches_apart
+from warploom.runtime.inputs.append_args import check_caches_apart
 
 
 @pytest.mark.parametrize("at", [0, 1])

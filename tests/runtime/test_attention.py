@@ -12,20 +12,20 @@ from support.padding import with_and_without_garbage
 from support.side_by_side import in_threads
 
 from warploom.codegen.build import forbid_compilation
-from warploom.dsl.fields import Scalar
-from warploom.dsl.flex import flex
-from warploom.dsl.functions import floor
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.packed_mask import PackedMask, TreeMask, pack_masks
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.functions import floor
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar
+from warploom.dsl.variants.flex import flex
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, MissingInput, WrongShape
-from warploom.runtime import attention as module
-from warploom.runtime.attention import attention
+from warploom.runtime.calls import attention as module
+from warploom.runtime.calls.attention import attention
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import warploom as wl
 from warploom import errors, testing
-from warploom.runtime.calls import explained
-from warploom.runtime.draw import tile_classes
+from warploom.runtime.calls.draw import tile_classes
+from warploom.runtime.wrappers.calls import explained
 
 Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
 SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "dtype": "float32"}

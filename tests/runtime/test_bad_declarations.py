@@ -10,8 +10,8 @@ import torch
 
 import warploom as wl
 from warploom import errors
-from warploom.dsl.formats import BlockSparse, Dense, Paged
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.dsl.types.formats import BlockSparse, Dense, Paged
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "device": "cpu"}
 Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)

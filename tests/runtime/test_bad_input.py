@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from warploom import errors
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.formats import Dense, Paged
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
-from warploom.runtime.attention import attention
-from warploom.runtime.cuda import load_driver
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.dsl.types.formats import Dense, Paged
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.variant import Variant
+from warploom.runtime.calls.attention import attention
+from warploom.runtime.devices.cuda import load_driver
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "dtype": "float32"}
 

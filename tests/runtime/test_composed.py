@@ -11,10 +11,10 @@ from support.composed_variants import EverySeat, NormOfRequest
 
 import warploom as wl
 from warploom import errors
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler import sharing
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.verify_composed import verify_composed

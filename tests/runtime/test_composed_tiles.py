@@ -10,8 +10,8 @@ import torch
 
 import warploom as wl
 from warploom import errors
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler import sharing
 from warploom.scheduler.layout import ROW_CODE
 

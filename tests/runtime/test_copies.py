@@ -11,13 +11,14 @@ import torch
 from support.fake_stream import FakeStream
 
 import warploom as wl
-from warploom.dsl.dtypes import dtype
 from warploom.dsl.library.alibi import Alibi
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.variants.trace import trace
 from warploom.errors import ForbiddenUnderCapture
-from warploom.runtime import attention_args as module
-from warploom.runtime import copies, graph
-from warploom.runtime.copies import DeviceCopies, DeviceCopy
+from warploom.runtime.calls import attention_args as module
+from warploom.runtime.devices import graph
+from warploom.runtime.inputs import copies
+from warploom.runtime.inputs.copies import DeviceCopies, DeviceCopy
 
 META = torch.device("meta")
 FLOAT32 = dtype("float32")

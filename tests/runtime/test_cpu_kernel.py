@@ -18,9 +18,6 @@ import numpy as np
 import pytest
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
-from warploom.dsl.functions import exp, max, mean, rsqrt
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.flash_sigmoid import FlashSigmoid
@@ -28,9 +25,12 @@ from warploom.dsl.library.qk_norm import QKNorm
 from warploom.dsl.library.rope import Rope
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.formats import BlockSparse, Dense, KVFormat, Paged, Ragged
+from warploom.dsl.values.functions import exp, max, mean, rsqrt
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.variant import Variant
 
 Run = Callable[..., Any]
 

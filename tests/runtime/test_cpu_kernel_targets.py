@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from warploom.codegen.hostcc import host_target, probe
-from warploom.dsl.formats import Paged
+from warploom.codegen.compilers.hostcc import host_target, probe
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.rope import Rope
 from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.types.formats import Paged
 
 Run = Callable[..., Any]
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
-from warploom.dsl.formats import Ragged
-from warploom.runtime.cpu import CTAS_PER_THREAD, CpuKernel, default_num_ctas
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.dsl.types.formats import Ragged
+from warploom.runtime.devices.cpu import CTAS_PER_THREAD, CpuKernel, default_num_ctas
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 
 @pytest.fixture(params=[1, 3])

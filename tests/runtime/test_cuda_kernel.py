@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from warploom.codegen.arch import ARCHS
 from warploom.codegen.build import Artifact
+from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.launch_shape import LaunchShape
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.formats import Ragged
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import Ragged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import LaunchError
-from warploom.runtime import cuda
-from warploom.runtime.device import CudaFacts
-from warploom.runtime.params import STRIDES, ParamBlock
+from warploom.runtime.devices import cuda
+from warploom.runtime.devices.device import CudaFacts
+from warploom.runtime.devices.params import STRIDES, ParamBlock
 
 INVALID_CONTEXT = 201
 

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.formats import Paged
-from warploom.dsl.functions import where
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.flash_sigmoid import FlashSigmoid
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.formats import Paged
+from warploom.dsl.values.functions import where
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NoGradient
-from warploom.runtime import custom_op
-from warploom.runtime.attention import attention
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.runtime.calls.attention import attention
+from warploom.runtime.operators import custom_op
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 VARIANT = Causal() & SoftCap(5.0)
 
@@ -361,7 +361,7 @@ wrapper = wl.AttentionWrapper(num_q_heads=4, num_kv_heads=2, head_dim=64, dtype=
                               device="cpu", backend="reference")
 wrapper.plan([0, 2], [0, 5])
 wrapper.run(q[0], (k[0], k[0]))
-assert "warploom.runtime.custom_op" in sys.modules
+assert "warploom.runtime.operators.custom_op" in sys.modules
 assert "torch._dynamo" not in sys.modules
 """
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.formats import Ragged
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
-from warploom.runtime import planner
-from warploom.runtime.plan_tiles import Options
-from warploom.runtime.planner import Planner
-from warploom.runtime.visibility import Heads
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import Ragged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
+from warploom.runtime.planning import planner
+from warploom.runtime.planning.plan_tiles import Options
+from warploom.runtime.planning.planner import Planner
+from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 
 TILE = TileConfig(128, 128, 8, 2)

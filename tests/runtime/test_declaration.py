@@ -13,18 +13,18 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS, Arch
-from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.compilers.arch import ARCHS, Arch
+from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
 from warploom.errors import ArgumentError, BadHeadDim, UnsupportedSpec
-from warploom.runtime import kernels as kernels_module
-from warploom.runtime import planner as planner_module
-from warploom.runtime.attention import _Unbound
-from warploom.runtime.batch import Batch, OnDevice
-from warploom.runtime.composed import planner_of
+from warploom.runtime.calls.attention import _Unbound
 from warploom.runtime.formats import make_batch
-from warploom.runtime.kernels import Kernels
-from warploom.runtime.planner import Planner
+from warploom.runtime.formats.batch import Batch, OnDevice
+from warploom.runtime.launching import kernels as kernels_module
+from warploom.runtime.launching.kernels import Kernels
+from warploom.runtime.planning import planner as planner_module
+from warploom.runtime.planning.composed import planner_of
+from warploom.runtime.planning.planner import Planner
 
 WHERE = {"self", "device", "backend", "workspace"}
 SMS = (1, 14, 58, 78, 108, 114, 132, 148, 160, 188, 256)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from warploom.dsl.fields import Tensor
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
-from warploom.dsl.position import Position
 from warploom.dsl.reference import visible
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Tensor
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError
-from warploom.runtime.draw import _paint, draw_mask, tile_classes
+from warploom.runtime.calls.draw import _paint, draw_mask, tile_classes
 
 
 class RequestWindow(Variant):

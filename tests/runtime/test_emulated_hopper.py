@@ -15,10 +15,10 @@ from support.hopper_jobs import JOBS
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.variant import Variant
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.variants.variant import Variant
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 
 BATCHES = [  # lengths of queries and of keys
     ((70, 1, 0, 33), (130, 257, 40, 33)),

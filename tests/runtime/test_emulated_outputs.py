@@ -9,8 +9,8 @@ from support.recorded_variants import ROWS, VARIANTS, Dump
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler import sharing
 
 TILES = {

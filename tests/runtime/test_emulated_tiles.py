@@ -10,10 +10,10 @@ from support.padding import with_and_without_garbage
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler import sharing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.codegen.source import TileChoice, TileConfig
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 
 def test_one_thing_is_not_named_as_many() -> None:

@@ -12,10 +12,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import warploom as wl
 from warploom import errors
-from warploom.dsl.dtypes import dtype as dtype_named
 from warploom.dsl.reference import reference_attention
-from warploom.dsl.spec import TensorField
-from warploom.runtime import values
+from warploom.dsl.types.dtypes import dtype as dtype_named
+from warploom.dsl.types.spec import TensorField
+from warploom.runtime.inputs import values
 
 KEYS, DIM = ROWS, 8
 long = torch.zeros(ROWS, 65)

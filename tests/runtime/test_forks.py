@@ -18,14 +18,14 @@ import torch
 import warploom as wl
 from warploom import forks
 from warploom.codegen import build as build_module
-from warploom.codegen import store
 from warploom.codegen.build import build
-from warploom.codegen.claims import aside
-from warploom.codegen.folder import Folder
-from warploom.codegen.hostcc import HostTarget
+from warploom.codegen.cache import store
+from warploom.codegen.cache.claims import aside
+from warploom.codegen.cache.folder import Folder
+from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
-from warploom.dsl import ir
-from warploom.runtime.tenancy import Tenancy
+from warploom.dsl.types import ir
+from warploom.runtime.devices.tenancy import Tenancy
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = KernelSource("forked", "int forked;", "cpp")
@@ -116,7 +116,11 @@ def test_locks_that_a_thread_held_are_free() -> None:
 
 def test_every_lock_of_a_module_is_free_after_forks() -> None:
     """`threading.Lock()` at a module's level, or kept by an object, may be held at a fork."""
-    expected = {"warploom/forks.py", "runtime/guard.py", "dsl/ir.py"}  # which see to it themselves
+    expected = {
+        "warploom/forks.py",
+        "runtime/wrappers/guard.py",
+        "dsl/types/ir.py",
+    }  # which see to it themselves
     made = set()
     for folder in ("warploom", "dsl", "codegen", "scheduler", "runtime"):
         for path in (ROOT / folder).rglob("*.py"):

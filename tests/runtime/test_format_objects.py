@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import warploom as wl
-from warploom.dsl import formats
+from warploom.dsl.types import formats
 from warploom.runtime.formats import format_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def asked_for(path: Path) -> set[str]:
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "warploom.dsl.formats"
+        if isinstance(node, ast.ImportFrom) and node.module == "warploom.dsl.types.formats"
         for alias in node.names
     }
     for node in ast.walk(tree):

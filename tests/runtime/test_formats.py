@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged
+from warploom.dsl.types.formats import BlockSparse, Dense, Paged, Ragged
 from warploom.errors import (
     ArgumentError,
     BadIndptr,
@@ -17,7 +17,7 @@ from warploom.errors import (
     WrongDType,
     WrongShape,
 )
-from warploom.runtime.blocks import block_rows
+from warploom.runtime.calls.blocks import block_rows
 from warploom.runtime.formats import make_batch
 
 

@@ -17,10 +17,12 @@ from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.errors import CompileForbidden, ForbiddenUnderCapture
-from warploom.runtime import attention as attention_module
-from warploom.runtime import attention_args, graph, streams, workspace, wrapper
-from warploom.runtime.attention import attention
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.runtime.calls import attention as attention_module
+from warploom.runtime.calls import attention_args
+from warploom.runtime.calls.attention import attention
+from warploom.runtime.devices import graph, streams, workspace
+from warploom.runtime.wrappers import wrapper
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
 
 SHAPE: dict[str, Any] = {"num_q_heads": 2, "head_dim": 64, "dtype": "float32", "device": "cpu"}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from warploom.runtime import graph_hold
-from warploom.runtime.graph_hold import GraphHold
+from warploom.runtime.devices import graph_hold
+from warploom.runtime.devices.graph_hold import GraphHold
 
 DEVICE = torch.device("cuda", 0)
 

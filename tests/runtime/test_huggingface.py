@@ -33,8 +33,8 @@ from transformers.masking_utils import (
 )
 
 from warploom.errors import ArgumentError, UnsupportedSpec
-from warploom.runtime import huggingface
-from warploom.runtime.huggingface_masks import make_mask
+from warploom.runtime.calls import huggingface
+from warploom.runtime.calls.huggingface_masks import make_mask
 
 TINY: dict[str, Any] = {
     "vocab_size": 100,

@@ -11,7 +11,7 @@ import torch
 
 import warploom as wl
 from warploom.errors import WrongDType, WrongShape
-from warploom.runtime.index_arrays import IndexReader
+from warploom.runtime.tensors.index_arrays import IndexReader
 
 NAMES = "qo_indptr", "kv_indices"
 PLAIN = torch.arange(6, dtype=torch.int32)

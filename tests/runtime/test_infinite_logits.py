@@ -10,7 +10,7 @@ import torch
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import KVFormat
+from warploom.dsl.types.formats import KVFormat
 
 ROWS16, TALL, ONE_ROW = TileConfig(16, 64, 4, 2), TileConfig(64, 32, 2, 2), TileConfig(1, 64, 2, 1)
 GROUP = TileConfig(64, 64, 4, 2, "hopper", 2)

@@ -11,9 +11,6 @@ import pytest
 import torch
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.flex import flex
-from warploom.dsl.formats import BlockSparse, Composed, Paged, Ragged
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.document_mask import DocumentMask
 from warploom.dsl.library.packed_mask import PackedMask, TreeMask, pack_masks
@@ -21,10 +18,13 @@ from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.qk_norm import QKNorm
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.formats import BlockSparse, Composed, Paged, Ragged
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.flex import flex
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import (
     ArgumentError,
     FrozenByGraph,
@@ -33,13 +33,13 @@ from warploom.errors import (
     PlanMismatch,
     WrongShape,
 )
-from warploom.runtime.args import Geometry
-from warploom.runtime.attention import attention
-from warploom.runtime.inputs import Inputs
-from warploom.runtime.native_planner import NativePlanner
-from warploom.runtime.planner_params import PlannerParams
-from warploom.runtime.visibility import Heads
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.runtime.calls.attention import attention
+from warploom.runtime.inputs.args import Geometry
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.planning.native_planner import NativePlanner
+from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.planning.visibility import Heads
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
 BOUNDS = Bounds(max_requests=3, max_q_rows=12, max_kv_len=64)

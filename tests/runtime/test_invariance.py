@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from warploom.dsl.library.causal import Causal
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
 

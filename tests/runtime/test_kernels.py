@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from warploom.codegen.arch import arch_named
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import dtype
-from warploom.dsl.formats import Composed, Paged, Ragged
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import Composed, Paged, Ragged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError
-from warploom.runtime import kernels, loaded
-from warploom.runtime.composed import planner_of
+from warploom.runtime.devices import loaded
 from warploom.runtime.formats import make_batch
-from warploom.runtime.kernels import Kernels
-from warploom.runtime.plan_tiles import Options
-from warploom.runtime.planner import Planner
-from warploom.runtime.visibility import Heads
+from warploom.runtime.launching import kernels
+from warploom.runtime.launching.kernels import Kernels
+from warploom.runtime.planning.composed import planner_of
+from warploom.runtime.planning.plan_tiles import Options
+from warploom.runtime.planning.planner import Planner
+from warploom.runtime.planning.visibility import Heads
 
 
 def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from support.linear_biases import INPUTS, VARIANTS
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import Trial, mismatch
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import Trial, mismatch
 
 STREAMED = Setup(wl.Paged(16), "bfloat16", 64, 64, tile=TileConfig(16, 64, 4, 2))
 TALL = Setup(wl.Ragged(), "float16", 32, 32, tile=TileConfig(64, 32, 4, 2))

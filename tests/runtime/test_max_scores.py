@@ -15,12 +15,12 @@ from torch.nn.attention import flex_attention as torch_flex
 import warploom as wl
 from warploom import errors
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.runtime import custom_op
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.runtime.operators import custom_op
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 
 BOTH = wl.AuxRequest(lse=True, max_scores=True)
 MAXIMA = wl.AuxRequest(max_scores=True)

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 
 import warploom as wl
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import OUTPUTS, planner_source, scratch_bytes
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.intervals import TileAnalysis
-from warploom.dsl.spec import TracedVariant
-from warploom.dsl.trace import trace
+from warploom.dsl.masks.intervals import TileAnalysis
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import TracedVariant
+from warploom.dsl.variants.trace import trace
 from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
-from warploom.runtime.native_planner import NativePlanner, Site
-from warploom.runtime.planner_params import PlannerParams
-from warploom.runtime.visibility import Heads, make_visibility
+from warploom.runtime.planning.native_planner import NativePlanner, Site
+from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
 from warploom.scheduler.layout import c_structs
@@ -341,7 +341,7 @@ def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None
     def missing(*_: Any) -> Any:
         raise NoHostCompiler(tried="c++")
 
-    monkeypatch.setattr("warploom.runtime.host_planner.HostPlanner", missing)
+    monkeypatch.setattr("warploom.runtime.planning.host_planner.HostPlanner", missing)
     attention.plan([0, 1], [0, 2], [7, 1], [3])
     assert attention.planned is not None
     assert type(attention.planned.batch).__name__ == "Batch"

@@ -22,8 +22,8 @@ from warploom.errors import (
     WrongShape,
     WrongStride,
 )
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import Trial, mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import Trial, mismatch
 from warploom.testing import run_property, warm_up
 
 NAN = float("nan")

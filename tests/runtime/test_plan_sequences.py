@@ -9,9 +9,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from warploom.dsl.formats import KVFormat, Paged, Ragged
 from warploom.dsl.library.sliding_window import SlidingWindow
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.dsl.types.formats import KVFormat, Paged, Ragged
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
 PAGE = 4

@@ -14,14 +14,14 @@ import torch
 
 import warploom as wl
 import warploom.templates
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.source import TileConfig
-from warploom.dsl.trace import trace
-from warploom.runtime.device_planner import DevicePlanner
-from warploom.runtime.native_planner import NativePlanner, Site
-from warploom.runtime.planner_params import PlannerParams
-from warploom.runtime.visibility import Heads
+from warploom.dsl.variants.trace import trace
+from warploom.runtime.planning.device_planner import DevicePlanner
+from warploom.runtime.planning.native_planner import NativePlanner, Site
+from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
 from warploom.scheduler.layout import c_structs

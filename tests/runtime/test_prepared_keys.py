@@ -14,25 +14,25 @@ from support.emulator import Emulator
 from support.prepared_variants import OfHeads, OwnKeys
 
 import warploom as wl
-from warploom.codegen.arch import ARCHS
+from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import float16
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.trace import trace
+from warploom.dsl.types.dtypes import float16
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError
-from warploom.runtime import kernels as kernels_module
-from warploom.runtime import wrapper_options
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.kernels import Kernels
-from warploom.runtime.prepared_keys import (
+from warploom.runtime.declaring import wrapper_options
+from warploom.runtime.launching import kernels as kernels_module
+from warploom.runtime.launching.kernels import Kernels
+from warploom.runtime.launching.prepared_keys import (
     KeyTransform,
     obstacle_to_preparing,
     prepared_rows,
     reason_for_fused,
 )
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 
 TALL = TileConfig(64, 32, 2, 2, prepared_keys=True)
 FEW = TileConfig(16, 32, 2, 2, prepared_keys=True)

@@ -9,10 +9,6 @@ import numpy as np
 import pytest
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.flex import flex
-from warploom.dsl.formats import BlockSparse, Dense, Paged, Ragged, Rolling
-from warploom.dsl.functions import sigmoid, to_float, where
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.attention_sink import AttentionSink
 from warploom.dsl.library.causal import Causal
@@ -24,13 +20,17 @@ from warploom.dsl.library.qk_norm import QKNorm
 from warploom.dsl.library.rope import Rope
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.formats import BlockSparse, Dense, Paged, Ragged, Rolling
+from warploom.dsl.values.functions import sigmoid, to_float, where
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.flex import flex
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import MissingInput
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.random_inputs import random_inputs
-from warploom.runtime.trials import mismatch
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.random_inputs import random_inputs
+from warploom.runtime.trials.trials import mismatch
 from warploom.testing import CheckFailed, check, run_property, warm_up
 
 # Small tiles, so that small batches have several, and split them.

@@ -12,10 +12,10 @@ from support.emulator import Emulator
 import warploom as wl
 from warploom import errors
 from warploom.codegen.source import TileConfig
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.runtime.case import Case, Setup
-from warploom.runtime.trials import mismatch
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 SHAPE: dict[str, Any] = {

@@ -112,7 +112,7 @@ def test_numbers_in_tensors_are_read_at_every_call(kind: Any) -> None:
 
 
 def test_equal_scales_share_a_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
-    from warploom.runtime import attention as module
+    from warploom.runtime.calls import attention as module
 
     monkeypatch.setattr(module, "_entries", type(module._entries)())
     q, k, v = torch.randn(3, 1, 4, 2, 16)

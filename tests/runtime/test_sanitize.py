@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fuzz.runner import NoSanitizer, sanitized
 
-from warploom.codegen import hostcc
 from warploom.codegen.build import build, content_key
-from warploom.codegen.recorded_target import fitting_hosts
+from warploom.codegen.compilers import hostcc
+from warploom.codegen.compilers.recorded_target import fitting_hosts
 from warploom.codegen.source import KernelSource
 from warploom.errors import BadSetting, NoHostCompiler
 
@@ -51,7 +51,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 TENSOR = """
 import ctypes
 from warploom.codegen.build import build
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.source import KernelSource
 text = '''extern "C" __attribute__((visibility("default")))
 void warploom_kernel(float* x, int n) { x[n] = 1.0f; }'''
@@ -76,7 +76,7 @@ wl.attention(q, q, q, variant=Overrun())
 """
 ARITHMETIC = FUNCTOR.replace("int(x * 0.0f) + 3", "(2147483647 + int(x * x + 2.0f)) & 1")
 PLANNER = """
-from warploom.runtime import native_planner
+from warploom.runtime.planning import native_planner
 native_planner.scratch_bytes = lambda *sizes: 8
 wrapper = wl.AttentionWrapper(wl.Causal(), num_q_heads=2, head_dim=8, dtype="float32")
 wrapper.plan([0, 5, 9], [0, 5, 9])

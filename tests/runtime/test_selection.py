@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import warploom as wl
 from warploom import errors
 from warploom.dsl.reference import naive_attention, reference_attention
-from warploom.dsl.rounding import assert_close
+from warploom.dsl.types.rounding import assert_close
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.selected import Selected
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warploom.runtime import shortcuts
+from warploom.runtime.tensors import shortcuts
 
 A = torch.zeros(3, 4, 8)
 B = torch.zeros(5, 2, 8, dtype=torch.float16)

@@ -15,8 +15,9 @@ import warploom as wl
 from warploom import errors
 from warploom.codegen.source import TileConfig
 from warploom.notices import CopyWarning
-from warploom.runtime import launch, strides
-from warploom.runtime.strides import obstacle
+from warploom.runtime.launching import launch
+from warploom.runtime.tensors import strides
+from warploom.runtime.tensors.strides import obstacle
 
 HEADS, DIM = 4, 32
 GPU = 16  # bytes of a vector

@@ -11,8 +11,8 @@ from support.side_by_side import in_threads
 
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.soft_cap import SoftCap
-from warploom.dsl.variant import Variant
-from warploom.runtime import structure
+from warploom.dsl.variants.variant import Variant
+from warploom.runtime.declaring import structure
 
 
 class Slow(OrderedDict[Any, Any]):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from warploom.errors import ArgumentError
-from warploom.runtime.tensors import as_torch, host_int32
+from warploom.runtime.tensors.tensors import as_torch, host_int32
 
 
 class Producer:

@@ -13,7 +13,7 @@ import torch
 
 import warploom as wl
 from warploom.errors import InUse, NotPlanned
-from warploom.runtime.guard import Guard
+from warploom.runtime.wrappers.guard import Guard
 
 ROWS, KEYS, HEADS, DIM = 48, 192, 4, 32
 

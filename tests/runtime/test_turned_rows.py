@@ -14,12 +14,12 @@ from support.emulator import compile_for_fibers
 import warploom as wl
 from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.source import TileConfig
-from warploom.dsl.dtypes import float16
-from warploom.dsl.position import Position
-from warploom.dsl.spec import AttentionSpec
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.dtypes import float16
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.scheduler.layout import c_structs
 
 ROWS = 128

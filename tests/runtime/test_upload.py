@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from warploom.runtime import cuda, upload
-from warploom.runtime.upload import Upload
+from warploom.runtime.devices import cuda, upload
+from warploom.runtime.devices.upload import Upload
 
 DEVICE = torch.device("cuda", 0)
 INVALID_CONTEXT = 201

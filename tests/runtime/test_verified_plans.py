@@ -13,8 +13,8 @@ import torch
 
 import warploom as wl
 from warploom.errors import NotPlanned, PlanInvalid
-from warploom.runtime import composed, fast_planner, planner
-from warploom.runtime.native_planner import NativePlanner
+from warploom.runtime.planning import composed, fast_planner, planner
+from warploom.runtime.planning.native_planner import NativePlanner
 from warploom.scheduler.layout import HEADER, WORK_ITEM
 
 SHAPE: dict[str, Any] = {

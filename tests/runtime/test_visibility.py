@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.formats import BlockSparse, Ragged
-from warploom.dsl.intervals import TileAnalysis
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.sliding_window import SlidingWindow
-from warploom.dsl.position import Position
+from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.reference import visible
-from warploom.dsl.symbols import Value
-from warploom.dsl.trace import trace
-from warploom.dsl.variant import Variant
-from warploom.runtime import visibility as module
+from warploom.dsl.types.formats import BlockSparse, Ragged
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
 from warploom.runtime.formats import Batch, make_batch
-from warploom.runtime.visibility import Heads, make_visibility
+from warploom.runtime.planning import visibility as module
+from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.visibility import AllVisible
 
 HEADS = Heads(num_q=4, num_kv=2)

@@ -12,15 +12,16 @@ import pytest
 import torch
 from support.fake_stream import FakeStream
 
-from warploom.dsl.formats import Ragged
 from warploom.dsl.library.causal import Causal
+from warploom.dsl.types.formats import Ragged
 from warploom.errors import PlanMismatch
-from warploom.runtime import shortcuts, streams, tenancy
-from warploom.runtime.launch import Launcher
-from warploom.runtime.streams import Streams
-from warploom.runtime.tenancy import Tenancy
-from warploom.runtime.workspace import Workspace
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.runtime.devices import streams, tenancy
+from warploom.runtime.devices.streams import Streams
+from warploom.runtime.devices.tenancy import Tenancy
+from warploom.runtime.devices.workspace import Workspace
+from warploom.runtime.launching.launch import Launcher
+from warploom.runtime.tensors import shortcuts
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
 
 CPU = torch.device("cpu")

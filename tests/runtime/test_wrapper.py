@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import BlockSparse, Composed, Dense, Paged
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.types.formats import BlockSparse, Composed, Dense, Paged
 from warploom.errors import (
     ArgumentError,
     NotPlanned,
     PlanMismatch,
     WorkspaceTooSmall,
 )
-from warploom.runtime.kernels import Kernels
-from warploom.runtime.wrapper import AttentionWrapper
+from warploom.runtime.launching.kernels import Kernels
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.verify import verify
 

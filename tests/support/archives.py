@@ -11,8 +11,8 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import pytest
 
 import warploom as wl
-from warploom.codegen.store import Store
-from warploom.codegen.upkeep import kernels
+from warploom.codegen.cache.store import Store
+from warploom.codegen.cache.upkeep import kernels
 from warploom.deployment_errors import ArchiveError
 
 Members = dict[str, bytes]

@@ -11,12 +11,12 @@ from typing import Any
 from unittest import mock
 
 import warploom.templates
-from warploom.codegen.arch import arch_named
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
-from warploom.codegen.hostcc import host_target
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.prepare import THREADS
 from warploom.codegen.source import TileConfig
-from warploom.runtime.kernels import Kernel
+from warploom.runtime.launching.kernels import Kernel
 from warploom.scheduler.layout import c_structs
 
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"

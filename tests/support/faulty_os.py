@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from warploom.codegen import claims, folder, store, upkeep
+from warploom.codegen.cache import claims, folder, store, upkeep
 
 MODULES = (folder, claims, store, upkeep)  # every file operation of the cache is in these
 # what each can answer; the first two of a list are tried

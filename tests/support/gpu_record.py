@@ -56,7 +56,7 @@ def machine() -> dict[str, Any]:
     """GPU, driver, and the versions that a kernel passed through."""
     import torch
 
-    from warploom.codegen.headers import find_toolchain
+    from warploom.codegen.compilers.headers import find_toolchain
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")

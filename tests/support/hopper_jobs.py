@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.formats import KVFormat
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.runtime.case import Setup
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.runtime.trials.case import Setup
 
 ONE, TWO = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 1)
 WIDE, THIRDS = TileConfig(128, 64, 8, 2, "hopper", 1), TileConfig(128, 96, 8, 2, "hopper", 1)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 import warploom as wl
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
-from warploom.runtime.case import Case
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.runtime.trials.case import Case
 
 
 class Decay(wl.Variant):

@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from support.infix import INFIX
-from warploom.dsl import functions as wl
-from warploom.dsl.evaluate import evaluate
-from warploom.dsl.fields import Scalar, Tensor
-from warploom.dsl.functions import abs as abs_
-from warploom.dsl.functions import maximum, minimum, tanh, to_float, to_int, where
-from warploom.dsl.ir import Node
-from warploom.dsl.position import Position
-from warploom.dsl.variant import Variant
+from warploom.dsl.types.ir import Node
+from warploom.dsl.values import functions as wl
+from warploom.dsl.values.evaluate import evaluate
+from warploom.dsl.values.functions import abs as abs_
+from warploom.dsl.values.functions import maximum, minimum, tanh, to_float, to_int, where
+from warploom.dsl.values.position import Position
+from warploom.dsl.variants.fields import Scalar, Tensor
+from warploom.dsl.variants.variant import Variant
 
 BATCHES, GROUP, KV_HEADS, LONGEST = 3, 2, 2, 24
 TABLE = 30

@@ -8,8 +8,8 @@ import torch
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
 
 _LENGTHS, _KEYS = (5, 40, 77), 96
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warploom as wl
-from warploom.dsl.position import Position
-from warploom.dsl.symbols import Value
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
 
 
 class OwnKeys(wl.Variant):

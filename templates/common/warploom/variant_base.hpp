@@ -92,7 +92,7 @@ struct IdentityVariant {
 
   // New value of one logit. On a CPU `logits` is sm_scale * q.k. In GPU kernels it is q.k, or that
   // product where the scale is not positive, and what the softmax takes is logits_factor() times
-  // the result (codegen/logits_scale.py).
+  // the result (codegen/lowering/logits_scale.py).
   template <class TS, class RS, class CS>
   WL_FN static float logits(const Params&, const TileInfo&, const TS&, const RowInfo&, const RS&,
                             int /*kv_pos*/, const CS&, float logits) {
@@ -100,10 +100,11 @@ struct IdentityVariant {
   }
   WL_FN static float logits_factor(const Params& p) { return positive_scale(p); }
   // With kHasLinearBias, a term of transformed logits that logits() leaves out: linear_bias(), and
-  // its growth from key to key, slope() (codegen/linear_bias.py). Without, nobody calls them.
+  // its growth from key to key, slope() (codegen/lowering/linear_bias.py). Without, nobody calls
+  // them.
 
   // Stores what the user wants to look at of one element, which exists and is visible. `logits` is
-  // sm_scale * q.k in all kernels (codegen/records.py).
+  // sm_scale * q.k in all kernels (codegen/lowering/records.py).
   WL_FN static void record(const Params&, const TileInfo&, const RowInfo&, int /*kv_pos*/,
                            float /*logits*/) {}
 

@@ -5,7 +5,7 @@ namespace warploom {
 
 enum class Storage : int { kDense = 0, kRagged = 1, kPaged = 2 };
 
-// What plan() refuses. The runtime makes the messages (runtime/plan_status.py).
+// What plan() refuses. The runtime makes the messages (runtime/planning/plan_status.py).
 enum class PlanStatus : int {
   kGood = 0,
   kQoStart = 1,     // qo_indptr does not begin at 0

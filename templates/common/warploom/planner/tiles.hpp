@@ -1,5 +1,5 @@
 // What the planner asks the mask about a tile of query rows: which keys, and how many key tiles.
-// The same answers as runtime/visibility.py gives, by the same analysis.
+// The same answers as runtime/planning/visibility.py gives, by the same analysis.
 #pragma once
 
 namespace warploom {

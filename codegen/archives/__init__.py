@@ -1,0 +1,1 @@
+"""Kernels carried from one machine to another."""

@@ -1,0 +1,1 @@
+"""NVRTC and the host compiler: where they are, what they are told, what they make."""

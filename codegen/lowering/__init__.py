@@ -1,0 +1,1 @@
+"""Traced functors in, C++ text out."""

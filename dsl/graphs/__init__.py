@@ -1,0 +1,1 @@
+"""Graphs made from graphs: typed construction, folding, intervals and extents."""

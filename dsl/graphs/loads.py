@@ -1,0 +1,48 @@
+"""Which sizes a tensor of no roles should have, read off the expressions that index it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warploom.dsl.types.ir import Kind, node, var, walk
+from warploom.dsl.types.spec import TracedVariant
+
+# An axis is indexed by these positions as they are, or by these constants.
+Indices = frozenset[str | int]
+# A row's number within its request is an expression of other positions (dsl/values/position.py).
+# It is made without a place in the code, which would be shown as that of every user's at.q_idx.
+_BEFORE_QUERIES = node("sub", Kind.INT, (var("kv_len"), var("q_len")))
+_Q_IDX = node("sub", Kind.INT, (var("q_pos"), _BEFORE_QUERIES))
+
+
+def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
+    """For each tensor: what indexes each of its axes directly.
+
+    Computed indices are left out: what they need depends on data, and loads clamp them.
+    """
+    found: dict[str, list[set[str | int]]] = {
+        field.name: [set() for _ in field.roles] for field in traced.tensors
+    }
+    for load in walk(*traced.roots):
+        if load.op == "load" and load.attr in found:
+            for axis, index in enumerate(load.args):
+                if index is _Q_IDX:
+                    found[str(load.attr)][axis].add("q_idx")
+                elif index.op == "var":
+                    found[str(load.attr)][axis].add(str(index.attr))
+                elif index.op == "const" and isinstance(index.attr, int):
+                    found[str(load.attr)][axis].add(index.attr)
+    return {name: tuple(map(frozenset, axes)) for name, axes in found.items()}
+
+
+def needed_sizes(indices: tuple[Indices, ...], lengths: Mapping[str, int]) -> tuple[int, ...]:
+    """The least size of each axis.
+
+    Args:
+        indices: what indexes each axis directly.
+        lengths: one more than the largest value of each position.
+    """
+    return tuple(
+        max((lengths.get(i, 0) if isinstance(i, str) else i + 1 for i in axis), default=0)
+        for axis in indices
+    )

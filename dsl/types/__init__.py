@@ -1,0 +1,1 @@
+"""What specifications are made of: element types, typed graphs, KV formats, sizes."""

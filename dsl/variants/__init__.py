@@ -1,0 +1,1 @@
+"""What users write: variants with their fields, plain callables, and how both are traced."""

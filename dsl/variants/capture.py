@@ -1,0 +1,388 @@
+"""Tensors that a plain function captures, found and replaced by proxies that load from a field.
+
+A function is rebuilt with proxies in its closure, globals and defaults. Tensors it reaches in
+another way (as an attribute of a module, say) are caught when torch asks a symbol how to index
+them.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl.graphs import build
+from warploom.dsl.types import location
+from warploom.dsl.types.dtypes import BY_NAME, DType, dtype
+from warploom.dsl.types.ir import Kind
+from warploom.dsl.types.spec import ScalarField, TensorField
+from warploom.dsl.values import symbols
+from warploom.dsl.values.from_end import from_end
+from warploom.dsl.values.rows import Row, RowLike, row_of
+from warploom.dsl.values.stand_ins import has_memory, is_followed, unwatched
+from warploom.dsl.values.symbols import Symbol, Value
+from warploom.dsl.variants.fields import RESERVED, Field, Reading, Scalar, Tensor
+from warploom.dsl.variants.views import VIEWS, is_of_view, sliced, view_named
+from warploom.errors import ArgumentError, GlobalMutated
+
+_ONLY_INDEXED = "Index it with one int per dimension; do other arithmetic on it before, outside."
+
+Replace = Callable[[str, Any], Any]
+
+
+class Captures:
+    """The tensors captured by a pair of functions, as fields."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.fields: dict[str, Field] = {}
+        self._names: dict[object, str] = {}
+        self._tensors: dict[str, Any] = {}  # they also keep alive the addresses in `_names`
+        self._copies: dict[str, Any] = {}  # conversions, whose addresses graphs may read
+
+    def values(self) -> dict[str, Any]:
+        """What the tensors hold now, in the types of their fields."""
+        return {
+            name: field.accept(self._value(name, field.dtype))
+            for name, field in self.fields.items()
+        }
+
+    def _value(self, name: str, stored: DType) -> Any:
+        """The tensor in the type of its field; one conversion is kept, and renewed in place.
+
+        At each call: torch does not count what is written through `.data` and `.numpy()`.
+        """
+        tensor = self._tensors[name]
+        if is_followed(tensor) or getattr(tensor, "requires_grad", False):
+            return _converted(tensor, stored)
+        with unwatched():
+            kept = self._copies.get(name)
+            if kept is not None and kept.shape == tensor.shape:
+                kept[...] = tensor
+                return kept
+            found = _converted(tensor, stored)
+            if found is not tensor and writes(tensor) is not None:
+                self._copies[name] = found
+            return found
+
+    def name_of(self, tensor: Any, wish: str) -> str:
+        """The field of a tensor; a new one is declared for a tensor not seen before."""
+        key = _identity(tensor)
+        if key not in self._names:
+            _refuse_odd(tensor, wish)
+            name = self._free_name(wish)
+            stored = _stored_type(tensor)
+            roles = getattr(tensor, "roles", (None,) * tensor.ndim)
+            field: Field = CapturedField(stored, roles) if roles else CapturedNumber(stored)
+            field.name, field.owner = name, self.owner
+            self.fields[name] = field
+            self._tensors[name] = tensor
+            self._names[key] = name
+        return self._names[key]
+
+    def doubles(self) -> set[str]:
+        """Names of tensors whose values are rounded."""
+        return {name for name, x in self._tensors.items() if str(x.dtype).endswith("float64")}
+
+    def shares(self, name: str, other: Captures) -> bool:
+        """True if a field of this name stands for the same tensor here and there.
+
+        Equal values are not enough: what tensors hold is read anew later, and may differ by then.
+        """
+        if name not in self._tensors or name not in other._tensors:
+            return False
+        return _identity(self._tensors[name]) == _identity(other._tensors[name])
+
+    def read(self, tensor: Any, wish: str, reading: Reading) -> Value:
+        """What stands for a captured tensor under a reading."""
+        field = self.fields[self.name_of(tensor, wish)]
+        if isinstance(field, Scalar):
+            return field.read(reading)
+        made = CapturedTensor(field.name, tensor, field.read(reading))
+        made.reread = lambda view: self.read(view, wish, reading)
+        return made
+
+    def _free_name(self, wish: str) -> str:
+        base = re.sub(r"\W", "", wish).strip("_") or "captured"
+        base = f"{base}_tensor" if base in RESERVED else base
+        names = (base, *(f"{base}{i}" for i in range(2, len(self.fields) + 3)))
+        return next(name for name in names if name not in self.fields)
+
+
+class CapturedField(Tensor):
+    """A field that no class declares."""
+
+    def spec(self) -> TensorField:
+        return replace(super().spec(), captured=True)
+
+
+class CapturedNumber(Scalar):
+    """A field of one number that no class declares."""
+
+    def spec(self) -> ScalarField:
+        return replace(super().spec(), captured=True)
+
+
+class CapturedTensor(RowLike):
+    """A captured tensor inside its function; it is indexed, all at once or step by step.
+
+    Views of it, such as `table.T` and `table[1:]`, are captured tensors, too.
+    """
+
+    reread: Callable[[Any], Any] | None = None  # what stands for a view of it
+
+    def __init__(self, name: str, tensor: Any, load: Any, given: tuple[Value, ...] = ()) -> None:
+        self._name = name
+        self._tensor = tensor
+        self._whole = tuple(tensor.shape)
+        self._load = load
+        self._given = given
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._whole[len(self._given) :]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self._tensor.dtype
+
+    @property
+    def device(self) -> Any:
+        return self._tensor.device
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def size(self, axis: int | None = None) -> int | tuple[int, ...]:
+        return self.shape if axis is None else self.shape[axis]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Value) -> Value:
+        more = index if isinstance(index, tuple) else (index,)
+        if any(map(is_of_view, more)):
+            view, given = sliced(self, self._tensor, len(self._given), more)
+            return self._reread(view)[self._given + given]
+        if len(more) > self.ndim:
+            raise self.refused(f"indexing it with {len(more)} of {self.ndim} indices")
+        given = self._given + tuple(map(self._from_start, more, self.shape))
+        if len(given) == len(self._whole):
+            return self._load[given]
+        part = CapturedTensor(self._name, self._tensor, self._load, given)
+        part.reread = self.reread
+        return part
+
+    def _from_start(self, index: Value, size: int) -> Value:
+        return from_end(index, size)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in VIEWS or self._given:
+            return super().__getattr__(name)
+        return view_named(self, self._tensor, name, self._reread)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = func.__name__
+        if name in VIEWS and args and isinstance(args[0], cls):
+            return getattr(args[0], name)(*args[1:], **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _reread(self, view: Any) -> Any:
+        assert self.reread is not None
+        return self.reread(view)
+
+    def row(self, what: str) -> Row:
+        if self.ndim != 1:
+            raise self.refused("computing with the whole of it")
+        return row_of(self, len(self))
+
+    def described(self) -> str:
+        return f"captured tensor {self._name!r} of shape {self.shape}"
+
+    def remedy(self) -> str:
+        return _ONLY_INDEXED
+
+
+def is_tensor(value: object) -> bool:
+    """True for torch tensors and NumPy arrays, also of no dimensions."""
+    if isinstance(value, (type, Symbol, np.generic, CapturedTensor)):
+        return False
+    if getattr(value, "is_nested", False) is True:  # some have no shape
+        return True
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
+
+
+@contextmanager
+def indexing(captures: Captures, reading: Reading) -> Iterator[None]:
+    """Let torch tensors that are indexed by a symbol become captures."""
+    token = symbols.FOUND_TENSOR.set(lambda found: captures.read(found, "captured", reading))
+    try:
+        yield
+    finally:
+        symbols.FOUND_TENSOR.reset(token)
+
+
+def rebuild(function: Callable[..., Any], replace: Replace) -> Callable[..., Any]:
+    """A copy of `function` whose captured values went through `replace(name, value)`.
+
+    Helpers that it calls, functions in captured tuples and lists, methods' objects and partials are
+    followed. A function with nothing to replace is returned as it is.
+    """
+    rebuilt: Callable[..., Any] = _Rebuilder(replace).value("", function)
+    return rebuilt
+
+
+class _Rebuilder:
+    def __init__(self, replace: Replace) -> None:
+        self._replace = replace
+        self._done: dict[FunctionType, FunctionType] = {}
+
+    def value(self, name: str, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, MethodType):
+            return MethodType(self.value(name, value.__func__), value.__self__)
+        if isinstance(value, functools.partial):
+            args = [self.value(name, arg) for arg in value.args]
+            kwargs = {key: self.value(key, arg) for key, arg in value.keywords.items()}
+            return functools.partial(self.value(name, value.func), *args, **kwargs)
+        if type(value) in (tuple, list):
+            items = [self.value(name, item) for item in value]
+            same = all(new is old for new, old in zip(items, value, strict=True))
+            return value if same else type(value)(items)
+        return self._replace(name, value) if is_tensor(value) else value
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        if function in self._done:
+            return self._done[function]
+        code = function.__code__
+        self._done[function] = function  # while its own name is looked up in its globals
+        found = {
+            name: function.__globals__[name] for name in names(code) if _global(function, name)
+        }
+        globals_ = {name: self.value(name, value) for name, value in found.items()}
+        free = tuple(code.co_freevars)
+        cells = tuple(map(self._cell, free, function.__closure__ or ()))
+        defaults = self.value("default", function.__defaults__)
+        changed = (
+            any(globals_[name] is not found[name] for name in found)
+            or any(
+                new is not old for new, old in zip(cells, function.__closure__ or (), strict=True)
+            )
+            or defaults is not function.__defaults__
+        )
+        if not changed:
+            return function
+        _refuse_stores(function)  # they would go to the copy, unseen
+        made = FunctionType(
+            code, {**function.__globals__, **globals_}, function.__name__, defaults, cells
+        )
+        made.__kwdefaults__ = function.__kwdefaults__
+        self._done[function] = made
+        return made
+
+    def _cell(self, name: str, cell: CellType) -> CellType:
+        try:
+            held = cell.cell_contents
+        except ValueError:  # not bound yet
+            return cell
+        value = self.value(name, held)
+        return cell if value is held else CellType(value)
+
+
+def _refuse_stores(function: FunctionType) -> None:
+    code = function.__code__
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = location.line_of(step) or line
+        outer = step.opname == "STORE_GLOBAL" or (
+            step.opname == "STORE_DEREF" and step.argval in code.co_freevars
+        )
+        if outer:
+            raise GlobalMutated(
+                seat="a statement",
+                variant=function.__name__,
+                name=step.argval,
+                source=location.at_line(code, line),
+            )
+
+
+def names(code: CodeType) -> Iterator[str]:
+    """Global and attribute names in a function's code and in the functions inside it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from names(inner)
+
+
+def _global(function: FunctionType, name: str) -> bool:
+    value = function.__globals__.get(name)
+    if isinstance(value, FunctionType):
+        return not (value.__module__ or "").startswith(("warploom.", "torch.", "numpy."))
+    return value is not None
+
+
+def _identity(tensor: Any) -> object:
+    """Equal for two views of the same memory, which torch makes anew at each indexing."""
+    if type(tensor) is np.ndarray:
+        return tensor.ctypes.data, tensor.shape, tensor.strides, tensor.dtype
+    if not hasattr(tensor, "data_ptr") or not has_memory(tensor):
+        return id(tensor)
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+
+
+def _refuse_odd(tensor: Any, name: str) -> None:
+    """Raise ArgumentError for what is no table of numbers."""
+    if isinstance(tensor, np.ma.MaskedArray):
+        reason = "is a masked array; fill it, with .filled(value)"
+    elif getattr(tensor, "is_nested", False):
+        reason = "is a nested tensor; pad it, with .to_padded_tensor(0)"
+    elif "strided" not in str(getattr(tensor, "layout", "strided")):
+        reason = f"is a tensor of layout {tensor.layout}; use .to_dense()"
+    else:
+        return
+    raise ArgumentError(name=name, reason=reason)
+
+
+def _stored_type(tensor: Any) -> DType:
+    try:
+        return dtype(tensor.dtype)
+    except KeyError:  # their values are converted
+        name = str(tensor.dtype).rpartition(".")[2]
+        if not name.startswith(("float", "uint16", "uint32")):
+            remedy = "Capture bools, ints, or float32 numbers made of it."
+            raise build.refuse(f"a captured tensor of {tensor.dtype}", remedy) from None
+        return BY_NAME["float32" if name.startswith("float") else "int64"]
+
+
+def writes(value: Any) -> int | None:
+    """How often torch has written to a tensor; None for other objects."""
+    try:
+        count = value._version
+    except (AttributeError, RuntimeError):  # tensors of inference mode do not count
+        return None
+    return count if isinstance(count, int) else None
+
+
+def _converted(tensor: Any, stored: DType) -> Any:
+    try:
+        dtype(tensor.dtype)
+        return tensor
+    except KeyError:
+        if hasattr(tensor, "detach"):
+            return tensor.float() if stored.kind is Kind.FLOAT else tensor.long()
+        return tensor.astype(stored.name)

@@ -1,0 +1,169 @@
+"""Rules that a variant must obey: its seats' names, signatures and results."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from difflib import get_close_matches
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl.graphs import build
+from warploom.dsl.types import location
+from warploom.dsl.types.ir import Kind, Node
+from warploom.dsl.types.spec import SEATS
+from warploom.dsl.values.parts import ReadInParts
+from warploom.dsl.values.symbols import Symbol, Value, as_node
+from warploom.dsl.variants import fields
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import UnknownSeat, WrongResult, WrongSignature
+
+_CLOSE = 0.8  # similarity above which a method's name is a misspelt seat, and not a helper
+_OTHER_NAMES = {"score_mod": "logits_transform", "mask_mod": "logits_mask", "mask": "logits_mask"}
+
+
+def declaration(variant: Variant) -> None:
+    """Check names and signatures of a variant's seats.
+
+    Raises:
+        UnknownSeat: a method or flag whose name is nearly a seat's.
+        WrongSignature: a seat that cannot be called with its value and `at`, in this order.
+        NoFunctor: a seat that is no method, or a `softmax` that is no bool.
+        FieldMisuse: two fields whose names clash in the kernel.
+    """
+    for cls in type(variant).__mro__:
+        _names(variant.name, cls)
+    for seat in SEATS:
+        _signature(variant, seat)
+    if not isinstance(variant.softmax, bool):
+        raise fields.no_functor(variant.name, "softmax", variant.softmax)
+    _field_names(variant)
+
+
+def _names(variant: str, cls: type) -> None:
+    for name, value in vars(cls).items():
+        if name.startswith("_") or name in SEATS or name == "softmax":
+            continue
+        if isinstance(value, FunctionType):
+            close = get_close_matches(name, SEATS, n=1, cutoff=_CLOSE)
+            suggestion = close[0] if close else _OTHER_NAMES.get(name)
+        elif isinstance(value, bool):
+            close = get_close_matches(name, ["softmax"], n=1, cutoff=_CLOSE)
+            suggestion = close[0] if close else None
+        else:
+            continue
+        if suggestion:
+            place = location.of_function(value)
+            raise UnknownSeat(variant=variant, name=name, suggestion=suggestion, source=place)
+
+
+def _signature(variant: Variant, seat: str) -> None:
+    functor = getattr(variant, seat)
+    if not callable(functor):
+        raise fields.no_functor(variant.name, seat, functor)
+    count = 1 if seat == "logits_mask" else 2
+    got = signature_problem(functor, count, ("self",)) or _at_elsewhere(functor, count)
+    if got is not None:
+        raise WrongSignature(
+            seat=seat,
+            variant=variant.name,
+            got=got,
+            expected="(self, at)" if count == 1 else f"(self, {_argument(seat)}, at)",
+            source=location.of_function(functor),
+        )
+
+
+def signature_problem(function: Any, count: int, before: tuple[str, ...] = ()) -> str | None:
+    """The parameters of a function that cannot take `count` values, or None if it can."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-ins do not tell
+        return "unknown parameters"
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return _shown((*before, *signature.parameters))
+    return None
+
+
+def _at_elsewhere(functor: Any, count: int) -> str | None:
+    """The parameters of a seat that calls something else `at` than the position, its last one."""
+    names = list(inspect.signature(functor).parameters)
+    return _shown(("self", *names)) if "at" in names and names.index("at") != count - 1 else None
+
+
+def _shown(parameters: tuple[str, ...]) -> str:
+    return f"({', '.join(parameters)})"
+
+
+def _argument(seat: str) -> str:
+    return {"query": "q", "key": "k", "value": "v", "output": "o"}.get(seat.split("_")[0], "logits")
+
+
+def _field_names(variant: Variant) -> None:
+    names = variant.fields()
+    for name in names:
+        # parameters hold sizes and strides of tensor t as t_n0, t_s0
+        match = re.fullmatch(r"(.+)_[ns]\d+", name)
+        if match and isinstance(names.get(match[1]), fields.Tensor):
+            raise fields.misuse(variant.name, name, f"the name is taken by tensor {match[1]!r}")
+
+
+def result(variant: Variant, seat: str, value: Value) -> Node:
+    """The node a seat returned.
+
+    Raises:
+        WrongResult: a mask that is no bool, or a transform that is no number.
+    """
+    expected = "a bool" if seat == "logits_mask" else "a number"
+    shown = _describe(value)
+    if shown is None:
+        found = as_node(value)
+        is_bool = found.kind is Kind.BOOL
+        if is_bool == (seat == "logits_mask"):
+            return found if is_bool else build.to_kind(found, Kind.FLOAT)
+        shown = f"a {found.kind.value}"
+    place = value.source if isinstance(value, Symbol) else None
+    raise WrongResult(
+        seat=seat,
+        variant=variant.name,
+        got=shown,
+        expected=expected,
+        source=place or location.of_function(variant.functor(seat)),
+    )
+
+
+def checked(variant: Variant, seat: str, value: Value) -> Value:
+    """A part's result, refused where it was made and not where it is combined."""
+    if not isinstance(value, Symbol) and hasattr(value, "dtype"):
+        return array_result(variant, seat, value)
+    result(variant, seat, value)
+    return value
+
+
+def array_result(variant: Variant, seat: str, value: Value) -> Value:
+    """The same check in the NumPy reading, by dtype."""
+    kinds = "b" if seat == "logits_mask" else "iuf"
+    dtype = np.asarray(value).dtype
+    if dtype.kind not in kinds:
+        raise WrongResult(
+            seat=seat,
+            variant=variant.name,
+            got=f"values of {dtype}",
+            expected="bools" if kinds == "b" else "numbers",
+            source=location.of_function(variant.functor(seat)),
+        )
+    return value
+
+
+def _describe(value: Value) -> str | None:
+    """What a result that cannot be a node is, or None if it can."""
+    if isinstance(value, (Symbol, bool, int, float)):
+        return None
+    if isinstance(value, ReadInParts):
+        return f"the whole of {value.described()}"
+    if getattr(value, "ndim", None) == 0:
+        return None
+    return "None (is a return missing?)" if value is None else f"a {type(value).__name__}"

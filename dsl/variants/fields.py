@@ -1,0 +1,284 @@
+"""Extra inputs of a variant, declared as class attributes: `Scalar` and `Tensor`.
+
+`dsl/variants/outputs.py` has `Output`, a tensor that is written.
+
+What reading a field gives is decided by the reading that the variant is under: symbols while it is
+traced, NumPy values for the oracle, and the bound value otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias
+
+from warploom.calls import answered
+from warploom.dsl.types import location
+from warploom.dsl.types.dtypes import BY_NAME, DType, dtype
+from warploom.dsl.types.ir import Kind
+from warploom.dsl.types.spec import SEATS, OutputField, ScalarField, TensorField
+from warploom.dsl.values.symbols import Value
+from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, WrongDeclaration
+
+ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "q_idx", "lane")
+# Dimensions that exactly cover one position. Only that position may index them, so that loads need
+# no clamp.
+EXACT_ROLES = ("batch", "q_head", "kv_head", "lane")
+# Where an instance keeps the values bound to its fields, and the reading it is under.
+VALUES = "_field_values"
+READING = "_field_reading"
+# Keywords of attention(), append(), plan() and run(), by which fields are given, too.
+_KEYWORDS = ("q", "k", "v", "kv", "variant", "sm_scale", "return_lse", "layout", "kv_lens",
+             "lse_base", "backend", "out", "lse", "qo_indptr", "kv_indptr", "kv_indices",
+             "last_page_len", "q_rows", "indptr", "workspace")  # fmt: skip
+RESERVED = (*SEATS, "softmax", "name", "fields", "inputs", *_KEYWORDS)
+
+
+class Reading(Protocol):
+    """What fields mean at the moment."""
+
+    seat: str
+
+    def scalar(self, field: ScalarField) -> Value: ...
+
+    def tensor(self, field: TensorField) -> Value: ...
+
+    def output(self, field: OutputField) -> Value: ...
+
+
+_P = ParamSpec("_P")
+
+
+def explained(example: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """A constructor that answers calls that do not fit with how it is called."""
+
+    def answer(error: TypeError, *call: object) -> WrongCall:
+        name, place = f"wl.{example.partition('(')[0]}", location.source(location.caller())
+        hint = f" Write wl.{example}."
+        return WrongCall(function=name, reason=str(error), hint=hint, source=place)
+
+    return answered(answer)
+
+
+class Scalar:
+    """A number given at run time; a new value never recompiles.
+
+    Args:
+        dtype: "float32", "int32", ... or a torch or NumPy dtype. Kernels compute with integers of
+            32 bits, whatever is declared.
+        default: value if none is given; without one, `run` asks for it.
+
+    Raises:
+        FieldMisuse: unknown dtype, or a default of another kind.
+        WrongCall: missing or unknown arguments.
+    """
+
+    @explained("Scalar('float32')")
+    def __init__(self, dtype: str | DType | Any, default: float | None = None) -> None:
+        self.dtype = _dtype("Scalar", dtype)
+        self.default = None if default is None else as_scalar(self.dtype, default)
+        self.name = ""
+        self.owner = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.owner = name, owner.__name__
+
+    def spec(self) -> ScalarField:
+        return ScalarField(self.name, self.dtype, self.default)
+
+    def accept(self, value: object, owner: str = "") -> object:
+        """The value as it is bound; raises FieldMisuse of the owner if it does not fit."""
+        return as_scalar(self.dtype, value, self.name, owner or self.owner)
+
+    def read(self, reading: Reading) -> Value:
+        return reading.scalar(self.spec())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Value:
+        return self if instance is None else _get(self, instance, self.default)
+
+    def __set__(self, instance: Any, value: object) -> None:
+        _set(self, instance, value)
+
+
+class Tensor:
+    """A tensor given at run time, read as `self.name[index, ...]` with one index per dimension.
+
+    Indices outside a dimension are clamped into it, so that no functor reads out of bounds.
+
+    Args:
+        dtype: "float32", "int32", ... or a torch or NumPy dtype.
+        roles: what each dimension ranges over: "batch", "q_head", "kv_head" and "lane" are indexed
+            by that position only; "q_pos", "kv_pos" (positions in the key sequence), "q_row" and
+            "q_idx" (rows of all requests, and of the longest) by any int; None is a dimension of
+            any size, indexed by any int.
+
+    Raises:
+        FieldMisuse: unknown dtype or role.
+        WrongCall: missing or unknown arguments.
+    """
+
+    _known_roles: tuple[str | None, ...] = (*ROLES, None)
+
+    if not TYPE_CHECKING:  # the arguments are those of __init__
+
+        def __new__(cls, *args: object, **named: object) -> Tensor:
+            if "default" in named:
+                remedy = "Bind one in the variant's __init__, or give it to the call."
+                reason = "a tensor has no default value"
+                raise wrong_declaration(cls.__name__, "default", reason, remedy)
+            return super().__new__(cls)
+
+    @explained("Tensor('float32', ('q_head', 'kv_pos'))")
+    def __init__(self, dtype: str | DType | Any, roles: tuple[str | None, ...]) -> None:
+        self.dtype = _dtype(type(self).__name__, dtype)
+        self.roles = _roles(type(self).__name__, roles, self._known_roles)
+        self.name = ""
+        self.owner = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.owner = name, owner.__name__
+
+    def spec(self) -> TensorField:
+        return TensorField(self.name, self.dtype, self.roles)
+
+    def accept(self, value: object, owner: str = "") -> object:
+        """The value as it is bound; raises FieldMisuse of the owner if it has another rank."""
+        shape = getattr(value, "shape", None)
+        axes = ", ".join(str(role or "any") for role in self.roles)
+        if shape is None:
+            reason = f"got {type(value).__name__}; expected an array [{axes}]"
+            remedy = f"Give a tensor, such as torch.tensor(..., dtype=torch.{self.dtype.name})."
+            raise misuse(owner or self.owner, self.name, reason, remedy)
+        if len(shape) != len(self.roles):
+            reason = f"got shape {tuple(shape)}; expected {len(self.roles)} dimensions [{axes}]"
+            remedy = "Add the missing ones with .unsqueeze() or .expand()."
+            if len(shape) > len(self.roles):
+                remedy = "Take one of it, or reshape it."
+            raise misuse(owner or self.owner, self.name, reason, remedy)
+        return value
+
+    def read(self, reading: Reading) -> Value:
+        return reading.tensor(self.spec())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Value:
+        return self if instance is None else _get(self, instance, None)
+
+    def __set__(self, instance: Any, value: object) -> None:
+        _set(self, instance, value)
+
+
+Field: TypeAlias = Scalar | Tensor
+
+
+def misuse(variant: str, name: str, reason: str, remedy: str = "") -> FieldMisuse:
+    """The error for a wrong declaration or use of a field, placed at the user's line."""
+    place = location.source(location.caller())
+    return FieldMisuse(variant=variant, name=name, reason=reason, remedy=remedy, source=place)
+
+
+def no_functor(variant: str, seat: str, value: object) -> NoFunctor:
+    """The error for a seat that is no method, or a `softmax` that is no bool."""
+    expected = f"a method, or no {seat} at all for the identity"
+    if seat == "softmax":
+        expected = "True or False"
+    elif seat == "logits_mask":
+        expected = "a method, or no logits_mask at all where all keys are visible"
+    place = location.source(location.caller())
+    return NoFunctor(seat=seat, variant=variant, got=repr(value), expected=expected, source=place)
+
+
+def wrong_declaration(owner: str, name: str, reason: str, remedy: str = "") -> WrongDeclaration:
+    """The error for an argument of a field's constructor, placed at the user's line."""
+    place = location.source(location.caller())
+    return WrongDeclaration(
+        variant=f"wl.{owner}", name=name, reason=reason, remedy=remedy, source=place
+    )
+
+
+def as_scalar(
+    kind: DType, value: object, name: str = "default", owner: str = "Scalar"
+) -> bool | int | float:
+    """The value as a Python number of the field's kind.
+
+    Raises:
+        FieldMisuse: not a number, a float for an int field, or an int that the type does not hold.
+    """
+    item, shape = getattr(value, "item", None), tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        reason = f"got {type(value).__name__} of shape {shape}; expected a number"
+        remedy = f"For several, declare the field as Tensor({kind.name!r}, roles)."
+        raise misuse(owner, name, reason, remedy)
+    number = value if item is None else item()
+    if not isinstance(number, (bool, int, float)):
+        reason = f"got {type(value).__name__}; expected a number"
+        raise misuse(owner, name, reason, f"Give a Python number that fits {kind.name}.")
+    if kind.kind is Kind.FLOAT:
+        try:
+            return float(number)
+        except OverflowError:
+            reason = f"got an int of {int(number).bit_length()} bits; expected {kind.name}"
+            raise misuse(owner, name, reason, "Give a number that it holds.") from None
+    if not math.isfinite(number) or number != int(number):
+        raise misuse(owner, name, f"got {number}; expected {kind.name}", "Give a whole number.")
+    least, greatest = (0, 1) if kind.kind is Kind.BOOL else kind.limits
+    if not least <= number <= greatest:
+        raise misuse(owner, name, f"got {number}; expected {least} to {greatest}, as {kind.name}")
+    return bool(number) if kind.kind is Kind.BOOL else int(number)
+
+
+def check_name(owner: str, name: str) -> None:
+    """Refuse names that a variant, or a call that takes its fields by name, uses itself."""
+    if name in RESERVED or name.startswith("_"):
+        raise misuse(owner, name, "the name is reserved; choose another")
+
+
+def _dtype(owner: str, given: Any) -> DType:
+    try:
+        return dtype(given)
+    except KeyError:
+        reason = f"{given!r} is none of {', '.join(BY_NAME)}"
+        raise wrong_declaration(owner, "dtype", reason) from None
+
+
+def _roles(
+    owner: str, roles: tuple[str | None, ...], known: tuple[str | None, ...]
+) -> tuple[str | None, ...]:
+    if roles is None or isinstance(roles, str):
+        raise wrong_declaration(owner, "roles", f"{roles!r} is no tuple; write ({roles!r},)")
+    if not isinstance(roles, (tuple, list)):
+        reason = f"{roles!r} is no tuple; give one role for each dimension, such as ('q_head',)"
+        raise wrong_declaration(owner, "roles", reason)
+    for role in roles:
+        if role not in known:
+            expected = ", ".join(str(one) for one in known)
+            raise wrong_declaration(owner, "roles", f"{role!r} is none of {expected}")
+    return tuple(roles)
+
+
+def _get(field: Field, instance: Any, default: object) -> Value:
+    reading: Reading | None = instance.__dict__.get(READING)
+    if reading is not None:
+        return field.read(reading)
+    value = instance.__dict__.get(VALUES, {}).get(field.name, default)
+    if value is None:
+        raise misuse(type(instance).__name__, field.name, "it has no value outside a kernel yet")
+    return value
+
+
+def _set(field: Field, instance: Any, value: object) -> None:
+    refuse_under_reading(instance, field.name)
+    instance.__dict__.setdefault(VALUES, {})[field.name] = field.accept(
+        value, type(instance).__name__
+    )
+
+
+def refuse_under_reading(instance: Any, name: str) -> None:
+    """Raise GlobalMutated if a functor of the instance is running."""
+    reading: Reading | None = instance.__dict__.get(READING)
+    if reading is not None:
+        raise GlobalMutated(
+            seat=reading.seat,
+            variant=type(instance).__name__,
+            name=f"self.{name}",
+            source=location.source(location.here()),
+        )

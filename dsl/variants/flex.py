@@ -1,0 +1,220 @@
+"""FlexAttention's callables as a variant: `score_mod` and `mask_mod` with their own signatures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from warploom.dsl.types import location
+from warploom.dsl.types.doubles import check_doubles
+from warploom.dsl.values.arrays import for_torch
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.stand_ins import unseen
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.block_lists import BlockLists
+from warploom.dsl.variants.capture import Captures, indexing, is_tensor, rebuild
+from warploom.dsl.variants.check import signature_problem
+from warploom.dsl.variants.fields import READING, Field, Reading
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import ArgumentError, WrongSignature
+
+_SIGNATURES = {
+    "score_mod": "(score, b, h, q_idx, kv_idx)",
+    "mask_mod": "(b, h, q_idx, kv_idx)",
+}
+
+
+class Flex(Variant):
+    """A variant made of two plain functions; make it with `flex`.
+
+    `is_read` says whether the kernel reads the lists, which tell at least which lengths are meant.
+    """
+
+    def __init__(
+        self,
+        score_mod: Callable[..., Any] | None,
+        mask_mod: Callable[..., Any] | None,
+        q_idx: str = "row",
+        lists: BlockLists | None = None,
+        is_read: bool = True,
+    ) -> None:
+        self._q_idx = q_idx
+        self._lists = lists
+        self._is_read = is_read
+        if lists is not None and is_read and mask_mod is not None:
+            mask_mod = lists.narrow(mask_mod)
+        self._functions = {"logits_transform": score_mod, "logits_mask": mask_mod}
+        given = (function for function in (score_mod, mask_mod) if function is not None)
+        shown = (str(getattr(function, "__name__", "function")) for function in given)
+        self._name = "_".join(("flex", *(re.sub(r"\W", "", name) for name in shown)))
+        self._captures = Captures(self._name)
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return self._call("logits_transform", at, logits)
+
+    def logits_mask(self, at: Position) -> Value:
+        return self._call("logits_mask", at)
+
+    def _call(self, seat: str, at: Position, *value: Value) -> Value:
+        function = self._functions[seat]
+        if function is None:
+            return value[0] if value else True
+        reading: Reading = self.__dict__[READING]
+        with indexing(self._captures, reading):
+            bound = rebuild(
+                function, lambda name, tensor: self._captures.read(tensor, name, reading)
+            )
+            row = at.q_pos if self._q_idx == "position" else at.q_idx
+            return bound(*map(for_torch, (*value, at.batch, at.q_head, row, at.kv_pos)))
+
+    def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
+        if self._lists is None:
+            return
+        if self._q_idx == "row":
+            self._lists.check_lengths(q_lens, kv_lens)
+        elif self._is_read:
+            self._lists.check_positions(kv_lens)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def functor(self, seat: str) -> Any:
+        return self._functions.get(seat) or super().functor(seat)
+
+    def fields(self) -> dict[str, Field]:
+        # __setattr__ asks before `_captures` is there
+        captures = self.__dict__.get("_captures")
+        return {} if captures is None else dict(captures.fields)
+
+    def inputs(self) -> dict[str, Any]:
+        return self._captures.values()
+
+    def doubles(self) -> set[str]:
+        """Fields of captured float64 tensors, which kernels read as float32."""
+        return self._captures.doubles()
+
+    def shares(self, name: str, other: Variant) -> bool:
+        return isinstance(other, Flex) and self._captures.shares(name, other._captures)
+
+
+@unseen
+def flex(
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Any = None,
+    *,
+    block_mask: Any = None,
+    q_idx: Literal["row", "position"] = "row",
+) -> Variant:
+    """Take FlexAttention's callables as they are.
+
+    They are traced at once, to find the tensors they capture. Captured tensors (torch or NumPy;
+    closure, globals, defaults, attributes of captured modules) become inputs of the kernel. Each
+    call of `attention` reads what they hold then; a wrapper binds them when it is made, as it does
+    any input, and each plan reads those of the mask again. Captured Python numbers are constants.
+
+    A captured tensor must be as long as the positions that index it: too small a one is refused. An
+    index that is computed (`bias[h, q_idx - kv_idx]`) cannot be foreseen. Where it is negative it
+    counts from the end, as in torch, which makes the tensor's size a constant of the kernel; what
+    is out of range then is clamped into the tensor, on every back end.
+
+    Captured integers of 8 and 16 bits compute in their types, as in torch. Kernels have no float64:
+    such a tensor may be a bias, a factor or a replacement of the score, which rounds it to float32,
+    and is refused elsewhere. int64 is read as int32; larger values are refused when they are bound.
+
+    Tracing takes milliseconds: make a variant once, not at every call.
+
+    Args:
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`; the score comes scaled.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`; True where the query sees the key. A torch
+            `BlockMask` means here what it means in torch: blocks that its lists leave out are
+            hidden, its full blocks are visible, and elsewhere its mask_mod decides. Its lists are
+            read once, now. Where they say provably no more than the mask_mod, as after
+            `create_block_mask`, no kernel reads them; else they are a table that it reads. The
+            longest request of a batch must have the lengths that the mask was made for, or `plan`
+            and `attention` refuse it with ArgumentError, as torch does (plans made on a device
+            cannot); `mask_mod=block_mask.mask_mod` holds at any length. With q_idx="position" a
+            table need only be long enough.
+        block_mask: the same, under FlexAttention's name.
+        q_idx: what the callables get as `q_idx`. "row" counts a request's query rows from 0, as in
+            FlexAttention: `q_idx >= kv_idx` is causal aligned to the beginning, and the one row of
+            a decoding request sees key 0 alone. "position" is the row's place in the key sequence
+            (`at.q_pos`): the same mask is causal aligned to the end, in prefill and in decode.
+
+    Returns:
+        A variant; it composes with others. What two of them capture under one name must be one
+        tensor, which then is one input.
+
+    Raises:
+        WrongSignature: a callable that takes other arguments.
+        ArgumentError: no such `q_idx`, a `BlockMask` for `score_mod`, lists of blocks that are not
+            there, both `mask_mod` and `block_mask`, or what is no function.
+        VariantError: a callable that cannot be traced.
+    """
+    if q_idx not in ("row", "position"):
+        raise ArgumentError(name="q_idx", reason=f"{q_idx!r} is neither 'row' nor 'position'")
+    if hasattr(score_mod, "mask_mod"):
+        reason = f"is a {type(score_mod).__name__}, which is a mask; give it as mask_mod=..."
+        raise ArgumentError(name="score_mod", reason=reason)
+    if block_mask is not None:
+        if mask_mod is not None:
+            reason = "is given beside mask_mod; a BlockMask has a mask_mod, give one of both"
+            raise ArgumentError(name="block_mask", reason=reason)
+        if not hasattr(block_mask, "kv_num_blocks"):
+            reason = f"is {block_mask!r}, no BlockMask; give functions as mask_mod=..."
+            raise ArgumentError(name="block_mask", reason=reason)
+        mask_mod = block_mask
+    lists = BlockLists(mask_mod) if hasattr(mask_mod, "kv_num_blocks") else None
+    mask_mod = getattr(mask_mod, "mask_mod", mask_mod)
+    for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is not None:
+            _check(kind, function)
+    is_read = lists is not None and not lists.add_nothing(trace(Flex(None, mask_mod)))
+    made = Flex(score_mod, mask_mod, q_idx, lists, is_read)
+    check_doubles(trace(made), made.doubles())
+    return made
+
+
+# torch.compile neither traces it nor needs torch here to be told so; with fullgraph=True it fails
+# with this reason.
+flex._torchdynamo_disable = True  # type: ignore[attr-defined]
+flex._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "a variant is made outside of the compiled function: call wl.flex(...) before it, once"
+)
+
+
+def _check_callable(kind: str, given: Any) -> None:
+    """Raises ArgumentError for what is no function: a tensor, a variant, a name."""
+    if is_tensor(given):
+        reason = (
+            f"is a {type(given).__name__} of shape {tuple(given.shape)}, and no function. A mask "
+            "of bools is the variant PackedMask(*pack_masks(masks)); a bias is score_mod=lambda "
+            "score, b, h, q_idx, kv_idx: score + bias[q_idx, kv_idx]"
+        )
+    elif isinstance(given, Variant) or (isinstance(given, type) and issubclass(given, Variant)):
+        reason = "is a variant already; give it as variant=..., or join it with flex(...) by &"
+    elif not callable(given):
+        reason = f"is {given!r}; expected a function {_SIGNATURES[kind]}"
+    else:
+        return
+    raise ArgumentError(name=kind, reason=reason)
+
+
+def _meant(kind: str, function: Callable[..., Any]) -> str:
+    is_mask = kind == "score_mod" and signature_problem(function, 4) is None
+    return ", or is it a mask? Then pass it as mask_mod=..." if is_mask else ""
+
+
+def _check(kind: str, function: Any) -> None:
+    _check_callable(kind, function)
+    got = signature_problem(function, 5 if kind == "score_mod" else 4)
+    if got is not None:
+        raise WrongSignature(
+            seat=kind,
+            variant="flex",
+            got=got,
+            expected=_SIGNATURES[kind] + _meant(kind, function),
+            source=location.of_function(function),
+        )

@@ -1,0 +1,213 @@
+"""What a variant's fields mean: symbols while tracing, NumPy values for the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl.graphs import build
+from warploom.dsl.types.ir import Kind, Node, var
+from warploom.dsl.types.number_types import SMALL
+from warploom.dsl.types.roles import check_roles, roles_text
+from warploom.dsl.types.spec import CustomFunction, OutputField, Record, ScalarField, TensorField
+from warploom.dsl.values.arrays import Array, clamped, to_numpy
+from warploom.dsl.values.parts import ReadInParts
+from warploom.dsl.values.symbols import Symbol, Value, as_node, wrap
+from warploom.dsl.variants.fields import EXACT_ROLES, as_scalar, misuse
+from warploom.dsl.variants.outputs import ArrayRecorder, Recorded, SymbolicRecorder
+from warploom.errors import MissingInput, WrongDType, WrongShape
+
+
+class _FieldTensor(ReadInParts):
+    """A tensor field inside a functor."""
+
+    def __init__(self, variant: str, field: TensorField) -> None:
+        self._variant = variant
+        self._field = field
+
+    def described(self) -> str:
+        return f"tensor field {self._field.name!r}"
+
+    def remedy(self) -> str:
+        return (
+            f"A functor reads one element of it, such as {_indexed(self._field)}; sizes are known "
+            "only at run time, pass them as Scalar fields."
+        )
+
+
+class SymbolicTensor(_FieldTensor):
+    """A tensor field while traced: indexing it gives a load."""
+
+    def __getitem__(self, index: Value) -> Symbol:
+        indices = _indices(self._variant, self._field, index)
+        nodes = tuple(map(self._node, range(len(indices)), indices, self._field.roles))
+        field = self._field
+        loaded = build.make("load", field.dtype.kind, *nodes, attr=field.name)
+        return wrap(_as_captured(loaded, field))
+
+    def _node(self, axis: int, index: Value, role: str | None) -> Node:
+        found = as_node(index)
+        if found.kind is not Kind.INT:
+            raise self._misuse(f"an index is {found.kind.value}, not an int; use to_int(x)")
+        if role in EXACT_ROLES and found is not var(role):
+            given = f"at.{found.attr}" if found.op == "var" else "another value"
+            raise self._misuse(
+                f"dimension {axis} has the role {role!r} and is indexed by {given}",
+                f"Index it by at.{role} (are the indices swapped?), or declare None.",
+            )
+        return found
+
+    def _misuse(self, reason: str, remedy: str = "") -> Exception:
+        return misuse(self._variant, self._field.name, reason, remedy)
+
+
+def _as_captured(read: Node, field: ScalarField | TensorField) -> Node:
+    """Declared small ints are ints of 32 bits; captured ones stay what they are to torch."""
+    is_small = field.captured and field.dtype.name in SMALL
+    return build.read_as(read, field.dtype.name) if is_small else read
+
+
+class TraceReading:
+    """Fields as symbols; remembers which were read."""
+
+    def __init__(self, variant: str) -> None:
+        self.variant = variant
+        self.seat = "a functor"
+        self.scalars: dict[str, ScalarField] = {}
+        self.tensors: dict[str, TensorField] = {}
+        self.records: dict[str, Record] = {}
+        self.functions: dict[str, CustomFunction] = {}
+        self.rotated: dict[str, int] = {}  # seat -> lanes of its widest rotation
+
+    def scalar(self, field: ScalarField) -> Symbol:
+        self.scalars[field.name] = field
+        read = build.make("scalar", field.dtype.kind, attr=field.name)
+        return wrap(_as_captured(read, field))
+
+    def tensor(self, field: TensorField) -> SymbolicTensor:
+        self.tensors[field.name] = field
+        return SymbolicTensor(self.variant, field)
+
+    def output(self, field: OutputField) -> SymbolicRecorder:
+        self.tensors[field.name] = field
+        return SymbolicRecorder(self.variant, field, self.seat, self.records)
+
+
+class ArrayTensor(_FieldTensor):
+    """A tensor field in the NumPy reading; indices are clamped, as in the kernel."""
+
+    def __init__(self, variant: str, field: TensorField, values: Array) -> None:
+        super().__init__(variant, field)
+        self._values = values
+
+    def __getitem__(self, index: Value) -> Value:
+        return clamped(self._values, _indices(self._variant, self._field, index))
+
+
+class NumpyReading:
+    """Fields as numbers and arrays of one class.
+
+    Args:
+        variant: its name, for messages.
+        values: input name -> number, NumPy array or torch tensor.
+        array_class: `Array`, or `Array32` for single precision.
+        sizes: length of a tensor's dimension of each role, as far as it is known; heads and lanes
+            exactly, others at least. The lanes are those of the seat's vector.
+    """
+
+    def __init__(
+        self,
+        variant: str,
+        values: Mapping[str, Any],
+        array_class: type[Array] = Array,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        self.variant = variant
+        self.seat = "a functor"
+        self._values = values
+        self._array_class = array_class
+        self.sizes = dict(sizes or {})
+        self._tensors: dict[str, ArrayTensor] = {}
+        self._recorded: dict[str, Recorded] = {}
+
+    def scalar(self, field: ScalarField) -> Value:
+        value = self._values.get(field.name, field.default)
+        if value is None:
+            raise self._missing(field.name, f"a {field.dtype.name} number")
+        found = to_numpy(value)
+        if found.size != 1:
+            raise WrongShape.of_scalar(field.name, found.shape, field.dtype.name)
+        number = as_scalar(field.dtype, found.item(), field.name, self.variant)
+        return self._read(number, field)
+
+    def tensor(self, field: TensorField) -> ArrayTensor:
+        if field.name not in self._tensors:
+            value = self._values.get(field.name)
+            if value is None:
+                raise self._missing(field.name, f"{field.dtype.name} tensor {field.roles}")
+            values = self._read(value, field)
+            if values.ndim != len(field.roles):
+                wanted = roles_text(field, self.sizes)
+                raise WrongShape(name=field.name, got=values.shape, expected=wanted)
+            check_roles(field, values.shape, self.sizes)
+            self._tensors[field.name] = ArrayTensor(self.variant, field, values)
+        return self._tensors[field.name]
+
+    def output(self, field: OutputField) -> ArrayRecorder:
+        target = self._values.get(field.name)
+        if target is None:
+            raise self._missing(field.name, f"a {field.dtype.name} tensor {field.roles} to write")
+        got = str(getattr(target, "dtype", type(target).__name__)).rpartition(".")[2]
+        if got != field.dtype.name:
+            remedy = f"Allocate it with dtype {field.dtype.name}, or declare the Output with {got}."
+            raise WrongDType(name=field.name, got=got, expected=field.dtype.name, remedy=remedy)
+        if len(target.shape) != len(field.roles):
+            wanted = roles_text(field, self.sizes)
+            raise WrongShape(name=field.name, got=tuple(target.shape), expected=wanted)
+        check_roles(field, tuple(target.shape), self.sizes)
+        return ArrayRecorder(self.variant, field, self.seat, target, self._recorded)
+
+    def store_recorded(self, visible: np.ndarray[Any, Any]) -> None:
+        """Write what functors have recorded since, where it is visible.
+
+        Args:
+            visible: bool [rows, keys].
+        """
+        for recorded in self._recorded.values():
+            recorded.store(visible)
+        self._recorded.clear()
+
+    def _read(self, value: Any, field: ScalarField | TensorField) -> Array:
+        values = to_numpy(value, field.dtype.kind)
+        if field.captured and field.dtype.name in SMALL:
+            values = values.astype(field.dtype.name)
+        return self.array(values)
+
+    def array(self, value: np.ndarray[Any, Any]) -> Array:
+        """A value of this reading's precision."""
+        return self._array_class._keep(value)  # type: ignore[no-any-return]
+
+    def _missing(self, name: str, expected: str) -> MissingInput:
+        return MissingInput(variant=self.variant, name=name, expected=expected)
+
+
+def _indexed(field: TensorField) -> str:
+    """How a functor reads one element, as the declaration has it."""
+    each = (f"at.{role}" if role else "index" for role in field.roles)
+    return f"self.{field.name}[{', '.join(each)}]"
+
+
+def _indices(variant: str, field: TensorField, index: Value) -> tuple[Value, ...]:
+    indices = index if isinstance(index, tuple) else (index,)
+    if len(indices) != len(field.roles):
+        expected = ", ".join(role or "any" for role in field.roles)
+        reason = f"got {len(indices)} indices; it has {len(field.roles)} dimensions ({expected})"
+        raise misuse(variant, field.name, reason, f"Write {_indexed(field)}.")
+    for each in indices:
+        if isinstance(each, slice) or each is None or each is Ellipsis:
+            raise misuse(variant, field.name, "it is indexed by ints, not by slices")
+        if isinstance(each, int) and each < 0:
+            raise misuse(variant, field.name, f"index {each} is negative")
+    return indices

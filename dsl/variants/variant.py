@@ -1,0 +1,300 @@
+"""`Variant`: the base class of what users write, and what else they may write for one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from inspect import signature
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakValueDictionary
+
+import warploom.dsl.values.foreign  # noqa: F401  (torch and NumPy find functions by name)
+from warploom.dsl.types import location
+from warploom.dsl.types.spec import SEATS
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants import fields as fields_module
+from warploom.dsl.variants.fields import READING, RESERVED, VALUES, Field, Reading, Scalar, Tensor
+from warploom.errors import (
+    ArgumentError,
+    NoUnion,
+    PositionOfSelf,
+    UndeclaredField,
+    UnknownInput,
+    WrongCall,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing since 3.11
+
+    from warploom.dsl.variants.compose import Composed
+
+# All variants and their classes by `id`, which is what torch.compile can say of an object.
+ALIVE: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
+
+
+class Variant:
+    """An attention variant: functors for the seats of the kernel, and the extra inputs they read.
+
+    Subclasses override the seats they need; the others are the identity. A functor is a pure
+    function of its arguments and of `self`'s fields. It runs on symbols to become a kernel and on
+    NumPy float64 arrays to be its own oracle. `a & b` composes two variants.
+
+    Attributes:
+        softmax: True normalises with softmax; False sums `logits * value` over the visible keys.
+    """
+
+    softmax: bool = True
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        made = super().__new__(cls)
+        made.__dict__[VALUES] = {}
+        _remember(made)
+        if args and cls.__init__ is Variant.__init__:
+            raise _by_name(cls.__name__, args, list(made.fields()))
+        return made
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        _check_body(cls)
+        ALIVE[id(cls)] = cls
+
+    def __init__(self, **values: object) -> None:
+        """Bind values to fields.
+
+        Raises:
+            UnknownInput: a name that is no field.
+            FieldMisuse: a value that does not fit its field.
+        """
+        known = self.fields()
+        for name, value in values.items():
+            if name not in known:
+                raise self._no_field(name, list(known))
+            setattr(self, name, value)
+
+    def _no_field(self, name: str, known: list[str]) -> UnknownInput:
+        constant = getattr(type(self), name, None)
+        if name in RESERVED or type(constant) not in (int, float):
+            return UnknownInput.of(self.name, name, known)
+        kind = "int32" if isinstance(constant, int) else "float32"
+        declare = f"declare {name} = Scalar({kind!r}, default={constant})"
+        hint = f" {name} is a constant of the class; to give it, {declare}."
+        return UnknownInput(
+            variant=self.name, name=name, hint=hint, known=", ".join(known) or "nothing"
+        )
+
+    if not TYPE_CHECKING:  # what a class has not stays an error to type checkers
+
+        def __getattr__(self, name: str) -> object:
+            if READING in self.__dict__ and not name.startswith("_"):  # a functor runs
+                place = location.source(location.here())
+                error = PositionOfSelf if name in Position.__annotations__ else UndeclaredField
+                raise error(variant=type(self).__name__, name=name, source=place)
+            return self.__getattribute__(name)
+
+    # --- seats
+
+    def query_transform(self, q: Value, at: Position) -> Value:
+        """The query vector that is multiplied with keys."""
+        return q
+
+    def key_transform(self, k: Value, at: Position) -> Value:
+        """The key vector that is multiplied with queries."""
+        return k
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        """The value vector that is summed."""
+        return v
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        """The logit of a query and a key; it comes in scaled by sm_scale."""
+        return logits
+
+    def logits_mask(self, at: Position) -> Value:
+        """True where the query sees the key."""
+        return True
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        """The output vector, after normalisation and merging."""
+        return o
+
+    # --- what the engine asks
+
+    def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
+        """Refuse tensors that do not fit a batch, where roles cannot say which size they must have.
+
+        `plan` and `attention` call it; by default everything fits.
+
+        Args:
+            known: NumPy values of the mask's tensors that were given on the host.
+            q_lens, kv_lens: int32 [requests].
+
+        Raises:
+            ArgumentError: by a variant that overrides this.
+        """
+
+    @property
+    def name(self) -> str:
+        """Name in messages and in rendered source."""
+        return type(self).__name__
+
+    def fields(self) -> dict[str, Field]:
+        """Declared extra inputs by name, base classes first."""
+        found: dict[str, Field] = {}
+        for cls in reversed(type(self).__mro__):
+            found.update(
+                (name, value)
+                for name, value in vars(cls).items()
+                if isinstance(value, (Scalar, Tensor))
+            )
+        return found
+
+    def inputs(self) -> dict[str, Any]:
+        """Values bound at construction, by field name."""
+        return dict(self.__dict__.get(VALUES, {}))
+
+    def shares(self, name: str, other: Variant) -> bool:
+        """True if a field of this name is one and the same for both variants when they are joined.
+
+        By default it never is: equal names are taken for a mistake.
+        """
+        return False
+
+    def functor(self, seat: str) -> Any:
+        """The function that the user wrote for a seat."""
+        return getattr(self, seat)
+
+    def functors(self) -> list[tuple[str, Any]]:
+        """(seat, function) of all that a trace runs."""
+        return [(seat, self.functor(seat)) for seat in SEATS]
+
+    def decides_softmax(self) -> bool:
+        """True if this variant sets `softmax` itself, so that a composition must respect it."""
+        return "softmax" in vars(self) or any(
+            "softmax" in vars(cls) for cls in type(self).__mro__ if cls not in (Variant, object)
+        )
+
+    def under(self, reading: Reading) -> Self:
+        """A copy whose fields are read through `reading`, and which cannot be changed."""
+        made = copy.copy(self)
+        made.__dict__[READING] = reading
+        return made
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in self.fields():  # a field says so itself
+            fields_module.refuse_under_reading(self, name)
+        super().__setattr__(name, value)
+
+    def __and__(self, other: Any) -> Composed:
+        from warploom.dsl.variants.compose import compose  # it subclasses Variant
+
+        return compose(self, other)
+
+    def __rand__(self, other: Any) -> Composed:
+        from warploom.dsl.variants.compose import (
+            compose,  # `other` is no instance: a class, or a mistake
+        )
+
+        return compose(other, self)
+
+    def __bool__(self) -> NoReturn:
+        reason = "a variant is neither true nor false; compose with `a & b`, not `a and b`"
+        raise ArgumentError(name=self.name, reason=f"{reason}, and ask for None with `is None`")
+
+    def __add__(self, other: Any) -> NoReturn:
+        reason = "variants are no numbers; join them with &, as in `a & b`"
+        raise ArgumentError(name=self.name, reason=reason)
+
+    __radd__ = __add__
+
+    def __or__(self, other: Any) -> NoReturn:
+        right = other.name if isinstance(other, Variant) else getattr(other, "__name__", other)
+        raise NoUnion(left=self.name, right=right)
+
+    __ror__ = __or__
+
+    def __invert__(self) -> NoReturn:
+        reason = "a variant is no mask; write ~ in its logits_mask"
+        raise ArgumentError(name=self.name, reason=reason)
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={_short(value)}" for name, value in self.inputs().items())
+        return f"{self.name}({', '.join(shown)})"
+
+
+ALIVE[id(Variant)] = Variant
+
+
+def _remember(made: Variant) -> None:
+    ALIVE[id(made)] = made
+
+
+# Such an object would lack its values: torch.compile goes around it, or fails with this reason.
+_remember._torchdynamo_disable = True  # type: ignore[attr-defined]
+_remember._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "a variant is made outside of the compiled function: make it before, once"
+)
+
+
+def _check_body(cls: type[Variant]) -> None:
+    """What a class declares, before it is traced.
+
+    Raises:
+        NoFunctor: a seat that is no method, or a `softmax` that is no bool.
+        FieldMisuse: a field whose name is taken.
+    """
+    for name, value in vars(cls).items():
+        if isinstance(value, (Scalar, Tensor)):
+            fields_module.check_name(cls.__name__, name)
+        is_right = isinstance(value, bool) if name == "softmax" else callable(value)
+        if name in (*SEATS, "softmax") and not is_right and not hasattr(value, "__get__"):
+            raise fields_module.no_functor(cls.__name__, name, value)
+
+
+def _short(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"<{type(value).__name__} {tuple(shape)}>" if shape is not None else repr(value)
+
+
+def _by_name(cls: str, given: tuple[object, ...], known: list[str]) -> WrongCall:
+    shown = ", ".join(map(_short, given))
+    if not known:
+        return WrongCall(function=cls, reason=f"got {shown}; it has no fields and takes nothing")
+    hint = f" Write {cls}({known[0]}=...)."
+    return WrongCall(function=cls, reason=f"got {shown}; its fields are given by name", hint=hint)
+
+
+def as_variant(variant: Any) -> Variant:
+    """An instance of `Variant`, from what `as_part` takes, or from None for plain attention."""
+    return Variant() if variant is None else as_part(variant)
+
+
+def as_part(variant: Any) -> Variant:
+    """An instance of `Variant`, from one or from its class; what `&` joins.
+
+    Raises:
+        ArgumentError: something else, or a class that wants arguments; callables are pointed at
+            `warploom.flex`.
+    """
+    if isinstance(variant, Variant):
+        return variant
+    if isinstance(variant, type) and issubclass(variant, Variant):
+        return _instance(variant)
+    shown, hint = repr(variant), ""
+    if callable(variant):
+        hint = "; wrap FlexAttention's callables in warploom.flex(...)"
+    elif isinstance(variant, str):
+        hint = "; give an instance, such as variant=warploom.Causal()"
+    elif hasattr(variant, "mask_mod"):  # its repr is a page long
+        shown, hint = f"a {type(variant).__name__}", "; wrap it: warploom.flex(mask_mod=...)"
+    raise ArgumentError(name="variant", reason=f"{shown} is no Variant{hint}")
+
+
+def _instance(cls: type[Variant]) -> Variant:
+    try:
+        signature(cls).bind()
+    except TypeError as error:
+        names = ", ".join(signature(cls).parameters)
+        reason = f"is a class, and {error}; give an instance: {cls.__name__}({names})"
+        raise ArgumentError(name="variant", reason=reason) from error
+    return cls()

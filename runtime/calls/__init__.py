@@ -1,0 +1,1 @@
+"""What users call once, or call in place of another library."""

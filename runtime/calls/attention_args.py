@@ -1,0 +1,130 @@
+"""What `attention` is given beside q, k and v: lengths, and values of the variant's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.types.spec import OutputField, ScalarField, TensorField, TracedVariant
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import BadLength, UnknownInput, WrongShape
+from warploom.runtime.calls.sizes import Sizes
+from warploom.runtime.inputs.aux_outputs import AuxOutput, Requested
+from warploom.runtime.inputs.copies import DeviceCopies, refuse_copying
+from warploom.runtime.inputs.missing import read_values
+from warploom.runtime.inputs.outputs import as_given
+from warploom.runtime.inputs.values import as_input, as_seen_input, checked_scalar
+from warploom.runtime.operators import custom_op
+from warploom.runtime.tensors.tensors import as_seen, host_int32
+
+ARGUMENTS = (
+    "variant", "sm_scale", "return_lse", "return_aux", "layout", "kv_lens", "lse_base", "backend",
+)  # fmt: skip
+_copies = DeviceCopies()
+
+
+def read_inputs(given: Variant, traced: TracedVariant, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the variant reads of the values; raises UnknownInput for a name that is no field."""
+
+    def unknown(name: str) -> UnknownInput:
+        fields = [*traced.input_names, *traced.unread]
+        return UnknownInput.of(given.name, name, fields, ARGUMENTS, "attention()")
+
+    return read_values(traced, inputs, unknown)
+
+
+def values_of(
+    values: dict[str, Any], traced: TracedVariant, inputs: dict[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Values of the fields that the kernel reads: given to the call, or else bound before."""
+    scalars = [field for field in traced.scalars if field.name in values]
+    # keys of plans hold numbers: a tensor may be another one by then, in the same place
+    found: dict[str, Any] = {x.name: checked_scalar(x, values[x.name]) for x in scalars}
+    for field in traced.tensors:
+        if field.name in inputs:
+            found[field.name] = inputs[field.name]
+        elif field.name in values:
+            found[field.name] = _on_device(field, values[field.name], device)
+    return found
+
+
+def _on_device(field: TensorField, bound: Any, device: torch.device) -> torch.Tensor:
+    """A bound value where the kernel reads it; tensors on the host are copied once.
+
+    Outputs are taken as they are, since the caller looks at them.
+    """
+    if isinstance(field, OutputField):
+        return as_given(field, bound)
+    if device.type != "cpu" and isinstance(bound, torch.Tensor) and bound.device.type == "cpu":
+        return _copies(bound, device, field.dtype, lambda: as_input(field, bound))
+    tensor = as_input(field, bound)
+    if tensor.device.type != "cpu" or device.type == "cpu":
+        return tensor
+    refuse_copying(device)
+    return tensor.to(device)
+
+
+def through_operator(
+    traced: TracedVariant,
+    variant: Variant | type[Variant] | None,
+    given: tuple[Any, Any, Any],
+    options: tuple[float | None, bool, str, str, str | None],
+    lens: torch.Tensor | None,
+    inputs: Mapping[str, Any],
+    return_aux: Requested | None,
+) -> custom_op.Result | tuple[torch.Tensor, AuxOutput]:
+    """`attention` where its tensors may stand for others, or somebody records it.
+
+    Args:
+        traced: of the variant.
+        variant: as given.
+        given: q, k and v.
+        options: sm_scale, return_lse, layout, lse_base and backend.
+        lens: kv_lens.
+        inputs: values of fields.
+        return_aux: of the call.
+    """
+    q, k, v = (as_seen(x, name) for name, x in zip("qkv", given, strict=True))
+    fields: dict[str, ScalarField | TensorField] = {field.name: field for field in traced.scalars}
+    fields |= {field.name: field for field in traced.tensors}
+    seen = {name: as_seen_input(fields[name], value) for name, value in inputs.items()}
+    return custom_op.compiled_attention(q, k, v, variant, *options, lens, seen, return_aux)
+
+
+def check_lengths(
+    given: Variant,
+    traced: TracedVariant,
+    mask_tensors: frozenset[str],
+    values: Mapping[str, Any],
+    sizes: Sizes,
+    lens: np.ndarray[Any, Any] | None,
+) -> None:
+    """Let the variant refuse tensors of the mask that are too small, where the host knows them."""
+    if type(given).check_lengths is Variant.check_lengths:
+        return
+    known: dict[str, np.ndarray[Any, Any]] = {}
+    for field in traced.tensors:
+        if field.name in mask_tensors and field.name in values:
+            tensor = as_input(field, values[field.name])
+            if tensor.device.type == "cpu":  # NumPy does not have all types of floats
+                tensor = tensor.float() if tensor.is_floating_point() else tensor
+                known[field.name] = tensor.numpy()
+    kv_lens = np.full(sizes.batch, sizes.keys, np.int32) if lens is None else lens
+    given.check_lengths(known, np.full(sizes.batch, sizes.rows, np.int32), kv_lens)
+
+
+def checked_lens(kv_lens: Any, sizes: Sizes) -> np.ndarray[Any, Any]:
+    """`kv_lens` of `attention` on the host, each within the keys that there are."""
+    lens = host_int32(kv_lens, "kv_lens")
+    if len(lens) != sizes.batch:
+        raise WrongShape(name="kv_lens", got=tuple(lens.shape), expected=f"({sizes.batch},)")
+    wrong = np.flatnonzero((lens < 0) | (lens > sizes.keys))
+    if wrong.size:
+        at = int(wrong[0])
+        raise BadLength(
+            name="kv_lens", index=at, value=int(lens[at]), expected=f"0 to {sizes.keys}"
+        )
+    return lens

@@ -1,0 +1,1 @@
+"""From what a user declares to checked specifications and options."""

@@ -1,0 +1,66 @@
+"""From what an `Appender` is declared with to a checked `AppendSpec`, which needs no device."""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.codegen.append import AppendSpec, key_value_seats
+from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
+from warploom.dsl.types.formats import KVFormat, Paged
+from warploom.dsl.types.spec import TracedVariant
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import ArgumentError, BadHeadDim
+from warploom.runtime.declaring.declare import checked_count, group_size
+from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.formats import format_of
+
+
+def append_spec(
+    transforms: TracedVariant,
+    *,
+    kv_format: Paged,
+    num_kv_heads: int,
+    num_q_heads: int | None,
+    head_dim: int,
+    head_dim_v: int | None,
+    dtype: str | DType | torch.dtype,
+    cache_dtype: str | DType | torch.dtype | None,
+) -> AppendSpec:
+    """Check the declaration of an `Appender`; see there.
+
+    Raises:
+        BadHeadDim, ArgumentError: a declaration that no kernel serves.
+    """
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        checked_count(name, value)
+        if value % 8 or not 8 <= value <= 256:
+            raise BadHeadDim(name=name, value=value, multiple=8)
+    known = isinstance(kv_format, KVFormat)
+    obstacle = format_of(kv_format).obstacle_to_appending if known else "is no paged cache"
+    if obstacle:
+        raise ArgumentError(name="kv_format", reason=f"{kv_format} {obstacle}")
+    group_size(num_kv_heads if num_q_heads is None else num_q_heads, num_kv_heads)
+    given = _element(dtype, "dtype")
+    kept = given
+    if cache_dtype is not None:
+        kept = _element(cache_dtype, "cache_dtype", (*ATTENTION_DTYPES, *NARROW_DTYPES))
+    return AppendSpec(transforms, head_dim, head_dim_v, given, kept, kv_format.page_size)
+
+
+def transforms_of(variant: Variant) -> TracedVariant:
+    """The seats of a variant that appends apply."""
+    return key_value_seats(traced_once(variant)[1])
+
+
+def _element(
+    given: str | DType | torch.dtype, name: str, allowed: tuple[DType, ...] = ATTENTION_DTYPES
+) -> DType:
+    try:
+        found = kv_dtype(given)  # type: ignore[arg-type]
+    except KeyError:
+        found = None
+    if found not in allowed:
+        names = ", ".join(one.name for one in allowed)
+        raise ArgumentError(name=name, reason=f"is {given}; expected one of {names}")
+    return found

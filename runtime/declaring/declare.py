@@ -1,0 +1,201 @@
+"""From what a user declares to a checked `AttentionSpec`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
+from warploom.dsl.types.dtypes import kv_dtype as stored_dtype
+from warploom.dsl.types.formats import KVFormat, Ragged
+from warploom.dsl.types.limits import MAX_HEADS
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
+from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpec
+from warploom.runtime.formats.base import Format
+from warploom.runtime.inputs.aux_outputs import check_has_scores
+from warploom.runtime.inputs.values import fits_float32
+from warploom.scheduler.bounds import Bounds
+
+_LSE_SCALE = {"e": 1.0, "2": math.log2(math.e)}
+
+
+def as_format(kv_format: Any) -> KVFormat:
+    """The format itself; None is `Ragged()`.
+
+    Raises:
+        BadFormat: a class or a name in place of an instance.
+    """
+    if kv_format is None:
+        return Ragged()
+    if isinstance(kv_format, KVFormat):
+        return kv_format
+    shown = kv_format.__name__ if isinstance(kv_format, type) else repr(kv_format)
+    raise BadFormat(
+        what=f"kv_format={shown}", expected="an instance, such as warploom.Paged(page_size=16)"
+    )
+
+
+def check_bounds(bounds: Any, kv_format: Format[Any]) -> None:
+    """Refuse bounds that no batch of an indexed format could keep.
+
+    Raises:
+        ArgumentError: something else than `Bounds`, or no room for the list of blocks.
+    """
+    if not isinstance(bounds, Bounds):
+        reason = f"{bounds!r} is no Bounds; give warploom.Bounds(max_requests=..., ...)"
+        raise ArgumentError(name="bounds", reason=reason)
+    most = None if bounds.max_blocks else kv_format.most_blocks(bounds)
+    if most is not None and most[1]:
+        reason = (
+            f"is 0, and {kv_format.name} reads a list of blocks. "
+            f"{most[0]} = {most[1]} is enough for every batch"
+        )
+        raise ArgumentError(name="Bounds.max_blocks", reason=reason)
+
+
+def make_spec(
+    traced: TracedVariant,
+    head_dim: int,
+    head_dim_v: int | None,
+    element: str | DType | torch.dtype,
+    kv_format: KVFormat,
+    device: torch.device,
+    kv_dtype: str | DType | torch.dtype | None = None,
+    max_scores: bool = False,
+) -> AttentionSpec:
+    """Check the declaration.
+
+    Raises:
+        BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256; of 16 for 8-bit keys
+            and values on CUDA.
+        UnsupportedSpec: a dtype that attention, or this device's back end, does not compute in, or
+            largest scores of a variant without softmax.
+    """
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        checked_count(name, value)
+        if value % 8 or not 8 <= value <= 256:
+            raise BadHeadDim(name=name, value=value, multiple=8)
+    # strides come with the tensors: both layouts are one kernel
+    storage = replace(kv_format, layout="NHD")
+    computed = _element(element, device)
+    stored = None if kv_dtype is None else _stored(kv_dtype, computed)
+    spec = AttentionSpec(traced, head_dim, head_dim_v, computed, storage, stored, max_scores)
+    if max_scores:
+        check_has_scores(spec)
+    if spec.is_narrow and device.type == "cuda":
+        for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+            if value % 16:
+                raise BadHeadDim(name=name, value=value, multiple=16)
+    return spec
+
+
+def group_size(num_q_heads: int, num_kv_heads: int) -> int:
+    """Query heads per key/value head.
+
+    Raises:
+        ArgumentError: no heads, or not a multiple.
+    """
+    checked_count("num_q_heads", num_q_heads, MAX_HEADS)
+    checked_count("num_kv_heads", num_kv_heads, MAX_HEADS)
+    if num_q_heads % num_kv_heads:
+        raise ArgumentError(
+            name="num_q_heads",
+            reason=f"{num_q_heads} is no positive multiple of num_kv_heads={num_kv_heads}",
+        )
+    return num_q_heads // num_kv_heads
+
+
+def checked_count(name: str, value: Any, most: int | None = None) -> None:
+    """Raises ArgumentError for anything but an int of at least 1, and `most` at most."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 1")
+    if most is not None and value > most:
+        raise ArgumentError(name=name, reason=f"is {value!r}; expected at most {most}")
+
+
+def checked_number(name: str, value: Any) -> int:
+    """The value; raises ArgumentError for anything but an int that is not negative."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 0:
+        raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 0")
+    return int(value)
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """The value as a Python bool; raises ArgumentError for anything but True and False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(name=name, reason=f"is {value!r}; expected True or False")
+    return bool(value)
+
+
+def checked_lse_scale(lse_base: Any) -> float:
+    """What natural log-sum-exps are multiplied with; raises ArgumentError for no known base."""
+    if not isinstance(lse_base, str) or lse_base not in _LSE_SCALE:
+        raise ArgumentError(name="lse_base", reason=f"{lse_base!r}; expected string 'e' or '2'")
+    return _LSE_SCALE[lse_base]
+
+
+def checked_scale(sm_scale: Any, head_dim: int) -> float:
+    """The factor of q.k; None is 1/sqrt(head_dim).
+
+    Raises:
+        ArgumentError: no number, or none that float32 holds.
+    """
+    if sm_scale is None:
+        return float(head_dim**-0.5)
+    try:
+        scale = float(sm_scale)
+        if isinstance(sm_scale, (str, bool)):
+            raise ValueError
+    except OverflowError:
+        scale = math.inf
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(
+            name="sm_scale", reason=f"is {sm_scale!r}; expected a number, or None"
+        ) from None
+    if not (math.isfinite(scale) and fits_float32(scale)):
+        raise ArgumentError(name="sm_scale", reason=f"{sm_scale} is no finite float32")
+    return scale
+
+
+def _stored(given: str | DType | torch.dtype, computed: DType) -> DType | None:
+    """Storage type of keys and values; None if it is the one that attention computes in."""
+    names = ", ".join(t.name for t in (computed, *NARROW_DTYPES))
+    try:
+        found = stored_dtype(given)  # type: ignore[arg-type]
+    except KeyError:
+        found = None
+    if found not in (computed, *NARROW_DTYPES):
+        is_bytes = str(given).rpartition(".")[2] == "uint8"
+        raise UnsupportedSpec(
+            what=f"kv_dtype {given} with dtype {computed.name}",
+            reason=f"keys and values are stored in one of {names}",
+            remedy="If the cache holds 8-bit floats as bytes, declare them and pass the cache "
+            f"as .view(torch.{NARROW_DTYPES[0].name})."
+            if is_bytes
+            else "Convert the cache, or the queries.",
+        )
+    return None if found == computed else found
+
+
+def _element(given: str | DType | torch.dtype, device: torch.device) -> DType:
+    names = ", ".join(t.name for t in ATTENTION_DTYPES)
+    try:
+        found = dtype(given)  # type: ignore[arg-type]
+    except KeyError:
+        found = None
+    if found not in ATTENTION_DTYPES:
+        raise UnsupportedSpec(
+            what=f"dtype {given}", reason=f"attention computes in {names}", remedy="Convert to one."
+        )
+    if device.type == "cuda" and found.name == "float32":
+        raise UnsupportedSpec(
+            what="float32 on CUDA",
+            reason="the tensor cores take float16 and bfloat16",
+            remedy="Convert q, k and v to bfloat16, or use CPU tensors.",
+        )
+    return found

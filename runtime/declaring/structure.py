@@ -1,0 +1,45 @@
+"""Traces kept between calls, for as long as nothing that the functors may read has changed.
+
+Values of fields are not part of the key. A functor's code is, and so are the plain attributes,
+globals and closures it may read, and its helpers. A variant without a key is traced at every call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from warploom import forks
+from warploom.dsl.types.spec import TracedVariant
+from warploom.dsl.values.stand_ins import unseen
+from warploom.dsl.variants.fingerprint import fingerprint
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
+
+_LIMIT = 256
+_traced: OrderedDict[Hashable, tuple[TracedVariant, object]] = OrderedDict()
+_lock = forks.lock()  # of the dictionary: traces are made outside of it
+
+
+@unseen
+def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
+    """A key for what is made of a variant, and its graphs, from the cache if they are known.
+
+    The graphs themselves are that key: equal ones, however they came about, make equal kernels.
+    """
+    key, alive = fingerprint(variant)
+    if key is None:
+        traced = trace(variant)
+        return traced, traced
+    with _lock:
+        found = _traced.get(key)
+        if found is not None:
+            _traced.move_to_end(key)
+    if found is None:
+        # what the key holds identities of is kept with it
+        found = trace(variant), alive
+        with _lock:
+            _traced[key] = found
+            while len(_traced) > _LIMIT:
+                _traced.popitem(last=False)
+    return found[0], found[0]

@@ -1,0 +1,73 @@
+"""What a wrapper's options decide without a device: checks, and what kernels are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.codegen.lowering.specialize import for_group_size
+from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.errors import ArgumentError
+from warploom.runtime.declaring.declare import check_bounds, checked_count, checked_flag
+from warploom.runtime.formats.base import Format
+from warploom.runtime.launching.prepared_keys import (
+    KeyTransform,
+    Way,
+    obstacle_to_preparing,
+    prepared_rows,
+    reason_for_fused,
+)
+from warploom.runtime.planning.plan_tiles import Options
+from warploom.runtime.planning.visibility import Heads
+from warploom.scheduler.bounds import Bounds
+
+
+def checked_options(
+    spec: AttentionSpec,
+    backend: str,
+    planned_format: Format[Any],
+    *,
+    bounds: Bounds | None,
+    cuda_graph: bool,
+    batch_invariant: bool,
+    sm_limit: int | None,
+    tile: TileConfig | None,
+    key_transform: Way,
+    workspace: Any = None,
+) -> tuple[Options, KeyTransform]:
+    """The options of a wrapper, checked; see there.
+
+    Args:
+        spec: the declaration.
+        backend: that it will run on.
+        planned_format: whose blocks plans must list.
+        bounds, cuda_graph, batch_invariant, sm_limit, tile, key_transform, workspace: as given.
+
+    Raises:
+        ArgumentError: one of them is wrong, or they do not go together.
+    """
+    cuda_graph = checked_flag("cuda_graph", cuda_graph)
+    batch_invariant = checked_flag("batch_invariant", batch_invariant)
+    if bounds is not None:
+        check_bounds(bounds, planned_format)
+    if sm_limit is not None:
+        checked_count("sm_limit", sm_limit)
+    if not (tile is None or isinstance(tile, TileConfig)):
+        raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
+    if cuda_graph and bounds is None:
+        raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
+    obstacle = obstacle_to_preparing(spec, backend, cuda_graph, batch_invariant)
+    for_fused = reason_for_fused(sm_limit, workspace)
+    transform = KeyTransform.of(key_transform, tile, obstacle, for_fused, prepared_rows(spec))
+    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, transform.with_way(tile))
+    return options, transform
+
+
+def kernel_parts(
+    spec: AttentionSpec, heads: Heads, transform: KeyTransform
+) -> tuple[AttentionSpec, PrepareSpec | None, bool]:
+    """What `KernelChoice` is made of: spec, how keys may be prepared, whether they always are."""
+    made = for_group_size(spec, heads.group_size)
+    prepare = PrepareSpec.of(made, heads.num_kv) if transform.may_be_before else None
+    return made, prepare, transform.way == "before"

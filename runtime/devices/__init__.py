@@ -1,0 +1,1 @@
+"""One device: loading, launching, memory that stays, streams and graphs."""

@@ -1,0 +1,50 @@
+"""Order between the streams that use the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import WeakMethod
+
+import torch
+
+from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.tensors import shortcuts
+
+
+class Streams:
+    """Order between the streams that carry the plans and runs of one workspace.
+
+    All of them use the same plan, partial results and counters, so each waits for the one before.
+    On one stream everything is ordered by itself, and this costs a comparison. The same holds of
+    captured launches: the streams that replay them are the caller's to order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin before the first plan on a CUDA device."""
+        self._device = device
+        self._taken: WeakMethod[Callable[[torch.cuda.Stream], None]] | None = None
+        self._index = device.index
+        self._last: torch.cuda.Stream | None = None
+        self._handle = -1
+
+    def tell(self, taken: Callable[[torch.cuda.Stream], None]) -> None:
+        """Call a method with each stream that is new here, before work is enqueued there."""
+        self._taken = WeakMethod(taken)  # the order may outlast whose work is ordered
+
+    def current(self) -> int:
+        """Handle of the caller's stream, after making it wait for the last one if it is another."""
+        handle = shortcuts.raw_stream(self._index)
+        if handle != self._handle and not is_capturing(self._device):
+            stream = torch.cuda.current_stream(self._device)
+            if self._last is not None:
+                stream.wait_stream(self._last)
+            taken = None if self._taken is None else self._taken()
+            if taken is not None:
+                taken(stream)
+            self._last, self._handle = stream, handle
+        return handle
+
+    def follow(self, other: Streams) -> None:
+        """Let the caller's stream wait for what another workspace has enqueued, too."""
+        if other._last is not None and not is_capturing(self._device):
+            torch.cuda.current_stream(self._device).wait_stream(other._last)

@@ -1,0 +1,154 @@
+"""Device memory of a wrapper: the plan, partial results and counters, at addresses that stay."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
+from warploom.runtime.devices.graph import refuse_under_capture
+from warploom.runtime.devices.streams import Streams
+from warploom.runtime.devices.tenancy import Tenancy
+from warploom.runtime.tensors.plain import refuse_freed
+from warploom.scheduler.capacity import WorkspaceSize
+
+_FOR_A_BATCH = {
+    "need": "this batch needs",
+    "remedy": "Give at least that. Declare Bounds, the largest batch, and workspace_size() says "
+    "beforehand what is enough for all.",
+}
+
+
+class Workspace:
+    """One block of bytes, laid out by `WorkspaceSize`.
+
+    The counters are zero whenever no kernel runs: set so when the layout is new, and left so by
+    every launch. The caller's memory may serve several wrappers, one after the other: each plan
+    takes it, waits for what the others enqueued there and clears the counters; from then on those
+    of the others do not run.
+
+    Attributes:
+        streams: order of what uses it; None on the CPU.
+    """
+
+    def __init__(
+        self, device: torch.device, memory: torch.Tensor | None = None, has_bounds: bool = True
+    ) -> None:
+        """Use the caller's memory, or allocate when sizes are known.
+
+        Args:
+            device: where kernels run.
+            memory: contiguous uint8 tensor there; the workspace never grows then.
+            has_bounds: sizes follow from declared bounds, not from the batch; for messages.
+
+        Raises:
+            WrongDevice, WrongDType, WrongStride: `memory` is not such a tensor.
+        """
+        self._device = device
+        self.streams = Streams(device) if device.type == "cuda" else None
+        self._why = {} if has_bounds else _FOR_A_BATCH
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self._size: WorkspaceSize | None = None
+        self._plan_ints: torch.Tensor | None = None  # once asked for
+        self._tenancy: Tenancy | None = None  # in the caller's memory
+        if memory is not None:
+            self._memory = _checked(memory, device)
+            self._tenancy = Tenancy(self._memory.data_ptr(), self.streams)
+            weakref.finalize(self, self._tenancy.leave)
+
+    @property
+    def is_given(self) -> bool:
+        """The memory is the caller's."""
+        return self._tenancy is not None
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The block, uint8."""
+        return self._memory
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held."""
+        return self._memory.numel()
+
+    def check(self, size: WorkspaceSize) -> None:
+        """Raise unless `fit` will succeed.
+
+        Raises:
+            WorkspaceTooSmall: the caller's memory is smaller than `size.total`.
+            ForbiddenUnderCapture: it must grow while a CUDA graph is being captured.
+        """
+        if size.total <= self.bytes:
+            return
+        if self._tenancy is not None:
+            raise WorkspaceTooSmall(got=self.bytes, needed=size.total, **self._why)
+        refuse_under_capture(
+            self._device, "the workspace cannot grow", "Declare bounds, or call plan() before."
+        )
+
+    def fit(self, size: WorkspaceSize) -> None:
+        """Lay the memory out for these sizes, growing it if it is too small; raises as `check`.
+
+        What it enqueues lies in the order of streams: behind the last use, and before the next.
+        """
+        if (size is self._size or size == self._size) and self._tenancy is None:
+            return
+        self.check(size)
+        self.await_last()
+        if size.total > self.bytes:
+            self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
+        if size != self._size:
+            self._size, self._plan_ints = size, None
+        if self._tenancy is not None:
+            self._tenancy.take(size.total)
+        self._memory[size.offsets["arrivals"] : size.total].zero_()
+
+    def check_held(self) -> None:
+        """Refuse to run on memory that another wrapper has planned into.
+
+        Raises:
+            PlanMismatch: another wrapper did.
+        """
+        if self._tenancy is not None and not self._tenancy.is_held:
+            raise PlanMismatch(name="workspace", got="another wrapper's since", expected="this one")
+
+    def await_last(self) -> None:
+        """Let the current stream wait for what was enqueued last, on whichever stream."""
+        if self.streams is not None:
+            self.streams.current()
+
+    def address(self, part: str) -> int:
+        """Address of a part: plan, partial_o, partial_state, arrivals or votes."""
+        return self._memory.data_ptr() + self.size.offsets[part]
+
+    @property
+    def plan_ints(self) -> torch.Tensor:
+        """The plan's part as int32."""
+        if self._plan_ints is None:
+            begin = self.size.offsets["plan"]
+            part = self._memory[begin : begin + self.size.plan_bytes]
+            self._plan_ints = part.view(torch.int32)
+        return self._plan_ints
+
+    @property
+    def size(self) -> WorkspaceSize:
+        """What it is laid out for."""
+        if self._size is None:
+            raise RuntimeError("fit() before use")
+        return self._size
+
+
+def _checked(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if memory.device != device:
+        raise WrongDevice(name="workspace", got=str(memory.device), expected=str(device))
+    if memory.dtype != torch.uint8:
+        raise WrongDType(name="workspace", got=str(memory.dtype), expected="torch.uint8")
+    if not memory.is_contiguous() or memory.data_ptr() % 16:
+        raise WrongStride(
+            name="workspace",
+            got=memory.stride(),
+            expected="it must be contiguous and begin at a multiple of 16 bytes",
+        )
+    refuse_freed(memory, "workspace", memory.numel())
+    return memory.view(-1)

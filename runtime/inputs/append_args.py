@@ -1,0 +1,249 @@
+"""Checks of what an append is given: new vectors, caches, lengths and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.codegen.append import AppendSpec
+from warploom.dsl.types.dtypes import DType
+from warploom.dsl.types.formats import KVFormat
+from warploom.errors import (
+    ArgumentError,
+    BadLength,
+    IndexOutOfRange,
+    WrongDevice,
+    WrongDType,
+    WrongShape,
+    WrongStride,
+)
+from warploom.runtime.devices.graph import refuse_under_capture
+from warploom.runtime.formats import make_batch
+from warploom.runtime.inputs.args import Geometry, byte_range, check_writable, overlap
+from warploom.runtime.tensors.plain import refuse_freed
+from warploom.runtime.tensors.strides import obstacle, reachable
+from warploom.runtime.tensors.tensors import as_torch, byte_span
+from warploom.scheduler.bounds import INT32_MAX
+
+_VECTOR = 8  # elements, on a GPU
+_ROW_AXES = ("row", "head", "dim")
+_TABLES = ("indptr", "kv_indptr", "kv_indices", "last_page_len")
+
+
+def check_tensors(
+    spec: AppendSpec,
+    geometry: Geometry,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+) -> tuple[int, ...]:
+    """Check shapes, types and strides; returns the strides in the order of STRIDES.
+
+    Raises:
+        WrongDType, WrongDevice, WrongShape: a wrong tensor.
+        WrongStride: of a cache; new vectors may lie anyhow.
+    """
+    rows = len(k) if k.dim() else 0
+    order = ("token", "head") if geometry.kv_format.layout == "NHD" else ("head", "token")
+    cache_axes = ("block", *order, "dim")
+    sizes = {"row": rows, "head": geometry.num_kv_heads, "token": spec.page_size}
+    found: list[int] = []
+    for name, tensor, axes, element, dim in (
+        ("k", k, _ROW_AXES, spec.dtype, spec.head_dim_qk),
+        ("v", v, _ROW_AXES, spec.dtype, spec.head_dim_v),
+        ("k cache", k_cache, cache_axes, spec.cache_dtype, spec.head_dim_qk),
+        ("v cache", v_cache, cache_axes, spec.cache_dtype, spec.head_dim_v),
+    ):
+        _check_one(tensor, name, axes, sizes | {"dim": dim}, element, geometry.device)
+        if axes is cache_axes:
+            check_writable(tensor, name)
+        by_axis = dict(zip(axes, tensor.stride(), strict=True))
+        wanted = ("row", "head") if axes is _ROW_AXES else ("block", "token", "head")
+        found += [by_axis[axis] for axis in wanted]
+    if rows * geometry.num_kv_heads > INT32_MAX:  # kernels count vectors so
+        most = INT32_MAX // geometry.num_kv_heads
+        raise WrongShape(name="k", got=tuple(k.shape), expected=f"at most {most} rows at a time")
+    return tuple(found)
+
+
+def reachable_rows(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """New keys and values with copies of those that the kernel cannot reach; None if it can."""
+    found = {name: obstacle(x, _vector_bytes(x)) for name, x in (("k", k), ("v", v))}
+    if not any(found.values()):
+        return None
+    copy_k, copy_v = (
+        x if (each := found[name]) is None else reachable(x, name, each)
+        for name, x in (("k", k), ("v", v))
+    )
+    return copy_k, copy_v
+
+
+def _vector_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a kernel reads or writes at a time."""
+    return _VECTOR * tensor.element_size() if tensor.is_cuda else 1
+
+
+def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
+    """Refuse new vectors in the caches' own memory: pages are written while they are read.
+
+    As for `out` of a run, all bytes from a tensor's first to its last count as its own.
+
+    Args:
+        addresses: of k, v, the k cache and the v cache.
+        spans: bytes of each.
+
+    Raises:
+        ArgumentError: k or v reaches into a cache.
+    """
+    k, v, *caches = ((begin, begin + span) for begin, span in zip(addresses, spans, strict=True))
+    for name, new in (("k", k), ("v", v)):
+        for cache, held in zip(("k", "v"), caches, strict=True):
+            if overlap(new, held):
+                reason = (
+                    f"reaches into the memory of the {cache} cache, between its first byte and its "
+                    "last; give a copy: .clone()"
+                )
+                raise ArgumentError(name=name, reason=reason)
+
+
+def check_caches_apart(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Refuse caches with elements in common; each may lie in the gaps of the other.
+
+    Args:
+        k_cache, v_cache: of one type and as many dimensions, no elements of one overlap.
+
+    Raises:
+        ArgumentError: they share memory, or their strides do not tell that they do not.
+    """
+    if not overlap(byte_range(k_cache), byte_range(v_cache)):
+        return
+    low, high = sorted((k_cache, v_cache), key=torch.Tensor.data_ptr)
+    distance, rest = divmod(high.data_ptr() - low.data_ptr(), low.element_size())
+    if rest or not _fits_gaps(low, high, distance):
+        reason = "lies among the elements of the k cache; give each its own memory"
+        raise ArgumentError(name="v cache", reason=reason)
+
+
+def _fits_gaps(low: torch.Tensor, high: torch.Tensor, distance: int) -> bool:
+    """Whether both are parts of one tensor, in which the second begins `distance` behind the first.
+
+    What axes of smaller strides span of the first ends before the second begins; those of greater
+    strides are common to both, and step over what lies within.
+    """
+    axes = []
+    for step, other, size, size_of_other in zip(
+        low.stride(), high.stride(), low.shape, high.shape, strict=True
+    ):
+        if min(size, size_of_other) > 1 and step != other:
+            return False
+        if max(size, size_of_other) > 1:
+            axes.append((step if size > 1 else other, size - 1, size_of_other - 1))
+    inner = [axis for axis in axes if axis[0] <= distance]
+    if sum(step * last for step, last, _ in inner) >= distance:
+        return False
+    reach = distance + sum(step * last for step, _, last in inner)
+    for step, last, last_of_other in sorted(axis for axis in axes if axis[0] > distance):
+        if step <= reach:
+            return False
+        reach += step * max(last, last_of_other)
+    return True
+
+
+def _check_one(
+    tensor: torch.Tensor,
+    name: str,
+    axes: tuple[str, ...],
+    sizes: Mapping[str, int],
+    element: DType,
+    device: torch.device,
+) -> None:
+    if tensor.device != device:
+        raise WrongDevice(name=name, got=str(tensor.device), expected=str(device))
+    expected = getattr(torch, element.name)
+    if tensor.dtype != expected:
+        raise WrongDType(name=name, got=str(tensor.dtype), expected=str(expected))
+    shown = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+    wrong = tensor.dim() != len(axes) or any(
+        size != sizes.get(axis, size) for axis, size in zip(axes, tensor.shape, strict=False)
+    )
+    if wrong:
+        raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{shown}]")
+    refuse_freed(tensor, name, byte_span(tensor))
+    if axes is not _ROW_AXES and (found := obstacle(tensor, _vector_bytes(tensor))):
+        raise WrongStride(name=name, got=tensor.stride(), expected=found.reason)
+
+
+def index_arrays(
+    kv_format: KVFormat, device: torch.device, given: tuple[Any, ...], rows: int, pages: int
+) -> list[torch.Tensor]:
+    """indptr, kv_indptr, kv_indices and last_page_len as tensors on the device.
+
+    Those that lie there are taken as they are; others are checked and copied.
+
+    Args:
+        kv_format: of the cache.
+        device: of the kernel.
+        given: the four arrays.
+        rows: new rows of keys.
+        pages: pages of the cache.
+
+    Raises:
+        WrongDType, WrongDevice, WrongShape: a tensor on the device.
+        BadIndptr, BadLength, IndexOutOfRange, WrongShape: an array on the host.
+    """
+    on_device = [isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in given]
+    if not any(on_device):
+        return _from_host(kv_format, device, given, rows, pages)
+    found = {}
+    for name, value in zip(_TABLES, given, strict=True):
+        tensor = as_torch(value, name)
+        if tensor.device != device:
+            raise WrongDevice(name=name, got=str(tensor.device), expected=str(device))
+        if tensor.dtype != torch.int32:
+            raise WrongDType(name=name, got=str(tensor.dtype), expected="torch.int32")
+        if tensor.dim() != 1 or not tensor.is_contiguous():
+            raise WrongShape(
+                name=name, got=tuple(tensor.shape), expected="one contiguous dimension"
+            )
+        found[name] = tensor
+    requests = len(found["indptr"]) - 1
+    for name, size in (("kv_indptr", requests + 1), ("last_page_len", requests)):
+        if requests < 0 or len(found[name]) < size:
+            raise WrongShape(
+                name=name, got=tuple(found[name].shape), expected=f"at least ({size},)"
+            )
+    return list(found.values())
+
+
+def _from_host(
+    kv_format: KVFormat, device: torch.device, given: tuple[Any, ...], rows: int, pages: int
+) -> list[torch.Tensor]:
+    batch = make_batch(kv_format, *given, rows_name="indptr")
+    if batch.q_rows > rows:
+        wanted = f"[{batch.q_rows} or more, heads, dim], since indptr[-1] is {batch.q_rows}"
+        raise WrongShape(name="k", got=f"[{rows}, heads, dim]", expected=wanted)
+    if batch.kv_extent > pages:
+        at = int(batch.indices.argmax())
+        raise IndexOutOfRange(
+            name="kv_indices", index=at, value=int(batch.indices[at]), last=pages - 1, of="page"
+        )
+    over = np.flatnonzero(batch.q_lens > batch.kv_lens)
+    if over.size:
+        at = int(over[0])
+        raise BadLength(
+            name="new tokens", index=at, value=int(batch.q_lens[at]),
+            expected=f"at most {int(batch.kv_lens[at])}, the tokens that the table has",
+        )  # fmt: skip
+    if device.type != "cpu":
+        refuse_under_capture(
+            device, "append() was given host arrays", "Give int32 tensors on the device."
+        )
+    arrays = [
+        torch.as_tensor(np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value))
+        for value in given
+    ]
+    return [array.to(device, torch.int32).contiguous() for array in arrays]

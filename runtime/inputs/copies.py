@@ -1,0 +1,123 @@
+"""Copies of host tensors on a device, made once and renewed when their source is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import TypeAlias
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from warploom import forks
+from warploom.dsl.types.dtypes import DType
+from warploom.logs import log
+from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
+
+
+def refuse_copying(device: torch.device, may_be_kept: bool = False) -> None:
+    """Raise ForbiddenUnderCapture: a tensor on the host would have to be copied now.
+
+    Args:
+        device: where to.
+        may_be_kept: a copy that was made before would do.
+    """
+    earlier = ", or call with it once before the capture" if may_be_kept else ""
+    what, remedy = "a tensor on the host had to be copied", f"Put it on the device{earlier}."
+    refuse_under_capture(device, what, remedy)
+
+
+class DeviceCopy:
+    """One copy, and the streams that may read it.
+
+    Attributes:
+        tensor: the copy.
+        version: that of the source when it was copied.
+    """
+
+    def __init__(self, tensor: torch.Tensor, version: int) -> None:
+        """Take a copy that the current stream has just allocated and been given to make."""
+        self.tensor = tensor
+        self.version = version
+        self._readers: dict[int, torch.cuda.Stream] = {}
+        self._owner = self._writer = self._current()
+
+    def _current(self) -> torch.cuda.Stream | None:
+        return torch.cuda.current_stream(self.tensor.device) if self.tensor.is_cuda else None
+
+    def renew(self, host: torch.Tensor, version: int) -> None:
+        """Copy again, behind all that was enqueued to read what is there."""
+        stream = self._current()
+        if stream is not None:
+            for reader in self._readers.values():
+                stream.wait_stream(reader)
+        self.tensor.copy_(host)
+        self.version = version
+        self._readers.clear()
+        self._writer = stream
+
+    def use(self) -> torch.Tensor:
+        """The copy, for what the current stream is given next: behind its writing.
+
+        Captured work waits for nothing: who replays it orders it.
+        """
+        if self._writer is None or is_capturing(self.tensor.device):
+            return self.tensor
+        stream = torch.cuda.current_stream(self.tensor.device)
+        if stream.cuda_stream not in self._readers:
+            self._readers[stream.cuda_stream] = stream
+            if stream != self._writer:
+                stream.wait_stream(self._writer)
+            if stream != self._owner:
+                self.tensor.record_stream(stream)  # it may be dropped while that reads
+        return self.tensor
+
+
+_Copies: TypeAlias = dict[tuple[torch.device, DType], DeviceCopy]
+
+
+class DeviceCopies:
+    """Copies by the identity of their source; they live as long as it.
+
+    A source that changed is copied into the same memory, so that a captured CUDA graph reads its
+    values of the last call. Changes are seen by the version that torch counts: not those made
+    through `.data` or an array that shares the memory. All threads and streams may ask.
+    """
+
+    def __init__(self) -> None:
+        self._copies: MutableMapping[torch.Tensor, _Copies] = WeakTensorKeyDictionary()
+        self._lock = forks.lock()
+
+    def __call__(
+        self,
+        source: torch.Tensor,
+        device: torch.device,
+        dtype: DType,
+        host: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        """The copy of `source` on a device.
+
+        Args:
+            source: the host tensor, as its owner holds it.
+            device: where the copy belongs.
+            dtype: what the kernel reads.
+            host: gives what to copy: `source` in that type.
+
+        Raises:
+            ForbiddenUnderCapture: a CUDA graph is being captured, and there is no copy yet, or the
+                source was written since.
+        """
+        if source.is_inference():  # torch does not count the writes to these
+            refuse_copying(device)
+            return host().to(device)
+        version = source._version
+        with self._lock:
+            copies = self._copies.setdefault(source, {})
+            copy = copies.get((device, dtype))
+            if copy is None or copy.tensor.shape != source.shape:
+                refuse_copying(device, may_be_kept=True)
+                log.debug("copying a tensor of shape %s to %s", tuple(source.shape), device)
+                copy = copies[device, dtype] = DeviceCopy(host().to(device), version)
+            elif copy.version != version:
+                refuse_copying(device, may_be_kept=True)
+                copy.renew(host(), version)
+            return copy.use()

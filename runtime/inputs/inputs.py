@@ -1,0 +1,393 @@
+"""A variant's extra scalars and tensors: where values come from, checks, and their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.graphs import rotations
+from warploom.dsl.graphs.loads import direct_indices
+from warploom.dsl.types.ir import walk
+from warploom.dsl.types.roles import check_roles, roles_text
+from warploom.dsl.types.spec import TensorField, TracedVariant
+from warploom.errors import (
+    FrozenByGraph,
+    MissingInput,
+    PlanMismatch,
+    UnknownInput,
+    WrongDevice,
+    WrongDType,
+    WrongShape,
+)
+from warploom.runtime.devices.params import Members
+from warploom.runtime.formats.batch import Batch
+from warploom.runtime.inputs.args import Geometry
+from warploom.runtime.inputs.missing import missing_input, read_values
+from warploom.runtime.inputs.offer import NOTHING, Offer, OfferedTensor
+from warploom.runtime.inputs.outputs import as_given, check_rows_apart, given_to_run, type_remedy
+from warploom.runtime.inputs.roles import check_captured, lane_sizes, reserved_sizes, role_sizes
+from warploom.runtime.inputs.values import (
+    Number,
+    as_input,
+    as_seen_input,
+    checked_scalar,
+    extended,
+    refuse_large_on_device,
+)
+from warploom.scheduler.bounds import Bounds
+
+# Of plan() and run(), which a user may have meant by an unknown name.
+_ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens", "out", "lse",
+              "return_lse")  # fmt: skip
+# Of the wrapper, given to the wrong call.
+_OPTIONS = ("sm_scale", "lse_base", "sm_limit", "backend", "bounds", "tile", "batch_invariant",
+            "key_transform")  # fmt: skip
+
+
+class Inputs:
+    """Values of one wrapper's extra inputs.
+
+    They come from the variant's construction, then from `plan`, then from `run`; the later wins.
+    What `run` gives holds for that run only. Tensors that the mask reads and that are given on the
+    host are copied: the plan is made for those values, so the kernel must see the same. The next
+    plan reads them again.
+
+    Frozen inputs are those of a wrapper for CUDA graphs: captured launches read tensors by address,
+    size and stride, so all three stay from the first plan on. Tensors from the host are then copied
+    into memory that the bounds reserve, with their last entries repeated up to its size: loads
+    clamp their indices, so this changes no value.
+
+    Attributes:
+        names: of all inputs.
+        outputs: names of the tensors that the kernel writes; they are never copied.
+        scalars: planned values by name.
+        tensors: planned tensors by name, on the wrapper's device.
+        known: host values of planned tensors that the mask reads.
+        learnt: planned tensors that require a gradient, as they were given.
+        overridden: the last run gave values of its own, which must be undone.
+    """
+
+    def __init__(
+        self, traced: TracedVariant, geometry: Geometry, frozen: Bounds | None = None
+    ) -> None:
+        """Begin with the defaults.
+
+        Args:
+            traced: the variant.
+            geometry: heads and device that tensors must agree with.
+            frozen: bounds of all batches, if nothing may change between plans that a captured CUDA
+                graph reads.
+
+        Raises:
+            ArgumentError: the variant rotates more lanes than the geometry has.
+        """
+        rotations.check(traced, geometry.head_dim_qk, geometry.head_dim_v)
+        self._traced = traced
+        self._name = traced.name
+        self._scalar_fields = {field.name: field for field in traced.scalars}
+        self._tensor_fields = {field.name: field for field in traced.tensors}
+        self.names = [*self._scalar_fields, *self._tensor_fields]
+        self.outputs = traced.output_names
+        self._geometry = geometry
+        self._frozen = frozen is not None
+        self._settled = False  # planned once
+        self._reserved = {} if frozen is None else reserved_sizes(frozen)
+        self._direct = direct_indices(traced)
+        self._lanes = lane_sizes(traced, geometry.head_dim_qk, geometry.head_dim_v)
+        self._own: dict[str, torch.Tensor] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        mask = traced.seats.get("logits_mask")
+        nodes = [] if mask is None else list(walk(mask))
+        self.mask_scalars = frozenset(str(n.attr) for n in nodes if n.op == "scalar")
+        self.mask_tensors = frozenset(str(n.attr) for n in nodes if n.op == "load")
+        self._batch: Batch | None = None
+        self._batch_sizes: dict[str, int] | None = None
+        self.scalars: dict[str, Number] = {
+            field.name: field.default for field in traced.scalars if field.default is not None
+        }
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.known: dict[str, np.ndarray[Any, Any]] = {}
+        self.learnt: dict[str, torch.Tensor] = {}
+        self._sources: dict[str, Any] = {}  # of what is known, as given
+        self.overridden = False
+        self._is_written = False  # what `scalars` has
+        self._written: dict[str, Any] | None = None  # scalars of the run before, if nothing else
+        self._fixed: frozenset[str] = frozenset()
+
+    @property
+    def incomplete(self) -> bool:
+        """True if `run` must give something."""
+        return len(self.scalars) + len(self.tensors) < len(self.names)
+
+    def read(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What graphs read of the values; raises UnknownInput for the first name of no field."""
+        return read_values(self._traced, given, self._unknown)
+
+    def _unknown(self, name: str) -> UnknownInput:
+        fields = [*self.names, *self._traced.unread]
+        if name not in _OPTIONS:
+            return UnknownInput.of(self._name, name, fields, _ARGUMENTS)
+        hint = f" It is an option of the wrapper: AttentionWrapper(..., {name}=...)."
+        known = ", ".join(fields) or "nothing"
+        return UnknownInput(variant=self._name, name=name, hint=hint, known=known)
+
+    def bind(self, given: Mapping[str, Any]) -> None:
+        """Keep values for the runs to come; raises as `offer`."""
+        self.keep(self.offer(given))
+
+    def offer(self, given: Mapping[str, Any]) -> Offer:
+        """Check values, and change nothing.
+
+        Raises:
+            UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
+            FrozenByGraph: captured launches could not see the change.
+        """
+        if not given:
+            return NOTHING
+        offer = Offer({}, {})
+        for name, value in given.items():
+            if name in self._tensor_fields:
+                offer.tensors[name] = self._offered(self._tensor_fields[name], value)
+            else:
+                offer.scalars[name] = self._thawed(name, self._scalar(name, value))
+        return offer
+
+    def keep(self, offer: Offer) -> None:
+        """Keep values for the runs to come."""
+        if offer.scalars:
+            self.scalars.update(offer.scalars)
+            self._is_written = False
+        for name, tensor in offer.tensors.items():
+            self._keep_tensor(name, tensor)
+
+    def rewritten(self) -> dict[str, Any]:
+        """Host tensors of the mask whose contents have changed since they were copied."""
+        if not self._sources:
+            return {}
+        return {name: source for name, source in self._sources.items() if self._differs(name)}
+
+    def _differs(self, name: str) -> bool:
+        now = as_input(self._tensor_fields[name], self._sources[name]).numpy()
+        copied = self.known[name][tuple(map(slice, self._shapes[name]))]
+        return not np.array_equal(now, copied, equal_nan=True)
+
+    def for_batch(self, batch: Batch) -> None:
+        """Take the lengths that tensors are checked against."""
+        self._fixed = frozenset()
+        self._batch = batch
+        self._batch_sizes = None
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Of the batch; worked out where a tensor is checked."""
+        if self._batch_sizes is None:
+            batch = self._batch
+            self._batch_sizes = {} if batch is None else role_sizes(self._geometry, batch)
+        return self._batch_sizes
+
+    def fix(self, names: frozenset[str]) -> None:
+        """Refuse other tensors than the planned ones: a device has planned with their values."""
+        self._fixed = names
+
+    def check_planned(self, offer: Offer) -> None:
+        """Check what is offered, and else kept, against the lengths.
+
+        Raises:
+            WrongShape: a tensor is too small.
+            MissingInput: the mask needs a scalar that has no value.
+        """
+        shapes = self._shapes
+        if offer.tensors:
+            new = {name: tuple(x.tensor.shape) for name, x in offer.tensors.items()}
+            shapes = {**shapes, **new}
+        for name, shape in shapes.items():
+            self._check_sizes(self._tensor_fields[name], shape)
+        if self.mask_scalars:
+            for name in sorted(self.mask_scalars.difference(self.scalars, offer.scalars)):
+                raise self._missing(name)
+
+    def known_with(self, offer: Offer) -> dict[str, np.ndarray[Any, Any]]:
+        """Host values that the mask reads, once the offer is kept."""
+        if not offer.tensors:
+            return self.known
+        new = {name: tensor.known for name, tensor in offer.tensors.items()}
+        return {name: x for name, x in {**self.known, **new}.items() if x is not None}
+
+    def write_planned(self, block: Members) -> None:
+        """Write all kept values, to the same block each time."""
+        if self.overridden or not self._is_written:
+            for name, value in self.scalars.items():
+                block.set(f"x_{name}", value)
+        for name, tensor in self.tensors.items():  # always, since one may have moved
+            _write_tensor(block, name, tensor)
+        self.overridden, self._written = False, None
+        self._settled = self._is_written = True
+
+    def write_given(self, given: Mapping[str, Any], block: Members) -> dict[str, torch.Tensor]:
+        """Write the values given to `run`, after undoing those of the run before.
+
+        Returns the given tensors by field, which must live until the launch.
+
+        Raises:
+            UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
+            PlanMismatch: the mask reads it and `plan` was made for another value.
+            MissingInput: an input has no value from anywhere.
+        """
+        if self._repeats(given):
+            return {}
+        if self.overridden:
+            self.write_planned(block)
+        values = self.check_given(given)
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                _write_tensor(block, name, value)
+            else:
+                block.set(f"x_{name}", value)
+        self.overridden = bool(values)
+        is_plain = all(isinstance(value, (int, float)) for value in given.values())
+        self._written = dict(given) if is_plain else None
+        return {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
+
+    def seen(self, name: str, value: Any) -> Number | torch.Tensor:
+        """A value as an operator is given it; raises as `write_given`."""
+        return as_seen_input(self._scalar_fields.get(name) or self._tensor_fields[name], value)
+
+    def _repeats(self, given: Mapping[str, Any]) -> bool:
+        """True for the very scalars of the run before, as layer after layer gives them."""
+        written = self._written
+        if written is None or len(written) != len(given):
+            return False
+        for name, value in given.items():  # noqa: SIM110  (a generator costs more)
+            if written.get(name, self) is not value:
+                return False
+        return True
+
+    def check_given(self, given: Mapping[str, Any]) -> dict[str, Number | torch.Tensor]:
+        """Check the inputs of one run; errors as for `write_given`."""
+        values: dict[str, Number | torch.Tensor] = {}
+        for name, value in given.items():
+            if name in self._tensor_fields:
+                field = self._tensor_fields[name]
+                if name in self.known or name in self._fixed:
+                    if name in self._sources and value is self._sources[name]:
+                        if self._differs(name):
+                            raise PlanMismatch(name=name, got="changed", expected="what it held")
+                        continue  # the planned copy has its values
+                    if value is not self.tensors[name]:
+                        expected = "the values of the one given before"
+                        raise PlanMismatch(name=name, got="another tensor", expected=expected)
+                tensor = given_to_run(field, value)
+                self._check_type(field, tensor)
+                refuse_large_on_device(field, value, tensor)
+                self._check_sizes(field, tuple(tensor.shape))
+                values[name] = tensor
+            elif name not in self._traced.unread:
+                values[name] = self._scalar(name, value)
+                if name in self.mask_scalars and values[name] != self.scalars[name]:
+                    raise PlanMismatch(name=name, got=value, expected=self.scalars[name])
+        for name in self.names:
+            if not (name in given or name in self.scalars or name in self.tensors):
+                raise self._missing(name)
+        return values
+
+    def _thawed(self, name: str, value: Number) -> Number:
+        before = self.scalars.get(name)
+        if self._frozen and self._settled and name in self.mask_scalars and value != before:
+            raise FrozenByGraph(name=name, got=value, expected=before)
+        return value
+
+    def _offered(self, field: TensorField, value: Any) -> OfferedTensor:
+        name = field.name
+        tensor = as_given(field, value)
+        is_copied = tensor.device.type == "cpu" and name not in self.outputs
+        self._check_type(field, tensor, tensor.device if is_copied else None)
+        placed = self._place(field, tensor)
+        if self._frozen and self._settled and name in self.tensors:
+            got, before = _address(placed), _address(self.tensors[name])
+            if got != before:
+                raise FrozenByGraph(name=name, got=got, expected=before)
+        known = None
+        is_known = tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16  # NumPy has none
+        if is_known and name in self.mask_tensors:
+            known = extended(tensor, tuple(placed.shape)).clone().numpy()
+        return OfferedTensor(value, tensor, placed, known)
+
+    def _keep_tensor(self, name: str, new: OfferedTensor) -> None:
+        for kept in (self.known, self.learnt, self._sources):
+            kept.pop(name, None)
+        if isinstance(new.source, torch.Tensor) and new.source.requires_grad:
+            self.learnt[name] = new.source
+        if new.known is not None:
+            self.known[name] = new.known
+            self._sources[name] = new.source
+        if new.placed is not new.tensor:
+            self._own[name] = new.placed.copy_(extended(new.tensor, tuple(new.placed.shape)))
+        self.tensors[name] = new.placed
+        self._shapes[name] = tuple(new.tensor.shape)
+
+    def _place(self, field: TensorField, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, or memory for a copy that belongs to these inputs."""
+        device = self._geometry.device
+        shared = device.type == "cpu" and field.name not in self.mask_tensors
+        is_used = tensor.device.type != "cpu" or field.name in self.outputs
+        if is_used or (shared and not self._frozen):
+            return tensor
+        own = self._own.get(field.name)
+        shape = tuple(tensor.shape)
+        if self._frozen:
+            reserved = [self._reserved.get(role or "", 0) for role in field.roles]
+            held = reserved if own is None else own.shape
+            shape = tuple(max(size) if size[0] else 0 for size in zip(shape, held, strict=True))
+        if own is None or own.shape != shape:
+            own = torch.empty(shape, dtype=tensor.dtype, device=device)
+        return own
+
+    def _scalar(self, name: str, value: Any) -> Number:
+        field = self._scalar_fields.get(name)
+        if field is None:
+            raise self._unknown(name)
+        return checked_scalar(field, value)
+
+    def _check_type(
+        self, field: TensorField, tensor: torch.Tensor, device: torch.device | None = None
+    ) -> None:
+        device = self._geometry.device if device is None else device
+        expected = getattr(torch, field.dtype.name)
+        if tensor.dtype != expected:
+            raise WrongDType(
+                name=field.name,
+                got=str(tensor.dtype),
+                expected=str(expected),
+                remedy=type_remedy(field, self._name),
+            )
+        if tensor.device != device:
+            raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))
+        if tensor.dim() != len(field.roles):
+            raise WrongShape(
+                name=field.name, got=tuple(tensor.shape), expected=roles_text(field, {})
+            )
+
+    def _check_sizes(self, field: TensorField, shape: tuple[int, ...]) -> None:
+        sizes = self._sizes | self._lanes.get(field.name, {})
+        check_roles(field, shape, sizes)
+        check_rows_apart(field, self._geometry, self._batch)
+        if field.captured:  # a declared None is any size
+            check_captured(field, shape, self._direct[field.name], sizes)
+
+    def _missing(self, name: str) -> MissingInput:
+        return missing_input(self._traced, name, self._sizes | self._lanes.get(name, {}))
+
+
+def _address(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What a captured launch knows of a tensor: address, shape and strides."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+def _write_tensor(block: Members, name: str, tensor: torch.Tensor) -> None:
+    block.set(f"x_{name}", tensor.data_ptr())
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        block.set(f"x_{name}_n{axis}", size)
+        block.set(f"x_{name}_s{axis}", stride)

@@ -1,0 +1,39 @@
+"""Values of inputs between their check and their keeping: `plan` keeps all of them, or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.runtime.inputs.values import Number
+
+
+@dataclass(frozen=True)
+class OfferedTensor:
+    """A tensor that was checked, and is not kept yet.
+
+    Attributes:
+        source: as it was given.
+        tensor: in the declared type, where the source lies.
+        placed: what the kernel will read: the tensor, or memory to copy it to.
+        known: values that the mask reads, if the host has them.
+    """
+
+    source: Any
+    tensor: torch.Tensor
+    placed: torch.Tensor
+    known: np.ndarray[Any, Any] | None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Values that were checked, and are not kept yet, by name."""
+
+    scalars: dict[str, Number]
+    tensors: dict[str, OfferedTensor]
+
+
+NOTHING = Offer({}, {})

@@ -1,0 +1,127 @@
+"""Tensors that functors record values in: checks of what a kernel writes besides its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from warploom.dsl.types.spec import OutputField, TensorField
+from warploom.dsl.variants.outputs import Output
+from warploom.dsl.variants.variant import Variant, as_variant
+from warploom.errors import ArgumentError
+from warploom.runtime.formats.batch import Batch
+from warploom.runtime.inputs.args import Geometry, check_apart, check_writable
+from warploom.runtime.inputs.values import as_input, refuse_none
+from warploom.runtime.tensors.plain import refuse_freed
+from warploom.runtime.tensors.tensors import as_torch, byte_span
+
+
+def as_given(field: TensorField, value: Any) -> torch.Tensor:
+    """A tensor for a field, copied at most where it is only read; raises as `as_input`.
+
+    Raises:
+        WrongStride: elements of an output overlap.
+        ArgumentError: an output cannot be written: it is a copy, read-only, or requires a gradient.
+    """
+    if not isinstance(field, OutputField):
+        return as_input(field, value)
+    refuse_none(field, value)
+    tensor = as_torch(value, field.name, shared=True)
+    refuse_freed(tensor, field.name, byte_span(tensor))
+    check_writable(tensor, field.name)
+    return tensor
+
+
+def given_to_run(field: TensorField, value: Any) -> torch.Tensor:
+    """The same for one run, which converts nothing."""
+    if isinstance(field, OutputField):
+        return as_given(field, value)
+    refuse_none(field, value)
+    tensor = as_torch(value, field.name)
+    refuse_freed(tensor, field.name, byte_span(tensor))
+    return tensor
+
+
+def type_remedy(field: TensorField, variant: str) -> str:
+    """What to do about a tensor of another dtype than the field's."""
+    is_output, expected = isinstance(field, OutputField), f"torch.{field.dtype.name}"
+    change = (
+        f"Allocate it with dtype={expected}" if is_output else f"Convert it with .to({expected})"
+    )
+    return f"{change}, or declare the field of {variant} with its dtype."
+
+
+def check_rows_apart(field: TensorField, geometry: Geometry, batch: Batch | None) -> None:
+    """Raise ArgumentError for an output whose roles do not tell rows of dense requests apart."""
+    if not isinstance(field, OutputField) or "batch" in field.roles or batch is None:
+        return
+    if geometry.batched and batch.num_requests > 1:
+        reason = "has no 'batch' dimension, and of dense tensors q_row counts each request's rows"
+        raise ArgumentError(name=field.name, reason=f"{reason}; add the role 'batch'")
+
+
+def check_recorded_apart(
+    names: tuple[str, ...],
+    kept: Mapping[str, torch.Tensor],
+    given: Mapping[str, torch.Tensor],
+    others: Mapping[str, torch.Tensor | None],
+) -> None:
+    """Refuse outputs whose bytes, first to last, reach into another tensor of the run.
+
+    Args:
+        names: of the outputs.
+        kept: tensors of all runs: inputs, outputs and the workspace.
+        given: tensors of fields that this run is given.
+        others: q, k, v and the results.
+
+    Raises:
+        ArgumentError: with both names.
+    """
+    fields = {**kept, **given}
+    outputs = {name: fields.pop(name) for name in names}
+    check_apart(outputs, {**fields, **{k: x for k, x in others.items() if x is not None}})
+
+
+def check_run_apart(
+    names: tuple[str, ...],
+    kept: Mapping[str, torch.Tensor],
+    given: Mapping[str, Any],
+    read: Mapping[str, torch.Tensor],
+    written: Mapping[str, torch.Tensor | None],
+) -> None:
+    """Refuse what a run writes, or records, where it reads, as its caller gave it all.
+
+    Args:
+        names, kept, given: as of `check_recorded_apart`; given outputs may be NumPy's.
+        read: q, k and v.
+        written: the results.
+
+    Raises:
+        ArgumentError: with both names.
+    """
+    new = {
+        name: as_torch(x, name, shared=True) if name in names else x
+        for name, x in given.items()
+        if name in names or isinstance(x, torch.Tensor)
+    }
+    check_apart(written, {**read, **kept, **new})
+    if names:
+        check_recorded_apart(names, kept, new, {**read, **written})
+
+
+def recorded_by(variant: Variant | type[Variant]) -> tuple[str, ...]:
+    """Names of a variant's outputs."""
+    fields = as_variant(variant).fields()
+    return tuple(name for name, field in fields.items() if isinstance(field, Output))
+
+
+def refuse_recording(names: tuple[str, ...]) -> None:
+    """Raise ArgumentError where a call goes through an operator, which declares no such writing."""
+    if names:
+        reason = (
+            "is written by the kernel, which no graph of torch repeats and no gradient knows of; "
+            "call it outside of torch.compile and torch.func, under torch.no_grad()"
+        )
+        raise ArgumentError(name=names[0], reason=reason)

@@ -1,0 +1,76 @@
+"""Sizes of extra tensors: what the dimensions of each role must measure for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warploom.dsl.graphs.loads import Indices, needed_sizes
+from warploom.dsl.types.ir import walk
+from warploom.dsl.types.spec import TensorField, TracedVariant
+from warploom.errors import WrongShape
+from warploom.runtime.formats.batch import Batch
+from warploom.runtime.inputs.args import Geometry
+from warploom.scheduler.bounds import Bounds
+
+# What FlexAttention calls positions.
+_FLEX: dict[str | int, str] = {
+    "batch": "b",
+    "q_head": "h",
+    "q_idx": "q_idx",
+    "q_pos": "q_idx",
+    "kv_pos": "kv_idx",
+}
+
+
+def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
+    """Length of a dimension of each role for this batch: heads exactly, others at least."""
+    return {
+        "batch": batch.num_requests,
+        "q_head": geometry.num_q_heads,
+        "kv_head": geometry.num_kv_heads,
+        "kv_pos": batch.max_kv_len,
+        "q_pos": batch.max_kv_len,
+        "q_row": batch.q_rows,
+        "q_idx": batch.longest_q,
+    }
+
+
+def lane_sizes(traced: TracedVariant, dim_qk: int, dim_v: int) -> dict[str, dict[str, int]]:
+    """Length of `lane` of each tensor: that of the vectors in the seats that read it."""
+    sizes: dict[str, dict[str, int]] = {}
+    for seat, root in traced.seats.items():
+        long = seat in ("query_transform", "key_transform")
+        dim = dim_qk if long else dim_v
+        for node in walk(root):
+            if node.op == "load":
+                known = sizes.setdefault(str(node.attr), {"lane": dim})
+                known["lane"] = max(known["lane"], dim)
+    return sizes
+
+
+def reserved_sizes(bounds: Bounds) -> dict[str, int]:
+    """The largest length of a dimension of each role that depends on the batch."""
+    return {
+        "batch": bounds.max_requests,
+        "kv_pos": bounds.max_kv_len,
+        "q_pos": bounds.max_kv_len,
+        "q_row": bounds.max_q_rows,
+        "q_idx": bounds.max_q_rows,
+    }
+
+
+def check_captured(
+    field: TensorField,
+    shape: tuple[int, ...],
+    indices: tuple[Indices, ...],
+    sizes: Mapping[str, int],
+) -> None:
+    """Raise WrongShape if a captured tensor ends before the positions that index it."""
+    for axis, least in enumerate(needed_sizes(indices, sizes)):
+        if shape[axis] < least:
+            by = " and ".join(sorted(str(_FLEX.get(i, i)) for i in indices[axis]))
+            raise WrongShape(
+                name=field.name,
+                got=shape,
+                expected=f"at least {least} along axis {axis}, which is indexed by {by}",
+            )

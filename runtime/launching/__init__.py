@@ -1,0 +1,1 @@
+"""Kernels of a specification, and the launch of one run."""

@@ -1,0 +1,391 @@
+"""One run: check tensors if they changed, write their addresses, launch on the caller's stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch.autograd import forward_ad
+
+from warploom.codegen.source import TileConfig
+from warploom.runtime.devices.params import Members, ParamBlock
+from warploom.runtime.devices.workspace import Workspace
+from warploom.runtime.formats.batch import Batch
+from warploom.runtime.inputs.args import (
+    KV,
+    Geometry,
+    byte_range,
+    check_apart,
+    check_key_values,
+    check_lse,
+    check_out,
+    check_query,
+    contiguous,
+    key_value,
+    row_strides,
+)
+from warploom.runtime.inputs.aux_outputs import MaxScores
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.inputs.outputs import check_recorded_apart, check_run_apart
+from warploom.runtime.launching.kernels import Kernel
+from warploom.runtime.launching.prepared_keys import PreparedKeys
+from warploom.runtime.launching.tensor_map import TensorMaps
+from warploom.runtime.tensors import shortcuts
+from warploom.runtime.tensors.plain import modes, refuse_freed
+from warploom.runtime.tensors.strides import (
+    Obstacle,
+    obstacle,
+    reachable,
+    refuse_large_cache,
+    room_for,
+)
+from warploom.runtime.tensors.tensors import byte_span
+
+_ALIGNMENT = 16  # bytes; of vectors that a CUDA kernel loads
+
+
+Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+
+
+class Run(NamedTuple):
+    """One call of `run`, its tensors as torch's.
+
+    Attributes:
+        q, kv: queries, and keys and values or the cache that holds both.
+        out, lse: tensors of the caller's for the results, or None.
+        return_lse: whether the log-sum-exp is returned.
+        given: values of fields for this run.
+    """
+
+    q: torch.Tensor
+    kv: KV
+    out: torch.Tensor | None
+    lse: torch.Tensor | None
+    return_lse: bool
+    given: Mapping[str, Any]
+
+    @property
+    def read(self) -> dict[str, torch.Tensor]:
+        """q, k and v by name."""
+        return dict(zip("qkv", (self.q, *key_value(self.kv)), strict=True))
+
+
+class Launcher:
+    """Runs of one wrapper.
+
+    Tensors are *admitted* once: their shapes, strides and types are checked, and what follows from
+    these is kept. Calls that differ in addresses only, as those of a model's layers do, cost one
+    comparison (`knows`), the addresses and the launch.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        params: ParamBlock,
+        inputs: Inputs,
+        workspace: Workspace,
+        preparing: PreparedKeys | None = None,
+    ) -> None:
+        self._geometry = geometry
+        self._params = params
+        self._preparing = preparing  # for plans that want it
+        self._prepared: PreparedKeys | None = None  # for this plan
+        self._members: Members = params if preparing is None else preparing.inputs
+        self._inputs = inputs
+        self._workspace = workspace
+        self._reads: dict[str, torch.Tensor] = {}  # by all runs, beside q, k and v
+        self._read_bytes: dict[str, tuple[int, int]] = {}  # where these begin and end
+        self._shares_memory = workspace.is_given
+        if workspace.is_given:
+            self.reads("workspace", workspace.memory)
+        self._device = device = geometry.device
+        is_cuda = device.type == "cuda"
+        self._misaligned = _ALIGNMENT - 1 if is_cuda else 0
+        self._only_device = not is_cuda or torch.cuda.device_count() == 1
+        self._allocate = shortcuts.allocator(device)
+        self._streams = workspace.streams
+        if self._streams is not None:
+            self._streams.tell(self._used_on)
+        self._maps_of: dict[TileConfig, TensorMaps | None] = {}
+        self._form: tuple[bool, ...] | None = None
+        self._kernel: Kernel | None = None
+        self._rows: tuple[int, int] | None = None  # of what `out` was shaped for
+
+    def reads(self, name: str, tensor: torch.Tensor) -> None:
+        """Let no run write to this tensor."""
+        self._reads[name], self._read_bytes[name] = tensor, byte_range(tensor)
+
+    def planned(self, batch: Batch, kernel: Kernel) -> None:
+        """Take a new plan, which has just been enqueued on the current stream."""
+        self._form = None
+        self._batch = batch
+        if kernel is not self._kernel:
+            self._take_kernel(kernel)
+        if self._prepared is not None:
+            self._prepared.planned(batch)
+        rows = batch.num_requests, batch.q_rows
+        if rows != self._rows:
+            self._rows = rows
+            self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
+            self._lse_shape = self._geometry.lse_shape(batch)
+            self._out_strides = contiguous(self._out_shape)
+            self._lse_strides = contiguous(self._lse_shape)
+        self._needs_inputs = self._inputs.incomplete
+        self._inputs.write_planned(self._members)
+        for name, tensor in self._inputs.tensors.items():
+            if self._reads.get(name) is not tensor:
+                self.reads(name, tensor)
+
+    def _take_kernel(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._enqueue = kernel.bind(self._params)
+        self._prepared = None
+        if kernel.prepare is not None and self._preparing is not None:
+            self._prepared = self._preparing
+            self._prepared.take(kernel.prepare)
+        self._tensor_maps = self._maps_of.get(kernel.tile)
+        if kernel.tile not in self._maps_of:
+            self._tensor_maps = TensorMaps.of(self._geometry, kernel.tile)
+            self._maps_of[kernel.tile] = self._tensor_maps
+
+    def forget(self) -> None:
+        """Let no tensor be known any more: the next call is checked from the start."""
+        self._form = None
+
+    def before_plan(self) -> None:
+        """Forget the old plan, and let the current stream wait for runs that still read it."""
+        self._form = None
+        self._workspace.await_last()
+
+    def _used_on(self, stream: torch.cuda.Stream) -> None:
+        """Let torch give away no memory of plans and inputs before what this stream does is done.
+
+        It may be dropped at any time from now on: a workspace that grows leaves its old one.
+        """
+        for tensor in (self._workspace.memory, *self._inputs.tensors.values()):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+
+    def knows(self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool) -> bool:
+        """True if a call with these differs from the admitted one in addresses at most."""
+        pair = type(kv) is tuple and len(kv) == 2
+        if self._form != (pair, out is None, lse is None, return_lse):
+            return False
+        if modes() or forward_ad._current_level >= 0:
+            return False  # torch's comparison sees neither its own modes nor tangents
+        tensors = (q, *kv) if pair else (q, kv)
+        if out is not None:
+            tensors = (*tensors, out)
+        if lse is not None:
+            tensors = (*tensors, lse)
+        return self._same(*tensors)
+
+    def start(self, run: Run, told: MaxScores | None) -> Result:
+        """Check tensors fully and launch with them, or with copies of what the kernel cannot reach.
+
+        Args:
+            run: tensors that need not be known; their like is from now on.
+            told: where to write the largest scores, too; the next run is checked from the start.
+
+        Raises:
+            WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
+            ArgumentError: what is written reaches into another tensor; or a paged cache is too
+                large to be copied by every run.
+        """
+        strides = self._checked_strides(run)
+        reaches = not self._obstacles(run)
+        if reaches:
+            self._admit(run, strides)
+        if told is not None:
+            return self._launch_telling(run, told, reaches)
+        if reaches:
+            return self.launch(*run)
+        self._check_apart(run)
+        return self._launch_copies(run)
+
+    def _admit(self, run: Run, strides: tuple[int, ...]) -> None:
+        """Write the strides of checked tensors, and know their like from now on."""
+        q, kv, out, lse = run.q, run.kv, run.out, run.lse
+        k, v = pair = key_value(kv)
+        self._form = None
+        if self._prepared is not None:
+            strides = (*strides[:3], *self._prepared.admit(strides[3:6]), *strides[6:])
+        self._params.set_strides(strides)
+        self._maps = None
+        if self._tensor_maps is not None:
+            self._maps = self._tensor_maps.of_layout(self._like_keys(k), v)
+        self._v_behind_k = v.data_ptr() - k.data_ptr()  # of one cache that holds both
+        given = [x for x in (out, lse) if x is not None]
+        self._same = shortcuts.like(q, *(pair if isinstance(kv, tuple) else (kv,)), *given)
+        self._spans = tuple(0 if x is None else byte_span(x) for x in (q, k, v, out, lse))
+        if not any(x.requires_grad for x in (q, k, v)):  # those are for torch in the next call
+            self._form = isinstance(kv, tuple), out is None, lse is None, run.return_lse
+
+    def _like_keys(self, k: torch.Tensor) -> torch.Tensor:
+        """A tensor that lies as the keys do that attention reads."""
+        if self._prepared is None:
+            return k
+        with torch.cuda.device(self._device):
+            return self._prepared.scratch()
+
+    def launch(
+        self,
+        q: torch.Tensor,
+        kv: KV,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        given: Mapping[str, Any],
+    ) -> Result:
+        """Launch with tensors that are known: those of a `Run`, one by one, which costs less."""
+        if not self._only_device and shortcuts.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self.launch(q, kv, out, lse, return_lse, given)
+        if self._shares_memory:
+            self._workspace.check_held()
+        kept: dict[str, torch.Tensor] = {}
+        if given or self._needs_inputs or self._inputs.overridden:
+            kept = self._inputs.write_given(given, self._members)
+        if isinstance(kv, tuple):
+            k_at, v_at = kv[0].data_ptr(), kv[1].data_ptr()
+        else:
+            k_at = kv.data_ptr()
+            v_at = k_at + self._v_behind_k
+        q_at, o_at = q.data_ptr(), 0 if out is None else out.data_ptr()
+        if (q_at | k_at | v_at | o_at) & self._misaligned:
+            run = Run(q, kv, out, lse, return_lse, given)
+            if self._obstacles(run):  # there is none if what is misaligned is empty
+                self._check_apart(run)
+                return self._launch_copies(run)
+        writes_to_given = out is not None or lse is not None
+        if out is None:
+            out = self._allocate(self._out_shape, self._out_strides, self._geometry.dtype)
+        if lse is None and return_lse:
+            lse = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
+        o_at, lse_at = out.data_ptr(), 0 if lse is None else lse.data_ptr()
+        if not (q_at and k_at and v_at and o_at and (lse_at or lse is None)):
+            _refuse_freed(q, kv, out, lse)  # unless tensors are empty
+        if writes_to_given and (kept or self._may_reach(q_at, k_at, v_at, o_at, lse_at)):
+            read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
+            check_apart({"out": out, "lse": lse}, read | self._reads | kept)
+        if self._inputs.outputs:
+            results = {"out": out, "lse": lse}
+            others = dict(zip("qkv", (q, *key_value(kv)), strict=True)) | results
+            check_recorded_apart(self._inputs.outputs, self._reads, kept, others)
+        stream = 0 if self._streams is None else self._streams.current()
+        keys: torch.Tensor | None = None
+        if self._prepared is not None:
+            keys = self._prepared.launch(k_at, stream)
+            k_at = keys.data_ptr()
+        if self._maps is not None:
+            self._params.set_tensor_maps(self._maps(k_at, v_at))
+        self._params.set_pointers(q_at, k_at, v_at, o_at, lse_at)
+        self._enqueue(stream)
+        del kept, keys  # given tensors and prepared keys live until here
+        return (out, lse) if return_lse and lse is not None else out
+
+    def _launch_copies(self, run: Run) -> Result:
+        """Launch with copies of the checked tensors that the kernel cannot reach.
+
+        Raises:
+            ArgumentError: a paged cache that is too large to be copied by every run.
+        """
+        read, out = run.read, run.out
+        found = self._obstacles(run)
+        target = out
+        if out is not None and (of_out := found.pop("out", None)):
+            target = room_for(out, "out", of_out)
+        for name, each in found.items():
+            if name != "q" and self._geometry.format.is_cache:
+                refuse_large_cache(read[name], name, each)
+            read[name] = reachable(read[name], name, each)
+        kv = (read["k"], read["v"]) if found.keys() & {"k", "v"} else run.kv
+        copied = run._replace(q=read["q"], kv=kv, out=target)
+        if not self.knows(*copied[:5]):
+            self._admit(copied, self._checked_strides(copied))
+        result = self.launch(*copied)
+        if out is None or target is out:
+            return result
+        out.copy_(result[0] if isinstance(result, tuple) else result)
+        return (out, *result[1:]) if isinstance(result, tuple) else out
+
+    def _obstacles(self, run: Run) -> dict[str, Obstacle]:
+        """What keeps the kernel from tensors, by their names."""
+        maps, prepared = self._tensor_maps is not None, self._prepared is not None
+        vector = self._misaligned + 1
+        k, v = key_value(run.kv)
+        found = {
+            "q": obstacle(run.q, vector),
+            "k": obstacle(k, vector, maps and not prepared),
+            "v": obstacle(v, vector, maps),
+            "out": None if run.out is None else obstacle(run.out, vector),
+        }
+        return {name: each for name, each in found.items() if each is not None}
+
+    def _launch_telling(self, run: Run, told: MaxScores, reaches: bool) -> Result:
+        """Launch, with copies unless the kernel reaches all, and write the largest scores too."""
+        if not self._only_device and shortcuts.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self._launch_telling(run, told, reaches)
+        self._form = None
+        if told.tensor is not None:
+            check_lse(told.tensor, self._geometry, self._batch, "max_scores")
+        if told.tensor is not None or not reaches:
+            self._check_apart(run, told.tensor)
+        if told.tensor is None:
+            told.tensor = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
+        by_axis = row_strides(told.tensor.stride(), self._geometry)
+        self._params.set_max_scores(told.tensor.data_ptr(), by_axis)
+        try:
+            return self.launch(*run) if reaches else self._launch_copies(run)
+        finally:
+            self._form = None
+            self._params.set_max_scores(0, (0, 0, 0))
+
+    def _check_apart(self, run: Run, max_scores: torch.Tensor | None = None) -> None:
+        """Refuse what a run writes where it reads, as its caller gave it all."""
+        written = {"out": run.out, "lse": run.lse, "max_scores": max_scores}
+        check_run_apart(self._inputs.outputs, self._reads, run.given, run.read, written)
+
+    def _checked_strides(self, run: Run) -> tuple[int, ...]:
+        """All strides, in the order of `ParamBlock.set_strides`; raises as `start`."""
+        out, lse = run.out, run.lse
+        geometry, batch = self._geometry, self._batch
+        made_out, made_lse = self._out_strides, self._lse_strides
+        return (
+            *check_query(run.q, geometry, batch),
+            *check_key_values(*key_value(run.kv), geometry, batch),
+            *(row_strides(made_out, geometry) if out is None else check_out(out, geometry, batch)),
+            *(row_strides(made_lse, geometry) if lse is None else check_lse(lse, geometry, batch)),
+        )
+
+    def _may_reach(self, q: int, k: int, v: int, o: int, lse: int) -> bool:
+        """True unless results at these addresses end before, or begin behind, all else."""
+        q_span, k_span, v_span, o_span, lse_span = self._spans
+        o_end, lse_end = o + o_span, lse + lse_span
+        for begin, end in self._read_bytes.values():
+            if (o < end and begin < o_end) or (lse < end and begin < lse_end):
+                return True
+        reaches = (
+            (o < q + q_span and q < o_end)
+            or (o < k + k_span and k < o_end)
+            or (o < v + v_span and v < o_end)
+        )
+        if reaches or lse == 0:  # none is wanted
+            return reaches
+        return (
+            (lse < q + q_span and q < lse_end)
+            or (lse < k + k_span and k < lse_end)
+            or (lse < v + v_span and v < lse_end)
+            or (lse < o_end and o < lse_end)
+        )
+
+
+def _refuse_freed(
+    q: torch.Tensor, kv: KV, out: torch.Tensor | None, lse: torch.Tensor | None
+) -> None:
+    k, v = kv if isinstance(kv, tuple) else (kv, kv)
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
+        if tensor is not None:
+            refuse_freed(tensor, name, byte_span(tensor))

@@ -1,0 +1,247 @@
+"""Keys transformed once, by a kernel just before attention, where many query tiles meet each key.
+
+A fused key transform works on a key again for each query tile that meets it. In a long prefill that
+costs more than writing the transformed keys to memory and reading those (decision 0027).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+
+from warploom.codegen.abi import Packer
+from warploom.codegen.prepare import COUNTS, POINTERS, STRIDES, PrepareSpec, prepare_fields
+from warploom.codegen.source import TileConfig
+from warploom.dsl.graphs.lanes import reads_other_lanes, reduces_lanes
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.errors import ArgumentError
+from warploom.runtime.devices.params import Block, ParamBlock
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.batch import Batch
+from warploom.runtime.inputs.args import Geometry
+from warploom.runtime.tensors.shortcuts import allocator
+from warploom.scheduler.bounds import INT32_MAX
+
+Way = Literal["auto", "fused", "before"]
+Bind = Callable[[Block], Callable[[int], None]]  # from parameters to a launch on a stream
+
+# Fused query rows from which on keys are prepared: 16 tiles of 128. On an H200 fused RoPE was 2 %
+# faster at 8 tiles, and 8 % slower at 16.
+PREPARED_ROWS = 2048.0
+# The same for transforms that reduce (norms), which cost more with each tile: fused 5 % faster at 4
+# tiles and 2 to 7 % slower at 6. Norms with RoPE are 14 to 40 % slower at 4.
+PREPARED_ROWS_OF_NORMS, PREPARED_ROWS_OF_BOTH = 768.0, 512.0
+
+
+def prepared_rows(spec: AttentionSpec) -> float:
+    """Fused query rows of a request from which on its keys are transformed before attention.
+
+    Preparing costs a pass over the keys in memory and a launch, whatever the number of rows; what
+    it saves grows with the tiles that meet a key, and with what the transform takes of each. Tiles
+    hold about as many rows in all long prefills, so rows alone decide, and the number of heads and
+    requests, which both sides grow with, does not.
+    """
+    seat = spec.variant.seats.get("key_transform")
+    if seat is None or not reduces_lanes(seat):
+        return PREPARED_ROWS
+    return PREPARED_ROWS_OF_BOTH if reads_other_lanes(seat) else PREPARED_ROWS_OF_NORMS
+
+
+def may_prepare(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
+    """Whether the keys of a batch can be transformed before attention.
+
+    Plans by the device tell the host of no keys, and kernels count them in int32.
+    """
+    blocks = batch.num_requests if batched else 1
+    return 0 < blocks * batch.kv_extent * num_kv_heads <= INT32_MAX
+
+
+def obstacle_to_preparing(
+    spec: AttentionSpec, backend: str, cuda_graph: bool, batch_invariant: bool
+) -> str | None:
+    """Why keys of a wrapper can only be transformed by the attention kernel; None if not so."""
+    if "key_transform" not in spec.variant.seats:
+        return "the variant transforms no keys"
+    if backend != "cuda":
+        return f"the back end {backend!r} has no kernel that does it"
+    if obstacle := format_of(spec.kv_format).obstacle_to_preparing:
+        return obstacle
+    if spec.is_narrow:
+        return "keys and values of 8 bits are read alike, and transformed keys have 16"
+    if cuda_graph:
+        return "launches that cuda_graph=True captures know no lengths"
+    if batch_invariant:
+        return "batch_invariant=True has one way for all batches"
+    return None
+
+
+def reason_for_fused(sm_limit: int | None, workspace: object) -> str | None:
+    """Why keys are prepared only for who asks for it, or None: what the caller has limited."""
+    if sm_limit is not None:
+        return "sm_limit leaves SMs to others, and the kernel before attention takes all"
+    if workspace is not None:
+        return "the caller gave a workspace, and prepared keys need more memory"
+    return None
+
+
+@dataclass(frozen=True)
+class KeyTransform:
+    """Where a wrapper's keys are transformed.
+
+    Attributes:
+        way: what was asked for, by name or by a tile.
+        obstacle: why there is no choice, or None.
+        asked_by: who asked, for `explain()`.
+        rows: fused query rows from which on they are transformed before, unless asked for.
+    """
+
+    way: Way
+    obstacle: str | None
+    asked_by: str = "asked for"
+    rows: float = PREPARED_ROWS
+
+    @classmethod
+    def of(
+        cls,
+        asked: str,
+        tile: TileConfig | None,
+        obstacle: str | None,
+        for_fused: str | None = None,
+        rows: float = PREPARED_ROWS,
+    ) -> KeyTransform:
+        """Check what was asked for.
+
+        Args:
+            asked: the argument of the wrapper.
+            tile: the caller's, or None.
+            obstacle: why keys cannot be prepared, or None.
+            for_fused: why they are not unless asked for, or None.
+            rows: of `prepared_rows`.
+
+        Raises:
+            ArgumentError: no such way, it cannot be had, or the tile says another.
+        """
+        if asked not in get_args(Way):
+            reason = f"is {asked!r}; expected one of {', '.join(map(repr, get_args(Way)))}"
+            raise ArgumentError(name="key_transform", reason=reason)
+        if asked == "fused" and tile is not None and tile.prepared_keys:
+            raise ArgumentError(name="key_transform", reason="is 'fused'; the tile says 'before'")
+        asked_by = "asked for"
+        if asked == "auto" and tile is not None:
+            asked, asked_by = "before" if tile.prepared_keys else "fused", "the given tile says so"
+        if asked == "before" and obstacle is not None:
+            raise ArgumentError(name="key_transform", reason=f"cannot be 'before': {obstacle}")
+        if asked == "auto":
+            obstacle = obstacle or for_fused
+        return cls(asked, obstacle, asked_by, rows)  # type: ignore[arg-type]
+
+    @property
+    def may_be_before(self) -> bool:
+        return self.obstacle is None and self.way != "fused"
+
+    def with_way(self, tile: TileConfig | None) -> TileConfig | None:
+        """The caller's tile, which also names the way."""
+        return None if tile is None else replace(tile, prepared_keys=self.way == "before")
+
+    def told(self, is_before: bool, mean_fused_rows: float) -> str:
+        """The way of a plan and its reason, for `explain()`."""
+        rows = f"{mean_fused_rows:.4g} fused query rows per request on average"
+        if self.way == ("before" if is_before else "fused"):
+            reason = self.asked_by
+        elif is_before:
+            reason = f"{rows} are {self.rows:.0f} or more"
+        elif self.obstacle is not None:
+            reason = self.obstacle
+        elif mean_fused_rows < self.rows:
+            reason = f"{rows} are fewer than {self.rows:.0f}"
+        else:
+            reason = "the host knows of no keys, or of more than kernels count"
+        how = "before attention, once for each key" if is_before else "in attention, with each tile"
+        return f"{how}: {reason}"
+
+
+class PreparedKeys:
+    """Launches of the kernel that writes transformed keys to scratch memory.
+
+    The memory is torch's, taken for each run and given back when attention is enqueued: on its
+    stream nobody else gets it before, and in a captured graph it is the graph's own. So wrappers
+    hold none between runs, and layers share it.
+
+    Attributes:
+        inputs: takes values of fields, for attention and for this kernel.
+    """
+
+    def __init__(self, spec: PrepareSpec, geometry: Geometry, params: ParamBlock) -> None:
+        """Begin without a kernel.
+
+        Args:
+            spec: of the kernel.
+            geometry: of the wrapper.
+            params: of attention; they know where the plan lies.
+        """
+        self._geometry = geometry
+        self._params = params
+        self._allocate = allocator(geometry.device)
+        packer = Packer(prepare_fields(spec))
+        self._block = Block(packer, packer.size)
+        self._block.set("num_q_heads", geometry.num_q_heads)
+        self._block.set("num_kv_heads", geometry.num_kv_heads)
+        self._write_strides = self._block.writer("q", STRIDES)
+        self._write_pointers = self._block.writer("Q", POINTERS)
+        self._write_counts = self._block.writer("i", COUNTS)
+        self.inputs = BothBlocks(params, self._block, frozenset(packer.names))
+
+    def take(self, bind: Bind) -> None:
+        """Launch this kernel from now on."""
+        self._enqueue = bind(self._block)
+
+    def planned(self, batch: Batch) -> None:
+        """Take the lengths of a batch, whose plan lies where the parameters say."""
+        batched = self._geometry.batched
+        blocks, tokens = batch.num_requests if batched else 1, batch.kv_extent
+        heads, dim = self._geometry.num_kv_heads, self._geometry.head_dim_qk
+        sizes = {"block": blocks, "token": tokens, "head": heads, "dim": dim}
+        strides = {"block": tokens * heads * dim, "token": heads * dim, "head": dim, "dim": 1}
+        axes = self._geometry.kv_axes
+        self._shape = tuple(sizes[axis] for axis in axes)
+        self._strides = tuple(strides[axis] for axis in axes)
+        self._key_strides = strides["block"] if batched else 0, strides["token"], strides["head"]
+        self._write_counts(batch.num_segments, blocks, tokens)
+        if blocks * tokens * heads > INT32_MAX:  # "auto" has fused them; see `may_prepare`
+            reason = f"would prepare {blocks} x {tokens} tokens of {heads} heads, beyond int32"
+            raise ArgumentError(name="key_transform", reason=f"{reason}; ask for 'fused'")
+        self._segments = int(self._params.get("segments"))
+        self._is_empty = blocks * tokens == 0
+
+    def scratch(self) -> torch.Tensor:
+        """Memory for the keys of the batch, shaped as they are."""
+        return self._allocate(self._shape, self._strides, self._geometry.dtype)
+
+    def admit(self, strides: tuple[int, ...]) -> tuple[int, ...]:
+        """Take the (block, token, head) strides of keys; returns those of transformed keys."""
+        self._write_strides(*strides, *self._key_strides)
+        return self._key_strides
+
+    def launch(self, k: int, stream: int) -> torch.Tensor:
+        """Enqueue the transform of the keys at an address; returns what will hold the result."""
+        keys = self.scratch()
+        if not self._is_empty:
+            self._write_pointers(k, keys.data_ptr(), self._segments)
+            self._enqueue(stream)
+        return keys
+
+
+class BothBlocks:
+    """Parameters of attention and of the kernel before it, where they have the same members."""
+
+    def __init__(self, params: Block, before: Block, known: frozenset[str]) -> None:
+        self._params, self._before, self._known = params, before, known
+
+    def set(self, name: str, value: int | float) -> None:
+        """Write a member of both."""
+        self._params.set(name, value)
+        if name in self._known:
+            self._before.set(name, value)

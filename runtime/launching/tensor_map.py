@@ -1,0 +1,118 @@
+"""Tensor maps: what the copy engine of Hopper must know of a tensor of keys or values."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+
+from warploom.codegen.abi import TENSOR_MAP_BYTES
+from warploom.codegen.attention.templates import template_of
+from warploom.codegen.source import TileConfig
+from warploom.errors import WrongStride
+from warploom.runtime.devices.cuda import load_driver
+from warploom.runtime.inputs.args import Geometry
+
+Encode = Callable[[int], bytes]  # from an address to the bytes of a map
+
+_KEPT = 512  # pairs of tensors, such as the layers of a model
+
+
+class TensorMaps:
+    """Maps of the tensors one wrapper reads."""
+
+    def __init__(self, geometry: Geometry, tile: TileConfig) -> None:
+        self._driver = load_driver()
+        self._format = geometry.format
+        block = geometry.kv_format.block_kv
+        self._box_tokens = min(tile.keys, block) if block else tile.keys
+        dims = geometry.head_dim_qk, geometry.head_dim_v
+        self._box_lanes = 64 if all(-(-dim // 32) % 2 == 0 for dim in dims) else 32
+        self._type = "FLOAT16" if geometry.dtype == torch.float16 else "BFLOAT16"
+        self._layout: tuple[object, ...] = ()
+        self._maps: MapsOfLayout | None = None
+
+    @classmethod
+    def of(cls, geometry: Geometry, tile: TileConfig) -> TensorMaps | None:
+        """Maps for a kernel of this tile, or None if it copies without them."""
+        if not template_of(tile).copies_in_bulk(geometry.kv_format, tile):
+            return None
+        return cls(geometry, tile)
+
+    def of_layout(self, k: torch.Tensor, v: torch.Tensor) -> MapsOfLayout:
+        """Maps of tensors with the shapes and strides of these.
+
+        Raises:
+            WrongStride: the copy engine cannot step through a tensor.
+        """
+        # Type and device are those of the wrapper: whoever asks has checked that.
+        layout = (k.shape, k.stride(), v.shape, v.stride())
+        if self._maps is None or layout != self._layout:
+            maps = MapsOfLayout(self._encoder(k, "k"), self._encoder(v, "v"))
+            maps(k.data_ptr(), v.data_ptr())
+            self._maps, self._layout = maps, layout
+        return self._maps
+
+    def _encoder(self, tensor: torch.Tensor, name: str) -> Encode:
+        """Encodes maps of tensors like this one."""
+        if tensor.numel() == 0:
+            # there is nothing to copy, and no map of nothing
+            return lambda address: bytes(TENSOR_MAP_BYTES)
+        view = self._format.by_block_token_head(tensor)
+        blocks, tokens, heads, lanes = view.shape
+        # The stride of an axis of one place means nothing, and torch may say anything there.
+        strides = [
+            (stride if size > 1 else lanes) * view.element_size()
+            for size, stride in zip((tokens, heads, blocks), _strides(view), strict=True)
+        ]
+        if any(stride % 16 or stride <= 0 for stride in strides):
+            raise WrongStride(
+                name=name, got=tensor.stride(), expected="the strides must be multiples of 16 bytes"
+            )
+        driver = self._driver
+        swizzle = "128B" if self._box_lanes == 64 else "64B"
+        rest = (
+            [driver.cuuint64_t(size) for size in (lanes, tokens, heads, blocks)],
+            [driver.cuuint64_t(stride) for stride in strides],
+            [driver.cuuint32_t(size) for size in (self._box_lanes, self._box_tokens, 1, 1)],
+            [driver.cuuint32_t(1)] * 4,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{self._type}")
+        got = tensor.stride()  # the encoder outlives the tensor, so it must not hold it
+
+        def encode(address: int) -> bytes:
+            status, made = driver.cuTensorMapEncodeTiled(kind, 4, address, *rest)
+            if int(status) != 0:
+                raise WrongStride(
+                    name=name, got=got, expected="the copy engine refuses this tensor"
+                )
+            return ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES)
+
+        return encode
+
+
+class MapsOfLayout:
+    """Maps of keys and values with one pair of shapes and strides, made once for each address."""
+
+    def __init__(self, encode_k: Encode, encode_v: Encode) -> None:
+        self._encode_k, self._encode_v = encode_k, encode_v
+        self._made: dict[tuple[int, int], bytes] = {}
+
+    def __call__(self, k_at: int, v_at: int) -> bytes:
+        """The bytes of both maps, for keys and values at these addresses."""
+        found = self._made.get((k_at, v_at))
+        if found is None:
+            if len(self._made) >= _KEPT:
+                self._made.clear()
+            found = self._made[k_at, v_at] = self._encode_k(k_at) + self._encode_v(v_at)
+        return found
+
+
+def _strides(view: torch.Tensor) -> tuple[int, int, int]:
+    """Of token, head and block."""
+    return view.stride(1), view.stride(2), view.stride(0)

@@ -1,0 +1,1 @@
+"""Torch's custom operators, and what its compiler calls while it traces."""

@@ -1,0 +1,1 @@
+"""From the lengths of a batch to a plan on the device."""

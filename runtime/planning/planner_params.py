@@ -1,0 +1,56 @@
+"""The bytes of a native planner's argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.codegen.abi import Packer
+from warploom.codegen.planner_source import BATCH, INPUTS, OUTPUTS, SITE, planner_fields
+from warploom.dsl.types.spec import TracedVariant
+from warploom.runtime.devices.params import Block
+
+
+class PlannerParams(Block):
+    """`Params` of the planner of one mask.
+
+    Attributes:
+        inputs: names of the scalars and tensors that the mask reads.
+        write_lengths, write_outputs: write the pointers INPUTS and OUTPUTS, in their order.
+        write_batch, write_site: write the numbers BATCH and SITE.
+    """
+
+    def __init__(self, variant: TracedVariant) -> None:
+        fields = planner_fields(variant)
+        packer = Packer(fields)
+        super().__init__(packer, packer.size)
+        self.write_lengths = self.writer("Q", INPUTS)
+        self.write_outputs = self.writer("Q", OUTPUTS)
+        self.write_batch = self.writer("i", tuple(name for name, _ in BATCH))
+        self.write_site = self.writer("i", tuple(name for name, _ in SITE))
+        self.inputs = frozenset(
+            field.name[2:] for field in fields if field.meaning in ("scalar input", "tensor input")
+        )
+
+    def write_inputs(self, values: Mapping[str, Any]) -> None:
+        """Write the mask's inputs; arrays and tensors must live until the planner has run."""
+        for name in self.inputs:
+            value = values[name]
+            if isinstance(value, torch.Tensor):
+                self._write_array(name, value.data_ptr(), tuple(value.shape), value.stride())
+            elif isinstance(value, np.ndarray):
+                strides = tuple(step // value.itemsize for step in value.strides)
+                self._write_array(name, value.ctypes.data, value.shape, strides)
+            else:
+                self.set(f"x_{name}", value)
+
+    def _write_array(
+        self, name: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> None:
+        self.set(f"x_{name}", address)
+        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+            self.set(f"x_{name}_n{axis}", size)
+            self.set(f"x_{name}_s{axis}", stride)

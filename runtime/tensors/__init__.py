@@ -1,0 +1,1 @@
+"""Tensors of any kind: how they are taken, told apart and copied."""

@@ -1,0 +1,1 @@
+"""Random batches computed by wrappers and by the oracle."""

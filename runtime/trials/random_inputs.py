@@ -1,0 +1,103 @@
+"""Values for the fields of a variant, where a trial needs some and nobody gives them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.graphs.loads import direct_indices, needed_sizes
+from warploom.dsl.types.dtypes import DType
+from warploom.dsl.types.ir import Kind
+from warploom.dsl.types.spec import OutputField, TensorField
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import MissingInput
+from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.inputs.roles import lane_sizes
+from warploom.runtime.inputs.values import as_input, extended
+from warploom.runtime.trials.case import Case
+
+
+def random_inputs(
+    variant: Variant, case: Case, rng: np.random.Generator, given: set[str]
+) -> dict[str, Any]:
+    """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
+
+    Outputs are NaN everywhere. Bound scalars keep their value, and so do bound tensors with a
+    dimension of no role; those that a plain function captured are continued with their last entries
+    to the length of the batch. A dimension of no role that a position indexes as it is gets that
+    position's length.
+
+    Raises:
+        MissingInput: the size of an unbound tensor is unknown.
+    """
+    _, traced = traced_once(variant)
+    bound = variant.inputs()
+    lanes = lane_sizes(traced, case.setup.head_dim, case.setup.head_dim_v)
+    direct = direct_indices(traced)
+    values: dict[str, Any] = {}
+    for tensor in traced.tensors:
+        if tensor.name in given or (
+            tensor.name in bound and None in tensor.roles and not tensor.captured
+        ):
+            continue
+        sizes = {**_sizes(case), **lanes.get(tensor.name, {})}
+        least = needed_sizes(direct[tensor.name], sizes)
+        if tensor.captured:
+            values[tensor.name] = extended(as_input(tensor, bound[tensor.name]), least)
+            continue
+        roles = zip(tensor.roles, least, strict=True)
+        shape = tuple(size if role is None else sizes[role] for role, size in roles)
+        for axis, size in enumerate(shape):
+            if tensor.roles[axis] is None and size == 0:
+                raise _unknown_size(variant, tensor, axis)
+        values[tensor.name] = _random_tensor(tensor, shape, case, rng)
+    for scalar in traced.scalars:
+        if scalar.name not in (*given, *bound) and scalar.default is None:
+            values[scalar.name] = _draw(scalar.dtype, (), case, rng).item()
+    return values
+
+
+def _unknown_size(variant: Variant, field: TensorField, axis: int) -> MissingInput:
+    return MissingInput(
+        variant=variant.name,
+        name=field.name,
+        expected=f"of {field.dtype.name}: axis {axis} has no role and a computed index, so its "
+        f"size is unknown; give check() inputs=lambda case, rng: {{{field.name!r}: ...}}, or bind "
+        "a tensor when the variant is made",
+    )
+
+
+def _random_tensor(
+    field: TensorField, shape: tuple[int, ...], case: Case, rng: np.random.Generator
+) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, field.dtype.name)
+    if isinstance(field, OutputField):
+        return torch.full(shape, math.nan, dtype=dtype)  # so that it shows what nobody writes
+    return torch.from_numpy(_draw(field.dtype, shape, case, rng)).to(dtype)
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    """Length of a dimension of each role."""
+    longest = max((*case.kv_lens, 1))
+    return {
+        "batch": len(case.q_lens),
+        "q_head": case.num_q_heads,
+        "kv_head": case.num_kv_heads,
+        "kv_pos": longest,
+        "q_pos": longest,
+        "q_row": max(sum(case.q_lens), 1),
+        "q_idx": max((*case.q_lens, 1)),
+    }
+
+
+def _draw(
+    dtype: DType, shape: tuple[int, ...], case: Case, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    if dtype.kind is Kind.FLOAT:
+        return rng.standard_normal(shape, dtype=np.float32)
+    if dtype.kind is Kind.BOOL:
+        return rng.integers(0, 2, shape).astype(bool)
+    return rng.integers(0, min(max((*case.kv_lens, 1)) + 1, 1 << (8 * dtype.bytes - 1)), shape)

@@ -1,0 +1,1 @@
+"""What users hold: wrappers that plan once and run many times, and their declarations."""

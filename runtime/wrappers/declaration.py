@@ -1,0 +1,217 @@
+"""Declarations without a device: what wrappers are made of, and kernels are built for ahead.
+
+A declaration says what a deployment will ask for. `on(device)` makes the wrapper of it, so that
+what is built ahead and what serves cannot drift apart; `jobs` names every kernel that the wrapper
+can ask for on any device of one kind, whatever batches come.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import torch
+
+from warploom.codegen.append import render_append
+from warploom.codegen.build import Job
+from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.compilers.hostcc import HostTarget
+from warploom.codegen.planner_source import planner_source
+from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.dtypes import DType
+from warploom.dsl.types.formats import KVFormat, Paged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.variant import Variant, as_variant
+from warploom.runtime.declaring.append_spec import append_spec, transforms_of
+from warploom.runtime.declaring.declare import (
+    as_format,
+    checked_flag,
+    checked_lse_scale,
+    checked_scale,
+    group_size,
+    make_spec,
+)
+from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.declaring.wrapper_options import checked_options, kernel_parts
+from warploom.runtime.launching.kernel_choice import KernelChoice
+from warploom.runtime.launching.prepared_keys import Way
+from warploom.runtime.planning.plan_tiles import Options, tiles_of
+from warploom.runtime.planning.visibility import Heads
+from warploom.runtime.wrappers.append import Appender
+from warploom.runtime.wrappers.selection import PageSelectionWrapper
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.layout import c_structs
+
+# SMs that a GPU, or a part of one (MIG), can have. A tile that bounds fix depends on their number,
+# and one architecture comes with many; the largest so far has 192.
+_SM_COUNTS = range(1, 257)
+
+
+_Parts: TypeAlias = tuple[AttentionSpec, PrepareSpec | None, bool]  # of `kernel_parts`
+
+
+class Declaration(ABC):
+    """Something that kernels are built for."""
+
+    @abstractmethod
+    def jobs(self, target: Arch | HostTarget, hosts: Sequence[HostTarget]) -> Iterator[Job]:
+        """All kernels that it can ask for; see `AttentionDeclaration.jobs`."""
+
+
+@dataclass(frozen=True)
+class AttentionDeclaration(Declaration):
+    """What an `AttentionWrapper` is made of, but for the device; see there for the fields.
+
+    `wl.attention` asks for the kernels of `kv_format=Dense()` without bounds.
+    """
+
+    variant: Variant | type[Variant] | None = None
+    _: KW_ONLY
+    kv_format: KVFormat | None = None
+    num_q_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int
+    head_dim_v: int | None = None
+    dtype: str | DType | torch.dtype = "float16"
+    kv_dtype: str | DType | torch.dtype | None = None
+    sm_scale: float | None = None
+    lse_base: str = "e"
+    bounds: Bounds | None = None
+    cuda_graph: bool = False
+    sm_limit: int | None = None
+    batch_invariant: bool = False
+    tile: TileConfig | None = None
+    key_transform: Way = "auto"
+    max_scores: bool = False
+
+    _wrapper: ClassVar[type[AttentionWrapper]] = AttentionWrapper
+
+    def on(
+        self,
+        device: torch.device | str | int | None = None,
+        *,
+        backend: str | None = None,
+        workspace: Any = None,
+    ) -> AttentionWrapper:
+        """The wrapper for a device; raises as `AttentionWrapper` does.
+
+        Args:
+            device: the current CUDA device by default, or the CPU.
+            backend: "reference" reads the variant with NumPy; None is the device's own.
+            workspace: contiguous uint8 tensor to use instead of own memory.
+        """
+        where: dict[str, Any] = {"device": device, "backend": backend, "workspace": workspace}
+        return self._wrapper(**_given(self), **where)
+
+    def jobs(self, target: Arch | HostTarget, hosts: Sequence[HostTarget]) -> Iterator[Job]:
+        """All kernels that plans and runs can ask for, and `warm_up` does.
+
+        Args:
+            target: what kernels are compiled for.
+            hosts: what the native planner of the host is compiled for.
+
+        Raises:
+            VariantError, UnsupportedSpec, BadHeadDim, ArgumentError: as the wrapper would.
+        """
+        spec, heads, options, parts = self._checked(target)
+        choice = KernelChoice(parts[0], target, *parts[1:])
+        for tile in _tiles(choice, parts, heads, options):
+            yield from ((source, target) for source in choice.sources(tile))
+        if options.batch_invariant:
+            return
+        stored = self._wrapper.planned_format(spec.kv_format)
+        if stored.native_storage is not None:
+            source = planner_source(spec.variant, c_structs(), "cpp")
+            yield from ((source, host) for host in hosts)
+        declared = options.bounds is not None
+        if isinstance(target, Arch) and declared and stored.plans_on_device:
+            yield planner_source(spec.variant, c_structs(), "cuda"), target
+
+    def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
+        kind = "cuda" if isinstance(target, Arch) else "cpu"
+        kv_format = as_format(self.kv_format)
+        num_kv = self.num_q_heads if self.num_kv_heads is None else self.num_kv_heads
+        group_size(self.num_q_heads, num_kv)
+        traced = traced_once(as_variant(self.variant))[1]
+        spec = make_spec(
+            traced, self.head_dim, self.head_dim_v, self.dtype, kv_format, torch.device(kind),
+            self.kv_dtype, checked_flag("max_scores", self.max_scores),
+        )  # fmt: skip
+        checked_lse_scale(self.lse_base)
+        checked_scale(self.sm_scale, self.head_dim)
+        options, transform = checked_options(
+            spec, kind, self._wrapper.planned_format(kv_format),
+            bounds=self.bounds, cuda_graph=self.cuda_graph, batch_invariant=self.batch_invariant,
+            sm_limit=self.sm_limit, tile=self.tile, key_transform=self.key_transform,
+        )  # fmt: skip
+        heads = Heads(self.num_q_heads, num_kv)
+        return spec, heads, options, kernel_parts(spec, heads, transform)
+
+
+@dataclass(frozen=True)
+class PageSelectionDeclaration(AttentionDeclaration):
+    """What a `PageSelectionWrapper` is made of, but for the device."""
+
+    _wrapper: ClassVar[type[AttentionWrapper]] = PageSelectionWrapper
+
+    if TYPE_CHECKING:  # which class `on` makes
+
+        def on(
+            self,
+            device: torch.device | str | int | None = None,
+            *,
+            backend: str | None = None,
+            workspace: Any = None,
+        ) -> PageSelectionWrapper: ...
+
+
+@dataclass(frozen=True)
+class AppenderDeclaration(Declaration):
+    """What an `Appender` is made of, but for the device; see there for the fields.
+
+    `wl.append` asks for the same kernel.
+    """
+
+    variant: Variant | type[Variant] | None = None
+    _: KW_ONLY
+    kv_format: Paged
+    num_kv_heads: int
+    num_q_heads: int | None = None
+    head_dim: int
+    head_dim_v: int | None = None
+    dtype: str | DType | torch.dtype = "float16"
+    cache_dtype: str | DType | torch.dtype | None = None
+
+    def on(self, device: torch.device | str | int | None = None) -> Appender:
+        """The appender for a device: the current CUDA device by default, or the CPU."""
+        return Appender(**_given(self), device=device)
+
+    def jobs(self, target: Arch | HostTarget, hosts: Sequence[HostTarget]) -> Iterator[Job]:
+        """The one kernel, for a target; raises VariantError, BadHeadDim and ArgumentError."""
+        given = _given(self)
+        spec = append_spec(transforms_of(as_variant(given.pop("variant"))), **given)
+        yield render_append(spec, "cuda" if isinstance(target, Arch) else "cpp"), target
+
+
+def _given(declaration: Any) -> dict[str, Any]:
+    """Its fields by name; values are those that it was given, and no copies."""
+    return {field.name: getattr(declaration, field.name) for field in fields(declaration)}
+
+
+def _tiles(
+    choice: KernelChoice, parts: _Parts, heads: Heads, options: Options
+) -> Iterator[TileConfig]:
+    """Every tile of a plan on any device of the target's kind."""
+    rule = tiles_of(parts[0].kv_format)
+    if rule(choice, heads, options).fixed() is None or not isinstance(choice.target, Arch):
+        yield from rule(choice, heads, options).all()
+        return
+    found = dict[TileConfig, None]()
+    for num_sms in _SM_COUNTS:
+        there = KernelChoice(parts[0], choice.target, *parts[1:], num_sms)
+        found |= dict.fromkeys(rule(there, heads, options).all())
+    yield from found

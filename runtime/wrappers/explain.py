@@ -1,0 +1,259 @@
+"""What a wrapper chose and why: facts for programs, a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.compilers.hostcc import HostTarget
+from warploom.codegen.source import TileChoice
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
+from warploom.runtime.devices.cpu import default_threads
+from warploom.runtime.devices.device import Backend
+from warploom.runtime.launching.prepared_keys import KeyTransform
+from warploom.runtime.planning.composed import depends_on_request
+from warploom.runtime.planning.planner import Planned
+from warploom.runtime.planning.visibility import Heads, MaskVisibility
+from warploom.scheduler.composed_plan import ComposedPlan
+from warploom.scheduler.plan import Plan
+
+_MAX_PREFIXES = 8  # whose choice is told
+_MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds
+
+_LEGEND = """\
+fused rows: query rows times the query heads of one key/value head; tiles are cut from them
+work item: a tile of rows over a range of keys; partial if other items have the rest of its keys
+{part}: the work items that the plan gives to one worker; balance compares their costs
+mask: pairs of a tile of rows and one of keys; skipped ones are not read"""
+
+
+class Explained(Protocol):
+    """What is asked of a wrapper."""
+
+    spec: AttentionSpec
+    kv_format: KVFormat
+    heads: Heads
+    device: torch.device
+    key_transform: KeyTransform
+
+    @property
+    def planned(self) -> Planned | None: ...
+
+    @property
+    def choice(self) -> TileChoice | None: ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def target(self) -> Arch | HostTarget: ...
+
+
+class Explanation:
+    """Facts in order; printing it shows them as a table.
+
+    Attributes:
+        facts: name -> value.
+        legend: what words of the table mean, shown below it.
+    """
+
+    def __init__(self, title: str, facts: Mapping[str, object], legend: str = "") -> None:
+        self.title = title
+        self.facts = dict(facts)
+        self.legend = legend
+
+    def __rich__(self) -> Table:
+        table = Table(
+            title=self.title, title_justify="left", show_header=False,
+            caption=self.legend or None, caption_justify="left",
+        )  # fmt: skip
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in self.facts.items():
+            table.add_row(name, str(value))
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=100)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip("\n")
+
+    __repr__ = __str__
+
+
+def explain(wrapper: Explained) -> Explanation:
+    """Facts of a wrapper: the declaration, and, once it has a plan, kernel, work and memory."""
+    spec, heads = wrapper.spec, wrapper.heads
+    facts: dict[str, object] = {
+        "back end": f"{_where(wrapper)}{_because(wrapper)}",
+        "KV format": wrapper.kv_format,
+        "types": f"{_types(spec)}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
+        "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
+        "with a query row",
+        "seats": ", ".join(spec.variant.seats) or "none: plain attention",
+    }
+    if wrapper.backend == "reference":
+        facts["plan"] = "none needed: request by request"
+    elif wrapper.planned is None:
+        facts["plan"] = "none yet; call plan()"
+    else:
+        facts |= (
+            _kernel(wrapper.planned, wrapper.choice)
+            | _keys(wrapper, wrapper.planned)
+            | _work(wrapper.planned, spec.variant)
+            | _memory(wrapper.planned)
+        )
+    legend = "" if wrapper.planned is None else _LEGEND.format(part=_part(wrapper.planned))
+    return Explanation(f"warploom: {spec.variant.name}", facts, legend)
+
+
+def _types(spec: AttentionSpec) -> str:
+    if spec.kv_dtype is None:
+        return spec.dtype.name
+    return f"{spec.dtype.name} with {spec.kv_dtype.name} keys and values"
+
+
+def _where(wrapper: Explained) -> str:
+    device = str(wrapper.device)
+    return device if wrapper.backend == wrapper.device.type else f"{wrapper.backend} on {device}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _because(wrapper: Explained) -> str:
+    if wrapper.backend == "reference":
+        return ": NumPy, asked for by name"
+    target = wrapper.target
+    if isinstance(target, Arch):
+        return f": NVRTC for {target.name}"
+    compiler = target.command[0] if target.command else f"none here; {target.version} before"
+    return f": {compiler}, vectors of {target.vector_bytes} bytes"
+
+
+def _kernel(planned: Planned, choice: TileChoice | None) -> dict[str, object]:
+    """What runs, and why."""
+    kernel = planned.kernel
+    artifact, used, tile = kernel.artifact, kernel.artifact.resources, kernel.tile
+    choice = choice or TileChoice(tile)
+    on_gpu = kernel.source.language == "cuda"
+    how = f", {tile.warps} warps, {tile.stages} stages" if on_gpu else ""
+    facts: dict[str, object] = {
+        "kernel": kernel.source.name,
+        "template": tile.template if on_gpu else "cpu",
+        "tile": f"{tile.rows} rows x {tile.keys} keys" + how,
+        "why this tile": choice.reason or "given by the caller",
+        **_weighed(choice),
+        "built": f"{'compiled' if artifact.compiled else 'found in the cache'}"
+        f" ({artifact.compile_seconds:.2f} s when compiled)",
+        "source": artifact.source_path,
+    }
+    if used is not None:
+        spills = "unknown" if used.spill_bytes is None else f"{used.spill_bytes} B"
+        facts["resources"] = (
+            f"{used.registers} registers, spills {spills}, local {used.local_bytes} B"
+        )
+    return facts
+
+
+def _keys(wrapper: Explained, planned: Planned) -> dict[str, object]:
+    """Where keys are transformed, if anywhere; only a GPU has more than one way."""
+    if "key_transform" not in wrapper.spec.variant.seats or wrapper.backend != "cuda":
+        return {}
+    rows = planned.batch.busy_rows * wrapper.heads.group_size
+    is_before = planned.kernel.prepare is not None
+    return {"keys are transformed": wrapper.key_transform.told(is_before, rows)}
+
+
+def _weighed(choice: TileChoice) -> dict[str, object]:
+    """What each tile would cost, if a model chose."""
+    lines = [f"{us:8.3g} us  {label}" for label, us in choice.costs]
+    return {"predicted cost": "\n".join(lines)} if lines else {}
+
+
+def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
+    plan, batch = planned.plan, planned.batch
+    split = _counted(len(plan.merges), "split tile")
+    if isinstance(plan, ComposedPlan):
+        split = f"{_counted(len(plan.segments), 'part')}, {_counted(len(plan.joins), 'row')} joined"
+    loads = plan.loads[: plan.active_ctas]
+    mean = float(loads.mean()) if len(loads) else 0.0
+    busy = int((np.diff(plan.cta_indptr) > 0).sum())
+    on_gpu = planned.kernel.source.language == "cuda"
+    part = _part(planned)
+    threads = _counted(min(default_threads(), plan.active_ctas), "thread")
+    taken = "" if on_gpu else f", items taken one at a time by up to {threads}"
+    return {
+        "batch": f"{_counted(batch.num_requests, 'request')}, "
+        f"{_counted(batch.total_q_rows, 'query row')}, "
+        f"{_counted(int(batch.kv_lens.sum()), 'key')}, longest {batch.max_kv_len}",
+        "grid": f"{_counted(plan.num_ctas, part)}, {busy} with work, "
+        f"limit {plan.active_ctas}{taken}",
+        "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
+        f"partial in {split}",
+        "planned by": planned.by,
+        "dealt": "evenly: few query tiles" if plan.even else "longest first",
+        **_shared(plan, variant),
+        "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
+        "mask": _classes(planned),
+    }
+
+
+def _part(planned: Planned) -> str:
+    """What the plan deals work items to."""
+    return "CTA" if planned.kernel.source.language == "cuda" else "share"
+
+
+def _shared(plan: Plan, variant: TracedVariant) -> dict[str, object]:
+    """What became of shared prefixes, the longest first."""
+    if not isinstance(plan, ComposedPlan):
+        return {}
+    choices = sorted(plan.choices, key=lambda choice: -choice.keys * choice.requests)
+    lines = [str(choice) for choice in choices[:_MAX_PREFIXES]]
+    if len(choices) > len(lines):
+        lines.append(f"and {len(choices) - len(lines)} more")
+    cause = depends_on_request(variant)
+    return {"shared prefixes": "\n".join(lines) or (f"none: {cause}" if cause else "none")}
+
+
+def _classes(planned: Planned) -> str:
+    """How many pairs of a query tile and a key tile are of each class, by the planner."""
+    plan, visibility = planned.plan, planned.visibility
+    segments = planned.batch.segments
+    fused = segments["num_q"].astype(np.int64) * plan.group_size
+    keys = segments["kv_count"].astype(np.int64)
+    down, across = -(-fused // plan.rows), -(-keys // plan.keys)
+    every = int((down * across).sum())
+    if not isinstance(visibility, MaskVisibility) or every == 0:
+        return f"none: {_counted(every, 'tile')}, all full"
+    if every > _MAX_TILES:
+        return f"{every} tiles, too many to classify here"
+    segment = np.repeat(np.arange(len(fused)), down * across)
+    place = np.arange(every) - np.repeat(np.cumsum(down * across) - down * across, down * across)
+    row = place // across[segment] * plan.rows
+    key = place % across[segment] * plan.keys
+    row_end = np.minimum(row + plan.rows, fused[segment])
+    key_end = np.minimum(key + plan.keys, keys[segment])
+    found = visibility.classify(segment, row, row_end, key, key_end)
+    skip, partial, full = np.bincount(found, minlength=3).tolist()
+    return (
+        f"{_counted(every, 'tile')}: {skip} skipped, {partial} partial, {full} full (no mask code)"
+    )
+
+
+def _memory(planned: Planned) -> dict[str, object]:
+    size = planned.size
+    return {
+        "workspace": f"{size.total:,} B: plan {size.plan_bytes:,}, partial output "
+        f"{size.partial_o_bytes:,}, states {size.partial_state_bytes:,}, "
+        f"counters {size.arrivals_bytes + size.votes_bytes:,}"
+    }

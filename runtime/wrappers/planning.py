@@ -1,0 +1,185 @@
+"""`plan` of `AttentionWrapper`: what a new batch changes."""
+
+from __future__ import annotations
+
+from logging import DEBUG
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.codegen.source import TileChoice
+from warploom.counters import count
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.values.stand_ins import unseen
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import NotPlanned
+from warploom.logs import log
+from warploom.runtime.devices.device import Backend
+from warploom.runtime.formats.batch import Batch, Measured, OnDevice
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.launching.launch import Launcher
+from warploom.runtime.planning.plan_batch import batch_of
+from warploom.runtime.planning.plan_summary import summary
+from warploom.runtime.planning.planner import Planned, Planner
+from warploom.runtime.tensors.uncopied import Uncopied
+from warploom.runtime.wrappers.calls import explained
+from warploom.runtime.wrappers.guard import Guard
+from warploom.scheduler.bounds import Bounds
+
+
+class Planning(Uncopied):
+    """The part of a wrapper that plans; the wrapper's constructor makes the rest."""
+
+    device: torch.device
+    backend: Backend
+    kv_format: KVFormat
+    planned: Planned | None
+    _is_refused = False  # the last plan
+    _bounds: Bounds | None
+    _batch: Batch | None
+    _guard: Guard
+    _inputs: Inputs
+    _variant: Variant
+    _planner: Planner
+    _launcher: Launcher | None  # none for the reference
+
+    @explained
+    @unseen
+    def plan(
+        self,
+        qo_indptr: Any,
+        kv_indptr: Any,
+        kv_indices: Any = None,
+        last_page_len: Any = None,
+        *,
+        kv_lens: Any = None,
+        q_rows: int | None = None,
+        **inputs: Any,
+    ) -> None:
+        """Distribute the work of a batch, on the host or on the device.
+
+        A batch that is refused leaves no plan, so that `run` cannot serve the batch before in its
+        place. Inputs that do not fit change nothing, memory stays where it is, and what a CUDA
+        graph holds may be replayed.
+
+        Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
+        bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
+        (`runtime.planning.plan_batch` says when): nothing waits, and a CUDA graph can hold plan
+        and run. It does not compare pages and ragged keys with k and v, so a page beyond the
+        cache, which only `run` gets to see, is read past its end. For what the device refuses
+        see `check_plan`: runs of such a plan compute nothing and leave `out` and `lse` as they
+        were, and new ones uninitialised.
+        Page numbers may always lie on the device, where those of a plan by the host are not checked
+        at all; other arrays there are copied to the host if the host must plan, which waits for the
+        device.
+
+        Args:
+            qo_indptr: int32 [requests + 1], where each request's query rows begin.
+            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; rolling: likewise, of
+                whole sequences; paged: [requests + 1] in pages; block-sparse: [block rows of all
+                requests + 1] in blocks.
+            kv_indices: int32, pages or column blocks; indexed formats only. It may have
+                more than kv_indptr[-1] entries: what lies behind is not read.
+            last_page_len: int32 [requests], tokens in each last page; paged only.
+            kv_lens: int32 [requests], keys of each request; block-sparse only.
+            q_rows: rows that q will have, if the device plans; the most that the bounds allow by
+                default.
+            **inputs: values of the variant's fields, which stay for later plans until they are
+                given again; those given to `run` hold for that run alone. Scalars of the mask are
+                fixed here. A tensor of the mask given on the host, here or to the variant, is
+                copied, and its values sharpen the plan; it is read again by each plan, and by no
+                run. One that only `run` is given leaves the plan right, but nothing is skipped for
+                what it holds, and no `check_lengths` sees it. A device plans with all that the
+                mask reads.
+
+        Runs wait for this plan, and it waits for runs, on whichever streams they are. Replays of a
+        captured run are seen by nobody: replay on the stream of `plan`, or order the two.
+
+        Raises:
+            BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
+            UnknownInput, WrongDevice: a wrong input.
+            MissingInput: a scalar of the mask has no value, or the device plans and a tensor has
+                none.
+            FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
+            BoundsExceeded, WorkspaceTooSmall: the batch does not fit.
+            PlanInvalid: WARPLOOM_VERIFY_PLANS is set, and warploom has made a mistake.
+            ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
+            InUse: another thread runs or plans this wrapper; the plan before stays.
+        """
+        self._guard.enter_plan()
+        try:
+            inputs = self._inputs.read(inputs)
+            arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
+            self._plan(self._lowered(arguments, kv_lens, q_rows), inputs)
+        except BaseException:
+            self._forget()
+            raise
+        finally:
+            self._guard.leave_plan()
+
+    def _lowered(self, arguments: tuple[Any, ...], kv_lens: Any, q_rows: int | None) -> Batch:
+        """Check the arguments of `plan`; see `batch_of`."""
+        planner = None if self.backend == "reference" else self._planner
+        return batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
+
+    def check_plan(self) -> None:
+        """Raise if the device refused the last plan; waits for the device.
+
+        The output of runs in between is undefined: such a plan computes nothing.
+
+        Raises:
+            NotPlanned: there is no plan, or the last one was refused.
+            BatchRefused: an index array was wrong or passed the bounds.
+        """
+        if self._batch is None:
+            raise self._not_planned()
+        if isinstance(self._batch, OnDevice):
+            self._planner.check_status()
+
+    @property
+    def choice(self) -> TileChoice | None:
+        """The tile of the last plan, with what spoke for it; None before, and for the reference."""
+        if self._launcher is None or self.planned is None:
+            return None
+        return self._planner.choice_for(self.planned.batch)
+
+    def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
+        if self._bounds is not None and not isinstance(batch, (Measured, OnDevice)):
+            self._bounds.admit(batch.segments, len(batch.indices))
+        inputs = self._inputs.rewritten() | inputs
+        self._take(batch, inputs)
+        self._batch, self._is_refused = batch, False
+        count("plans")
+        if log.isEnabledFor(DEBUG):
+            line = summary(batch, self.planned, self.choice, self.device.type == "cpu")
+            log.debug("planned %s, %s: %s", self._variant.name, self.kv_format, line)
+
+    def _forget(self) -> None:
+        """Have no plan: the last one was refused."""
+        self._batch = self.planned = None
+        self._is_refused = True
+        if self._launcher is not None:
+            self._launcher.forget()
+
+    def _not_planned(self) -> NotPlanned:
+        return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
+
+    def _check_lengths(self, known: dict[str, np.ndarray[Any, Any]], batch: Batch) -> None:
+        self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
+
+    def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
+        if self._launcher is not None:
+            self._launcher.before_plan()
+        offer = self._inputs.offer(inputs)
+        self._inputs.for_batch(batch)
+        self._inputs.check_planned(offer)
+        known = self._inputs.known_with(offer)
+        if not isinstance(batch, OnDevice):
+            self._check_lengths(known, batch)
+        self._inputs.keep(offer)  # a graph may read these: only what fits goes there
+        if self._launcher is not None:
+            self.planned = self._planner(batch, self._inputs)
+            if self._planner.verifies:
+                self._planner.verify(self.planned, self._inputs)
+            self._launcher.planned(batch, self.planned.kernel)

@@ -1,0 +1,107 @@
+"""`backend="reference"`: the NumPy reading of a variant behind the wrapper's interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.reference import reference_attention
+from warploom.dsl.variants.variant import Variant
+from warploom.runtime.formats.batch import Batch
+from warploom.runtime.inputs.args import Geometry, check_key_values, check_query
+from warploom.runtime.inputs.roles import role_sizes
+
+_Rows = np.ndarray[Any, Any]
+
+
+def unread_values(
+    variant: Variant, names: Sequence[str], geometry: Geometry, batch: Batch
+) -> dict[str, Any]:
+    """Zeros for fields that no result depends on, which functors may ask for all the same."""
+    if not names:
+        return {}
+    sizes = {**role_sizes(geometry, batch), "lane": geometry.head_dim_qk}
+    fields, found = variant.fields(), dict[str, Any]()
+    for name in names:
+        roles = getattr(fields[name], "roles", ())
+        found[name] = np.zeros([sizes.get(role, 1) for role in roles])
+    return found
+
+
+def run_reference(
+    variant: Variant,
+    batch: Batch,
+    geometry: Geometry,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    inputs: Mapping[str, Any],
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention of a batch, segment by segment, in float64.
+
+    Args:
+        variant: its functors are called on NumPy arrays.
+        batch: lengths and block lists.
+        geometry: how tensors are stored.
+        tensors: q, k and v.
+        inputs: values of the variant's fields.
+        sm_scale: factor of q.k.
+
+    Returns:
+        Output in q's dtype, natural log-sum-exp and largest scores in float32, laid out as a kernel
+        writes them.
+
+    Raises:
+        WrongDType, WrongDevice, WrongShape, IndexOutOfRange: a wrong tensor.
+    """
+    check_query(tensors[0], geometry, batch)
+    check_key_values(tensors[1], tensors[2], geometry, batch)
+    q = _named(tensors[0], geometry.q_axes, ("batch", "row", "head", "dim"))
+    k, v = (_named(x, geometry.kv_axes, ("block", "token", "head", "dim")) for x in tensors[1:])
+    o = np.zeros((*q.shape[:-1], geometry.head_dim_v))
+    lse, top = (np.full(q.shape[:-1], -math.inf) for _ in range(2))
+    for segment in batch.segments:
+        entry = int(segment["batch"]) if geometry.batched else 0
+        rows = slice(int(segment["q_row"]), int(segment["q_row"]) + int(segment["num_q"]))
+        positions, keys = geometry.format.keys_of(segment, batch)
+        o[entry, rows], lse[entry, rows] = reference_attention(
+            variant,
+            q[entry, rows],
+            k[keys],
+            v[keys],
+            batch=int(segment["batch"]),
+            sm_scale=sm_scale,
+            inputs=inputs,
+            kv_positions=positions,
+            first_q_idx=int(segment["q_idx"]),
+            first_q_row=rows.start,
+            q_len=int(segment["q_len"]),
+            kv_len=int(segment["kv_len"]),
+            max_scores=top[entry, rows],
+        )
+    wanted = geometry.q_axes
+    out = _unnamed(o, ("batch", "row", "head", "dim"), wanted).to(geometry.dtype)
+    of_rows = (_unnamed(x, ("batch", "row", "head"), wanted[:-1]).float() for x in (lse, top))
+    sums, tops = (x.to(geometry.device) for x in of_rows)
+    return out.to(geometry.device), sums, tops
+
+
+def _named(tensor: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...]) -> _Rows:
+    """float64 NumPy array with the wanted axes in order; one that the tensor lacks has size 1."""
+    missing = [axis for axis in wanted if axis not in axes]
+    array = tensor.detach().double().cpu().numpy()
+    array = array.reshape(*[1] * len(missing), *array.shape)
+    order = [*missing, *axes]
+    named: _Rows = array.transpose([order.index(axis) for axis in wanted])
+    return named
+
+
+def _unnamed(array: _Rows, axes: tuple[str, ...], wanted: tuple[str, ...]) -> torch.Tensor:
+    """Back from named axes to the tensor's own."""
+    dropped = tuple(i for i, axis in enumerate(axes) if axis not in wanted)
+    kept = [axis for axis in axes if axis in wanted]
+    moved = array.squeeze(dropped).transpose([kept.index(axis) for axis in wanted])
+    return torch.from_numpy(np.ascontiguousarray(moved))

@@ -1,0 +1,160 @@
+"""`run` of `AttentionWrapper` with tensors unlike those of the run before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.values.stand_ins import unwatched
+from warploom.runtime.declaring.declare import checked_flag
+from warploom.runtime.inputs.args import KV, Geometry, check_results, checked_kv, key_value
+from warploom.runtime.inputs.aux_outputs import (
+    AuxOutput,
+    AuxRequest,
+    MaxScores,
+    Requested,
+    check_is_declared,
+    checked_request,
+    with_aux,
+)
+from warploom.runtime.inputs.outputs import check_run_apart
+from warploom.runtime.launching.launch import Run
+from warploom.runtime.operators import custom_op
+from warploom.runtime.operators.custom_op import Result, Runner
+from warploom.runtime.tensors.plain import needs_operator
+from warploom.runtime.tensors.tensors import as_seen, as_torch
+from warploom.runtime.wrappers.guard import Guard
+from warploom.runtime.wrappers.planning import Planning
+from warploom.runtime.wrappers.reference import run_reference, unread_values
+
+
+class Running(Planning):
+    """The part of a wrapper that looks at the tensors of a run; `run` itself knows a short way."""
+
+    handle: int
+    recorded: tuple[str, ...]
+    sm_scale: float
+    spec: AttentionSpec
+    _geometry: Geometry
+    _guard: Guard
+    _lse_scale: float
+
+    def _run_with_aux(
+        self, q: Any, kv: Any, out: Any, lse: Any, max_scores: Any, return_lse: bool,
+        return_aux: Requested | None, inputs: dict[str, Any],
+    ) -> Result | tuple[torch.Tensor, AuxOutput]:  # fmt: skip
+        """A run with a request or a place for the largest scores, or one that is compiled."""
+        asked = AuxRequest(return_lse)
+        if return_aux is not None:
+            asked = checked_request(return_aux, return_lse)
+        told = MaxScores(max_scores) if asked.max_scores or max_scores is not None else None
+        runner = cast(Runner, self)
+        result: Result
+        if is_dynamo_compiling():
+            learnt = self._learnt(inputs)
+            result = custom_op.compiled_run(
+                runner, q, kv, out, lse, asked.lse, inputs, learnt, told
+            )
+        elif told is None:
+            result = runner.run(q, kv, out=out, lse=lse, return_lse=asked.lse, **inputs)
+        else:
+            check_is_declared(self.spec)
+            result = self._run_unknown(q, kv, out, lse, asked.lse, inputs, told)
+        if return_aux is None:
+            return result
+        return with_aux(result, told if asked.max_scores else None)
+
+    def _run_unknown(
+        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
+        told: MaxScores | None = None,
+    ) -> Result:  # fmt: skip
+        """Check all, and go through the operator where torch must know of the call."""
+        inputs = self._inputs.read(inputs)
+        return_lse = checked_flag("return_lse", return_lse)
+        batch = self._batch
+        if batch is None:
+            raise self._not_planned()
+        parts = kv if isinstance(kv, (tuple, list)) else (kv,)
+        tops = None if told is None else told.tensor
+        if needs_operator("run", (q, *parts, out, lse, tops, *inputs.values())):
+            return self._run_operator(q, kv, out, lse, return_lse, inputs, told)
+        kv = checked_kv(kv, self.kv_format)
+        q = as_torch(q, "q")
+        out = out if out is None else as_torch(out, "out", shared=True)
+        lse = lse if lse is None else as_torch(lse, "lse", shared=True)
+        if told is not None and tops is not None:
+            told.tensor = tops = as_torch(tops, "max_scores", shared=True)
+        learnt, tensors = self._learnt(inputs), (q, *key_value(kv))
+        is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
+        if wants and not is_traced:
+            check_results(out, lse, tensors, self._geometry, batch, tops)
+        if wants or is_traced:  # the operator says that there is none, once a gradient is asked for
+            return custom_op.compiled_run(
+                cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt, told
+            )
+        held = self._guard
+        if not held.try_enter(False):
+            held.wait()
+        try:
+            with unwatched():
+                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, told)
+        finally:
+            held.leave()
+
+    def _run_operator(
+        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
+        told: MaxScores | None,
+    ) -> Result:  # fmt: skip
+        """Let torch work out what the call is: its operator in a graph, a result of fakes, ..."""
+        if isinstance(kv, (tuple, list)) and len(kv) == 2:
+            kv = as_seen(kv[0], "k"), as_seen(kv[1], "v")
+        elif not isinstance(kv, torch.Tensor):
+            kv = checked_kv(kv, self.kv_format)
+        inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
+        return custom_op.compiled_run(
+            cast(Runner, self), as_seen(q, "q"), kv, out, lse, return_lse, inputs,
+            self._learnt(inputs), told,
+        )  # fmt: skip
+
+    def _admit_and_launch(
+        self,
+        q: torch.Tensor,
+        kv: KV,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        inputs: dict[str, Any],
+        told: MaxScores | None,
+    ) -> Result:
+        """Run what has its turn: the plan stays as it is."""
+        batch = self._batch
+        if batch is None:  # another thread's plan was refused just now
+            raise self._not_planned()
+        if self._launcher is not None:
+            return self._launcher.start(Run(q, kv, out, lse, return_lse, inputs), told)
+        tensors = (q, *key_value(kv))
+        tops = None if told is None else told.tensor
+        check_results(out, lse, tensors, self._geometry, batch, tops)
+        values = unread_values(self._variant, self.spec.variant.unread, self._geometry, batch)
+        values |= {**self._inputs.scalars, **self._inputs.tensors}
+        given = self._inputs.check_given(inputs)
+        values |= given
+        written = {"out": out, "lse": lse, "max_scores": tops}
+        read = dict(zip("qkv", tensors, strict=True))
+        check_run_apart(self.recorded, self._inputs.tensors, given, read, written)
+        o, sums, found = run_reference(
+            self._variant, batch, self._geometry, tensors, values, self.sm_scale
+        )
+        if told is not None:
+            told.put(found)
+        return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
+
+    def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Values of fields, kept or given to a run, whose gradient may be asked for."""
+        learnt = self._inputs.learnt
+        values = {**learnt, **inputs} if learnt else inputs
+        return custom_op.wanting(x for name, x in values.items() if name not in self.recorded)

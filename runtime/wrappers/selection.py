@@ -1,0 +1,196 @@
+"""Attention over selected pages: each request and key/value head reads a list of its own.
+
+Selections as Quest makes them change at every step and in every layer. They stay on the device: a
+kernel reads the caller's tensor where the block list of a plan would be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from warploom.dsl.types.formats import KVFormat
+from warploom.errors import (
+    ArgumentError,
+    IndexOutOfRange,
+    WrongDevice,
+    WrongDType,
+    WrongShape,
+    WrongStride,
+)
+from warploom.runtime.devices.graph import refuse_under_capture
+from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.lists import indptr
+from warploom.runtime.formats.selected import Selected, SelectedBatch
+from warploom.runtime.inputs.args import KV, checked_kv, key_value
+from warploom.runtime.operators.custom_op import Result
+from warploom.runtime.tensors.plain import refuse_freed
+from warploom.runtime.tensors.tensors import as_torch, byte_span
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
+
+
+class PageSelectionWrapper(AttentionWrapper):
+    """An `AttentionWrapper` over a paged cache whose page table is a selection for each head.
+
+    A selection is an int32 tensor [requests, num_kv_heads, budget] on the wrapper's device, which
+    `plan` takes in place of a list of pages, as `kv_indices`: the pages that the request's queries
+    read through that head, the last of them being the one that `last_page_len` speaks of. All heads
+    of a request read equally many, as `kv_indptr` says. As in any paged cache, `kv_pos` counts
+    along the list, so that queries stand at its end: it is the position in a cache from which the
+    other pages were evicted, and not that in the sequence.
+
+    A plan is for numbers of pages; their names may change at any time. `select` takes another
+    tensor, such as the next layer's; new contents of the same tensor need no call, so that a CUDA
+    graph may hold what makes the selection and the attention over it. Each entry that is read must
+    be a page of the cache: on the CPU `run` checks that, on a GPU only `check_selection` does, and
+    a wrong entry reads memory outside of the cache.
+    """
+
+    _batch: SelectedBatch | None
+    _selection: torch.Tensor  # that runs read, once there is a plan
+
+    @classmethod
+    def planned_format(cls, kv_format: KVFormat) -> Selected:
+        """Raises ArgumentError for a format that is not paged."""
+        return Selected.of(kv_format)
+
+    def _lowered(
+        self, arguments: tuple[Any, ...], kv_lens: Any, q_rows: int | None
+    ) -> SelectedBatch:
+        refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
+        if self.backend == "reference":
+            raise ArgumentError(name="backend", reason="selections need a compiled one")
+        qo, kv, selection, last = arguments
+        if selection is not None:
+            requests = len(indptr(qo, "qo_indptr")) - 1
+            selection = self._checked(selection, "kv_indices", requests)
+        batch = make_batch(Selected.of(self.kv_format), qo, kv, selection, last, kv_lens)
+        if q_rows not in (None, batch.q_rows):
+            raise ArgumentError(name="q_rows", reason=f"is {q_rows}; the batch has {batch.q_rows}")
+        assert isinstance(batch, SelectedBatch)
+        return batch
+
+    def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
+        super()._take(batch, inputs)
+        assert isinstance(batch, SelectedBatch)  # from `_lowered`
+        self._use(batch.selection)
+
+    def run(self, q: Any, kv: Any, **rest: Any) -> Any:
+        """Attention over the selected pages; see `AttentionWrapper.run`.
+
+        Args:
+            q, kv: queries and the cache.
+            **rest: `out`, `lse`, `max_scores`, `return_lse`, `return_aux` and values of the
+                variant's fields, passed on.
+
+        Returns:
+            The output, and with `return_lse` the log-sum-exp, with `return_aux` an `AuxOutput`.
+
+        Raises:
+            IndexOutOfRange: on the CPU, an entry of the selection that is no page of the cache.
+            and those of `AttentionWrapper.run`.
+        """
+        return super().run(q, kv, **rest)
+
+    def _admit_and_launch(self, q: torch.Tensor, kv: KV, *rest: Any, **more: Any) -> Result:
+        """On the CPU each run comes here, so that no run reads a selection that was not checked."""
+        if self.device.type != "cpu":
+            return super()._admit_and_launch(q, kv, *rest, **more)
+        self.check_selection(kv)
+        try:
+            return super()._admit_and_launch(q, kv, *rest, **more)
+        finally:
+            assert self._launcher is not None  # `plan` refuses the reference
+            self._launcher.forget()
+
+    def check_selection(self, kv: Any) -> None:
+        """Raise for the first entry that a run would read outside of the cache now.
+
+        On a GPU it waits for the device, so it is for finding mistakes: call it before `run`.
+
+        Args:
+            kv: the cache, as `run` takes it.
+
+        Raises:
+            NotPlanned: there is no plan, or the last one was refused.
+            IndexOutOfRange: an entry is no page of the cache.
+            ForbiddenUnderCapture: the current stream is being captured.
+        """
+        if self._batch is None:
+            raise self._not_planned()
+        remedy = "Call it before the capture, or between replays."
+        refuse_under_capture(self.device, "check_selection() was called", remedy)
+        num_pages = torch.from_numpy(self._batch.num_pages).to(self.device)
+        entries = self._selection[: len(num_pages)]
+        pages = min(len(x) for x in key_value(checked_kv(kv, self.kv_format)))
+        place = torch.arange(entries.shape[2], device=self.device)
+        read = place < num_pages[:, None, None]
+        wrong = read & ((entries < 0) | (entries >= pages))
+        if bool(wrong.any()):
+            at = tuple(wrong.nonzero()[0].tolist())
+            index = ", ".join(map(str, at))
+            value = int(entries[at])
+            raise IndexOutOfRange(name="kv_indices", index=index, value=value, last=pages - 1)
+
+    def select(self, selection: Any) -> None:
+        """Read another tensor from the next run on; shape and strides are those of the plan.
+
+        Raises:
+            NotPlanned: there is no plan, or the last one was refused.
+            WrongShape, WrongStride, WrongDType, WrongDevice: not as planned.
+            InUse: another thread runs or plans this wrapper.
+        """
+        self._guard.enter_plan()
+        try:
+            if self._batch is None:
+                raise self._not_planned()
+            before = self._selection
+            tensor = self._checked(selection, "selection", before.shape[0])
+            if tensor.shape[2] != before.shape[2]:
+                shape, expected = tuple(tensor.shape), f"{tuple(before.shape)}, as planned"
+                raise WrongShape(name="selection", got=shape, expected=expected)
+            if tensor.stride() != before.stride():
+                raise WrongStride(
+                    name="selection",
+                    got=tensor.stride(),
+                    expected=f"expected {before.stride()}, as planned",
+                )
+            self._use(tensor)
+        finally:
+            self._guard.leave_plan()
+
+    def _use(self, tensor: torch.Tensor) -> None:
+        self._selection = tensor  # torch reuses its memory on its own stream alone, once dropped
+        self._params.set("indices", tensor.data_ptr())
+        assert self._launcher is not None  # `plan` refuses the reference
+        self._launcher.reads("selection", tensor)
+
+    def _checked(self, selection: Any, name: str, requests: int) -> torch.Tensor:
+        if isinstance(selection, (list, tuple)):  # new contents of a copy would not be seen
+            reason = f"is a {type(selection).__name__}, and runs read it where it lies"
+            raise ArgumentError(
+                name=name, reason=f"{reason}: give a torch.int32 tensor on {self.device}"
+            )
+        tensor = as_torch(selection, name, shared=True)
+        refuse_freed(tensor, name, byte_span(tensor))
+        if tensor.device != self.device:
+            raise WrongDevice(name=name, got=str(tensor.device), expected=str(self.device))
+        if tensor.dtype != torch.int32:
+            raise WrongDType(
+                name=name,
+                got=str(tensor.dtype),
+                expected="torch.int32",
+                remedy="Runs read it where it lies; convert it with .to(torch.int32).",
+            )
+        heads = self.heads.num_kv
+        if tensor.dim() != 3 or tensor.shape[0] < requests or tensor.shape[1] != heads:
+            raise WrongShape(
+                name=name,
+                got=tuple(tensor.shape),
+                expected=f"[requests>={requests}, kv_head={heads}, budget]",
+            )
+        if tensor.shape[2] > 1 and tensor.stride(2) != 1:
+            raise WrongStride(name=name, got=tensor.stride(), expected="the last must be 1")
+        return tensor
