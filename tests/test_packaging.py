@@ -37,7 +37,7 @@ def test_every_package_is_listed() -> None:
 
 
 def test_no_folder_of_modules_is_left_out_for_want_of_an_init() -> None:
-    """Such a folder imports in a checkout, as a namespace, and is silently absent from the wheel."""
+    """Such a folder imports in a checkout, as a namespace, and the wheel silently lacks it."""
     for name, folder in FOLDERS.items():
         holders = {path.parent for path in (ROOT / folder).rglob("*.py")}
         assert [path for path in holders if not (path / "__init__.py").exists()] == [], name
@@ -109,8 +109,9 @@ def test_dir_lists_names_for_users_only() -> None:
     assert len(names) == len(set(names))
 
 
-def test_testing_is_found_without_an_import_of_its_own() -> None:
+def test_modules_for_users_are_found_without_an_import_of_their_own() -> None:
     assert run_python("import warploom as wl; print(wl.testing.check.__name__)").strip() == "check"
+    assert run_python("import warploom as wl; print(wl.errors.InUse.__name__)").strip() == "InUse"
 
 
 def test_type_checkers_see_every_public_name() -> None:
