@@ -1,4 +1,4 @@
-"""Seeds that `make test` runs: chosen by what they have, by what meets in them, and those of faults."""
+"""Seeds that `make test` runs: by what they have, by what meets in them, and those of faults."""
 
 CHOSEN = (4, 8, 14, 49, 287, 911, 927, 1378, 1701, 1713, 1735, 1867, 2065, 2209, 3149, 3757)
 # Of 38 that follow each other those by which pairs of surroundings meet (`coverage.pairs`).
