@@ -32,10 +32,8 @@ from warploom.dsl.types.formats import Layout, Paged
 from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.values.stand_ins import unseen
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.errors import (
-    WrongShape,
-)
-from warploom.runtime.declaring.append_spec import append_spec, transforms_of
+from warploom.errors import WrongCall, WrongShape
+from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
 from warploom.runtime.devices.cpu import CpuKernel
 from warploom.runtime.devices.cuda import CudaKernel
 from warploom.runtime.devices.device import cuda_facts, resolve_device
@@ -79,7 +77,7 @@ class Appender(Uncopied):
         head_dim: int,
         head_dim_v: int | None = None,
         dtype: str | DType | torch.dtype = "float16",
-        cache_dtype: str | DType | torch.dtype | None = None,
+        kv_dtype: str | DType | torch.dtype | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
         """Declare; the kernel is built here.
@@ -91,7 +89,7 @@ class Appender(Uncopied):
             num_kv_heads, num_q_heads: heads; the second (for functors) defaults to the first.
             head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
             dtype: of new keys and values: float16, bfloat16 or float32.
-            cache_dtype: of the cache, to which results are rounded; `dtype` by default. Numbers too
+            kv_dtype: of the cache, to which results are rounded; `dtype` by default. Numbers too
                 large for float8_e4m3fn, float8_e5m2 or int8 become the largest; let the transforms
                 divide by the scales that the attending variant multiplies with.
             device: the current CUDA device by default, or the CPU.
@@ -105,7 +103,7 @@ class Appender(Uncopied):
         transforms, bound = self._applied(variant)
         self.spec = append_spec(
             transforms, kv_format=kv_format, num_kv_heads=num_kv_heads, num_q_heads=num_q_heads,
-            head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, cache_dtype=cache_dtype,
+            head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, kv_dtype=kv_dtype,
         )  # fmt: skip
         num_q_heads = num_kv_heads if num_q_heads is None else num_q_heads
         self._format = kv_format
@@ -257,7 +255,7 @@ def append(
     kv_indices: Any,
     last_page_len: Any,
     *,
-    variant: Variant | None = None,
+    variant: Variant | type[Variant] | None = None,
     layout: Layout = "NHD",
     **inputs: Any,
 ) -> None:
@@ -274,8 +272,12 @@ def append(
         **inputs: values of the fields that they read.
 
     Raises:
-        as `Appender`.
+        as `Appender`; WrongCall: what an `Appender` is declared with is read off the tensors here.
     """
+    made = None if variant is None else as_variant(variant)
+    transforms = _plain() if made is None else transforms_of(made)
+    if inputs and (declared := _READ_OFF & inputs.keys() - {*transforms.input_names}):
+        refuse_declared(min(declared), inputs)
     k, v = as_torch(k, "k"), as_torch(v, "v")
     k_cache, v_cache = key_value(checked_kv(kv, Paged(1, layout=layout), shared=True))
     for name, tensor, axes in (("k", k, 3), ("v", v, 3), ("k cache", k_cache, 4)):
@@ -284,14 +286,27 @@ def append(
     page_size = k_cache.shape[1 if layout == "NHD" else 2]
     heads = k_cache.shape[2 if layout == "NHD" else 1]
     element = v.dtype if v.dtype == k_cache.dtype else k.dtype  # so that the odd one is blamed
-    made = None if variant is None else as_variant(variant)
-    transforms = _plain() if made is None else transforms_of(made)
     appender = _appender(
         threading.get_ident(), transforms, page_size, layout, heads, k.shape[2], v.shape[2],
         element, k_cache.dtype, k.device,
     )  # fmt: skip
     given = inputs if made is None else _bound(made, transforms) | inputs
     appender(k, v, (k_cache, v_cache), indptr, kv_indptr, kv_indices, last_page_len, **given)
+
+
+# what an `Appender` is declared with
+_READ_OFF = frozenset(
+    ("kv_format", "page_size", "num_kv_heads", "num_q_heads", "head_dim", "head_dim_v", "dtype",
+     "kv_dtype", "device")
+)  # fmt: skip
+
+
+def refuse_declared(name: str, given: dict[str, Any]) -> None:
+    """The answer to a declaration in the place of a call."""
+    if "kv_format" in given:
+        check_format(given["kv_format"])
+    reason = f"it takes no {name!r}: page size, heads, types and device are those of the tensors"
+    raise WrongCall(function="append", reason=reason, hint=" Declare them to warploom.Appender.")
 
 
 class _Unbound(Appender):
@@ -327,7 +342,7 @@ def _appender(
         head_dim=dim,
         head_dim_v=dim_v,
         dtype=element,
-        cache_dtype=cache,
+        kv_dtype=cache,
         device=device,
     )
 

@@ -25,7 +25,7 @@ from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import KVFormat, Paged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.runtime.declaring.append_spec import append_spec, transforms_of
+from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
 from warploom.runtime.declaring.declare import (
     as_format,
     checked_flag,
@@ -89,6 +89,10 @@ class AttentionDeclaration(Declaration):
     max_scores: bool = False
 
     _wrapper: ClassVar[type[AttentionWrapper]] = AttentionWrapper
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentError for a format that the wrapper does not serve; the rest waits."""
+        self._wrapper.planned_format(as_format(self.kv_format))
 
     def on(
         self,
@@ -184,7 +188,11 @@ class AppenderDeclaration(Declaration):
     head_dim: int
     head_dim_v: int | None = None
     dtype: str | DType | torch.dtype = "float16"
-    cache_dtype: str | DType | torch.dtype | None = None
+    kv_dtype: str | DType | torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentError for a cache that appends do not serve; the rest waits."""
+        check_format(self.kv_format)
 
     def on(self, device: torch.device | str | int | None = None) -> Appender:
         """The appender for a device: the current CUDA device by default, or the CPU."""

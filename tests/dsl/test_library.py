@@ -55,9 +55,9 @@ def test_causal() -> None:
         (wl.SlidingWindow(0, 0), lambda q, k, i: k == q),
         (wl.SlidingWindow(-1, 0), lambda q, k, i: k <= q),
         (wl.SlidingWindow(-1), lambda q, k, i: True),
-        (wl.SlidingWindow(1, 0, sink_tokens=2), lambda q, k, i: (k >= q - 1 or k < 2) and k <= q),
-        (wl.SlidingWindow(1, sink_tokens=4), lambda q, k, i: k >= q - 1 or k < 4),
-        (wl.SlidingWindow(2**31 - 1, 2**31 - 1, sink_tokens=3), lambda q, k, i: True),
+        (wl.SlidingWindow(1, 0, sinks=2), lambda q, k, i: (k >= q - 1 or k < 2) and k <= q),
+        (wl.SlidingWindow(1, sinks=4), lambda q, k, i: k >= q - 1 or k < 4),
+        (wl.SlidingWindow(2**31 - 1, 2**31 - 1, sinks=3), lambda q, k, i: True),
     ],
 )
 def test_sliding_window(window, mask) -> None:

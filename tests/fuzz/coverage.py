@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import combinations
 
 from fuzz.cases import POSITIONS, Case, draw, walk
 from fuzz.facts import NARROW
@@ -105,6 +106,15 @@ def _looked_at(case: Case, others: set[str]) -> set[str]:
     for output in outputs:
         found |= {f"records {output.dtype}", *(f"records by {role}" for role in output.roles)}
     return found
+
+
+def pairs(case: Case) -> set[tuple[str, str]]:
+    """Which format, types, options and requests meet in a case."""
+    facts = case.facts
+    around = {facts["front"], facts["dtype"], facts["layout"], f"format {facts['format'][0]}"}
+    around |= {f"option {name}" for name in facts["options"]}
+    around |= {f"{name} {facts[name]}" for name in ("bounds", "indices", "aux", "kv_dtype")}
+    return set(combinations(sorted(around), 2))
 
 
 def _depth(tree: object) -> int:

@@ -129,7 +129,7 @@ VARIANTS = [
     ByWidth(),
     Full(),
     Causal() & SoftCap(3.0),
-    SlidingWindow(20, 5, sink_tokens=2),
+    SlidingWindow(20, 5, sinks=2),
     Causal() & Alibi(),
     Alibi(np.linspace(0.1, 0.9, 4)),
     FlashSigmoid(1.5, -2.0),
