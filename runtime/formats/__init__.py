@@ -65,13 +65,14 @@ def make_batch(
     given = Given(kv_indptr, kv_indices, last_page_len, kv_lens)
     found = kv_format if isinstance(kv_format, Format) else format_of(kv_format)
     found.check_taken(given, rows_name)
-    batch = found.lower(indptr(qo_indptr, rows_name), given)
+    qo = indptr(qo_indptr, rows_name)
+    batch = found.lower(qo, given)
     for name, lengths in (("q_len", batch.q_lens), ("kv_len", batch.kv_lens)):
         over = np.flatnonzero(lengths > MAX_LENGTH)
         if over.size:
             at, most = int(over[0]), f"at most {MAX_LENGTH}"
             raise BadLength(name=name, index=at, value=int(lengths[at]), expected=most)
-    if batch.total_q_rows > MAX_LENGTH:
-        rows, expected = batch.total_q_rows, f"at most {MAX_LENGTH} query rows in all"
+    rows, expected = int(qo[-1]), f"at most {MAX_LENGTH} query rows in all"
+    if rows > MAX_LENGTH:
         raise BadLength(name=rows_name, index=len(batch.q_lens), value=rows, expected=expected)
     return batch

@@ -9,7 +9,7 @@ import numpy as np
 from warploom.dsl.types.formats import BlockSparse as Declared
 from warploom.errors import ArgumentError, BadLength, IndexOutOfRange, WrongShape
 from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, block_list, indptr
 from warploom.runtime.tensors.tensors import host_int32
 from warploom.scheduler.bounds import Bounds
@@ -49,7 +49,8 @@ class BlockSparse(Format[Declared]):
         ends = as_int32(np.cumsum(lengths, dtype=np.int64), "the sum of kv_lens")
         segments["kv_row"] = (ends - lengths)[request]
         segments["index_begin"] = kv[:-1]
-        return Batch(segments, indices, q_lens, lengths.copy(), int(qo[-1]), int(lengths.sum()))
+        arrays = Arrays(segments, indices, q_lens, lengths.copy())
+        return Batch(arrays, int(qo[-1]), int(lengths.sum()))
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         columns = self.declared.block_kv

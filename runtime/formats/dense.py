@@ -9,7 +9,7 @@ import numpy as np
 from warploom.dsl.types.formats import Dense as Declared
 from warploom.errors import BadLength
 from warploom.runtime.formats.base import Affine, Drawn, Floats, Given, Stored, whole_requests
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
 
 
@@ -36,7 +36,8 @@ class Dense(Affine[Declared]):
         segments = segments_of(qo, lengths)
         segments["q_row"] = 0
         segments["kv_block"] = 0 if self.declared.shared else segments["batch"]
-        return Batch(segments, NO_INDICES, q_lens, lengths, rows, int(lengths.max(initial=0)))
+        longest = int(lengths.max(initial=0))
+        return Batch(Arrays(segments, NO_INDICES, q_lens, lengths), rows, longest)
 
     @property
     def native_storage(self) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import BadLength, IndexOutOfRange, WrongShape
 from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Stored, whole_requests
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import (
     Int32s,
     as_indptr,
@@ -50,7 +50,7 @@ class Pages(Format[AnyPaged]):
         segments = segments_of(qo, lengths)
         segments["index_begin"] = kv[:-1]
         last = int(indices.max(initial=-1))
-        return Batch(segments, indices, np.diff(qo), lengths, int(qo[-1]), last + 1)
+        return Batch(Arrays(segments, indices, np.diff(qo), lengths), int(qo[-1]), last + 1)
 
     def _lengths(self, pages: Int32s, last_page_len: Any) -> Int32s:
         """Tokens of each request."""

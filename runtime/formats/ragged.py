@@ -6,7 +6,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import Ragged as Declared
 from warploom.runtime.formats.base import Affine, Drawn, Given, Stored, whole_requests
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
 
 
@@ -19,7 +19,8 @@ class Ragged(Affine[Declared]):
         kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
         segments = segments_of(qo, np.diff(kv))
         segments["kv_row"] = kv[:-1]
-        return Batch(segments, NO_INDICES, np.diff(qo), np.diff(kv), int(qo[-1]), int(kv[-1]))
+        arrays = Arrays(segments, NO_INDICES, np.diff(qo), np.diff(kv))
+        return Batch(arrays, int(qo[-1]), int(kv[-1]))
 
     @property
     def native_storage(self) -> int | None:

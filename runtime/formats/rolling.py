@@ -12,7 +12,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import Rolling as Declared
 from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, indptr, segments_of
 from warploom.scheduler.bounds import Bounds
 
@@ -41,7 +41,7 @@ class Rolling(Format[Declared]):
         segments["kv_count"] = kept
         segments["kv_row"] = segments["batch"]  # see `kernel_strides`
         segments["index_begin"] = begin
-        return Batch(segments, positions, np.diff(qo), seen, int(qo[-1]), 0)
+        return Batch(Arrays(segments, positions, np.diff(qo), seen), int(qo[-1]), 0)
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         slots = self.declared.slots

@@ -14,13 +14,13 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import ArgumentError, BadLength, WrongStride
 from warploom.runtime.formats.base import Given
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, segments_of
 from warploom.runtime.formats.paged import Pages
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 
 
-@dataclass
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SelectedBatch(Batch):
     """A batch whose block list is a tensor of the caller's.
 
@@ -69,8 +69,8 @@ class Selected(Pages[Declared]):
         segments = segments_of(qo, lengths)
         segments["index_begin"] = np.arange(len(pages)) * of_request
         segments["index_head_stride"] = of_head if heads > 1 else 0
-        q_lens, q_rows = np.diff(qo), int(qo[-1])
-        return SelectedBatch(segments, NO_INDICES, q_lens, lengths, q_rows, 0, selection, pages)
+        arrays = Arrays(segments, NO_INDICES, np.diff(qo), lengths)
+        return SelectedBatch(arrays, int(qo[-1]), 0, selection=selection, num_pages=pages)
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         return None
