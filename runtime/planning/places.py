@@ -145,9 +145,7 @@ class Places:
             self._only = place
         return place
 
-    def planned(
-        self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str
-    ) -> Planned:
+    def planned(self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str) -> Planned:
         """What was planned into the workspace just now."""
         self.memory.point_to(place.site.room)
         number = self.memory.number
