@@ -13,7 +13,7 @@ from warploom.scheduler.tiles import Tiles, key_after, query_tiles
 
 
 def build(problem: Problem) -> WorkList:
-    """Plans one batch. `reference.build` is the same algorithm as text, and gives the same bits."""
+    """Plans one batch. `tests/support/plan_text.py` is the same, item by item."""
     if problem.even:
         return even.build(problem)
     tiles = query_tiles(problem)

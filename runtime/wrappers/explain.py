@@ -185,9 +185,6 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     split = _counted(len(plan.merges), "split tile")
     if isinstance(plan, ComposedPlan):
         split = f"{_counted(len(plan.segments), 'part')}, {_counted(len(plan.joins), 'row')} joined"
-    loads = plan.loads[: plan.active_ctas]
-    mean = float(loads.mean()) if len(loads) else 0.0
-    busy = int((np.diff(plan.cta_indptr) > 0).sum())
     on_gpu = planned.kernel.source.language == "cuda"
     part = _part(planned)
     threads = _counted(min(default_threads(), plan.active_ctas), "thread")
@@ -196,14 +193,14 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         "batch": f"{_counted(batch.num_requests, 'request')}, "
         f"{_counted(batch.sizes.total_q_rows, 'query row')}, "
         f"{_counted(int(batch.kv_lens.sum()), 'key')}, longest {batch.sizes.max_kv_len}",
-        "grid": f"{_counted(plan.num_ctas, part)}, {busy} with work, "
+        "grid": f"{_counted(plan.num_ctas, part)}, {plan.busy_ctas} with work, "
         f"limit {plan.active_ctas}{taken}",
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
         "dealt": "evenly: few query tiles" if plan.even else "longest first",
         **_shared(plan, variant),
-        "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
+        "balance": f"longest {part} {plan.balance:.2f} x mean" if len(plan.items) else "no work",
         "mask": _classes(planned),
     }
 
