@@ -20,16 +20,17 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
 from warploom.runtime.planning.rules import Options, Rules, as_fixed
-from warploom.runtime.planning.verify_plans import Check, composed_check
+from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import Capacity, WorkspaceSize
+from warploom.scheduler.capacity import Capacity
 from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
-from warploom.scheduler.composed_plan import composed_capacity
+from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
 from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.layout import ROW_CODE, Records
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
+from warploom.scheduler.verify_composed import verify_composed
 from warploom.scheduler.visibility import Visibility
 
 MAX_LEVELS = 4  # parts that a request reads where no bounds say another number
@@ -133,17 +134,16 @@ class ComposedRules(Rules):
             self._last = batch, SharedBatch(batch.segments, forest, group, page_size, levels)
         return self._last[1]
 
-    def _compute_sizes(
-        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
-    ) -> tuple[Capacity, WorkspaceSize]:
-        room = composed_capacity(
+    def _room(
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
+    ) -> Capacity:
+        return composed_capacity(
             bounds,
             rows=tile.rows,
             num_kv_heads=self.heads.num_kv,
             group_size=self.heads.group_size,
             num_ctas=num_ctas,
         )
-        return room, room.workspace_size(self.spec.head_dim_v)
 
     def least_bounds(self, batch: Batch) -> Bounds:
         return replace(batch.least_bounds, max_levels=self._shared(batch).levels)
@@ -165,7 +165,11 @@ class ComposedRules(Rules):
         return plan, answers(batch.segments)
 
     def check_of(self, batch: Batch) -> Check:
-        return composed_check(batch.segments, self.spec.kv_format.block_kv)
+        def check(plan: Plan, visibility: Visibility) -> None:
+            assert isinstance(plan, ComposedPlan)
+            verify_composed(plan, batch.segments, visibility, self.spec.kv_format.block_kv)
+
+        return check
 
 
 def rules_of(

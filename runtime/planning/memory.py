@@ -11,7 +11,7 @@ from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.upload import Upload
 from warploom.runtime.devices.workspace import Workspace
 from warploom.runtime.launching.kernels import Kernel
-from warploom.runtime.planning.rules import Rules, roomy, roomy_pieces
+from warploom.runtime.planning.rules import Rules, grown
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.fixed import Pieces
@@ -45,17 +45,21 @@ class PlanMemory:
         Raises:
             WorkspaceTooSmall: the caller's memory cannot hold the batch.
         """
-        sizes, bounds = self._rules.sizes, self._rules.options.bounds
-        tile, ctas = kernel.tile, kernel.num_ctas
+        rules, bounds, ways = (
+            self._rules,
+            self._rules.options.bounds,
+            (kernel.tile, kernel.num_ctas),
+        )
         if bounds is not None:
-            return sizes(bounds, tile, ctas)
+            room = rules.room(bounds, *ways)
+            return room, rules.size(room)
         try:
-            room, size = sizes(roomy(exact), tile, ctas, roomy_pieces(pieces))
-            self.workspace.check(size)
+            room = rules.room(grown(exact), *ways, pieces and grown(pieces))
+            self.workspace.check(rules.size(room))
         except WorkspaceTooSmall:  # the caller's memory; it may still hold this very batch
-            room, size = sizes(exact, tile, ctas, pieces)
-            self.workspace.check(size)
-        return room, size
+            room = rules.room(exact, *ways, pieces)
+            self.workspace.check(rules.size(room))
+        return room, rules.size(room)
 
     def send(self, plan: Plan, room: Capacity, size: WorkspaceSize) -> None:
         """Lay the workspace out, and enqueue the upload of a plan on the current stream."""

@@ -19,7 +19,7 @@ from warploom.runtime.formats.batch import Arrays, Measured, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel, Kernels
 from warploom.runtime.planning.memory import PlanMemory
-from warploom.runtime.planning.plan_status import PlanStatus
+from warploom.runtime.planning.plan_status import GOOD
 from warploom.runtime.planning.rules import Rules
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.verify_plans import check_batch, check_header, verify_planned
@@ -167,7 +167,7 @@ class Places:
         if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
             known |= {name: _on_host(inputs.tensors[name]) for name in inputs.mask_tensors}
         plan, visibility = self._read(place, self.memory.number, dict(inputs.scalars), known)
-        if int(plan.header["status"][0]) == PlanStatus.GOOD:
+        if int(plan.header["status"][0]) == GOOD:
             qo, kv, last, indices = (*planned.given, None, None)[:4]
             batch = make_batch(self.rules.spec.kv_format, qo, kv, indices, last)
             check_batch(plan, batch.segments, batch.indices, planned.by)

@@ -8,6 +8,8 @@ replay of a captured plan does not need have no rows and no keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from warploom.codegen.source import TileConfig
@@ -26,7 +28,7 @@ from warploom.runtime.planning.host_strategy import HostStrategy
 from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.numpy_strategy import NumpyStrategy
 from warploom.runtime.planning.places import Places
-from warploom.runtime.planning.plan_status import PlanStatus
+from warploom.runtime.planning.plan_status import GOOD, REASONS
 from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.strategy import Arguments, Planned, Strategy
 from warploom.runtime.planning.visibility import Heads
@@ -84,11 +86,8 @@ class Planner:
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Strategy.plan` does."""
         self._memory.number += 1
-        for strategy in self._strategies:  # the last one takes all
-            if strategy.takes(batch, inputs):
-                break
-        self._last = strategy
-        return strategy.plan(batch, inputs)
+        self._last = next(one for one in self._strategies if one.takes(batch, inputs))
+        return self._last.plan(batch, inputs)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         """Check the last plan, unless a graph is being captured, which will make it later.
@@ -118,9 +117,9 @@ class Planner:
         workspace.check_held()
         workspace.await_last()
         at = [name for name, _ in HEADER.fields].index("status")
-        status = PlanStatus(int(workspace.plan_ints[at]))
-        if status is not PlanStatus.GOOD:
-            raise BatchRefused(reason=status.reason)
+        status = int(workspace.plan_ints[at])
+        if status != GOOD:
+            raise BatchRefused(reason=REASONS[status])
 
     def tiles(self) -> list[TileConfig]:
         """Every tile that a plan can have."""
@@ -128,8 +127,12 @@ class Planner:
 
     def largest_size(self, bounds: Bounds) -> WorkspaceSize:
         """The largest of the sizes that the tiles to choose from need."""
-        kernels = map(self._kernels.get, self.tiles())
-        sizes = [self.rules.sizes(bounds, one.tile, one.num_ctas)[1] for one in kernels]
+        return self._largest(
+            (bounds, tile, self._kernels.get(tile).num_ctas) for tile in self.tiles()
+        )
+
+    def _largest(self, needs: Iterable[tuple[Bounds, TileConfig, int]]) -> WorkspaceSize:
+        sizes = [self.rules.size(self.rules.room(*need)) for need in needs]
         return max(sizes, key=lambda size: size.total)
 
     def reserve(self) -> None:
@@ -139,15 +142,14 @@ class Planner:
             WorkspaceTooSmall: the caller's memory cannot hold all batches within the bounds.
         """
         fixed, bounds = self.rules.fixed, self.rules.options.bounds
-        workspace, sizes = self._memory.workspace, self.rules.sizes
+        workspace = self._memory.workspace
         if fixed is not None:
             kernel = self._kernels.get(fixed.tile)
             if bounds is not None:
-                workspace.fit(sizes(bounds, kernel.tile, kernel.num_ctas)[1])
+                workspace.fit(self._largest([(bounds, kernel.tile, kernel.num_ctas)]))
         elif bounds is not None and workspace.is_given:
             least = self._kernels.least_ctas  # once built, kernels on a GPU may ask for more
-            known = [sizes(bounds, tile, least)[1] for tile in self.tiles()]
-            workspace.check(max(known, key=lambda size: size.total))
+            workspace.check(self._largest((bounds, tile, least) for tile in self.tiles()))
 
 
 def as_many_rows(batch: Batch, q_rows: int | None) -> Batch:

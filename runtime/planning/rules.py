@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few r
 # Tiles per segment from which on they are dealt in the order of their keys. All of them read the
 # same keys, and fewer leave the cache too little to share for that to decide the order.
 SHARING_TILES = 4
+Grown = TypeVar("Grown", Bounds, Pieces)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Rules:
 
     Attributes:
         spec, heads, options, device: the wrapper's. A declaration has no device.
+        room: layout of plans of any batch within given bounds, for a tile and a number of CTAs,
+            and cut into given pieces.
     """
 
     def __init__(
@@ -82,10 +85,8 @@ class Rules:
         self.spec, self.heads, self.options, self.device = spec, heads, options, device
         self._kernels = kernels
         self._batched = format_of(spec.kv_format).batched
-        self._chosen: dict[tuple[float, int, int, bool], TileChoice] = {}
-        self._sizes: dict[
-            tuple[Bounds, TileConfig, int, Pieces | None], tuple[Capacity, WorkspaceSize]
-        ] = {}
+        self._chosen = lru_cache(_KEPT)(kernels.choose)
+        self.room = lru_cache(_KEPT)(self._room)
 
     # Tiles
 
@@ -116,48 +117,35 @@ class Rules:
     def _choose(self, batch: Batch) -> TileChoice:
         """By its segments, and their mean number of fused rows."""
         sizes = batch.sizes
-        key = (
+        return self._chosen(
             sizes.busy_rows * self.heads.group_size,
             sizes.num_segments * self.heads.num_kv,
             1 << sizes.max_kv_len.bit_length(),  # or each step of decoding would choose anew
             self._kernels.prepares and may_prepare(batch, self._batched, self.heads.num_kv),
         )
-        if key not in self._chosen:
-            if len(self._chosen) > _KEPT:
-                self._chosen.clear()
-            self._chosen[key] = self._kernels.choose(*key)
-        return self._chosen[key]
 
     def _candidates(self) -> list[TileConfig]:
         return self._kernels.candidates(self.heads.group_size)
 
     # Sizes
 
-    def sizes(
-        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
-    ) -> tuple[Capacity, WorkspaceSize]:
-        """Exact sizes of everything that batches within the bounds need, cut into these pieces."""
-        key = bounds, tile, num_ctas, pieces
-        if key not in self._sizes:
-            if len(self._sizes) > _KEPT:
-                self._sizes.clear()
-            self._sizes[key] = self._compute_sizes(*key)
-        return self._sizes[key]
+    def size(self, room: Capacity) -> WorkspaceSize:
+        """Exact size of all that plans of a layout need."""
+        return workspace_size(room, self.spec.head_dim_v)
 
-    def _compute_sizes(
-        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
-    ) -> tuple[Capacity, WorkspaceSize]:
-        common: dict[str, Any] = {
-            "rows": tile.rows,
-            "keys": tile.keys,
-            "num_kv_heads": self.heads.num_kv,
-            "group_size": self.heads.group_size,
-            "num_ctas": num_ctas,
-            "split_size": self._split_size(tile),
-            "pieces": pieces,
-        }
-        dim = self.spec.head_dim_v
-        return capacity(bounds, **common), workspace_size(bounds, head_dim_v=dim, **common)
+    def _room(
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
+    ) -> Capacity:
+        return capacity(
+            bounds,
+            rows=tile.rows,
+            keys=tile.keys,
+            num_kv_heads=self.heads.num_kv,
+            group_size=self.heads.group_size,
+            num_ctas=num_ctas,
+            split_size=self._split_size(tile),
+            pieces=pieces,
+        )
 
     def least_bounds(self, batch: Batch) -> Bounds:
         """The smallest bounds that admit a batch."""
@@ -256,18 +244,9 @@ def as_fixed(choice: TileChoice) -> TileChoice:
     return replace(choice, reason=f"fixed for all batches: {choice.reason}")
 
 
-def roomy(bounds: Bounds) -> Bounds:
-    """Bounds rounded up to powers of two, so that growing batches rarely move the workspace."""
-    return Bounds(**_grown(bounds))
-
-
-def roomy_pieces(pieces: Pieces | None) -> Pieces | None:
-    """Likewise."""
-    return None if pieces is None else Pieces(**_grown(pieces))
-
-
-def _grown(numbers: Bounds | Pieces) -> dict[str, int]:
-    return {
-        field.name: min(INT32_MAX, 1 << max(0, int(getattr(numbers, field.name)) - 1).bit_length())
-        for field in fields(numbers)
-    }
+def grown(numbers: Grown) -> Grown:
+    """Rounded up to powers of two, so that growing batches rarely move the workspace."""
+    sizes = {field.name: int(getattr(numbers, field.name)) for field in fields(numbers)}
+    return type(numbers)(
+        **{name: min(INT32_MAX, 1 << max(0, n - 1).bit_length()) for name, n in sizes.items()}
+    )

@@ -88,6 +88,7 @@ class Strategy(Protocol):
 
     def takes(self, batch: Batch, inputs: Inputs) -> bool:
         """Whether it can plan a batch, with the values that the mask reads."""
+        ...
 
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch that it takes, and enqueue what there is to copy on the current stream.
@@ -97,6 +98,7 @@ class Strategy(Protocol):
                 before stays as it was.
             CompileError and others of `Kernels.get`.
         """
+        ...
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         """Check the last plan, which it made; raises PlanInvalid."""

@@ -266,7 +266,7 @@ def request_rules() -> tuple[Any, PlannerParams]:
 
 def test_lists_that_change_while_they_are_planned_are_refused() -> None:
     attention = wrapper()
-    lists = [np.array(x, np.int32) for x in ([0, 1, 2], [0, 1, 2], [0, 1], [4, 4])]
+    lists: Any = [np.array(x, np.int32) for x in ([0, 1, 2], [0, 1, 2], [0, 1], [4, 4])]
     attention.plan(*lists)
     batch = attention._planner.read(Arguments(*lists))
     lists[1][1] = 3

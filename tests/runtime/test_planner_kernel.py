@@ -158,7 +158,7 @@ def test_kernels_refuse_negative_pages(
         pages = np.concatenate((np.zeros(8, np.int32), pages, np.zeros(1, np.int32)))
         begin = (-pages.ctypes.data // 4) % 4 + shift
         pages[begin : begin + 30] = pages[8:38]
-        batch = emulated.native.measure((qo, kv, pages[begin : begin + 31], last), None)
+        batch = emulated.native.measure(Arguments(qo, kv, pages[begin : begin + 31], last), None)
         assert batch is not None
         pages[begin + at] = -1
         found = np.full(SITE.room.total_ints, -7, np.int32)
