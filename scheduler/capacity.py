@@ -82,7 +82,7 @@ class WorkspaceSize:
     partial_o_bytes: int
     partial_state_bytes: int
     arrivals_bytes: int
-    votes_bytes: int
+    votes_bytes: int = 4
 
     @cached_property
     def offsets(self) -> dict[str, int]:

@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 
 from warploom.dsl.types.formats import BlockSparse as Declared
-from warploom.errors import ArgumentError, BadLength, IndexOutOfRange, WrongShape
+from warploom.errors import ArgumentError, IndexOutOfRange
 from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
 from warploom.runtime.formats.batch import Arrays, Batch
-from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, block_list, indptr
-from warploom.runtime.tensors.tensors import host_int32
+from warploom.runtime.formats.lists import (
+    Int32s,
+    as_indptr,
+    as_int32,
+    block_list,
+    indptr,
+    one_per_request,
+    refuse_lengths,
+)
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import SEGMENT
 
@@ -87,14 +94,8 @@ class BlockSparse(Format[Declared]):
 
 
 def _checked_lengths(kv_lens: Any, requests: int) -> Int32s:
-    lengths = host_int32(kv_lens, "kv_lens")
-    if len(lengths) != requests:
-        raise WrongShape(
-            name="kv_lens", got=tuple(lengths.shape), expected=f"({requests},), one per request"
-        )
-    if (lengths < 0).any():
-        at = int(np.flatnonzero(lengths < 0)[0])
-        raise BadLength(name="kv_lens", index=at, value=int(lengths[at]), expected="0 or more")
+    lengths = one_per_request(kv_lens, "kv_lens", requests)
+    refuse_lengths(lengths < 0, lengths, "kv_lens", "0 or more")
     return lengths
 
 

@@ -12,10 +12,10 @@ import torch
 
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.formats import Paged as Declared
-from warploom.errors import ArgumentError, BadLength, WrongStride
+from warploom.errors import ArgumentError, WrongStride
 from warploom.runtime.formats.base import Given
 from warploom.runtime.formats.batch import Arrays, Batch
-from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, segments_of
+from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, refuse_lengths, segments_of
 from warploom.runtime.formats.paged import Pages
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 
@@ -54,12 +54,8 @@ class Selected(Pages[Declared]):
         selection = given.kv_indices
         pages = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         _, heads, budget = selection.shape
-        over = np.flatnonzero(pages > budget)
-        if over.size:
-            at, most = int(over[0]), f"at most {budget}, the last size of kv_indices"
-            raise BadLength(
-                name="pages of kv_indptr", index=at, value=int(pages[at]), expected=most
-            )
+        most = f"at most {budget}, the last size of kv_indices"
+        refuse_lengths(pages > budget, pages, "pages of kv_indptr", most)
         lengths = self._lengths(pages, given.last_page_len)
         of_request, of_head = (selection.stride(axis) for axis in (0, 1))
         last_entry = max(len(pages) - 1, 0) * of_request + (heads - 1) * of_head + budget

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from warploom.codegen.build import build
@@ -24,6 +22,7 @@ from warploom.runtime.planning.strategy import Arguments, Planned
 from warploom.runtime.tensors.index_arrays import is_index_tensor
 from warploom.scheduler.layout import c_structs
 
+RESERVED = 528  # bytes of shared memory that `PlannerTeam` takes
 _MOST_THREADS = 1024
 _MOST_TEAMS = 32  # all of them find the cuts, and share the writing
 _ITEMS, _BLOCKS = 32, 2048  # of a team, with which it is as fast as with fewer
@@ -39,7 +38,7 @@ class DeviceStrategy:
         is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
         self._may_be = is_cuda and options.bounds is not None and not options.batch_invariant
         # All of them stay: a CUDA graph may replay any.
-        self._planners: dict[PlanSize, DevicePlanner] = {}
+        self._planners: dict[tuple[LaunchShape, int], DevicePlanner] = {}
 
     def prepare(self) -> None:
         if self._may_be:
@@ -91,73 +90,46 @@ class DeviceStrategy:
 
     def _planner(self, site: Site) -> DevicePlanner:
         rules, device = self._rules, self._rules.device
-        size = PlanSize.of(site, rules.heads.num_kv)
-        if size not in self._planners:
+        grid = grid_of(site, rules.heads.num_kv)
+        if grid not in self._planners:
             arch = cuda_facts(device.index).arch
-            if site.scratch > arch.shared_per_cta - DevicePlanner.RESERVED:
+            if site.scratch > arch.shared_per_cta - RESERVED:
                 reason = (
                     f"allow {site.max_tiles} query tiles, for which the device needs "
                     f"{site.scratch} bytes of shared memory, of {arch.shared_per_cta}; declare "
                     "smaller ones, or give the lengths on the host"
                 )
                 raise ArgumentError(name="bounds", reason=reason)
-            self._planners[size] = DevicePlanner(rules.spec.variant, device, size)
-        return self._planners[size]
+            self._planners[grid] = DevicePlanner(rules.spec.variant, device, *grid)
+        return self._planners[grid]
 
 
-@dataclass(frozen=True)
-class PlanSize:
-    """The most that a planner works on.
-
-    Attributes:
-        scratch: bytes that it works in.
-        tiles: query tiles.
-        boundaries: candidates for the boundaries between CTAs.
-        items: work items.
-        blocks: pages.
-    """
-
-    scratch: int
-    tiles: int
-    boundaries: int
-    items: int
-    blocks: int
-
-    @classmethod
-    def of(cls, site: Site, num_kv_heads: int) -> PlanSize:
-        items, boundaries = site.max_tiles * num_kv_heads, OPTIONS * (site.columns + 1)
-        blocks = site.room.bounds.max_blocks
-        return cls(site.scratch, site.max_tiles, boundaries, items, blocks)
-
-    @property
-    def threads(self) -> int:
-        """A thread for each tile and each boundary; more only wait for one another."""
-        wanted = max(self.tiles, self.boundaries, 128)
-        return min(_MOST_THREADS, -(-wanted // 128) * 128)
-
-    @property
-    def teams(self) -> int:
-        """Teams that share the writing."""
-        wanted = max(-(-self.items // _ITEMS), -(-self.blocks // _BLOCKS), 1)
-        return min(_MOST_TEAMS, wanted)
+def grid_of(site: Site, num_kv_heads: int) -> tuple[LaunchShape, int]:
+    """What a planner of a site's largest batch is launched with, and how many teams it has."""
+    # A thread for each tile and each boundary; more only wait for one another.
+    wanted = max(site.max_tiles, OPTIONS * (site.columns + 1), 128)
+    threads = min(_MOST_THREADS, -(-wanted // 128) * 128)
+    items, blocks = site.max_tiles * num_kv_heads, site.room.bounds.max_blocks
+    teams = max(-(-items // _ITEMS), -(-blocks // _BLOCKS), 1)
+    return LaunchShape(threads, RESERVED + site.scratch, 1), min(_MOST_TEAMS, teams)
 
 
 class DevicePlanner:
-    """The planner kernel of one mask, with memory for batches of one size.
+    """The planner kernel of one mask, for batches of one size.
 
     Attributes:
         params: its argument.
     """
 
-    RESERVED = 528  # bytes of shared memory that `PlannerTeam` takes
-
-    def __init__(self, variant: TracedVariant, device: torch.device, size: PlanSize) -> None:
+    def __init__(
+        self, variant: TracedVariant, device: torch.device, shape: LaunchShape, teams: int
+    ) -> None:
         """Build and load the kernel.
 
         Args:
             variant: its mask counts.
             device: where it runs.
-            size: of the largest batch.
+            shape, teams: see `grid_of`.
 
         Raises:
             CompileForbidden: a CUDA graph is being captured.
@@ -166,9 +138,8 @@ class DevicePlanner:
         source = planner_source(variant, c_structs(), "cuda")
         refuse_loading(device, source.name)
         artifact = build(source, cuda_facts(device.index).arch)
-        shape = LaunchShape(size.threads, self.RESERVED + size.scratch, 1)
         self._kernel = CudaKernel(source.name, artifact, shape, device.index)
-        self._kernel.num_ctas = size.teams
+        self._kernel.num_ctas = teams
         self._name = variant.name
         self.params = PlannerParams(variant)
 

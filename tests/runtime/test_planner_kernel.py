@@ -17,7 +17,7 @@ from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.source import TileConfig
 from warploom.dsl.variants.trace import trace
-from warploom.runtime.planning.device_strategy import DevicePlanner
+from warploom.runtime.planning.device_strategy import RESERVED
 from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
@@ -172,7 +172,7 @@ def test_kernels_refuse_negative_pages(
 def test_reserved_memory_is_that_of_the_team() -> None:
     text = (TEMPLATES / "include" / "warploom" / "team.cuh").read_text()
     assert "kBytes = (2 * 32 + 2) * sizeof(wide)" in text
-    assert DevicePlanner.RESERVED == (2 * 32 + 2) * 8
+    assert RESERVED == (2 * 32 + 2) * 8
 
 
 def paged(q_lens: Any, kv_lens: Any, rng: Any) -> tuple[Any, ...]:
