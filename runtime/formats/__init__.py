@@ -11,7 +11,7 @@ from typing import Any
 from warploom.dsl.types import formats as declared
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.errors import BadLength
-from warploom.runtime.formats.base import Format, Given
+from warploom.runtime.formats.base import Arguments, Format
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.block_sparse import BlockSparse
 from warploom.runtime.formats.composed import Composed
@@ -60,7 +60,7 @@ def make_batch(
         BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: see `warploom.errors`.
         ArgumentError: an argument that this format does not take, or lacks.
     """
-    given = Given(kv_indptr, kv_indices, last_page_len, kv_lens)
+    given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens)
     found = kv_format if isinstance(kv_format, Format) else format_of(kv_format)
     found.check_taken(given, rows_name)
     qo = indptr(qo_indptr, rows_name)

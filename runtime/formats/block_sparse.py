@@ -8,7 +8,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import BlockSparse as Declared
 from warploom.errors import ArgumentError, IndexOutOfRange
-from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
+from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Part, Stored
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import (
     Int32s,
@@ -31,7 +31,7 @@ class BlockSparse(Format[Declared]):
     def instead(self, name: str) -> str:
         return "give kv_lens"
 
-    def lower(self, qo: Int32s, given: Given) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> Batch:
         rows, columns = self.declared.block
         q_lens = np.diff(qo)
         block_rows = -(-q_lens // rows)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from warploom.dsl.types.formats import Dense as Declared
-from warploom.runtime.formats.base import Affine, Drawn, Floats, Given, Stored, whole_requests
+from warploom.runtime.formats.base import Affine, Arguments, Drawn, Floats, Stored, whole_requests
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import (
     NO_INDICES,
@@ -26,7 +26,7 @@ class Dense(Affine[Declared]):
     has_blocks = True
     block_name = ("batch", "requests")
 
-    def lower(self, qo: Int32s, given: Given) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> Batch:
         lengths = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         q_lens = np.diff(qo)
         rows = int(q_lens.max(initial=0))

@@ -9,7 +9,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import IndexOutOfRange
-from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Stored, whole_requests
+from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Stored, whole_requests
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import (
     Int32s,
@@ -44,7 +44,7 @@ class Pages(Format[AnyPaged]):
     def instead(self, name: str) -> str:
         return "give last_page_len"
 
-    def lower(self, qo: Int32s, given: Given) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> Batch:
         kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
         indices = _page_list(given.kv_indices, int(kv[-1]))
         lengths = self._lengths(np.diff(kv), given.last_page_len)

@@ -13,7 +13,7 @@ import torch
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import ArgumentError, WrongStride
-from warploom.runtime.formats.base import Given
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, refuse_lengths, segments_of
 from warploom.runtime.formats.paged import Pages
@@ -43,7 +43,7 @@ class Selected(Pages[Declared]):
             raise ArgumentError(name="kv_format", reason=f"selections need Paged, not {kv_format}")
         return cls(kv_format)
 
-    def lower(self, qo: Int32s, given: Given) -> SelectedBatch:
+    def lower(self, qo: Int32s, given: Arguments) -> SelectedBatch:
         """See `Format.lower`; `kv_indices` is the tensor, of which the wrapper has checked type,
         device, requests and heads.
 

@@ -135,7 +135,7 @@ class ComposedRules(Rules):
         return self._last[1]
 
     def _room(
-        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
     ) -> Capacity:
         return composed_capacity(
             bounds,

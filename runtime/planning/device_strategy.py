@@ -14,11 +14,12 @@ from warploom.runtime.devices.cuda import CudaKernel
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.devices.graph import refuse_loading
 from warploom.runtime.formats import format_of
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.places import Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
-from warploom.runtime.planning.strategy import Arguments, Planned
+from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.index_arrays import is_index_tensor
 from warploom.scheduler.layout import c_structs
 

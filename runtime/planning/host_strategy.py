@@ -18,11 +18,12 @@ from warploom.errors import WarploomError
 from warploom.logs import log
 from warploom.runtime.devices.library import load_library
 from warploom.runtime.formats import format_of, make_batch
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Arrays, Batch, Measured, Sizes
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.places import Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
-from warploom.runtime.planning.strategy import Arguments, Planned
+from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.index_arrays import IndexReader
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.layout import c_structs

@@ -45,21 +45,17 @@ class PlanMemory:
         Raises:
             WorkspaceTooSmall: the caller's memory cannot hold the batch.
         """
-        rules, bounds, ways = (
-            self._rules,
-            self._rules.options.bounds,
-            (kernel.tile, kernel.num_ctas),
-        )
+        sizes, bounds = self._rules.sizes, self._rules.options.bounds
+        tile, ctas = kernel.tile, kernel.num_ctas
         if bounds is not None:
-            room = rules.room(bounds, *ways)
-            return room, rules.size(room)
+            return sizes(bounds, tile, ctas)
         try:
-            room = rules.room(grown(exact), *ways, pieces and grown(pieces))
-            self.workspace.check(rules.size(room))
+            room, size = sizes(grown(exact), tile, ctas, pieces and grown(pieces))
+            self.workspace.check(size)
         except WorkspaceTooSmall:  # the caller's memory; it may still hold this very batch
-            room = rules.room(exact, *ways, pieces)
-            self.workspace.check(rules.size(room))
-        return room, rules.size(room)
+            room, size = sizes(exact, tile, ctas, pieces)
+            self.workspace.check(size)
+        return room, size
 
     def send(self, plan: Plan, room: Capacity, size: WorkspaceSize) -> None:
         """Lay the workspace out, and enqueue the upload of a plan on the current stream."""

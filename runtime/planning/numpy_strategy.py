@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.rules import Rules
-from warploom.runtime.planning.strategy import Arguments, Planned
+from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.verify_plans import verify_planned
 
 

@@ -19,6 +19,7 @@ from warploom.errors import ArgumentError, BatchRefused
 from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.workspace import Workspace
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernels
@@ -30,7 +31,7 @@ from warploom.runtime.planning.numpy_strategy import NumpyStrategy
 from warploom.runtime.planning.places import Places
 from warploom.runtime.planning.plan_status import GOOD, REASONS
 from warploom.runtime.planning.rules import Options
-from warploom.runtime.planning.strategy import Arguments, Planned, Strategy
+from warploom.runtime.planning.strategy import Planned, Strategy
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import WorkspaceSize
@@ -132,7 +133,7 @@ class Planner:
         )
 
     def _largest(self, needs: Iterable[tuple[Bounds, TileConfig, int]]) -> WorkspaceSize:
-        sizes = [self.rules.size(self.rules.room(*need)) for need in needs]
+        sizes = [self.rules.sizes(*need)[1] for need in needs]
         return max(sizes, key=lambda size: size.total)
 
     def reserve(self) -> None:

@@ -61,8 +61,8 @@ class Rules:
 
     Attributes:
         spec, heads, options, device: the wrapper's. A declaration has no device.
-        room: layout of plans of any batch within given bounds, for a tile and a number of CTAs,
-            and cut into given pieces.
+        sizes: layout and workspace of plans of any batch within given bounds, for a tile and a
+            number of CTAs, cut into given pieces.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Rules:
         self._kernels = kernels
         self._batched = format_of(spec.kv_format).batched
         self._chosen = lru_cache(_KEPT)(kernels.choose)
-        self.room = lru_cache(_KEPT)(self._room)
+        self.sizes = lru_cache(_KEPT)(self._sizes)
 
     # Tiles
 
@@ -129,12 +129,14 @@ class Rules:
 
     # Sizes
 
-    def size(self, room: Capacity) -> WorkspaceSize:
-        """Exact size of all that plans of a layout need."""
-        return workspace_size(room, self.spec.head_dim_v)
+    def _sizes(
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
+    ) -> tuple[Capacity, WorkspaceSize]:
+        room = self._room(bounds, tile, num_ctas, pieces)
+        return room, workspace_size(room, self.spec.head_dim_v)
 
     def _room(
-        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
     ) -> Capacity:
         return capacity(
             bounds,

@@ -8,25 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch, Measured, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel
 from warploom.scheduler.capacity import WorkspaceSize
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.visibility import Visibility
-
-
-class Arguments(NamedTuple):
-    """Arguments of `AttentionWrapper.plan`, as they were given."""
-
-    qo_indptr: Any
-    kv_indptr: Any
-    kv_indices: Any = None
-    last_page_len: Any = None
-    kv_lens: Any = None
-    q_rows: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

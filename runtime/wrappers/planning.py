@@ -18,12 +18,13 @@ from warploom.logs import log
 from warploom.runtime.devices.device import Backend
 from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.planning.plan_summary import summary
 from warploom.runtime.planning.planner import Planner, as_many_rows
-from warploom.runtime.planning.strategy import Arguments, Planned
+from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.calls import explained
 from warploom.runtime.wrappers.guard import Guard

@@ -21,13 +21,13 @@ from warploom.errors import (
 )
 from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import indptr
 from warploom.runtime.formats.selected import Selected, SelectedBatch
 from warploom.runtime.inputs.args import KV, checked_kv, key_value
 from warploom.runtime.operators.custom_op import Result
 from warploom.runtime.planning.planner import as_many_rows
-from warploom.runtime.planning.strategy import Arguments
 from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.tensors import as_torch, byte_span
 from warploom.runtime.wrappers.wrapper import AttentionWrapper

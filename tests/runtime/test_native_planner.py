@@ -25,10 +25,10 @@ from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.variants.trace import trace
 from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
-from warploom.runtime.planning.strategy import Arguments
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity

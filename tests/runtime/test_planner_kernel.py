@@ -17,11 +17,11 @@ from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.source import TileConfig
 from warploom.dsl.variants.trace import trace
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.planning.device_strategy import RESERVED
 from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
-from warploom.runtime.planning.strategy import Arguments
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
