@@ -73,15 +73,7 @@ class Rules:
         options: Options,
         device: torch.device,
     ) -> None:
-        """Choose nothing yet.
-
-        Args:
-            spec: the declaration.
-            kernels: to choose from.
-            heads: head counts.
-            options: of the wrapper.
-            device: of the wrapper.
-        """
+        """Choose nothing yet; tiles will be of these kernels."""
         self.spec, self.heads, self.options, self.device = spec, heads, options, device
         self._kernels = kernels
         self._batched = format_of(spec.kv_format).batched
