@@ -21,7 +21,7 @@ from selections import selection_trials
 from tables import Setting, Table, Trial, attention_trial, main
 
 import warploom as wl
-from warploom.runtime.planning import planner
+from warploom.runtime.planning import rules
 
 BATCHES = (16, 128)
 HEADS = ((32, 8), (32, 32))
@@ -69,7 +69,7 @@ def run_undivided(inputs: Sequence[Inputs]) -> list[Thunk]:
     """The same tiles dealt whole, the longest first, as if the planner could not cut them."""
     balanced = planned(wl.Causal(), inputs[0]).planned
     assert balanced is not None
-    with patch.object(planner, "INVARIANT_SPLIT", 2 * LONG):
+    with patch.object(rules, "INVARIANT_SPLIT", 2 * LONG):
         attention = planned(wl.Causal(), inputs[0], batch_invariant=True, tile=balanced.kernel.tile)
     return [partial(attention.run, one.q, (one.k, one.v)) for one in inputs]
 

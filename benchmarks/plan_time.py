@@ -23,7 +23,6 @@ import numpy.typing as npt
 import torch
 
 import warploom as wl
-from warploom.scheduler.describe import summarize
 from warploom.scheduler.layout import SEGMENT, Ints, Records
 from warploom.scheduler.plan import AllVisible, Bounds, Plan, capacity, make_plan
 
@@ -135,7 +134,7 @@ def measure(batch: Batch, num_ctas: int, repeat: int) -> Measurement:
         requests=len(segments),
         items=len(result.items),
         slots=result.num_slots,
-        balance=round(summarize(result).balance, 4),
+        balance=round(result.balance, 4),
         plan_ms=round(statistics.median(times), 4),
         plan_ms_best=round(min(times), 4),
         pack_ms=round(statistics.median(timed(lambda: result.pack(room, buffer), repeat)), 4),

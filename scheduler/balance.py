@@ -68,6 +68,28 @@ def _deal_one_by_one(step: Ints, queue: Ints) -> tuple[list[int], Ints]:
     return codes, np.sort(np.array(heap, dtype=np.int64))
 
 
+def deal_and_level(
+    cost: Ints, visible: Ints, mean: int, num_ctas: int, model: CostModel
+) -> tuple[Ints, Ints, Moves | None]:
+    """Deals items, and cuts what lies above the mean load off.
+
+    Args:
+        cost, visible: (n,) costs and visible key tiles, dealt from the first to the last.
+        mean: mean load.
+        num_ctas: CTAs that take work.
+        model: costs.
+
+    Returns:
+        (n,) CTA of each item, (num_ctas,) the last item of each, and the pieces that move, if any.
+    """
+    cta, queue = deal(cost, num_ctas)
+    last = np.zeros(num_ctas, np.int64)
+    if len(cost) == 0:
+        return cta, last, None
+    last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
+    return cta, last, level(queue, visible[last], mean, model)
+
+
 @dataclass(frozen=True)
 class Moves:
     """Pieces cut from the ends of owners' items, in key order, owner after owner.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
+from typing import ClassVar
 
 from warploom.errors import ArgumentError
 from warploom.scheduler.bounds import INT32_MAX, Bounds
@@ -22,8 +23,9 @@ class Capacity:
         bounds: the batches that fit.
         num_ctas: CTAs of the grid.
         max_items, max_segments, max_merges: records.
-        max_slots: partial results.
+        max_slots: partial results, of `slot_rows` rows each.
         max_indices: entries of the block list.
+        votes_bytes: that planners on a device take.
     """
 
     bounds: Bounds
@@ -33,6 +35,8 @@ class Capacity:
     max_merges: int
     max_slots: int
     max_indices: int
+    slot_rows: int
+    votes_bytes: ClassVar[int] = 4
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -163,47 +167,21 @@ def capacity(
         most = Pieces(tiles * chunks, merges, merges * chunks)
         most = most if pieces is None else most.within(pieces)
         items, merges, slots = most.items, most.merges, most.slots
-    result = Capacity(bounds, num_ctas, items, bounds.segments, merges, slots, bounds.max_blocks)
+    sections = items, bounds.segments, merges, slots, bounds.max_blocks
+    result = Capacity(bounds, num_ctas, *sections, slot_rows=rows)
     if max(result.total_ints, slots * rows) > INT32_MAX:
         reason = f"need {items} work items and {slots} partial slots, beyond what int32 counts"
         raise ArgumentError(name="bounds", reason=reason + "; declare smaller ones")
     return result
 
 
-def workspace_size(
-    bounds: Bounds,
-    *,
-    rows: int,
-    keys: int,
-    head_dim_v: int,
-    num_kv_heads: int,
-    group_size: int,
-    num_ctas: int,
-    split_size: int | None = None,
-    pieces: Pieces | None = None,
-) -> WorkspaceSize:
-    """Bytes that every plan within the bounds runs in; known before the first plan.
-
-    Args:
-        head_dim_v: length of a value vector; others as in `capacity`.
-
-    Raises:
-        ArgumentError: the bounds need more records than int32 can count.
-    """
-    room = capacity(
-        bounds,
-        rows=rows,
-        keys=keys,
-        num_kv_heads=num_kv_heads,
-        group_size=group_size,
-        num_ctas=num_ctas,
-        split_size=split_size,
-        pieces=pieces,
-    )
-    partial_rows = room.max_slots * rows
+def workspace_size(room: Capacity, head_dim_v: int) -> WorkspaceSize:
+    """Bytes that every plan of a layout runs in, with value vectors of this length."""
+    partial_rows = room.max_slots * room.slot_rows
     return WorkspaceSize(
         plan_bytes=4 * room.total_ints,
         partial_o_bytes=4 * partial_rows * head_dim_v,
         partial_state_bytes=8 * partial_rows,
         arrivals_bytes=4 * room.max_merges,
+        votes_bytes=room.votes_bytes,
     )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import ArgumentError
-from warploom.scheduler.balance import Moves, deal, level
+from warploom.scheduler.balance import Moves, deal_and_level
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.composed_tiles import (
     PackedTiles,
@@ -184,13 +184,8 @@ def _deal(
     then = longest_first(cost[:shared], tiles.part[:shared], mean, machine.num_kv_heads)
     tile, head = np.concatenate(((first[0] + shared, first[1]), then), axis=1)
     cost = cost[tile]
-    cta, queue = deal(cost, machine.active_ctas)
+    cta, last, moves = deal_and_level(cost, span[tile], mean, machine.active_ctas, model)
     items = _whole_items(tiles, tile, head)
-    if len(items) == 0:
-        return items, cta, cost, tile
-    last = np.zeros(machine.active_ctas, np.int64)
-    last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
-    moves = level(queue, span[tile[last]], mean, model)
     if moves is None:
         return items, cta, cost, tile
     owner = last[moves.owner]

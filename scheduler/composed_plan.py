@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import ArgumentError, CapacityExceeded
 from warploom.scheduler.bounds import INT32_MAX, Bounds
-from warploom.scheduler.capacity import Capacity, WorkspaceSize, max_query_tiles
+from warploom.scheduler.capacity import Capacity, max_query_tiles
 from warploom.scheduler.layout import JOIN, UNIT, Ints, Records
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.sharing import Choice
@@ -81,6 +82,7 @@ class ComposedCapacity(Capacity):
     max_packed_rows: int
     max_joins: int
     max_contributions: int
+    votes_bytes: ClassVar[int] = 0  # no device plans it
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -95,16 +97,6 @@ class ComposedCapacity(Capacity):
             "arrivals": JOIN_COUNTERS,
             "indices": indices,
         }
-
-    def workspace_size(self, head_dim_v: int) -> WorkspaceSize:
-        """Bytes that every composed plan within the bounds runs in."""
-        return WorkspaceSize(
-            plan_bytes=4 * self.total_ints,
-            partial_o_bytes=4 * self.max_slots * head_dim_v,
-            partial_state_bytes=8 * self.max_slots,
-            arrivals_bytes=0,  # they are a section of the plan
-            votes_bytes=0,  # no device plans it
-        )
 
 
 def composed_capacity(
@@ -146,6 +138,7 @@ def composed_capacity(
         max_merges=0,
         max_slots=(min(whole, cuts * rows) if levels == 1 else whole) + cuts * rows,
         max_indices=bounds.max_blocks,
+        slot_rows=1,
         max_units=units,
         max_packed_rows=fused * levels,
         max_joins=num_kv_heads * fused,

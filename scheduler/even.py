@@ -99,7 +99,7 @@ class Boundaries:
 
 
 def build(problem: Problem) -> WorkList:
-    """Plans one batch. `reference_even.build` is the same as text, and gives the same bits."""
+    """Plans one batch. `tests/support/plan_text_even.py` is the same, item by item."""
     tiles = query_tiles(problem)
     model = problem.cost_model
     grid = Grid.of(problem.active_ctas, problem.num_kv_heads)

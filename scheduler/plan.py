@@ -90,6 +90,17 @@ class Plan:
         """Partial slots in use."""
         return int(self.header["num_slots"][0])
 
+    @property
+    def busy_ctas(self) -> int:
+        """CTAs that have work."""
+        return int(np.count_nonzero(np.diff(self.cta_indptr)))
+
+    @property
+    def balance(self) -> float:
+        """Largest load over the mean of the active CTAs: 1 is perfect, and 1 without work."""
+        mean = float(self.loads.sum()) / self.active_ctas
+        return float(self.loads.max()) / mean if mean else 1.0
+
     def openings(self) -> Records:
         """OPENING records, one for each CTA; zeros where a CTA has no work."""
         openings = np.zeros(self.num_ctas, OPENING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from warploom.scheduler import even
-from warploom.scheduler.balance import Moves, deal, level
+from warploom.scheduler.balance import Moves, deal, deal_and_level
 from warploom.scheduler.fixed import fixed_chunks, number_slots
 from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints, Records
 from warploom.scheduler.problem import TOLERANCE, Problem, WorkList, by_cta, sections
@@ -13,7 +13,7 @@ from warploom.scheduler.tiles import Tiles, key_after, query_tiles
 
 
 def build(problem: Problem) -> WorkList:
-    """Plans one batch. `reference.build` is the same algorithm as text, and gives the same bits."""
+    """Plans one batch. `tests/support/plan_text.py` is the same, item by item."""
     if problem.even:
         return even.build(problem)
     tiles = query_tiles(problem)
@@ -21,31 +21,28 @@ def build(problem: Problem) -> WorkList:
         chunks, tile = tiles, np.arange(len(tiles.segment))
     else:
         chunks, tile = fixed_chunks(tiles, problem, problem.split_size)
-    cost = problem.cost_model.of_chunks(chunks.visible)
+    model = problem.cost_model
+    cost = model.of_chunks(chunks.visible)
     mean = -(-int(cost.sum()) * problem.num_kv_heads // problem.active_ctas)
     chunk, head = longest_first(cost, chunks.segment, mean, problem.num_kv_heads)
     if problem.section_keys is not None:
         order = np.argsort(sections(problem, chunks.segment[chunk], head), kind="stable")
         chunk, head = chunk[order], head[order]
     cost = cost[chunk]
-    cta, queue = deal(cost, problem.active_ctas)
     items = _records(chunks).take(chunk)
     items["kv_head"] = head
     if problem.split_size is not None:
+        cta, _ = deal(cost, problem.active_ctas)
         merges = number_slots(items, tile, chunk, head, problem.num_kv_heads)
         return by_cta(items, merges, cta, cost, problem.num_ctas)
-    merges = np.zeros(0, MERGE.dtype)
-    if len(items):
-        last = np.zeros(problem.active_ctas, np.int64)
-        last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
-        moves = level(queue, chunks.visible[chunk[last]], mean, problem.cost_model)
-        if moves is not None:
-            owner = last[moves.owner]
-            pieces, merges = _cut(items, owner, chunks.take(chunk[owner]), moves, problem)
-            model = problem.cost_model
-            cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
-            cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
-            items, cta = np.concatenate((items, pieces)), np.concatenate((cta, moves.cta))
+    visible, merges = chunks.visible[chunk], np.zeros(0, MERGE.dtype)
+    cta, last, moves = deal_and_level(cost, visible, mean, problem.active_ctas, model)
+    if moves is not None:
+        owner = last[moves.owner]
+        pieces, merges = _cut(items, owner, chunks.take(chunk[owner]), moves, problem)
+        cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
+        cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
+        items, cta = np.concatenate((items, pieces)), np.concatenate((cta, moves.cta))
     return by_cta(items, merges, cta, cost, problem.num_ctas)
 
 

@@ -29,7 +29,7 @@ from warploom.errors import (
     NoHostCompiler,
 )
 from warploom.notices import CopyWarning
-from warploom.runtime.planning import host_planner
+from warploom.runtime.planning import host_strategy
 
 SOURCE = KernelSource("portable_Test", "int main() {}", "cpp")
 
@@ -174,7 +174,7 @@ def test_fallbacks_are_logged(
     def missing(*_: object) -> None:
         raise NoHostCompiler(tried="c++")
 
-    monkeypatch.setattr(host_planner, "HostPlanner", missing)
+    monkeypatch.setattr(host_strategy, "HostPlanner", missing)
     caplog.set_level(logging.INFO, "warploom")
     wl.AttentionWrapper(wl.Causal(), **SHAPE).plan([0, 1], [0, 2])
     assert any(

@@ -10,8 +10,9 @@ import torch
 
 from warploom.dsl.types.spec import OutputField, ScalarField, TensorField, TracedVariant
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import BadLength, UnknownInput, WrongShape
+from warploom.errors import UnknownInput, WrongShape
 from warploom.runtime.calls.sizes import Sizes
+from warploom.runtime.formats.lists import refuse_lengths
 from warploom.runtime.inputs.aux_outputs import AuxOutput, Requested
 from warploom.runtime.inputs.copies import DeviceCopies, refuse_copying
 from warploom.runtime.inputs.missing import read_values
@@ -121,10 +122,5 @@ def checked_lens(kv_lens: Any, sizes: Sizes) -> np.ndarray[Any, Any]:
     lens = host_int32(kv_lens, "kv_lens")
     if len(lens) != sizes.batch:
         raise WrongShape(name="kv_lens", got=tuple(lens.shape), expected=f"({sizes.batch},)")
-    wrong = np.flatnonzero((lens < 0) | (lens > sizes.keys))
-    if wrong.size:
-        at = int(wrong[0])
-        raise BadLength(
-            name="kv_lens", index=at, value=int(lens[at]), expected=f"0 to {sizes.keys}"
-        )
+    refuse_lengths((lens < 0) | (lens > sizes.keys), lens, "kv_lens", f"0 to {sizes.keys}")
     return lens

@@ -16,7 +16,7 @@ import numpy as np
 
 from warploom.errors import ArgumentError, WrongShape
 from warploom.runtime.declaring.declare import checked_count, checked_number
-from warploom.runtime.formats.lists import indptr
+from warploom.runtime.formats.lists import block_list, indptr
 from warploom.runtime.tensors.tensors import host_int32
 from warploom.scheduler.bounds import INT32_MAX
 
@@ -61,10 +61,7 @@ class Level:
         """
         groups = indptr(self.request_indptr, "request_indptr")
         begin = indptr(self.kv_indptr, "kv_indptr", entries=len(groups))
-        pages = host_int32(self.kv_indices, "kv_indices")
-        if len(pages) < begin[-1]:
-            expected = f"at least {begin[-1]} entries, which is kv_indptr[-1]"
-            raise WrongShape(name="kv_indices", got=pages.shape, expected=expected)
+        pages = block_list(self.kv_indices, int(begin[-1]))
         last = [None] * (len(groups) - 1)
         if self.last_page_len is not None:
             given = host_int32(self.last_page_len, "last_page_len")

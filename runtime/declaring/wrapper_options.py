@@ -18,7 +18,7 @@ from warploom.runtime.launching.prepared_keys import (
     prepared_rows,
     reason_for_fused,
 )
-from warploom.runtime.planning.plan_tiles import Options
+from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -23,6 +23,16 @@ class Members(Protocol):
     """What takes values of members by name."""
 
     def set(self, name: str, value: int | float) -> None: ...
+
+
+def write_array(
+    block: Members, name: str, address: int, shape: Sequence[int], strides: Sequence[int]
+) -> None:
+    """Write where an input lies, with its sizes and its strides in elements."""
+    block.set(f"x_{name}", address)
+    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        block.set(f"x_{name}_n{axis}", size)
+        block.set(f"x_{name}_s{axis}", stride)
 
 
 class Block:

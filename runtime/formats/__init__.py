@@ -8,17 +8,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from warploom.dsl.types import formats as declared
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.errors import BadLength
-from warploom.runtime.formats.base import Format, Given
+from warploom.runtime.formats.base import Arguments, Format
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.block_sparse import BlockSparse
 from warploom.runtime.formats.composed import Composed
 from warploom.runtime.formats.dense import Dense
-from warploom.runtime.formats.lists import indptr
+from warploom.runtime.formats.lists import indptr, refuse_lengths
 from warploom.runtime.formats.paged import Paged
 from warploom.runtime.formats.ragged import Ragged
 from warploom.runtime.formats.rolling import Rolling
@@ -62,16 +60,14 @@ def make_batch(
         BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: see `warploom.errors`.
         ArgumentError: an argument that this format does not take, or lacks.
     """
-    given = Given(kv_indptr, kv_indices, last_page_len, kv_lens)
+    given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens)
     found = kv_format if isinstance(kv_format, Format) else format_of(kv_format)
     found.check_taken(given, rows_name)
-    batch = found.lower(indptr(qo_indptr, rows_name), given)
+    qo = indptr(qo_indptr, rows_name)
+    batch = found.lower(qo, given)
     for name, lengths in (("q_len", batch.q_lens), ("kv_len", batch.kv_lens)):
-        over = np.flatnonzero(lengths > MAX_LENGTH)
-        if over.size:
-            at, most = int(over[0]), f"at most {MAX_LENGTH}"
-            raise BadLength(name=name, index=at, value=int(lengths[at]), expected=most)
-    if batch.total_q_rows > MAX_LENGTH:
-        rows, expected = batch.total_q_rows, f"at most {MAX_LENGTH} query rows in all"
+        refuse_lengths(lengths > MAX_LENGTH, lengths, name, f"at most {MAX_LENGTH}")
+    rows, expected = int(qo[-1]), f"at most {MAX_LENGTH} query rows in all"
+    if rows > MAX_LENGTH:
         raise BadLength(name=rows_name, index=len(batch.q_lens), value=rows, expected=expected)
     return batch

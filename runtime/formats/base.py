@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,14 +45,15 @@ class Part:
     kv_len: int
 
 
-@dataclass(frozen=True)
-class Given:
-    """Arguments of `plan` behind `qo_indptr`, as they were given; see `AttentionWrapper.plan`."""
+class Arguments(NamedTuple):
+    """Arguments of `AttentionWrapper.plan`, as they were given."""
 
+    qo_indptr: Any
     kv_indptr: Any
     kv_indices: Any = None
     last_page_len: Any = None
     kv_lens: Any = None
+    q_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Format(ABC, Generic[Declared]):
 
     # Plans
 
-    def check_taken(self, given: Given, rows_name: str) -> None:
+    def check_taken(self, given: Arguments, rows_name: str) -> None:
         """Raise ArgumentError for a plan argument that is not taken, or missing."""
         for name in ("kv_indices", "last_page_len", "kv_lens"):
             value = getattr(given, name)
@@ -144,7 +145,7 @@ class Format(ABC, Generic[Declared]):
         return "pages need kv_format=warploom.Paged(page_size)"
 
     @abstractmethod
-    def lower(self, qo: Int32s, given: Given) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> Batch:
         """Check the plan arguments and make segments and a list of blocks of them.
 
         Args:

@@ -1,10 +1,11 @@
-"""The lengths of one batch, as the planner and the checks of `run` ask for them."""
+"""The lengths of one batch, as planners and the checks of `run` ask for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,179 +16,145 @@ from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import Records
 
 
-@dataclass  # not frozen: subclasses set the numbers that they know
-class Batch:
-    """The lengths of one batch, in the planner's form.
+class Arrays(NamedTuple):
+    """A batch in the form of planners.
 
     Attributes:
         segments: `layout.SEGMENT` records; a segment is a request, or a block row of one.
         indices: int32 block list of all segments; empty if storage is affine.
-        q_lens: int32 [requests], query rows of each request.
-        kv_lens: int32 [requests], keys of each request.
+        q_lens, kv_lens: int32 [requests], query rows and keys of each request.
+    """
+
+    segments: Records
+    indices: npt.NDArray[np.int32]
+    q_lens: npt.NDArray[np.int32]
+    kv_lens: npt.NDArray[np.int32]
+
+
+class Sizes(NamedTuple):
+    """Numbers by which tiles and sizes are chosen.
+
+    Attributes:
+        segment_rows, total_q_rows: query rows of all segments, and of all requests.
+        busy_rows: mean number of query rows of the segments that have some; 1 if none has.
+        longest_q, max_kv_len: query rows and keys of the longest request.
+        num_blocks: entries of the block list.
+    """
+
+    num_requests: int
+    num_segments: int
+    segment_rows: int
+    busy_rows: float
+    total_q_rows: int
+    longest_q: int
+    max_kv_len: int
+    num_blocks: int
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Sizes:
+        """Counts a batch."""
+        rows, q_lens = arrays.segments["num_q"], arrays.q_lens
+        total, busy = int(rows.sum(dtype=np.int64)), int(np.count_nonzero(rows))
+        return cls(
+            len(q_lens), len(rows), total, total / busy if busy else 1.0, int(q_lens.sum()),
+            int(q_lens.max(initial=0)), int(arrays.kv_lens.max(initial=0)), len(arrays.indices),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The lengths of one batch.
+
+    Attributes:
+        host: its arrays, or what makes them when they are first asked for.
         q_rows: rows that a ragged q must have; for dense storage, rows of each batch entry.
         kv_extent: what k and v must at least have: tokens (ragged, block-sparse), tokens of each
             batch entry (dense), or pages (paged).
-
-    What follows from these is worked out when first asked for; a subclass may know it before.
+        known: sizes that are known without the arrays.
     """
 
-    segments: np.ndarray
-    indices: np.ndarray
-    q_lens: np.ndarray
-    kv_lens: np.ndarray
+    host: Arrays | Callable[[], Arrays]
     q_rows: int
     kv_extent: int
-
-    @classmethod
-    def of(cls, segments: Records, indices: npt.NDArray[np.int32]) -> Batch:
-        """The batch of a plan with one segment for each request, for questions about lengths."""
-        return cls(segments, indices, segments["q_len"], segments["kv_len"], 0, 0)
+    known: Sizes | None = None
 
     @cached_property
+    def arrays(self) -> Arrays:
+        return self.host() if callable(self.host) else self.host
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return self.known or Sizes.of(self.arrays)
+
+    @property
+    def segments(self) -> Records:
+        return self.arrays.segments
+
+    @property
+    def indices(self) -> npt.NDArray[np.int32]:
+        return self.arrays.indices
+
+    @property
+    def q_lens(self) -> npt.NDArray[np.int32]:
+        return self.arrays.q_lens
+
+    @property
+    def kv_lens(self) -> npt.NDArray[np.int32]:
+        return self.arrays.kv_lens
+
+    @property
     def num_requests(self) -> int:
-        return len(self.q_lens)
+        return len(self.q_lens) if self.known is None else self.known.num_requests
 
-    @cached_property
+    @property
     def num_segments(self) -> int:
-        return len(self.segments)
-
-    @cached_property
-    def total_q_rows(self) -> int:
-        """Query rows of all requests."""
-        return int(self.q_lens.sum())
-
-    @cached_property
-    def longest_q(self) -> int:
-        """Query rows of the longest request."""
-        return int(self.q_lens.max(initial=0))
-
-    @cached_property
-    def segment_rows(self) -> int:
-        """Query rows of all segments."""
-        return int(self.segments["num_q"].sum(dtype=np.int64))
-
-    @cached_property
-    def busy_rows(self) -> float:
-        """Mean number of query rows of the segments that have some; 1 if none has."""
-        rows = self.segments["num_q"]
-        return float(rows[rows > 0].mean()) if (rows > 0).any() else 1.0
-
-    @cached_property
-    def max_kv_len(self) -> int:
-        return int(self.kv_lens.max(initial=0))
+        return len(self.segments) if self.known is None else self.known.num_segments
 
     @cached_property
     def least_bounds(self) -> Bounds:
         """The smallest bounds that admit this batch."""
-        return Bounds.of(self.segments, len(self.indices))
+        sizes = self.known
+        if sizes is None:
+            return Bounds.of(self.segments, len(self.indices))
+        requests, longest, blocks = sizes.num_requests, sizes.max_kv_len, sizes.num_blocks
+        return Bounds(requests, sizes.total_q_rows, longest, blocks, requests)
 
 
-class SizesOnly(Batch):
-    """A batch of which sizes are known; its arrays are made when first asked for.
-
-    Planning does not ask for them.
-
-    Attributes:
-        arrays: makes the whole batch.
-    """
-
-    arrays: Callable[[], Batch]
-    num_blocks: int = 0
-
-    @cached_property
-    def _full(self) -> Batch:
-        return self.arrays()
-
-    @cached_property
-    def segments(self) -> Records:  # type: ignore[override]
-        return self._full.segments
-
-    @cached_property
-    def indices(self) -> npt.NDArray[np.int32]:  # type: ignore[override]
-        return self._full.indices
-
-    @cached_property
-    def q_lens(self) -> npt.NDArray[np.int32]:  # type: ignore[override]
-        return self._full.q_lens
-
-    @cached_property
-    def kv_lens(self) -> npt.NDArray[np.int32]:  # type: ignore[override]
-        return self._full.kv_lens
-
-
-class Measured(SizesOnly):
-    """A batch that a planner measured on the host; one segment for each request.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measured(Batch):
+    """A batch that was measured on the host; one segment for each request.
 
     Attributes:
         lengths: qo_indptr, kv_indptr and, if paged, last_page_len and kv_indices.
-        num_blocks: entries of the block list.
     """
 
     lengths: IndexArrays
-    _busy: int
-
-    def __init__(
-        self,
-        arrays: Callable[[], Batch],
-        lengths: IndexArrays,
-        num_requests: int,
-        busy_requests: int,
-        q_rows: int,
-        total_q_rows: int,
-        longest_q: int,
-        max_kv_len: int,
-        num_blocks: int,
-        kv_extent: int,
-    ) -> None:
-        """Take what a planner measured; see `Batch` for the names."""
-        self.arrays = arrays
-        self.lengths = lengths
-        self.num_requests = self.num_segments = num_requests
-        self._busy = busy_requests
-        self.q_rows = q_rows
-        self.total_q_rows = self.segment_rows = total_q_rows
-        self.longest_q = longest_q
-        self.max_kv_len = max_kv_len
-        self.num_blocks = num_blocks
-        self.kv_extent = kv_extent
-
-    @cached_property
-    def busy_rows(self) -> float:
-        return self.total_q_rows / self._busy if self._busy else 1.0
-
-    @cached_property
-    def least_bounds(self) -> Bounds:
-        requests = self.num_requests
-        return Bounds(requests, self.total_q_rows, self.max_kv_len, self.num_blocks, requests)
 
 
-class OnDevice(SizesOnly):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OnDevice(Batch):
     """A batch whose lengths only the device knows; the bounds stand for them.
 
     Attributes:
         tensors: qo_indptr, kv_indptr, last_page_len and kv_indices.
         bounds: the largest batch.
-        arrays: reads the whole batch back from the plan; set once there is one.
     """
 
     tensors: tuple[torch.Tensor | None, ...]
     bounds: Bounds
 
-    def __init__(
-        self,
-        tensors: tuple[torch.Tensor | None, ...],
-        num_requests: int,
-        q_rows: int,
-        bounds: Bounds,
-    ) -> None:
-        """Take the lengths as `plan` was given them; see `Batch` for the names."""
-        self.tensors = tensors
-        self.bounds = bounds
-        self.num_requests = num_requests
-        self.q_rows = self.total_q_rows = self.segment_rows = q_rows
-        self.kv_extent = 0
-        self.num_segments = bounds.segments  # so that all batches choose the same tile
-        self.busy_rows = max(1.0, bounds.max_q_rows / max(1, bounds.segments))
-        self.longest_q = bounds.max_q_rows
-        self.max_kv_len = bounds.max_kv_len
-        self.least_bounds = bounds
+    @classmethod
+    def of(
+        cls, tensors: tuple[torch.Tensor | None, ...], requests: int, q_rows: int, bounds: Bounds
+    ) -> OnDevice:
+        """The lengths as `plan` was given them, which nobody can read before they are planned."""
+        mean = max(1.0, bounds.max_q_rows / max(1, bounds.segments))
+        sizes = Sizes(  # segments are those of the bounds, so that all batches choose the same tile
+            requests, bounds.segments, q_rows, mean, q_rows,
+            bounds.max_q_rows, bounds.max_kv_len, 0,
+        )  # fmt: skip
+        return cls(_unread, q_rows, 0, sizes, tensors=tensors, bounds=bounds)
+
+
+def _unread() -> Arrays:
+    raise RuntimeError("the lengths lie on the device, and nobody has planned them yet")

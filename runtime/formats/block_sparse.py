@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 
 from warploom.dsl.types.formats import BlockSparse as Declared
-from warploom.errors import ArgumentError, BadLength, IndexOutOfRange, WrongShape
-from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
-from warploom.runtime.formats.batch import Batch
-from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, block_list, indptr
-from warploom.runtime.tensors.tensors import host_int32
+from warploom.errors import ArgumentError, IndexOutOfRange
+from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Part, Stored
+from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.lists import (
+    Int32s,
+    as_indptr,
+    as_int32,
+    block_list,
+    indptr,
+    one_per_request,
+    refuse_lengths,
+)
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import SEGMENT
 
@@ -24,7 +31,7 @@ class BlockSparse(Format[Declared]):
     def instead(self, name: str) -> str:
         return "give kv_lens"
 
-    def lower(self, qo: Int32s, given: Given) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> Batch:
         rows, columns = self.declared.block
         q_lens = np.diff(qo)
         block_rows = -(-q_lens // rows)
@@ -49,7 +56,8 @@ class BlockSparse(Format[Declared]):
         ends = as_int32(np.cumsum(lengths, dtype=np.int64), "the sum of kv_lens")
         segments["kv_row"] = (ends - lengths)[request]
         segments["index_begin"] = kv[:-1]
-        return Batch(segments, indices, q_lens, lengths.copy(), int(qo[-1]), int(lengths.sum()))
+        arrays = Arrays(segments, indices, q_lens, lengths.copy())
+        return Batch(arrays, int(qo[-1]), int(lengths.sum()))
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         columns = self.declared.block_kv
@@ -86,14 +94,8 @@ class BlockSparse(Format[Declared]):
 
 
 def _checked_lengths(kv_lens: Any, requests: int) -> Int32s:
-    lengths = host_int32(kv_lens, "kv_lens")
-    if len(lengths) != requests:
-        raise WrongShape(
-            name="kv_lens", got=tuple(lengths.shape), expected=f"({requests},), one per request"
-        )
-    if (lengths < 0).any():
-        at = int(np.flatnonzero(lengths < 0)[0])
-        raise BadLength(name="kv_lens", index=at, value=int(lengths[at]), expected="0 or more")
+    lengths = one_per_request(kv_lens, "kv_lens", requests)
+    refuse_lengths(lengths < 0, lengths, "kv_lens", "0 or more")
     return lengths
 
 

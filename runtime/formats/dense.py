@@ -7,10 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from warploom.dsl.types.formats import Dense as Declared
-from warploom.errors import BadLength
-from warploom.runtime.formats.base import Affine, Drawn, Floats, Given, Stored, whole_requests
-from warploom.runtime.formats.batch import Batch
-from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
+from warploom.runtime.formats.base import Affine, Arguments, Drawn, Floats, Stored, whole_requests
+from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.lists import (
+    NO_INDICES,
+    Int32s,
+    as_indptr,
+    indptr,
+    refuse_lengths,
+    segments_of,
+)
 
 
 class Dense(Affine[Declared]):
@@ -20,23 +26,17 @@ class Dense(Affine[Declared]):
     has_blocks = True
     block_name = ("batch", "requests")
 
-    def lower(self, qo: Int32s, given: Given) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> Batch:
         lengths = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         q_lens = np.diff(qo)
         rows = int(q_lens.max(initial=0))
-        uneven = np.flatnonzero(q_lens != rows)
-        if uneven.size:
-            at = int(uneven[0])
-            raise BadLength(
-                name="q_len",
-                index=at,
-                value=int(q_lens[at]),
-                expected=f"{rows}, since dense queries are one [batch, row, head, dim] tensor",
-            )
+        expected = f"{rows}, since dense queries are one [batch, row, head, dim] tensor"
+        refuse_lengths(q_lens != rows, q_lens, "q_len", expected)
         segments = segments_of(qo, lengths)
         segments["q_row"] = 0
         segments["kv_block"] = 0 if self.declared.shared else segments["batch"]
-        return Batch(segments, NO_INDICES, q_lens, lengths, rows, int(lengths.max(initial=0)))
+        longest = int(lengths.max(initial=0))
+        return Batch(Arrays(segments, NO_INDICES, q_lens, lengths), rows, longest)
 
     @property
     def native_storage(self) -> int | None:

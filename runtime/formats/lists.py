@@ -59,14 +59,27 @@ def segments_of(qo: Int32s, kv_lens: Int32s) -> Records:
     return segments
 
 
+def refuse_lengths(
+    wrong: npt.NDArray[np.bool_], lengths: npt.NDArray[Any], name: str, expected: str
+) -> None:
+    """Raise BadLength for the first of the lengths that are wrong, if any is."""
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise BadLength(name=name, index=at, value=int(lengths[at]), expected=expected)
+
+
+def one_per_request(value: Any, name: str, requests: int) -> Int32s:
+    """Lengths of the requests, as the caller gave them."""
+    lengths = host_int32(value, name)
+    if len(lengths) != requests:
+        expected = f"({requests},), one per request"
+        raise WrongShape(name=name, got=tuple(lengths.shape), expected=expected)
+    return lengths
+
+
 def as_int32(lengths: npt.NDArray[np.int64], name: str) -> Int32s:
     """Lengths in the type that kernels count in."""
-    over = np.flatnonzero(lengths > INT32_MAX)
-    if over.size:
-        at = int(over[0])
-        raise BadLength(
-            name=name, index=at, value=int(lengths[at]), expected=f"at most {INT32_MAX}"
-        )
+    refuse_lengths(lengths > INT32_MAX, lengths, name, f"at most {INT32_MAX}")
     return lengths.astype(np.int32)
 
 

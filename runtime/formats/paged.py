@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from warploom.dsl.types.formats import Paged as Declared
-from warploom.errors import BadLength, IndexOutOfRange, WrongShape
-from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Stored, whole_requests
-from warploom.runtime.formats.batch import Batch
+from warploom.errors import IndexOutOfRange
+from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Stored, whole_requests
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import (
     Int32s,
     as_indptr,
     as_int32,
     block_list,
     indptr,
+    one_per_request,
+    refuse_lengths,
     segments_of,
 )
-from warploom.runtime.tensors.tensors import host_int32
 from warploom.scheduler.bounds import Bounds
 
 if TYPE_CHECKING:
@@ -43,30 +44,23 @@ class Pages(Format[AnyPaged]):
     def instead(self, name: str) -> str:
         return "give last_page_len"
 
-    def lower(self, qo: Int32s, given: Given) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> Batch:
         kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
         indices = _page_list(given.kv_indices, int(kv[-1]))
         lengths = self._lengths(np.diff(kv), given.last_page_len)
         segments = segments_of(qo, lengths)
         segments["index_begin"] = kv[:-1]
         last = int(indices.max(initial=-1))
-        return Batch(segments, indices, np.diff(qo), lengths, int(qo[-1]), last + 1)
+        return Batch(Arrays(segments, indices, np.diff(qo), lengths), int(qo[-1]), last + 1)
 
     def _lengths(self, pages: Int32s, last_page_len: Any) -> Int32s:
         """Tokens of each request."""
-        size, last = self.declared.page_size, host_int32(last_page_len, "last_page_len")
-        if len(last) != len(pages):
-            raise WrongShape(
-                name="last_page_len",
-                got=tuple(last.shape),
-                expected=f"({len(pages)},), one per request",
-            )
-        wrong = np.flatnonzero((pages > 0) & ((last < 1) | (last > size)))
-        if wrong.size:
-            at = int(wrong[0])
-            raise BadLength(
-                name="last_page_len", index=at, value=int(last[at]), expected=f"1 to {size}"
-            )
+        size, last = (
+            self.declared.page_size,
+            one_per_request(last_page_len, "last_page_len", len(pages)),
+        )
+        wrong = (pages > 0) & ((last < 1) | (last > size))
+        refuse_lengths(wrong, last, "last_page_len", f"1 to {size}")
         full = (pages.astype(np.int64) - 1) * size
         return as_int32(np.where(pages > 0, full + last, 0), "kv_len")
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from warploom.dsl.types.formats import Rolling as Declared
-from warploom.runtime.formats.base import Drawn, Format, Given, Ints, Part, Stored
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Part, Stored
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, indptr, segments_of
 from warploom.scheduler.bounds import Bounds
 
@@ -27,7 +27,7 @@ class Rolling(Format[Declared]):
     def instead(self, name: str) -> str:
         return "kv_indptr tells the lengths of whole sequences, and these what is in which slot"
 
-    def lower(self, qo: Int32s, given: Given) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> Batch:
         lengths = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         kept = np.minimum(lengths, self.declared.slots)
         ends = as_int32(np.cumsum(kept, dtype=np.int64), "the sum of tokens that are kept")
@@ -41,7 +41,7 @@ class Rolling(Format[Declared]):
         segments["kv_count"] = kept
         segments["kv_row"] = segments["batch"]  # see `kernel_strides`
         segments["index_begin"] = begin
-        return Batch(segments, positions, np.diff(qo), seen, int(qo[-1]), 0)
+        return Batch(Arrays(segments, positions, np.diff(qo), seen), int(qo[-1]), 0)
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         slots = self.declared.slots

@@ -12,15 +12,15 @@ import torch
 
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.formats import Paged as Declared
-from warploom.errors import ArgumentError, BadLength, WrongStride
-from warploom.runtime.formats.base import Given
-from warploom.runtime.formats.batch import Batch
-from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, segments_of
+from warploom.errors import ArgumentError, WrongStride
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, refuse_lengths, segments_of
 from warploom.runtime.formats.paged import Pages
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 
 
-@dataclass
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SelectedBatch(Batch):
     """A batch whose block list is a tensor of the caller's.
 
@@ -43,7 +43,7 @@ class Selected(Pages[Declared]):
             raise ArgumentError(name="kv_format", reason=f"selections need Paged, not {kv_format}")
         return cls(kv_format)
 
-    def lower(self, qo: Int32s, given: Given) -> SelectedBatch:
+    def lower(self, qo: Int32s, given: Arguments) -> SelectedBatch:
         """See `Format.lower`; `kv_indices` is the tensor, of which the wrapper has checked type,
         device, requests and heads.
 
@@ -54,12 +54,8 @@ class Selected(Pages[Declared]):
         selection = given.kv_indices
         pages = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         _, heads, budget = selection.shape
-        over = np.flatnonzero(pages > budget)
-        if over.size:
-            at, most = int(over[0]), f"at most {budget}, the last size of kv_indices"
-            raise BadLength(
-                name="pages of kv_indptr", index=at, value=int(pages[at]), expected=most
-            )
+        most = f"at most {budget}, the last size of kv_indices"
+        refuse_lengths(pages > budget, pages, "pages of kv_indptr", most)
         lengths = self._lengths(pages, given.last_page_len)
         of_request, of_head = (selection.stride(axis) for axis in (0, 1))
         last_entry = max(len(pages) - 1, 0) * of_request + (heads - 1) * of_head + budget
@@ -69,8 +65,8 @@ class Selected(Pages[Declared]):
         segments = segments_of(qo, lengths)
         segments["index_begin"] = np.arange(len(pages)) * of_request
         segments["index_head_stride"] = of_head if heads > 1 else 0
-        q_lens, q_rows = np.diff(qo), int(qo[-1])
-        return SelectedBatch(segments, NO_INDICES, q_lens, lengths, q_rows, 0, selection, pages)
+        arrays = Arrays(segments, NO_INDICES, np.diff(qo), lengths)
+        return SelectedBatch(arrays, int(qo[-1]), 0, selection=selection, num_pages=pages)
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         return None

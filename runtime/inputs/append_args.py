@@ -234,10 +234,8 @@ def _from_host(
     over = np.flatnonzero(batch.q_lens > batch.kv_lens)
     if over.size:
         at = int(over[0])
-        raise BadLength(
-            name="new tokens", index=at, value=int(batch.q_lens[at]),
-            expected=f"at most {int(batch.kv_lens[at])}, the tokens that the table has",
-        )  # fmt: skip
+        most = f"at most {int(batch.kv_lens[at])}, the tokens that the table has"
+        raise BadLength(name="new tokens", index=at, value=int(batch.q_lens[at]), expected=most)
     if device.type != "cpu":
         refuse_under_capture(
             device, "append() was given host arrays", "Give int32 tensors on the device."

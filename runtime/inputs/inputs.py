@@ -22,7 +22,7 @@ from warploom.errors import (
     WrongDType,
     WrongShape,
 )
-from warploom.runtime.devices.params import Members
+from warploom.runtime.devices.params import Members, write_array
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.inputs.missing import missing_input, read_values
@@ -222,7 +222,7 @@ class Inputs:
             for name, value in self.scalars.items():
                 block.set(f"x_{name}", value)
         for name, tensor in self.tensors.items():  # always, since one may have moved
-            _write_tensor(block, name, tensor)
+            write_array(block, name, *_address(tensor))
         self.overridden, self._written = False, None
         self._settled = self._is_written = True
 
@@ -243,7 +243,7 @@ class Inputs:
         values = self.check_given(given)
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                _write_tensor(block, name, value)
+                write_array(block, name, *_address(value))
             else:
                 block.set(f"x_{name}", value)
         self.overridden = bool(values)
@@ -381,13 +381,6 @@ class Inputs:
         return missing_input(self._traced, name, self._sizes | self._lanes.get(name, {}))
 
 
-def _address(tensor: torch.Tensor) -> tuple[object, ...]:
+def _address(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """What a captured launch knows of a tensor: address, shape and strides."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
-
-
-def _write_tensor(block: Members, name: str, tensor: torch.Tensor) -> None:
-    block.set(f"x_{name}", tensor.data_ptr())
-    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        block.set(f"x_{name}_n{axis}", size)
-        block.set(f"x_{name}_s{axis}", stride)

@@ -28,10 +28,10 @@ def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
         "batch": batch.num_requests,
         "q_head": geometry.num_q_heads,
         "kv_head": geometry.num_kv_heads,
-        "kv_pos": batch.max_kv_len,
-        "q_pos": batch.max_kv_len,
+        "kv_pos": batch.sizes.max_kv_len,
+        "q_pos": batch.sizes.max_kv_len,
         "q_row": batch.q_rows,
-        "q_idx": batch.longest_q,
+        "q_idx": batch.sizes.longest_q,
     }
 
 

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
+import torch
 
+from warploom.codegen.attention.portable import STREAMED_ROWS
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.masks.intervals import TileAnalysis
-from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.ir import walk
-from warploom.dsl.types.spec import TracedVariant
-from warploom.runtime.formats.batch import Batch
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
+from warploom.errors import ArgumentError
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.planning.fast_planner import FastPlanner
-from warploom.runtime.planning.planner import Planned, Planner
-from warploom.runtime.planning.verify_plans import composed_check, verify_planned
+from warploom.runtime.launching.kernel_choice import KernelChoice
+from warploom.runtime.launching.kernels import Kernel
+from warploom.runtime.planning.rules import Options, Rules, as_fixed
+from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import Capacity, WorkspaceSize
+from warploom.scheduler.capacity import Capacity
 from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
-from warploom.scheduler.composed_plan import composed_capacity
-from warploom.scheduler.composed_tiles import VisibilityOf
+from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
 from warploom.scheduler.fixed import Pieces
-from warploom.scheduler.layout import Records
+from warploom.scheduler.layout import ROW_CODE, Records
+from warploom.scheduler.plan import Plan
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
+from warploom.scheduler.verify_composed import verify_composed
 from warploom.scheduler.visibility import Visibility
 
 MAX_LEVELS = 4  # parts that a request reads where no bounds say another number
+FEWEST_ROWS = STREAMED_ROWS + 1.0  # fused rows that a composed plan's tile is chosen for on a GPU
 _OF_REQUEST = frozenset(("batch", "q_len", "kv_len"))
 
 
@@ -43,74 +50,57 @@ def depends_on_request(traced: TracedVariant) -> str | None:
     return None
 
 
-def shared_prefixes(batch: Batch, traced: TracedVariant, page_size: int) -> PrefixForest:
+def shared_prefixes(arrays: Arrays, traced: TracedVariant, page_size: int) -> PrefixForest:
     """What the requests of a paged batch share; nothing where keys depend on the request."""
-    full_pages = batch.kv_lens.astype(np.int64) // page_size
+    full_pages = arrays.kv_lens.astype(np.int64) // page_size
     if depends_on_request(traced):
         full_pages[:] = 0
-    begin = batch.segments["index_begin"].astype(np.int64)
-    return find_prefixes(begin, batch.indices, full_pages, page_size)
+    begin = arrays.segments["index_begin"].astype(np.int64)
+    return find_prefixes(begin, arrays.indices, full_pages, page_size)
 
 
-def mean_rows(batch: Batch, forest: PrefixForest, group_size: int) -> float:
+def mean_rows(arrays: Arrays, forest: PrefixForest, group_size: int) -> float:
     """Fused rows that a key meets on average, if all that is shared is read together."""
-    fused = batch.segments["num_q"].astype(np.int64) * group_size
-    products = float((fused * batch.kv_lens).sum())
+    fused = arrays.segments["num_q"].astype(np.int64) * group_size
+    products = float((fused * arrays.kv_lens).sum())
     requests = forest.sum_over_requests(np.ones(len(fused), np.int64))
-    keys = float(batch.kv_lens.sum()) - float(((requests - 1) * forest.length).sum())
+    keys = float(arrays.kv_lens.sum()) - float(((requests - 1) * forest.length).sum())
     return products / keys if products else 1.0
 
 
-def visibility_of(
-    traced: TracedVariant, analysis: TileAnalysis, batch: Batch, heads: Heads
-) -> VisibilityOf:
-    """The mask's answers for segments that a plan makes of the batch."""
+class ComposedRules(Rules):
+    """Rules for batches whose requests share pages."""
 
-    def answers(segments: Records) -> Visibility:
-        return make_visibility(traced, analysis, replace(batch, segments=segments), heads)
+    _last: tuple[Batch, SharedBatch] | None = None
 
-    return answers
+    @cached_property
+    def fixed(self) -> TileChoice | None:
+        """The tile of all plans, or None if each batch chooses.
 
+        Raises:
+            ArgumentError: bits that do not depend on neighbours were asked for, a tile of more rows
+                than have a code, or one that kernels cannot have.
+        """
+        options = self.options
+        if options.batch_invariant:
+            reason = "a composed plan joins states where other requests share a prefix"
+            raise ArgumentError(name="batch_invariant", reason=reason)
+        obstacle = options.tile and self._kernels.obstacle(options.tile)
+        if obstacle:
+            raise ArgumentError(name="tile", reason=f"does not suit the kernels: {obstacle}")
+        if options.tile is not None and options.tile.rows > ROW_CODE:
+            reason = f"has {options.tile.rows} rows; composed plans take {ROW_CODE} at most"
+            raise ArgumentError(name="tile", reason=reason)
+        if options.tile is not None:
+            return TileChoice(options.tile)
+        if not options.fixed_tile or options.bounds is None:
+            return None
+        rows = options.bounds.max_q_rows * self.heads.group_size
+        return as_fixed(self._for_rows(rows / max(1, options.bounds.segments)))
 
-class ComposedPlanner(Planner):
-    """Plans of one wrapper for batches whose requests share pages."""
-
-    def __call__(self, batch: Batch, inputs: Inputs) -> Planned:
-        """Plan a batch and enqueue its upload on the current stream; raises as `Planner` does."""
-        shared = self._shared(batch)
-        kernel = self._kernels.get(self._choice(batch, shared).tile)
-        exact = Bounds.of(batch.segments, len(batch.indices))
-        room, size = self._fit(replace(exact, max_levels=shared.levels), kernel)
-        analysis = TileAnalysis(self._spec.variant, inputs.scalars, inputs.known)
-        limit = self._options.sm_limit
-        machine = Machine(
-            num_kv_heads=self._heads.num_kv,
-            rows=kernel.tile.rows,
-            keys=kernel.tile.keys,
-            num_ctas=kernel.num_ctas,
-            active_ctas=kernel.num_ctas if limit is None else min(limit, kernel.num_ctas),
-        )
-        answers = visibility_of(self._spec.variant, analysis, batch, self._heads)
-        plan = make_composed_plan(shared, machine, answers, batch.indices)
-        plan.check_fits(room)
-        self._workspace.fit(size)
-        self._send(plan, room)
-        return Planned(batch, plan, kernel, answers(batch.segments), size)
-
-    def _verify(self, planned: Planned, inputs: Inputs) -> None:
-        check = composed_check(planned.batch.segments, self._spec.kv_format.block_kv)
-        room, packed = self._packed()
-        verify_planned(planned.plan, planned.visibility, room, packed, planned.by, check)
-
-    def choice_for(self, batch: Batch) -> TileChoice:
-        """The tile of all plans, or the one for the rows that a key meets in this batch."""
-        return self._choice(batch, self._shared(batch))
-
-    def _choice(self, batch: Batch, shared: SharedBatch) -> TileChoice:
-        fixed = self.fixed_choice()
-        if fixed is not None:
-            return fixed
-        heads = self._heads
+    def _choose(self, batch: Batch) -> TileChoice:
+        """By the rows that a key meets in the batch."""
+        shared, heads = self._shared(batch), self.heads
 
         def reads_with(rows: int) -> tuple[int, int, int]:
             keys, walked, tiles = (heads.num_kv * count for count in shared.reads(rows))
@@ -119,29 +109,76 @@ class ComposedPlanner(Planner):
         cheapest = self._kernels.cheapest_composed(reads_with)
         if cheapest is not None:
             return cheapest
-        return self._tiles.for_rows(mean_rows(batch, shared.forest, heads.group_size))
+        return self._for_rows(mean_rows(batch.arrays, shared.forest, heads.group_size))
+
+    def _for_rows(self, rows: float) -> TileChoice:
+        """The tile for keys that this many fused rows meet on average."""
+        return self._kernels.choose(max(rows, self._fewest_rows))
+
+    def _candidates(self) -> list[TileConfig]:
+        return self._kernels.composed_candidates(self._fewest_rows)
+
+    @property
+    def _fewest_rows(self) -> float:
+        """On a GPU, where rows alone decide, tiles of 64 rows and more: those of 16 read long
+        prefixes of many rows again and again."""
+        return FEWEST_ROWS if isinstance(self._kernels.target, Arch) else 1.0
 
     def _shared(self, batch: Batch) -> SharedBatch:
         """The batch with its prefixes."""
-        page_size, bounds = self._spec.kv_format.block_kv, self._options.bounds
-        forest = shared_prefixes(batch, self._spec.variant, page_size)
-        levels = min(forest.depth + 1, MAX_LEVELS if bounds is None else bounds.max_levels)
-        return SharedBatch(batch.segments, forest, self._heads.group_size, page_size, levels)
+        if self._last is None or self._last[0] is not batch:
+            page_size, bounds = self.spec.kv_format.block_kv, self.options.bounds
+            forest = shared_prefixes(batch.arrays, self.spec.variant, page_size)
+            levels = min(forest.depth + 1, MAX_LEVELS if bounds is None else bounds.max_levels)
+            group = self.heads.group_size
+            self._last = batch, SharedBatch(batch.segments, forest, group, page_size, levels)
+        return self._last[1]
 
-    def _compute_sizes(
+    def _room(
         self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
-    ) -> tuple[Capacity, WorkspaceSize]:
-        assert pieces is None, "prefixes are cut where they fit, not at multiples of one size"
-        room = composed_capacity(
+    ) -> Capacity:
+        return composed_capacity(
             bounds,
             rows=tile.rows,
-            num_kv_heads=self._heads.num_kv,
-            group_size=self._heads.group_size,
+            num_kv_heads=self.heads.num_kv,
+            group_size=self.heads.group_size,
             num_ctas=num_ctas,
         )
-        return room, room.workspace_size(self._spec.head_dim_v)
+
+    def least_bounds(self, batch: Batch) -> Bounds:
+        return replace(batch.least_bounds, max_levels=self._shared(batch).levels)
+
+    def make(
+        self, batch: Batch, kernel: Kernel, room: Capacity, inputs: Inputs
+    ) -> tuple[Plan, Visibility]:
+        traced, active = self.spec.variant, self.active_ctas(kernel)
+        analysis = TileAnalysis(traced, inputs.scalars, inputs.known)
+        rows, keys = kernel.tile.rows, kernel.tile.keys
+        machine = Machine(self.heads.num_kv, rows, keys, kernel.num_ctas, active)
+
+        def answers(segments: Records) -> Visibility:
+            arrays = batch.arrays._replace(segments=segments)
+            return make_visibility(traced, analysis, arrays, self.heads)
+
+        plan = make_composed_plan(self._shared(batch), machine, answers, batch.indices)
+        plan.check_fits(room)
+        return plan, answers(batch.segments)
+
+    def check_of(self, batch: Batch) -> Check:
+        def check(plan: Plan, visibility: Visibility) -> None:
+            assert isinstance(plan, ComposedPlan)
+            verify_composed(plan, batch.segments, visibility, self.spec.kv_format.block_kv)
+
+        return check
 
 
-def planner_of(kv_format: KVFormat) -> type[Planner]:
-    """The class that plans for a format."""
-    return ComposedPlanner if kv_format.composed else FastPlanner
+def rules_of(
+    spec: AttentionSpec,
+    kernels: KernelChoice,
+    heads: Heads,
+    options: Options,
+    device: torch.device,
+) -> Rules:
+    """The rules for the format of a declaration; see `Rules`."""
+    rules = ComposedRules if spec.kv_format.composed else Rules
+    return rules(spec, kernels, heads, options, device)

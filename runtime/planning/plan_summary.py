@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from warploom.codegen.source import TileChoice
 from warploom.runtime.formats.batch import Batch
-from warploom.runtime.planning.planner import Planned
+from warploom.runtime.planning.strategy import Planned
 
 
 def summary(batch: Batch, planned: Planned | None, choice: TileChoice | None, on_host: bool) -> str:
@@ -25,6 +25,6 @@ def summary(batch: Batch, planned: Planned | None, choice: TileChoice | None, on
     parts = [requests, f"tile {template}{tile.rows} x {tile.keys}"]
     if choice is not None and choice.reason:
         parts[-1] += f" ({choice.reason})"
-    if on_host or type(planned) is Planned:
+    if on_host or not planned.is_native:
         parts.append(f"{len(planned.plan.items)} items")
     return ", ".join([*parts, f"{planned.size.total} bytes", f"by {planned.by}"])

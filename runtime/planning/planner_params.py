@@ -11,7 +11,7 @@ import torch
 from warploom.codegen.abi import Packer
 from warploom.codegen.planner_source import BATCH, INPUTS, OUTPUTS, SITE, planner_fields
 from warploom.dsl.types.spec import TracedVariant
-from warploom.runtime.devices.params import Block
+from warploom.runtime.devices.params import Block, write_array
 
 
 class PlannerParams(Block):
@@ -40,17 +40,9 @@ class PlannerParams(Block):
         for name in self.inputs:
             value = values[name]
             if isinstance(value, torch.Tensor):
-                self._write_array(name, value.data_ptr(), tuple(value.shape), value.stride())
+                write_array(self, name, value.data_ptr(), value.shape, value.stride())
             elif isinstance(value, np.ndarray):
                 strides = tuple(step // value.itemsize for step in value.strides)
-                self._write_array(name, value.ctypes.data, value.shape, strides)
+                write_array(self, name, value.ctypes.data, value.shape, strides)
             else:
                 self.set(f"x_{name}", value)
-
-    def _write_array(
-        self, name: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...]
-    ) -> None:
-        self.set(f"x_{name}", address)
-        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-            self.set(f"x_{name}_n{axis}", size)
-            self.set(f"x_{name}_s{axis}", stride)

@@ -17,25 +17,10 @@ from warploom.scheduler.capacity import Capacity
 from warploom.scheduler.layout import HEADER, OPENING, Records
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.verify import verify
-from warploom.scheduler.verify_composed import verify_composed
 from warploom.scheduler.visibility import Visibility
 
 SHOWN = 1000  # lengths that a report names
 Check = Callable[[Plan, Visibility], None]
-
-
-def composed_check(requests: Records, page_size: int) -> Check:
-    """How composed plans are checked.
-
-    Args:
-        requests: SEGMENT records of the batch, one for each request.
-        page_size: tokens of a page.
-    """
-
-    def check(plan: Plan, visibility: Visibility) -> None:
-        verify_composed(plan, requests, visibility, page_size)  # type: ignore[arg-type]
-
-    return check
 
 
 def verify_planned(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from warploom.dsl.masks.intervals import PARTIAL, SKIP, TileAnalysis
 from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import TracedVariant
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arrays
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.visibility import AllVisible, Visibility
 
@@ -34,7 +34,7 @@ class Heads:
 
 
 def make_visibility(
-    traced: TracedVariant, analysis: TileAnalysis, batch: Batch, heads: Heads, columns: int = 0
+    traced: TracedVariant, analysis: TileAnalysis, batch: Arrays, heads: Heads, columns: int = 0
 ) -> Visibility:
     """What the planner asks for this batch.
 
@@ -60,7 +60,7 @@ class MaskVisibility:
     the mask reads nothing else of the request, as decode batches mostly do.
     """
 
-    def __init__(self, mask: Node, analysis: TileAnalysis, batch: Batch, heads: Heads) -> None:
+    def __init__(self, mask: Node, analysis: TileAnalysis, batch: Arrays, heads: Heads) -> None:
         read = positions_read(mask)
         self._analysis = analysis
         self._heads = heads
@@ -187,7 +187,7 @@ class ColumnVisibility(MaskVisibility):
     """
 
     def __init__(
-        self, mask: Node, analysis: TileAnalysis, batch: Batch, heads: Heads, columns: int
+        self, mask: Node, analysis: TileAnalysis, batch: Arrays, heads: Heads, columns: int
     ) -> None:
         super().__init__(mask, analysis, batch, heads)
         self._columns = columns

@@ -39,7 +39,7 @@ from warploom.runtime.devices.cuda import CudaKernel
 from warploom.runtime.devices.device import cuda_facts, resolve_device
 from warploom.runtime.devices.loaded import Loaded
 from warploom.runtime.devices.params import Block
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.inputs.append_args import (
     check_caches_apart,
     check_sources_apart,
@@ -362,7 +362,7 @@ def _bound(variant: Variant, transforms: TracedVariant) -> dict[str, Any]:
 def _heads_only(requests: int) -> Batch:
     """Lengths that inputs are checked against: only the device knows those of tokens."""
     none = np.zeros(requests, np.int32)
-    return Batch(np.zeros(0, SEGMENT.dtype), np.zeros(0, np.int32), none, none, 0, 0)
+    return Batch(Arrays(np.zeros(0, SEGMENT.dtype), none[:0], none, none), 0, 0)
 
 
 _Bind = Callable[[Block], Callable[[int], None]]

@@ -38,7 +38,8 @@ from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.declaring.wrapper_options import checked_options, kernel_parts
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.prepared_keys import Way
-from warploom.runtime.planning.plan_tiles import Options, tiles_of
+from warploom.runtime.planning.composed import rules_of
+from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.wrappers.append import Appender
 from warploom.runtime.wrappers.selection import PageSelectionWrapper
@@ -214,12 +215,14 @@ def _tiles(
     choice: KernelChoice, parts: _Parts, heads: Heads, options: Options
 ) -> Iterator[TileConfig]:
     """Every tile of a plan on any device of the target's kind."""
-    rule = tiles_of(parts[0].kv_format)
-    if rule(choice, heads, options).fixed() is None or not isinstance(choice.target, Arch):
-        yield from rule(choice, heads, options).all()
+    is_gpu = isinstance(choice.target, Arch)
+    nowhere = torch.device("meta")
+    rules = rules_of(parts[0], choice, heads, options, nowhere)
+    if rules.fixed is None or not is_gpu:
+        yield from rules.tiles()
         return
     found = dict[TileConfig, None]()
     for num_sms in _SM_COUNTS:
         there = KernelChoice(parts[0], choice.target, *parts[1:], num_sms)
-        found |= dict.fromkeys(rule(there, heads, options).all())
+        found |= dict.fromkeys(rules_of(parts[0], there, heads, options, nowhere).tiles())
     yield from found

@@ -19,7 +19,7 @@ from warploom.runtime.devices.cpu import default_threads
 from warploom.runtime.devices.device import Backend
 from warploom.runtime.launching.prepared_keys import KeyTransform
 from warploom.runtime.planning.composed import depends_on_request
-from warploom.runtime.planning.planner import Planned
+from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.visibility import Heads, MaskVisibility
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.plan import Plan
@@ -169,7 +169,7 @@ def _keys(wrapper: Explained, planned: Planned) -> dict[str, object]:
     """Where keys are transformed, if anywhere; only a GPU has more than one way."""
     if "key_transform" not in wrapper.spec.variant.seats or wrapper.backend != "cuda":
         return {}
-    rows = planned.batch.busy_rows * wrapper.heads.group_size
+    rows = planned.batch.sizes.busy_rows * wrapper.heads.group_size
     is_before = planned.kernel.prepare is not None
     return {"keys are transformed": wrapper.key_transform.told(is_before, rows)}
 
@@ -185,25 +185,22 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     split = _counted(len(plan.merges), "split tile")
     if isinstance(plan, ComposedPlan):
         split = f"{_counted(len(plan.segments), 'part')}, {_counted(len(plan.joins), 'row')} joined"
-    loads = plan.loads[: plan.active_ctas]
-    mean = float(loads.mean()) if len(loads) else 0.0
-    busy = int((np.diff(plan.cta_indptr) > 0).sum())
     on_gpu = planned.kernel.source.language == "cuda"
     part = _part(planned)
     threads = _counted(min(default_threads(), plan.active_ctas), "thread")
     taken = "" if on_gpu else f", items taken one at a time by up to {threads}"
     return {
         "batch": f"{_counted(batch.num_requests, 'request')}, "
-        f"{_counted(batch.total_q_rows, 'query row')}, "
-        f"{_counted(int(batch.kv_lens.sum()), 'key')}, longest {batch.max_kv_len}",
-        "grid": f"{_counted(plan.num_ctas, part)}, {busy} with work, "
+        f"{_counted(batch.sizes.total_q_rows, 'query row')}, "
+        f"{_counted(int(batch.kv_lens.sum()), 'key')}, longest {batch.sizes.max_kv_len}",
+        "grid": f"{_counted(plan.num_ctas, part)}, {plan.busy_ctas} with work, "
         f"limit {plan.active_ctas}{taken}",
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
         "dealt": "evenly: few query tiles" if plan.even else "longest first",
         **_shared(plan, variant),
-        "balance": f"longest {part} {float(loads.max()) / mean:.2f} x mean" if mean else "no work",
+        "balance": f"longest {part} {plan.balance:.2f} x mean" if len(plan.items) else "no work",
         "mask": _classes(planned),
     }
 

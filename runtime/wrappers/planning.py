@@ -16,12 +16,15 @@ from warploom.dsl.variants.variant import Variant
 from warploom.errors import NotPlanned
 from warploom.logs import log
 from warploom.runtime.devices.device import Backend
-from warploom.runtime.formats.batch import Batch, Measured, OnDevice
+from warploom.runtime.devices.graph import refuse_under_capture
+from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.launch import Launcher
-from warploom.runtime.planning.plan_batch import batch_of
 from warploom.runtime.planning.plan_summary import summary
-from warploom.runtime.planning.planner import Planned, Planner
+from warploom.runtime.planning.planner import Planner, as_many_rows
+from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.calls import explained
 from warploom.runtime.wrappers.guard import Guard
@@ -65,7 +68,7 @@ class Planning(Uncopied):
 
         Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
         bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
-        (`runtime.planning.plan_batch` says when): nothing waits, and a CUDA graph can hold plan
+        (`runtime.planning.planner` says when): nothing waits, and a CUDA graph can hold plan
         and run. It does not compare pages and ragged keys with k and v, so a page beyond the
         cache, which only `run` gets to see, is read past its end. For what the device refuses
         see `check_plan`: runs of such a plan compute nothing and leave `out` and `lse` as they
@@ -110,18 +113,20 @@ class Planning(Uncopied):
         self._guard.enter_plan()
         try:
             inputs = self._inputs.read(inputs)
-            arguments = qo_indptr, kv_indptr, kv_indices, last_page_len
-            self._plan(self._lowered(arguments, kv_lens, q_rows), inputs)
+            given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens, q_rows)
+            self._plan(self._lowered(given), inputs)
         except BaseException:
             self._forget()
             raise
         finally:
             self._guard.leave_plan()
 
-    def _lowered(self, arguments: tuple[Any, ...], kv_lens: Any, q_rows: int | None) -> Batch:
-        """Check the arguments of `plan`; see `batch_of`."""
-        planner = None if self.backend == "reference" else self._planner
-        return batch_of(arguments, kv_lens, q_rows, self.kv_format, planner, self.device)
+    def _lowered(self, given: Arguments) -> Batch:
+        """Check the arguments of `plan`; see `Planner.read`."""
+        if self.backend != "reference":
+            return self._planner.read(given)
+        refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
+        return as_many_rows(make_batch(self.kv_format, *given[:5]), given.q_rows)
 
     def check_plan(self) -> None:
         """Raise if the device refused the last plan; waits for the device.
@@ -142,17 +147,18 @@ class Planning(Uncopied):
         """The tile of the last plan, with what spoke for it; None before, and for the reference."""
         if self._launcher is None or self.planned is None:
             return None
-        return self._planner.choice_for(self.planned.batch)
+        return self._planner.rules.choice(self.planned.batch)
 
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
-        if self._bounds is not None and not isinstance(batch, (Measured, OnDevice)):
+        if self._bounds is not None and batch.known is None:  # else whoever knew has asked
             self._bounds.admit(batch.segments, len(batch.indices))
         inputs = self._inputs.rewritten() | inputs
         self._take(batch, inputs)
-        self._batch, self._is_refused = batch, False
+        self._batch = batch if self.planned is None else self.planned.batch
+        self._is_refused = False
         count("plans")
         if log.isEnabledFor(DEBUG):
-            line = summary(batch, self.planned, self.choice, self.device.type == "cpu")
+            line = summary(self._batch, self.planned, self.choice, self.device.type == "cpu")
             log.debug("planned %s, %s: %s", self._variant.name, self.kv_format, line)
 
     def _forget(self) -> None:
@@ -166,7 +172,8 @@ class Planning(Uncopied):
         return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
 
     def _check_lengths(self, known: dict[str, np.ndarray[Any, Any]], batch: Batch) -> None:
-        self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
+        if type(self._variant).check_lengths is not Variant.check_lengths:
+            self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._launcher is not None:
@@ -179,7 +186,7 @@ class Planning(Uncopied):
             self._check_lengths(known, batch)
         self._inputs.keep(offer)  # a graph may read these: only what fits goes there
         if self._launcher is not None:
-            self.planned = self._planner(batch, self._inputs)
+            self.planned = self._planner.plan(batch, self._inputs)
             if self._planner.verifies:
                 self._planner.verify(self.planned, self._inputs)
-            self._launcher.planned(batch, self.planned.kernel)
+            self._launcher.planned(self.planned.batch, self.planned.kernel)

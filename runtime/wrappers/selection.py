@@ -21,11 +21,13 @@ from warploom.errors import (
 )
 from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import indptr
 from warploom.runtime.formats.selected import Selected, SelectedBatch
 from warploom.runtime.inputs.args import KV, checked_kv, key_value
 from warploom.runtime.operators.custom_op import Result
+from warploom.runtime.planning.planner import as_many_rows
 from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.tensors import as_torch, byte_span
 from warploom.runtime.wrappers.calls import explained
@@ -93,19 +95,15 @@ class PageSelectionWrapper(AttentionWrapper):
             kv_lens=kv_lens, q_rows=q_rows, **inputs,
         )  # fmt: skip
 
-    def _lowered(
-        self, arguments: tuple[Any, ...], kv_lens: Any, q_rows: int | None
-    ) -> SelectedBatch:
+    def _lowered(self, given: Arguments) -> SelectedBatch:
         refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
         if self.backend == "reference":
             raise ArgumentError(name="backend", reason="selections need a compiled one")
-        qo, kv, selection, last = arguments
-        if selection is not None:
-            requests = len(indptr(qo, "qo_indptr")) - 1
-            selection = self._checked(selection, "kv_indices", requests)
-        batch = make_batch(Selected.of(self.kv_format), qo, kv, selection, last, kv_lens)
-        if q_rows not in (None, batch.q_rows):
-            raise ArgumentError(name="q_rows", reason=f"is {q_rows}; the batch has {batch.q_rows}")
+        if given.kv_indices is not None:
+            requests = len(indptr(given.qo_indptr, "qo_indptr")) - 1
+            selection = self._checked(given.kv_indices, "kv_indices", requests)
+            given = given._replace(kv_indices=selection)
+        batch = as_many_rows(make_batch(Selected.of(self.kv_format), *given[:5]), given.q_rows)
         assert isinstance(batch, SelectedBatch)
         return batch
 

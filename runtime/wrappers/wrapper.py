@@ -42,8 +42,8 @@ from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.launching.prepared_keys import PreparedKeys, Way
 from warploom.runtime.operators import custom_op
-from warploom.runtime.planning.composed import planner_of
-from warploom.runtime.planning.plan_tiles import Options
+from warploom.runtime.planning.planner import Planner
+from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.calls import explained
@@ -212,7 +212,7 @@ class AttentionWrapper(Running):
             ("lse_scale", self._lse_scale),
         ):
             self._params.set(name, value)
-        self._planner = planner_of(self.kv_format)(
+        self._planner = Planner(
             self.spec, self.heads, self._kernels, workspace, self._params, options, self.device
         )
         keys = PreparedKeys(prepare, self._geometry, self._params) if prepare else None

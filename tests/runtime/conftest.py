@@ -168,6 +168,7 @@ class CpuRun:
         case, fmt = self.case, self.case.kv_format
         heads = Heads(case.num_q_heads, case.num_kv_heads)
         columns = fmt.block_kv if fmt.column_positions else 0
+        batch = self.batch.arrays
         self.plan = make_plan(
             self.batch.segments,
             num_kv_heads=case.num_kv_heads,
@@ -175,7 +176,7 @@ class CpuRun:
             rows=case.tile.rows,
             keys=case.tile.keys,
             num_ctas=case.num_ctas,
-            visibility=make_visibility(self.spec.variant, analysis, self.batch, heads, columns),
+            visibility=make_visibility(self.spec.variant, analysis, batch, heads, columns),
             split_size=case.split_size,
             indices=self.batch.indices,
         )

@@ -14,9 +14,8 @@ from warploom.dsl.types.formats import Ragged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.runtime.planning import planner
-from warploom.runtime.planning.plan_tiles import Options
-from warploom.runtime.planning.planner import Planner
+from warploom.runtime.planning import rules
+from warploom.runtime.planning.rules import Options, Rules
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 
@@ -28,15 +27,16 @@ def deals_evenly(
 ) -> bool:
     chosen = Options(**{**dict.fromkeys(Options.__dataclass_fields__), **options})  # type: ignore[arg-type]
     spec = AttentionSpec(trace(Variant()), 128, 128, dtype("bfloat16"), Ragged())
-    nothing: Any = None  # neither kernels nor memory are asked
-    of = Planner(spec, Heads(*heads), nothing, nothing, nothing, chosen, torch.device(device))
-    batch: Any = SimpleNamespace(segment_rows=rows, num_segments=segments)
+    nothing: Any = SimpleNamespace(choose=len)  # kernels are not asked
+    of = Rules(spec, nothing, Heads(*heads), chosen, torch.device(device))
+    sizes = SimpleNamespace(segment_rows=rows, num_segments=segments)
+    batch: Any = SimpleNamespace(sizes=sizes)
     return of.deals_evenly(batch, TILE)
 
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "cuda_facts", lambda index: SimpleNamespace(num_sms=132))
+    monkeypatch.setattr(rules, "cuda_facts", lambda index: SimpleNamespace(num_sms=132))
 
 
 def test_few_tiles_of_a_segment() -> None:

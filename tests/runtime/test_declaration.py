@@ -22,8 +22,7 @@ from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.launching import kernels as kernels_module
 from warploom.runtime.launching.kernels import Kernels
-from warploom.runtime.planning import planner as planner_module
-from warploom.runtime.planning.composed import planner_of
+from warploom.runtime.planning import rules as rules_module
 from warploom.runtime.planning.planner import Planner
 
 WHERE = {"self", "device", "backend", "workspace"}
@@ -94,12 +93,12 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Planner, Ker
 
     def make(declaration: wl.AttentionDeclaration, arch: Arch, sms: int) -> tuple[Planner, Kernels]:
         facts = SimpleNamespace(arch=arch, num_sms=sms, l2_bytes=50 << 20)
-        for module in (kernels_module, planner_module):
+        for module in (kernels_module, rules_module):
             monkeypatch.setattr(module, "cuda_facts", lambda _: facts)
         device, nothing = torch.device("cuda", 0), SimpleNamespace()
         spec, heads, options, parts = declaration._checked(arch)
         kernels = Kernels(parts[0], device, *parts[1:])
-        made = planner_of(spec.kv_format)(
+        made = Planner(
             spec, heads, kernels, nothing, nothing, options, device  # type: ignore[arg-type]
         )  # fmt: skip
         return made, kernels
@@ -123,11 +122,11 @@ def test_every_source_of_every_batch_on_every_gpu_is_named(
     kv_format: Any = declaration.kv_format
     batches = [random_batch(kv_format, rng) for _ in range(12)]
     if declaration.bounds is not None and not kv_format.composed:
-        batches.append(OnDevice((None,) * 4, 3, 40, declaration.bounds))
+        batches.append(OnDevice.of((None,) * 4, 3, 40, declaration.bounds))
     met = set[str]()
     for sms in SMS:
         made, kernels = planner(declaration, arch, sms)
-        tiles = [*map(made.tile_for, batches), *made.tiles()]
+        tiles = [*(made.rules.choice(batch).tile for batch in batches), *made.tiles()]
         met |= {source.code for tile in tiles for source in kernels.sources(tile)}
     assert met <= named
     planners = {code for code in named if "warploom_planner" in code}
@@ -152,7 +151,7 @@ def test_every_source_of_every_batch_on_the_cpu_is_named(
     assert isinstance(wrapper, wl.AttentionWrapper) and wrapper.device.type == "cpu"
     rng = np.random.default_rng(3)
     batches = [random_batch(declaration.kv_format, rng) for _ in range(50)]
-    tiles = [*map(wrapper._planner.tile_for, batches), *wrapper.tiles()]
+    tiles = [*(wrapper._planner.rules.choice(batch).tile for batch in batches), *wrapper.tiles()]
     met = {source.code for tile in tiles for source in wrapper._kernels.sources(tile)}
     assert met <= named
     kv_format: Any = declaration.kv_format

@@ -32,7 +32,7 @@ def test_ragged_requests_follow_one_another() -> None:
     assert column(batch, "num_q") == [2, 0, 3]
     assert column(batch, "kv_row") == [0, 7, 9]
     assert column(batch, "kv_len") == column(batch, "kv_count") == [7, 2, 0]
-    assert (batch.q_rows, batch.kv_extent, batch.max_kv_len) == (5, 9, 7)
+    assert (batch.q_rows, batch.kv_extent, batch.sizes.max_kv_len) == (5, 9, 7)
 
 
 def test_dense_requests_have_a_batch_entry_each() -> None:

@@ -36,9 +36,8 @@ from warploom.errors import (
 from warploom.runtime.calls.attention import attention
 from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.planning.native_planner import NativePlanner
+from warploom.runtime.planning.device_strategy import DevicePlanner
 from warploom.runtime.planning.planner_params import PlannerParams
-from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
@@ -278,16 +277,12 @@ def test_a_mask_that_only_run_is_given_is_not_planned_with(storage: str, graphed
         later.run(q, (k, v), limit=given["limit"])
 
 
-def test_the_device_plans_with_all_that_the_mask_reads_or_not_at_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_device_plans_with_all_that_the_mask_reads_or_not_at_all() -> None:
     traced = trace(Reached())
-    planner = NativePlanner(traced, Ragged(), Heads(2, 2), torch.device("cpu"))
-    made: Any = SimpleNamespace(params=PlannerParams(traced))
-    monkeypatch.setattr(planner, "_device_planner", lambda bounds, site: made)
+    made: Any = SimpleNamespace(params=PlannerParams(traced), _name="Reached")
     inputs: Any = SimpleNamespace(scalars={}, tensors={"hidden": torch.zeros(3, dtype=torch.bool)})
     with pytest.raises(MissingInput, match=r"Reached reads 'limit'.*plan\(\)"):
-        planner.on_device(SimpleNamespace(bounds=LONGER), inputs, None, 0, 0)  # type: ignore[arg-type]
+        DevicePlanner.write(made, SimpleNamespace(bounds=LONGER), inputs, None, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

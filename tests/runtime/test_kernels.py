@@ -23,9 +23,8 @@ from warploom.runtime.devices import loaded
 from warploom.runtime.formats import make_batch
 from warploom.runtime.launching import kernels
 from warploom.runtime.launching.kernels import Kernels
-from warploom.runtime.planning.composed import planner_of
-from warploom.runtime.planning.plan_tiles import Options
-from warploom.runtime.planning.planner import Planner
+from warploom.runtime.planning.composed import rules_of
+from warploom.runtime.planning.rules import Options, Rules
 from warploom.runtime.planning.visibility import Heads
 
 
@@ -58,28 +57,25 @@ def test_tiles_of_composed_plans_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(kernels, "cuda_facts", lambda index: SimpleNamespace(num_sms=132))
 
-    def planner(kv_format: Any, tile: TileConfig | None = None) -> Planner:
+    def rules(kv_format: Any, tile: TileConfig | None = None) -> Rules:
         spec = AttentionSpec(trace(Variant()), 128, 128, dtype("bfloat16"), kv_format)
         made = Kernels(spec, torch.device("cpu"))
         made.target = arch_named("sm_90a")
-        options, nothing = Options(None, False, False, None, tile), SimpleNamespace()
-        device = torch.device("cuda", 0)
-        return planner_of(kv_format)(
-            spec, Heads(8, 2), made, nothing, nothing, options, device  # type: ignore[arg-type]
-        )  # fmt: skip
+        options = Options(None, False, False, None, tile)
+        return rules_of(spec, made, Heads(8, 2), options, torch.device("cuda", 0))
 
-    assert min(tile.rows for tile in planner(Paged(16)).tiles()) == 16
-    assert {tile.rows for tile in planner(Composed(16)).tiles()} == {16, 64, 128}
+    assert min(tile.rows for tile in rules(Paged(16)).tiles()) == 16
+    assert {tile.rows for tile in rules(Composed(16)).tiles()} == {16, 64, 128}
     for prefix, batch, rows in ((1024, 16, 16), (8192, 64, 128)):
         table = [range(prefix // 16)] * batch
         pages = np.array([[*shared, prefix + i] for i, shared in enumerate(table)], np.int32)
         indptr = np.arange(batch + 1, dtype=np.int32)
         qo, last = indptr, np.full(batch, 16, np.int32)
         planned = make_batch(Composed(16), qo, indptr * pages.shape[1], pages.ravel(), last)
-        choice = planner(Composed(16)).choice_for(planned)
+        choice = rules(Composed(16)).choice(planned)
         assert choice.tile.rows == rows
         assert "shared prefixes" in choice.reason
     streamed = TileConfig(16, 32, 2, 2)
-    assert planner(Composed(16), streamed).tiles() == [streamed]
+    assert rules(Composed(16), streamed).tiles() == [streamed]
     with pytest.raises(ArgumentError, match=r"tile: .*several requests share a tile"):
-        planner(Composed(16), TileConfig(1, 64, 4, 1)).tiles()
+        rules(Composed(16), TileConfig(1, 64, 4, 1)).tiles()

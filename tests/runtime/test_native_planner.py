@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import warploom as wl
 from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import OUTPUTS, planner_source, scratch_bytes
+from warploom.codegen.planner_source import planner_source, scratch_bytes
 from warploom.codegen.source import TileConfig
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.formats import KVFormat
@@ -25,7 +25,9 @@ from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.variants.trace import trace
 from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
-from warploom.runtime.planning.native_planner import NativePlanner, Site
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.planning.host_strategy import HostPlanner
+from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
@@ -101,14 +103,14 @@ class Planners:
 
     def __init__(self, name: str, kv_format: KVFormat, heads: Heads, inputs: Any) -> None:
         self.traced, self.format, self.heads, self.inputs = TRACED[name], kv_format, heads, inputs
-        self.native = NativePlanner(self.traced, kv_format, heads, torch.device("cpu"))
+        self.native = HostPlanner(self.traced, kv_format, heads.group_size)
 
     def numpy_plan(
         self, arguments: tuple[Any, ...], tile: TileConfig, site: Site
     ) -> tuple[Plan, Any]:
         batch = make_batch(self.format, *arguments)
         analysis = TileAnalysis(self.traced, self.inputs.scalars, self.inputs.known)
-        visibility = make_visibility(self.traced, analysis, batch, self.heads)
+        visibility = make_visibility(self.traced, analysis, batch.arrays, self.heads)
         plan = make_plan(
             batch.segments, num_kv_heads=self.heads.num_kv, group_size=self.heads.group_size,
             rows=tile.rows, keys=tile.keys, num_ctas=site.room.num_ctas,
@@ -118,11 +120,11 @@ class Planners:
         return plan, visibility
 
     def native_plan(self, arguments: tuple[Any, ...], site: Site, bounds: Bounds) -> Any:
-        batch = self.native.measure(arguments, bounds)
+        batch = self.native.measure(Arguments(*arguments), bounds)
         assert batch is not None
         assert self.native.knows(self.inputs)
         found = np.full(site.room.total_ints, UNTOUCHED, np.int32)
-        self.native.on_host(self.inputs, site, found.ctypes.data)
+        self.native.plan(self.inputs, site, found.ctypes.data)
         return found
 
 
@@ -146,14 +148,14 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
     spare = data.draw(st.integers(0, 9), label="spare")
     bounds = Bounds(
         batch.num_requests + spare, int(batch.q_lens.sum()) + spare,
-        batch.max_kv_len + spare, len(batch.indices) + spare,
+        batch.sizes.max_kv_len + spare, len(batch.indices) + spare,
     )  # fmt: skip
     room = capacity(
         bounds, rows=tile.rows, keys=tile.keys, num_kv_heads=num_kv,
         group_size=heads.group_size, num_ctas=num_ctas,
     )  # fmt: skip
     planners = Planners(name, kv_format, heads, inputs)
-    site = planners.native.site(tile, room, active)
+    site = Site.of(kv_format, heads, tile, room, active)
     plan, visibility = planners.numpy_plan(arguments, tile, site)
     verify(plan, visibility)
     expected = plan.pack(room, np.full(room.total_ints, UNTOUCHED, np.int32))
@@ -171,9 +173,9 @@ def test_scratch_memory_is_as_large_as_it_says(requests: int, rows: int, ctas: i
     arguments = tuple(None if a is None else a.astype(np.int32) for a in arguments)
     bounds = Bounds(requests, requests * rows, 5000)
     room = capacity(bounds, rows=16, keys=32, num_kv_heads=1, group_size=4, num_ctas=ctas)
-    site = planners.native.site(tile, room, ctas)
+    site = Site.of(wl.Ragged(), heads, tile, room, ctas)
     planners.native_plan(arguments, site, bounds)
-    host: Any = planners.native._host
+    host: Any = planners.native
     size = scratch_bytes(requests * rows * 4 // 16 + requests, requests, ctas)
     host._scratch = np.full(4 * size + 4096, 0xAB, np.uint8)
     host._scratch_at = -(-host._scratch.ctypes.data // 16) * 16
@@ -264,12 +266,12 @@ def request_rules() -> tuple[Any, PlannerParams]:
 
 def test_lists_that_change_while_they_are_planned_are_refused() -> None:
     attention = wrapper()
-    lists = [np.array(x, np.int32) for x in ([0, 1, 2], [0, 1, 2], [0, 1], [4, 4])]
+    lists: Any = [np.array(x, np.int32) for x in ([0, 1, 2], [0, 1, 2], [0, 1], [4, 4])]
     attention.plan(*lists)
-    planner: Any = attention._planner
+    batch = attention._planner.read(Arguments(*lists))
     lists[1][1] = 3
     with pytest.raises(RuntimeError, match="changed"):
-        planner._native._host.plan((0,) * len(OUTPUTS))
+        attention._planner.plan(batch, attention._inputs)
 
 
 def wrapper(**options: Any) -> wl.AttentionWrapper:
@@ -341,7 +343,7 @@ def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None
     def missing(*_: Any) -> Any:
         raise NoHostCompiler(tried="c++")
 
-    monkeypatch.setattr("warploom.runtime.planning.host_planner.HostPlanner", missing)
+    monkeypatch.setattr("warploom.runtime.planning.host_strategy.HostPlanner", missing)
     attention.plan([0, 1], [0, 2], [7, 1], [3])
     assert attention.planned is not None
     assert type(attention.planned.batch).__name__ == "Batch"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import warploom as wl
 import warploom.templates
@@ -18,8 +17,10 @@ from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import planner_source
 from warploom.codegen.source import TileConfig
 from warploom.dsl.variants.trace import trace
-from warploom.runtime.planning.device_planner import DevicePlanner
-from warploom.runtime.planning.native_planner import NativePlanner, Site
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.planning.device_strategy import RESERVED
+from warploom.runtime.planning.host_strategy import HostPlanner
+from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
@@ -61,10 +62,10 @@ class Emulated:
         self.params.set("votes", self.votes.ctypes.data)
         self.inputs: Any = SimpleNamespace(scalars=variant.inputs(), known={})
         self.params.write_inputs(self.inputs.scalars)
-        self.native = NativePlanner(traced, wl.Paged(PAGE), HEADS, torch.device("cpu"))
+        self.native = HostPlanner(traced, wl.Paged(PAGE), HEADS.group_size)
 
     def plan(self, lengths: Any, site: Site, address: int, grid: tuple[int, int, int]) -> None:
-        """As `NativePlanner.on_host`, with lengths checked against the bounds."""
+        """As `HostPlanner.plan`, with lengths checked against the bounds."""
         bounds = site.room.bounds
         assert site.scratch < 2**20 - 528
         self.params.write_lengths(*lengths.addresses)
@@ -78,8 +79,9 @@ class Emulated:
 
 
 HEADS = Heads(8, 2)
-NATIVE = NativePlanner(trace(wl.Variant()), wl.Paged(PAGE), HEADS, torch.device("cpu"))
-SITE = NATIVE.site(
+SITE = Site.of(
+    wl.Paged(PAGE),
+    HEADS,
     TileConfig(16, 32),
     capacity(
         Bounds(REQUESTS, REQUESTS * 5, LONGEST, 40_000),
@@ -110,10 +112,10 @@ def test_kernels_write_the_plans_of_the_host(
             }[kind]
             q_lens = rng.integers(0, rows + 1, size) if rows > 1 else np.ones(size, int)
             arguments = paged(q_lens, kv_lens, rng)
-            batch = emulated.native.measure(arguments, SITE.room.bounds)
+            batch = emulated.native.measure(Arguments(*arguments), SITE.room.bounds)
             assert batch is not None
             expected, found = (np.full(SITE.room.total_ints, -7, np.int32) for _ in range(2))
-            emulated.native.on_host(emulated.inputs, SITE, expected.ctypes.data)
+            emulated.native.plan(emulated.inputs, SITE, expected.ctypes.data)
             grid = blocks, threads, descending
             emulated.plan(batch.lengths, SITE, found.ctypes.data, grid)
             assert np.array_equal(found, expected)
@@ -122,7 +124,7 @@ def test_kernels_write_the_plans_of_the_host(
 def test_kernels_refuse_what_passes_the_bounds(emulated: Emulated) -> None:
     rng = np.random.default_rng(0)
     arguments = paged(np.ones(2, int), np.array([LONGEST + 1, 5]), rng)
-    batch = emulated.native.measure(arguments, None)
+    batch = emulated.native.measure(Arguments(*arguments), None)
     assert batch is not None
     found = np.full(SITE.room.total_ints, -7, np.int32)
     emulated.plan(batch.lengths, SITE, found.ctypes.data, (2, 64, 0))
@@ -135,7 +137,7 @@ def test_kernels_refuse_lists_without_requests_that_begin_elsewhere(emulated: Em
     empty, last = np.zeros(0, np.int32), np.zeros(0, np.int32)
     for starts, status in (((0, 0), 0), ((3, 0), 1), ((0, 5), 3), ((3, 5), 1)):
         qo, kv = (np.zeros(1, np.int32) for _ in range(2))
-        batch = emulated.native.measure((qo, kv, empty, last), None)
+        batch = emulated.native.measure(Arguments(qo, kv, empty, last), None)
         assert batch is not None
         qo[0], kv[0] = starts
         found = np.full(SITE.room.total_ints, -7, np.int32)
@@ -156,7 +158,7 @@ def test_kernels_refuse_negative_pages(
         pages = np.concatenate((np.zeros(8, np.int32), pages, np.zeros(1, np.int32)))
         begin = (-pages.ctypes.data // 4) % 4 + shift
         pages[begin : begin + 30] = pages[8:38]
-        batch = emulated.native.measure((qo, kv, pages[begin : begin + 31], last), None)
+        batch = emulated.native.measure(Arguments(qo, kv, pages[begin : begin + 31], last), None)
         assert batch is not None
         pages[begin + at] = -1
         found = np.full(SITE.room.total_ints, -7, np.int32)
@@ -170,7 +172,7 @@ def test_kernels_refuse_negative_pages(
 def test_reserved_memory_is_that_of_the_team() -> None:
     text = (TEMPLATES / "include" / "warploom" / "team.cuh").read_text()
     assert "kBytes = (2 * 32 + 2) * sizeof(wide)" in text
-    assert DevicePlanner.RESERVED == (2 * 32 + 2) * 8
+    assert RESERVED == (2 * 32 + 2) * 8
 
 
 def paged(q_lens: Any, kv_lens: Any, rng: Any) -> tuple[Any, ...]:

@@ -76,8 +76,8 @@ wl.attention(q, q, q, variant=Overrun())
 """
 ARITHMETIC = FUNCTOR.replace("int(x * 0.0f) + 3", "(2147483647 + int(x * x + 2.0f)) & 1")
 PLANNER = """
-from warploom.runtime.planning import native_planner
-native_planner.scratch_bytes = lambda *sizes: 8
+from warploom.runtime.planning import places
+places.scratch_bytes = lambda *sizes: 8
 wrapper = wl.AttentionWrapper(wl.Causal(), num_q_heads=2, head_dim=8, dtype="float32")
 wrapper.plan([0, 5, 9], [0, 5, 9])
 """

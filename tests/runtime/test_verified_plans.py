@@ -13,8 +13,8 @@ import torch
 
 import warploom as wl
 from warploom.errors import NotPlanned, PlanInvalid
-from warploom.runtime.planning import composed, fast_planner, planner
-from warploom.runtime.planning.native_planner import NativePlanner
+from warploom.runtime.planning import composed, numpy_strategy, places, rules
+from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.scheduler.layout import HEADER, WORK_ITEM
 
 SHAPE: dict[str, Any] = {
@@ -50,7 +50,7 @@ def test_a_plan_that_leaves_keys_out_is_refused_with_its_batch(
     kv_format: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan(kv_format, batch_invariant=kv_format.composed is False)  # sound ones pass
-    for module, name in ((planner, "make_plan"), (composed, "make_composed_plan")):
+    for module, name in ((rules, "make_plan"), (composed, "make_composed_plan")):
         made = getattr(module, name)
         monkeypatch.setattr(module, name, _damaging(made, drop_keys))
     attention = wl.AttentionWrapper(
@@ -104,13 +104,13 @@ def test_what_a_native_planner_wrote_is_read_back_and_checked(
     attention.plan(*given[0], **given[1])
     assert attention.planned is not None
     assert attention.planned.by == "the host, natively"
-    on_host = NativePlanner.on_host
+    on_host = HostPlanner.plan
 
     def wrong(self: Any, inputs: Any, site: Any, address: int) -> None:
         on_host(self, inputs, site, address)
         damage(attention._workspace.plan_ints.numpy(), site.room)
 
-    monkeypatch.setattr(NativePlanner, "on_host", wrong)
+    monkeypatch.setattr(HostPlanner, "plan", wrong)
     with pytest.raises(PlanInvalid, match=expected):
         attention.plan(*given[0], **given[1])
 
@@ -119,14 +119,14 @@ def test_selections_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = wl.PageSelectionWrapper(kv_format=wl.Paged(16), **SHAPE)
     selection = torch.zeros(2, 2, 50, dtype=torch.int32)
     attention.plan([0, 1, 2], [0, 50, 53], selection, [16, 5])
-    monkeypatch.setattr(planner, "make_plan", _damaging(planner.make_plan, drop_keys))
+    monkeypatch.setattr(rules, "make_plan", _damaging(rules.make_plan, drop_keys))
     with pytest.raises(PlanInvalid, match="planned by NumPy"):
         attention.plan([0, 1, 2], [0, 50, 53], selection, [16, 5])
 
 
 def test_nothing_is_checked_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARPLOOM_VERIFY_PLANS")
-    for module in (planner, fast_planner, composed):
+    for module in (places, numpy_strategy):
         monkeypatch.setattr(module, "verify_planned", None)
     for kv_format in (wl.Ragged(), wl.Paged(16), wl.Composed(16)):
         plan(kv_format)

@@ -63,7 +63,7 @@ def answers(variant: Variant, inputs: dict[str, Any], batch: Batch, columns: int
     traced = trace(variant)
     values = {**variant.inputs(), **inputs}
     analysis = TileAnalysis(traced, {n: x for n, x in values.items() if np.ndim(x) == 0}, inputs)
-    return make_visibility(traced, analysis, batch, HEADS, columns)
+    return make_visibility(traced, analysis, batch.arrays, HEADS, columns)
 
 
 def element_mask(variant: Variant, inputs: dict[str, Any], request: int) -> np.ndarray[Any, Any]:
@@ -127,7 +127,7 @@ def test_counts_are_exact_and_add_up(variant: Variant, inputs: dict[str, Any]) -
 
 def test_unknown_tensors_leave_every_tile_visible() -> None:
     traced = trace(PrefixLM())
-    blind = make_visibility(traced, TileAnalysis(traced, {}), ragged(), HEADS)
+    blind = make_visibility(traced, TileAnalysis(traced, {}), ragged().arrays, HEADS)
     segment, begin, end = tiles(3)
     keys = np.array(KV_LENS)[segment]
     counted = blind.visible_tiles(segment, begin, end, np.zeros_like(keys), keys, KEYS)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from support import plan_text, plan_text_even
 
-from warploom.scheduler import reference, reference_even, worklist
+from warploom.scheduler import worklist
 from warploom.scheduler.layout import SEGMENT, Ints, Records
 from warploom.scheduler.plan import AllVisible, Plan, Visibility, make_plan
 from warploom.scheduler.problem import Problem, WorkList
@@ -144,7 +145,7 @@ class Case:
 
     def both(self) -> tuple[WorkList, WorkList]:
         """The fast planner's work list and the reference's."""
-        text = reference_even if self.even else reference
+        text = plan_text_even if self.even else plan_text
         return worklist.build(self.problem()), text.build(self.problem())
 
 

@@ -116,7 +116,7 @@ def test_fixed_splits_are_counted_exactly(kit: Any, heads: int, group: int, keys
     plan = case.plan(capacity=room)
     used = len(plan.items), plan.num_slots, len(plan.merges), len(plan.segments)
     assert used == (room.max_items, room.max_slots, room.max_merges, room.max_segments)
-    size = workspace_size(Bounds.of(segments), head_dim_v=80, **case.numbers)
+    size = workspace_size(room, head_dim_v=80)
     assert size.plan_bytes == plan.pack(room).nbytes
     assert size.partial_o_bytes == 4 * plan.num_slots * 16 * 80
     assert size.partial_state_bytes == 8 * plan.num_slots * 16
@@ -137,7 +137,7 @@ def test_sections_are_aligned_and_disjoint() -> None:
     for (name, start), (_, end) in zip(at, [*at[1:], ("end", room.total_ints)], strict=True):
         assert start % 4 == 0
         assert 0 <= end - start - room.sizes[name] < 4
-    size = workspace_size(Bounds(3, 100, 5000), head_dim_v=128, **NUMBERS)
+    size = workspace_size(capacity(Bounds(3, 100, 5000), **NUMBERS), head_dim_v=128)
     parts = [(size.offsets[name], getattr(size, f"{name}_bytes")) for name in ("plan", "partial_o")]
     assert all(start % 256 == 0 for start in size.offsets.values())
     assert parts[0][0] + parts[0][1] <= parts[1][0]

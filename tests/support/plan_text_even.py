@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from support.plan_text import Item, between, cost_of, query_tiles, work_list
 from warploom.scheduler.even import IDLE, SNAP, fitting_columns
 from warploom.scheduler.problem import Problem, WorkList
-from warploom.scheduler.reference import Item, between, cost_of, query_tiles, work_list
 
 Line = list[Item]
 Boundary = tuple[int, int]  # item on the line, and its visible key tiles that come before

@@ -1,0 +1,201 @@
+"""Plans by the planner as a kernel: from lengths in device memory, without the host."""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.codegen.build import build
+from warploom.codegen.launch_shape import LaunchShape
+from warploom.codegen.planner_source import OPTIONS, planner_source
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import TracedVariant
+from warploom.errors import ArgumentError, BoundsExceeded, MissingInput
+from warploom.runtime.devices.cuda import CudaKernel
+from warploom.runtime.devices.device import cuda_facts
+from warploom.runtime.devices.graph import refuse_loading
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Batch, OnDevice
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.planning.places import Places, Site
+from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.planning.strategy import Planned
+from warploom.runtime.tensors.index_arrays import is_index_tensor
+from warploom.scheduler.layout import c_structs
+
+RESERVED = 528  # bytes of shared memory that `PlannerTeam` takes
+_MOST_THREADS = 1024
+_MOST_TEAMS = 32  # all of them find the cuts, and share the writing
+_ITEMS, _BLOCKS = 32, 2048  # of a team, with which it is as fast as with fewer
+
+
+class DeviceStrategy:
+    """Takes lengths that lie on the device, where bounds stand for them and tiles are few."""
+
+    def __init__(self, places: Places) -> None:
+        self._places, self._rules = places, places.rules
+        options = self._rules.options
+        stored = format_of(self._rules.spec.kv_format)
+        is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
+        self._may_be = is_cuda and options.bounds is not None and not options.batch_invariant
+        # All of them stay: a CUDA graph may replay any.
+        self._planners: dict[tuple[LaunchShape, int], DevicePlanner] = {}
+
+    def prepare(self) -> None:
+        if self._may_be:
+            source = planner_source(self._rules.spec.variant, c_structs(), "cuda")
+            build(source, cuda_facts(self._rules.device.index).arch)
+
+    def read(self, given: Arguments) -> OnDevice | None:
+        """The batch, if the device can plan it; raises BoundsExceeded for too many requests."""
+        rules, bounds = self._rules, self._rules.options.bounds
+        if not self._may_be or bounds is None or given.kv_lens is not None:
+            return None
+        tensors = device_lengths(given, rules.spec.kv_format, rules.device)
+        if tensors is None:
+            return None
+        requests = len(given.qo_indptr) - 1
+        rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
+        batch = OnDevice.of(tensors, requests, rows, bounds)
+        tile = rules.choice(batch).tile
+        if tile.prepared_keys or not rules.deals_evenly(batch, tile):
+            return None
+        if requests > min(bounds.max_requests, bounds.segments):
+            most = min(bounds.max_requests, bounds.segments)
+            raise BoundsExceeded(name="max_requests", got=requests, bound=most)
+        return batch
+
+    def takes(self, batch: Batch, inputs: Inputs) -> bool:
+        return isinstance(batch, OnDevice)
+
+    def plan(self, batch: Batch, inputs: Inputs) -> Planned:
+        """Enqueue a planner kernel on the current stream.
+
+        Raises:
+            ArgumentError: the bounds are too large for the planner's memory on the device.
+            MissingInput: the mask reads a tensor that has no value yet.
+        """
+        assert isinstance(batch, OnDevice)
+        place = self._places.of(batch)
+        assert place is not None  # `read` has asked
+        workspace = self._places.memory.workspace
+        workspace.fit(place.size)
+        planner = self._planner(place.site)
+        planner.write(batch, inputs, place.site, workspace.address("plan"))
+        planner.params.set("votes", workspace.address("votes"))
+        planner.launch(torch.cuda.current_stream(self._rules.device).cuda_stream)
+        return self._places.planned(batch, place, inputs, "the device")
+
+    def verify(self, planned: Planned, inputs: Inputs) -> None:
+        self._places.verify(planned, inputs)
+
+    def _planner(self, site: Site) -> DevicePlanner:
+        rules, device = self._rules, self._rules.device
+        grid = grid_of(site, rules.heads.num_kv)
+        if grid not in self._planners:
+            arch = cuda_facts(device.index).arch
+            if site.scratch > arch.shared_per_cta - RESERVED:
+                reason = (
+                    f"allow {site.max_tiles} query tiles, for which the device needs "
+                    f"{site.scratch} bytes of shared memory, of {arch.shared_per_cta}; declare "
+                    "smaller ones, or give the lengths on the host"
+                )
+                raise ArgumentError(name="bounds", reason=reason)
+            self._planners[grid] = DevicePlanner(rules.spec.variant, device, *grid)
+        return self._planners[grid]
+
+
+def grid_of(site: Site, num_kv_heads: int) -> tuple[LaunchShape, int]:
+    """What a planner of a site's largest batch is launched with, and how many teams it has."""
+    # A thread for each tile and each boundary; more only wait for one another.
+    wanted = max(site.max_tiles, OPTIONS * (site.columns + 1), 128)
+    threads = min(_MOST_THREADS, -(-wanted // 128) * 128)
+    items, blocks = site.max_tiles * num_kv_heads, site.room.bounds.max_blocks
+    teams = max(-(-items // _ITEMS), -(-blocks // _BLOCKS), 1)
+    return LaunchShape(threads, RESERVED + site.scratch, 1), min(_MOST_TEAMS, teams)
+
+
+class DevicePlanner:
+    """The planner kernel of one mask, for batches of one size.
+
+    Attributes:
+        params: its argument.
+    """
+
+    def __init__(
+        self, variant: TracedVariant, device: torch.device, shape: LaunchShape, teams: int
+    ) -> None:
+        """Build and load the kernel.
+
+        Args:
+            variant: its mask counts.
+            device: where it runs.
+            shape, teams: see `grid_of`.
+
+        Raises:
+            CompileForbidden: a CUDA graph is being captured.
+            CompileError, NoCudaCompiler, LaunchError: it could not be made.
+        """
+        source = planner_source(variant, c_structs(), "cuda")
+        refuse_loading(device, source.name)
+        artifact = build(source, cuda_facts(device.index).arch)
+        self._kernel = CudaKernel(source.name, artifact, shape, device.index)
+        self._kernel.num_ctas = teams
+        self._name = variant.name
+        self.params = PlannerParams(variant)
+
+    def write(self, batch: OnDevice, inputs: Inputs, site: Site, address: int) -> None:
+        """Write its argument.
+
+        Args:
+            batch: lengths on the device.
+            inputs: all that the mask reads.
+            site: the kernel and the layout.
+            address: where the plan begins, on the device.
+
+        Raises:
+            MissingInput: the mask reads a tensor that has no value yet.
+        """
+        params, bounds = self.params, batch.bounds
+        values = {**inputs.scalars, **inputs.tensors}
+        for name in sorted(params.inputs - values.keys()):
+            expected = "a value for plan(), which reads it on the device"
+            raise MissingInput(variant=self._name, name=name, expected=expected)
+        inputs.fix(params.inputs)
+        listed = batch.tensors[3]
+        blocks = min(bounds.max_blocks, 0 if listed is None else len(listed))
+        rows = min(batch.q_rows, bounds.max_q_rows)
+        params.write_inputs(values)
+        params.write_lengths(*(0 if part is None else part.data_ptr() for part in batch.tensors))
+        params.write_outputs(*site.outputs(address))
+        params.write_batch(batch.num_requests, rows, bounds.max_kv_len, blocks)
+        params.write_site(*site.numbers)
+
+    def launch(self, stream: int) -> None:
+        """Enqueue it on a stream, given the stream's handle."""
+        self._kernel.launch(self.params, stream)
+
+
+def device_lengths(
+    given: Arguments, kv_format: KVFormat, device: torch.device
+) -> tuple[torch.Tensor | None, ...] | None:
+    """qo_indptr, kv_indptr, last_page_len and kv_indices, if all of them lie on the device.
+
+    Args:
+        given: the arguments of `plan`.
+        kv_format: says which of them there must be.
+        device: the wrapper's.
+    """
+    qo, kv, indices, last = given[:4]
+    if type(qo) is torch.Tensor and qo.is_cpu:
+        return None  # at once, for so it is in most plans
+    is_paged = bool(format_of(kv_format).takes)
+    needed = (qo, kv, last, indices) if is_paged else (qo, kv)
+    for value in needed:
+        if not isinstance(value, torch.Tensor) or value.is_cpu or value.device != device:
+            return None
+        if not is_index_tensor(value):
+            return None
+    unwanted = not is_paged and not (last is indices is None)
+    fit = len(kv) == len(qo) >= 1 and (last is None or len(last) == len(qo) - 1)
+    return None if unwanted or not fit else (qo, kv, last, indices)

@@ -1,0 +1,206 @@
+"""Plans by the planner compiled for the host, which needs no loop in Python."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import partial
+
+import numpy as np
+
+from warploom.codegen.build import build
+from warploom.codegen.compilers.hostcc import host_target
+from warploom.codegen.planner_source import MEASURE, planner_source
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.limits import MAX_LENGTH
+from warploom.dsl.types.spec import TracedVariant
+from warploom.errors import WarploomError
+from warploom.logs import log
+from warploom.runtime.devices.library import load_library
+from warploom.runtime.formats import format_of, make_batch
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Arrays, Batch, Measured, Sizes
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.planning.places import Places, Site
+from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.planning.strategy import Planned
+from warploom.runtime.tensors.index_arrays import IndexReader
+from warploom.scheduler.bounds import INT32_MAX, Bounds
+from warploom.scheduler.layout import c_structs
+
+_ANY = Bounds(MAX_LENGTH, MAX_LENGTH, MAX_LENGTH, INT32_MAX)
+_MEASURE = struct.Struct("=7i")  # warploom::Measure
+
+
+class HostStrategy:
+    """Takes what it has measured, if it is dealt evenly and the mask's inputs are known."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._planner: HostPlanner | None = None
+        rules = places.rules
+        stored = format_of(rules.spec.kv_format)
+        self._may_be = stored.native_storage is not None and not rules.options.batch_invariant
+
+    def _found(self) -> HostPlanner | None:
+        """Its planner, made when first needed; None where there is no compiler."""
+        if self._planner is None and self._may_be:
+            spec, heads = self._places.rules.spec, self._places.rules.heads
+            try:
+                self._planner = HostPlanner(spec.variant, spec.kv_format, heads.group_size)
+            except (WarploomError, OSError) as error:
+                log.info("no native planner, so NumPy plans: %s", error)
+                self._may_be = False
+        return self._planner
+
+    def prepare(self) -> None:
+        self._found()
+
+    def read(self, given: Arguments) -> Measured | None:
+        planner = self._planner or self._found()
+        if planner is None or given.kv_lens is not None:
+            return None
+        return planner.measure(given, self._places.rules.options.bounds)
+
+    def takes(self, batch: Batch, inputs: Inputs) -> bool:
+        return (
+            isinstance(batch, Measured)
+            and self._planner is not None
+            and self._planner.knows(inputs)
+            and self._places.of(batch) is not None
+        )
+
+    def plan(self, batch: Batch, inputs: Inputs) -> Planned:
+        places, memory = self._places, self._places.memory
+        assert isinstance(batch, Measured) and self._planner is not None
+        place = places.of(batch)
+        assert place is not None  # it has been taken
+        memory.workspace.fit(place.size)
+        target, count = memory.workspace.plan_ints, batch.sizes.num_blocks
+        used = place.site.room.offsets["indices"] + count
+        if count and not batch.lengths.addresses[3]:  # page numbers on the device stay there
+            used -= count
+            target[used : used + count].copy_(batch.lengths.kept[3][:count])
+        self._planner.plan(inputs, place.site, memory.upload.stage(target).address)
+        memory.upload.send(used)
+        return places.planned(batch, place, inputs, "the host, natively")
+
+    def verify(self, planned: Planned, inputs: Inputs) -> None:
+        self._places.verify(planned, inputs)
+
+
+class HostPlanner:
+    """The native planner of one mask and storage.
+
+    Attributes:
+        params: its argument.
+    """
+
+    def __init__(self, variant: TracedVariant, kv_format: KVFormat, group_size: int) -> None:
+        """Build and load it.
+
+        Args:
+            variant: its mask counts.
+            kv_format: one that has a `native_storage`.
+            group_size: query heads per key/value head.
+
+        Raises:
+            NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
+        """
+        artifact = build(planner_source(variant, c_structs(), "cpp"), host_target())
+        library = load_library(artifact)
+        self._plan = library[artifact.entry]
+        self._measure = library[MEASURE]
+        for entry in (self._plan, self._measure):
+            entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._format = stored = format_of(kv_format)
+        self._is_paged = bool(stored.takes)
+        self.params = PlannerParams(variant)
+        # Measuring reads these three of a site.
+        assert stored.native_storage is not None
+        self.params.set("storage", stored.native_storage)
+        self.params.set("page_size", kv_format.block_kv)
+        self.params.set("group_size", group_size)
+        names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
+        self._read = IndexReader(*names[: 4 if self._is_paged else 2])
+        self._take(None)
+        self._found = ctypes.create_string_buffer(_MEASURE.size)
+        self._found_at = ctypes.addressof(self._found)
+        self._written: Site | None = None  # to the parameters
+        self._reserve(0)
+
+    def measure(self, given: Arguments, bounds: Bounds | None) -> Measured | None:
+        """Check a batch; None if something is wrong, which `make_batch` will name.
+
+        Args:
+            given: the arguments of `plan`.
+            bounds: the largest batch, if declared.
+        """
+        if bounds is not self._bounds:
+            self._take(bounds)
+        qo, kv, indices, last = given[:4]
+        if qo is None or kv is None:
+            return None
+        if self._is_paged:
+            if indices is None or last is None:
+                return None
+            lengths = self._read(qo, kv, last, indices)
+            ends, kv_ends, requests, pages = lengths.counts
+            self.params.write_lengths(*lengths.addresses)
+        else:
+            if not (indices is last is None):
+                return None
+            lengths, pages = self._read(qo, kv), 0
+            ends, kv_ends = lengths.counts
+            requests = ends - 1
+            self.params.write_lengths(*lengths.addresses, 0, 0)
+        if requests != ends - 1 or kv_ends != ends or not 0 <= requests <= self._most_requests:
+            return None
+        largest = self._largest
+        self.params.write_batch(
+            requests, largest.max_q_rows, largest.max_kv_len, min(largest.max_blocks, pages)
+        )
+        if self._measure(self.params.address, self._found_at) != 0:
+            return None
+        busy, q_rows, total, longest_q, longest, blocks, extent = _MEASURE.unpack(self._found)
+        mean = total / busy if busy else 1.0
+        known = Sizes(requests, requests, total, mean, total, longest_q, longest, blocks)
+        return Measured(partial(self._lower, given), q_rows, extent, known, lengths=lengths)
+
+    def _lower(self, given: Arguments) -> Arrays:
+        return make_batch(self._format, *given[:4]).arrays
+
+    def _take(self, bounds: Bounds | None) -> None:
+        self._bounds, self._largest = bounds, bounds or _ANY
+        self._most_requests = min(self._largest.max_requests, self._largest.segments)
+
+    def knows(self, inputs: Inputs) -> bool:
+        """True if the host has the values of all that the mask reads."""
+        needed = self.params.inputs
+        return not needed or needed.issubset((*inputs.scalars, *inputs.known))
+
+    def _reserve(self, scratch: int) -> None:
+        """Have so many bytes to plan in."""
+        self._scratch = np.zeros(scratch + 16, np.uint8)
+        self._scratch_at = -(-self._scratch.ctypes.data // 16) * 16
+
+    def plan(self, inputs: Inputs, site: Site, address: int) -> None:
+        """Write the plan of the batch that was measured last to host memory.
+
+        Args:
+            inputs: known ones.
+            site: the kernel, and a layout with room for the batch.
+            address: where the plan begins.
+
+        Raises:
+            RuntimeError: the batch has changed since it was measured.
+        """
+        if site is not self._written:
+            self.params.write_site(*site.numbers)
+            self._reserve(site.scratch)
+            self._written = site
+        if self.params.inputs:
+            self.params.write_inputs({**inputs.scalars, **inputs.known})
+        self.params.write_outputs(*site.outputs(address))
+        if self._plan(self.params.address, self._scratch_at) != 0:
+            raise RuntimeError("a batch changed while it was planned")

@@ -1,0 +1,85 @@
+"""Where the plans of a wrapper go: its workspace, and the parameters that point there."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from warploom.errors import WorkspaceTooSmall
+from warploom.runtime.devices.params import ParamBlock
+from warploom.runtime.devices.upload import Upload
+from warploom.runtime.devices.workspace import Workspace
+from warploom.runtime.launching.kernels import Kernel
+from warploom.runtime.planning.rules import Rules, grown
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import Capacity, WorkspaceSize
+from warploom.scheduler.fixed import Pieces
+from warploom.scheduler.plan import Plan
+
+
+class PlanMemory:
+    """Memory of one wrapper's plans, of which it holds the last.
+
+    Attributes:
+        workspace: where that lies.
+        upload: brings it there.
+        room: its layout, once there is one.
+        number: how many there have been.
+    """
+
+    def __init__(
+        self, workspace: Workspace, params: ParamBlock, rules: Rules, device: torch.device
+    ) -> None:
+        self.workspace, self.upload = workspace, Upload(device)
+        self.room: Capacity | None = None
+        self.number = 0
+        self._params, self._rules = params, rules
+        self._addressed: torch.Tensor | None = None  # what the kernel's parameters point to
+
+    def fit(
+        self, exact: Bounds, kernel: Kernel, pieces: Pieces | None = None
+    ) -> tuple[Capacity, WorkspaceSize]:
+        """Sizes for the declared bounds, or else for the batch's own and some larger ones.
+
+        Raises:
+            WorkspaceTooSmall: the caller's memory cannot hold the batch.
+        """
+        sizes, bounds = self._rules.sizes, self._rules.options.bounds
+        tile, ctas = kernel.tile, kernel.num_ctas
+        if bounds is not None:
+            return sizes(bounds, tile, ctas)
+        try:
+            room, size = sizes(grown(exact), tile, ctas, pieces and grown(pieces))
+            self.workspace.check(size)
+        except WorkspaceTooSmall:  # the caller's memory; it may still hold this very batch
+            room, size = sizes(exact, tile, ctas, pieces)
+            self.workspace.check(size)
+        return room, size
+
+    def send(self, plan: Plan, room: Capacity, size: WorkspaceSize) -> None:
+        """Lay the workspace out, and enqueue the upload of a plan on the current stream."""
+        self.workspace.fit(size)
+        target = self.workspace.plan_ints
+        plan.pack(room, self.upload.stage(target).buffer[: len(target)].numpy())
+        self.upload.send(room.offsets["indices"] + len(plan.indices))
+        self.point_to(room)
+
+    def point_to(self, room: Capacity) -> None:
+        """Have kernels read a plan of this layout."""
+        target = self.workspace.plan_ints  # another tensor in each layout of the workspace
+        if target is self._addressed and room is self.room:
+            return
+        self._addressed, self.room = target, room
+        begin = self.workspace.address("plan")
+        for section, offset in room.offsets.items():
+            self._params.set(section, begin + 4 * offset)
+        for part in ("partial_o", "partial_state", "arrivals"):
+            if part not in room.offsets:
+                self._params.set(part, self.workspace.address(part))
+
+    def packed(self, room: Capacity) -> npt.NDArray[np.int32]:
+        """The last plan as it lies in memory: int32 (room.total_ints,)."""
+        self.workspace.await_last()
+        packed: npt.NDArray[np.int32] = self.workspace.plan_ints[: room.total_ints].cpu().numpy()
+        return packed

@@ -1,0 +1,46 @@
+"""Plans by NumPy: the definition of all plans, and what plans where no native planner can."""
+
+from __future__ import annotations
+
+from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Batch
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.launching.kernels import Kernels
+from warploom.runtime.planning.memory import PlanMemory
+from warploom.runtime.planning.rules import Rules
+from warploom.runtime.planning.strategy import Planned
+from warploom.runtime.planning.verify_plans import verify_planned
+
+
+class NumpyStrategy:
+    """Takes every batch."""
+
+    def __init__(self, rules: Rules, kernels: Kernels, memory: PlanMemory) -> None:
+        self._rules, self._kernels, self._memory = rules, kernels, memory
+
+    def prepare(self) -> None:
+        """Nothing is built."""
+
+    def read(self, given: Arguments) -> Batch:
+        """Check the arguments; raises what `make_batch` does."""
+        return make_batch(self._rules.spec.kv_format, *given[:5])
+
+    def takes(self, batch: Batch, inputs: Inputs) -> bool:
+        return True
+
+    def plan(self, batch: Batch, inputs: Inputs) -> Planned:
+        rules, memory = self._rules, self._memory
+        kernel = self._kernels.get(rules.choice(batch).tile)
+        pieces = rules.pieces(batch, kernel.tile)
+        room, size = memory.fit(rules.least_bounds(batch), kernel, pieces)
+        both = rules.make(batch, kernel, room, inputs)
+        memory.send(both[0], room, size)
+        return Planned(batch, kernel, size, "NumPy", lambda: both, is_native=False)
+
+    def verify(self, planned: Planned, inputs: Inputs) -> None:
+        room = self._memory.room
+        assert room is not None  # there is a plan
+        check = self._rules.check_of(planned.batch)
+        packed = self._memory.packed(room)
+        verify_planned(planned.plan, planned.visibility, room, packed, planned.by, check)

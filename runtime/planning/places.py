@@ -1,0 +1,210 @@
+"""Where native plans go, and how they are read back: what planners of host and device share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from warploom.codegen.planner_source import OUTPUTS, scratch_bytes
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.formats import KVFormat
+from warploom.errors import NotPlanned
+from warploom.runtime.formats import format_of, make_batch
+from warploom.runtime.formats.batch import Arrays, Measured, OnDevice
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.launching.kernels import Kernel, Kernels
+from warploom.runtime.planning.memory import PlanMemory
+from warploom.runtime.planning.plan_status import GOOD
+from warploom.runtime.planning.rules import Rules
+from warploom.runtime.planning.strategy import Planned
+from warploom.runtime.planning.verify_plans import check_batch, check_header, verify_planned
+from warploom.runtime.planning.visibility import Heads
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import Capacity, WorkspaceSize
+from warploom.scheduler.cost import CostModel
+from warploom.scheduler.even import FEW, SNAP, Grid
+from warploom.scheduler.plan import Plan
+from warploom.scheduler.problem import Problem
+from warploom.scheduler.unpack import unpack, unpack_batch
+from warploom.scheduler.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where plans go, and for which kernel: all that they have in common.
+
+    Attributes:
+        room: layout of the plan.
+        active_ctas: CTAs that may get work.
+        numbers: SITE of `codegen.planner_source`.
+        max_tiles: query tiles that batches within the room's bounds have.
+        columns: CTAs of a line.
+        scratch: bytes that a planner works in.
+    """
+
+    room: Capacity
+    active_ctas: int
+    numbers: tuple[int, ...]
+    max_tiles: int
+    columns: int
+    scratch: int
+
+    @classmethod
+    def of(
+        cls, kv_format: KVFormat, heads: Heads, tile: TileConfig, room: Capacity, active_ctas: int
+    ) -> Site:
+        """That of a format with a `native_storage`, heads, and the tile of a kernel."""
+        requests, storage = room.bounds.max_requests, format_of(kv_format).native_storage
+        assert storage is not None  # others measure no batch, and no device plans them
+        grid, cost = Grid.of(active_ctas, heads.num_kv), CostModel.for_even(tile.rows, tile.keys)
+        tiles = room.bounds.max_q_rows * heads.group_size // tile.rows + requests
+        numbers = (
+            storage, kv_format.block_kv, requests, tiles,
+            room.num_ctas, grid.lines, grid.heads, grid.columns, tile.rows, tile.keys,
+            heads.group_size, heads.num_q, heads.num_kv,
+            cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
+        )  # fmt: skip
+        scratch = scratch_bytes(tiles, requests, grid.columns)
+        return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
+
+    @cached_property
+    def _at(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def outputs(self, address: int) -> tuple[int, ...]:
+        """Addresses of the sections that OUTPUTS names."""
+        if address not in self._at:  # few: those of a workspace, or of a ring of buffers
+            self._at[address] = tuple(address + 4 * self.room.offsets[name] for name in OUTPUTS)
+        return self._at[address]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where native plans of batches of about one size go.
+
+    Attributes:
+        tile: as it was chosen.
+        kernel: made with it.
+        site: of the plan.
+        size: of the workspace.
+    """
+
+    tile: TileConfig
+    kernel: Kernel
+    site: Site
+    size: WorkspaceSize
+
+    def suits(self, batch: Measured | OnDevice, tile: TileConfig, declared: Bounds | None) -> bool:
+        """True if a batch belongs here: any with declared bounds, else if it fills half."""
+        if tile is not self.tile or declared is not None:
+            return tile is self.tile
+        room, sizes = self.site.room.bounds, batch.sizes
+        return (
+            room.max_requests >> 1 < (sizes.num_requests or 1) <= room.max_requests
+            and room.max_q_rows >> 1 < (sizes.total_q_rows or 1) <= room.max_q_rows
+            and room.max_kv_len >> 1 < (sizes.max_kv_len or 1) <= room.max_kv_len
+            and room.max_blocks >> 1 < (sizes.num_blocks or 1) <= room.max_blocks
+        )
+
+
+class Places:
+    """Native plans of one wrapper.
+
+    Attributes:
+        rules, memory: the wrapper's.
+    """
+
+    def __init__(self, rules: Rules, kernels: Kernels, memory: PlanMemory) -> None:
+        self.rules, self.memory = rules, memory
+        self._kernels = kernels
+        self._last: Place | None = None
+        self._only: Place | None = None  # of all plans, if bounds and tile are fixed
+
+    def of(self, batch: Measured | OnDevice) -> Place | None:
+        """Where the plan of a batch goes; None if the batch is not dealt evenly."""
+        if self._only is not None:
+            return self._only
+        rules, declared = self.rules, self.rules.options.bounds
+        tile = rules.choice(batch).tile
+        if not rules.deals_evenly(batch, tile):
+            return None
+        place = self._last
+        if place is None or not place.suits(batch, tile, declared):
+            kernel = self._kernels.get(tile)
+            room, size = self.memory.fit(batch.least_bounds, kernel)
+            site = Site.of(
+                rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel)
+            )
+            place = self._last = Place(tile, kernel, site, size)
+        if declared is not None and rules.options.fixed_tile:
+            self._only = place
+        return place
+
+    def planned(self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str) -> Planned:
+        """What was planned into the workspace just now."""
+        self.memory.point_to(place.site.room)
+        number = self.memory.number
+        batch = replace(batch, host=lambda: self._unpacked(place, number)[1])
+        read = partial(self._read, place, number, dict(inputs.scalars), dict(inputs.known))
+        return Planned(batch, place.kernel, place.size, by, read, is_native=True)
+
+    def verify(self, planned: Planned, inputs: Inputs) -> None:
+        """Read the last plan anew, lest one is kept that memory has lost, and check it.
+
+        Raises:
+            PlanInvalid: what is wrong with it.
+        """
+        place = self._only or self._last
+        assert place is not None  # there is a plan
+        packed = self.memory.packed(place.site.room)
+        check_header(packed, place.site.room, planned.by)
+        known = dict(inputs.known)
+        if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
+            known |= {name: _on_host(inputs.tensors[name]) for name in inputs.mask_tensors}
+        plan, visibility = self._read(place, self.memory.number, dict(inputs.scalars), known)
+        if int(plan.header["status"][0]) == GOOD:
+            qo, kv, last, indices = (*planned.given, None, None)[:4]
+            batch = make_batch(self.rules.spec.kv_format, qo, kv, indices, last)
+            check_batch(plan, batch.segments, batch.indices, planned.by)
+        verify_planned(plan, visibility, place.site.room, packed, planned.by)
+
+    def _unpacked(self, place: Place, number: int) -> tuple[npt.NDArray[np.int32], Arrays]:
+        """The bytes of a plan in the workspace, and their batch.
+
+        Raises:
+            NotPlanned: they are those of a later plan.
+            PlanMismatch: they are another wrapper's.
+        """
+        if number != self.memory.number:
+            raise NotPlanned(what="another plan() has taken the place of the one asked for")
+        self.memory.workspace.check_held()
+        packed, page_size = self.memory.packed(place.site.room), self.rules.spec.kv_format.block_kv
+        segments, indices = unpack_batch(packed, place.site.room, page_size)
+        return packed, Arrays(segments, indices, segments["q_len"], segments["kv_len"])
+
+    def _read(
+        self, place: Place, number: int, scalars: dict[str, Any], known: dict[str, Any]
+    ) -> tuple[Plan, Visibility]:
+        """The plan with this number."""
+        packed, arrays = self._unpacked(place, number)
+        site, tile, heads = place.site, place.kernel.tile, self.rules.heads
+        visibility = self.rules.visibility(arrays, scalars, known)
+        problem = Problem(
+            arrays.segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
+            place.kernel.num_ctas, site.active_ctas, visibility, even=True,
+        )  # fmt: skip
+        return unpack(packed, site.room, problem, arrays.indices), visibility
+
+
+def _on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor's values for the mask's analysis."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:  # NumPy has none
+        tensor = tensor.float()
+    values: npt.NDArray[Any] = tensor.cpu().numpy()
+    return values

@@ -1,0 +1,246 @@
+"""What the plans of a wrapper have in common: tiles, sizes, dealing, and how NumPy makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
+
+import torch
+
+from warploom.codegen.source import TileChoice, TileConfig
+from warploom.dsl.masks.intervals import TileAnalysis
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.runtime.devices.device import cuda_facts
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.launching.kernel_choice import KernelChoice
+from warploom.runtime.launching.kernels import Kernel
+from warploom.runtime.launching.prepared_keys import may_prepare
+from warploom.runtime.planning.verify_plans import Check
+from warploom.runtime.planning.visibility import Heads, make_visibility
+from warploom.scheduler.bounds import INT32_MAX, Bounds
+from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
+from warploom.scheduler.fixed import Pieces
+from warploom.scheduler.plan import Plan, make_plan
+from warploom.scheduler.verify import verify
+from warploom.scheduler.visibility import Visibility
+
+_KEPT = 256  # sizes, and choices of tiles
+INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
+INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
+# Tiles per segment from which on they are dealt in the order of their keys. All of them read the
+# same keys, and fewer leave the cache too little to share for that to decide the order.
+SHARING_TILES = 4
+Grown = TypeVar("Grown", Bounds, Pieces)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of a wrapper that hold for all its plans.
+
+    Attributes:
+        bounds: the largest batch, if declared.
+        fixed_tile: the tile must not depend on the batch.
+        batch_invariant: neither may the split.
+        sm_limit: CTAs that may get work, or None for all.
+        tile: the caller's choice of a tile.
+    """
+
+    bounds: Bounds | None
+    fixed_tile: bool
+    batch_invariant: bool
+    sm_limit: int | None
+    tile: TileConfig | None
+
+
+class Rules:
+    """Rules for the plans of one wrapper, or of one declaration, which asks for tiles alone.
+
+    Attributes:
+        spec, heads, options, device: the wrapper's. A declaration has no device.
+        sizes: layout and workspace of plans of any batch within given bounds, for a tile and a
+            number of CTAs, cut into given pieces.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        kernels: KernelChoice,
+        heads: Heads,
+        options: Options,
+        device: torch.device,
+    ) -> None:
+        """Choose nothing yet; tiles will be of these kernels."""
+        self.spec, self.heads, self.options, self.device = spec, heads, options, device
+        self._kernels = kernels
+        self._batched = format_of(spec.kv_format).batched
+        self._chosen = lru_cache(_KEPT)(kernels.choose)
+        self.sizes = lru_cache(_KEPT)(self._sizes)
+
+    # Tiles
+
+    def tiles(self) -> list[TileConfig]:
+        """Every tile that a plan can have."""
+        return [self.fixed.tile] if self.fixed else self._candidates()
+
+    @cached_property
+    def fixed(self) -> TileChoice | None:
+        """The tile of all plans, or None if each batch chooses."""
+        options, bounds = self.options, self.options.bounds
+        if options.tile is not None:
+            return TileChoice(options.tile)
+        if not (options.fixed_tile or options.batch_invariant):
+            return None
+        rows, items, keys = INVARIANT_ROWS, None, None
+        if bounds is not None:
+            mean = bounds.max_q_rows / max(1, bounds.segments)
+            rows = max(1.0, mean) * self.heads.group_size  # who has rows has one at least
+            items = bounds.segments * self.heads.num_kv
+            keys = bounds.max_kv_len
+        return as_fixed(self._kernels.choose(rows, items, keys))
+
+    def choice(self, batch: Batch) -> TileChoice:
+        """The tile of all plans, or that for a batch."""
+        return self.fixed or self._choose(batch)
+
+    def _choose(self, batch: Batch) -> TileChoice:
+        """By its segments, and their mean number of fused rows."""
+        sizes = batch.sizes
+        return self._chosen(
+            sizes.busy_rows * self.heads.group_size,
+            sizes.num_segments * self.heads.num_kv,
+            1 << sizes.max_kv_len.bit_length(),  # or each step of decoding would choose anew
+            self._kernels.prepares and may_prepare(batch, self._batched, self.heads.num_kv),
+        )
+
+    def _candidates(self) -> list[TileConfig]:
+        return self._kernels.candidates(self.heads.group_size)
+
+    # Sizes
+
+    def _sizes(
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
+    ) -> tuple[Capacity, WorkspaceSize]:
+        room = self._room(bounds, tile, num_ctas, pieces)
+        return room, workspace_size(room, self.spec.head_dim_v)
+
+    def _room(
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
+    ) -> Capacity:
+        return capacity(
+            bounds,
+            rows=tile.rows,
+            keys=tile.keys,
+            num_kv_heads=self.heads.num_kv,
+            group_size=self.heads.group_size,
+            num_ctas=num_ctas,
+            split_size=self._split_size(tile),
+            pieces=pieces,
+        )
+
+    def least_bounds(self, batch: Batch) -> Bounds:
+        """The smallest bounds that admit a batch."""
+        return batch.least_bounds
+
+    def pieces(self, batch: Batch, tile: TileConfig) -> Pieces | None:
+        """What a batch is cut into, if it is cut at multiples of one size."""
+        size, heads = self._split_size(tile), self.heads
+        if size is None:
+            return None
+        return Pieces.of(batch.segments, tile.rows, heads.group_size, heads.num_kv, size)
+
+    def _split_size(self, tile: TileConfig) -> int | None:
+        if not self.options.batch_invariant:
+            return None
+        return -(-INVARIANT_SPLIT // tile.keys) * tile.keys
+
+    # Plans
+
+    def active_ctas(self, kernel: Kernel) -> int:
+        """CTAs that may get work."""
+        return min(self.options.sm_limit or kernel.num_ctas, kernel.num_ctas)
+
+    def deals_evenly(self, batch: Batch, tile: TileConfig) -> bool:
+        """True if segments have few tiles, or the GPU: by the declared bounds, or by the batch.
+
+        The order of tiles that share keys matters to the cache, so long prefills are dealt longest
+        first, section by section; for decoding and appending an even cut is as good, and a device
+        can make it. Where tiles are too few for half of the SMs each is cut, and even dealing cuts
+        equal tiles of the same keys at the same places, so that the cache has them for all.
+        """
+        options, bounds = self.options, self.options.bounds
+        if options.batch_invariant:
+            return False
+        if bounds is None:
+            rows, segments = batch.sizes.segment_rows, batch.sizes.num_segments
+        else:
+            rows, segments = bounds.max_q_rows, bounds.segments
+        fused = rows * self.heads.group_size
+        if fused < SHARING_TILES * tile.rows * segments:
+            return True
+        if self.device.type != "cuda":
+            return False
+        sms = cuda_facts(self.device.index).num_sms
+        tiles = (fused // tile.rows + segments) * self.heads.num_kv
+        return 2 * tiles <= min(options.sm_limit or sms, sms)
+
+    def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
+        """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
+        if self.device.type != "cuda" or self.deals_evenly(batch, tile):
+            return None
+        rows = batch.sizes.segment_rows * self.heads.group_size
+        if rows < SHARING_TILES * tile.rows * batch.sizes.num_segments:
+            return None
+        key_bytes = (self.spec.head_dim_qk + self.spec.head_dim_v) * self.spec.stored_dtype.bytes
+        return max(1, cuda_facts(self.device.index).l2_bytes // (2 * key_bytes))
+
+    def visibility(
+        self, arrays: Arrays, scalars: Mapping[str, Any], known: Mapping[str, Any]
+    ) -> Visibility:
+        """The mask's answers for a batch, with the values of its inputs."""
+        traced, kv_format = self.spec.variant, self.spec.kv_format
+        columns = kv_format.block_kv if kv_format.column_positions else 0
+        analysis = TileAnalysis(traced, scalars, known)
+        return make_visibility(traced, analysis, arrays, self.heads, columns)
+
+    def make(
+        self, batch: Batch, kernel: Kernel, room: Capacity, inputs: Inputs
+    ) -> tuple[Plan, Visibility]:
+        """A plan that fits the room, and the mask's answers for it."""
+        tile, visibility = kernel.tile, self.visibility(batch.arrays, inputs.scalars, inputs.known)
+        plan = make_plan(
+            batch.segments,
+            num_kv_heads=self.heads.num_kv,
+            group_size=self.heads.group_size,
+            rows=tile.rows,
+            keys=tile.keys,
+            num_ctas=kernel.num_ctas,
+            visibility=visibility,
+            capacity=room,
+            sm_limit=self.options.sm_limit,
+            split_size=self._split_size(tile),
+            section_keys=self._section_keys(batch, tile),
+            even=self.deals_evenly(batch, tile),
+            indices=batch.indices,
+        )
+        return plan, visibility
+
+    def check_of(self, batch: Batch) -> Check:
+        """How a plan of a batch is checked."""
+        return verify
+
+
+def as_fixed(choice: TileChoice) -> TileChoice:
+    """The choice for all batches."""
+    return replace(choice, reason=f"fixed for all batches: {choice.reason}")
+
+
+def grown(numbers: Grown) -> Grown:
+    """Rounded up to powers of two, so that growing batches rarely move the workspace."""
+    sizes = {field.name: int(getattr(numbers, field.name)) for field in fields(numbers)}
+    return type(numbers)(
+        **{name: min(INT32_MAX, 1 << max(0, n - 1).bit_length()) for name, n in sizes.items()}
+    )
