@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from warploom.codegen.build import build
-from warploom.codegen.launch_shape import LaunchShape
-from warploom.codegen.planner_source import planner_source
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.dsl.types.spec import TracedVariant
-from warploom.runtime.devices.cuda import CudaKernel
 from warploom.runtime.devices.device import cuda_facts
-from warploom.runtime.devices.graph import refuse_loading
+from warploom.runtime.devices.loaded import load
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.scheduler.layout import c_structs
 
@@ -60,8 +57,6 @@ class DevicePlanner:
         size: the most that it works on.
     """
 
-    RESERVED = 528  # bytes of shared memory that `PlannerTeam` takes
-
     def __init__(self, variant: TracedVariant, device: torch.device, size: PlanSize) -> None:
         """Build and load the kernel.
 
@@ -74,15 +69,14 @@ class DevicePlanner:
             CompileForbidden: a CUDA graph is being captured.
             CompileError, NoCudaCompiler, LaunchError: it could not be made.
         """
-        source = planner_source(variant, c_structs(), "cuda")
-        refuse_loading(device, source.name)
-        artifact = build(source, cuda_facts(device.index).arch)
-        shape = LaunchShape(size.threads, self.RESERVED + size.scratch, 1)
-        self._kernel = CudaKernel(source.name, artifact, shape, device.index)
-        self._kernel.num_ctas = size.teams
+        spec = PlannerSpec(variant, size.threads, size.scratch)
+        source = spec.render("cuda", c_structs())
+        kernel = load(spec, source, cuda_facts(device.index).arch, device, size.teams)
         self.params = PlannerParams(variant)
+        self._enqueue, self._device = kernel.bind(self.params), device
         self.size = size
 
     def launch(self, stream: int) -> None:
         """Enqueue it on a stream, given the stream's handle."""
-        self._kernel.launch(self.params, stream)
+        with torch.cuda.device(self._device):
+            self._enqueue(stream)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from warploom.codegen.build import build
-from warploom.codegen.planner_source import OPTIONS, OUTPUTS, planner_source, scratch_bytes
+from warploom.codegen.planner_source import OPTIONS, OUTPUTS, PlannerSpec, scratch_bytes
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import TracedVariant
@@ -85,7 +85,7 @@ class NativePlanner:
         """Build the planner for the host, and for the device if it will plan, too."""
         self._find_host()
         if on_device and self._device.type == "cuda" and self._stored.plans_on_device:
-            source = planner_source(self._variant, c_structs(), "cuda")
+            source = PlannerSpec(self._variant).render("cuda", c_structs())
             build(source, cuda_facts(self._device.index).arch)
 
     def _find_host(self) -> HostPlanner | None:
@@ -192,7 +192,7 @@ class NativePlanner:
         size = PlanSize(site.scratch, site.max_tiles, boundaries, items, bounds.max_blocks)
         if size not in self._on_device:
             arch = cuda_facts(self._device.index).arch
-            if site.scratch > arch.shared_per_cta - DevicePlanner.RESERVED:
+            if site.scratch > arch.shared_per_cta - PlannerSpec.RESERVED:
                 reason = (
                     f"allow {site.max_tiles} query tiles, for which the device needs "
                     f"{site.scratch} bytes of shared memory, of {arch.shared_per_cta}; declare "
