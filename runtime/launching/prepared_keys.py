@@ -22,6 +22,7 @@ from warploom.runtime.devices.params import Block, ParamBlock
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
+from warploom.runtime.launching.program import Pass
 from warploom.runtime.tensors.shortcuts import allocator
 from warploom.scheduler.bounds import INT32_MAX
 
@@ -193,9 +194,11 @@ class PreparedKeys:
         self._write_counts = self._block.writer("i", COUNTS)
         self.inputs = BothBlocks(params, self._block, frozenset(packer.names))
 
-    def take(self, kernel: Kernel) -> None:
+    def take(self, kernel: Kernel) -> Pass:
         """Launch this kernel from now on."""
-        self._enqueue = kernel.bind(self._block)
+        taken = Pass(kernel, self._block)
+        self._enqueue = taken.bind()
+        return taken
 
     def planned(self, batch: Batch) -> None:
         """Take the lengths of a batch, whose plan lies where the parameters say."""

@@ -18,7 +18,6 @@ from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.variants.trace import trace
-from warploom.runtime.planning.device_planner import DevicePlanner
 from warploom.runtime.planning.native_planner import NativePlanner, Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.visibility import Heads
