@@ -7,7 +7,6 @@ to wherever they point at each replay.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,17 +14,7 @@ import numpy as np
 import torch
 
 from warploom.codegen.abi import Packer
-from warploom.codegen.append import (
-    COUNTS,
-    POINTERS,
-    STRIDES,
-    AppendSpec,
-    append_fields,
-    append_launch,
-    render_append,
-)
-from warploom.codegen.build import Artifact
-from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.append import COUNTS, POINTERS, STRIDES
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import Layout, Paged
@@ -34,10 +23,8 @@ from warploom.dsl.values.stand_ins import unseen
 from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.errors import WrongCall, WrongShape
 from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
-from warploom.runtime.devices.cpu import CpuKernel
-from warploom.runtime.devices.cuda import CudaKernel
 from warploom.runtime.devices.device import cuda_facts, resolve_device
-from warploom.runtime.devices.loaded import Loaded
+from warploom.runtime.devices.loaded import load
 from warploom.runtime.devices.params import Block
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.inputs.append_args import (
@@ -114,7 +101,7 @@ class Appender(Uncopied):
         )  # fmt: skip
         self._inputs = Inputs(transforms, self._geometry)
         self._inputs.bind(bound)
-        packer = Packer(append_fields(self.spec))
+        packer = Packer(self.spec.fields)
         self._block = Block(packer, packer.size)
         self._block.set("num_q_heads", num_q_heads)
         self._block.set("num_kv_heads", num_kv_heads)
@@ -127,7 +114,12 @@ class Appender(Uncopied):
         self._spans: list[int] = []  # bytes from the first element to the last
         self._guard = Guard(type(self).__name__, self._torn)
         self._apart: int | None = None  # from the k cache to the v cache, when they were compared
-        self._launch = _kernel(self.spec, self.device)(self._block)
+        on_gpu = self.device.type == "cuda"
+        target = cuda_facts(self.device.index).arch if on_gpu else host_target()
+        source = self.spec.render("cuda" if on_gpu else "cpp")
+        grid, threads = (0, None) if on_gpu else (1, 1)
+        kernel = load(self.spec, source, target, self.device, grid, threads)
+        self._launch = kernel.bind(self._block)
 
     def _applied(
         self, variant: Variant | type[Variant] | None
@@ -363,21 +355,3 @@ def _heads_only(requests: int) -> Batch:
     """Lengths that inputs are checked against: only the device knows those of tokens."""
     none = np.zeros(requests, np.int32)
     return Batch(Arrays(np.zeros(0, SEGMENT.dtype), none[:0], none, none), 0, 0)
-
-
-_Bind = Callable[[Block], Callable[[int], None]]
-_loaded: Loaded[_Bind] = Loaded()
-
-
-def _kernel(spec: AppendSpec, device: torch.device) -> _Bind:
-    """The loaded kernel: from its parameters, a function that launches it on a stream."""
-    source = render_append(spec, "cuda" if device.type == "cuda" else "cpp")
-    target = cuda_facts(device.index).arch if device.type == "cuda" else host_target()
-
-    def load(artifact: Artifact) -> _Bind:
-        if isinstance(target, Arch):
-            return CudaKernel(source.name, artifact, append_launch(), device.index).bind
-        host = CpuKernel(source.name, artifact)
-        return lambda block: lambda _: host.launch(block, 1, 1)
-
-    return _loaded.get(source, target, device, load)

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
-from warploom.codegen.append import render_append
 from warploom.codegen.build import Job
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
-from warploom.codegen.planner_source import planner_source
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import DType
@@ -130,11 +129,11 @@ class AttentionDeclaration(Declaration):
             return
         stored = self._wrapper.planned_format(spec.kv_format)
         if stored.native_storage is not None:
-            source = planner_source(spec.variant, c_structs(), "cpp")
+            source = PlannerSpec(spec.variant).render("cpp", c_structs())
             yield from ((source, host) for host in hosts)
         declared = options.bounds is not None
         if isinstance(target, Arch) and declared and stored.plans_on_device:
-            yield planner_source(spec.variant, c_structs(), "cuda"), target
+            yield PlannerSpec(spec.variant).render("cuda", c_structs()), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
         kind = "cuda" if isinstance(target, Arch) else "cpu"
@@ -203,7 +202,7 @@ class AppenderDeclaration(Declaration):
         """The one kernel, for a target; raises VariantError, BadHeadDim and ArgumentError."""
         given = _given(self)
         spec = append_spec(transforms_of(as_variant(given.pop("variant"))), **given)
-        yield render_append(spec, "cuda" if isinstance(target, Arch) else "cpp"), target
+        yield spec.render("cuda" if isinstance(target, Arch) else "cpp"), target
 
 
 def _given(declaration: Any) -> dict[str, Any]:

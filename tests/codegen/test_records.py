@@ -14,7 +14,7 @@ from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.lowering.specialize import only_seats
-from warploom.codegen.planner_source import planner_source
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import KVFormat
@@ -71,7 +71,7 @@ def test_other_kernels_record_nothing() -> None:
     kept = only_seats(turned, ("key_transform",))
     assert kept.records == ()
     assert "seen" not in kept.input_names
-    assert "seen" not in planner_source(turned, c_structs(), "cpp").text
+    assert "seen" not in PlannerSpec(turned).render("cpp", c_structs()).text
 
 
 @pytest.mark.nvrtc

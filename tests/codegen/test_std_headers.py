@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.std_headers import TEMPLATES, std_headers
 
-from warploom.codegen.append import AppendSpec, key_value_seats, render_append
+from warploom.codegen.append import AppendSpec, key_value_seats
 from warploom.codegen.compilers.hostcc import HostTarget, host_target
-from warploom.codegen.planner_source import planner_source
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
@@ -35,8 +35,8 @@ def texts() -> dict[str, str]:
     append = AppendSpec(key_value_seats(traced), 64, 64, kind, kind, 16)
     found = {path.stem: path.read_text() for path in GOLDEN.glob("*_cpu.cpp")}
     return found | {
-        "planner": planner_source(traced, c_structs(), "cpp").text,
-        "append": render_append(append, "cpp").text,
+        "planner": PlannerSpec(traced).render("cpp", c_structs()).text,
+        "append": append.render("cpp").text,
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import warploom as wl
-from warploom.codegen.append import AppendSpec, key_value_seats, render_append
+from warploom.codegen.append import AppendSpec, key_value_seats
 from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.lowering.turns import Turn, key_turn
@@ -121,7 +121,7 @@ def test_only_kernels_that_can_turn_rows_are_told_how() -> None:
     assert "Turn" not in variant_struct(trace(wl.Rope()), "cpp")
     bf16 = dtype("bfloat16")
     keys = AppendSpec(key_value_seats(trace(wl.Rope())), 128, 128, bf16, bf16, 16)
-    assert "Turn" not in render_append(keys, "cuda").text
+    assert "Turn" not in keys.render("cuda").text
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

@@ -331,7 +331,7 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
         return build_module.build(source, target)
 
     monkeypatch.setattr(loaded, "build", build)
-    monkeypatch.setattr(append_module, "_loaded", loaded.Loaded())
+    monkeypatch.setattr(loaded, "_loaded", {})
     for flags in ((), (), ("-DOTHER",)):
         target = host_target()
         target = replace(target, flags=(*target.flags, *flags))
