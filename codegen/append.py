@@ -8,7 +8,7 @@ from typing import Literal
 from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.specialize import only_seats
+from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.render import config_struct, environment, short_dims, short_dtypes
 from warploom.codegen.source import KernelSource
 from warploom.dsl.types.dtypes import DType
@@ -49,7 +49,7 @@ class AppendSpec:
     """Everything an append kernel is compiled for.
 
     Attributes:
-        variant: key and value transform of the traced variant, and no other seat.
+        variant: key and value transform of the traced variant, and no other hook.
         head_dim_qk, head_dim_v: lengths of key and value vectors.
         dtype: of new keys and values.
         cache_dtype: of the cache.
@@ -64,9 +64,9 @@ class AppendSpec:
     page_size: int
 
 
-def key_value_seats(traced: TracedVariant) -> TracedVariant:
+def key_value_hooks(traced: TracedVariant) -> TracedVariant:
     """The part of a variant that an append applies, with the fields that it reads."""
-    return only_seats(traced, ("key_transform", "value_transform"))
+    return only_hooks(traced, ("key_transform", "value_transform"))
 
 
 def append_fields(spec: AppendSpec) -> tuple[ParamField, ...]:

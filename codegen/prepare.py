@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.specialize import only_seats
+from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.lowering.split import lane_parts
 from warploom.codegen.render import config_struct, environment, short_dims, short_dtypes
 from warploom.codegen.source import KernelSource
@@ -44,7 +44,7 @@ class PrepareSpec:
     """Everything such a kernel is compiled for.
 
     Attributes:
-        variant: the key transform of the traced variant, and no other seat.
+        variant: the key transform of the traced variant, and no other hook.
         head_dim: length of key vectors.
         dtype: of keys, before and after.
         heads: of a token that are worked on together.
@@ -58,7 +58,7 @@ class PrepareSpec:
     @classmethod
     def of(cls, spec: AttentionSpec, num_kv_heads: int) -> PrepareSpec:
         """For keys of attention with so many heads."""
-        variant = only_seats(spec.variant, ("key_transform",))
+        variant = only_hooks(spec.variant, ("key_transform",))
         heads = math.gcd(num_kv_heads, _MOST_HEADS)
         return cls(variant, spec.head_dim_qk, spec.dtype, heads)
 
@@ -89,7 +89,7 @@ def render_prepare(spec: PrepareSpec, plan_structs: str) -> KernelSource:
         "element": spec.dtype.c_name,
         "head_dim_qk": spec.head_dim,
         "heads": spec.heads,
-        **_readings(spec.variant.seats["key_transform"]),
+        **_readings(spec.variant.hooks["key_transform"]),
     }
     context = {
         "title": f"// {name}: {spec.variant.name}\n"

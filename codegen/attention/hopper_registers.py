@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GROUP_ROWS = 64  # fused query rows of one consumer group of four warps
+WARPGROUP_ROWS = 64  # fused query rows of one consumer group of four warps
 _STEP = 8  # registers change hands in eights
 _MOST = 240
 _LAUNCHED = {3: 168, 4: 128}  # of a thread, by the groups of a CTA: an SM has 65,536
@@ -23,9 +23,9 @@ _LAUNCHED = {3: 168, 4: 128}  # of a thread, by the groups of a CTA: an SM has 6
 SHARES = {
     # Rows that are gathered or padded keep addresses in a producer's registers: RoPE with soft-cap
     # and window spilled at 72 and 80 lanes beside 56.
-    "transforms gathered or padded rows of narrow heads": (64, 96),
+    "transforms gathered or padded rows of small heads": (64, 96),
     # Consumers of up to 96 lanes leave what RoPE over so many needs.
-    "transforms narrow heads": (56, 104),
+    "transforms small heads": (56, 104),
     "transforms": (56, 72),
     # Outputs of more than 128 lanes fill 224 of a consumer; who only issues copies needs few.
     "copies wide values in bulk": (56, 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from warploom.codegen.append import AppendSpec, key_value_seats
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
 from warploom.dsl.types.formats import KVFormat, Paged
 from warploom.dsl.types.spec import TracedVariant
@@ -49,8 +49,8 @@ def append_spec(
 
 
 def transforms_of(variant: Variant) -> TracedVariant:
-    """The seats of a variant that appends apply."""
-    return key_value_seats(traced_once(variant)[1])
+    """The hooks of a variant that appends apply."""
+    return key_value_hooks(traced_once(variant)[1])
 
 
 def _element(

@@ -98,7 +98,7 @@ def explain(wrapper: Explained) -> Explanation:
         "types": f"{_types(spec)}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
         "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
         "with a query row",
-        "seats": ", ".join(spec.variant.seats) or "none: plain attention",
+        "hooks": ", ".join(spec.variant.hooks) or "none: plain attention",
     }
     if wrapper.backend == "reference":
         facts["plan"] = "none needed: request by request"
@@ -167,7 +167,7 @@ def _kernel(planned: Planned, choice: TileChoice | None) -> dict[str, object]:
 
 def _keys(wrapper: Explained, planned: Planned) -> dict[str, object]:
     """Where keys are transformed, if anywhere; only a GPU has more than one way."""
-    if "key_transform" not in wrapper.spec.variant.seats or wrapper.backend != "cuda":
+    if "key_transform" not in wrapper.spec.variant.hooks or wrapper.backend != "cuda":
         return {}
     rows = planned.batch.busy_rows * wrapper.heads.group_size
     is_before = planned.kernel.prepare is not None

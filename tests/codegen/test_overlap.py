@@ -13,7 +13,7 @@ import pytest
 from support.disassembly import disassembled
 
 import warploom as wl
-from warploom.codegen.append import AppendSpec, key_value_seats, render_append
+from warploom.codegen.append import AppendSpec, key_value_hooks, render_append
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.compilers.arch import ARCHS
@@ -47,7 +47,7 @@ def attention(
 
 
 def append() -> KernelSource:
-    kept = key_value_seats(trace(wl.Rope()))
+    kept = key_value_hooks(trace(wl.Rope()))
     spec = AppendSpec(kept, 128, 128, bfloat16, stored("bfloat16"), 16)
     return render_append(spec, "cuda")
 

@@ -66,10 +66,11 @@ struct Arena {
   static constexpr int kBytes = At::kBytes;
 
   static_assert(At::kQueriesBytes == kQueryTiles * QueryTile<K>::kBytes);
-  static_assert(At::kKeysBytes == C::kStages * S::kGroups * KeyTile<K>::kBytes);
-  static_assert(At::kValuesBytes == C::kStages * S::kGroups * ValueTile<K>::kBytes);
-  static_assert(At::kWideKeysBytes == O::kWidensKeys * S::kGroups * O::WideKeys::kBytes);
-  static_assert(At::kWideValuesBytes == O::kWidensValues * S::kGroups * O::WideValues::kBytes);
+  static_assert(At::kKeysBytes == C::kStages * S::kStagingGroups * KeyTile<K>::kBytes);
+  static_assert(At::kValuesBytes == C::kStages * S::kStagingGroups * ValueTile<K>::kBytes);
+  static_assert(At::kWideKeysBytes == O::kWidensKeys * S::kStagingGroups * O::WideKeys::kBytes);
+  static_assert(At::kWideValuesBytes ==
+                O::kWidensValues * S::kStagingGroups * O::WideValues::kBytes);
   static_assert(At::kAddressesBytes == C::kIndexed * kSlots * C::kKeys * 16);
   static_assert(At::kPositionsBytes == C::kColumnPositions * kSlots * C::kKeys * 4);
   static_assert(At::kSlabsBytes == kSlabRows * kSlabStride * 4);
@@ -94,11 +95,11 @@ struct Arena {
   }
   WL_FN Unit* keys(int stage, int group) const {
     return reinterpret_cast<Unit*>(base + At::kKeys) +
-           (stage * S::kGroups + group) * KeyTile<K>::kElements;
+           (stage * S::kStagingGroups + group) * KeyTile<K>::kElements;
   }
   WL_FN Unit* values(int stage, int group) const {
     return reinterpret_cast<Unit*>(base + At::kValues) +
-           (stage * S::kGroups + group) * ValueTile<K>::kElements;
+           (stage * S::kStagingGroups + group) * ValueTile<K>::kElements;
   }
   // What transforms make of a staged tile: in its place, unless that is too narrow.
   WL_FN Element* new_keys(int stage, int group) const {
@@ -112,11 +113,12 @@ struct Arena {
   // Addresses of the rows of a tile's keys (x) and values (y), negative where there is none.
   WL_FN longlong2* addresses(int slot, int group) const {
     return reinterpret_cast<longlong2*>(base + At::kAddresses) + slot * C::kKeys +
-           group * S::kGroupKeys;
+           group * S::kStagingKeys;
   }
   // kv_pos of each key of a staged tile, -1 where there is none.
   WL_FN int* positions(int slot, int group) const {
-    return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys + group * S::kGroupKeys;
+    return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys +
+           group * S::kStagingKeys;
   }
   WL_FN float* slab_row(int row) const {
     return reinterpret_cast<float*>(base + At::kSlabs) + row * kSlabStride;

@@ -3,7 +3,7 @@
 //
 // A warp reads its keys and values straight into registers, 16 bytes per lane and load;
 // neighbouring lanes share a stored row. Sums over those lanes leave each lane with the logit of
-// one key, on which it runs the scalar seats; its weight goes back, by shuffles, to the lanes that
+// one key, on which it runs the scalar hooks; its weight goes back, by shuffles, to the lanes that
 // hold the key's value. While one of the two products is computed, the operand of the other is on
 // its way, and many warps hide the rest.
 #pragma once
@@ -105,17 +105,17 @@ class SingleRow {
   using C = typename K::Config;
   using Variant = typename K::Variant;
   using KvElement = typename C::KvElement;
-  using Keys = WarpRows<KvElement, C::kHeadDimQk, S::kGroupKeys>;
-  using Values = WarpRows<KvElement, C::kHeadDimV, S::kGroupKeys>;
+  using Keys = WarpRows<KvElement, C::kHeadDimQk, S::kStagingKeys>;
+  using Values = WarpRows<KvElement, C::kHeadDimV, S::kStagingKeys>;
 
   static_assert(!C::kComposed, "rows of several requests share a tile of composed plans");
   static_assert(!Variant::kHasKeyTransform &&
                     (!Variant::kHasValueTransform || Variant::kScalesValues),
-                "keys and values are not staged, where their seats could see them");
+                "keys and values are not staged, where their hooks could see them");
 
   // Keys of a warp's tile lie a fixed distance apart.
   static constexpr bool kInOneBlock =
-      !C::kIndexed || (!C::kColumnPositions && C::kBlockKv % S::kGroupKeys == 0);
+      !C::kIndexed || (!C::kColumnPositions && C::kBlockKv % S::kStagingKeys == 0);
 
   // A tile, and the block that holds all of it or, if there may be several, this lane's own key.
   struct Tile {
@@ -145,7 +145,7 @@ class SingleRow {
       const Tile after = find();
       const float score = multiply(keys);
       read<Keys>(key_rows(item_), next, keys);
-      accumulate(values, weight(now, apply_seats(now, of_tile, row, of_row, score)));
+      accumulate(values, weight(now, apply_hooks(now, of_tile, row, of_row, score)));
       if (!next.visit.is_full()) clear(values);
       read<Values>(value_rows(item_), next, values);
       now = next;
@@ -250,8 +250,8 @@ class SingleRow {
         *reinterpret_cast<uint4*>(staged + at) = *reinterpret_cast<const uint4*>(row + at);
       }
       __syncwarp();
-      const LaneStates<QuerySeat<K>, K> lanes(item_, threadIdx.x);
-      transform_rows<QuerySeat<K>, StagedQuery, 1, kWarpSize>(item_, lanes, staged, threadIdx.x,
+      const LaneStates<QueryHook<K>, K> lanes(item_, threadIdx.x);
+      transform_rows<QueryHook<K>, StagedQuery, 1, kWarpSize>(item_, lanes, staged, threadIdx.x,
                                                               QueryRows<K>{item_});
     }
     __syncthreads();
@@ -278,7 +278,7 @@ class SingleRow {
 
   // The logit of this lane's own key.
   template <class OfTile, class OfRow>
-  WL_FN float apply_seats(const Tile& tile, const OfTile& of_tile, const RowInfo& row,
+  WL_FN float apply_hooks(const Tile& tile, const OfTile& of_tile, const RowInfo& row,
                           const OfRow& of_row, float score) const {
     const auto& p = item_.p;
     if (!scales_late<K>(p)) score *= p.sm_scale;

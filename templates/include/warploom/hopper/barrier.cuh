@@ -30,8 +30,8 @@ WL_FN void barrier_tell(Barrier* barrier) {
 
 // Hardware barriers by number; 0 is __syncthreads.
 constexpr int kConsumersBarrier = 1;  // all consumer threads
-constexpr int kTurnBarrier = 2;       // + group: that group may issue its products
-constexpr int kGroupBarrier = 5;      // + group: the 128 threads of a group
+constexpr int kPingpongBarrier = 2;   // + group: that group may issue its products
+constexpr int kWarpgroupBarrier = 5;  // + group: the 128 threads of a group
 constexpr int kOpenersBarrier = 8;    // those of the producer group that open items
 constexpr int kTransformBarrier = 9;  // the group that transforms staged tiles
 

@@ -1,5 +1,5 @@
 // The Hopper attention kernel (sm_90a): a producer group copies, one to three consumer groups of 64
-// rows compute, and where a seat transforms queries, keys or values, another group does that
+// rows compute, and where a hook transforms queries, keys or values, another group does that
 // between the two.
 #pragma once
 

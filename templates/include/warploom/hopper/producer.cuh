@@ -3,7 +3,7 @@
 //
 // Bulk mode (storage in blocks of 8 tokens and more, or affine): one warp issues tensor copies of
 // keys, one those of values, and two open items and gather queries. These wait for no room for
-// keys, so that the next item is open long before its turn; unless they also work out what seats on
+// keys, so that the next item is open long before its turn; unless they also work out what hooks on
 // logits keep of each key, which they put beside the keys. Gather mode (smaller blocks): all four
 // warps do everything together.
 #pragma once
@@ -84,14 +84,14 @@ class QueryProducer {
   struct ListedRows {
     const Item<K>& item;
     int first;
-    WL_FN long long offset(int pass) const {
-      return item.q_offset(item.row(first + pass * Copy::kPassRows));
+    WL_FN long long offset(int round) const {
+      return item.q_offset(item.row(first + round * Copy::kRoundRows));
     }
   };
-  // The same where each pass begins with the same head of a group.
+  // The same where each round begins with the same head of a group.
   struct EvenRows {
-    long long first, pass_stride;
-    WL_FN long long offset(int pass) const { return first + pass * pass_stride; }
+    long long first, round_stride;
+    WL_FN long long offset(int round) const { return first + round * round_stride; }
   };
 
  public:
@@ -103,8 +103,8 @@ class QueryProducer {
     typename C::Element* const to = item.arena.queries(ring_.stage);
     const int row = Copy::first_row(thread);
     const int left = item.facts().rows - row;
-    if (!C::kComposed && Copy::kPassRows % p.group_size == 0) {
-      const long long stride = Copy::kPassRows / p.group_size * p.q_row_stride;
+    if (!C::kComposed && Copy::kRoundRows % p.group_size == 0) {
+      const long long stride = Copy::kRoundRows / p.group_size * p.q_row_stride;
       copy_rows(from, EvenRows{item.q_offset(item.row(row)), stride}, left, to, thread);
     } else {
       copy_rows(from, ListedRows{item, row}, left, to, thread);
@@ -117,10 +117,10 @@ class QueryProducer {
   template <class Rows>
   WL_FN static void copy_rows(const typename C::Element* from, const Rows& rows, int left,
                               typename C::Element* to, unsigned thread) {
-#pragma unroll 4  // not all, as RowCopy::copy does: registers would hold the places of all passes
-    for (int pass = 0; pass < Copy::kPasses; ++pass) {
-      const bool exists = pass * Copy::kPassRows < left;
-      Copy::copy_row(from + rows.offset(pass), exists, to, thread, pass);
+#pragma unroll 4  // not all, as RowCopy::copy does: registers would hold the places of all rounds
+    for (int round = 0; round < Copy::kRounds; ++round) {
+      const bool exists = round * Copy::kRoundRows < left;
+      Copy::copy_row(from + rows.offset(round), exists, to, thread, round);
     }
   }
 
@@ -134,7 +134,7 @@ WL_FN int listed_position(const Item<K>& item, int place) {
   return block < 0 ? -1 : block * K::Config::kBlockKv + place % K::Config::kBlockKv;
 }
 
-// Works out what the seats on logits keep of each key, for the two warps that copy queries.
+// Works out what the hooks on logits keep of each key, for the two warps that copy queries.
 template <class K>
 class ColumnProducer {
   using C = typename K::Config;
@@ -259,7 +259,7 @@ class GatherProducer {
   using Variant = typename K::Variant;
   using CopyKeys = RowCopy<C::kKeys, C::kHeadDimQk, S::kDimQk, S::kBlock, kProducerThreads>;
   using CopyValues = RowCopy<C::kKeys, C::kHeadDimV, S::kDimV, S::kBlock, kProducerThreads>;
-  static_assert(CopyKeys::kPasses * CopyKeys::kWarpRows <= kWarpSize,
+  static_assert(CopyKeys::kRounds * CopyKeys::kWarpRows <= kWarpSize,
                 "one lane looks up each row that a warp copies");
 
  public:

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
-#include <warploom/vector_seats.cuh>
+#include <warploom/vector_hooks.cuh>
 
 namespace warploom::hopper {
 
@@ -13,22 +13,22 @@ namespace warploom::hopper {
 // wait meanwhile. A quarter where more lies beside the accumulators of wide heads: scores, or
 // reductions of keys in many panels, or of such as were gathered, for which producers keep more
 // registers. Queries wait for no accumulators: half of a vector is little enough for them.
-template <class Seat, class K>
-struct SeatLanes {
-  static constexpr bool kIsValue = cute::is_same_v<Seat, ValueSeat<K>>;
-  static constexpr int kPanels = LaneStates<Seat, K>::kPanels;
+template <class Hook, class K>
+struct HookLanes {
+  static constexpr bool kIsValue = cute::is_same_v<Hook, ValueHook<K>>;
+  static constexpr int kPanels = LaneStates<Hook, K>::kPanels;
   static constexpr bool kKeepsPartners =
-      Seat::kHalves != 0 && !partners_are_whole<Seat>(Sizes<K>::kBlock);
+      Hook::kHalves != 0 && !partners_are_whole<Hook>(Sizes<K>::kBlock);
   using Variant = typename K::Variant;
   static constexpr bool kCrowded = (Variant::kHasKeyTransform && Variant::kHasValueTransform) ||
                                    (kIsValue && !kHasTransformer<K>);
   static constexpr bool kHalvesVectors = kKeepsPartners || kPanels > (kCrowded ? 1 : 3);
   static constexpr bool kIsTight = K::Config::kHeadDimV > 128 && (!K::Config::kBulk || kPanels > 4);
-  static constexpr bool kTightKeys = kIsTight && kKeepsPartners && Seat::kReductions > 0;
+  static constexpr bool kTightKeys = kIsTight && kKeepsPartners && Hook::kReductions > 0;
   static constexpr bool kQuartersVectors = kIsValue ? kPanels > 3 : kTightKeys;
   static constexpr int kCount = kVector / (kQuartersVectors ? 4 : kHalvesVectors ? 2 : 1);
   static constexpr int kOfQueries = kQuartersVectors ? kVector / 2 : kVector;
-  using States = LaneStates<Seat, K, kCount>;
+  using States = LaneStates<Hook, K, kCount>;
 };
 
 // A thread's number of which the compiler knows nothing: what is kept of lanes is then worked out

@@ -1,12 +1,12 @@
-// The vector seats, which see a whole row: query, key, value and output transform.
+// The vector hooks, which see a whole row: query, key, value and output transform.
 //
 // The threads that copied a row also transform it. They compute all of its new lanes before any is
-// written, since a seat may read other lanes than its own (rotary embeddings do).
+// written, since a hook may read other lanes than its own (rotary embeddings do).
 #pragma once
 
 #include <warploom/item.cuh>
 
-#include <warploom/seat_traits.hpp>
+#include <warploom/hook_traits.hpp>
 
 namespace warploom {
 
@@ -21,13 +21,13 @@ constexpr bool kIsKey = false;  // a place is a key's position, else a row
 template <>
 constexpr bool kIsKey<int> = true;
 
-// One interface for the four seats: kReductions, kHeadDim, reduce, identity, combine, lane_state
+// One interface for the four hooks: kReductions, kHeadDim, reduce, identity, combine, lane_state
 // and value.
-#define WL_VECTOR_SEAT(Name, name, dim, Place, who, ...)                                         \
+#define WL_VECTOR_HOOK(Name, name, dim, Place, who, ...)                                         \
   template <class K>                                                                             \
-  struct Name##Seat {                                                                            \
+  struct Name##Hook {                                                                            \
     using Variant = typename K::Variant;                                                         \
-    WL_SEAT_TRAITS(name, Name, dim)                                                              \
+    WL_HOOK_TRAITS(name, Name, dim)                                                              \
     template <int I, class X>                                                                    \
     WL_FN static float reduce(const Item<K>& item, const Place& at, int lane, const X& x,        \
                               const float* r) {                                                  \
@@ -58,32 +58,32 @@ constexpr bool kIsKey<int> = true;
     }                                                                                            \
   };
 
-WL_VECTOR_SEAT(Query, query, kHeadDimQk, Row<K>, at, at)
-WL_VECTOR_SEAT(Key, key, kHeadDimQk, int, at, at)
-WL_VECTOR_SEAT(Value, value, kHeadDimV, int, at, at)
-WL_VECTOR_SEAT(Output, output, kHeadDimV, OutputPlace<Row<K>>, at.row, at.row, at.lse)
-#undef WL_VECTOR_SEAT
+WL_VECTOR_HOOK(Query, query, kHeadDimQk, Row<K>, at, at)
+WL_VECTOR_HOOK(Key, key, kHeadDimQk, int, at, at)
+WL_VECTOR_HOOK(Value, value, kHeadDimV, int, at, at)
+WL_VECTOR_HOOK(Output, output, kHeadDimV, OutputPlace<Row<K>>, at.row, at.row, at.lse)
+#undef WL_VECTOR_HOOK
 
 // A row's reductions over lanes, each by all threads of the row; results in r.
-template <class Seat, int kLanes = kVector, int I = 0, class K, class Place, class X>
+template <class Hook, int kLanes = kVector, int I = 0, class K, class Place, class X>
 WL_FN void reduce_lanes(const Item<K>& item, const Place& at, X& x, unsigned thread, float* r) {
-  if constexpr (I < Seat::kReductions) {
-    float result = Seat::template identity<I>();
+  if constexpr (I < Hook::kReductions) {
+    float result = Hook::template identity<I>();
 #pragma unroll
-    for (int first = thread * kLanes; first < Seat::kHeadDim; first += Sizes<K>::kBlock) {
+    for (int first = thread * kLanes; first < Hook::kHeadDim; first += Sizes<K>::kBlock) {
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
-        const float part = Seat::template reduce<I>(item, at, first + i, x, r);
-        result = Seat::template combine<I>(result, part);
+        const float part = Hook::template reduce<I>(item, at, first + i, x, r);
+        result = Hook::template combine<I>(result, part);
       }
     }
 #pragma unroll
     for (int distance = Sizes<K>::kBlock / kLanes / 2; distance > 0; distance /= 2) {
       const float other = __shfl_xor_sync(kAllLanes, result, distance);
-      result = Seat::template combine<I>(result, other);
+      result = Hook::template combine<I>(result, other);
     }
     r[I] = result;
-    reduce_lanes<Seat, kLanes, I + 1>(item, at, x, thread, r);
+    reduce_lanes<Hook, kLanes, I + 1>(item, at, x, thread, r);
   }
 }
 
@@ -94,11 +94,11 @@ using BytesAtOnce =
 
 // A row of a staged tile, as functors read it. A thread's own lanes come in whole vectors, one of
 // each panel, and so do their partners if they are whole vectors too.
-template <class Seat, class Tile, class Element, int kPanels, int kPanelLanes, int kLanes = kVector>
+template <class Hook, class Tile, class Element, int kPanels, int kPanelLanes, int kLanes = kVector>
 class StagedRow {
-  static constexpr int kPerUnit = 2 / int(sizeof(Element));
-  static constexpr bool kPairsPanels = partners_are_whole<Seat>(kPanelLanes);
-  static constexpr bool kPairsVectors = !kPairsPanels && partners_are_whole<Seat>(kLanes);
+  static constexpr int kPerHalfword = 2 / int(sizeof(Element));
+  static constexpr bool kPairsPanels = partners_are_whole<Hook>(kPanelLanes);
+  static constexpr bool kPairsVectors = !kPairsPanels && partners_are_whole<Hook>(kLanes);
 
  public:
   // `thread` of those that share the row.
@@ -110,7 +110,7 @@ class StagedRow {
       const int lane = panel * kPanelLanes + thread * kLanes;
       load_vector(lane, own_[panel]);
       if constexpr (kPairsVectors)
-        load_vector(half_partner(lane, 2 * kHalfLanes<Seat>), partners_[panel]);
+        load_vector(half_partner(lane, 2 * kHalfLanes<Hook>), partners_[panel]);
     }
   }
   WL_FN float own(int lane) const { return to_float(own_[lane / kPanelLanes][lane % kLanes]); }
@@ -124,14 +124,14 @@ class StagedRow {
   WL_FN float sine(int /*lane*/, float angle) const { return sin(angle); }
   WL_FN float cosine(int /*lane*/, float angle) const { return cos(angle); }
   WL_FN float operator()(int lane) const {
-    const uint16_t* unit = tile_ + Tile::offset(row_, lane / kPerUnit);
-    return to_float(reinterpret_cast<const Element*>(unit)[lane % kPerUnit]);
+    const uint16_t* unit = tile_ + Tile::offset(row_, lane / kPerHalfword);
+    return to_float(reinterpret_cast<const Element*>(unit)[lane % kPerHalfword]);
   }
 
  private:
   WL_FN void load_vector(int lane, Element (&to)[kLanes]) const {
     using Bytes = BytesAtOnce<sizeof(Element) * kLanes>;
-    const uint16_t* from = tile_ + Tile::offset(row_, lane / kPerUnit);
+    const uint16_t* from = tile_ + Tile::offset(row_, lane / kPerHalfword);
     const Bytes bytes = *reinterpret_cast<const Bytes*>(from);
     memcpy(to, &bytes, sizeof(bytes));
   }
@@ -142,24 +142,24 @@ class StagedRow {
   Element partners_[kPairsVectors ? kPanels : 1][kLanes];
 };
 
-// What a seat keeps of each lane of a thread, for as long as the work item lasts.
-template <class Seat, class K, int kLanes = kVector>
+// What a hook keeps of each lane of a thread, for as long as the work item lasts.
+template <class Hook, class K, int kLanes = kVector>
 struct LaneStates {
-  static constexpr int kPanels = round_up(Seat::kHeadDim, Sizes<K>::kBlock) / Sizes<K>::kBlock;
+  static constexpr int kPanels = round_up(Hook::kHeadDim, Sizes<K>::kBlock) / Sizes<K>::kBlock;
   static constexpr int kRowThreads = Sizes<K>::kBlock / kLanes;
   // Rows of several requests have each their own.
-  static constexpr bool kKept = !Seat::kOwnStates;
-  typename Seat::Lane of[kKept ? kPanels : 1][kLanes];
+  static constexpr bool kKept = !Hook::kOwnStates;
+  typename Hook::Lane of[kKept ? kPanels : 1][kLanes];
 
   WL_FN LaneStates(const Item<K>& item, unsigned thread) {
     if constexpr (kKept) {
-      const auto of_tile = Seat::tile_state(item);
+      const auto of_tile = Hook::tile_state(item);
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
           const int lane = panel * Sizes<K>::kBlock + thread % kRowThreads * kLanes + i;
-          of[panel][i] = Seat::lane_state(item, of_tile, lane);
+          of[panel][i] = Hook::lane_state(item, of_tile, lane);
         }
       }
     }
@@ -167,25 +167,25 @@ struct LaneStates {
 };
 
 // Transforms the rows of a staged tile of `Stored` numbers: in place, or, where those have 8 bits,
-// to another tile, all of which is written then. `rows.place(row)` is the seat's position; rows
+// to another tile, all of which is written then. `rows.place(row)` is the hook's position; rows
 // that do not exist become or stay zeros, which no functor may change: 0 * NaN is not 0.
 //
 // Each thread has kBatch rows under way at a time.
-template <class Seat, class Tile, class Stored, class NewTile, int kRows, int kThreads, int kBatch,
+template <class Hook, class Tile, class Stored, class NewTile, int kRows, int kThreads, int kBatch,
           int kLanes, class K, class Rows>
 class TileTransform {
   using Element = typename K::Config::Element;
-  using States = LaneStates<Seat, K, kLanes>;
+  using States = LaneStates<Hook, K, kLanes>;
   static constexpr bool kInPlace = sizeof(Stored) == sizeof(Element);
   static constexpr int kBlock = Sizes<K>::kBlock;
   static constexpr int kRowThreads = States::kRowThreads;
-  static constexpr int kPassRows = kThreads / kRowThreads;
+  static constexpr int kRoundRows = kThreads / kRowThreads;
   static constexpr int kPanels = States::kPanels;
   // A tile of few rows leaves threads without one. These look at the last row, since threads of a
   // warp reduce together, and store nothing.
-  static constexpr bool kFillsPasses = kRows % (kPassRows * kBatch) == 0;
-  // Passes are whole swizzle patterns apart.
-  static constexpr bool kStepsEvenly = kFillsPasses && kPassRows % 8 == 0;
+  static constexpr bool kFillsRounds = kRows % (kRoundRows * kBatch) == 0;
+  // Rounds are whole swizzle patterns apart.
+  static constexpr bool kStepsEvenly = kFillsRounds && kRoundRows % 8 == 0;
   using Bytes = BytesAtOnce<sizeof(Element) * kLanes>;
   struct alignas(Bytes) NewRow {
     Element of[kPanels][kLanes];
@@ -198,65 +198,65 @@ class TileTransform {
   WL_FN void transform(const void* staged, Element* changed) const {
     const auto* units = static_cast<const uint16_t*>(staged);
 #pragma unroll 1
-    for (int first = 0; first < kRows; first += kPassRows * kBatch) {
+    for (int first = 0; first < kRows; first += kRoundRows * kBatch) {
       NewRow made[kBatch];
       make_rows(units, first, made);
       __syncwarp();
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) store_row(made[b], changed, first + b * kPassRows);
+      for (int b = 0; b < kBatch; ++b) store_row(made[b], changed, first + b * kRoundRows);
     }
   }
 
  private:
   WL_FN int own_row() const { return thread_ / kRowThreads; }
-  WL_FN int row_of(int pass_row) const {
-    return kFillsPasses ? pass_row + own_row() : min(pass_row + own_row(), kRows - 1);
+  WL_FN int row_of(int round_row) const {
+    return kFillsRounds ? round_row + own_row() : min(round_row + own_row(), kRows - 1);
   }
 
   WL_FN void make_rows(const uint16_t* units, int first, NewRow (&made)[kBatch]) const {
-    StagedRow<Seat, Tile, Stored, kPanels, kBlock, kLanes> x[kBatch];
+    StagedRow<Hook, Tile, Stored, kPanels, kBlock, kLanes> x[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      const int pass_row = first + b * kPassRows;
+      const int round_row = first + b * kRoundRows;
       if constexpr (kStepsEvenly) {
-        x[b].load(units + pass_row * Tile::kWidth, own_row(), thread_ % kRowThreads);
+        x[b].load(units + round_row * Tile::kWidth, own_row(), thread_ % kRowThreads);
       } else {
-        x[b].load(units, row_of(pass_row), thread_ % kRowThreads);
+        x[b].load(units, row_of(round_row), thread_ % kRowThreads);
       }
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b)
-      make_row(x[b], rows_.place(row_of(first + b * kPassRows)), made[b]);
+      make_row(x[b], rows_.place(row_of(first + b * kRoundRows)), made[b]);
   }
 
   template <class X, class Place>
   WL_FN void make_row(X& x, const Place& at, NewRow& made) const {
-    float r[Seat::kReductions + 1];
-    reduce_lanes<Seat, kLanes>(item_, at, x, thread_ % kRowThreads, r);
-    const auto of_row = Seat::own_tile_state(item_, at);
+    float r[Hook::kReductions + 1];
+    reduce_lanes<Hook, kLanes>(item_, at, x, thread_ % kRowThreads, r);
+    const auto of_row = Hook::own_tile_state(item_, at);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const int lane = panel * kBlock + thread_ % kRowThreads * kLanes;
-      if (lane >= Seat::kHeadDim) continue;
+      if (lane >= Hook::kHeadDim) continue;
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
         const auto state = States::kKept ? states_.of[panel][i]
-                                         : Seat::own_lane_state(item_, at, of_row, lane + i);
-        made.of[panel][i] = from_float<Element>(Seat::value(item_, at, state, lane + i, x, r));
+                                         : Hook::own_lane_state(item_, at, of_row, lane + i);
+        made.of[panel][i] = from_float<Element>(Hook::value(item_, at, state, lane + i, x, r));
       }
     }
   }
 
-  WL_FN void store_row(const NewRow& made, Element* changed, int pass_row) const {
-    const int tile_row = pass_row + own_row();
+  WL_FN void store_row(const NewRow& made, Element* changed, int round_row) const {
+    const int tile_row = round_row + own_row();
     const bool exists = tile_row < kRows && rows_.exists(tile_row);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const int lane = panel * kBlock + thread_ % kRowThreads * kLanes;
-      const bool is_new = exists && lane < Seat::kHeadDim;
+      const bool is_new = exists && lane < Hook::kHeadDim;
       if (kInPlace ? !is_new : tile_row >= kRows) continue;
       Element* to = kStepsEvenly
-                        ? changed + pass_row * NewTile::kWidth + NewTile::offset(own_row(), lane)
+                        ? changed + round_row * NewTile::kWidth + NewTile::offset(own_row(), lane)
                         : changed + NewTile::offset(tile_row, lane);
       *reinterpret_cast<Bytes*>(to) =
           is_new ? *reinterpret_cast<const Bytes*>(made.of[panel]) : Bytes{};
@@ -270,12 +270,12 @@ class TileTransform {
 };
 
 // In place, with what was kept of the lanes.
-template <class Seat, class Tile, int kRows, int kThreads, int kBatch = 1, int kLanes, class K,
+template <class Hook, class Tile, int kRows, int kThreads, int kBatch = 1, int kLanes, class K,
           class Rows>
-WL_FN void transform_rows(const Item<K>& item, const LaneStates<Seat, K, kLanes>& states,
+WL_FN void transform_rows(const Item<K>& item, const LaneStates<Hook, K, kLanes>& states,
                           typename K::Config::Element* staged, unsigned thread, const Rows& rows) {
   using Element = typename K::Config::Element;
-  TileTransform<Seat, Tile, Element, Tile, kRows, kThreads, kBatch, kLanes, K, Rows>(item, states,
+  TileTransform<Hook, Tile, Element, Tile, kRows, kThreads, kBatch, kLanes, K, Rows>(item, states,
                                                                                      thread, rows)
       .transform(staged, staged);
 }
@@ -292,8 +292,8 @@ struct QueryRows {
 template <int kThreads, int kLanes = kVector, class K>
 WL_FN void transform_queries(const Item<K>& item, typename K::Config::Element* staged,
                              unsigned thread) {
-  const LaneStates<QuerySeat<K>, K, kLanes> states(item, thread);
-  transform_rows<QuerySeat<K>, QueryTile<K>, K::Config::kRows, kThreads>(
+  const LaneStates<QueryHook<K>, K, kLanes> states(item, thread);
+  transform_rows<QueryHook<K>, QueryTile<K>, K::Config::kRows, kThreads>(
       item, states, staged, thread, QueryRows<K>{item});
 }
 
