@@ -36,7 +36,7 @@ struct alignas(16) ItemFacts {
 // Of what is walked and what is written after it, one takes the place of the other; but where 16
 // rows' warps stream keys from item to item, all lie side by side, with two items' queries, and
 // positions of rows and facts for kItems.
-// One row has another arena (single.cuh).
+// One row has another arena (single_arena.cuh).
 template <class K, int kRows = K::Config::kRows>
 struct Arena {
   using S = Sizes<K>;

@@ -3,6 +3,7 @@
 
 #include <warploom/output.cuh>
 #include <warploom/pipeline.cuh>
+#include <warploom/tile_transform.cuh>
 
 namespace warploom {
 

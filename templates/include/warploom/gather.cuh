@@ -126,6 +126,13 @@ WL_FN int block_of(const Item<K>& item, int place) {
   return block;
 }
 
+// The position of the key at a place of the list; -1 behind the keys to walk.
+template <class K>
+WL_FN int listed_position(const Item<K>& item, int place) {
+  const int block = block_of(item, place);
+  return block < 0 ? -1 : block * K::Config::kBlockKv + place % K::Config::kBlockKv;
+}
+
 // Where rows of keys (or values) are: token 0 of the item's head, and how far tokens are apart, in
 // halfwords.
 struct TokenRows {

@@ -4,7 +4,7 @@
 // A thread goes down a tile with few lanes, so that their sines stay in registers.
 #pragma once
 
-#include <warploom/vector_hooks.cuh>
+#include <warploom/tile_transform.cuh>
 #include <warploom/walk.cuh>
 
 namespace warploom {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
-#include <warploom/vector_hooks.cuh>
+#include <warploom/tile_transform.cuh>
 
 namespace warploom::hopper {
 

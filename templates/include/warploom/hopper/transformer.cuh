@@ -4,7 +4,7 @@
 
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/hook_lanes.cuh>
-#include <warploom/hopper/producer.cuh>
+#include <warploom/hopper/items.cuh>
 #include <warploom/sine_recurrence.cuh>
 
 namespace warploom::hopper {
