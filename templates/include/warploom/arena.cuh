@@ -33,10 +33,9 @@ struct alignas(16) ItemFacts {
   int sees_all;           // in a composed plan: every row sees all keys of the item
 };
 
-// Of what is walked and what is written after it, one takes the place of the other; but where 16
-// rows' warps stream keys from item to item, all lie side by side, with two items' queries, and
-// positions of rows and facts for kItems.
-// One row has another arena (single_arena.cuh).
+// Staged tiles and the slabs of results that are written after them share their memory. Where warps
+// of 16 rows stream keys from item to item they lie side by side instead, with queries of two
+// items, and positions of rows and facts for kItems. One row has another arena (single_arena.cuh).
 template <class K, int kRows = K::Config::kRows>
 struct Arena {
   using S = Sizes<K>;
@@ -49,7 +48,7 @@ struct Arena {
   // 8 floats of padding put the rows that one store touches into different banks.
   static constexpr int kSlabStride = S::kDimV + 8;
   static constexpr int kSlabRows = 16 * C::kWarps;
-  // What was looked up for a tile is needed until the tile's turn has passed.
+  // What was looked up for a tile is needed until the tile has been computed with.
   static constexpr int kSlots = C::kStages + 1;
 
   // An item is computed, the keys of the next are on their way, and the one after that is opened.

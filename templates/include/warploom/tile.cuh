@@ -61,8 +61,8 @@ struct Sizes {
   static constexpr int kBlock = (kDimQk % 64 == 0 && kDimV % 64 == 0) ? 64 : 32;
   static constexpr int kRowThreads = kBlock / kVector;  // neighbouring threads that share a row
 
-  // Staged keys and values are counted in halfwords, two numbers if these have 8 bits, so
-  // that copies and swizzles are the same.
+  // Staged keys and values are counted in halfwords (16 bits), of which each holds two 8-bit
+  // numbers, so that copies and swizzles are the same.
   using KvElement = typename C::KvElement;
   static constexpr bool kNarrowKv = sizeof(KvElement) == 1;
   static constexpr int kPerHalfword = kNarrowKv ? 2 : 1;

@@ -7,10 +7,10 @@
 
 namespace warploom::hopper {
 
-// Arrivals of kThreads threads that have done with something. Each warp arrives for itself, so that
-// nothing moves on while one of its threads still reads or waits, whatever the other warps do.
-// compute-sanitizer's racecheck credits those threads alone that arrive, and so has kernels of its
-// own.
+// How many arrivals kThreads threads make when they are done with something. Each warp arrives for
+// itself, so that nothing moves on while one of its threads still reads or waits, whatever the
+// other warps do. compute-sanitizer's racecheck counts only the threads that arrive themselves, so
+// it gets kernels of its own, in which all do.
 #ifdef WARPLOOM_RACECHECK
 template <int kThreads>
 constexpr int kTellers = kThreads;

@@ -1,8 +1,8 @@
-// A consumer group: 128 threads and 64 fused query rows of the CTA's tile.
+// A consumer warpgroup: 128 threads and 64 fused query rows of the CTA's tile.
 //
-// While the product of tile i with its values runs, the group computes the softmax of tile i + 1,
-// and the other groups' products fill the tensor cores between (FlashAttention-3, sections 3.1
-// and 3.2).
+// While the product of tile i with its values runs, the warpgroup computes the softmax of tile
+// i + 1, and the products of other warpgroups fill the tensor cores meanwhile (FlashAttention-3,
+// sections 3.1 and 3.2).
 #pragma once
 
 #include <warploom/hopper/absent.cuh>
@@ -21,11 +21,11 @@ class Consumer {
   using Variant = typename K::Variant;
   using Mma = WarpgroupMma<K>;
 
-  // Two groups or more take turns to issue products, so that the tensor cores multiply for one
-  // while the others compute their softmax. They wait for each other anyway where they transform
-  // staged tiles themselves.
+  // Two warpgroups or more issue their products by turns, so that the tensor cores multiply for one
+  // while the others compute their softmax. Where they transform staged tiles themselves, they wait
+  // for each other anyway.
   static constexpr int kWarpgroups = C::kRows / 64;
-  static constexpr int kPingpongThreads = 2 * 128;  // of the group that ends its turn, and the next
+  static constexpr int kPingpongThreads = 2 * 128;  // of two neighbours
   static constexpr bool kTransformsQueries =
       Variant::kHasQueryTransform && !Shared<K>::kLandsQueries;
   static constexpr bool kTransformsKeys = Variant::kHasKeyTransform && !Shared<K>::kLandsKeys;
@@ -235,7 +235,7 @@ class Consumer {
     // no code for it.
     const bool may_lack_some = C::kColumnPositions || visit.is_last();
     const bool clears = may_lack_some && leaves_garbage(columns, visit);
-    // All groups write the same zeros, so that none waits for another.
+    // All warpgroups write the same zeros, so that none waits for another.
     if (clears) clear_absent(columns, staged);
     if constexpr (kTransformsValues) {
       if (clears) shared_.sync();  // rows that do not exist are read, too, by other threads

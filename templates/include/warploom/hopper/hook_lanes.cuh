@@ -7,12 +7,13 @@
 
 namespace warploom::hopper {
 
-// Lanes of a panel that a thread transforms. Half a vector in twice the rows is as much work, and
-// what is kept of lanes and of a row under way takes half the registers; it pays where the partners
-// of lanes take as many again, for wide heads, and where keys and values are transformed or scores
-// wait meanwhile. A quarter where more lies beside the accumulators of wide heads: scores, or
-// reductions of keys in many panels, or of such as were gathered, for which producers keep more
-// registers. Queries wait for no accumulators: half of a vector is little enough for them.
+// How many lanes of a panel a thread transforms at a time. Half a vector in twice the rows is the
+// same work and takes half the registers, for what is kept of lanes and for the row under way. That
+// pays where the lanes' partners would take as many registers again, for wide heads, and where both
+// keys and values are transformed or scores wait meanwhile. A quarter is taken where wide heads
+// leave even less beside their accumulators: scores wait, keys are reduced over many panels, or
+// keys were gathered, for which producers keep more registers. Queries are transformed before there
+// are accumulators, and half a vector is always little enough for them.
 template <class Hook, class K>
 struct HookLanes {
   static constexpr bool kIsValue = cute::is_same_v<Hook, ValueHook<K>>;
@@ -31,8 +32,9 @@ struct HookLanes {
   using States = LaneStates<Hook, K, kCount>;
 };
 
-// A thread's number of which the compiler knows nothing: what is kept of lanes is then worked out
-// where it is constructed, and not once for all items, to lie in registers between.
+// A thread's number that the compiler knows nothing about, so that it computes what is kept of
+// lanes where that is constructed, instead of once for all items, which would hold registers
+// meanwhile.
 WL_FN unsigned unknown_thread(unsigned thread) {
   asm volatile("" : "+r"(thread));
   return thread;

@@ -1,6 +1,6 @@
-// The Hopper attention kernel (sm_90a): a producer group copies, one to three consumer groups of 64
-// rows compute, and where a hook transforms queries, keys or values, another group does that
-// between the two.
+// The Hopper attention kernel (sm_90a): a producer warpgroup copies, one to three consumer
+// warpgroups of 64 rows compute, and where a hook transforms queries, keys or values, one more
+// warpgroup does that in between.
 #pragma once
 
 #include <warploom/hopper/arrivals.cuh>
@@ -13,7 +13,7 @@ namespace warploom::hopper {
 
 template <class K>
 WL_FN void run_hopper_kernel(const typename K::Params& p) {
-  // Groups in this order; registers of their threads by codegen/attention/hopper_registers.py.
+  // Consumers, producer, transformer; codegen/attention/hopper_registers.py shares the registers.
   using C = typename K::Config;
   constexpr int kConsumers = C::kRows / 64;
   static_assert(C::kWarps == 4 * kConsumers && kConsumers + C::kTransformer <= 3,

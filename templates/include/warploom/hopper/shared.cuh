@@ -7,7 +7,7 @@
 
 namespace warploom::hopper {
 
-// Whether a group of its own transforms what was staged; else consumers do.
+// Whether a warpgroup of its own transforms what was staged; else consumers do.
 template <class K>
 constexpr bool kHasTransformer = K::Config::kTransformer;
 
