@@ -46,7 +46,7 @@ class AppendSpec(KernelSpec):
     """Everything an append kernel is compiled for.
 
     Attributes:
-        variant: key and value transform of the traced variant, and no other seat.
+        variant: key and value transform of the traced variant, and no other hook.
         head_dim_qk, head_dim_v: lengths of key and value vectors.
         dtype: of new keys and values.
         cache_dtype: of the cache.
@@ -95,6 +95,6 @@ class AppendSpec(KernelSpec):
         return {"config_struct": config_struct(config)}
 
 
-def key_value_seats(traced: TracedVariant) -> TracedVariant:
+def key_value_hooks(traced: TracedVariant) -> TracedVariant:
     """The part of a variant that an append applies, with the fields that it reads."""
     return only_seats(traced, ("key_transform", "value_transform"))

@@ -129,7 +129,7 @@ def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
 
 
 def _mask(variant: TracedVariant) -> Node | None:
-    return variant.seats.get("logits_mask")
+    return variant.hooks.get("logits_mask")
 
 
 def _read(variant: TracedVariant, *ops: str) -> frozenset[str]:

@@ -43,7 +43,7 @@ class PrepareSpec(KernelSpec):
     """Everything such a kernel is compiled for.
 
     Attributes:
-        variant: the key transform of the traced variant, and no other seat.
+        variant: the key transform of the traced variant, and no other hook.
         head_dim: length of key vectors.
         dtype: of keys, before and after.
         heads: of a token that are worked on together.
@@ -59,7 +59,7 @@ class PrepareSpec(KernelSpec):
     @classmethod
     def of(cls, spec: AttentionSpec, num_kv_heads: int) -> PrepareSpec:
         """For keys of attention with so many heads."""
-        variant = only_seats(spec.variant, ("key_transform",))
+        variant = only_hooks(spec.variant, ("key_transform",))
         heads = math.gcd(num_kv_heads, _MOST_HEADS)
         return cls(variant, spec.head_dim_qk, spec.dtype, heads)
 

@@ -88,7 +88,7 @@ class Template(ABC):
         """C++ text of what `Config` tells of its memory."""
         return ""
 
-    def turns_rows(self, spec: AttentionSpec) -> bool:
+    def has_sine_recurrence(self, spec: AttentionSpec) -> bool:
         """Whether sines of staged rows are taken from those of others (decision 0019)."""
         return False
 

@@ -18,7 +18,7 @@ class SlidingWindow(Variant):
     """Visible if q_pos - left <= kv_pos <= q_pos + right; `left` hides no attention-sink token.
 
     Both ends are inclusive: `left=4096` sees 4096 keys before the query's own, as in FlashInfer. It
-    does not imply causality; compose it with `Causal()`, or give `right=0`. A side of -1 is
+    does not imply causality; chain it with `Causal()`, or give `right=0`. A side of -1 is
     off, at run time too: one kernel serves layers with and without a window.
 
     Args:

@@ -90,7 +90,7 @@ class BlockLists:
         Args:
             traced: a variant whose `logits_mask` is the mask_mod.
         """
-        mask = traced.seats.get("logits_mask")
+        mask = traced.hooks.get("logits_mask")
         batches, heads = self.states.shape[:2]
         if traced.scalars or traced.tensors or traced.functions or self.states.size > _MOST_BLOCKS:
             return False

@@ -55,8 +55,8 @@ def check_format(kv_format: object) -> None:
 
 
 def transforms_of(variant: Variant) -> TracedVariant:
-    """The seats of a variant that appends apply."""
-    return key_value_seats(traced_once(variant)[1])
+    """The hooks of a variant that appends apply."""
+    return key_value_hooks(traced_once(variant)[1])
 
 
 def _element(

@@ -44,10 +44,10 @@ def prepared_rows(spec: AttentionSpec) -> float:
     hold about as many rows in all long prefills, so rows alone decide, and the number of heads and
     requests, which both sides grow with, does not.
     """
-    seat = spec.variant.seats.get("key_transform")
-    if seat is None or not reduces_lanes(seat):
+    hook = spec.variant.hooks.get("key_transform")
+    if hook is None or not reduces_lanes(hook):
         return PREPARED_ROWS
-    return PREPARED_ROWS_OF_BOTH if reads_other_lanes(seat) else PREPARED_ROWS_OF_NORMS
+    return PREPARED_ROWS_OF_BOTH if reads_other_lanes(hook) else PREPARED_ROWS_OF_NORMS
 
 
 def may_prepare(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
@@ -63,7 +63,7 @@ def obstacle_to_preparing(
     spec: AttentionSpec, backend: str, cuda_graph: bool, batch_invariant: bool
 ) -> str | None:
     """Why keys of a wrapper can only be transformed by the attention kernel; None if not so."""
-    if "key_transform" not in spec.variant.seats:
+    if "key_transform" not in spec.variant.hooks:
         return "the variant transforms no keys"
     if backend != "cuda":
         return f"the back end {backend!r} has no kernel that does it"

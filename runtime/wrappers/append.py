@@ -70,7 +70,7 @@ class Appender(Uncopied):
         """Declare; the kernel is built here.
 
         Args:
-            variant: its `key_transform` and `value_transform` are applied on the way; other seats
+            variant: its `key_transform` and `value_transform` are applied on the way; other hooks
                 are left alone. The variant that attends must then not apply them again.
             kv_format: page size and layout of the cache.
             num_kv_heads, num_q_heads: heads; the second (for functors) defaults to the first.

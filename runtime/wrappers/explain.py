@@ -99,7 +99,7 @@ def explain(wrapper: Explained) -> Explanation:
         "types": f"{_types(spec)}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
         "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
         "with a query row",
-        "seats": ", ".join(spec.variant.seats) or "none: plain attention",
+        "hooks": ", ".join(spec.variant.hooks) or "none: plain attention",
     }
     if wrapper.backend == "reference":
         facts["plan"] = "none needed: request by request"
@@ -176,7 +176,7 @@ def _passes(program: Program) -> dict[str, object]:
 
 def _keys(wrapper: Explained, planned: Planned, program: Program) -> dict[str, object]:
     """Where keys are transformed, if anywhere; only a GPU has more than one way."""
-    if "key_transform" not in wrapper.spec.variant.seats or wrapper.backend != "cuda":
+    if "key_transform" not in wrapper.spec.variant.hooks or wrapper.backend != "cuda":
         return {}
     rows = planned.batch.sizes.busy_rows * wrapper.heads.group_size
     return {"keys are transformed": wrapper.key_transform.told(bool(program.before), rows)}

@@ -1,4 +1,4 @@
-"""The append kernel compiles for every architecture, without spills, and holds no other seat."""
+"""The append kernel compiles for every architecture, without spills, and holds no other hook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warploom.dsl.variants.trace import trace
 def spec(
     variant: wl.Variant, dim: int = 128, cache: str = "bfloat16", page: int = 16
 ) -> AppendSpec:
-    kept = key_value_seats(trace(variant))
+    kept = key_value_hooks(trace(variant))
     return AppendSpec(kept, dim, dim, dtype("bfloat16"), kv_dtype(cache), page)
 
 
@@ -51,7 +51,7 @@ def test_caches_of_8_bits(arch: str, cache: str) -> None:
     assert run_nvrtc(source.text, arch_named(arch), source.name).spill_bytes == 0
 
 
-def test_only_the_seats_of_keys_and_values_are_kept() -> None:
+def test_only_the_hooks_of_keys_and_values_are_kept() -> None:
     class Everything(wl.Rope):
         gain = wl.Scalar("float32")
 

@@ -40,6 +40,7 @@ def test_no_split_of_registers_gives_more_than_was_launched_with() -> None:
         (wl.DocumentMask(), 128, wl.Ragged(), (88, 0, 208)),
         (wl.Variant(), 256, wl.Ragged(), (56, 0, 224)),
         (wl.Variant(), 160, wl.Paged(1), (88, 0, 208)),
+        (wl.DocumentMask(), 160, wl.Paged(1), (88, 0, 208)),
         (wl.Rope(), 128, wl.Ragged(), (56, 72, 192)),
         (wl.Rope(), 64, wl.Ragged(), (56, 104, 176)),
         (wl.Rope(), 72, wl.Ragged(), (64, 96, 176)),

@@ -47,7 +47,7 @@ def attention(
 
 
 def append() -> KernelSource:
-    kept = key_value_seats(trace(wl.Rope()))
+    kept = key_value_hooks(trace(wl.Rope()))
     spec = AppendSpec(kept, 128, 128, bfloat16, stored("bfloat16"), 16)
     return spec.render("cuda")
 

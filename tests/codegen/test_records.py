@@ -68,7 +68,7 @@ def test_variants_without_outputs_have_no_word_of_it() -> None:
 
 def test_other_kernels_record_nothing() -> None:
     turned = trace(wl.Rope() & Dump() & wl.Causal())
-    kept = only_seats(turned, ("key_transform",))
+    kept = only_hooks(turned, ("key_transform",))
     assert kept.records == ()
     assert "seen" not in kept.input_names
     assert "seen" not in PlannerSpec(turned).render("cpp", c_structs()).text

@@ -26,7 +26,7 @@ OPERATIONS += ("abs", "bent", "ceil", "clamp", "floor", "fmod", "invert", "isinf
 
 def required() -> set[str]:
     """What recorded seeds must have."""
-    found = {f"seat {name}" for name in POSITIONS}
+    found = {f"hook {name}" for name in POSITIONS}
     found |= {f"format {name}" for name in FORMATS} | {"front flex", "front variant"}
     found |= {f"dtype {name}" for name in FLOATS} | {f"stored {name}" for name in NARROW}
     found |= {f"variant reads {name}" for name in (*FLOATS, *INTS, "bool")}
@@ -53,8 +53,8 @@ def required() -> set[str]:
 def features(case: Case) -> set[str]:
     """What a case has, in the words of `required`."""
     facts = case.facts
-    nodes = [node for tree in case.seats.values() for node in walk(tree)]
-    found = {f"seat {name}" for name in case.seats} | {f"front {facts['front']}"}
+    nodes = [node for tree in case.hooks.values() for node in walk(tree)]
+    found = {f"hook {name}" for name in case.hooks} | {f"front {facts['front']}"}
     found |= {f"operation {node.op}" for node in nodes}
     found |= {f"shipped {text}" for text, _ in case.shipped}
     found |= {f"lanes {n}" for n in facts["dims"]} | {f"option {name}" for name in facts["options"]}
@@ -80,7 +80,7 @@ def features(case: Case) -> set[str]:
         and any(k > sum(facts["format"][1:3]) for _, k in lengths),
         "positions in the cache": facts["format"][-1] == "cache",
         "no rows": any(q == 0 for q, _ in lengths), "no keys": any(k == 0 for _, k in lengths),
-        "depth 4": any(_depth(tree) > 4 for tree in case.seats.values()),
+        "depth 4": any(_depth(tree) > 4 for tree in case.hooks.values()),
     }  # fmt: skip
     found |= {name for name, holds in named.items() if holds}
     return found | _looked_at(case, found)

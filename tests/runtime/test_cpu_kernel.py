@@ -1,4 +1,4 @@
-"""The CPU kernel against the float64 oracle: types, sizes, formats, seats, splits.
+"""The CPU kernel against the float64 oracle: types, sizes, formats, hooks, splits.
 
 To show that nothing is read or written out of bounds, run this file on instrumented kernels, with
 `address` and with `undefined` for SANITIZER:
@@ -44,7 +44,7 @@ class Full(Variant):
 
 
 class DequantizedOutputGate(Variant):
-    """Every vector seat that the library leaves alone, each reading its position."""
+    """Every vector hook that the library leaves alone, each reading its position."""
 
     softmax = True
     value_scale = Tensor("float32", ("kv_head", "kv_pos"))
