@@ -92,7 +92,7 @@ class Template(ABC):
         """C++ text of what `Config` tells of its memory."""
         return ""
 
-    def turns_rows(self, spec: AttentionSpec) -> bool:
+    def turns_rows(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Whether sines of staged rows are taken from those of others (decision 0019)."""
         return False
 
@@ -131,7 +131,7 @@ class Template(ABC):
             "variant_struct": variant_struct(
                 spec.variant,
                 self.language,
-                turns=self.turns_rows(spec),
+                turns=self.turns_rows(spec, tile),
                 bytes_of_columns=self.keeps_bytes(spec),
                 shifts_rows=self.shifts_rows(spec),
             ),
