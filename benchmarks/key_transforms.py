@@ -1,13 +1,13 @@
-"""What each way to transform keys costs: in attention by three kinds of warps, before it, at append.
+"""What each way to transform keys costs: in attention by three kinds of warps, before, at append.
 
     python benchmarks/key_transforms.py [--limit SECONDS] [--only before,stored] [--build]
 
-Ways: "consumers" transform staged tiles themselves; "group": warps of their own; "turned": the same
-with sines from other rows; "fused": decode, where tiles of few rows have one way; "before": a kernel
-before attention; "stored": keys lie transformed, as an append leaves them; "plain": nothing is
-transformed at all. bf16, keys one request after another. The most important cases come first, and a
-run that its limit ends keeps what it has. --build compiles all kernels for sm_90a, with --device cpu
-where there is no GPU, so that a run with the same cache compiles none.
+Ways: "consumers" transform staged tiles themselves; "group": warps of their own; "turned": the
+same with sines from other rows; "fused": decode, where tiles of few rows have one way; "before": a
+kernel before attention; "stored": keys lie transformed, as an append leaves them; "plain": nothing
+is transformed at all. bf16, keys one request after another. The most important cases come first,
+and a run that its limit ends keeps what it has. --build compiles all kernels for sm_90a, with
+--device cpu where there is no GPU, so that a run with the same cache compiles none.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from batches import Inputs, Shape, Truth, label, make_inputs
-from harness import Case, Effort, Implementation, Report, Thunk, chosen, copies_needed, placed
-from harness import time_one
+from harness import (
+    Case,
+    Effort,
+    Implementation,
+    Report,
+    Thunk,
+    chosen,
+    copies_needed,
+    placed,
+    time_one,
+)
 from peers import planned
 from prefill_variants import ROPE_BASE, rope_angles, rope_truth
 from tables import CEILINGS

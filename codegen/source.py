@@ -25,8 +25,8 @@ class TileConfig:
         query_stages: tiles of queries in flight; Hopper only.
         prepared_keys: another kernel transforms keys before this one (decision 0027).
         staged: what transforms staged tiles; Hopper only. "group": warps of their own (decision
-            0018), without sines from other rows (0019); "consumers": the warps that compute; "auto":
-            what suits the variant.
+            0018), without sines from other rows (0019); "consumers": the warps that compute;
+            "auto": what suits the variant.
     """
 
     rows: int

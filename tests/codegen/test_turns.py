@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,8 @@ def test_only_kernels_that_can_turn_rows_are_told_how() -> None:
     assert "Turn" not in text_of(HOPPER, wl.BlockSparse(block=(16, 16)))
     assert "Turn" not in text_of(HOPPER, dim=192)  # consumers transform wide heads
     assert "Turn" not in text_of(HOPPER, variant=wl.QKNorm() & wl.Rope())
+    assert "Turn" not in text_of(replace(HOPPER, staged="group"))
+    assert "Turn" not in text_of(replace(HOPPER, staged="consumers"))
     assert "Turn" not in variant_struct(trace(wl.Rope()), "cpp")
     bf16 = dtype("bfloat16")
     keys = AppendSpec(key_value_seats(trace(wl.Rope())), 128, 128, bf16, bf16, 16)
