@@ -8,7 +8,7 @@ from typing import Any
 
 from warploom.codegen.abi import ParamField, input_fields, ordered
 from warploom.codegen.kinds import KernelSpec
-from warploom.codegen.lowering.specialize import only_seats
+from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.render import config_struct, short_dims, short_dtypes
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.spec import TracedVariant
@@ -97,4 +97,4 @@ class AppendSpec(KernelSpec):
 
 def key_value_hooks(traced: TracedVariant) -> TracedVariant:
     """The part of a variant that an append applies, with the fields that it reads."""
-    return only_seats(traced, ("key_transform", "value_transform"))
+    return only_hooks(traced, ("key_transform", "value_transform"))

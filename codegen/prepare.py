@@ -9,7 +9,7 @@ from typing import Any
 
 from warploom.codegen.abi import ParamField, input_fields, ordered
 from warploom.codegen.kinds import KernelSpec
-from warploom.codegen.lowering.specialize import only_seats
+from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.lowering.split import lane_parts
 from warploom.codegen.render import config_struct, short_dims, short_dtypes
 from warploom.dsl.types.dtypes import DType
@@ -88,7 +88,7 @@ class PrepareSpec(KernelSpec):
             "element": self.dtype.c_name,
             "head_dim_qk": self.head_dim,
             "heads": self.heads,
-            **_readings(self.variant.seats["key_transform"]),
+            **_readings(self.variant.hooks["key_transform"]),
         }
         return {"config_struct": config_struct(config)}
 

@@ -44,12 +44,14 @@ class Hopper(CudaTemplate):
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if spec.is_narrow:
             return _NO_NARROW_KEYS
+        if tile.staged == "group" and not _has_transformer(spec):
+            return "no group of its own could transform what these heads stage"
         crowd = _three_groups_obstacle(spec) if tile.rows > 2 * WARPGROUP_ROWS else None
         return crowd and f"a thread of three groups has 144 registers, and {crowd}"
 
     def threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
-        return 32 * (tile.warps + 4 + 4 * _has_transformer(spec))
+        return 32 * (tile.warps + 4 + 4 * _has_group(spec, tile))
 
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
         self.check(spec, tile)
@@ -64,7 +66,7 @@ class Hopper(CudaTemplate):
         return {
             "query_stages": tile.query_stages,
             "bulk": self.copies_in_bulk(spec.kv_format, tile),
-            "transformer": _has_transformer(spec),
+            "transformer": _has_group(spec, tile),
             **{f"{role}_registers": n for role, n in asdict(self.registers(spec, tile)).items()},
         }
 
@@ -76,7 +78,7 @@ class Hopper(CudaTemplate):
     def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
         """Which of the copies and transforms decides what the groups that do them need."""
         bulk, (dim_qk, dim_v) = self.copies_in_bulk(spec.kv_format, tile), padded_dims(spec)
-        if _has_transformer(spec):
+        if _has_group(spec, tile):
             if spec.head_dim_v > 96:
                 return "transforms"
             if bulk and spec.head_dim_qk == dim_qk:
@@ -87,10 +89,10 @@ class Hopper(CudaTemplate):
         panels = dim_v // _swizzled_lanes(spec)
         return "copies more than four panels" if panels > 4 else "copies"
 
-    def has_sine_recurrence(self, spec: AttentionSpec) -> bool:
+    def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Where rows lie evenly, and have warps of their own that transform them."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
-        return _has_transformer(spec) and not listed
+        return tile.staged == "auto" and _has_transformer(spec) and not listed
 
     def keeps_bytes(self, spec: AttentionSpec) -> bool:
         """Beside keys of wide heads nothing else fits.
@@ -202,6 +204,11 @@ def _has_transformer(spec: AttentionSpec) -> bool:
     roots = [spec.variant.hooks[hook] for hook in _TRANSFORMS if hook in spec.variant.hooks]
     most = 64 if reduces_lanes(*roots) and reads_other_lanes(*roots) else 128
     return bool(roots) and max(spec.head_dim_qk, spec.head_dim_v) <= most
+
+
+def _has_group(spec: AttentionSpec, tile: TileConfig) -> bool:
+    """The same for a tile, which may say that those that compute do."""
+    return tile.staged != "consumers" and _has_transformer(spec)
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:

@@ -88,7 +88,7 @@ class Template(ABC):
         """C++ text of what `Config` tells of its memory."""
         return ""
 
-    def has_sine_recurrence(self, spec: AttentionSpec) -> bool:
+    def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Whether sines of staged rows are taken from those of others (decision 0019)."""
         return False
 
@@ -269,7 +269,7 @@ class AttentionKernel(KernelSpec):
         return variant_struct(
             spec.variant,
             language,
-            turns=of.turns_rows(spec),
+            sine_recurrence=of.has_sine_recurrence(spec, self.tile),
             bytes_of_columns=of.keeps_bytes(spec),
             shifts_rows=of.shifts_rows(spec),
         )

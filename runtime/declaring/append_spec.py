@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from warploom.codegen.append import AppendSpec, key_value_seats
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType
 from warploom.dsl.types.dtypes import kv_dtype as kept_dtype
 from warploom.dsl.types.formats import KVFormat, Paged

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import warploom as wl
-from warploom.codegen.append import AppendSpec, key_value_seats
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.codegen.compilers.arch import ARCHS, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
@@ -59,6 +59,6 @@ def test_only_the_hooks_of_keys_and_values_are_kept() -> None:
             return logits * self.gain
 
     one, other = (spec(v & wl.Causal() & wl.SoftCap(3.0)) for v in (wl.Rope(), Everything()))
-    assert set(one.variant.seats) == {"key_transform"}
+    assert set(one.variant.hooks) == {"key_transform"}
     names = [field.name for field in other.fields]
     assert "x_rope_theta" in names and "x_gain" not in names and "x_cap" not in names

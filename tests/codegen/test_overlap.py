@@ -13,7 +13,7 @@ import pytest
 from support.disassembly import disassembled
 
 import warploom as wl
-from warploom.codegen.append import AppendSpec, key_value_seats
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.compilers.arch import ARCHS

@@ -72,7 +72,7 @@ def test_heads_that_are_worked_on_together_divide_all(heads: int, together: int)
 def test_each_kernel_has_its_own_hooks() -> None:
     spec = attention(wl.QKNorm() & wl.Rope() & wl.SoftCap(3.0))
     before = PrepareSpec.of(spec, 8)
-    assert set(before.variant.seats) == {"key_transform"}
+    assert set(before.variant.hooks) == {"key_transform"}
     names = {field.name for field in before.fields}
     assert "x_k_weight" in names and "x_q_weight" not in names and "x_cap" not in names
     after = for_prepared_keys(spec)

@@ -13,7 +13,7 @@ from warploom.codegen.attention.templates import render_cpu, render_cuda
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.specialize import only_seats
+from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype

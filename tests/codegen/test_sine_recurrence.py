@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import warploom as wl
-<<<<<<< HEAD:tests/codegen/test_turns.py
-from warploom.codegen.append import AppendSpec, key_value_seats
-=======
-from warploom.codegen.append import AppendSpec, key_value_hooks, render_append
->>>>>>> words:tests/codegen/test_sine_recurrence.py
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.lowering.sine_recurrence import SineRecurrence, find_recurrence
@@ -124,15 +121,12 @@ def test_only_kernels_that_use_recurrences_are_told_of_them() -> None:
     assert "SineRecurrence" not in text_of(HOPPER, wl.BlockSparse(block=(16, 16)))
     assert "SineRecurrence" not in text_of(HOPPER, dim=192)  # consumers transform wide heads
     assert "SineRecurrence" not in text_of(HOPPER, variant=wl.QKNorm() & wl.Rope())
+    assert "SineRecurrence" not in text_of(replace(HOPPER, staged="group"))
+    assert "SineRecurrence" not in text_of(replace(HOPPER, staged="consumers"))
     assert "SineRecurrence" not in variant_struct(trace(wl.Rope()), "cpp")
     bf16 = dtype("bfloat16")
-<<<<<<< HEAD:tests/codegen/test_turns.py
-    keys = AppendSpec(key_value_seats(trace(wl.Rope())), 128, 128, bf16, bf16, 16)
-    assert "Turn" not in keys.render("cuda").text
-=======
     keys = AppendSpec(key_value_hooks(trace(wl.Rope())), 128, 128, bf16, bf16, 16)
-    assert "SineRecurrence" not in render_append(keys, "cuda").text
->>>>>>> words:tests/codegen/test_sine_recurrence.py
+    assert "SineRecurrence" not in keys.render("cuda").text
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

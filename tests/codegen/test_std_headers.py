@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.std_headers import TEMPLATES, std_headers
 
-from warploom.codegen.append import AppendSpec, key_value_seats
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.planner_source import PlannerSpec
 from warploom.dsl.types.dtypes import dtype
@@ -32,7 +32,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> HostTarget:
 def texts() -> dict[str, str]:
     traced = trace(Variant())
     kind = dtype("float32")
-    append = AppendSpec(key_value_seats(traced), 64, 64, kind, kind, 16)
+    append = AppendSpec(key_value_hooks(traced), 64, 64, kind, kind, 16)
     found = {path.stem: path.read_text() for path in GOLDEN.glob("*_cpu.cpp")}
     return found | {
         "planner": PlannerSpec(traced).render("cpp", c_structs()).text,

@@ -281,8 +281,8 @@ def test_a_block_mask_stands_for_its_function() -> None:
 def test_flex_composes() -> None:
     both = wl.flex(global_bias) & wl.SlidingWindow(4)
     assert set(both.inputs()) == {"GLOBAL_SLOPES", "left", "right", "sinks"}
-    assert list(trace(both).seats) == ["logits_transform", "logits_mask"]
-    assert trace(wl.flex()).seats == {}
+    assert list(trace(both).hooks) == ["logits_transform", "logits_mask"]
+    assert trace(wl.flex()).hooks == {}
 
 
 @pytest.mark.parametrize(
