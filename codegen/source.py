@@ -24,6 +24,8 @@ class TileConfig:
             copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
         prepared_keys: another kernel transforms keys before this one (decision 0027).
+        decode: tile of requests whose fused rows it holds all, in the same launch; of fewer rows.
+            None: all requests have the one tile. CPU only (decision 0040).
     """
 
     rows: int
@@ -33,10 +35,17 @@ class TileConfig:
     template: Literal["portable", "hopper"] = "portable"
     query_stages: int = 1
     prepared_keys: bool = False
+    decode: TileConfig | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.template} {self.rows}x{self.keys}, {self.warps} warps"
+        own = f"{self.template} {self.rows}x{self.keys}, {self.warps} warps"
+        return own if self.decode is None else f"{own}; decodes {self.decode.label}"
+
+    @property
+    def of_roles(self) -> dict[str, TileConfig]:
+        """Name of each role -> its tile; none where all requests have one tile."""
+        return {} if self.decode is None else {"prefill": self, "decode": self.decode}
 
 
 @dataclass(frozen=True)

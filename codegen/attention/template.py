@@ -56,12 +56,14 @@ class Template(ABC):
         language: which compiler takes it.
         remedy: what to do where it has an obstacle.
         has_tensor_maps: whether `Params` ends with them.
+        takes_roles: whether one launch may hold several roles with tiles of their own.
     """
 
     name: ClassVar[str]
     language: ClassVar[Literal["cuda", "cpp"]]
     remedy: ClassVar[str] = ""
     has_tensor_maps: ClassVar[bool] = False
+    takes_roles: ClassVar[bool] = False
 
     @property
     def file(self) -> str:
@@ -75,6 +77,8 @@ class Template(ABC):
     def check(self, spec: AttentionSpec, tile: TileConfig) -> None:
         """Raise UnsupportedSpec if there is an obstacle."""
         obstacle = self.obstacle(spec, tile)
+        if tile.of_roles and not self.takes_roles:
+            obstacle = "a launch of this template has one tile, for prefills and decodes alike"
         if obstacle:
             raise UnsupportedSpec(
                 what=f"the tile {tile.label}", reason=obstacle, remedy=self.remedy
@@ -135,13 +139,27 @@ class Template(ABC):
                 bytes_of_columns=self.keeps_bytes(spec),
                 shifts_rows=self.shifts_rows(spec),
             ),
-            "config_struct": config_struct(config, self.table(spec, tile)),
+            "config_struct": self._config_text(spec, tile, config),
             "config": config,  # as values, where a template must choose text
+            "roles": [_config_name(role) for role in tile.of_roles],
             "entry": "warploom_kernel",
             "launch_bounds": self.launch_bounds(spec, tile),
         }
         text = environment().get_template(self.file).render(context)
         return KernelSource(name, text, self.language, labels=tuple(labels.items()))
+
+    def _config_text(self, spec: AttentionSpec, tile: TileConfig, config: Config) -> str:
+        """`struct Config`, or one for each role; a slot has room for the rows of the largest."""
+        if not tile.of_roles:
+            return config_struct(config, self.table(spec, tile))
+        return "\n\n".join(
+            config_struct(
+                _sizes(spec, own) | dict(self.constants(spec, own)) | {"slot_rows": tile.rows},
+                self.table(spec, own),
+                _config_name(role),
+            )
+            for role, own in tile.of_roles.items()
+        )
 
     def _title(self, name: str, spec: AttentionSpec) -> str:
         """Comment lines that name the spec, the tile and the template."""
@@ -161,7 +179,7 @@ class Template(ABC):
             short_dtypes(spec.dtype, spec.stored_dtype),
             short_dims(spec.head_dim_qk, spec.head_dim_v),
             spec.kv_format.label,
-            f"r{tile.rows}k{tile.keys}",
+            "+".join(f"r{own.rows}k{own.keys}" for own in tile.of_roles.values() or (tile,)),
         )
         return dict(zip(LABELS, labels, strict=True))
 
@@ -250,6 +268,10 @@ def _name(labels: dict[str, str]) -> str:
     dims = "d" + labels["head_dim"].replace("/", "v")
     parts = (labels | {"head_dim": dims}).values()
     return "_".join(re.sub(r"\W+", "_", part).strip("_") for part in parts)
+
+
+def _config_name(role: str) -> str:
+    return f"{role.capitalize()}Config"
 
 
 def _sizes(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int | bool]:

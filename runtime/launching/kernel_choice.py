@@ -154,7 +154,9 @@ class KernelChoice:
         if tile not in self._sources:
             template = template_of(tile) if isinstance(self.target, Arch) else CPU
             spec = self.spec_of(tile)
-            self._sources[tile] = template.render(spec, tile, c_structs(spec.kv_format.composed))
+            self._sources[tile] = template.render(
+                spec, tile, c_structs(spec.kv_format.composed, bool(tile.of_roles))
+            )
         return self._sources[tile]
 
     def sources(self, tile: TileConfig) -> list[KernelSource]:
