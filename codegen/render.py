@@ -36,7 +36,7 @@ def environment() -> Environment:
 
 
 def config_struct(config: Config, table: str = "", struct: str = "Config") -> str:
-    """`struct Config`, or of another name: types, a constant (`kHeadDimQk`, `kIndexed`, ...) per value, and a table."""
+    """A struct of types, a constant (`kHeadDimQk`, `kIndexed`, ...) per value, and a table."""
     lines = [f"  using {name} = {config[key]};" for key, name in _TYPES.items() if key in config]
     for name, value in config.items():
         if name in _TYPES:

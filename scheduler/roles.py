@@ -25,13 +25,11 @@ class Role:
     Attributes:
         name: such as "decode", for people.
         rows, keys: of its tile.
-        why: what spoke for the tile, in words; empty if the caller gave it.
     """
 
     name: str
     rows: int
     keys: int
-    why: str = ""
 
 
 @dataclass(frozen=True)

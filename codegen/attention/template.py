@@ -76,9 +76,13 @@ class Template(ABC):
 
     def check(self, spec: AttentionSpec, tile: TileConfig) -> None:
         """Raise UnsupportedSpec if there is an obstacle."""
-        obstacle = self.obstacle(spec, tile)
         if tile.of_roles and not self.takes_roles:
-            obstacle = "a launch of this template has one tile, for prefills and decodes alike"
+            raise UnsupportedSpec(
+                what=f"the tile {tile.label}",
+                reason=f"a launch of the {self.name} template has one tile for all requests",
+                remedy="Give a tile without `decode`; only the CPU takes two.",
+            )
+        obstacle = self.obstacle(spec, tile)
         if obstacle:
             raise UnsupportedSpec(
                 what=f"the tile {tile.label}", reason=obstacle, remedy=self.remedy
