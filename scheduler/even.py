@@ -80,17 +80,17 @@ class Line:
         order = [own[_order(tiles.take(own))] for own in mine]  # roles follow each other
         tile = np.tile(np.concatenate(order), heads)
         visible = tiles.visible[tile]
-        cost = problem.cost_of(tiles.segment[tile], visible)
+        fixed, per_tile, grain, partial = (
+            problem.of_roles([getattr(model, name) for model in models], tiles.segment[tile])
+            for name in ("fixed", "per_tile", "grain", "partial")
+        )
+        cost = fixed + per_tile * visible
         end = np.cumsum(cost)
-        whole = np.bincount(role[tile], cost, len(models)).astype(np.int64).tolist()
-        parts = sum(sum_ // model.least_part for sum_, model in zip(whole, models, strict=True))
+        lengths = [int(cost[role[tile] == number].sum()) for number in range(len(models))]
+        parts = sum(size // model.least_part for size, model in zip(lengths, models, strict=True))
         return cls(
-            tile, end - cost, cost, visible, int(end[-1]), parts,
-            *(
-                np.array([getattr(model, name) for model in models], np.int64)[role[tile]]
-                for name in ("fixed", "per_tile", "grain", "partial")
-            ),
-        )  # fmt: skip
+            tile, end - cost, cost, visible, int(end[-1]), parts, fixed, per_tile, grain, partial
+        )
 
 
 def _order(tiles: Tiles) -> Ints:
