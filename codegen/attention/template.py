@@ -143,7 +143,7 @@ class Template(ABC):
                 bytes_of_columns=self.keeps_bytes(spec),
                 shifts_rows=self.shifts_rows(spec),
             ),
-            "config_struct": self._config_text(spec, tile, config),
+            "config_struct": _config_text(self, spec, tile),
             "config": config,  # as values, where a template must choose text
             "roles": [_config_name(role) for role in tile.of_roles],
             "entry": "warploom_kernel",
@@ -151,19 +151,6 @@ class Template(ABC):
         }
         text = environment().get_template(self.file).render(context)
         return KernelSource(name, text, self.language, labels=tuple(labels.items()))
-
-    def _config_text(self, spec: AttentionSpec, tile: TileConfig, config: Config) -> str:
-        """`struct Config`, or one for each role; a slot has room for the rows of the largest."""
-        if not tile.of_roles:
-            return config_struct(config, self.table(spec, tile))
-        return "\n\n".join(
-            config_struct(
-                _sizes(spec, own) | dict(self.constants(spec, own)) | {"slot_rows": tile.rows},
-                self.table(spec, own),
-                _config_name(role),
-            )
-            for role, own in tile.of_roles.items()
-        )
 
     def _title(self, name: str, spec: AttentionSpec) -> str:
         """Comment lines that name the spec, the tile and the template."""
@@ -272,6 +259,20 @@ def _name(labels: dict[str, str]) -> str:
     dims = "d" + labels["head_dim"].replace("/", "v")
     parts = (labels | {"head_dim": dims}).values()
     return "_".join(re.sub(r"\W+", "_", part).strip("_") for part in parts)
+
+
+def _config_text(of: Template, spec: AttentionSpec, tile: TileConfig) -> str:
+    """`struct Config`, or one for each role; a slot has room for the rows of the largest."""
+
+    def text(own: TileConfig, struct: str = "Config", **more: int) -> str:
+        config = _sizes(spec, own) | dict(of.constants(spec, own)) | more
+        return config_struct(config, of.table(spec, own), struct)
+
+    if not tile.of_roles:
+        return text(tile)
+    return "\n\n".join(
+        text(own, _config_name(role), slot_rows=tile.rows) for role, own in tile.of_roles.items()
+    )
 
 
 def _config_name(role: str) -> str:
