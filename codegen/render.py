@@ -35,8 +35,8 @@ def environment() -> Environment:
     )
 
 
-def config_struct(config: Config, table: str = "") -> str:
-    """`struct Config`: types, a constant (`kHeadDimQk`, `kIndexed`, ...) per value, and a table."""
+def config_struct(config: Config, table: str = "", struct: str = "Config") -> str:
+    """A struct of types, a constant (`kHeadDimQk`, `kIndexed`, ...) per value, and a table."""
     lines = [f"  using {name} = {config[key]};" for key, name in _TYPES.items() if key in config]
     for name, value in config.items():
         if name in _TYPES:
@@ -44,7 +44,7 @@ def config_struct(config: Config, table: str = "") -> str:
         constant = "k" + "".join(map(str.capitalize, name.split("_")))
         c_type = "bool" if isinstance(value, bool) else "int"
         lines.append(f"  static constexpr {c_type} {constant} = {str(value).lower()};")
-    return "\n".join(["struct Config {", *lines, *filter(None, [table]), "};"])
+    return "\n".join([f"struct {struct} {{", *lines, *filter(None, [table]), "};"])
 
 
 def short_dtypes(dtype: DType, stored: DType) -> str:

@@ -27,6 +27,8 @@ class TileConfig:
         staged: what transforms staged tiles; Hopper only. "group": warps of their own (decision
             0018), without sines from other rows (0019); "consumers": the warps that compute;
             "auto": what suits the variant.
+        decode: tile of requests whose fused rows it holds all, in the same launch; of fewer rows.
+            None: all requests have the one tile. CPU only (decision 0040).
     """
 
     rows: int
@@ -37,10 +39,17 @@ class TileConfig:
     query_stages: int = 1
     prepared_keys: bool = False
     staged: Literal["auto", "group", "consumers"] = "auto"
+    decode: TileConfig | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.template} {self.rows}x{self.keys}, {self.warps} warps"
+        own = f"{self.template} {self.rows}x{self.keys}, {self.warps} warps"
+        return own if self.decode is None else f"{own}; decodes {self.decode.label}"
+
+    @property
+    def of_roles(self) -> dict[str, TileConfig]:
+        """Name of each role -> its tile; none where all requests have one tile."""
+        return {} if self.decode is None else {"prefill": self, "decode": self.decode}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.layout import HEADER, MERGE, OPENING, SEGMENT, WORK_ITEM
+from warploom.scheduler.roles import Role
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def capacity(
     num_ctas: int,
     split_size: int | None = None,
     pieces: Pieces | None = None,
+    smaller: tuple[Role, ...] = (),
 ) -> Capacity:
     """Section lengths that no batch within the bounds exceeds, under any mask and any SM limit.
 
@@ -146,19 +148,20 @@ def capacity(
 
     Args:
         bounds: the largest batch.
-        rows, keys: tile sizes.
+        rows, keys: tile sizes; of the role with the most rows, if there are several.
         num_kv_heads, group_size: key/value heads, and query heads of each.
         num_ctas: CTAs of the grid.
         split_size: keys at whose multiples tiles are cut; None: cut to balance the load.
         pieces: what that makes of a batch at hand, if this and no other must fit.
+        smaller: the other roles. They add no query tiles (see `roles`) and no slots, each of which
+            has room for the rows of any.
 
     Raises:
         ArgumentError: the bounds need more records than int32 can count.
     """
     tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
     if split_size is None:
-        grains = -(-bounds.max_kv_len // keys) // CostModel.for_even(rows, keys).grain
-        cuts = min(num_ctas - 1, tiles * max(grains - 1, 0))
+        cuts = min(num_ctas - 1, tiles * _cuts_of_a_tile(bounds.max_kv_len, rows, keys, smaller))
         merges = min(tiles, cuts)
         items, slots = tiles + cuts, merges + cuts
     else:
@@ -173,6 +176,19 @@ def capacity(
         reason = f"need {items} work items and {slots} partial slots, beyond what int32 counts"
         raise ArgumentError(name="bounds", reason=reason + "; declare smaller ones")
     return result
+
+
+def _cuts_of_a_tile(kv_len: int, rows: int, keys: int, smaller: tuple[Role, ...]) -> int:
+    """How often even dealing cuts a query tile at most.
+
+    No piece is shorter than a grain. With several roles only those at the ends of a tile are not:
+    parts that are long enough for one role may be shorter than the grain of another.
+    """
+    if not smaller:
+        return max(-(-kv_len // keys) // CostModel.for_even(rows, keys).grain - 1, 0)
+    shapes = [(rows, keys), *((role.rows, role.keys) for role in smaller)]
+    inner = (-(-kv_len // keys) - 2 * CostModel.for_even(rows, keys).grain for rows, keys in shapes)
+    return max(0, *(tiles + 1 for tiles in inner))
 
 
 def workspace_size(room: Capacity, head_dim_v: int) -> WorkspaceSize:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -14,6 +15,9 @@ SHORTEST_CHUNK = 128  # keys; below this a partial result costs more to merge th
 # it begins and ends an item, the second while it writes and merges a partial result.
 OPENING = 128
 PARTIAL = 128
+# Of several tiles in one plan: rows that a key costs a tile beside its own, for being read. The CPU
+# kernel counts so too, where it asks how many threads are worth starting.
+ROWS_OF_A_KEY = 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,29 @@ class CostModel:
         unit = gcd(fixed, BETA * keys, BETA * PARTIAL)
         grain = -(-cls.of(rows, keys).grain // 2)
         return cls(fixed // unit, BETA * keys // unit, grain, BETA * PARTIAL // unit)
+
+    @classmethod
+    def of_roles(cls, tiles: Sequence[tuple[int, int]]) -> tuple[CostModel, ...]:
+        """For even dealing of several tiles: the models in one unit, one row and one key.
+
+        Args:
+            tiles: (rows, keys) of each.
+        """
+        prices = [rows + ROWS_OF_A_KEY for rows, _ in tiles]  # of one key
+        whole = [(ALPHA * rows + BETA * OPENING, BETA * keys) for rows, keys in tiles]
+        unit = gcd(
+            *(price * cost for price, costs in zip(prices, whole, strict=True) for cost in costs),
+            *(price * BETA * PARTIAL for price in prices),
+        )
+        return tuple(
+            cls(
+                price * fixed // unit,
+                price * per_tile // unit,
+                cls.for_even(*tile).grain,
+                price * BETA * PARTIAL // unit,
+            )
+            for tile, price, (fixed, per_tile) in zip(tiles, prices, whole, strict=True)
+        )
 
     @property
     def least_part(self) -> int:

@@ -79,6 +79,11 @@ WORK_ITEM = Record(
     ),
 )
 
+# In a plan of several roles the last field says which one; texts of other kernels stay as they are.
+ROLE_ITEM = Record(
+    "WorkItem", (*WORK_ITEM.fields[:-1], ("role", "whose tile the rows and keys are cut into"))
+)
+
 MERGE = Record(
     "Merge",
     (
@@ -134,11 +139,14 @@ RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
 OPENING = np.dtype([("item", WORK_ITEM.dtype), ("segment", SEGMENT.dtype)])
 
 
-def c_structs(composed: bool = False) -> str:
+def c_structs(composed: bool = False, roles: bool = False) -> str:
     """Text of all plan structs, for the code generator's context (passed in by the runtime).
 
     Args:
         composed: the structs of composed plans, which have units and joins.
+        roles: those of plans of several roles, whose items say theirs.
     """
     records = (*RECORDS, UNIT, JOIN) if composed else RECORDS
+    if roles:
+        records = (HEADER, SEGMENT, ROLE_ITEM, MERGE)
     return "\n\n".join(record.c_struct() for record in records)

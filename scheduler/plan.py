@@ -13,6 +13,7 @@ from warploom.scheduler.bounds import Bounds, check_segments
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
 from warploom.scheduler.layout import HEADER, OPENING, SEGMENT, Ints, Records
 from warploom.scheduler.problem import Problem, WorkList
+from warploom.scheduler.roles import FIRST, Role, RoleWork, check_roles, roles_of
 from warploom.scheduler.visibility import AllVisible, Visibility
 
 __all__ = [
@@ -35,16 +36,19 @@ class Plan:
     Attributes:
         header: HEADER record, shape (1,).
         cta_indptr: int32 (num_ctas + 1,); CTA i runs items cta_indptr[i] .. cta_indptr[i + 1] - 1.
-        items: WORK_ITEM records. A CTA's partial items come first, so that merging hides behind the
-            rest; both kinds are in the order in which they were dealt.
+        items: WORK_ITEM records; ROLE_ITEM if there are several roles. A CTA's partial items come
+            first, so that merging hides behind the rest; both kinds are in the order in which they
+            were dealt.
         segments: SEGMENT records.
         merges: MERGE records, one for each tile that was split.
         indices: int32, the block list of indexed formats; empty for others.
         loads: int64 (num_ctas,) modelled cost of each CTA, in the units of `cost.CostModel`.
-        rows, keys: tile sizes.
+        rows, keys: tile sizes; of the role with the most rows, if there are several. A partial slot
+            has room for so many rows.
         num_ctas: CTAs of the grid; `active_ctas` of them may have work.
         split_size: keys at whose multiples tiles were cut; None: cut to balance the load.
         even: dealt by `even`, not the longest first.
+        smaller: the other roles, by falling rows; none if all rows have one tile.
     """
 
     header: Records
@@ -62,6 +66,7 @@ class Plan:
     active_ctas: int
     split_size: int | None
     even: bool = False
+    smaller: tuple[Role, ...] = ()
 
     @classmethod
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
@@ -83,7 +88,20 @@ class Plan:
             active_ctas=problem.active_ctas,
             split_size=problem.split_size,
             even=problem.even,
+            smaller=problem.smaller,
         )
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """All of them, the one with the most rows first."""
+        return (Role(FIRST, self.rows, self.keys), *self.smaller)
+
+    @property
+    def role(self) -> Ints:
+        """(items,) the role of each."""
+        if not self.smaller:
+            return np.zeros(len(self.items), np.int64)
+        return self.items["role"].astype(np.int64)
 
     @property
     def num_slots(self) -> int:
@@ -100,6 +118,24 @@ class Plan:
         """Largest load over the mean of the active CTAs: 1 is perfect, and 1 without work."""
         mean = float(self.loads.sum()) / self.active_ctas
         return float(self.loads.max()) / mean if mean else 1.0
+
+    def work_of_roles(self) -> tuple[RoleWork, ...]:
+        """What each role has to do; one without work is told, too."""
+        cta = np.repeat(np.arange(self.num_ctas), np.diff(self.cta_indptr))
+        has = np.zeros((len(self.roles), self.num_ctas), bool)
+        has[self.role, cta] = True
+        mixed = has.sum(axis=0) > 1
+        busy = roles_of(self.segments, self.group_size, self.roles)[self.segments["num_q"] > 0]
+        return tuple(
+            RoleWork(
+                role=role,
+                segments=int((busy == number).sum()),
+                items=int((self.role == number).sum()),
+                ctas=int(has[number].sum()),
+                mixed=int((has[number] & mixed).sum()),
+            )
+            for number, role in enumerate(self.roles)
+        )
 
     def openings(self) -> Records:
         """OPENING records, one for each CTA; zeros where a CTA has no work."""
@@ -184,6 +220,7 @@ def make_plan(
     section_keys: int | None = None,
     even: bool = False,
     indices: npt.NDArray[np.int32] | None = None,
+    smaller: tuple[Role, ...] = (),
 ) -> Plan:
     """Plans one batch: who computes what, and where partial results are merged.
 
@@ -193,7 +230,7 @@ def make_plan(
     Args:
         segments: SEGMENT records, shape (n,); n may be 0.
         num_kv_heads, group_size: key/value heads, and query heads of each.
-        rows, keys: tile sizes.
+        rows, keys: tile sizes; of the role with the most rows, if there are several.
         num_ctas: CTAs of the grid.
         visibility: the mask's answers for these segments.
         capacity: what the plan must fit; None: no limit.
@@ -205,6 +242,8 @@ def make_plan(
         even: cut the line of all items at multiples of the mean load (`scheduler.even`) instead of
             dealing the longest first. Excludes `split_size` and `section_keys`.
         indices: int32 block list, for indexed formats.
+        smaller: other roles, for segments whose rows their tiles hold; see `scheduler.roles`. Such
+            plans are dealt evenly, whatever `even` says, and exclude what that excludes.
 
     Raises:
         BoundsExceeded: the batch passes a declared bound (both numbers are named).
@@ -215,8 +254,11 @@ def make_plan(
     active = _check_numbers(num_kv_heads, group_size, rows, keys, num_ctas, sm_limit, split_size)
     if section_keys is not None and section_keys < 1:
         raise ArgumentError(name="section_keys", reason=f"is {section_keys}; expected at least 1")
+    check_roles((Role(FIRST, rows, keys), *smaller))
+    even = even or bool(smaller)
     if even and (split_size is not None or section_keys is not None):
-        raise ArgumentError(name="even", reason="excludes split_size and section_keys")
+        name = "smaller" if smaller else "even"
+        raise ArgumentError(name=name, reason="excludes split_size and section_keys")
     if segments.dtype != SEGMENT.dtype:
         raise WrongDType(name="segments", got=segments.dtype, expected="layout.SEGMENT.dtype")
     segments = np.ascontiguousarray(segments)
@@ -228,7 +270,7 @@ def make_plan(
         capacity.bounds.admit(segments, len(indices))
     problem = Problem(
         segments, num_kv_heads, group_size, rows, keys, num_ctas, active, visibility, split_size,
-        section_keys, even,
+        section_keys, even, smaller,
     )  # fmt: skip
     plan = Plan.of(problem, worklist.build(problem), indices)
     if capacity is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import Ints, Records
-from warploom.scheduler.visibility import Visibility
+from warploom.scheduler.roles import FIRST, Role, roles_of
+from warploom.scheduler.visibility import Visibility, visible_tiles
 
 # Order and limit are kept to 1/TOLERANCE of the mean load, so that tiles of like cost may stay in
 # the order of their heads and rows: neighbours in time then read the same keys.
@@ -25,12 +28,13 @@ class Problem:
 
     Attributes:
         segments: SEGMENT records.
-        rows, keys: tile sizes.
+        rows, keys: tile sizes; of the role with the most rows, if there are several.
         num_ctas: CTAs of the grid.
         active_ctas: how many of them may get work; the first ones (FlashInfer, appendix E).
         split_size: keys at whose multiples every tile is cut, or None: cut to balance the load.
         section_keys: keys of one head that the cache holds, or None: all. See `sections`.
         even: deal by `even` instead of longest first; neither split nor sections then.
+        smaller: the other roles, by falling rows; dealt evenly then.
     """
 
     segments: Records
@@ -44,11 +48,52 @@ class Problem:
     split_size: int | None = None
     section_keys: int | None = None
     even: bool = False
+    smaller: tuple[Role, ...] = ()
 
     @property
     def cost_model(self) -> CostModel:
+        """Of the one tile."""
         model = CostModel.for_even if self.even else CostModel.of
         return model(self.rows, self.keys)
+
+    @cached_property
+    def cost_models(self) -> tuple[CostModel, ...]:
+        """Of each role, all in one unit."""
+        if not self.smaller:
+            return (self.cost_model,)
+        return CostModel.of_roles([(role.rows, role.keys) for role in self.roles])
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """All of them, the one with the most rows first."""
+        return (Role(FIRST, self.rows, self.keys), *self.smaller)
+
+    @cached_property
+    def role(self) -> Ints:
+        """(segments,) the role of each."""
+        return roles_of(self.segments, self.group_size, self.roles)
+
+    def of_roles(self, values: Sequence[int], segment: Ints) -> Ints:
+        """(n,) what segments have by their role, of one value for each role."""
+        found: Ints = np.array(values, np.int64)[self.role[segment]]
+        return found
+
+    def keys_of(self, segment: Ints) -> Ints:
+        """(n,) keys of the tiles of these segments."""
+        return self.of_roles([role.keys for role in self.roles], segment)
+
+    def visible_tiles(
+        self, segment: Ints, row_begin: Ints, row_end: Ints, kv_begin: Ints, kv_end: Ints
+    ) -> Ints:
+        """(n,) key tiles that are not skipped, each segment's of its own size; see `Visibility`."""
+        where = (segment, row_begin, row_end, kv_begin, kv_end)
+        return visible_tiles(self.visibility, self.roles, self.role[segment], where)
+
+    def cost_of(self, segment: Ints, visible: Ints) -> Ints:
+        """(n,) costs of chunks of these segments with so many visible key tiles."""
+        models = self.cost_models
+        fixed = self.of_roles([model.fixed for model in models], segment)
+        return fixed + self.of_roles([model.per_tile for model in models], segment) * visible
 
 
 def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:

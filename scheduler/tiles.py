@@ -8,18 +8,17 @@ import numpy as np
 
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.problem import Problem
-from warploom.scheduler.visibility import Visibility
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Tiles of all segments, shape (n,) each; every key/value head has the same ones.
 
-    Ordered by segment, then from the last rows to the first: under a causal mask the long tiles of
-    a segment come first.
+    Ordered by role, segment, then from the last rows to the first: under a causal mask the long
+    tiles of a segment come first.
 
     Attributes:
-        kv_begin: first key, a multiple of the key tile.
+        kv_begin: first key, a multiple of the role's key tile.
         kv_end: one past the last key; equal to kv_begin if nothing is visible.
         visible: key tiles that are not skipped.
     """
@@ -37,29 +36,31 @@ class Tiles:
 
 def query_tiles(problem: Problem) -> Tiles:
     """Cuts each segment's fused rows (FlashInfer, appendix A) and asks the mask about each tile."""
-    segments, rows, keys = problem.segments, problem.rows, problem.keys
+    segments = problem.segments
     fused = segments["num_q"].astype(np.int64) * problem.group_size
-    count = -(-fused // rows)
-    last = np.cumsum(count)
-    segment = np.repeat(np.arange(len(segments)), count)
-    row_begin = (last[segment] - 1 - np.arange(len(segment))) * rows
+    order = np.argsort(problem.role, kind="stable")
+    rows_of = problem.of_roles([role.rows for role in problem.roles], order)
+    count = -(-fused[order] // rows_of)
+    segment, rows = np.repeat(order, count), np.repeat(rows_of, count)
+    row_begin = (np.repeat(np.cumsum(count), count) - 1 - np.arange(len(segment))) * rows
     row_end = np.minimum(row_begin + rows, fused[segment])
+    keys = problem.keys_of(segment)
     begin, end = problem.visibility.kv_bounds(segment, row_begin, row_end)
     begin = np.maximum(begin, 0)
     end = np.minimum(end, segments["kv_count"][segment])
     begin = np.where(end > begin, begin - begin % keys, 0)
     end = np.maximum(end, begin)
-    visible = problem.visibility.visible_tiles(segment, row_begin, row_end, begin, end, keys)
+    visible = problem.visible_tiles(segment, row_begin, row_end, begin, end)
     seen = visible > 0
     return Tiles(segment, row_begin, row_end, begin * seen, end * seen, visible)
 
 
-def span(tiles: Tiles, keys: int) -> Ints:
-    """Key tiles between the bounds, skipped ones included."""
+def span(tiles: Tiles, keys: int | Ints) -> Ints:
+    """Key tiles of this size between the bounds, skipped ones included."""
     return -((tiles.kv_begin - tiles.kv_end) // keys)
 
 
-def key_after(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) -> Ints:
+def key_after(tiles: Tiles, visible: Ints, problem: Problem) -> Ints:
     """The key before which a tile has seen that many visible key tiles.
 
     Args:
@@ -67,28 +68,24 @@ def key_after(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) ->
         visible: (n,) counts, at least 1 and below the tile's own.
 
     Returns:
-        (n,) places in the list, multiples of `keys`.
+        (n,) places in the list, multiples of the key tile.
     """
+    keys = problem.keys_of(tiles.segment)
     place = tiles.kv_begin + visible * keys
     holes = np.flatnonzero(tiles.visible < span(tiles, keys))
     if len(holes):
-        place[holes] = _bisect(tiles.take(holes), visible[holes], keys, visibility)
+        place[holes] = _bisect(tiles.take(holes), visible[holes], keys[holes], problem)
     return place
 
 
-def _bisect(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) -> Ints:
+def _bisect(tiles: Tiles, visible: Ints, keys: Ints, problem: Problem) -> Ints:
     """Smallest place with `visible` tiles before it; each step asks about the half in doubt."""
     low, high = tiles.kv_begin, tiles.kv_begin + span(tiles, keys) * keys
     before_low = np.zeros_like(visible)  # visible tiles before low: fewer than wanted
     while np.any(high - low > keys):
         middle = low + (high - low) // (2 * keys) * keys
-        count = before_low + visibility.visible_tiles(
-            tiles.segment,
-            tiles.row_begin,
-            tiles.row_end,
-            low,
-            np.minimum(middle, tiles.kv_end),
-            keys,
+        count = before_low + problem.visible_tiles(
+            tiles.segment, tiles.row_begin, tiles.row_end, low, np.minimum(middle, tiles.kv_end)
         )
         enough = count >= visible
         high = np.where(enough, middle, high)

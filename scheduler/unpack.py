@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.scheduler.capacity import Capacity
-from warploom.scheduler.layout import HEADER, MERGE, SEGMENT, WORK_ITEM, Ints, Record, Records
+from warploom.scheduler.layout import (
+    HEADER,
+    MERGE,
+    ROLE_ITEM,
+    SEGMENT,
+    WORK_ITEM,
+    Ints,
+    Record,
+    Records,
+)
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import Problem, WorkList
 
@@ -37,7 +46,7 @@ def unpack(
     problem: Problem,
     indices: npt.NDArray[np.int32],
 ) -> Plan:
-    """The plan that a native planner wrote.
+    """The plan that was packed, by a native planner or by `Plan.pack`.
 
     Args:
         buffer: int32 (capacity.total_ints,).
@@ -47,7 +56,8 @@ def unpack(
     """
     begin = capacity.offsets["cta_indptr"]
     indptr = buffer[begin:][: capacity.num_ctas + 1].copy()
-    items = _records(buffer, capacity, "items", WORK_ITEM)
+    record = ROLE_ITEM if problem.smaller else WORK_ITEM
+    items = _records(buffer, capacity, "items", record)
     merges = _records(buffer, capacity, "merges", MERGE)
     work = WorkList(indptr, items, merges, _loads(problem, items, indptr))
     return replace(Plan.of(problem, work, indices), header=_header(buffer))
@@ -70,9 +80,9 @@ def _loads(problem: Problem, records: Records, indptr: npt.NDArray[np.int32]) ->
     items = {name: records[name].astype(np.int64) for name in records.dtype.names or ()}
     segment, row = items["segment"], items["row_begin"]
     fused = problem.segments["num_q"].astype(np.int64) * problem.group_size
-    row_end = np.minimum(row + problem.rows, fused[segment])
-    keys = items["kv_begin"], items["kv_end"]
-    visible = problem.visibility.visible_tiles(segment, row, row_end, *keys, problem.keys)
-    total = np.append(0, np.cumsum(problem.cost_model.of_chunks(visible)))
+    rows = problem.of_roles([role.rows for role in problem.roles], segment)
+    row_end = np.minimum(row + rows, fused[segment])
+    visible = problem.visible_tiles(segment, row, row_end, items["kv_begin"], items["kv_end"])
+    total = np.append(0, np.cumsum(problem.cost_of(segment, visible)))
     loads: Ints = np.diff(total[indptr])
     return loads

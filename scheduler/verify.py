@@ -11,7 +11,8 @@ import numpy.typing as npt
 from warploom.errors import PlanInvalid
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.plan import Plan
-from warploom.scheduler.visibility import Visibility
+from warploom.scheduler.roles import roles_of
+from warploom.scheduler.visibility import Visibility, visible_tiles
 
 Flags = npt.NDArray[np.bool_]
 
@@ -41,6 +42,9 @@ class _Work:
     """
 
     tile: Ints
+    role: Ints  # of all there are
+    rows: Ints  # of its tile
+    keys: Ints
     segment: Ints
     row_begin: Ints
     kv_begin: Ints
@@ -53,14 +57,20 @@ class _Work:
     def of(cls, plan: Plan) -> _Work:
         field = {name: plan.items[name].astype(np.int64) for name in plan.items.dtype.names or ()}
         fused = plan.segments["num_q"].astype(np.int64) * plan.group_size
-        tiles = -(-fused // plan.rows)
+        sizes = np.array([(role.rows, role.keys) for role in plan.roles], np.int64)
+        tiles = -(-fused // sizes[roles_of(plan.segments, plan.group_size, plan.roles), 0])
+        role = np.clip(plan.role, 0, len(sizes) - 1)
+        rows, keys = sizes[role].T
         known = np.clip(field["segment"], 0, max(len(tiles) - 1, 0))
         first = np.append(0, np.cumsum(tiles))[known] * plan.num_kv_heads
         own = tiles[known] if len(tiles) else known
-        tile = first + field["kv_head"] * own + field["row_begin"] // plan.rows
+        tile = first + field["kv_head"] * own + field["row_begin"] // rows
         order = np.lexsort((field["kv_end"], field["kv_begin"], tile))
         return cls(
             tile[order],
+            role[order],
+            rows[order],
+            keys[order],
             field["segment"][order],
             field["row_begin"][order],
             field["kv_begin"][order],
@@ -120,17 +130,23 @@ def _counts(plan: Plan) -> _Checks:
 
 def _ranges(plan: Plan, work: _Work) -> _Checks:
     items, segments = plan.items, plan.segments
-    yield items["rows"] == 0, "an item names its rows, as those of composed plans do"
+    if plan.smaller:
+        yield (plan.role >= 0) & (plan.role < len(plan.roles)), "an item has no role"
+    else:
+        yield items["rows"] == 0, "an item names its rows, as those of composed plans do"
     yield (items["segment"] >= 0) & (items["segment"] < len(segments)), "an item has no segment"
     yield (items["kv_head"] >= 0) & (items["kv_head"] < plan.num_kv_heads), "an item has no head"
-    yield items["row_begin"] % plan.rows == 0, "an item's rows do not begin at a tile"
+    wanted = roles_of(segments, plan.group_size, plan.roles)[items["segment"]]
+    yield plan.role == wanted, "an item's rows are those of another role"
+    rows, keys = np.array([(role.rows, role.keys) for role in plan.roles])[plan.role].T
+    yield items["row_begin"] % rows == 0, "an item's rows do not begin at a tile"
     last = segments["num_q"][items["segment"]].astype(np.int64) * plan.group_size
     yield (items["row_begin"] >= 0) & (items["row_begin"] < last), "an item has no rows"
     count = segments["kv_count"][items["segment"]]
     inside = (items["kv_begin"] >= 0) & (items["kv_end"] <= count)
     yield inside, "an item's keys lie outside its segment's list"
     yield items["kv_begin"] <= items["kv_end"], "an item's keys end before they begin"
-    yield items["kv_begin"] % plan.keys == 0, "an item's keys do not begin at a tile"
+    yield items["kv_begin"] % keys == 0, "an item's keys do not begin at a tile"
     if plan.split_size is not None:
         size = plan.split_size
         whole = (items["kv_end"] - 1) // size == items["kv_begin"] // size
@@ -142,7 +158,7 @@ def _disjoint(plan: Plan, work: _Work) -> _Checks:
     present = np.bincount(work.tile, minlength=tiles)
     yield present > 0, "a query tile has no item: its rows are never written"
     yield work.opens | (work.kv_begin >= work.before), "two items of a tile share keys"
-    aligned = work.closes | (work.kv_end % plan.keys == 0)
+    aligned = work.closes | (work.kv_end % work.keys == 0)
     yield aligned, "an item that is not its tile's last ends within a key tile"
     alone = work.opens & work.closes
     yield ~work.empty | alone, "an item without keys is not its tile's only one"
@@ -150,15 +166,15 @@ def _disjoint(plan: Plan, work: _Work) -> _Checks:
 
 def _complete(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
     last_row = plan.segments["num_q"][work.segment].astype(np.int64) * plan.group_size
-    row_end = np.minimum(work.row_begin + plan.rows, last_row)
+    row_end = np.minimum(work.row_begin + work.rows, last_row)
     low, high = visibility.kv_bounds(work.segment, work.row_begin, row_end)
-    low = np.maximum(low // plan.keys * plan.keys, 0)
+    low = np.maximum(low // work.keys * work.keys, 0)
     high = np.maximum(low, np.minimum(high, plan.segments["kv_count"][work.segment]))
 
     def unseen(begin: Ints, end: Ints) -> Flags:
         begin, end = np.clip(begin, low, high), np.clip(end, low, high)
-        rows = work.segment, work.row_begin, row_end
-        count = visibility.visible_tiles(*rows, begin, np.maximum(begin, end), plan.keys)
+        where = work.segment, work.row_begin, row_end, begin, np.maximum(begin, end)
+        count = visible_tiles(visibility, plan.roles, work.role, where)
         return np.equal(count, 0)
 
     yield ~work.empty | unseen(low, high), "an item without keys stands for visible ones"

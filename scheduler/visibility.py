@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from warploom.scheduler.layout import Ints, Records
+from warploom.scheduler.roles import Role
+
+# segment, row_begin, row_end, kv_begin, kv_end; shape (n,) each
+Where = tuple[Ints, Ints, Ints, Ints, Ints]
 
 
 class Visibility(Protocol):
@@ -55,3 +62,24 @@ class AllVisible:
         keys: int,
     ) -> Ints:
         return -((kv_begin - kv_end) // keys)
+
+
+def visible_tiles(visibility: Visibility, roles: Sequence[Role], role: Ints, where: Where) -> Ints:
+    """Key tiles that the kernel will not skip, each of the size of its role.
+
+    Args:
+        visibility: the mask's answers.
+        roles: all of them.
+        role: (n,) whose tile.
+        where: rows and keys, as `Visibility.visible_tiles` takes them.
+    """
+    if len(roles) == 1:
+        return visibility.visible_tiles(*where, roles[0].keys)
+    found = np.zeros(len(role), np.int64)
+    for number, own in enumerate(roles):
+        mine = np.flatnonzero(role == number)
+        segment, row_begin, row_end, kv_begin, kv_end = (column[mine] for column in where)
+        found[mine] = visibility.visible_tiles(
+            segment, row_begin, row_end, kv_begin, kv_end, own.keys
+        )
+    return found

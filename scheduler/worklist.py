@@ -106,7 +106,7 @@ def _cut(
         (pieces,) items and the merges.
     """
     opens = moves.opens
-    begin = key_after(tiles, moves.begin, problem.keys, problem.visibility)
+    begin = key_after(tiles, moves.begin, problem)
     end = np.where(moves.end == tiles.visible, tiles.kv_end, np.roll(begin, -1))
     merge = np.cumsum(opens) - 1
     slot = np.arange(len(owner)) + merge + 1  # one before the first piece is the owner's

@@ -22,6 +22,7 @@ class Cpu(Template):
 
     name = "cpu"
     language = "cpp"
+    takes_roles = True
 
     def choose(self, spec: AttentionSpec, mean_fused_rows: float) -> TileChoice:
         """Chooses rows and keys per tile.

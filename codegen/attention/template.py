@@ -57,12 +57,14 @@ class Template(ABC):
         language: which compiler takes it.
         remedy: what to do where it has an obstacle.
         has_tensor_maps: whether `Params` ends with them.
+        takes_roles: whether one launch may hold several roles with tiles of their own.
     """
 
     name: ClassVar[str]
     language: ClassVar[Language]
     remedy: ClassVar[str] = ""
     has_tensor_maps: ClassVar[bool] = False
+    takes_roles: ClassVar[bool] = False
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         """Why it cannot compute this with such a tile, or None."""
@@ -70,6 +72,12 @@ class Template(ABC):
 
     def check(self, spec: AttentionSpec, tile: TileConfig) -> None:
         """Raise UnsupportedSpec if there is an obstacle."""
+        if tile.of_roles and not self.takes_roles:
+            raise UnsupportedSpec(
+                what=f"the tile {tile.label}",
+                reason=f"a launch of the {self.name} template has one tile for all requests",
+                remedy="Give a tile without `decode`; only the CPU takes two.",
+            )
         obstacle = self.obstacle(spec, tile)
         if obstacle:
             raise UnsupportedSpec(
@@ -244,7 +252,9 @@ class AttentionKernel(KernelSpec):
             short_dtypes(spec.dtype, spec.stored_dtype),
             short_dims(spec.head_dim_qk, spec.head_dim_v),
             spec.kv_format.label,
-            f"r{self.tile.rows}k{self.tile.keys}",
+            "+".join(
+                f"r{own.rows}k{own.keys}" for own in self.tile.of_roles.values() or (self.tile,)
+            ),
         )
         return dict(zip(LABELS, labels, strict=True))
 
@@ -259,8 +269,9 @@ class AttentionKernel(KernelSpec):
         of, spec, tile = self.of, self.spec, self.tile
         config = _sizes(spec, tile) | dict(of.constants(spec, tile))
         return {
-            "config_struct": config_struct(config, of.table(spec, tile)),
+            "config_struct": _config_text(of, spec, tile),
             "config": config,  # as values, where a template must choose text
+            "roles": [_config_name(role) for role in tile.of_roles],
             "launch_bounds": of.launch_bounds(spec, tile),
         }
 
@@ -276,6 +287,24 @@ class AttentionKernel(KernelSpec):
 
     def launch(self, arch: Arch) -> LaunchShape:
         return self.of.launch(self.spec, self.tile, arch)
+
+
+def _config_text(of: Template, spec: AttentionSpec, tile: TileConfig) -> str:
+    """`struct Config`, or one for each role; a slot has room for the rows of the largest."""
+
+    def text(own: TileConfig, struct: str = "Config", **more: int) -> str:
+        config = _sizes(spec, own) | dict(of.constants(spec, own)) | more
+        return config_struct(config, of.table(spec, own), struct)
+
+    if not tile.of_roles:
+        return text(tile)
+    return "\n\n".join(
+        text(own, _config_name(role), slot_rows=tile.rows) for role, own in tile.of_roles.items()
+    )
+
+
+def _config_name(role: str) -> str:
+    return f"{role.capitalize()}Config"
 
 
 def _sizes(spec: AttentionSpec, tile: TileConfig) -> dict[str, str | int | bool]:

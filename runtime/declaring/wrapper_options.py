@@ -55,6 +55,8 @@ def checked_options(
         checked_count("sm_limit", sm_limit)
     if not (tile is None or isinstance(tile, TileConfig)):
         raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
+    if tile is not None and tile.decode is not None:
+        _check_roles(tile, tile.decode, batch_invariant)
     if cuda_graph and bounds is None:
         raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
     obstacle = obstacle_to_preparing(spec, backend, cuda_graph, batch_invariant)
@@ -62,6 +64,23 @@ def checked_options(
     transform = KeyTransform.of(key_transform, tile, obstacle, for_fused, prepared_rows(spec))
     options = Options(bounds, cuda_graph, batch_invariant, sm_limit, transform.with_way(tile))
     return options, transform
+
+
+def _check_roles(tile: TileConfig, decode: Any, batch_invariant: bool) -> None:
+    """Refuse a tile for decodes that no launch can have beside the other; raises ArgumentError."""
+    if not isinstance(decode, TileConfig):
+        reason = f"has decode={decode!r}; expected a TileConfig or None"
+    elif decode.decode is not None:
+        reason = "has a `decode` that has one itself; there are two roles"
+    elif tile.prepared_keys or decode.prepared_keys:
+        reason = "has two roles and prepared keys, which one launch cannot have"
+    elif not 1 <= decode.rows < tile.rows:
+        reason = f"has {decode.rows} rows for decodes; expected 1 to {tile.rows - 1}"
+    elif batch_invariant:
+        reason = "has two roles, which batch_invariant=True excludes: one split size has one tile"
+    else:
+        return
+    raise ArgumentError(name="tile", reason=reason)
 
 
 def kernel_parts(

@@ -159,7 +159,7 @@ class KernelChoice:
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:
             kernel = self.kernel(tile)
-            structs = c_structs(self._spec.kv_format.composed)
+            structs = c_structs(self._spec.kv_format.composed, bool(tile.of_roles))
             self._sources[tile] = kernel.render(kernel.of.language, structs)
         return self._sources[tile]
 

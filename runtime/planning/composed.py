@@ -88,6 +88,9 @@ class ComposedRules(Rules):
         obstacle = options.tile and self._kernels.obstacle(options.tile)
         if obstacle:
             raise ArgumentError(name="tile", reason=f"does not suit the kernels: {obstacle}")
+        if options.tile is not None and options.tile.of_roles:
+            reason = "has two roles; tiles of a composed plan hold rows of prefills and decodes"
+            raise ArgumentError(name="tile", reason=reason)
         if options.tile is not None and options.tile.rows > ROW_CODE:
             reason = f"has {options.tile.rows} rows; composed plans take {ROW_CODE} at most"
             raise ArgumentError(name="tile", reason=reason)

@@ -33,7 +33,7 @@ class DeviceStrategy:
         options = self._rules.options
         stored = format_of(self._rules.spec.kv_format)
         is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
-        self._may_be = is_cuda and options.bounds is not None and not options.batch_invariant
+        self._may_be = is_cuda and options.bounds is not None and options.may_plan_natively
         # All of them stay: a CUDA graph may replay any.
         self._planners: dict[tuple[int, int, int], DevicePlanner] = {}
 

@@ -40,7 +40,7 @@ class HostStrategy:
         self._planner: HostPlanner | None = None
         rules = places.rules
         stored = format_of(rules.spec.kv_format)
-        self._may_be = stored.native_storage is not None and not rules.options.batch_invariant
+        self._may_be = stored.native_storage is not None and rules.options.may_plan_natively
 
     def _found(self) -> HostPlanner | None:
         """Its planner, made when first needed; None where there is no compiler."""

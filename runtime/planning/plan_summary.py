@@ -22,7 +22,8 @@ def summary(batch: Batch, planned: Planned | None, choice: TileChoice | None, on
         return f"{requests}, for the reference"
     tile = planned.kernel.tile
     template = "" if on_host else f"{tile.template} "
-    parts = [requests, f"tile {template}{tile.rows} x {tile.keys}"]
+    sizes = [f"{own.rows} x {own.keys}" for own in tile.of_roles.values() or (tile,)]
+    parts = [requests, f"tile {template}{' and '.join(sizes)}"]
     if choice is not None and choice.reason:
         parts[-1] += f" ({choice.reason})"
     if on_host or not planned.is_native:

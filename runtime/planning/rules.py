@@ -25,6 +25,7 @@ from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
 from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.plan import Plan, make_plan
+from warploom.scheduler.roles import Role
 from warploom.scheduler.verify import verify
 from warploom.scheduler.visibility import Visibility
 
@@ -54,6 +55,11 @@ class Options:
     batch_invariant: bool
     sm_limit: int | None
     tile: TileConfig | None
+
+    @property
+    def may_plan_natively(self) -> bool:
+        """Whether there are native planners: they know one tile, and no fixed splits."""
+        return not self.batch_invariant and not (self.tile and self.tile.of_roles)
 
 
 class Rules:
@@ -139,6 +145,7 @@ class Rules:
             num_ctas=num_ctas,
             split_size=self._split_size(tile),
             pieces=pieces,
+            smaller=smaller_roles(tile),
         )
 
     def least_bounds(self, batch: Batch) -> Bounds:
@@ -225,12 +232,19 @@ class Rules:
             section_keys=self._section_keys(batch, tile),
             even=self.deals_evenly(batch, tile),
             indices=batch.indices,
+            smaller=smaller_roles(tile),
         )
         return plan, visibility
 
     def check_of(self, batch: Batch) -> Check:
         """How a plan of a batch is checked."""
         return verify
+
+
+def smaller_roles(tile: TileConfig) -> tuple[Role, ...]:
+    """Roles of a tile beside the one with the most rows."""
+    _, *others = tile.of_roles.items() or [("", tile)]
+    return tuple(Role(name, own.rows, own.keys) for name, own in others)
 
 
 def as_fixed(choice: TileChoice) -> TileChoice:

@@ -98,9 +98,10 @@ def described(plan: Plan, by: str) -> str:
         f"{name}={np.array2string(plan.segments[field], threshold=SHOWN, separator=',')}"
         for name, field in (("num_q", "num_q"), ("kv_count", "kv_count"), ("kv_len", "kv_len"))
     )
+    tiles = " and ".join(f"{role.rows}x{role.keys}" for role in plan.roles)
     return (
         f"planned by {by} for {plan.num_kv_heads} key/value heads in groups of {plan.group_size}, "
-        f"tiles of {plan.rows}x{plan.keys}, {plan.active_ctas} of {plan.num_ctas} CTAs, "
+        f"tiles of {tiles}, {plan.active_ctas} of {plan.num_ctas} CTAs, "
         f"split_size={plan.split_size}, even={plan.even}; segments: {'; '.join(lengths)}"
     )
 

@@ -125,7 +125,7 @@ class AttentionDeclaration(Declaration):
         choice = KernelChoice(parts[0], target, *parts[1:])
         for tile in _tiles(choice, parts, heads, options):
             yield from ((source, target) for source in choice.sources(tile))
-        if options.batch_invariant:
+        if not options.may_plan_natively:
             return
         stored = self._wrapper.planned_format(spec.kv_format)
         if stored.native_storage is not None:

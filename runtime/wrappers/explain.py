@@ -12,7 +12,7 @@ from rich.table import Table
 
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
-from warploom.codegen.source import TileChoice
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.runtime.devices.cpu import default_threads
@@ -24,6 +24,7 @@ from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.visibility import Heads, MaskVisibility
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.plan import Plan
+from warploom.scheduler.roles import roles_of
 
 _MAX_PREFIXES = 8  # whose choice is told
 _MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds
@@ -153,7 +154,7 @@ def _kernel(attention: Pass) -> dict[str, object]:
     facts: dict[str, object] = {
         "kernel": kernel.source.name,
         "template": tile.template if on_gpu else "cpu",
-        "tile": f"{tile.rows} rows x {tile.keys} keys" + how,
+        "tile": _sizes(tile) + how,
         "why this tile": choice.reason or "given by the caller",
         **_weighed(choice),
         "built": f"{'compiled' if artifact.compiled else 'found in the cache'}"
@@ -172,6 +173,12 @@ def _passes(program: Program) -> dict[str, object]:
     """In their order, where there are several."""
     lines = [f"{one.kind}: {one.kernel.source.name}" for one in program.passes]
     return {"passes": "\n".join(lines)} if program.before else {}
+
+
+def _sizes(tile: TileConfig) -> str:
+    named = tile.of_roles or {"": tile}
+    sizes = (f"{name} {own.rows} rows x {own.keys} keys".strip() for name, own in named.items())
+    return ", ".join(sizes)
 
 
 def _keys(wrapper: Explained, planned: Planned, program: Program) -> dict[str, object]:
@@ -206,7 +213,8 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
-        "dealt": "evenly: few query tiles" if plan.even else "longest first",
+        "dealt": _dealt(plan),
+        **_roles(plan, part),
         **_shared(plan, variant),
         "balance": f"longest {part} {plan.balance:.2f} x mean" if len(plan.items) else "no work",
         "mask": _classes(planned),
@@ -216,6 +224,24 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
 def _part(planned: Planned) -> str:
     """What the plan deals work items to."""
     return "CTA" if planned.kernel.source.language == "cuda" else "share"
+
+
+def _dealt(plan: Plan) -> str:
+    if plan.smaller:
+        return "evenly: several roles"
+    return "evenly: few query tiles" if plan.even else "longest first"
+
+
+def _roles(plan: Plan, part: str) -> dict[str, object]:
+    """What each role does, if there are several."""
+    if not plan.smaller:
+        return {}
+    return {
+        f"role {work.role.name}": f"tiles of {work.role.rows} rows x {work.role.keys} keys, "
+        f"{_counted(work.segments, 'segment')}, {_counted(work.items, 'work item')} on "
+        f"{_counted(work.ctas, part)}, of which {work.mixed} have another role, too"
+        for work in plan.work_of_roles()
+    }
 
 
 def _shared(plan: Plan, variant: TracedVariant) -> dict[str, object]:
@@ -236,7 +262,9 @@ def _classes(planned: Planned) -> str:
     segments = planned.batch.segments
     fused = segments["num_q"].astype(np.int64) * plan.group_size
     keys = segments["kv_count"].astype(np.int64)
-    down, across = -(-fused // plan.rows), -(-keys // plan.keys)
+    sizes = np.array([(role.rows, role.keys) for role in plan.roles], np.int64)
+    rows_of, keys_of = sizes[roles_of(segments, plan.group_size, plan.roles)].T
+    down, across = -(-fused // rows_of), -(-keys // keys_of)
     every = int((down * across).sum())
     if not isinstance(visibility, MaskVisibility) or every == 0:
         return f"none: {_counted(every, 'tile')}, all full"
@@ -244,10 +272,10 @@ def _classes(planned: Planned) -> str:
         return f"{every} tiles, too many to classify here"
     segment = np.repeat(np.arange(len(fused)), down * across)
     place = np.arange(every) - np.repeat(np.cumsum(down * across) - down * across, down * across)
-    row = place // across[segment] * plan.rows
-    key = place % across[segment] * plan.keys
-    row_end = np.minimum(row + plan.rows, fused[segment])
-    key_end = np.minimum(key + plan.keys, keys[segment])
+    row = place // across[segment] * rows_of[segment]
+    key = place % across[segment] * keys_of[segment]
+    row_end = np.minimum(row + rows_of[segment], fused[segment])
+    key_end = np.minimum(key + keys_of[segment], keys[segment])
     found = visibility.classify(segment, row, row_end, key, key_end)
     skip, partial, full = np.bincount(found, minlength=3).tolist()
     return (

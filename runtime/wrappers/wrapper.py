@@ -128,7 +128,7 @@ class AttentionWrapper(Running):
                 hold several.
             batch_invariant: fix the tile and the split size, so that the bits of a request do not
                 depend on its neighbours.
-            tile: use this tile instead of choosing one.
+            tile: use this tile instead of choosing one; on the CPU it may have another for decodes.
             key_transform: where keys are transformed: "fused" in attention, for each query tile
                 again; "before" in a kernel of its own, into memory that each run takes and gives
                 back; "auto": before where many query tiles meet each key, if that can be had.

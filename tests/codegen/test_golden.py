@@ -26,6 +26,7 @@ from warploom.errors import NoCudaCompiler, NoHostCompiler
 from warploom.scheduler.layout import c_structs
 
 CPU_TILE = TileConfig(32, 64, warps=1, stages=1)
+ROLES_TILE = TileConfig(48, 128, 1, 1, decode=TileConfig(12, 64, 1, 1))
 GPU_TILE = TileConfig(128, 64)
 HOPPER_TILE = TileConfig(128, 128, 8, 2, "hopper", 1)
 
@@ -61,6 +62,7 @@ SPECS: dict[str, tuple[Variant, int, str, KVFormat]] = {
 FILES = (
     "causal_bf16_dense_cpu.cpp",
     "sigmoid_prefix_f32_blocks_cpu.cpp",
+    "causal_bf16_dense_roles.cpp",
     "qknorm_rope_alibi_f16_ragged_cuda.cu",
     "softcap_window_bf16_paged_cuda.cu",
     "causal_rope_softcap_bf16_paged_hopper.cu",
@@ -74,6 +76,8 @@ def render(file: str) -> KernelSource:
     spec = AttentionSpec(trace(variant), head_dim, head_dim, dtype(element), kv_format)
     if target == "prepare":
         return PrepareSpec.of(spec, 8).render("cuda", c_structs())
+    if target == "roles":
+        return render_cpu(spec, ROLES_TILE, c_structs(roles=True))
     if target == "cpu":
         return render_cpu(spec, CPU_TILE, c_structs())
     return render_cuda(spec, HOPPER_TILE if target == "hopper" else GPU_TILE, c_structs())

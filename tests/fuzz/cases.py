@@ -7,7 +7,7 @@ from math import prod
 from random import Random
 from typing import Any
 
-from fuzz.facts import draw_facts, later_format
+from fuzz.facts import draw_facts, later_format, later_tile
 from fuzz.flex_forms import PLACES, in_flex
 from fuzz.grammar import BOOL, FLOAT, INT, Field, Grammar, Node, number
 from fuzz.recorders import Output, Recorders
@@ -152,6 +152,7 @@ def draw(seed: int, device: str = "cpu") -> Case:
     hooks = _hooks(random, fields, flex)
     facts = draw_facts(random, device, flex)
     facts["format"] = later_format(seed, facts["format"])
+    facts["tile"] = later_tile(seed, facts)
     hook = "logits_transform"
     if not flex and hook in hooks and random.random() < 0.3:
         dense = facts["format"][0] == "dense"

@@ -40,7 +40,7 @@ def required() -> set[str]:
     found |= {"option sm_limit", "option batch_invariant", "option backend", "bounds bounds",
               "bounds cuda_graph", "no softmax", "base 2", "scale", "indices torch", "wide ints",
               "levels", "page of 1", "odd page", "no rows", "no keys", "depth 4",
-              "whole ring", "positions in the cache"}  # fmt: skip
+              "whole ring", "positions in the cache", "two roles"}  # fmt: skip
     for name in (*FORMATS, "flex", "NumPy", "given tensors", "rows without keys"):
         found.add(f"largest scores, {name}")
     for name in (*FORMATS, "NumPy", "rows without keys", "no softmax", "a shipped mask"):
@@ -79,6 +79,7 @@ def features(case: Case) -> set[str]:
         "whole ring": facts["format"][0] == "rolling"
         and any(k > sum(facts["format"][1:3]) for _, k in lengths),
         "positions in the cache": facts["format"][-1] == "cache",
+        "two roles": facts["tile"] is not None and facts["tile"][0] == "roles",
         "no rows": any(q == 0 for q, _ in lengths), "no keys": any(k == 0 for _, k in lengths),
         "depth 4": any(_depth(tree) > 4 for tree in case.hooks.values()),
     }  # fmt: skip

@@ -21,6 +21,12 @@ from warploom.runtime.devices.device import cuda_facts
 NOISES = ((4.0, 1), (4.0, 2), (16.0, 3))  # last places, seed
 DOUBTS = tuple((4.0 + 12.0 * (seed % 2), seed) for seed in range(4, 28))  # more, for wrong rows
 MARGIN = 3.0  # times what noise alone does
+# Of the CPU: decodes with fewer keys than prefills, as many, and more.
+ROLES = [
+    wl.TileConfig(48, 128, decode=wl.TileConfig(12, 64)),
+    wl.TileConfig(12, 64, decode=wl.TileConfig(1, 64)),
+    wl.TileConfig(24, 64, decode=wl.TileConfig(6, 256)),
+]
 ILL = 0.03  # a row that noise moves by this much of its size says nothing, and is counted
 
 
@@ -92,8 +98,10 @@ def chosen_tile(spec, variant, arch=None):
     """The tile that the case asks for, of those that fit; None leaves the choice to warploom."""
     if spec["tile"] is None:
         return None
-    of = declared_spec(spec, variant)
     template, number = spec["tile"]
+    if template == "roles":
+        return ROLES[number % len(ROLES)]
+    of = declared_spec(spec, variant)
     tiles = [] if SINGLE_ROW.obstacle(of) else [SINGLE_ROW.tile(of)]
     tiles += every_tile(of, arch or cuda_facts(torch.cuda.current_device()).arch)
     tiles = [tile for tile in tiles if template in ("any", tile.template)]

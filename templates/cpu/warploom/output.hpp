@@ -115,11 +115,18 @@ void write_outputs(const Item<K>& item, States<K>& states) {
   }
 }
 
+// Rows that a partial slot has room for: those of the tile, or of the largest one of all roles.
+template <class Config, class = void>
+inline constexpr int kSlotRows = Config::kRows;
+template <class Config>
+inline constexpr int kSlotRows<Config, std::void_t<decltype(Config::kSlotRows)>> =
+    Config::kSlotRows;
+
 // Row of a partial slot among all rows of all slots. Composed plans count rows, not slots.
 template <class K>
 long long slot_row(int slot, int r) {
   if constexpr (K::Config::kComposed) return static_cast<long long>(slot) + r;
-  return static_cast<long long>(slot) * K::Config::kRows + r;
+  return static_cast<long long>(slot) * kSlotRows<typename K::Config> + r;
 }
 
 template <class K>

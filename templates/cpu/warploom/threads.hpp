@@ -80,6 +80,21 @@ void run_joins(const typename K::Params& p, std::atomic<int>& next, States<K>& s
   }
 }
 
+// What a thread computes items with.
+template <class K>
+struct Worker {
+  Scratch<K> scratch;
+
+  static int rows(const typename K::Params& p, const typename K::WorkItem& item,
+                  const typename K::Segment& segment) {
+    return rows_of<K>(p, item, segment);
+  }
+  void run(const typename K::Params& p, int index) {
+    const Item<K> item(p, index);
+    Attention<K>(item, scratch).run();
+  }
+};
+
 enum Status : int { kDone = 0, kOutOfMemory = 1 };
 
 inline constexpr int kMaxThreads = 256;
@@ -99,7 +114,7 @@ int useful_threads(const typename K::Params& p, int num_ctas, int num_threads) {
   for (int i = 0; i < num_items && work < most * kThreadWork; ++i) {
     const auto item = load_record<typename K::WorkItem>(p.items, i);
     const auto segment = load_record<typename K::Segment>(p.segments, item.segment);
-    const int rows = rows_of<K>(p, item, segment);
+    const int rows = Worker<K>::rows(p, item, segment);
     work += static_cast<long long>(item.kv_end - item.kv_begin) * (rows + 16) * kDims;
   }
   return max_int(1, min_int(most, static_cast<int>(work / kThreadWork)));
@@ -113,21 +128,20 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
   if (!queue.is_ready()) return kOutOfMemory;
   std::atomic<int> working{0}, done{0}, joined{0};
   auto work = [&]() noexcept {
-    Scratch<K>* scratch = new (std::nothrow) Scratch<K>;
-    if (scratch == nullptr) return;
+    Worker<K>* worker = new (std::nothrow) Worker<K>;
+    if (worker == nullptr) return;
     working.fetch_add(1);
     const typename Shape<K>::Registers registers{};
     int cta = -1;
     for (int i = queue.take(cta); i >= 0; i = queue.take(cta)) {
-      const Item<K> item(p, i);
-      Attention<K>(item, *scratch).run();
+      worker->run(p, i);
       done.fetch_add(1);
     }
     if constexpr (K::Config::kComposed) {
       while (done.load() < num_items) std::this_thread::yield();
-      run_joins<K>(p, joined, scratch->states);
+      run_joins<K>(p, joined, worker->scratch.states);
     }
-    delete scratch;
+    delete worker;
   };
   const int helpers = useful_threads<K>(p, num_ctas, num_threads) - 1;
   std::thread threads[kMaxThreads];

@@ -1,0 +1,272 @@
+"""Plans of several roles: every visible pair is met once, by a tile of the right size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom.errors import ArgumentError, PlanInvalid
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import capacity, workspace_size
+from warploom.scheduler.cost import CostModel
+from warploom.scheduler.layout import ROLE_ITEM, WORK_ITEM, c_structs
+from warploom.scheduler.plan import AllVisible, Plan, make_plan
+from warploom.scheduler.problem import Problem
+from warploom.scheduler.roles import Role, roles_of
+from warploom.scheduler.unpack import unpack, unpack_batch
+from warploom.scheduler.verify import verify
+
+DECODE = Role("decode", 12, 64)
+# Rows by keys of the larger tile, and the other roles: keys that are more, fewer or no multiple.
+SHAPES = [
+    (48, 64, (DECODE,)),
+    (48, 128, (Role("decode", 4, 32),)),
+    (16, 32, (Role("decode", 1, 128),)),
+    (64, 96, (Role("append", 16, 64), Role("decode", 2, 32))),
+]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A batch, and what to plan it with."""
+
+    segments: Any
+    visibility: Any
+    left: int
+    numbers: dict[str, Any]
+    sm_limit: int | None
+
+    def plan(self, **changes: Any) -> Plan:
+        given = {"visibility": self.visibility, "sm_limit": self.sm_limit} | self.numbers
+        return make_plan(self.segments, **(given | changes))
+
+    def problem(self) -> Problem:
+        n = self.numbers
+        active = min(self.sm_limit or n["num_ctas"], n["num_ctas"])
+        return Problem(
+            self.segments, n["num_kv_heads"], n["group_size"], n["rows"], n["keys"],
+            n["num_ctas"], active, self.visibility, even=True, smaller=n["smaller"],
+        )  # fmt: skip
+
+
+def near(sizes: list[int], most: int) -> st.SearchStrategy[int]:
+    """Lengths of 0 and 1, around multiples of these sizes, and any."""
+    borders = {size * n + d for size in sizes for n in (1, 2, 3) for d in (-1, 0, 1)}
+    known = sorted({0, 1, *(x for x in borders if 0 <= x <= most)})
+    return st.one_of(st.sampled_from(known), st.integers(0, most))
+
+
+@st.composite
+def mixed(draw: Any, kit: Any) -> Mixed:
+    rows, keys, smaller = draw(st.sampled_from(SHAPES))
+    group = draw(st.sampled_from([1, 2, 3, 4, 5, 12, 32]))
+    tiles = [(rows, keys), *((role.rows, role.keys) for role in smaller)]
+    q_lens = draw(st.lists(near([max(r // group, 1) for r, _ in tiles], 150), max_size=7))
+    most = draw(st.sampled_from([200, 3000]))
+    kv = near([k for _, k in tiles], most)
+    kv_lens = [draw(kv) for _ in q_lens]
+    segments = kit.make_segments(q_lens, kv_lens)
+    left = draw(st.sampled_from([-1, 0, 40, 2**40]))  # -1: no mask
+    mask = AllVisible(segments) if left < 0 else kit.window(segments, group, left)
+    numbers = {
+        "rows": rows, "keys": keys, "smaller": smaller, "group_size": group,
+        "num_kv_heads": draw(st.sampled_from([1, 2, 3])), "num_ctas": draw(st.integers(1, 40)),
+    }  # fmt: skip
+    limit = draw(st.one_of(st.none(), st.integers(1, 50)))
+    return Mixed(segments, mask, left, numbers, limit)
+
+
+def sees(case: Mixed, segment: Any, rows: Any) -> Any:
+    """bool (rows, keys): which keys these fused rows see, row by row."""
+    key = np.arange(int(segment["kv_count"]))
+    if case.left < 0:
+        return np.ones((len(rows), len(key)), bool)
+    place = rows // case.numbers["group_size"] + int(segment["kv_len"]) - int(segment["q_len"])
+    return (key <= place[:, None]) & (key >= place[:, None] - case.left)
+
+
+def assert_each_pair_once(case: Mixed, plan: Plan) -> None:
+    for number, segment in enumerate(plan.segments):
+        fused = int(segment["num_q"]) * plan.group_size
+        for head in range(plan.num_kv_heads):
+            met = np.zeros((fused, int(segment["kv_count"])), int)
+            written = np.zeros(fused, int)
+            for item in plan.items[(plan.items["segment"] == number)]:
+                if item["kv_head"] != head:
+                    continue
+                begin = int(item["row_begin"])
+                end = min(begin + plan.roles[item["role"]].rows, fused)
+                met[begin:end, item["kv_begin"] : item["kv_end"]] += 1
+                written[begin:end] += 1
+            visible = sees(case, segment, np.arange(fused))
+            assert (met[visible] == 1).all() and met.max(initial=0) <= 1
+            assert (written >= 1).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_each_visible_pair_is_met_once(kit: Any, data: st.DataObject) -> None:
+    case = data.draw(mixed(kit))
+    plan = case.plan()
+    assert plan.items.dtype == ROLE_ITEM.dtype and plan.even
+    verify(plan, case.visibility)
+    assert_each_pair_once(case, plan)
+    fused = plan.segments["num_q"] * plan.group_size
+    held = [fused[plan.items["segment"]] <= role.rows for role in plan.roles]
+    for number, own in enumerate(held[1:], 1):  # the fewest rows that hold all
+        fits_less = held[number + 1] if number + 1 < len(held) else own & False
+        assert np.array_equal(plan.role == number, own & ~fits_less)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_every_batch_within_the_bounds_fits(kit: Any, data: st.DataObject) -> None:
+    case = data.draw(mixed(kit))
+    least, spare = Bounds.of(case.segments), st.integers(0, 50)
+    bounds = Bounds(
+        least.max_requests + data.draw(spare),
+        least.max_q_rows + data.draw(spare),
+        least.max_kv_len + data.draw(spare),
+    )
+    room = capacity(bounds, **case.numbers)
+    plan = case.plan(capacity=room)
+    tile = {name: value for name, value in case.numbers.items() if name != "smaller"}
+    alone = capacity(bounds, **tile)
+    # Cuts may be more: smaller key tiles have more borders. Tiles are not.
+    assert room.max_items - room.max_slots + room.max_merges <= alone.max_items
+    packed = plan.pack(room)
+    segments, indices = unpack_batch(packed, room, 0)
+    assert np.array_equal(segments, plan.segments)
+    again = unpack(packed, room, case.problem(), indices)
+    for name in ("header", "cta_indptr", "items", "merges", "loads"):
+        assert np.array_equal(getattr(again, name), getattr(plan, name)), name
+    assert again.items.dtype == plan.items.dtype
+    verify(again, case.visibility)
+
+
+def busy(kit: Any, limit: int | None = None) -> Mixed:
+    """One chunk of a long prompt and many decodes, of which some are cut."""
+    segments = kit.make_segments([700, *[1] * 30, 3], [6000, *[9000] * 31])
+    numbers = {
+        "rows": 48, "keys": 128, "smaller": (DECODE,), "group_size": 4, "num_kv_heads": 2,
+        "num_ctas": 64,
+    }  # fmt: skip
+    return Mixed(segments, kit.window(segments, 4), 2**40, numbers, limit)
+
+
+def damaged(plan: Plan) -> Plan:
+    return replace(plan, items=plan.items.copy())
+
+
+def test_each_wrong_role_is_seen(kit: Any) -> None:
+    case = busy(kit)
+    plan = case.plan()
+    verify(plan, case.visibility)
+    assert plan.num_slots > 0 and set(plan.role) == {0, 1}
+    for at in (0, len(plan.items) // 2, len(plan.items) - 1):
+        for role in {-1, 0, 1, 2} - {int(plan.role[at])}:
+            wrong = damaged(plan)
+            wrong.items["role"][at] = role
+            with pytest.raises(PlanInvalid, match="role"):
+                verify(wrong, case.visibility)
+
+
+def test_roles_that_all_items_of_a_segment_change_together_are_seen(kit: Any) -> None:
+    case = busy(kit)
+    for segment, role in ((0, 1), (1, 0)):
+        wrong = damaged(case.plan())
+        wrong.items["role"][wrong.items["segment"] == segment] = role
+        with pytest.raises(PlanInvalid, match="another role"):
+            verify(wrong, case.visibility)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"smaller": (Role("decode", 12, 128),)},
+        {"smaller": (Role("decode", 2, 64),)},
+        {"rows": 24},
+        {"keys": 256},
+    ],
+    ids=str,
+)
+def test_items_of_other_tiles_are_seen(kit: Any, change: dict[str, Any]) -> None:
+    """A plan that was made for one tile and says another."""
+    case = busy(kit)
+    with pytest.raises(PlanInvalid):
+        verify(replace(case.plan(), **change), case.visibility)
+
+
+@pytest.mark.parametrize("step", [-64, 64])
+def test_keys_that_no_item_meets_or_two_do_are_seen(kit: Any, step: int) -> None:
+    case = busy(kit)
+    wrong = damaged(case.plan())
+    part = np.flatnonzero((wrong.role == 1) & (wrong.items["kv_begin"] > 0))[0]
+    wrong.items["kv_begin"][part] += step
+    with pytest.raises(PlanInvalid, match="keys"):
+        verify(wrong, case.visibility)
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+def test_ctas_have_one_role_and_equal_loads(kit: Any, limit: int | None) -> None:
+    plan = busy(kit, limit).plan()
+    prefill, decode = plan.work_of_roles()
+    assert (prefill.role.name, decode.role.name) == ("prefill", "decode")
+    assert (prefill.segments, decode.segments) == (1, 31)
+    assert prefill.items + decode.items == len(plan.items)
+    active = limit or 64
+    assert prefill.mixed == decode.mixed <= 2  # one for each line
+    assert prefill.ctas + decode.ctas - decode.mixed == active
+    assert plan.loads.max() <= 1.06 * plan.loads.sum() / active
+    assert (plan.loads[active:] == 0).all()
+
+
+def test_a_key_costs_its_own_tile() -> None:
+    prefill, decode = CostModel.of_roles([(48, 128), (12, 64)])
+    # 128 keys of (48 + 16) against 64 keys of (12 + 16)
+    assert prefill.per_tile * 64 * 28 == decode.per_tile * 128 * 64
+    assert prefill.fixed * 28 * (12 + 128) == decode.fixed * 64 * (48 + 128)
+
+
+def test_one_role_has_the_records_of_before(kit: Any) -> None:
+    case = busy(kit)
+    plan = case.plan(smaller=())
+    assert plan.items.dtype == WORK_ITEM.dtype and set(plan.role) == {0}
+    assert "int role;" in c_structs(roles=True) and "role" not in c_structs()
+    assert len(plan.work_of_roles()) == 1
+
+
+def test_slots_have_room_for_the_largest_tile(kit: Any) -> None:
+    case = busy(kit)
+    bounds = Bounds.of(case.segments)
+    room = capacity(bounds, **case.numbers)
+    size = workspace_size(room, 32)
+    assert size.partial_o_bytes == 4 * room.max_slots * 48 * 32
+    assert size.plan_bytes == 4 * room.total_ints
+
+
+def test_no_segments(kit: Any) -> None:
+    segments = kit.make_segments([], [])
+    plan = make_plan(segments, visibility=AllVisible(segments), **busy(kit).numbers)
+    verify(plan, AllVisible(segments))
+    assert plan.items.dtype == ROLE_ITEM.dtype and len(roles_of(segments, 4, plan.roles)) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"smaller": (Role("decode", 48, 64),)}, "decode has 48 rows; expected fewer than prefill"),
+        ({"smaller": (Role("decode", 0, 64),)}, "expected at least 1 x 1"),
+        ({"smaller": (Role("a", 8, 64), Role("b", 8, 64))}, "b has 8 rows; expected fewer than a"),
+        ({"split_size": 256}, "excludes split_size"),
+        ({"section_keys": 256}, "excludes split_size and section_keys"),
+    ],
+)
+def test_refusals(kit: Any, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ArgumentError, match=reason):
+        busy(kit).plan(**changes)
