@@ -44,7 +44,7 @@ endif
 # Only what takes no time on two cores belongs here; all is in `make test`.
 FAST := $(filter-out tests/dsl/test_block_lists.py,$(wildcard tests/dsl/test_*.py)) \
   $(patsubst %,tests/codegen/test_%.py,arch composed_tile_choice functors golden intervals_sharp key \
-    logits_scale lower records specialize tile_choice turns) \
+    logits_scale lower records specialize tile_choice sine_recurrence) \
   $(patsubst %,tests/scheduler/test_%.py,balance capacity composed plan verify) \
   $(patsubst %,tests/runtime/test_%.py,formats merge structure tensors visibility) \
   tests/test_env.py tests/test_sizes.py

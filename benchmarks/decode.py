@@ -66,7 +66,7 @@ def long_trials(setting: Setting) -> Iterator[Trial]:
 
 
 def run_undivided(inputs: Sequence[Inputs]) -> list[Thunk]:
-    """The same tiles dealt whole, the longest first, as if the planner could not cut them."""
+    """The same tiles assigned whole, the longest first, as if the planner could not cut them."""
     balanced = planned(wl.Causal(), inputs[0]).planned
     assert balanced is not None
     with patch.object(rules, "INVARIANT_SPLIT", 2 * LONG):

@@ -39,7 +39,7 @@ from tables import CEILINGS
 import warploom as wl
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.compilers.arch import ARCHS
-from warploom.codegen.lowering.specialize import for_prepared_keys
+from warploom.codegen.lowering.specialize import for_pretransformed_keys
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import bfloat16
 from warploom.dsl.types.spec import AttentionSpec
@@ -146,13 +146,13 @@ class Contest:
         traced = trace(self.variant(way, torch.device("cpu")))
         spec = AttentionSpec(traced, shape.dim, shape.dim, bfloat16, wl.Ragged())
         if way == "before":
-            spec = for_prepared_keys(spec)
+            spec = for_pretransformed_keys(spec)
         rows = sum(shape.q_lens) / shape.batch * shape.q_heads / shape.kv_heads
         share, keys = shape.batch * shape.kv_heads / SMS, sum(shape.kv_lens) // shape.batch
         tile = choose_tile(spec, ARCH, rows, share, keys).tile
         if way == "group" or way == "consumers":
             tile = replace(tile, staged=way)
-        return replace(tile, prepared_keys=way == "before")
+        return replace(tile, pretransformed_keys=way == "before")
 
     def case(self) -> Case:
         shape, what = self.shape, self.transform or "plain"

@@ -54,8 +54,8 @@ _MAX_SCORES = ("float*", "max_scores", "largest score of each row, or null")
 _COMPOSED = (
     ("const int*", "units", "Unit records"),
     ("const int*", "packed_rows", "unit and row within the unit, for each row of each tile"),
-    ("const int*", "joins", "Join records"),
-    ("const int*", "contributions", "partial rows of what is joined, in order of keys"),
+    ("const int*", "row_merges", "RowMerge records"),
+    ("const int*", "contributions", "partial rows of what is merged, in order of keys"),
 )
 
 # Strides count elements. A row of q is at

@@ -23,7 +23,7 @@ class TileConfig:
         template: which CUDA template: "portable", or "hopper", whose blocks have more warps, which
             copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
-        prepared_keys: another kernel transforms keys before this one (decision 0027).
+        pretransformed_keys: another kernel transforms keys before this one (decision 0027).
         staged: what transforms staged tiles; Hopper only. "group": warps of their own (decision
             0018), without sines from other rows (0019); "consumers": the warps that compute;
             "auto": what suits the variant.
@@ -37,7 +37,7 @@ class TileConfig:
     stages: int = 2
     template: Literal["portable", "hopper"] = "portable"
     query_stages: int = 1
-    prepared_keys: bool = False
+    pretransformed_keys: bool = False
     staged: Literal["auto", "group", "consumers"] = "auto"
     decode: TileConfig | None = None
 

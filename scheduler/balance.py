@@ -1,4 +1,4 @@
-"""Dealing items to CTAs: the longest first, each to the least-loaded CTA; then levelling the last
+"""Assigning items to CTAs: the longest first, each to the least-loaded CTA; then levelling the last
 ones.
 
 The queue of Algorithm 1 is one sorted array of codes `load * num_ctas + cta`, so that equal loads
@@ -18,14 +18,14 @@ from warploom.scheduler.layout import Ints
 from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING
 
 # A round is a handful of array operations, whose overhead does not depend on how many items it
-# deals: one that deals few costs more than pushing these through a heap.
+# assigns: one that assigns few costs more than pushing these through a heap.
 SHORT_ROUND = 24
-# To and from a heap the whole queue is copied and sorted, so it must deal many items each time; but
-# costs that fall may make rounds long again, so not all of them.
+# To and from a heap the whole queue is copied and sorted, so it must assign many items each time;
+# but costs that fall may make rounds long again, so not all of them.
 HEAP_BLOCK = 512
 
 
-def deal(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:
+def assign(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:
     """Gives every item, in order, to the CTA with the least load (FlashInfer, Algorithm 1 lines
     6-13).
 
@@ -33,7 +33,7 @@ def deal(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:
     served in this round would come first again. This is what popping and pushing one by one does.
 
     Args:
-        cost: (n,) costs, dealt from the first to the last.
+        cost: (n,) costs, assigned from the first to the last.
         num_ctas: CTAs that take work.
 
     Returns:
@@ -74,7 +74,7 @@ def deal_and_level(
     """Deals items, and cuts what lies above the mean load off.
 
     Args:
-        cost, visible: (n,) costs and visible key tiles, dealt from the first to the last.
+        cost, visible: (n,) costs and visible key tiles, assigned from the first to the last.
         mean: mean load.
         num_ctas: CTAs that take work.
         model: costs.
@@ -82,7 +82,7 @@ def deal_and_level(
     Returns:
         (n,) CTA of each item, (num_ctas,) the last item of each, and the pieces that move, if any.
     """
-    cta, queue = deal(cost, num_ctas)
+    cta, queue = assign(cost, num_ctas)
     last = np.zeros(num_ctas, np.int64)
     if len(cost) == 0:
         return cta, last, None
@@ -113,12 +113,12 @@ class Moves:
 
 
 def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | None:
-    """Cuts what lies above the mean load off the last items and deals it to CTAs below.
+    """Cuts what lies above the mean load off the last items and assigns it to CTAs below.
 
-    Algorithm 1 cuts a tile only if it is longer than the mean load, before dealing; 192 equal tiles
-    on 132 CTAs then keep 60 CTAs busy twice as long as the others. Here the mean load is the limit
-    of a CTA instead. The last item of a CTA was given to it while it was the least loaded, with at
-    most the mean load, so only that item can cross the limit.
+    Algorithm 1 cuts a tile only if it is longer than the mean load, before assigning; 192 equal
+    tiles on 132 CTAs then keep 60 CTAs busy twice as long as the others. Here the mean load is the
+    limit of a CTA instead. The last item of a CTA was given to it while it was the least loaded,
+    with at most the mean load, so only that item can cross the limit.
 
     With E CTAs that give and R that take, E + R <= num_ctas and R >= 1: all parts laid end to end
     over all rooms make at most E + R - 1 pieces. Each owner keeps one part. So there are at most
@@ -126,7 +126,7 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
     whole grains on both sides, so rounding adds no piece.
 
     Args:
-        queue: codes that `deal` returned.
+        queue: codes that `assign` returned.
         visible: (num_ctas,) visible key tiles of each CTA's last item, 0 without items.
         mean: mean load.
         model: costs.

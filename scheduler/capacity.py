@@ -179,15 +179,17 @@ def capacity(
 
 
 def _cuts_of_a_tile(kv_len: int, rows: int, keys: int, smaller: tuple[Role, ...]) -> int:
-    """How often even dealing cuts a query tile at most.
+    """How often the Stream-K partition cuts a query tile at most.
 
     No piece is shorter than a grain. With several roles only those at the ends of a tile are not:
     parts that are long enough for one role may be shorter than the grain of another.
     """
     if not smaller:
-        return max(-(-kv_len // keys) // CostModel.for_even(rows, keys).grain - 1, 0)
+        return max(-(-kv_len // keys) // CostModel.for_stream_k(rows, keys).grain - 1, 0)
     shapes = [(rows, keys), *((role.rows, role.keys) for role in smaller)]
-    inner = (-(-kv_len // keys) - 2 * CostModel.for_even(rows, keys).grain for rows, keys in shapes)
+    inner = (
+        -(-kv_len // keys) - 2 * CostModel.for_stream_k(rows, keys).grain for rows, keys in shapes
+    )
     return max(0, *(tiles + 1 for tiles in inner))
 
 

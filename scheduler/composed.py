@@ -2,9 +2,9 @@
 
 What differs from an ordinary plan: rows of a tile may belong to several requests, so a tile names
 them row by row (`packed_rows`); and a unit's partial results come from several parts, each of which
-may be cut, so its rows list them (`joins`). Many rows become complete at once, when the last piece
-of a prefix is done; therefore they are joined by all CTAs together, when all items are. Dealing and
-levelling are the same.
+may be cut, so its rows list them (`row_merges`). Many rows become complete at once, when the last
+piece of a prefix is done; therefore they are merged by all CTAs together, when all items are.
+Assigning and levelling are the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from warploom.scheduler.composed_tiles import (
     pack,
 )
 from warploom.scheduler.cost import CostModel
-from warploom.scheduler.layout import HEADER, JOIN, MERGE, ROW_CODE, WORK_ITEM, Ints, Records
+from warploom.scheduler.layout import HEADER, MERGE, ROW_CODE, ROW_MERGE, WORK_ITEM, Ints, Records
 from warploom.scheduler.prefixes import PrefixForest
 from warploom.scheduler.sharing import Choice, choose_parts
 from warploom.scheduler.worklist import longest_first
@@ -131,10 +131,10 @@ def make_composed_plan(
     pairs = make_pairs(units, parts, batch.group_size, visibility_of)
     tiles = pack(units, parts, pairs, machine.rows, machine.keys)
     items, cta, cost, tile = _deal(tiles, parts.num_shared, machine)
-    joins, contributions, slots = _join(items, tile, tiles, units, pairs, parts, machine)
+    row_merges, contributions, slots = _merge_rows(items, tile, tiles, units, pairs, parts, machine)
     indptr = np.zeros(machine.num_ctas + 1, np.int32)
     np.cumsum(np.bincount(cta, minlength=machine.num_ctas), out=indptr[1:])
-    counts = len(items), len(parts.records), len(joins), slots, 0
+    counts = len(items), len(parts.records), len(row_merges), slots, 0
     return ComposedPlan(
         header=np.array([counts], HEADER.dtype),
         cta_indptr=indptr,
@@ -153,7 +153,7 @@ def make_composed_plan(
         units=units.records,
         unit_rows=units.rows,
         packed_rows=_packed_rows(tiles, pairs, units),
-        joins=joins,
+        row_merges=row_merges,
         contributions=contributions,
         choices=choices,
     )
@@ -171,7 +171,8 @@ def _deal(
 ) -> tuple[Records, Ints, Ints, Ints]:
     """Work items with their CTA, cost and tile; what lies above the mean load is cut off and moved.
 
-    Own parts are dealt first, so that the prefixes, dealt on top and cut, fill up what is left.
+    Own parts are assigned first, so that the prefixes, assigned on top and cut, fill up what is
+    left.
 
     Every key tile between a tile's bounds counts as visible.
     """
@@ -226,7 +227,7 @@ def _cut(items: Records, owner: Ints, moves: Moves, keys: int) -> Records:
     return pieces
 
 
-def _join(
+def _merge_rows(
     items: Records,
     tile: Ints,
     tiles: PackedTiles,
@@ -240,7 +241,7 @@ def _join(
     An item whose units have no other result keeps slot -1: it writes the output itself.
 
     Returns:
-        JOIN records, contributions, and partial rows in use.
+        ROW_MERGE records, contributions, and partial rows in use.
     """
     heads = machine.num_kv_heads
     count = (tiles.end_pair - tiles.first_pair)[tile]
@@ -251,7 +252,7 @@ def _join(
     partial = np.bincount(item, number[target] > 1, len(items)) > 0
     rows = items["rows"].astype(np.int64) * partial
     items["slot"] = np.where(partial, np.cumsum(rows) - rows, -1)
-    # In order of units and heads, then of keys; what was written directly joins nothing.
+    # In order of units and heads, then of keys; what was written directly merges nothing.
     listed = np.flatnonzero(partial[item])
     item, pair, target = item[listed], pair[listed], target[listed]
     key = parts.records["kv_pos"][items["segment"][item]].astype(np.int64) + items["kv_begin"][item]
@@ -268,9 +269,9 @@ def _joins(number: Ints, units: Units, heads: int) -> Records:
     rows = units.rows[target // heads]
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
     target = np.repeat(target, rows)
-    joins = np.zeros(len(target), JOIN.dtype)
-    joins["first"] = (np.cumsum(number) - number)[target]
-    joins["count"] = number[target]
-    joins["row"] = target // heads * ROW_CODE + within
-    joins["kv_head"] = target % heads
-    return joins
+    row_merges = np.zeros(len(target), ROW_MERGE.dtype)
+    row_merges["first"] = (np.cumsum(number) - number)[target]
+    row_merges["count"] = number[target]
+    row_merges["row"] = target // heads * ROW_CODE + within
+    row_merges["kv_head"] = target % heads
+    return row_merges

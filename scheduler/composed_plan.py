@@ -12,7 +12,7 @@ import numpy.typing as npt
 from warploom.errors import ArgumentError, CapacityExceeded
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, max_query_tiles
-from warploom.scheduler.layout import JOIN, UNIT, Ints, Records
+from warploom.scheduler.layout import ROW_MERGE, UNIT, Ints, Records
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.sharing import Choice
 
@@ -23,13 +23,13 @@ JOIN_COUNTERS = 4  # CTAs that are done, rows that are taken, CTAs that have lef
 class ComposedPlan(Plan):
     """A plan whose tiles hold rows of several requests; see `composed`.
 
-    `segments` are parts, `merges` is empty, and the header counts joins and partial rows.
+    `segments` are parts, `merges` is empty, and the header counts row merges and partial rows.
 
     Attributes:
         units: UNIT records.
         unit_rows: int64 (units,) fused rows of each.
         packed_rows: int32, unit * ROW_CODE + row within the unit, for each row of each tile.
-        joins: JOIN records, for each fused row and head that has several results.
+        row_merges: ROW_MERGE records, for each fused row and head that has several results.
         contributions: int32, partial row of a unit's first row, for each partial result of it.
         choices: what was decided about each shared prefix.
     """
@@ -37,7 +37,7 @@ class ComposedPlan(Plan):
     units: Records
     unit_rows: Ints
     packed_rows: npt.NDArray[np.int32]
-    joins: Records
+    row_merges: Records
     contributions: npt.NDArray[np.int32]
     choices: tuple[Choice, ...]
 
@@ -48,7 +48,7 @@ class ComposedPlan(Plan):
         return sections | {
             "units": self.units.view(np.int32),
             "packed_rows": self.packed_rows,
-            "joins": self.joins.view(np.int32),
+            "row_merges": self.row_merges.view(np.int32),
             "contributions": self.contributions,
             "arrivals": np.zeros(JOIN_COUNTERS, np.int32),  # also after a launch that was aborted
             "indices": indices,
@@ -61,7 +61,7 @@ class ComposedPlan(Plan):
         for name, got, bound in (
             ("units", len(self.units), capacity.max_units),
             ("packed rows", len(self.packed_rows), capacity.max_packed_rows),
-            ("joins", len(self.joins), capacity.max_joins),
+            ("row_merges", len(self.row_merges), capacity.max_row_merges),
             ("contributions", len(self.contributions), capacity.max_contributions),
         ):
             if got > bound:
@@ -74,13 +74,13 @@ class ComposedCapacity(Capacity):
     """Lengths of all sections of composed plans; `max_slots` counts partial rows.
 
     Attributes:
-        max_units, max_joins: records.
+        max_units, max_row_merges: records.
         max_packed_rows, max_contributions: entries.
     """
 
     max_units: int
     max_packed_rows: int
-    max_joins: int
+    max_row_merges: int
     max_contributions: int
     votes_bytes: ClassVar[int] = 0  # no device plans it
 
@@ -92,7 +92,7 @@ class ComposedCapacity(Capacity):
         return sizes | {
             "units": self.max_units * len(UNIT.fields),
             "packed_rows": self.max_packed_rows,
-            "joins": self.max_joins * len(JOIN.fields),
+            "row_merges": self.max_row_merges * len(ROW_MERGE.fields),
             "contributions": self.max_contributions,
             "arrivals": JOIN_COUNTERS,
             "indices": indices,
@@ -141,7 +141,7 @@ def composed_capacity(
         slot_rows=1,
         max_units=units,
         max_packed_rows=fused * levels,
-        max_joins=num_kv_heads * fused,
+        max_row_merges=num_kv_heads * fused,
         max_contributions=num_kv_heads * units * levels + cuts * (rows // smallest),
     )
     if max(result.total_ints, result.max_slots) > INT32_MAX:

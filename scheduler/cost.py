@@ -11,8 +11,8 @@ from warploom.scheduler.layout import Ints
 ALPHA = 1  # per query row of an item: loading queries, writing output
 BETA = 1  # per visible key: both products and the softmax
 SHORTEST_CHUNK = 128  # keys; below this a partial result costs more to merge than it saves
-# Of even dealing, in keys; fitted to decoding on an H200. The first is what a CTA could read while
-# it begins and ends an item, the second while it writes and merges a partial result.
+# Of the Stream-K partition, in keys; fitted to decoding on an H200. The first is what a CTA could
+# read while it begins and ends an item, the second while it writes and merges a partial result.
 OPENING = 128
 PARTIAL = 128
 # Of several tiles in one plan: rows that a key costs a tile beside its own, for being read. The CPU
@@ -41,15 +41,15 @@ class CostModel:
 
     @classmethod
     def of(cls, rows: int, keys: int) -> CostModel:
-        """For dealing the longest first."""
+        """For assigning the longest first."""
         unit = gcd(ALPHA * rows, BETA * keys)
         # A chunk should be worth at least twice its fixed cost.
         shortest = max(SHORTEST_CHUNK, 2 * ALPHA * rows // BETA)
         return cls(ALPHA * rows // unit, BETA * keys // unit, -(-shortest // keys))
 
     @classmethod
-    def for_even(cls, rows: int, keys: int) -> CostModel:
-        """For even dealing, whose pieces are shorter where whole items are not enough."""
+    def for_stream_k(cls, rows: int, keys: int) -> CostModel:
+        """For the Stream-K partition, whose pieces are shorter where whole items are not enough."""
         fixed = ALPHA * rows + BETA * OPENING
         unit = gcd(fixed, BETA * keys, BETA * PARTIAL)
         grain = -(-cls.of(rows, keys).grain // 2)
@@ -57,7 +57,7 @@ class CostModel:
 
     @classmethod
     def of_roles(cls, tiles: Sequence[tuple[int, int]]) -> tuple[CostModel, ...]:
-        """For even dealing of several tiles: the models in one unit, one row and one key.
+        """For the Stream-K partition of several tiles: the models in one unit, one row and one key.
 
         Args:
             tiles: (rows, keys) of each.
@@ -72,7 +72,7 @@ class CostModel:
             cls(
                 price * fixed // unit,
                 price * per_tile // unit,
-                cls.for_even(*tile).grain,
+                cls.for_stream_k(*tile).grain,
                 price * BETA * PARTIAL // unit,
             )
             for tile, price, (fixed, per_tile) in zip(tiles, prices, whole, strict=True)
@@ -80,7 +80,7 @@ class CostModel:
 
     @property
     def least_part(self) -> int:
-        """Least mean load of even dealing: each end of a part may move by half a grain."""
+        """Least mean load of a Stream-K partition: each end of a part may move by half a grain."""
         return 2 * self.per_tile * self.grain
 
     def of_chunks(self, visible: Ints) -> Ints:

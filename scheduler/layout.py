@@ -97,15 +97,15 @@ HEADER = Record(
     (
         ("num_items", "work items in all"),
         ("num_segments", "segments"),
-        ("num_merges", "tiles that were split; joins in a composed plan"),
+        ("num_merges", "tiles that were split; row merges in a composed plan"),
         ("num_slots", "partial slots in use"),
         ("status", "0, or why a device refused to plan the batch; there are no items then"),
     ),
 )
 
 # Composed plans read a work item's `row_begin` as the tile's first entry in `packed_rows` and its
-# `slot` as the first partial row. In place of merges they have joins, which run when all items are
-# done.
+# `slot` as the first partial row. In place of merges they have row merges, which run when all items
+# are done.
 UNIT = Record(
     "Unit",
     (
@@ -119,8 +119,8 @@ UNIT = Record(
         ("reserved", "0"),
     ),
 )
-JOIN = Record(
-    "Join",
+ROW_MERGE = Record(
+    "RowMerge",
     (
         ("first", "first entry of `contributions`: partial rows of the unit's first row"),
         ("count", "how many, in ascending order of keys"),
@@ -143,10 +143,10 @@ def c_structs(composed: bool = False, roles: bool = False) -> str:
     """Text of all plan structs, for the code generator's context (passed in by the runtime).
 
     Args:
-        composed: the structs of composed plans, which have units and joins.
+        composed: the structs of composed plans, which have units and row merges.
         roles: those of plans of several roles, whose items say theirs.
     """
-    records = (*RECORDS, UNIT, JOIN) if composed else RECORDS
+    records = (*RECORDS, UNIT, ROW_MERGE) if composed else RECORDS
     if roles:
         records = (HEADER, SEGMENT, ROLE_ITEM, MERGE)
     return "\n\n".join(record.c_struct() for record in records)

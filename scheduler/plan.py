@@ -38,7 +38,7 @@ class Plan:
         cta_indptr: int32 (num_ctas + 1,); CTA i runs items cta_indptr[i] .. cta_indptr[i + 1] - 1.
         items: WORK_ITEM records; ROLE_ITEM if there are several roles. A CTA's partial items come
             first, so that merging hides behind the rest; both kinds are in the order in which they
-            were dealt.
+            were assigned.
         segments: SEGMENT records.
         merges: MERGE records, one for each tile that was split.
         indices: int32, the block list of indexed formats; empty for others.
@@ -47,7 +47,7 @@ class Plan:
             has room for so many rows.
         num_ctas: CTAs of the grid; `active_ctas` of them may have work.
         split_size: keys at whose multiples tiles were cut; None: cut to balance the load.
-        even: dealt by `even`, not the longest first.
+        stream_k: assigned by `stream_k`, not the longest first.
         smaller: the other roles, by falling rows; none if all rows have one tile.
     """
 
@@ -65,7 +65,7 @@ class Plan:
     num_ctas: int
     active_ctas: int
     split_size: int | None
-    even: bool = False
+    stream_k: bool = False
     smaller: tuple[Role, ...] = ()
 
     @classmethod
@@ -87,7 +87,7 @@ class Plan:
             num_ctas=problem.num_ctas,
             active_ctas=problem.active_ctas,
             split_size=problem.split_size,
-            even=problem.even,
+            stream_k=problem.stream_k,
             smaller=problem.smaller,
         )
 
@@ -218,7 +218,7 @@ def make_plan(
     sm_limit: int | None = None,
     split_size: int | None = None,
     section_keys: int | None = None,
-    even: bool = False,
+    stream_k: bool = False,
     indices: npt.NDArray[np.int32] | None = None,
     smaller: tuple[Role, ...] = (),
 ) -> Plan:
@@ -239,11 +239,12 @@ def make_plan(
             request then never depend on the batch, `num_ctas` or `sm_limit`. None: cut to balance.
         section_keys: keys of one head whose keys and values the device's cache holds; tiles that
             share keys are then run at the same time. None: the order of costs alone.
-        even: cut the line of all items at multiples of the mean load (`scheduler.even`) instead of
-            dealing the longest first. Excludes `split_size` and `section_keys`.
+        stream_k: cut the line of all items at multiples of the mean load (`scheduler.stream_k`)
+            instead of assigning the longest first. Excludes `split_size` and `section_keys`.
         indices: int32 block list, for indexed formats.
         smaller: other roles, for segments whose rows their tiles hold; see `scheduler.roles`. Such
-            plans are dealt evenly, whatever `even` says, and exclude what that excludes.
+            plans are partitioned by Stream-K, whatever `stream_k` says, and exclude what that
+            excludes.
 
     Raises:
         BoundsExceeded: the batch passes a declared bound (both numbers are named).
@@ -255,9 +256,9 @@ def make_plan(
     if section_keys is not None and section_keys < 1:
         raise ArgumentError(name="section_keys", reason=f"is {section_keys}; expected at least 1")
     check_roles((Role(FIRST, rows, keys), *smaller))
-    even = even or bool(smaller)
-    if even and (split_size is not None or section_keys is not None):
-        name = "smaller" if smaller else "even"
+    stream_k = stream_k or bool(smaller)
+    if stream_k and (split_size is not None or section_keys is not None):
+        name = "smaller" if smaller else "stream_k"
         raise ArgumentError(name=name, reason="excludes split_size and section_keys")
     if segments.dtype != SEGMENT.dtype:
         raise WrongDType(name="segments", got=segments.dtype, expected="layout.SEGMENT.dtype")
@@ -270,7 +271,7 @@ def make_plan(
         capacity.bounds.admit(segments, len(indices))
     problem = Problem(
         segments, num_kv_heads, group_size, rows, keys, num_ctas, active, visibility, split_size,
-        section_keys, even, smaller,
+        section_keys, stream_k, smaller,
     )  # fmt: skip
     plan = Plan.of(problem, worklist.build(problem), indices)
     if capacity is not None:

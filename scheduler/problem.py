@@ -33,8 +33,8 @@ class Problem:
         active_ctas: how many of them may get work; the first ones (FlashInfer, appendix E).
         split_size: keys at whose multiples every tile is cut, or None: cut to balance the load.
         section_keys: keys of one head that the cache holds, or None: all. See `sections`.
-        even: deal by `even` instead of longest first; neither split nor sections then.
-        smaller: the other roles, by falling rows; dealt evenly then.
+        stream_k: assign by `stream_k` instead of longest first; neither split nor sections then.
+        smaller: the other roles, by falling rows; partitioned by Stream-K then.
     """
 
     segments: Records
@@ -47,13 +47,13 @@ class Problem:
     visibility: Visibility
     split_size: int | None = None
     section_keys: int | None = None
-    even: bool = False
+    stream_k: bool = False
     smaller: tuple[Role, ...] = ()
 
     @property
     def cost_model(self) -> CostModel:
         """Of the one tile."""
-        model = CostModel.for_even if self.even else CostModel.of
+        model = CostModel.for_stream_k if self.stream_k else CostModel.of
         return model(self.rows, self.keys)
 
     @cached_property
@@ -99,7 +99,7 @@ class Problem:
 def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
     """Which part of the batch the keys of a (segment, head) belong to; parts fit the cache.
 
-    Items are dealt section by section: tiles that read the same keys then run at the same time,
+    Items are assigned section by section: tiles that read the same keys then run at the same time,
     and find them in the cache. Without it, the longest tiles of all heads come first, and each CTA
     reads the keys of another head (FlashAttention-3 swizzles heads for this reason).
 
@@ -124,7 +124,7 @@ class WorkList:
     Attributes:
         cta_indptr: int32 (num_ctas + 1,); CTA i runs items cta_indptr[i] .. cta_indptr[i + 1] - 1.
         items: WORK_ITEM records. Each CTA's partial items come first, then the others, both in the
-            order in which they were dealt.
+            order in which they were assigned.
         merges: MERGE records.
         loads: (num_ctas,) modelled cost of each CTA.
     """

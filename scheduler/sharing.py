@@ -1,4 +1,4 @@
-"""Which shared prefixes are worth a part of their own: reading keys once, against joining states.
+"""Which shared prefixes are worth a part of their own: reading keys once, against merging states.
 
 Costs are counted in keys of one head that a tile reads.
 """
@@ -49,7 +49,7 @@ class Choice:
         return (
             f"{self.keys} keys of {self.requests} requests: {verdict} ({self.tiles} query "
             f"{'tile' if self.tiles == 1 else 'tiles'} in place "
-            f"of {self.others} save {self.saved} reads of a key, and joining costs as much as "
+            f"of {self.others} save {self.saved} reads of a key, and merging costs as much as "
             f"{self.paid})"
         )
 
@@ -61,7 +61,7 @@ def choose_parts(
 
     A prefix that is no part is read by those that follow: the nearest parts below, and the requests
     without one. From the leaves up, a prefix is worth a part if that many reads of its keys cost
-    more than joining does; from the roots down, keys that wait for a part count too.
+    more than merging does; from the roots down, keys that wait for a part count too.
 
     Args:
         forest: the prefixes.

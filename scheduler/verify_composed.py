@@ -18,7 +18,7 @@ Flags = npt.NDArray[np.bool_]
 def verify_composed(
     plan: ComposedPlan, requests: Records, visibility: Visibility, page_size: int
 ) -> None:
-    """Checks that each fused row meets each visible key of its request once, and that results join.
+    """Checks that each fused row meets each visible key of its request once; results merge.
 
     Args:
         plan: the plan.
@@ -53,7 +53,7 @@ def _counts(plan: ComposedPlan) -> _Checks:
     header, indptr, items = plan.header[0], plan.cta_indptr, plan.items
     yield header["num_items"] == len(items), "the header miscounts the items"
     yield header["num_segments"] == len(plan.segments), "the header miscounts the parts"
-    yield header["num_merges"] == len(plan.joins), "the header miscounts the joins"
+    yield header["num_merges"] == len(plan.row_merges), "the header miscounts the row merges"
     yield len(indptr) == plan.num_ctas + 1 and indptr[0] == 0, "cta_indptr is malformed"
     yield np.diff(indptr) >= 0, "cta_indptr decreases"
     yield indptr[plan.active_ctas] == len(items), "a CTA above the SM limit has work"
@@ -184,22 +184,22 @@ def _joins(plan: ComposedPlan, item: Ints, unit: Ints, place: Ints) -> _Checks:
     target = unit * plan.num_kv_heads + items["kv_head"]
     number = np.bincount(target)
     partial = slot >= 0
-    yield partial | (number[target] == 1), "an item writes what must be joined"
+    yield partial | (number[target] == 1), "an item writes what must be merged"
     key = plan.segments["kv_pos"][items["segment"]].astype(np.int64) + items["kv_begin"]
     order = np.flatnonzero(partial)[np.lexsort((key[partial], target[partial]))]
-    joined, counted = np.unique(target[partial], return_counts=True)
+    merged, counted = np.unique(target[partial], return_counts=True)
     first = np.cumsum(counted) - counted
     yield np.array_equal(plan.contributions, (slot + place)[order]), "contributions lie elsewhere"
-    rows = plan.unit_rows[joined // plan.num_kv_heads]
-    run = np.repeat(np.arange(len(joined)), rows)
+    rows = plan.unit_rows[merged // plan.num_kv_heads]
+    run = np.repeat(np.arange(len(merged)), rows)
     within = np.arange(len(run)) - np.repeat(np.cumsum(rows) - rows, rows)
-    joins = plan.joins
-    yield len(joins) == len(run), "rows with several results are not joined once each"
-    code = joined[run] // plan.num_kv_heads * ROW_CODE + within
-    yield joins["row"] == code, "a join names another row"
-    yield joins["kv_head"] == joined[run] % plan.num_kv_heads, "a join names another head"
-    yield joins["count"] == counted[run], "a join miscounts its contributions"
-    yield joins["first"] == first[run], "a join reads another row's contributions"
+    row_merges = plan.row_merges
+    yield len(row_merges) == len(run), "rows with several results are not merged once each"
+    code = merged[run] // plan.num_kv_heads * ROW_CODE + within
+    yield row_merges["row"] == code, "a merge names another row"
+    yield row_merges["kv_head"] == merged[run] % plan.num_kv_heads, "a merge names another head"
+    yield row_merges["count"] == counted[run], "a merge miscounts its contributions"
+    yield row_merges["first"] == first[run], "a merge reads another row's contributions"
     used = plan.items["slot"] >= 0
     rows = plan.items["rows"][used].astype(np.int64)
     first = plan.items["slot"][used].astype(np.int64)

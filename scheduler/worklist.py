@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from warploom.scheduler import even
-from warploom.scheduler.balance import Moves, deal, deal_and_level
+from warploom.scheduler import stream_k
+from warploom.scheduler.balance import Moves, assign, deal_and_level
 from warploom.scheduler.fixed import fixed_chunks, number_slots
 from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints, Records
 from warploom.scheduler.problem import TOLERANCE, Problem, WorkList, by_cta, sections
@@ -14,8 +14,8 @@ from warploom.scheduler.tiles import Tiles, key_after, query_tiles
 
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text.py` is the same, item by item."""
-    if problem.even:
-        return even.build(problem)
+    if problem.stream_k:
+        return stream_k.build(problem)
     tiles = query_tiles(problem)
     if problem.split_size is None:
         chunks, tile = tiles, np.arange(len(tiles.segment))
@@ -32,7 +32,7 @@ def build(problem: Problem) -> WorkList:
     items = _records(chunks).take(chunk)
     items["kv_head"] = head
     if problem.split_size is not None:
-        cta, _ = deal(cost, problem.active_ctas)
+        cta, _ = assign(cost, problem.active_ctas)
         merges = number_slots(items, tile, chunk, head, problem.num_kv_heads)
         return by_cta(items, merges, cta, cost, problem.num_ctas)
     visible, merges = chunks.visible[chunk], np.zeros(0, MERGE.dtype)
@@ -49,7 +49,7 @@ def build(problem: Problem) -> WorkList:
 def longest_first(cost: Ints, segment: Ints, mean: int, num_heads: int) -> tuple[Ints, Ints]:
     """Repeats chunks for every head and sorts the items by descending cost, up to the tolerance.
 
-    Items of like cost stay in the order (segment, head, rows, keys), so that items dealt at the
+    Items of like cost stay in the order (segment, head, rows, keys), so that items assigned at the
     same time mostly share the keys of one head.
 
     Args:

@@ -171,9 +171,9 @@ def test_rates_are_found_again_in_times_that_they_made(
     machine = MACHINES["sm_90a"]
     rates = {
         **machine.wide_heads,
-        "tall": Rates(flops=1.5, launch=12, item=0.028, join=8),
-        "hopper 128": Rates(flops=3.0, launch=10, item=4.2, join=6.0),
-        "hopper 192": Rates(flops=3.5, launch=11, item=6.0, join=6.0),
+        "tall": Rates(flops=1.5, launch=12, item=0.028, merge=8),
+        "hopper 128": Rates(flops=3.0, launch=10, item=4.2, merge=6.0),
+        "hopper 192": Rates(flops=3.5, launch=11, item=6.0, merge=6.0),
     }
     report = harness.Report(sweep.SMALL, CPU, tmp_path)
     report.facts["multiprocessors"] = 132

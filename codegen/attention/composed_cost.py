@@ -40,7 +40,7 @@ class Rates:
     """Microseconds of an SM.
 
     Attributes:
-        launch: of a batch that has next to nothing to do, joining included.
+        launch: of a batch that has next to nothing to do, merging included.
         read, walk: of 1000 keys.
         item: of a work item.
     """

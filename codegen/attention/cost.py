@@ -2,7 +2,7 @@
 
 An SM walks keys. For each key it computes with all rows of the tile, padding included, and it reads
 the key's bytes; the slower of the two counts. To that come a launch, what a query tile costs beside
-its keys, and, where tiles are cut for all SMs to have work, joining the parts. All times are in
+its keys, and, where tiles are cut for all SMs to have work, merging the parts. All times are in
 microseconds, all amounts those of one SM. `benchmarks/results/tile_sweep.jsonl` is the record, and
 `tile_sweep_small_heads.jsonl` that of heads up to 64 lanes, to which `benchmarks/fit_tiles.py` fits
 rates of their own. A test compares the choices with both.
@@ -21,7 +21,7 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
 _SHARING_TILES = 4  # query tiles of a request from which on the planner lets them share the cache
-_LANES = 128 * 64  # the product of lanes and rows that `Rates.join` is for
+_LANES = 128 * 64  # the product of lanes and rows that `Rates.merge` is for
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Rates:
         launch: time of a batch that has next to nothing to do.
         item: of a query tile, beside its keys. Where a template streams on to the next, it shows
             once.
-        join: of the parts of 64 rows x 128 lanes.
+        merge: of the parts of 64 rows x 128 lanes.
     """
 
     flops: float
     launch: float
     item: float
-    join: float
+    merge: float
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ MACHINES = {
         cached=0.1,
         cache=306,
         small_heads={
-            "streamed by 4": Rates(flops=0.934, launch=8.91, item=1.1, join=0.0555),
-            "streamed by 2": Rates(flops=0.827, launch=7.96, item=1.5, join=17.7),
-            "tall": Rates(flops=1.85, launch=10.7, item=0.0314, join=11.4),
-            "hopper 128": Rates(flops=3.35, launch=9.17, item=3.17, join=4.31),
-            "hopper 192": Rates(flops=3.44, launch=10.9, item=1.87, join=2.77),
+            "streamed by 4": Rates(flops=0.934, launch=8.91, item=1.1, merge=0.0555),
+            "streamed by 2": Rates(flops=0.827, launch=7.96, item=1.5, merge=17.7),
+            "tall": Rates(flops=1.85, launch=10.7, item=0.0314, merge=11.4),
+            "hopper 128": Rates(flops=3.35, launch=9.17, item=3.17, merge=4.31),
+            "hopper 192": Rates(flops=3.44, launch=10.9, item=1.87, merge=2.77),
         },
         wide_heads={
-            "streamed by 4": Rates(flops=1.2, launch=8.9, item=0.31, join=0.055),
-            "streamed by 2": Rates(flops=0.811, launch=7.8, item=1.9, join=8),
-            "tall": Rates(flops=2.08, launch=14, item=0.028, join=8),
-            "hopper 128": Rates(flops=5.62, launch=9.2, item=4.2, join=5.8),
+            "streamed by 4": Rates(flops=1.2, launch=8.9, item=0.31, merge=0.055),
+            "streamed by 2": Rates(flops=0.811, launch=7.8, item=1.9, merge=8),
+            "tall": Rates(flops=2.08, launch=14, item=0.028, merge=8),
+            "hopper 128": Rates(flops=5.62, launch=9.2, item=4.2, merge=5.8),
         },
     )
 }
@@ -122,6 +122,6 @@ def predicted_with(
     cached = tiles >= _SHARING_TILES or first * key_bytes < 1e3 * machine.cache
     again = (tiles - 1) * first * (machine.cached if cached else 1.0)
     memory = (first + again) * key_bytes / (1e3 * machine.bytes)
-    joined = min(work.rows, tile.rows) * spec.head_dim_v / _LANES if visits < 1 else 0.0
+    merged = min(work.rows, tile.rows) * spec.head_dim_v / _LANES if visits < 1 else 0.0
     shown = min(visits, 1.0) if template_of(tile).streams else visits
-    return rates.launch + rates.item * shown + max(compute, memory) + rates.join * joined
+    return rates.launch + rates.item * shown + max(compute, memory) + rates.merge * merged

@@ -7,7 +7,7 @@ from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
 # Multiples of the micro-kernel's 6 (AMX takes 16 or 32 at a time). More rows share the packing of a
-# tile of keys; fewer leave smaller partial results and more tiles to deal out, so the largest wait
+# tile of keys; fewer leave smaller partial results and more tiles to hand out, so the largest wait
 # for several of them.
 _ROWS = (12, 48, 192, 384)
 _MANY_ROWS = 4 * _ROWS[-1]

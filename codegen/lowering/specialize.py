@@ -44,11 +44,11 @@ def only_hooks(traced: TracedVariant, kept: Collection[str]) -> TracedVariant:
     )
 
 
-def for_prepared_keys(spec: AttentionSpec) -> AttentionSpec:
+def for_pretransformed_keys(spec: AttentionSpec) -> AttentionSpec:
     """The spec of a kernel whose keys another has transformed before it.
 
     All fields stay, so that both ways to attend have the same `Params`.
     """
     hooks = {hook: root for hook, root in spec.variant.hooks.items() if hook != "key_transform"}
-    name = f"{spec.variant.name} of prepared keys"
+    name = f"{spec.variant.name} of pretransformed keys"
     return replace(spec, variant=replace(spec.variant, name=name, hooks=hooks))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.codegen.lowering.specialize import for_group_size
-from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.errors import ArgumentError
 from warploom.runtime.declaring.declare import check_bounds, checked_count, checked_flag
 from warploom.runtime.formats.base import Format
-from warploom.runtime.launching.prepared_keys import (
+from warploom.runtime.launching.pretransformed_keys import (
     KeyTransform,
     Way,
-    obstacle_to_preparing,
-    prepared_rows,
+    obstacle_to_pretransform,
+    pretransform_rows,
     reason_for_fused,
 )
 from warploom.runtime.planning.rules import Options
@@ -59,9 +59,9 @@ def checked_options(
         _check_roles(tile, tile.decode, batch_invariant)
     if cuda_graph and bounds is None:
         raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
-    obstacle = obstacle_to_preparing(spec, backend, cuda_graph, batch_invariant)
+    obstacle = obstacle_to_pretransform(spec, backend, cuda_graph, batch_invariant)
     for_fused = reason_for_fused(sm_limit, workspace)
-    transform = KeyTransform.of(key_transform, tile, obstacle, for_fused, prepared_rows(spec))
+    transform = KeyTransform.of(key_transform, tile, obstacle, for_fused, pretransform_rows(spec))
     options = Options(bounds, cuda_graph, batch_invariant, sm_limit, transform.with_way(tile))
     return options, transform
 
@@ -72,8 +72,8 @@ def _check_roles(tile: TileConfig, decode: Any, batch_invariant: bool) -> None:
         reason = f"has decode={decode!r}; expected a TileConfig or None"
     elif decode.decode is not None:
         reason = "has a `decode` that has one itself; there are two roles"
-    elif tile.prepared_keys or decode.prepared_keys:
-        reason = "has two roles and prepared keys, which one launch cannot have"
+    elif tile.pretransformed_keys or decode.pretransformed_keys:
+        reason = "has two roles and pretransformed keys, which one launch cannot have"
     elif not 1 <= decode.rows < tile.rows:
         reason = f"has {decode.rows} rows for decodes; expected 1 to {tile.rows - 1}"
     elif batch_invariant:
@@ -85,8 +85,8 @@ def _check_roles(tile: TileConfig, decode: Any, batch_invariant: bool) -> None:
 
 def kernel_parts(
     spec: AttentionSpec, heads: Heads, transform: KeyTransform
-) -> tuple[AttentionSpec, PrepareSpec | None, bool]:
-    """What `KernelChoice` is made of: spec, how keys may be prepared, whether they always are."""
+) -> tuple[AttentionSpec, PretransformSpec | None, bool]:
+    """What `KernelChoice` is made of: spec, how keys may be pretransformed, whether always."""
     made = for_group_size(spec, heads.group_size)
-    prepare = PrepareSpec.of(made, heads.num_kv) if transform.may_be_before else None
-    return made, prepare, transform.way == "before"
+    pretransform = PretransformSpec.of(made, heads.num_kv) if transform.may_be_before else None
+    return made, pretransform, transform.way == "before"

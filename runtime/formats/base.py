@@ -169,7 +169,7 @@ class Format(ABC, Generic[Declared]):
         return None
 
     @property
-    def obstacle_to_preparing(self) -> str | None:
+    def obstacle_to_pretransform(self) -> str | None:
         """Why no kernel of its own can transform the keys; None if one can."""
         return f"keys of the format {self.name} lie in blocks, of which requests may share some"
 

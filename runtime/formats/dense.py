@@ -43,7 +43,7 @@ class Dense(Affine[Declared]):
         return None if self.declared.shared else 0
 
     @property
-    def obstacle_to_preparing(self) -> str | None:
+    def obstacle_to_pretransform(self) -> str | None:
         if self.declared.shared:
             return "requests share their keys, which a transform may read differently for each"
         return None

@@ -27,7 +27,7 @@ class Ragged(Affine[Declared]):
         return 1
 
     @property
-    def obstacle_to_preparing(self) -> str | None:
+    def obstacle_to_pretransform(self) -> str | None:
         return None
 
     def store(self, drawn: Drawn) -> Stored:

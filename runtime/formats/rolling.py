@@ -49,7 +49,7 @@ class Rolling(Format[Declared]):
         return f"max_requests * min(max_kv_len, {slots})", entries
 
     @property
-    def obstacle_to_preparing(self) -> str | None:
+    def obstacle_to_pretransform(self) -> str | None:
         return "keys of the format Rolling stay in their slots from plan to plan"
 
     @property

@@ -12,16 +12,18 @@ from warploom.codegen.attention.template import AttentionKernel, Template
 from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
-from warploom.codegen.lowering.specialize import for_prepared_keys
-from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.lowering.specialize import for_pretransformed_keys
+from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import KernelSource, TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
-from warploom.runtime.launching.prepared_keys import prepared_rows
+from warploom.runtime.launching.pretransformed_keys import pretransform_rows
 from warploom.scheduler.layout import c_structs
 
 # Mean fused rows per request that stand for all choices of a tile: decode to long prefill.
 _SAMPLES = (1, 8, 16, 24, 48, 64, 96, 128, 192, 1024, 2048)
-_TALL = 64  # rows of a tile; a model of costs gives no fewer to requests whose keys are prepared
+_TALL = (
+    64  # rows of a tile; a model of costs gives no fewer to requests whose keys are pretransformed
+)
 
 
 class KernelChoice:
@@ -29,14 +31,14 @@ class KernelChoice:
 
     Attributes:
         target: what they are compiled for.
-        prepares: whether keys may be transformed before attention.
+        pretransforms: whether keys may be transformed before attention.
     """
 
     def __init__(
         self,
         spec: AttentionSpec,
         target: Arch | HostTarget,
-        prepare: PrepareSpec | None = None,
+        pretransform: PretransformSpec | None = None,
         always: bool = False,
         num_sms: int = 1,
     ) -> None:
@@ -45,14 +47,14 @@ class KernelChoice:
         Args:
             spec: what to compute.
             target: what kernels are compiled for.
-            prepare: how keys may be transformed before attention; None: only in attention.
+            pretransform: how keys may be transformed before attention; None: only in attention.
             always: not only where keys meet many query tiles.
             num_sms: of a GPU.
         """
         self._spec = spec
-        self._prepare = prepare
-        self.prepares = prepare is not None
-        self._prepared_rows = prepared_rows(spec)
+        self._pretransform = pretransform
+        self.pretransforms = pretransform is not None
+        self._pretransform_rows = pretransform_rows(spec)
         self._always = always
         self.target: Arch | HostTarget = target
         self._num_sms = num_sms
@@ -65,14 +67,14 @@ class KernelChoice:
 
     def spec_of(self, tile: TileConfig) -> AttentionSpec:
         """What the attention kernel of a tile is compiled for."""
-        return self._plain if tile.prepared_keys else self._spec
+        return self._plain if tile.pretransformed_keys else self._spec
 
     def choose(
         self,
         mean_fused_rows: float,
         items: int | None = None,
         keys: int | None = None,
-        may_prepare: bool = True,
+        may_pretransform: bool = True,
     ) -> TileChoice:
         """The tile for requests with this many query rows x query heads per key/value head.
 
@@ -80,15 +82,15 @@ class KernelChoice:
             mean_fused_rows: that number.
             items: requests x key/value heads, if known.
             keys: of a request, if known.
-            may_prepare: whether the batch's keys could be transformed before.
+            may_pretransform: whether the batch's keys could be transformed before.
         """
-        often = may_prepare and mean_fused_rows >= self._prepared_rows
-        prepared = self.prepares and (often or self._always)
-        return self._choose(prepared, mean_fused_rows, items, keys)
+        often = may_pretransform and mean_fused_rows >= self._pretransform_rows
+        pretransformed = self.pretransforms and (often or self._always)
+        return self._choose(pretransformed, mean_fused_rows, items, keys)
 
     def _choose(
         self,
-        prepared: bool,
+        pretransformed: bool,
         mean_fused_rows: float,
         items: int | None = None,
         keys: int | None = None,
@@ -96,32 +98,32 @@ class KernelChoice:
         if not isinstance(self.target, Arch):
             return CPU.choose(self._spec, mean_fused_rows)
         share = None if items is None else items / self.num_sms
-        spec = self._plain if prepared else self._spec
+        spec = self._plain if pretransformed else self._spec
         choice = choose_tile(spec, self.target, mean_fused_rows, share, keys)
-        return replace(choice, tile=replace(choice.tile, prepared_keys=prepared))
+        return replace(choice, tile=replace(choice.tile, pretransformed_keys=pretransformed))
 
     @cached_property
     def _plain(self) -> AttentionSpec:
         """The spec of kernels whose keys come transformed."""
-        return for_prepared_keys(self._spec)
+        return for_pretransformed_keys(self._spec)
 
     def candidates(self, fewest_rows: float = 1) -> list[TileConfig]:
         """Every tile that `choose` can give, for this many fused rows or more."""
-        if not self.prepares:
+        if not self.pretransforms:
             return self._candidates(False, fewest_rows)
         if self._always:
             return self._candidates(True, fewest_rows)
-        often = self._candidates(True, max(fewest_rows, self._prepared_rows))
+        often = self._candidates(True, max(fewest_rows, self._pretransform_rows))
         tall = [tile for tile in often if tile.rows >= _TALL]
         return [*self._candidates(False, fewest_rows), *tall]
 
-    def _candidates(self, prepared: bool, fewest_rows: float) -> list[TileConfig]:
-        spec = self._plain if prepared else self._spec
+    def _candidates(self, pretransformed: bool, fewest_rows: float) -> list[TileConfig]:
+        spec = self._plain if pretransformed else self._spec
         if isinstance(self.target, Arch) and (weighed := tiles_weighed(spec, self.target)):
-            weighed = [replace(tile, prepared_keys=prepared) for tile in weighed]
-            return list(dict.fromkeys([self._choose(prepared, fewest_rows).tile, *weighed]))
+            weighed = [replace(tile, pretransformed_keys=pretransformed) for tile in weighed]
+            return list(dict.fromkeys([self._choose(pretransformed, fewest_rows).tile, *weighed]))
         samples = [max(rows, fewest_rows) for rows in _SAMPLES]
-        chosen = (self._choose(prepared, rows, n).tile for rows in samples for n in (1, None))
+        chosen = (self._choose(pretransformed, rows, n).tile for rows in samples for n in (1, None))
         return list(dict.fromkeys(chosen))
 
     def composed_candidates(self, fewest_rows: float) -> list[TileConfig]:
@@ -165,16 +167,19 @@ class KernelChoice:
 
     def sources(self, tile: TileConfig) -> list[KernelSource]:
         """Those of all kernels that plans with a tile launch."""
-        return [self.source(tile), *([self.prepare_source] if tile.prepared_keys else ())]
+        return [
+            self.source(tile),
+            *([self.pretransform_source] if tile.pretransformed_keys else ()),
+        ]
 
     @property
-    def prepare(self) -> PrepareSpec:
+    def pretransform(self) -> PretransformSpec:
         """The kernel that transforms keys before attention."""
-        if self._prepare is None:
+        if self._pretransform is None:
             raise RuntimeError("keys of this spec are transformed in attention alone")
-        return self._prepare
+        return self._pretransform
 
     @cached_property
-    def prepare_source(self) -> KernelSource:
+    def pretransform_source(self) -> KernelSource:
         """Its text."""
-        return self.prepare.render("cuda", c_structs())
+        return self.pretransform.render("cuda", c_structs())

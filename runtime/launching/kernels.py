@@ -8,7 +8,7 @@ import torch
 
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices import loaded
@@ -23,11 +23,11 @@ class Kernel(loaded.Kernel):
 
     Attributes:
         tile: its sizes.
-        prepare: the kernel that transforms its keys before, if there is one.
+        pretransform: the kernel that transforms its keys before, if there is one.
     """
 
     tile: TileConfig
-    prepare: loaded.Kernel | None = None
+    pretransform: loaded.Kernel | None = None
 
 
 class Kernels(KernelChoice):
@@ -37,7 +37,7 @@ class Kernels(KernelChoice):
         self,
         spec: AttentionSpec,
         device: torch.device,
-        prepare: PrepareSpec | None = None,
+        pretransform: PretransformSpec | None = None,
         always: bool = False,
     ) -> None:
         """Find the compiler's target.
@@ -45,7 +45,7 @@ class Kernels(KernelChoice):
         Args:
             spec: what to compute.
             device: where.
-            prepare: how keys may be transformed before attention; None: only in attention.
+            pretransform: how keys may be transformed before attention; None: only in attention.
             always: not only where keys meet many query tiles.
 
         Raises:
@@ -53,7 +53,7 @@ class Kernels(KernelChoice):
         """
         on_gpu = device.type == "cuda"
         target = cuda_facts(device.index).arch if on_gpu else host_target()
-        super().__init__(spec, target, prepare, always)
+        super().__init__(spec, target, pretransform, always)
         self._device = device
         self._kernels: dict[TileConfig, Kernel] = {}
 
@@ -82,8 +82,8 @@ class Kernels(KernelChoice):
             where = self.target, self._device
             made = loaded.load(self.kernel(tile), self.source(tile), *where, grid)
             before: loaded.Kernel | None = None
-            if tile.prepared_keys:
-                before = loaded.load(self.prepare, self.prepare_source, *where)
+            if tile.pretransformed_keys:
+                before = loaded.load(self.pretransform, self.pretransform_source, *where)
             parts = made.source, made.artifact, made.num_ctas, made.bind
             found = self._kernels[tile] = Kernel(*parts, tile, before)
         return found

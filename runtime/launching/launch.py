@@ -29,7 +29,7 @@ from warploom.runtime.inputs.aux_outputs import MaxScores
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.inputs.outputs import check_recorded_apart, check_run_apart
 from warploom.runtime.launching.kernels import Kernel
-from warploom.runtime.launching.prepared_keys import PreparedKeys
+from warploom.runtime.launching.pretransformed_keys import PretransformedKeys
 from warploom.runtime.launching.program import Pass, Program
 from warploom.runtime.launching.tensor_map import TensorMaps
 from warploom.runtime.tensors import shortcuts
@@ -89,13 +89,13 @@ class Launcher:
         params: ParamBlock,
         inputs: Inputs,
         workspace: Workspace,
-        preparing: PreparedKeys | None = None,
+        pretransforming: PretransformedKeys | None = None,
     ) -> None:
         self._geometry = geometry
         self._params = params
-        self._preparing = preparing  # for plans that want it
-        self._prepared: PreparedKeys | None = None  # for this plan
-        self._members: Members = params if preparing is None else preparing.inputs
+        self._pretransforming = pretransforming  # for plans that want it
+        self._pretransformed: PretransformedKeys | None = None  # for this plan
+        self._members: Members = params if pretransforming is None else pretransforming.inputs
         self._inputs = inputs
         self._workspace = workspace
         self._reads: dict[str, torch.Tensor] = {}  # by all runs, beside q, k and v
@@ -127,8 +127,8 @@ class Launcher:
         self._batch = batch
         if kernel is not self._kernel:
             self._take_kernel(kernel)
-        if self._prepared is not None:
-            self._prepared.planned(batch)
+        if self._pretransformed is not None:
+            self._pretransformed.planned(batch)
         rows = batch.num_requests, batch.q_rows
         if rows != self._rows:
             self._rows = rows
@@ -144,11 +144,11 @@ class Launcher:
 
     def _take_kernel(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        attention, self._prepared = Pass(kernel, self._params), None
+        attention, self._pretransformed = Pass(kernel, self._params), None
         self.program = Program((attention,))
-        if kernel.prepare is not None and self._preparing is not None:
-            self._prepared = self._preparing
-            self.program = Program((self._prepared.take(kernel.prepare), attention))
+        if kernel.pretransform is not None and self._pretransforming is not None:
+            self._pretransformed = self._pretransforming
+            self.program = Program((self._pretransformed.take(kernel.pretransform), attention))
         self._enqueue = attention.bind()
         self._tensor_maps = self._maps_of.get(kernel.tile)
         if kernel.tile not in self._maps_of:
@@ -215,8 +215,8 @@ class Launcher:
         q, kv, out, lse = run.q, run.kv, run.out, run.lse
         k, v = pair = key_value(kv)
         self._form = None
-        if self._prepared is not None:
-            strides = (*strides[:3], *self._prepared.admit(strides[3:6]), *strides[6:])
+        if self._pretransformed is not None:
+            strides = (*strides[:3], *self._pretransformed.admit(strides[3:6]), *strides[6:])
         self._params.set_strides(strides)
         self._maps = None
         if self._tensor_maps is not None:
@@ -230,10 +230,10 @@ class Launcher:
 
     def _like_keys(self, k: torch.Tensor) -> torch.Tensor:
         """A tensor that lies as the keys do that attention reads."""
-        if self._prepared is None:
+        if self._pretransformed is None:
             return k
         with torch.cuda.device(self._device):
-            return self._prepared.scratch()
+            return self._pretransformed.scratch()
 
     def launch(
         self,
@@ -281,14 +281,14 @@ class Launcher:
             check_recorded_apart(self._inputs.outputs, self._reads, kept, others)
         stream = 0 if self._streams is None else self._streams.current()
         keys: torch.Tensor | None = None
-        if self._prepared is not None:
-            keys = self._prepared.launch(k_at, stream)
+        if self._pretransformed is not None:
+            keys = self._pretransformed.launch(k_at, stream)
             k_at = keys.data_ptr()
         if self._maps is not None:
             self._params.set_tensor_maps(self._maps(k_at, v_at))
         self._params.set_pointers(q_at, k_at, v_at, o_at, lse_at)
         self._enqueue(stream)
-        del kept, keys  # given tensors and prepared keys live until here
+        del kept, keys  # given tensors and pretransformed keys live until here
         return (out, lse) if return_lse and lse is not None else out
 
     def _launch_copies(self, run: Run) -> Result:
@@ -318,12 +318,12 @@ class Launcher:
 
     def _obstacles(self, run: Run) -> dict[str, Obstacle]:
         """What keeps the kernel from tensors, by their names."""
-        maps, prepared = self._tensor_maps is not None, self._prepared is not None
+        maps, pretransformed = self._tensor_maps is not None, self._pretransformed is not None
         vector = self._misaligned + 1
         k, v = key_value(run.kv)
         found = {
             "q": obstacle(run.q, vector),
-            "k": obstacle(k, vector, maps and not prepared),
+            "k": obstacle(k, vector, maps and not pretransformed),
             "v": obstacle(v, vector, maps),
             "out": None if run.out is None else obstacle(run.out, vector),
         }

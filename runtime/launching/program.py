@@ -27,7 +27,7 @@ class Pass:
 
     @property
     def kind(self) -> str:
-        """What the kernel is, by its first label: "prepare", or the template of attention."""
+        """What the kernel is, by its first label: "pretransform", or the template of attention."""
         return self.kernel.source.labels[0][1]
 
     def bind(self) -> Callable[[int], None]:

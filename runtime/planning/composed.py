@@ -83,7 +83,7 @@ class ComposedRules(Rules):
         """
         options = self.options
         if options.batch_invariant:
-            reason = "a composed plan joins states where other requests share a prefix"
+            reason = "a composed plan merges states where other requests share a prefix"
             raise ArgumentError(name="batch_invariant", reason=reason)
         obstacle = options.tile and self._kernels.obstacle(options.tile)
         if obstacle:

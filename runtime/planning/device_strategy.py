@@ -54,7 +54,7 @@ class DeviceStrategy:
         rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
         batch = OnDevice.of(tensors, requests, rows, bounds)
         tile = rules.choice(batch).tile
-        if tile.prepared_keys or not rules.deals_evenly(batch, tile):
+        if tile.pretransformed_keys or not rules.uses_stream_k(batch, tile):
             return None
         if requests > min(bounds.max_requests, bounds.segments):
             most = min(bounds.max_requests, bounds.segments)

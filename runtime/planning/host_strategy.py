@@ -33,7 +33,7 @@ _MEASURE = struct.Struct("=7i")  # warploom::Measure
 
 
 class HostStrategy:
-    """Takes what it has measured, if it is dealt evenly and the mask's inputs are known."""
+    """Takes what it has measured, if Stream-K partitions it and the mask's inputs are known."""
 
     def __init__(self, places: Places) -> None:
         self._places = places

@@ -27,9 +27,9 @@ from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.cost import CostModel
-from warploom.scheduler.even import FEW, SNAP, Grid
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import Problem
+from warploom.scheduler.stream_k import FEW, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
 
@@ -61,7 +61,10 @@ class Site:
         """That of a format with a `native_storage`, heads, and the tile of a kernel."""
         requests, storage = room.bounds.max_requests, format_of(kv_format).native_storage
         assert storage is not None  # others measure no batch, and no device plans them
-        grid, cost = Grid.of(active_ctas, heads.num_kv), CostModel.for_even(tile.rows, tile.keys)
+        grid, cost = (
+            Grid.of(active_ctas, heads.num_kv),
+            CostModel.for_stream_k(tile.rows, tile.keys),
+        )
         tiles = room.bounds.max_q_rows * heads.group_size // tile.rows + requests
         numbers = (
             storage, kv_format.block_kv, requests, tiles,
@@ -126,12 +129,12 @@ class Places:
         self._only: Place | None = None  # of all plans, if bounds and tile are fixed
 
     def of(self, batch: Measured | OnDevice) -> Place | None:
-        """Where the plan of a batch goes; None if the batch is not dealt evenly."""
+        """Where the plan of a batch goes; None if the batch is not partitioned by Stream-K."""
         if self._only is not None:
             return self._only
         rules, declared = self.rules, self.rules.options.bounds
         tile = rules.choice(batch).tile
-        if not rules.deals_evenly(batch, tile):
+        if not rules.uses_stream_k(batch, tile):
             return None
         place = self._last
         if place is None or not place.suits(batch, tile, declared):
@@ -196,7 +199,7 @@ class Places:
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = Problem(
             arrays.segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
-            place.kernel.num_ctas, site.active_ctas, visibility, even=True,
+            place.kernel.num_ctas, site.active_ctas, visibility, stream_k=True,
         )  # fmt: skip
         return unpack(packed, site.room, problem, arrays.indices), visibility
 

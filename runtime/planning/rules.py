@@ -1,4 +1,4 @@
-"""What the plans of a wrapper have in common: tiles, sizes, dealing, and how NumPy makes them."""
+"""What the plans of a wrapper have in common: tiles, sizes, assigning, and how NumPy makes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
-from warploom.runtime.launching.prepared_keys import may_prepare
+from warploom.runtime.launching.pretransformed_keys import may_pretransform
 from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import INT32_MAX, Bounds
@@ -32,7 +32,7 @@ from warploom.scheduler.visibility import Visibility
 _KEPT = 256  # sizes, and choices of tiles
 INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
 INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
-# Tiles per segment from which on they are dealt in the order of their keys. All of them read the
+# Tiles per segment from which on they are assigned in the order of their keys. All of them read the
 # same keys, and fewer leave the cache too little to share for that to decide the order.
 SHARING_TILES = 4
 Grown = TypeVar("Grown", Bounds, Pieces)
@@ -119,7 +119,8 @@ class Rules:
             sizes.busy_rows * self.heads.group_size,
             sizes.num_segments * self.heads.num_kv,
             1 << sizes.max_kv_len.bit_length(),  # or each step of decoding would choose anew
-            self._kernels.prepares and may_prepare(batch, self._batched, self.heads.num_kv),
+            self._kernels.pretransforms
+            and may_pretransform(batch, self._batched, self.heads.num_kv),
         )
 
     def _candidates(self) -> list[TileConfig]:
@@ -170,13 +171,14 @@ class Rules:
         """CTAs that may get work."""
         return min(self.options.sm_limit or kernel.num_ctas, kernel.num_ctas)
 
-    def deals_evenly(self, batch: Batch, tile: TileConfig) -> bool:
+    def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
         """True if segments have few tiles, or the GPU: by the declared bounds, or by the batch.
 
-        The order of tiles that share keys matters to the cache, so long prefills are dealt longest
-        first, section by section; for decoding and appending an even cut is as good, and a device
-        can make it. Where tiles are too few for half of the SMs each is cut, and even dealing cuts
-        equal tiles of the same keys at the same places, so that the cache has them for all.
+        The order of tiles that share keys matters to the cache, so long prefills are assigned
+        longest first, section by section; for decoding and appending an even cut is as good, and a
+        device can make it. Where tiles are too few for half of the SMs each is cut, and the
+        Stream-K partition cuts equal tiles of the same keys at the same places, so that the cache
+        has them for all.
         """
         options, bounds = self.options, self.options.bounds
         if options.batch_invariant:
@@ -196,7 +198,7 @@ class Rules:
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
-        if self.device.type != "cuda" or self.deals_evenly(batch, tile):
+        if self.device.type != "cuda" or self.uses_stream_k(batch, tile):
             return None
         rows = batch.sizes.segment_rows * self.heads.group_size
         if rows < SHARING_TILES * tile.rows * batch.sizes.num_segments:
@@ -230,7 +232,7 @@ class Rules:
             sm_limit=self.options.sm_limit,
             split_size=self._split_size(tile),
             section_keys=self._section_keys(batch, tile),
-            even=self.deals_evenly(batch, tile),
+            stream_k=self.uses_stream_k(batch, tile),
             indices=batch.indices,
             smaller=smaller_roles(tile),
         )

@@ -102,7 +102,7 @@ def described(plan: Plan, by: str) -> str:
     return (
         f"planned by {by} for {plan.num_kv_heads} key/value heads in groups of {plan.group_size}, "
         f"tiles of {tiles}, {plan.active_ctas} of {plan.num_ctas} CTAs, "
-        f"split_size={plan.split_size}, even={plan.even}; segments: {'; '.join(lengths)}"
+        f"split_size={plan.split_size}, stream_k={plan.stream_k}; segments: {'; '.join(lengths)}"
     )
 
 

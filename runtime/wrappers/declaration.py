@@ -18,7 +18,7 @@ from warploom.codegen.build import Job
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.planner_source import PlannerSpec
-from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import KVFormat, Paged
@@ -36,7 +36,7 @@ from warploom.runtime.declaring.declare import (
 from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.declaring.wrapper_options import checked_options, kernel_parts
 from warploom.runtime.launching.kernel_choice import KernelChoice
-from warploom.runtime.launching.prepared_keys import Way
+from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.planning.composed import rules_of
 from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
@@ -51,7 +51,7 @@ from warploom.scheduler.layout import c_structs
 _SM_COUNTS = range(1, 257)
 
 
-_Parts: TypeAlias = tuple[AttentionSpec, PrepareSpec | None, bool]  # of `kernel_parts`
+_Parts: TypeAlias = tuple[AttentionSpec, PretransformSpec | None, bool]  # of `kernel_parts`
 
 
 class Declaration(ABC):

@@ -17,7 +17,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.runtime.devices.cpu import default_threads
 from warploom.runtime.devices.device import Backend
-from warploom.runtime.launching.prepared_keys import KeyTransform
+from warploom.runtime.launching.pretransformed_keys import KeyTransform
 from warploom.runtime.launching.program import Pass, Program
 from warploom.runtime.planning.composed import depends_on_request
 from warploom.runtime.planning.strategy import Planned
@@ -199,7 +199,8 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     plan, batch = planned.plan, planned.batch
     split = _counted(len(plan.merges), "split tile")
     if isinstance(plan, ComposedPlan):
-        split = f"{_counted(len(plan.segments), 'part')}, {_counted(len(plan.joins), 'row')} joined"
+        rows = _counted(len(plan.row_merges), "row")
+        split = f"{_counted(len(plan.segments), 'part')}, {rows} merged"
     on_gpu = planned.kernel.source.language == "cuda"
     part = _part(planned)
     threads = _counted(min(default_threads(), plan.active_ctas), "thread")
@@ -213,7 +214,7 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
-        "dealt": _dealt(plan),
+        "assigned": _dealt(plan),
         **_roles(plan, part),
         **_shared(plan, variant),
         "balance": f"longest {part} {plan.balance:.2f} x mean" if len(plan.items) else "no work",
@@ -222,14 +223,14 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
 
 
 def _part(planned: Planned) -> str:
-    """What the plan deals work items to."""
+    """What the plan assigns work items to."""
     return "CTA" if planned.kernel.source.language == "cuda" else "share"
 
 
 def _dealt(plan: Plan) -> str:
     if plan.smaller:
         return "evenly: several roles"
-    return "evenly: few query tiles" if plan.even else "longest first"
+    return "by a Stream-K partition: few query tiles" if plan.stream_k else "longest first"
 
 
 def _roles(plan: Plan, part: str) -> dict[str, object]:

@@ -40,7 +40,7 @@ from warploom.runtime.inputs.aux_outputs import AuxOutput, Requested
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.launching.launch import Launcher
-from warploom.runtime.launching.prepared_keys import PreparedKeys, Way
+from warploom.runtime.launching.pretransformed_keys import PretransformedKeys, Way
 from warploom.runtime.operators import custom_op
 from warploom.runtime.planning.planner import Planner
 from warploom.runtime.planning.rules import Options
@@ -201,8 +201,8 @@ class AttentionWrapper(Running):
     def _connect(self, options: Options, workspace: Workspace) -> None:
         """Join the parts that only a compiled back end has."""
         self._workspace = workspace
-        made, prepare, always = kernel_parts(self.spec, self.heads, self.key_transform)
-        self._kernels = Kernels(made, self.device, prepare, always)
+        made, pretransform, always = kernel_parts(self.spec, self.heads, self.key_transform)
+        self._kernels = Kernels(made, self.device, pretransform, always)
         self._params = ParamBlock(self.spec)
         for name, value in (
             ("num_q_heads", self.heads.num_q),
@@ -215,7 +215,9 @@ class AttentionWrapper(Running):
         self._planner = Planner(
             self.spec, self.heads, self._kernels, workspace, self._params, options, self.device
         )
-        keys = PreparedKeys(prepare, self._geometry, self._params) if prepare else None
+        keys = (
+            PretransformedKeys(pretransform, self._geometry, self._params) if pretransform else None
+        )
         self._launcher = Launcher(self._geometry, self._params, self._inputs, workspace, keys)
         self._planner.reserve()
 

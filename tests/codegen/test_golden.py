@@ -15,7 +15,7 @@ from warploom.codegen.attention.templates import render_cpu, render_cuda
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.hostcc import compile_cpp, host_target
 from warploom.codegen.compilers.nvrtc import compile_cuda
-from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import KVFormat
@@ -66,7 +66,7 @@ FILES = (
     "qknorm_rope_alibi_f16_ragged_cuda.cu",
     "softcap_window_bf16_paged_cuda.cu",
     "causal_rope_softcap_bf16_paged_hopper.cu",
-    "qknorm_rope_alibi_f16_ragged_prepare.cu",
+    "qknorm_rope_alibi_f16_ragged_pretransform.cu",
 )
 
 
@@ -74,8 +74,8 @@ def render(file: str) -> KernelSource:
     name, _, target = file.partition(".")[0].rpartition("_")
     variant, head_dim, element, kv_format = SPECS[name]
     spec = AttentionSpec(trace(variant), head_dim, head_dim, dtype(element), kv_format)
-    if target == "prepare":
-        return PrepareSpec.of(spec, 8).render("cuda", c_structs())
+    if target == "pretransform":
+        return PretransformSpec.of(spec, 8).render("cuda", c_structs())
     if target == "roles":
         return render_cpu(spec, ROLES_TILE, c_structs(roles=True))
     if target == "cpu":

@@ -19,7 +19,7 @@ from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import PlannerSpec
-from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.types.dtypes import bfloat16
 from warploom.dsl.types.dtypes import kv_dtype as stored
@@ -52,9 +52,9 @@ def append() -> KernelSource:
     return spec.render("cuda")
 
 
-def prepare() -> KernelSource:
+def pretransform() -> KernelSource:
     spec = AttentionSpec(trace(wl.Rope() & wl.QKNorm()), 128, 128, bfloat16, Ragged())
-    return PrepareSpec.of(spec, 8).render("cuda", c_structs())
+    return PretransformSpec.of(spec, 8).render("cuda", c_structs())
 
 
 SOURCES: dict[str, Callable[[], KernelSource]] = {
@@ -66,7 +66,7 @@ SOURCES: dict[str, Callable[[], KernelSource]] = {
         Paged(1), 1000, HOPPER, wl.Rope() & wl.DocumentMask()
     ),
     "append": append,
-    "prepare": prepare,
+    "pretransform": pretransform,
     "planner": lambda: PlannerSpec(trace(wl.Causal())).render("cuda", c_structs()),
 }
 

@@ -172,7 +172,9 @@ def draw(seed: int, device: str = "cpu") -> Case:
     small = [batch for batch in facts["batches"] if _largest(case, batch) <= MOST_ELEMENTS]
     facts["batches"] = small or [[[1, 1]]]
     if device != "cpu" and case.transforms_keys and facts["format"][0] != "dense":
-        ways = ("before", "before", "auto", "fused") if _may_prepare(case) else ("auto", "fused")
+        ways = (
+            ("before", "before", "auto", "fused") if _may_pretransform(case) else ("auto", "fused")
+        )
         facts["options"]["key_transform"] = random.choice(ways)
     return case
 
@@ -186,7 +188,7 @@ def _largest(case: Case, lengths: list[list[int]]) -> int:
     return max((prod(sizes.get(role or "", 64) for role in each) for each in roles), default=0)
 
 
-def _may_prepare(case: Case) -> bool:
+def _may_pretransform(case: Case) -> bool:
     """Whether keys can be transformed before attention, in docs/options.md's words."""
     facts = case.facts
     bound = facts["bounds"] == "cuda_graph" or "batch_invariant" in facts["options"]

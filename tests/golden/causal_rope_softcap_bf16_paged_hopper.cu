@@ -9,7 +9,7 @@ namespace warploom {
 struct alignas(4) PlanHeader {
   int num_items;  // work items in all
   int num_segments;  // segments
-  int num_merges;  // tiles that were split; joins in a composed plan
+  int num_merges;  // tiles that were split; row merges in a composed plan
   int num_slots;  // partial slots in use
   int status;  // 0, or why a device refused to plan the batch; there are no items then
 };

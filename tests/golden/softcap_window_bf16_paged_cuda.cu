@@ -9,7 +9,7 @@ namespace warploom {
 struct alignas(4) PlanHeader {
   int num_items;  // work items in all
   int num_segments;  // segments
-  int num_merges;  // tiles that were split; joins in a composed plan
+  int num_merges;  // tiles that were split; row merges in a composed plan
   int num_slots;  // partial slots in use
   int status;  // 0, or why a device refused to plan the batch; there are no items then
 };
@@ -84,7 +84,7 @@ struct Params {
   float x_cap;  // scalar input
   int x_left;  // scalar input
   int x_right;  // scalar input
-  int x_sink_tokens;  // scalar input
+  int x_sinks;  // scalar input
 };
 
 struct Variant : IdentityVariant<Params> {
@@ -101,7 +101,7 @@ struct Variant : IdentityVariant<Params> {
       const RowInfo& row) {
     const int v0 = max(row.q_pos, 0) - ts.t1;
     return {v0,
-            min(p.x_sink_tokens, v0),
+            min(p.x_sinks, v0),
             row.q_pos + ts.t2};
   }
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
@@ -123,13 +123,13 @@ struct Variant : IdentityVariant<Params> {
     const wide q_pos_first = q_pos.begin;
     const wide v1 = max(q_pos_first, 0LL);
     const wide kv_pos_first = kv_pos.begin;
-    const wide x_sink_tokens = p.x_sink_tokens;
+    const wide x_sinks = p.x_sinks;
     const wide q_pos_last = q_pos.end - 1;
     const wide v2 = max(q_pos_last, 0LL);
     const wide x_right = p.x_right;
     const wide v3 = min(max(x_right < 0LL ? 1073741824LL : x_right, 0LL), 1073741824LL);
-    const bool v4 = (kv_pos_last + v0 >= v1) | (kv_pos_first < min(x_sink_tokens, v2 - v0));
-    const bool v5 = (kv_pos_first + v0 < v2) & (kv_pos_last >= min(x_sink_tokens, v1 - v0));
+    const bool v4 = (kv_pos_last + v0 >= v1) | (kv_pos_first < min(x_sinks, v2 - v0));
+    const bool v5 = (kv_pos_first + v0 < v2) & (kv_pos_last >= min(x_sinks, v1 - v0));
     return tile_class(v4 & (kv_pos_first <= q_pos_last + v3), v5 | (kv_pos_last > q_pos_first + v3));
   }
   WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
@@ -138,9 +138,9 @@ struct Variant : IdentityVariant<Params> {
     const wide x_left = p.x_left;
     const wide v0 = max(x_left < 0LL ? 1073741824LL : x_left, 0LL);
     const wide v1 = max(q_pos_first, 0LL) - v0;
-    const wide x_sink_tokens = p.x_sink_tokens;
+    const wide x_sinks = p.x_sinks;
     const wide q_pos_last = q_pos.end - 1;
-    const wide v2 = min(x_sink_tokens, max(q_pos_last, 0LL) - v0) - 1LL;
+    const wide v2 = min(x_sinks, max(q_pos_last, 0LL) - v0) - 1LL;
     const wide kv_len = tile.kv_len;
     const wide v3 = min(max(min(max(v1, 0LL), v2 < 0LL ? kv_len : 0LL), 0LL), kv_len);
     const wide v4 = kv_len - 1LL;

@@ -77,7 +77,7 @@ def test_many_requests_of_several_levels(pool: Any, q_len: int) -> None:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("seed", range(4))
 def test_output_transforms_that_reduce_where_ctas_have_no_items(pool: Any, seed: int) -> None:
-    """Few short requests: rows are joined by CTAs that never opened an item, too."""
+    """Few short requests: rows are merged by CTAs that never opened an item, too."""
     for variant, setup in pool:
         if not isinstance(variant, NormOfRequest):
             continue

@@ -79,7 +79,7 @@ def test_many_requests_of_several_levels(subject: Any, q_len: int) -> None:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("seed", range(4))
 def test_output_transforms_that_reduce_where_ctas_have_no_items(seed: int) -> None:
-    """Few short requests: rows are joined by CTAs that never opened an item, too."""
+    """Few short requests: rows are merged by CTAs that never opened an item, too."""
     variant, setup = NormOfRequest(), on_cpu(4, "float32", 32, 32, SMALL)
     case = Case(setup, (3, 1, 2), (40, 33, 45), num_kv_heads=1, group_size=2, seed=seed)
     found = mismatch(variant, case)

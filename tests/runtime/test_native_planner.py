@@ -114,7 +114,7 @@ class Planners:
         plan = make_plan(
             batch.segments, num_kv_heads=self.heads.num_kv, group_size=self.heads.group_size,
             rows=tile.rows, keys=tile.keys, num_ctas=site.room.num_ctas,
-            visibility=visibility, capacity=site.room, sm_limit=site.active_ctas, even=True,
+            visibility=visibility, capacity=site.room, sm_limit=site.active_ctas, stream_k=True,
             indices=batch.indices,
         )  # fmt: skip
         return plan, visibility

@@ -174,7 +174,7 @@ def test_explain_has_a_line_for_each_role() -> None:
     assert facts["tile"] == "prefill 48 rows x 128 keys, decode 12 rows x 64 keys"
     assert str(facts["role prefill"]).startswith("tiles of 48 rows x 128 keys, 1 segment, ")
     assert str(facts["role decode"]).startswith("tiles of 12 rows x 64 keys, 4 segments, ")
-    assert facts["dealt"] == "evenly: several roles"
+    assert facts["assigned"] == "evenly: several roles"
     # 7 tiles of rows by 10 of keys, and 141, 2, 1 and 94 tiles of the decodes' keys
     assert str(facts["mask"]).startswith("308 tiles: ")
     alone = hybrid(SMALL)
@@ -210,7 +210,7 @@ def test_templates_for_gpus_have_one_role(template: Any) -> None:
         (TileConfig(48, 64, 1, 1, decode=12), {}, "decode=12; expected a TileConfig"),  # type: ignore[arg-type]
         (BOTH, {"batch_invariant": True}, "batch_invariant=True excludes"),
         (BOTH, {"kv_format": wl.Composed(16)}, "composed plan"),
-        (TileConfig(48, 64, prepared_keys=True, decode=SMALL), {}, "prepared keys"),
+        (TileConfig(48, 64, pretransformed_keys=True, decode=SMALL), {}, "pretransformed keys"),
     ],
 )
 def test_refusals(tile: TileConfig, options: dict[str, Any], reason: str) -> None:

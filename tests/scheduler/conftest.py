@@ -110,7 +110,7 @@ class Case:
     sm_limit: int | None = None
     split_size: int | None = None
     section_keys: int | None = None
-    even: bool = False
+    stream_k: bool = False
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Case:
             "visibility": self.visibility,
             "sm_limit": self.sm_limit,
             "section_keys": self.section_keys,
-            "even": self.even,
+            "stream_k": self.stream_k,
         } | self.numbers
         return make_plan(self.segments, **(arguments | changes))
 
@@ -140,12 +140,12 @@ class Case:
             self.visibility,
             self.split_size,
             self.section_keys,
-            self.even,
+            self.stream_k,
         )
 
     def both(self) -> tuple[WorkList, WorkList]:
         """The fast planner's work list and the reference's."""
-        text = plan_text_even if self.even else plan_text
+        text = plan_text_even if self.stream_k else plan_text
         return worklist.build(self.problem()), text.build(self.problem())
 
 
@@ -188,14 +188,14 @@ def draw_case(
     data: st.DataObject,
     items: int = 20_000,
     fixed: bool | None = None,
-    even: bool | None = None,
+    stream_k: bool | None = None,
     longest: Sequence[int] = (300, 5000, 100_000),
 ) -> Case:
     """A random case of about that many items or fewer.
 
     Args:
         fixed: with a split size, without, or either.
-        even: dealt evenly, longest first, or either.
+        stream_k: partitioned by Stream-K, longest first, or either.
         longest: how long the longest request may be: one of these.
     """
     rows = data.draw(st.sampled_from([16, 64, 128]), label="rows")
@@ -211,12 +211,12 @@ def draw_case(
     segments = make_segments(q_lens, kv_lens)
     num_ctas = data.draw(st.integers(1, 264), label="CTAs")
     limit = data.draw(st.one_of(st.none(), st.integers(1, 300)), label="SM limit")
-    if even is None:
-        even = not fixed and data.draw(st.booleans(), label="even")
+    if stream_k is None:
+        stream_k = not fixed and data.draw(st.booleans(), label="stream_k")
     split = None
-    if even:
+    if stream_k:
         mask = draw_visibility(data, segments, group, rows, keys)
-        return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, even=True)
+        return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, stream_k=True)
     if fixed or (fixed is None and data.draw(st.booleans(), label="fixed split")):
         split = keys * (most_keys // keys // 32 + data.draw(st.integers(1, 99), label="split"))
     mask = draw_visibility(data, segments, group, rows, keys)

@@ -1,4 +1,4 @@
-"""Dealing equals a priority queue; levelling keeps its bounds."""
+"""Assigning equals a priority queue; levelling keeps its bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.scheduler.balance import deal, level
+from warploom.scheduler.balance import assign, level
 from warploom.scheduler.cost import CostModel
 
 
@@ -41,7 +41,7 @@ def test_deal_equals_a_priority_queue(
     costs = np.concatenate(
         (np.full(giants, 100 * largest), np.sort(costs)[::-1] if ordered else costs)
     )
-    cta, queue = deal(costs, num_ctas)
+    cta, queue = assign(costs, num_ctas)
     taken, loads = deal_with_heap(costs.tolist(), num_ctas)
     assert cta.tolist() == taken
     assert [divmod(code, num_ctas) for code in queue.tolist()] == loads
@@ -58,7 +58,7 @@ def test_level_keeps_its_bounds(visible: list[int], num_ctas: int, shape: tuple[
     tiles = np.sort(np.array(visible, np.int64))[::-1]
     cost = model.of_chunks(tiles)
     mean = -(-int(cost.sum()) // num_ctas)
-    cta, queue = deal(cost, num_ctas)
+    cta, queue = assign(cost, num_ctas)
     last = np.zeros(num_ctas, np.int64)
     last[cta] = tiles
     moves = level(queue, last, mean, model)

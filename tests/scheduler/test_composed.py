@@ -214,7 +214,7 @@ def test_a_long_prefix_of_many_requests_is_read_by_full_tiles(kit: Any) -> None:
     shared = plan.items[plan.items["segment"] == 0]
     assert (shared["rows"] == 64).all()  # 16 requests of 4 rows
     assert "in place of 64 save" in str(plan.choices[0])
-    # all of the load is dealt evenly
+    # all of the load is partitioned by Stream-K
     assert plan.loads.max() <= 1.1 * plan.loads.mean()
 
 
@@ -271,7 +271,7 @@ def test_capacity_is_exceeded_with_both_numbers(kit: Any) -> None:
 
 
 def damage(plan: ComposedPlan) -> ComposedPlan:
-    names = ("items", "joins", "units", "packed_rows", "contributions", "segments", "header")
+    names = ("items", "row_merges", "units", "packed_rows", "contributions", "segments", "header")
     return replace(plan, **{name: getattr(plan, name).copy() for name in names})
 
 
@@ -291,9 +291,9 @@ DAMAGE = {
     "packed units": lambda p: p.packed_rows.__setitem__(slice(0, 4), p.packed_rows[:4] + ROW_CODE),
     "contributions": lambda p: p.contributions.__setitem__(1, p.contributions[0]),
     "order": lambda p: p.contributions.__setitem__(slice(0, 2), p.contributions[1::-1].copy()),
-    "joins": lambda p: p.joins["count"].__setitem__(0, 1),
-    "join rows": lambda p: p.joins["row"].__setitem__(0, 1),
-    "join heads": lambda p: p.joins["kv_head"].__setitem__(0, 1),
+    "row_merges": lambda p: p.row_merges["count"].__setitem__(0, 1),
+    "merge rows": lambda p: p.row_merges["row"].__setitem__(0, 1),
+    "merge heads": lambda p: p.row_merges["kv_head"].__setitem__(0, 1),
     "header": lambda p: p.header["num_slots"].__setitem__(0, 1),
 }
 

@@ -78,7 +78,7 @@ def test_one_long_request_fills_the_grid(decode: Any) -> None:
 
 
 def test_equal_tiles_that_do_not_divide_by_the_grid_are_levelled(decode: Any) -> None:
-    """192 equal tiles on 132 CTAs: cutting before dealing would leave 1.38."""
+    """192 equal tiles on 132 CTAs: cutting before assigning would leave 1.38."""
     assert decode([8192] * 24).plan().balance < 1.04
 
 

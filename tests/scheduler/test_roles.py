@@ -50,7 +50,7 @@ class Mixed:
         active = min(self.sm_limit or n["num_ctas"], n["num_ctas"])
         return Problem(
             self.segments, n["num_kv_heads"], n["group_size"], n["rows"], n["keys"],
-            n["num_ctas"], active, self.visibility, even=True, smaller=n["smaller"],
+            n["num_ctas"], active, self.visibility, stream_k=True, smaller=n["smaller"],
         )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def assert_each_pair_once(case: Mixed, plan: Plan) -> None:
 def test_each_visible_pair_is_met_once(kit: Any, data: st.DataObject) -> None:
     case = data.draw(mixed(kit))
     plan = case.plan()
-    assert plan.items.dtype == ROLE_ITEM.dtype and plan.even
+    assert plan.items.dtype == ROLE_ITEM.dtype and plan.stream_k
     verify(plan, case.visibility)
     assert_each_pair_once(case, plan)
     fused = plan.segments["num_q"] * plan.group_size

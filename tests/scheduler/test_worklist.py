@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.scheduler.cost import CostModel
-from warploom.scheduler.even import SNAP, Grid
 from warploom.scheduler.problem import WORTH_CUTTING
+from warploom.scheduler.stream_k import SNAP, Grid
 from warploom.scheduler.verify import verify
 from warploom.scheduler.visibility import AllVisible
 
@@ -39,7 +39,7 @@ def check_both(case: Any) -> None:
 
 
 def test_sections_run_one_after_another(kit: Any) -> None:
-    """Heads whose keys fit the cache together are dealt before the next ones."""
+    """Heads whose keys fit the cache together are assigned before the next ones."""
     segments = kit.make_segments([512] * 3, [1000] * 3)
     case = kit.case(segments, kit.window(segments, 1), num_kv_heads=4, section_keys=2000)
     items = case.plan(num_ctas=1).items
@@ -52,7 +52,7 @@ def test_sections_run_one_after_another(kit: Any) -> None:
 def test_tiles_of_the_same_keys_are_cut_at_the_same_places(kit: Any, heads: int) -> None:
     segments = kit.make_segments([100], [131_072])
     visibility = AllVisible(segments)
-    case = kit.case(segments, visibility, heads, 4, rows=128, keys=128, num_ctas=132, even=True)
+    case = kit.case(segments, visibility, heads, 4, rows=128, keys=128, num_ctas=132, stream_k=True)
     items = case.plan().items
     ends = (items["kv_end"][items["row_begin"] == row] for row in set(items["row_begin"]))
     cuts = [sorted(ends_of_tile)[:-1] for ends_of_tile in ends]
@@ -91,7 +91,7 @@ def test_loads_are_what_the_items_cost(kit: Any, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
     """The mean of the uncut tiles, plus what is not worth or not possible to cut."""
-    case = kit.draw_case(data, fixed=False, even=False)
+    case = kit.draw_case(data, fixed=False, stream_k=False)
     plan, model = case.plan(), CostModel.of(case.rows, case.keys)
     partial = plan.items["slot"] >= 0
     added = int(partial.sum() - len(plan.merges)) * model.fixed
@@ -103,9 +103,9 @@ def test_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_even_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
+def test_stream_k_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
     """No CTA has more than the mean, plus what its two ends moved and what its pieces add."""
-    case = kit.draw_case(data, even=True)
+    case = kit.draw_case(data, stream_k=True)
     plan, model = case.plan(), case.problem().cost_model
     grid = Grid.of(plan.active_ctas, case.num_kv_heads)
     partial = plan.items["slot"] >= 0

@@ -96,8 +96,8 @@ class Emulator:
         of = template_of(tile).kernel(spec, tile)
         made = self._load(of, of.render("cuda", c_structs(spec.kv_format.composed)), arch)
         before = None
-        if tile.prepared_keys:
-            before = self._load(kernels.prepare, kernels.prepare_source, arch)
+        if tile.pretransformed_keys:
+            before = self._load(kernels.pretransform, kernels.pretransform_source, arch)
         return Kernel(made.source, made.artifact, CTAS, made.bind, tile, before)
 
     def _load(self, of: KernelSpec, source: KernelSource, arch: Arch) -> loaded.Kernel:

@@ -1,6 +1,6 @@
-"""Even dealing as text: one boundary and one item at a time.
+"""The Stream-K partition as text: one boundary and one item at a time.
 
-Slow, and the definition of what `even.build` and the native planner compute.
+Slow, and the definition of what `stream_k.build` and the native planner compute.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import itertools
 from dataclasses import replace
 
 from support.plan_text import Item, between, cost_of, query_tiles, work_list
-from warploom.scheduler.even import IDLE, SNAP, fitting_columns
 from warploom.scheduler.problem import Problem, WorkList
+from warploom.scheduler.stream_k import IDLE, SNAP, fitting_columns
 
 Line = list[Item]
 Boundary = tuple[int, int]  # item on the line, and its visible key tiles that come before

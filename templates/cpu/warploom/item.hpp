@@ -74,7 +74,7 @@ struct Item {
     for (int r = 0; r < rows; ++r) row_state[r] = Variant::row_state(p, tile, state, row(r));
   }
 
-  // No item: rows of a composed plan that are joined, from record `first` on.
+  // No item: rows of a composed plan that are merged, from record `first` on.
   Item(const typename K::Params& params, int first, int count)
       : p(params),
         work{},
@@ -83,8 +83,9 @@ struct Item {
         state(Variant::tile_state(params, tile)),
         rows(count) {
     for (int r = 0; r < round_up(rows, kPanel); ++r) {
-      const auto join = load_record<typename K::Join>(p.joins, first + min_int(r, rows - 1));
-      unpack_row(r, join.row, join.kv_head);
+      const auto row_merge =
+          load_record<typename K::RowMerge>(p.row_merges, first + min_int(r, rows - 1));
+      unpack_row(r, row_merge.row, row_merge.kv_head);
     }
   }
 

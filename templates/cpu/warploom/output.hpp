@@ -187,15 +187,16 @@ void arrive(const Item<K>& item, States<K>& states) {
   write_outputs(item, states);
 }
 
-// Composed plans: joins rows first, first + 1, ... of those whose keys lie in several parts.
+// Composed plans: merges rows first, first + 1, ... of those whose keys lie in several parts.
 template <class K>
-void join_rows(const Item<K>& item, int first, States<K>& states) {
+void merge_composed_rows(const Item<K>& item, int first, States<K>& states) {
   for (int r = 0; r < item.rows; ++r) {
-    const auto join = load_record<typename K::Join>(item.p.joins, first + r);
+    const auto row_merge = load_record<typename K::RowMerge>(item.p.row_merges, first + r);
     const auto partial_row = [&](int i) {
-      return static_cast<long long>(item.p.contributions[join.first + i]) + join.row % kRowCode;
+      return static_cast<long long>(item.p.contributions[row_merge.first + i]) +
+             row_merge.row % kRowCode;
     };
-    merge_row(item, join.count, partial_row, r, states);
+    merge_row(item, row_merge.count, partial_row, r, states);
   }
   write_outputs(item, states);
 }

@@ -72,11 +72,11 @@ class Queue {
 
 // Composed plans: rows whose keys lie in several parts, a tile at a time, when all items are done.
 template <class K>
-void run_joins(const typename K::Params& p, std::atomic<int>& next, States<K>& states) {
+void run_row_merges(const typename K::Params& p, std::atomic<int>& next, States<K>& states) {
   constexpr int kRows = K::Config::kRows;
   const int total = load_record<typename K::PlanHeader>(p.header, 0).num_merges;
   for (int first = next.fetch_add(kRows); first < total; first = next.fetch_add(kRows)) {
-    join_rows(Item<K>(p, first, min_int(kRows, total - first)), first, states);
+    merge_composed_rows(Item<K>(p, first, min_int(kRows, total - first)), first, states);
   }
 }
 
@@ -126,7 +126,7 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
   const int num_items = num_ctas > 0 ? p.cta_indptr[num_ctas] : 0;
   Queue queue(p.cta_indptr, num_ctas);
   if (!queue.is_ready()) return kOutOfMemory;
-  std::atomic<int> working{0}, done{0}, joined{0};
+  std::atomic<int> working{0}, done{0}, merged{0};
   auto work = [&]() noexcept {
     Worker<K>* worker = new (std::nothrow) Worker<K>;
     if (worker == nullptr) return;
@@ -139,7 +139,7 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
     }
     if constexpr (K::Config::kComposed) {
       while (done.load() < num_items) std::this_thread::yield();
-      run_joins<K>(p, joined, worker->scratch.states);
+      run_row_merges<K>(p, merged, worker->scratch.states);
     }
     delete worker;
   };

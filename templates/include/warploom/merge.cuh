@@ -1,4 +1,4 @@
-// Joining the partial results of a tile whose keys were split: attention states under the operator
+// Merging the partial results of a tile whose keys were split: attention states under the operator
 // of FlashInfer, section 2.2, always in ascending order of keys.
 #pragma once
 
@@ -39,16 +39,16 @@ WL_FN SoftmaxState load_state(const Item<K>& item, long long row, bool exists) {
   return {state.x, state.y};
 }
 
-// A row that partial results are joined to; each thread has some numbers of it.
+// A row that partial results are merged to; each thread has some numbers of it.
 template <bool kSoftmax, int kNumbers>
-struct JoinedRow {
+struct MergedRow {
   float factor;  // of logits, to base 2
   SoftmaxState state = {-kInfinity, 0.0f};
   float numbers[kNumbers] = {};
 
   // Some results at once. Each is normalised, and counts as much as its sum.
   template <int kCount>
-  WL_FN void join(const SoftmaxState (&states)[kCount], const float (&parts)[kCount][kNumbers]) {
+  WL_FN void merge(const SoftmaxState (&states)[kCount], const float (&parts)[kCount][kNumbers]) {
     float largest = state.largest;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) largest = ::fmaxf(largest, states[i].largest);
@@ -77,7 +77,7 @@ WL_CALLED_FN void merge_row(Item<K> item, int first_slot, int num_slots) {
   using C = typename K::Config;
   constexpr int kLanes = 4 * kWarpSize, kVectors = (C::kHeadDimV + kLanes - 1) / kLanes;
   constexpr int kAtOnce = 8 / kVectors;
-  JoinedRow<K::Variant::kSoftmax, 4 * kVectors> joined{softmax_factor<K>(item.p)};
+  MergedRow<K::Variant::kSoftmax, 4 * kVectors> merged{softmax_factor<K>(item.p)};
   const int first_lane = threadIdx.x * 4;
 #pragma unroll 1
   for (int first = 0; first < num_slots; first += kAtOnce) {
@@ -94,34 +94,34 @@ WL_CALLED_FN void merge_row(Item<K> item, int first_slot, int num_slots) {
         load_partial(item, slot, lane, exists && lane < C::kHeadDimV, parts[i] + 4 * v);
       }
     }
-    joined.join(states, parts);
+    merged.merge(states, parts);
   }
   float* slab = item.arena.slab_row(0);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int lane = first_lane + v * kLanes;
-    const float* x = joined.numbers + 4 * v;
-    const float scale = joined.scale();
+    const float* x = merged.numbers + 4 * v;
+    const float scale = merged.scale();
     if (lane >= C::kHeadDimV) continue;
     *reinterpret_cast<float4*>(slab + lane) =
         make_float4(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
   }
   __syncwarp();
   RowStore<K>::write_final(item, item.row(0), threadIdx.x < Sizes<K>::kRowThreads, slab,
-                           joined.state);
+                           merged.state);
 }
 
-// Puts this thread's numbers of a joined row, eight of each panel, into a slab row.
+// Puts this thread's numbers of a merged row, eight of each panel, into a slab row.
 template <class K, class Row>
-WL_FN void store_joined(const Row& joined, float* slab) {
+WL_FN void store_merged(const Row& merged, float* slab) {
   using S = Sizes<K>;
-  const float scale = joined.scale();
+  const float scale = merged.scale();
 #pragma unroll
   for (int panel = 0; panel < S::kDimV / S::kBlock; ++panel) {
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
       slab[panel * S::kBlock + RowStore<K>::first_lane() + e] =
-          joined.numbers[panel * kVector + e] * scale;
+          merged.numbers[panel * kVector + e] * scale;
     }
   }
 }
@@ -139,7 +139,7 @@ WL_FN void load_panels(const Item<K>& item, long long row, bool exists, float* n
   }
 }
 
-// Joins slots of the tile, writes the final rows.
+// Merges slots of the tile, writes the final rows.
 template <class K>
 WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   using S = Sizes<K>;
@@ -150,19 +150,19 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   for (int first = 0; first < item.facts().rows; first += RowStore<K>::kRoundRows) {
     const bool exists = first + thread_row < item.facts().rows;
     const int row = exists ? first + thread_row : 0;
-    JoinedRow<K::Variant::kSoftmax, kNumbers> joined{softmax_factor<K>(item.p)};
+    MergedRow<K::Variant::kSoftmax, kNumbers> merged{softmax_factor<K>(item.p)};
 #pragma unroll 4
     for (int i = 0; i < num_slots; ++i) {
       const long long slot_row = static_cast<long long>(first_slot + i) * C::kRows + row;
       const SoftmaxState states[] = {load_state(item, slot_row, true)};
       alignas(16) float part[1][kNumbers];
       load_panels(item, slot_row, true, part[0]);
-      joined.join(states, part);
+      merged.merge(states, part);
     }
     __syncwarp();  // the slab row may still be read for the row before
-    store_joined<K>(joined, slab);
+    store_merged<K>(merged, slab);
     __syncwarp();
-    RowStore<K>::write_final(item, item.row(row), exists, slab, joined.state);
+    RowStore<K>::write_final(item, item.row(row), exists, slab, merged.state);
   }
 }
 

@@ -1,5 +1,5 @@
 // From accumulators to memory: rows go through fp32 slabs in shared memory, so that the warps of
-// split keys can be joined, the output transform sees whole rows, and stores are 16 bytes wide.
+// split keys can be merged, the output transform sees whole rows, and stores are 16 bytes wide.
 #pragma once
 
 #include <warploom/softmax.cuh>
@@ -195,9 +195,9 @@ WL_FN void add(float4& sum, float weight, const float* numbers) {
   sum.x += weight * x.x, sum.y += weight * x.y, sum.z += weight * x.z, sum.w += weight * x.w;
 }
 
-// Joins these results in the order of warps.
+// Merges these results in the order of warps.
 template <class K>
-WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
+WL_FN void write_merged_rows(const Item<K>& item, const Softmax<K>& softmax,
                              const typename WarpMma<K>::Output& output) {
   using S = Sizes<K>;
   constexpr int kWarps = K::Config::kWarps;
@@ -222,11 +222,11 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
     for (int l = RowStore<K>::first_lane(); l < S::kDimV; l += S::kBlock) {
 #pragma unroll
       for (int i = l; i < l + kVector; i += 4) {
-        float4 joined = {};
+        float4 merged = {};
 #pragma unroll
         for (int w = 0; w < kWarps; ++w)
-          add(joined, weight[w], item.arena.slab_row(16 * w + row) + i);
-        if (exists) *reinterpret_cast<float4*>(item.arena.slab_row(row) + i) = joined;
+          add(merged, weight[w], item.arena.slab_row(16 * w + row) + i);
+        if (exists) *reinterpret_cast<float4*>(item.arena.slab_row(row) + i) = merged;
       }
     }
     __syncwarp();

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <warploom/attend.cuh>
-#include <warploom/join.cuh>
 #include <warploom/merge.cuh>
 #include <warploom/overlap.cuh>
+#include <warploom/row_merges.cuh>
 #include <warploom/single.cuh>
 #include <warploom/stream.cuh>
 
@@ -45,7 +45,7 @@ WL_FN void run_tall_kernel(const typename K::Params& p, char* shared_memory) {
     index = item.facts().index + 1;
     __syncthreads();  // slabs and facts are read; the next item takes their place
   }
-  if constexpr (K::Config::kComposed) join_rows(item);
+  if constexpr (K::Config::kComposed) merge_composed_rows(item);
 }
 
 template <class K>

@@ -73,7 +73,7 @@ class SingleRow {
     if constexpr (Variant::kSoftmax) softmax_.template finish<Keys::kOwners>();
   }
 
-  // Joins the results of all warps, in their order, and writes the row.
+  // Merges the results of all warps, in their order, and writes the row.
   WL_FN void write() {
     const unsigned warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
     store(int(warp));
@@ -82,10 +82,10 @@ class SingleRow {
     float weight[C::kWarps];
     const SoftmaxState state = warp_weights<1>(item_, 0, softmax_.factor, weight);
     for (unsigned at = lane * 4; at < C::kHeadDimV; at += kWarpSize * 4) {
-      float4 joined = {};
+      float4 merged = {};
 #pragma unroll
-      for (int w = 0; w < C::kWarps; ++w) add(joined, weight[w], item_.arena.slab_row(w) + at);
-      *reinterpret_cast<float4*>(item_.arena.slab_row(0) + at) = joined;
+      for (int w = 0; w < C::kWarps; ++w) add(merged, weight[w], item_.arena.slab_row(w) + at);
+      *reinterpret_cast<float4*>(item_.arena.slab_row(0) + at) = merged;
     }
     __syncwarp();
     RowStore<K>::write(item_, 0, lane < S::kRowThreads, item_.arena.slab_row(0), state);

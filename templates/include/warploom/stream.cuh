@@ -3,12 +3,12 @@
 //
 // One more warp, the prefetch warp, works ahead: while item i is computed it opens item i + 2 and
 // fetches the queries of item i + 1. So a warp whose keys of item i are all on their way starts
-// with those of item i + 1, and memory stays busy while results are joined and written.
+// with those of item i + 1, and memory stays busy while results are merged and written.
 #pragma once
 
 #include <warploom/attend.cuh>
-#include <warploom/join.cuh>
 #include <warploom/merge.cuh>
+#include <warploom/row_merges.cuh>
 
 namespace warploom {
 
@@ -63,7 +63,7 @@ WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const 
     Softmax<K> softmax(softmax_factor<K>(p));
     pipeline.begin(i);
     attend(item, pipeline, softmax, output);
-    write_joined_rows(item, softmax, output);
+    write_merged_rows(item, softmax, output);
     merge_if_last(item);
   }
   cute::cp_async_wait<0>();
@@ -75,7 +75,7 @@ WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
   const auto opening = load_first_opening<K>(p);
   if (first < end) stream_items<K>(p, shared_memory, opening, first, end);
   if constexpr (K::Config::kComposed) {
-    if (threadIdx.x < Sizes<K>::kThreads) join_rows(item_of<K>(p, shared_memory, 0));
+    if (threadIdx.x < Sizes<K>::kThreads) merge_composed_rows(item_of<K>(p, shared_memory, 0));
   }
 }
 

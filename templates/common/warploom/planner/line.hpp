@@ -1,4 +1,5 @@
-// The items of a line, and where to cut it: scheduler/even.py, for a team of threads or for one.
+// The items of a line, and where to cut it: scheduler/stream_k.py, for a team of threads or for
+// one.
 #pragma once
 
 namespace warploom {

@@ -1,6 +1,7 @@
-// Plans a batch: the even dealing of scheduler/even.py, by a team of threads (a host has a team of
-// one). Every team works out where the line is cut; then all teams write the plan together. None
-// waits for another: the last to have looked at its share of the pages signs the plan.
+// Plans a batch: the Stream-K partition of scheduler/stream_k.py, by a team of threads (a host has
+// a team of one). Every team works out where the line is cut; then all teams write the plan
+// together. None waits for another: the last to have looked at its share of the pages signs the
+// plan.
 #pragma once
 
 #include <warploom/opening.hpp>
@@ -31,7 +32,7 @@ class Planner {
       return status;
     }
     team_.vote(write_blocks());
-    if (tiles_ > 0) deal();
+    if (tiles_ > 0) assign();
     bool has_negative = false;  // of all pages, which the last team knows
     const bool is_last = team_.is_last(has_negative);
     if (has_negative) status = PlanStatus::kPage;
@@ -77,7 +78,7 @@ class Planner {
   }
 
   // Works out the line and its cuts: every team does, for none waits for the others.
-  WL_FN void deal() {
+  WL_FN void assign() {
     ask_mask();
     Line<K, Team> line(p_, team_, s_, tiles_);
     line.lay(has_several_);

@@ -9,8 +9,8 @@
 #include <warploom/hopper/hook_lanes.cuh>
 #include <warploom/hopper/mma.cuh>
 #include <warploom/hopper/output.cuh>
-#include <warploom/join.cuh>
 #include <warploom/merge.cuh>
+#include <warploom/row_merges.cuh>
 
 namespace warploom::hopper {
 
@@ -47,7 +47,7 @@ class Consumer {
   WL_FN void run(const typename K::Params& p) {
     int left = __ldg(p.cta_indptr + blockIdx.x + 1) - __ldg(p.cta_indptr + blockIdx.x);
     for (; left > 0; --left) run_item(p);
-    if constexpr (C::kComposed) join_rows(Item<K>{p, shared_});
+    if constexpr (C::kComposed) merge_composed_rows(Item<K>{p, shared_});
   }
 
  private:

@@ -42,15 +42,16 @@ class KeyTeam {
   WL_FN KeyTeam(const Params& p, int lane) : p_(p), own_(lane), states_(p, {}, own_.first) {}
 
   // kHeads heads of a token, from `head` on.
-  WL_FN void prepare(int block, int token, int head, bool exists) const {
+  WL_FN void pretransform(int block, int token, int head, bool exists) const {
     const auto segment = segment_of<K>(p_, block, token);
     const int place = token - segment.kv_row;
     // What functors load for a token of no request exists at least.
     const int kv_pos = segment.kv_pos + max(min(place, segment.kv_count - 1), 0);
     const auto* from = static_cast<const Element*>(p_.k) + block * p_.k_block_stride +
                        token * p_.k_token_stride + head * p_.k_head_stride;
-    auto* to = static_cast<Element*>(p_.prepared) + block * p_.prepared_block_stride +
-               token * p_.prepared_token_stride + head * p_.prepared_head_stride + own_.first;
+    auto* to = static_cast<Element*>(p_.pretransformed) + block * p_.pretransformed_block_stride +
+               token * p_.pretransformed_token_stride + head * p_.pretransformed_head_stride +
+               own_.first;
     TeamRow<Hook, Element> x[C::kHeads];
     TeamVector<Element> made[C::kHeads];
 #pragma unroll
@@ -65,7 +66,8 @@ class KeyTeam {
     }
     if (!exists || place >= segment.kv_count || !own_.counts) return;
 #pragma unroll
-    for (int h = 0; h < C::kHeads; ++h) store_vector(to + h * p_.prepared_head_stride, made[h]);
+    for (int h = 0; h < C::kHeads; ++h)
+      store_vector(to + h * p_.pretransformed_head_stride, made[h]);
   }
 
  private:
@@ -81,11 +83,11 @@ class KeyTeam {
 
 // All tokens, by all threads of the grid; kHeads divides the number of heads.
 template <class K>
-WL_FN void run_prepare(const typename K::Params& p) {
+WL_FN void run_pretransform(const typename K::Params& p) {
   constexpr int kLanes = KeyTeam<K>::kLanes, kHeads = K::Config::kHeads;
   await_earlier_kernels();
   const unsigned parts = p.num_kv_heads / kHeads;
-  const unsigned tasks = p.num_blocks * p.num_tokens * parts;  // an int: prepared_keys.py
+  const unsigned tasks = p.num_blocks * p.num_tokens * parts;  // an int: pretransformed_keys.py
   const unsigned teams = gridDim.x * blockDim.x / kLanes;
   const unsigned team = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
   const unsigned in_warp = threadIdx.x % kWarpSize / kLanes;
@@ -94,8 +96,8 @@ WL_FN void run_prepare(const typename K::Params& p) {
     const unsigned task = first + in_warp < tasks ? first + in_warp : tasks - 1;
     const unsigned row = task / parts;
     const unsigned block = p.num_blocks == 1 ? 0 : row / p.num_tokens;
-    keys.prepare(block, row - block * p.num_tokens, (task - row * parts) * kHeads,
-                 first + in_warp < tasks);
+    keys.pretransform(block, row - block * p.num_tokens, (task - row * parts) * kHeads,
+                      first + in_warp < tasks);
   }
 }
 

@@ -1,8 +1,8 @@
-// Composed plans: rows whose keys lie in several parts. When all work items are done, all CTAs join
-// their partial results together, under the operator of FlashInfer, section 2.2, in ascending order
-// of keys.
+// Composed plans: rows whose keys lie in several parts. When all work items are done, all CTAs
+// merge their partial results together, under the operator of FlashInfer, section 2.2, in ascending
+// order of keys.
 //
-// A piece of a prefix completes the rows of many requests, and its CTA would join them all while
+// A piece of a prefix completes the rows of many requests, and its CTA would merge them all while
 // the others had nothing to do. So CTAs wait for each other, but not for ever: nothing promises
 // that all of them run at the same time. One that has waited long leaves; the last one to be done
 // never waits, and takes what is left.
@@ -13,10 +13,10 @@
 namespace warploom {
 
 // Counters in Params::arrivals, zero between launches.
-enum JoinCounter : int { kDoneCtas = 0, kTakenRows = 1, kLeftCtas = 2 };
+enum RowMergeCounter : int { kDoneCtas = 0, kTakenRows = 1, kLeftCtas = 2 };
 
 constexpr long long kLongestWait = 1 << 18;  // cycles, about 140 us
-constexpr int kJoinBatch = 8;                // partial rows on their way at a time
+constexpr int kMergeBatch = 8;               // partial rows on their way at a time
 
 // True when all CTAs have done their items; false after a long time.
 WL_FN bool wait_for_others(unsigned* counters) {
@@ -29,62 +29,64 @@ WL_FN bool wait_for_others(unsigned* counters) {
   return true;
 }
 
-// Joins the partial results of one row by the threads of that row, several of them on their way at
+// Merges the partial results of one row by the threads of that row, several of them on their way at
 // a time. They keep its position themselves: rows in shared memory are those of the last item,
 // which the copying warps of a Hopper kernel may still read, and none where a CTA had no item.
 template <class K>
-WL_FN void join_row(const Item<K>& item, const typename K::Join& join, bool exists) {
+WL_FN void merge_composed_row(const Item<K>& item, const typename K::RowMerge& row_merge,
+                              bool exists) {
   using S = Sizes<K>;
   constexpr int kNumbers = S::kDimV / S::kBlock * kVector;
-  const Row<K> row = item.row_of_unit(join.row, join.kv_head);
-  JoinedRow<K::Variant::kSoftmax, kNumbers> joined{softmax_factor<K>(item.p)};
+  const Row<K> row = item.row_of_unit(row_merge.row, row_merge.kv_head);
+  MergedRow<K::Variant::kSoftmax, kNumbers> merged{softmax_factor<K>(item.p)};
 #pragma unroll 1
-  for (int first = 0; first < join.count; first += kJoinBatch) {
-    long long at[kJoinBatch];
+  for (int first = 0; first < row_merge.count; first += kMergeBatch) {
+    long long at[kMergeBatch];
 #pragma unroll
-    for (int i = 0; i < kJoinBatch; ++i) {
-      at[i] = __ldg(item.p.contributions + join.first + min(first + i, join.count - 1)) +
-              join.row % kRowCode;
+    for (int i = 0; i < kMergeBatch; ++i) {
+      at[i] = __ldg(item.p.contributions + row_merge.first + min(first + i, row_merge.count - 1)) +
+              row_merge.row % kRowCode;
     }
-    SoftmaxState states[kJoinBatch];
-    alignas(16) float parts[kJoinBatch][kNumbers];
+    SoftmaxState states[kMergeBatch];
+    alignas(16) float parts[kMergeBatch][kNumbers];
 #pragma unroll
-    for (int i = 0; i < kJoinBatch; ++i) {
-      states[i] = load_state(item, at[i], first + i < join.count);
+    for (int i = 0; i < kMergeBatch; ++i) {
+      states[i] = load_state(item, at[i], first + i < row_merge.count);
     }
 #pragma unroll
-    for (int i = 0; i < kJoinBatch; ++i) {
-      load_panels(item, at[i], first + i < join.count, parts[i]);
+    for (int i = 0; i < kMergeBatch; ++i) {
+      load_panels(item, at[i], first + i < row_merge.count, parts[i]);
     }
-    joined.join(states, parts);
+    merged.merge(states, parts);
   }
   float* slab = item.arena.slab_row(threadIdx.x / S::kRowThreads);
-  store_joined<K>(joined, slab);
+  store_merged<K>(merged, slab);
   __syncwarp();
-  RowStore<K>::write_final(item, row, exists, slab, joined.state);
+  RowStore<K>::write_final(item, row, exists, slab, merged.state);
 }
 
-// Lets joins, and the first of what they join, come to L2 while CTAs wait: a line from each of them
-// in turn. The rows of a unit share contributions, so that some lines may lie behind the last one,
-// which costs nothing.
+// Lets row merges, and the first of what they merge, come to L2 while CTAs wait: a line from each
+// of them in turn. The rows of a unit share contributions, so that some lines may lie behind the
+// last one, which costs nothing.
 template <class K>
-WL_FN void prefetch_joins(const typename K::Params& p, int total) {
+WL_FN void prefetch_row_merges(const typename K::Params& p, int total) {
   constexpr int kLine = 32;  // integers
   const int first = (threadIdx.x * gridDim.x + blockIdx.x) * kLine;
-  if (first < total * int(sizeof(typename K::Join) / sizeof(int))) prefetch(p.joins + first);
+  if (first < total * int(sizeof(typename K::RowMerge) / sizeof(int)))
+    prefetch(p.row_merges + first);
   if (first < total) prefetch(p.contributions + first);
 }
 
 // After a CTA's last item, by all threads that compute; `item` gives parameters and memory.
 template <class K>
-WL_FN void join_rows(const Item<K>& item) {
-  using Join = typename K::Join;
-  constexpr int kRows = RowStore<K>::kRoundRows;  // that a CTA joins at a time
+WL_FN void merge_composed_rows(const Item<K>& item) {
+  using RowMerge = typename K::RowMerge;
+  constexpr int kRows = RowStore<K>::kRoundRows;  // that a CTA merges at a time
   auto& facts = item.arena.facts();
   const int total =
       __ldg(&reinterpret_cast<const typename K::PlanHeader*>(item.p.header)->num_merges);
   if (total == 0) return;  // in all CTAs
-  prefetch_joins<K>(item.p, total);
+  prefetch_row_merges<K>(item.p, total);
   unsigned* counters = item.p.arrivals;
   const int thread_row = threadIdx.x / Sizes<K>::kRowThreads;
   item.arena.sync();  // our rows are written, and the memory of items is free
@@ -98,8 +100,9 @@ WL_FN void join_rows(const Item<K>& item) {
     const int first = facts.index;
     if (first >= total) break;
     const bool exists = first + thread_row < total;
-    const auto join = load_record<Join>(item.p.joins, exists ? first + thread_row : first);
-    join_row(item, join, exists);
+    const auto row_merge =
+        load_record<RowMerge>(item.p.row_merges, exists ? first + thread_row : first);
+    merge_composed_row(item, row_merge, exists);
     item.arena.sync();  // slabs and the index are read
   }
   // Released and acquired: the zeros come after everyone's last look at the counters.

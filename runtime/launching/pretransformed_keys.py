@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 
 from warploom.codegen.abi import Packer
-from warploom.codegen.prepare import COUNTS, POINTERS, STRIDES, PrepareSpec
+from warploom.codegen.pretransform import COUNTS, POINTERS, STRIDES, PretransformSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.graphs.lanes import reads_other_lanes, reduces_lanes
 from warploom.dsl.types.spec import AttentionSpec
@@ -28,29 +28,29 @@ from warploom.scheduler.bounds import INT32_MAX
 
 Way = Literal["auto", "fused", "before"]
 
-# Fused query rows from which on keys are prepared: 16 tiles of 128. On an H200 fused RoPE was 2 %
-# faster at 8 tiles, and 8 % slower at 16.
-PREPARED_ROWS = 2048.0
+# Fused query rows from which on keys are pretransformed: 16 tiles of 128. On an H200 fused RoPE was
+# 2 % faster at 8 tiles, and 8 % slower at 16.
+PRETRANSFORM_ROWS = 2048.0
 # The same for transforms that reduce (norms), which cost more with each tile: fused 5 % faster at 4
 # tiles and 2 to 7 % slower at 6. Norms with RoPE are 14 to 40 % slower at 4.
-PREPARED_ROWS_OF_NORMS, PREPARED_ROWS_OF_BOTH = 768.0, 512.0
+PRETRANSFORM_ROWS_OF_NORMS, PRETRANSFORM_ROWS_OF_BOTH = 768.0, 512.0
 
 
-def prepared_rows(spec: AttentionSpec) -> float:
+def pretransform_rows(spec: AttentionSpec) -> float:
     """Fused query rows of a request from which on its keys are transformed before attention.
 
-    Preparing costs a pass over the keys in memory and a launch, whatever the number of rows; what
-    it saves grows with the tiles that meet a key, and with what the transform takes of each. Tiles
-    hold about as many rows in all long prefills, so rows alone decide, and the number of heads and
-    requests, which both sides grow with, does not.
+    Pretransforming costs a pass over the keys in memory and a launch, whatever the number of rows;
+    what it saves grows with the tiles that meet a key, and with what the transform takes of each.
+    Tiles hold about as many rows in all long prefills, so rows alone decide, and the number of
+    heads and requests, which both sides grow with, does not.
     """
     hook = spec.variant.hooks.get("key_transform")
     if hook is None or not reduces_lanes(hook):
-        return PREPARED_ROWS
-    return PREPARED_ROWS_OF_BOTH if reads_other_lanes(hook) else PREPARED_ROWS_OF_NORMS
+        return PRETRANSFORM_ROWS
+    return PRETRANSFORM_ROWS_OF_BOTH if reads_other_lanes(hook) else PRETRANSFORM_ROWS_OF_NORMS
 
 
-def may_prepare(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
+def may_pretransform(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
     """Whether the keys of a batch can be transformed before attention.
 
     Plans by the device tell the host of no keys, and kernels count them in int32.
@@ -59,7 +59,7 @@ def may_prepare(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
     return 0 < blocks * batch.kv_extent * num_kv_heads <= INT32_MAX
 
 
-def obstacle_to_preparing(
+def obstacle_to_pretransform(
     spec: AttentionSpec, backend: str, cuda_graph: bool, batch_invariant: bool
 ) -> str | None:
     """Why keys of a wrapper can only be transformed by the attention kernel; None if not so."""
@@ -67,7 +67,7 @@ def obstacle_to_preparing(
         return "the variant transforms no keys"
     if backend != "cuda":
         return f"the back end {backend!r} has no kernel that does it"
-    if obstacle := format_of(spec.kv_format).obstacle_to_preparing:
+    if obstacle := format_of(spec.kv_format).obstacle_to_pretransform:
         return obstacle
     if spec.is_narrow:
         return "keys and values of 8 bits are read alike, and transformed keys have 16"
@@ -79,11 +79,11 @@ def obstacle_to_preparing(
 
 
 def reason_for_fused(sm_limit: int | None, workspace: object) -> str | None:
-    """Why keys are prepared only for who asks for it, or None: what the caller has limited."""
+    """Why keys are pretransformed only if asked for, or None: what the caller has limited."""
     if sm_limit is not None:
         return "sm_limit leaves SMs to others, and the kernel before attention takes all"
     if workspace is not None:
-        return "the caller gave a workspace, and prepared keys need more memory"
+        return "the caller gave a workspace, and pretransformed keys need more memory"
     return None
 
 
@@ -101,7 +101,7 @@ class KeyTransform:
     way: Way
     obstacle: str | None
     asked_by: str = "asked for"
-    rows: float = PREPARED_ROWS
+    rows: float = PRETRANSFORM_ROWS
 
     @classmethod
     def of(
@@ -110,16 +110,16 @@ class KeyTransform:
         tile: TileConfig | None,
         obstacle: str | None,
         for_fused: str | None = None,
-        rows: float = PREPARED_ROWS,
+        rows: float = PRETRANSFORM_ROWS,
     ) -> KeyTransform:
         """Check what was asked for.
 
         Args:
             asked: the argument of the wrapper.
             tile: the caller's, or None.
-            obstacle: why keys cannot be prepared, or None.
+            obstacle: why keys cannot be pretransformed, or None.
             for_fused: why they are not unless asked for, or None.
-            rows: of `prepared_rows`.
+            rows: of `pretransform_rows`.
 
         Raises:
             ArgumentError: no such way, it cannot be had, or the tile says another.
@@ -127,11 +127,14 @@ class KeyTransform:
         if asked not in get_args(Way):
             reason = f"is {asked!r}; expected one of {', '.join(map(repr, get_args(Way)))}"
             raise ArgumentError(name="key_transform", reason=reason)
-        if asked == "fused" and tile is not None and tile.prepared_keys:
+        if asked == "fused" and tile is not None and tile.pretransformed_keys:
             raise ArgumentError(name="key_transform", reason="is 'fused'; the tile says 'before'")
         asked_by = "asked for"
         if asked == "auto" and tile is not None:
-            asked, asked_by = "before" if tile.prepared_keys else "fused", "the given tile says so"
+            asked, asked_by = (
+                "before" if tile.pretransformed_keys else "fused",
+                "the given tile says so",
+            )
         if asked == "before" and obstacle is not None:
             raise ArgumentError(name="key_transform", reason=f"cannot be 'before': {obstacle}")
         if asked == "auto":
@@ -144,7 +147,7 @@ class KeyTransform:
 
     def with_way(self, tile: TileConfig | None) -> TileConfig | None:
         """The caller's tile, which also names the way."""
-        return None if tile is None else replace(tile, prepared_keys=self.way == "before")
+        return None if tile is None else replace(tile, pretransformed_keys=self.way == "before")
 
     def told(self, is_before: bool, mean_fused_rows: float) -> str:
         """The way of a plan and its reason, for `explain()`."""
@@ -163,7 +166,7 @@ class KeyTransform:
         return f"{how}: {reason}"
 
 
-class PreparedKeys:
+class PretransformedKeys:
     """Launches of the kernel that writes transformed keys to scratch memory.
 
     The memory is torch's, taken for each run and given back when attention is enqueued: on its
@@ -174,7 +177,7 @@ class PreparedKeys:
         inputs: takes values of fields, for attention and for this kernel.
     """
 
-    def __init__(self, spec: PrepareSpec, geometry: Geometry, params: ParamBlock) -> None:
+    def __init__(self, spec: PretransformSpec, geometry: Geometry, params: ParamBlock) -> None:
         """Begin without a kernel.
 
         Args:
@@ -212,8 +215,8 @@ class PreparedKeys:
         self._strides = tuple(strides[axis] for axis in axes)
         self._key_strides = strides["block"] if batched else 0, strides["token"], strides["head"]
         self._write_counts(batch.num_segments, blocks, tokens)
-        if blocks * tokens * heads > INT32_MAX:  # "auto" has fused them; see `may_prepare`
-            reason = f"would prepare {blocks} x {tokens} tokens of {heads} heads, beyond int32"
+        if blocks * tokens * heads > INT32_MAX:  # "auto" has fused them; see `may_pretransform`
+            reason = f"would pretransform {blocks} x {tokens} tokens of {heads} heads, beyond int32"
             raise ArgumentError(name="key_transform", reason=f"{reason}; ask for 'fused'")
         self._segments = int(self._params.get("segments"))
         self._is_empty = blocks * tokens == 0

@@ -1,14 +1,14 @@
-// prepare_float16_d64_h4: QKNorm_Rope_Alibi_Causal
-// rendered by warploom from templates/prepare.cu.j2
+// pretransform_float16_d64_h4: QKNorm_Rope_Alibi_Causal
+// rendered by warploom from templates/pretransform.cu.j2
 
-#include <warploom/prepare.cuh>
+#include <warploom/pretransform.cuh>
 
 namespace warploom {
 
 struct alignas(4) PlanHeader {
   int num_items;  // work items in all
   int num_segments;  // segments
-  int num_merges;  // tiles that were split; joins in a composed plan
+  int num_merges;  // tiles that were split; row merges in a composed plan
   int num_slots;  // partial slots in use
   int status;  // 0, or why a device refused to plan the batch; there are no items then
 };
@@ -46,14 +46,14 @@ struct alignas(4) Merge {
 
 struct Params {
   const void* k;  // keys
-  void* prepared;  // the same, transformed
+  void* pretransformed;  // the same, transformed
   const int* segments;  // Segment records, in the order of their keys
   long long k_block_stride;  // elements
   long long k_token_stride;  // elements
   long long k_head_stride;  // elements
-  long long prepared_block_stride;  // elements
-  long long prepared_token_stride;  // elements
-  long long prepared_head_stride;  // elements
+  long long pretransformed_block_stride;  // elements
+  long long pretransformed_token_stride;  // elements
+  long long pretransformed_head_stride;  // elements
   const float* x_k_weight;  // tensor input
   long long x_k_weight_s0;  // its stride
   int num_segments;  // segments
@@ -117,5 +117,5 @@ struct Kernel {
 
 extern "C" __global__ void __launch_bounds__(128, 1)
 warploom_kernel(const __grid_constant__ warploom::Params p) {
-  warploom::run_prepare<warploom::Kernel>(p);
+  warploom::run_pretransform<warploom::Kernel>(p);
 }

@@ -1,4 +1,4 @@
-"""Even dealing: items laid end to end on lines, which are cut at multiples of the mean load.
+"""The Stream-K partition: items end to end on lines, cut at multiples of the mean load.
 
 Prefix sums and searches only, so that a device can plan as well as a host: the native planner
 (`templates/common/warploom/planner/planner.hpp`) is the same algorithm and gives the same bits.

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from support.emulator import Emulator
-from support.prepared_variants import OfHeads, OwnKeys
+from support.pretransformed_variants import OfHeads, OwnKeys
 
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS
-from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import float16
 from warploom.dsl.types.formats import KVFormat
@@ -25,17 +25,17 @@ from warploom.errors import ArgumentError
 from warploom.runtime.declaring import wrapper_options
 from warploom.runtime.launching import kernels as kernels_module
 from warploom.runtime.launching.kernels import Kernels
-from warploom.runtime.launching.prepared_keys import (
+from warploom.runtime.launching.pretransformed_keys import (
     KeyTransform,
-    obstacle_to_preparing,
-    prepared_rows,
+    obstacle_to_pretransform,
+    pretransform_rows,
     reason_for_fused,
 )
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 
-TALL = TileConfig(64, 32, 2, 2, prepared_keys=True)
-FEW = TileConfig(16, 32, 2, 2, prepared_keys=True)
+TALL = TileConfig(64, 32, 2, 2, pretransformed_keys=True)
+FEW = TileConfig(16, 32, 2, 2, pretransformed_keys=True)
 
 
 @pytest.fixture
@@ -46,22 +46,24 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
 
     def make(variant: wl.Variant, always: bool = False, dim: int = 128) -> Kernels:
         spec = AttentionSpec(trace(variant), dim, dim, float16, wl.Ragged())
-        return Kernels(spec, torch.device("cuda", 0), PrepareSpec.of(spec, 16), always)
+        return Kernels(spec, torch.device("cuda", 0), PretransformSpec.of(spec, 16), always)
 
     return make
 
 
-def test_long_prefills_have_tiles_whose_keys_come_prepared(hopper: Callable[..., Kernels]) -> None:
+def test_long_prefills_have_tiles_whose_keys_come_pretransformed(
+    hopper: Callable[..., Kernels],
+) -> None:
     rope = hopper(wl.Causal() & wl.Rope())
-    for rows, may_prepare in ((1, True), (1024, True), (8192, False)):
-        assert not rope.choose(rows, 256, rows, may_prepare).tile.prepared_keys
+    for rows, may_pretransform in ((1, True), (1024, True), (8192, False)):
+        assert not rope.choose(rows, 256, rows, may_pretransform).tile.pretransformed_keys
     tile = rope.choose(8192, 256, 8192).tile
-    assert tile.prepared_keys and tile.template == "hopper"
+    assert tile.pretransformed_keys and tile.template == "hopper"
     text = rope.source(tile).text
     assert "kHasKeyTransform" not in text and "kHasQueryTransform" in text
-    assert [source.labels[0][1] for source in rope.sources(tile)] == ["hopper", "prepare"]
+    assert [source.labels[0][1] for source in rope.sources(tile)] == ["hopper", "pretransform"]
     assert len(rope.sources(rope.choose(1024, 256, 1024).tile)) == 1
-    assert all(x.prepared_keys for x in hopper(wl.Rope(), always=True).candidates())
+    assert all(x.pretransformed_keys for x in hopper(wl.Rope(), always=True).candidates())
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
@@ -84,12 +86,12 @@ def test_rows_decide_and_what_the_transform_takes(
     hopper: Callable[..., Kernels], variant: wl.Variant, rows: int
 ) -> None:
     kernels = hopper(variant)
-    assert prepared_rows(kernels.spec_of(kernels.choose(1).tile)) == rows
-    assert not kernels.choose(1).tile.prepared_keys
+    assert pretransform_rows(kernels.spec_of(kernels.choose(1).tile)) == rows
+    assert not kernels.choose(1).tile.pretransformed_keys
     if not isinstance(variant, wl.Causal):
-        assert kernels.choose(rows).tile.prepared_keys
-        assert not kernels.choose(rows - 0.1).tile.prepared_keys
-        assert not kernels.choose(rows, may_prepare=False).tile.prepared_keys
+        assert kernels.choose(rows).tile.pretransformed_keys
+        assert not kernels.choose(rows - 0.1).tile.pretransformed_keys
+        assert not kernels.choose(rows, may_pretransform=False).tile.pretransformed_keys
 
 
 CASES: dict[str, tuple[wl.Variant, Setup]] = {
@@ -104,13 +106,15 @@ CASES: dict[str, tuple[wl.Variant, Setup]] = {
 
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrappers of the CPU may prepare keys: their kernels are emulated."""
-    monkeypatch.setattr(wrapper_options, "obstacle_to_preparing", lambda *_: None)
+    """Wrappers of the CPU may pretransform keys: their kernels are emulated."""
+    monkeypatch.setattr(wrapper_options, "obstacle_to_pretransform", lambda *_: None)
 
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("name", CASES)
-def test_attention_over_prepared_keys_agrees_with_the_oracle(emulator: Emulator, name: str) -> None:
+def test_attention_over_pretransformed_keys_agrees_with_the_oracle(
+    emulator: Emulator, name: str
+) -> None:
     variant, setup = CASES[name]
     for emulator.order, q_lens, kv_lens, heads in (
         (0, (40, 0, 3, 70), (70, 33, 0, 81), (4, 1)),
@@ -127,31 +131,31 @@ def test_attention_over_prepared_keys_agrees_with_the_oracle(emulator: Emulator,
 @pytest.mark.usefixtures("anywhere")
 def test_inputs_of_a_run_and_new_plans_reach_both_kernels(emulator: Emulator) -> None:
     declared: dict[str, Any] = {"num_q_heads": 2, "head_dim": 32, "dtype": "bfloat16"}
-    prepared, fused = (
+    pretransformed, fused = (
         wl.AttentionWrapper(
             OwnKeys(per_key=torch.rand(4, 100), per_head=torch.rand(2)), device="cpu",
-            tile=replace(TALL, prepared_keys=before), **declared,
+            tile=replace(TALL, pretransformed_keys=before), **declared,
         )
         for before in (True, False)
     )  # fmt: skip
-    prepared._inputs.bind(fused._inputs.tensors)
+    pretransformed._inputs.bind(fused._inputs.tensors)
     q, k, v = torch.randn(3, 100, 2, 32, dtype=torch.bfloat16)
     for qo, kv in (([0, 9], [0, 60]), ([0, 4, 4, 30], [0, 50, 50, 90]), ([0], [0])):
-        for wrapper in (prepared, fused):
+        for wrapper in (pretransformed, fused):
             wrapper.plan(qo, kv)
         rows = q[: qo[-1]]
         runs: tuple[dict[str, Any], ...] = ({}, {"gain": 2.0}, {"per_head": torch.rand(2)}, {})
         for given in runs:
-            got, expected = (x.run(rows, (k, v), **given) for x in (prepared, fused))
+            got, expected = (x.run(rows, (k, v), **given) for x in (pretransformed, fused))
             torch.testing.assert_close(got, expected, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.usefixtures("anywhere", "emulator")
 def test_a_program_lists_what_a_run_launches_in_order() -> None:
-    for before, kinds in ((True, ["prepare", "portable"]), (False, ["portable"])):
+    for before, kinds in ((True, ["pretransform", "portable"]), (False, ["portable"])):
         wrapper = wl.AttentionWrapper(
             wl.Rope(), num_q_heads=2, head_dim=32, dtype="bfloat16", device="cpu",
-            tile=replace(TALL, prepared_keys=before),
+            tile=replace(TALL, pretransformed_keys=before),
         )  # fmt: skip
         unplanned = wrapper.program
         assert unplanned is None
@@ -172,10 +176,10 @@ def refused(kv_format: KVFormat | None = None, **options: Any) -> str | None:
         dtype="float16", kv_dtype=options.pop("kv_dtype", None), device="cpu",
     ).spec  # fmt: skip
     given = {"backend": "cuda", "cuda_graph": False, "batch_invariant": False, **options}
-    return obstacle_to_preparing(traced, **given)
+    return obstacle_to_pretransform(traced, **given)
 
 
-def test_what_cannot_be_prepared_says_why() -> None:
+def test_what_cannot_be_pretransformed_says_why() -> None:
     assert refused() is None
     assert refused(wl.Dense(layout="HND")) is None
     for found, part in (
@@ -205,9 +209,9 @@ def test_a_way_that_cannot_be_had_is_refused() -> None:
 
 def test_tiles_and_names_ask_for_the_same() -> None:
     assert KeyTransform.of("auto", TALL, None).way == "before"
-    assert KeyTransform.of("auto", replace(TALL, prepared_keys=False), None).way == "fused"
-    named = KeyTransform.of("before", replace(TALL, prepared_keys=False), None)
-    assert named.with_way(replace(TALL, prepared_keys=False)) == TALL
+    assert KeyTransform.of("auto", replace(TALL, pretransformed_keys=False), None).way == "fused"
+    named = KeyTransform.of("before", replace(TALL, pretransformed_keys=False), None)
+    assert named.with_way(replace(TALL, pretransformed_keys=False)) == TALL
     with pytest.raises(ArgumentError, match="is 'fused'; the tile says 'before'"):
         KeyTransform.of("fused", TALL, None)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.prepared_variants import OfHeads, OwnKeys
+from support.pretransformed_variants import OfHeads, OwnKeys
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 128, "
 
 
 def both(kv_format: KVFormat, dtype: str, dim: int, tile: TileConfig = HOPPER) -> list[Setup]:
-    tiles = (replace(tile, prepared_keys=before) for before in (True, False))
+    tiles = (replace(tile, pretransformed_keys=before) for before in (True, False))
     return [Setup(kv_format, dtype, dim, dim, "cuda", tile) for tile in tiles]
 
 
@@ -90,7 +90,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 def is_before(attention: wl.AttentionWrapper) -> bool:
     planned = attention.planned
     assert planned is not None
-    before = planned.kernel.prepare is not None
+    before = planned.kernel.pretransform is not None
     told = str(attention.explain().facts["keys are transformed"])
     assert told.startswith("before attention" if before else "in attention")
     return before
@@ -122,7 +122,7 @@ def test_plans_choose_by_their_rows_and_follow_each_other(cuda: Any) -> None:
             close(sums, expected_sums)
 
 
-def test_one_call_prepares_keys_of_long_prefills(cuda: Any) -> None:
+def test_one_call_pretransforms_keys_of_long_prefills(cuda: Any) -> None:
     q, k, v = torch.randn(3, 2, 2304, 2, 128, device=cuda, dtype=torch.float16)
     variant = wl.Causal() & wl.Rope(interleaved=True)
     lens = [2304, 1000]
@@ -135,7 +135,7 @@ def test_one_call_prepares_keys_of_long_prefills(cuda: Any) -> None:
     close(got, fused.run(q, (k, v)))
 
 
-def test_a_captured_run_prepares_what_its_tensors_then_hold(cuda: Any) -> None:
+def test_a_captured_run_pretransforms_what_its_tensors_then_hold(cuda: Any) -> None:
     before, fused = wrappers(OwnKeys(), "before", "fused", device=cuda)
     q, k, v = tensors(cuda, 700, 900)
     per_key, per_head = torch.rand(2, 500, device=cuda), torch.rand(2, device=cuda)
@@ -172,7 +172,7 @@ def test_inputs_of_a_run_reach_the_kernel_before(cuda: Any) -> None:
         close(got, expected)
 
 
-def test_layers_on_two_streams_do_not_share_what_they_prepare(cuda: Any) -> None:
+def test_layers_on_two_streams_do_not_share_what_they_pretransform(cuda: Any) -> None:
     before, fused = wrappers(wl.Causal() & wl.Rope(), "before", "fused", device=cuda)
     layers = [tensors(cuda, 1500, 1500) for _ in range(4)]
     side = torch.cuda.Stream(cuda)
@@ -210,7 +210,7 @@ def test_plans_by_the_device_transform_in_attention(cuda: Any) -> None:
     close(auto.run(q, (k, v)), before.run(q, (k, v)))
 
 
-def test_what_cannot_be_prepared_is_refused(cuda: Any) -> None:
+def test_what_cannot_be_pretransformed_is_refused(cuda: Any) -> None:
     bounds = wl.Bounds(max_requests=1, max_q_rows=8, max_kv_len=8, max_blocks=8)
     refused: tuple[tuple[str, dict[str, Any]], ...] = (
         ("Paged", {"kv_format": wl.Paged(16)}),

@@ -1,4 +1,4 @@
-"""Which batches are dealt evenly on a GPU, by their own numbers or by the declared bounds."""
+"""Which batches are partitioned by Stream-K on a GPU, by their own numbers or by bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from warploom.scheduler.bounds import Bounds
 TILE = TileConfig(128, 128, 8, 2)
 
 
-def deals_evenly(
+def uses_stream_k(
     rows: int, segments: int, heads: tuple[int, int], device: str = "cuda:0", **options: Any
 ) -> bool:
     chosen = Options(**{**dict.fromkeys(Options.__dataclass_fields__), **options})  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ def deals_evenly(
     of = Rules(spec, nothing, Heads(*heads), chosen, torch.device(device))
     sizes = SimpleNamespace(segment_rows=rows, num_segments=segments)
     batch: Any = SimpleNamespace(sizes=sizes)
-    return of.deals_evenly(batch, TILE)
+    return of.uses_stream_k(batch, TILE)
 
 
 @pytest.fixture(autouse=True)
@@ -40,20 +40,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_few_tiles_of_a_segment() -> None:
-    assert deals_evenly(16, 16, (32, 8))
-    assert deals_evenly(16, 16, (32, 8), device="cpu")
-    assert not deals_evenly(4096, 1, (32, 8))
-    assert not deals_evenly(16, 16, (32, 8), batch_invariant=True)
+    assert uses_stream_k(16, 16, (32, 8))
+    assert uses_stream_k(16, 16, (32, 8), device="cpu")
+    assert not uses_stream_k(4096, 1, (32, 8))
+    assert not uses_stream_k(16, 16, (32, 8), batch_invariant=True)
 
 
 def test_tiles_that_leave_half_of_the_sms_without_one() -> None:
-    assert deals_evenly(128, 1, (32, 8))  # 4 tiles and one for what is left, of 8 heads
-    assert not deals_evenly(256, 1, (32, 8))
-    assert not deals_evenly(128, 1, (32, 8), sm_limit=64)
-    assert not deals_evenly(128, 1, (32, 8), device="cpu")
+    assert uses_stream_k(128, 1, (32, 8))  # 4 tiles and one for what is left, of 8 heads
+    assert not uses_stream_k(256, 1, (32, 8))
+    assert not uses_stream_k(128, 1, (32, 8), sm_limit=64)
+    assert not uses_stream_k(128, 1, (32, 8), device="cpu")
 
 
 def test_declared_bounds_decide_for_all_batches() -> None:
     bounds = Bounds(max_requests=1, max_q_rows=4096, max_kv_len=8192, max_blocks=8192)
-    assert not deals_evenly(128, 1, (32, 8), bounds=bounds)
-    assert deals_evenly(4096, 1, (32, 8), bounds=Bounds(1, 128, 8192, 8192))
+    assert not uses_stream_k(128, 1, (32, 8), bounds=bounds)
+    assert uses_stream_k(4096, 1, (32, 8), bounds=Bounds(1, 128, 8192, 8192))

@@ -20,12 +20,14 @@ _MOST_HEADS = 4  # of one token under way at a time; more take too many register
 
 _POINTERS = (
     ("const void*", "k", "keys"),
-    ("void*", "prepared", "the same, transformed"),
+    ("void*", "pretransformed", "the same, transformed"),
     ("const int*", "segments", "Segment records, in the order of their keys"),
 )
 # Counted in elements. Both begin at block 0 (dense: a batch entry; else there is one), token 0.
 STRIDES = tuple(
-    f"{tensor}_{axis}_stride" for tensor in ("k", "prepared") for axis in ("block", "token", "head")
+    f"{tensor}_{axis}_stride"
+    for tensor in ("k", "pretransformed")
+    for axis in ("block", "token", "head")
 )
 _NUMBERS = (
     ("num_segments", "segments"),
@@ -39,7 +41,7 @@ COUNTS = tuple(name for name, _ in _NUMBERS[:3])
 
 
 @dataclass(frozen=True)
-class PrepareSpec(KernelSpec):
+class PretransformSpec(KernelSpec):
     """Everything such a kernel is compiled for.
 
     Attributes:
@@ -54,10 +56,10 @@ class PrepareSpec(KernelSpec):
     dtype: DType
     heads: int
 
-    kind = "prepare"
+    kind = "pretransform"
 
     @classmethod
-    def of(cls, spec: AttentionSpec, num_kv_heads: int) -> PrepareSpec:
+    def of(cls, spec: AttentionSpec, num_kv_heads: int) -> PretransformSpec:
         """For keys of attention with so many heads."""
         variant = only_hooks(spec.variant, ("key_transform",))
         heads = math.gcd(num_kv_heads, _MOST_HEADS)
@@ -65,7 +67,7 @@ class PrepareSpec(KernelSpec):
 
     @property
     def name(self) -> str:
-        return f"prepare_{self.dtype.name}_d{self.head_dim}_h{self.heads}"
+        return f"pretransform_{self.dtype.name}_d{self.head_dim}_h{self.heads}"
 
     @property
     def fields(self) -> tuple[ParamField, ...]:
