@@ -78,9 +78,10 @@ fuzz: $(READY_TEST) links ## random variants, batches and formats against a refe
 fuzz-memcheck: $(READY_TEST) links ## some of them under compute-sanitizer's memcheck; needs a GPU
 	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device cuda --memcheck --cases 40 --limit 900 $(ARGS)
 
-# each process's share of the CPU is one core, or references in NumPy and torch stand in each other's way
+# Each process's share of the CPU is one core, or references in NumPy and torch stand in each other's way:
+# threads of NumPy's small products wait by going round. (Kernels of the CPU are tested with threads.)
+test test-fast test-gpu: export OPENBLAS_NUM_THREADS ?= 1
 test-gpu: export OMP_NUM_THREADS ?= 1
-test-gpu: export OPENBLAS_NUM_THREADS ?= 1
 
 test-gpu: $(READY_TEST) links ## the tests that need a CUDA device; processes compile kernels side by side
 	$(RUNNER) -m pytest -m gpu -n $(JOBS) --dist worksteal $(ARGS)

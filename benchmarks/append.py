@@ -161,7 +161,7 @@ def warploom(batches: Sequence[Batch]) -> Callable[[Batch], object]:
     device, heads = first.k.device, first.shape.kv_heads
     appender = wl.Appender(
         first.way.variant(heads, device), kv_format=wl.Paged(PAGE), num_kv_heads=heads,
-        head_dim=DIM, dtype=first.k.dtype, cache_dtype=first.cache.dtype, device=device,
+        head_dim=DIM, dtype=first.k.dtype, kv_dtype=first.cache.dtype, device=device,
     )  # fmt: skip
     return lambda one: appender(one.k, one.v, tuple(one.cache), *one.tables)
 

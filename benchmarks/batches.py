@@ -210,12 +210,14 @@ class Truth:
         mask: (head, q_pos, kv_pos) -> visible.
         logits: (logits, head, q_pos, kv_pos) -> logits.
         rotate: (vectors, positions) -> vectors, of queries and keys.
+        rotates_keys: whether of keys, too; else they lie rotated.
         tolerance: of the relative error.
     """
 
     mask: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor] = causal
     logits: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor], torch.Tensor] = _same_logits
     rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _same_vector
+    rotates_keys: bool = True
     tolerance: float = 1e-2  # bf16; a wrong mask or scale is far above it
 
     def check(self, inputs: Inputs) -> Check:
@@ -248,7 +250,7 @@ class Truth:
         k, v = (inputs.stored(x, request)[:, kv_head].double() for x in (inputs.k, inputs.v))
         kv_pos = torch.arange(len(k), device=q.device)
         q_pos = rows + shape.kv_lens[request] - shape.q_lens[request]
-        q, k = self.rotate(q, q_pos), self.rotate(k, kv_pos)
+        q, k = self.rotate(q, q_pos), self.rotate(k, kv_pos) if self.rotates_keys else k
         at = head, q_pos[:, None], kv_pos[None, :]
         logits = self.logits((q @ k.T) * shape.dim**-0.5, *at)
         return logits.masked_fill(~self.mask(*at), -torch.inf).softmax(-1) @ v

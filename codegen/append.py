@@ -1,20 +1,17 @@
-"""Kernels that write new keys and values into a paged cache: what decides one, and its source."""
+"""Kernels that write new keys and values into a paged cache."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
-from warploom.codegen.launch_shape import LaunchShape
-from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.specialize import only_seats
-from warploom.codegen.render import config_struct, environment, short_dims, short_dtypes
-from warploom.codegen.source import KernelSource
+from warploom.codegen.abi import ParamField, input_fields, ordered
+from warploom.codegen.kinds import KernelSpec
+from warploom.codegen.lowering.specialize import only_hooks
+from warploom.codegen.render import config_struct, short_dims, short_dtypes
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.spec import TracedVariant
-
-THREADS = 128
 
 _POINTERS = (
     ("const void*", "k", "new keys [row, head, head_dim]"),
@@ -45,11 +42,11 @@ COUNTS = tuple(name for name, _ in _NUMBERS[:4])
 
 
 @dataclass(frozen=True)
-class AppendSpec:
+class AppendSpec(KernelSpec):
     """Everything an append kernel is compiled for.
 
     Attributes:
-        variant: key and value transform of the traced variant, and no other seat.
+        variant: key and value transform of the traced variant, and no other hook.
         head_dim_qk, head_dim_v: lengths of key and value vectors.
         dtype: of new keys and values.
         cache_dtype: of the cache.
@@ -63,56 +60,41 @@ class AppendSpec:
     cache_dtype: DType
     page_size: int
 
+    kind = "append"
 
-def key_value_seats(traced: TracedVariant) -> TracedVariant:
+    @property
+    def name(self) -> str:
+        dims = f"d{self.head_dim_qk}v{self.head_dim_v}"
+        return f"append_{self.dtype.name}_{self.cache_dtype.name}_{dims}_page{self.page_size}"
+
+    @property
+    def fields(self) -> tuple[ParamField, ...]:
+        fields = [ParamField(*row) for row in _POINTERS]
+        fields += [ParamField("long long", name, "elements") for name in STRIDES]
+        fields += [ParamField("int", name, meaning) for name, meaning in _NUMBERS]
+        return ordered([*fields, *input_fields(self.variant)])
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return {
+            "kind": self.kind,
+            "variant": self.variant.name,
+            "dtype": short_dtypes(self.dtype, self.cache_dtype),
+            "head_dim": short_dims(self.head_dim_qk, self.head_dim_v),
+            "format": f"paged{self.page_size}",
+        }
+
+    def context(self) -> Mapping[str, Any]:
+        config: dict[str, str | int | bool] = {
+            "element": self.dtype.c_name,
+            "kv_element": self.cache_dtype.c_name,
+            "head_dim_qk": self.head_dim_qk,
+            "head_dim_v": self.head_dim_v,
+            "page_size": self.page_size,
+        }
+        return {"config_struct": config_struct(config)}
+
+
+def key_value_hooks(traced: TracedVariant) -> TracedVariant:
     """The part of a variant that an append applies, with the fields that it reads."""
-    return only_seats(traced, ("key_transform", "value_transform"))
-
-
-def append_fields(spec: AppendSpec) -> tuple[ParamField, ...]:
-    """All members of the kernel's `Params`, in storage order."""
-    fields = [ParamField(*row) for row in _POINTERS]
-    fields += [ParamField("long long", name, "elements") for name in STRIDES]
-    fields += [ParamField("int", name, meaning) for name, meaning in _NUMBERS]
-    return ordered([*fields, *input_fields(spec.variant)])
-
-
-def append_launch() -> LaunchShape:
-    """What a launch needs; the grid is what the device holds at once."""
-    return LaunchShape(THREADS, 0, 0)
-
-
-def render_append(spec: AppendSpec, language: Literal["cuda", "cpp"]) -> KernelSource:
-    """Source of the kernel.
-
-    Raises:
-        UnsupportedSpec: the variant calls a custom function without text in this language.
-    """
-    template = "append.cu.j2" if language == "cuda" else "append.cpp.j2"
-    dims = f"d{spec.head_dim_qk}v{spec.head_dim_v}"
-    name = f"append_{spec.dtype.name}_{spec.cache_dtype.name}_{dims}_page{spec.page_size}"
-    config: dict[str, str | int | bool] = {
-        "element": spec.dtype.c_name,
-        "kv_element": spec.cache_dtype.c_name,
-        "head_dim_qk": spec.head_dim_qk,
-        "head_dim_v": spec.head_dim_v,
-        "page_size": spec.page_size,
-    }
-    context = {
-        "title": f"// {name}: {spec.variant.name}\n"
-        f"// rendered by warploom from templates/{template}",
-        "params_struct": struct_text(append_fields(spec)),
-        "variant_struct": variant_struct(spec.variant, language),
-        "config_struct": config_struct(config),
-        "entry": "warploom_kernel",
-        "threads": THREADS,
-    }
-    text = environment().get_template(template).render(context)
-    labels = (
-        ("kind", "append"),
-        ("variant", spec.variant.name),
-        ("dtype", short_dtypes(spec.dtype, spec.cache_dtype)),
-        ("head_dim", short_dims(spec.head_dim_qk, spec.head_dim_v)),
-        ("format", f"paged{spec.page_size}"),
-    )
-    return KernelSource(name, text, language, labels=labels)
+    return only_hooks(traced, ("key_transform", "value_transform"))

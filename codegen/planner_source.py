@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
+from warploom.codegen.abi import ParamField, input_fields, ordered
+from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.kinds import KernelSpec, Language
+from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.interval_cpp import tile_functions
-from warploom.codegen.render import environment
 from warploom.codegen.source import KernelSource
 from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import TracedVariant
 
-ENTRY = "warploom_planner"
 MEASURE = "warploom_measure"
 OPTIONS = 4  # `kOptions` of scratch.hpp: candidates for the boundaries of a line
 
@@ -55,47 +57,68 @@ SITE = (
 )
 
 
-def planner_fields(variant: TracedVariant) -> tuple[ParamField, ...]:
-    """Members of the planner's `Params` for the mask of a variant."""
-    fields = [ParamField("const int*", name, "of plan()") for name in INPUTS]
-    fields += [ParamField("int*", name, "of the plan") for name in OUTPUTS]
-    fields.append(ParamField("int*", "votes", "of the teams of a device, or null"))
-    fields += [ParamField("int", name, meaning) for name, meaning in (*BATCH, *SITE)]
-    read = _read(variant)
-    mask = replace(
-        variant,
-        scalars=tuple(field for field in variant.scalars if field.name in read),
-        tensors=tuple(field for field in variant.tensors if field.name in read),
-    )
-    return ordered([*fields, *input_fields(mask)])
+@dataclass(frozen=True)
+class PlannerSpec(KernelSpec):
+    """The planner of one mask.
 
-
-def planner_source(
-    variant: TracedVariant, plan_structs: str, language: Literal["cuda", "cpp"]
-) -> KernelSource:
-    """Source of the planner.
-
-    Args:
+    Attributes:
         variant: its mask and that mask's inputs count.
-        plan_structs: C text of the plan records (`scheduler.layout.c_structs()`).
-        language: for a device or for the host.
+        threads: of the team of a device; not in the source, and neither is the next.
+        scratch: bytes that a team works in.
     """
-    suffix = "cu" if language == "cuda" else "cpp"
-    name = _name(variant)
-    text = (
-        environment()
-        .get_template(f"planner.{suffix}.j2")
-        .render(
-            title=f"// {name}: rendered by warploom from templates/planner.{suffix}.j2",
-            plan_structs=plan_structs,
-            params_struct=struct_text(planner_fields(variant)),
-            variant_struct=_variant(variant),
-            reads_kv_head=str("kv_head" in _positions(variant)).lower(),
-            entry=ENTRY,
+
+    variant: TracedVariant
+    threads: int = 128
+    scratch: int = 0
+
+    kind = "planner"
+    entry = "warploom_planner"
+    RESERVED: ClassVar[int] = 528  # bytes of shared memory that `PlannerTeam` takes
+
+    @property
+    def name(self) -> str:
+        """Readable, and the same for variants that differ elsewhere only."""
+        if _mask(self.variant) is None:
+            return "planner_all_visible"
+        text = KernelSource("", self.variant_struct("cpp"), "cpp").code
+        named = re.sub(r"\W+", "_", self.variant.name).strip("_")
+        return f"planner_{named}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    @property
+    def fields(self) -> tuple[ParamField, ...]:
+        fields = [ParamField("const int*", name, "of plan()") for name in INPUTS]
+        fields += [ParamField("int*", name, "of the plan") for name in OUTPUTS]
+        fields.append(ParamField("int*", "votes", "of the teams of a device, or null"))
+        fields += [ParamField("int", name, meaning) for name, meaning in (*BATCH, *SITE)]
+        read = _read(self.variant, "scalar", "load")
+        mask = replace(
+            self.variant,
+            scalars=tuple(field for field in self.variant.scalars if field.name in read),
+            tensors=tuple(field for field in self.variant.tensors if field.name in read),
         )
-    )
-    labels = ("kind", "planner"), ("variant", variant.name)
-    return KernelSource(name, text, language, ENTRY, labels)
+        return ordered([*fields, *input_fields(mask)])
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return {"kind": self.kind, "variant": self.variant.name}
+
+    @property
+    def about(self) -> str:
+        return ""  # variants share it
+
+    def context(self) -> Mapping[str, Any]:
+        return {"reads_kv_head": str("kv_head" in _read(self.variant, "var")).lower()}
+
+    def variant_struct(self, language: Language) -> str:
+        mask = _mask(self.variant)
+        if mask is None:
+            return "struct Variant : IdentityVariant<Params> {};"
+        tensors = {field.name: field for field in self.variant.tensors}
+        body = "  static constexpr bool kHasLogitsMask = true;\n" + tile_functions(mask, tensors)
+        return f"struct Variant : IdentityVariant<Params> {{\n{body}\n}};"
+
+    def launch(self, arch: Arch) -> LaunchShape:
+        return LaunchShape(self.threads, self.RESERVED + self.scratch, 1)
 
 
 def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
@@ -106,35 +129,11 @@ def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
 
 
 def _mask(variant: TracedVariant) -> Node | None:
-    return variant.seats.get("logits_mask")
+    return variant.hooks.get("logits_mask")
 
 
-def _read(variant: TracedVariant) -> frozenset[str]:
-    """Inputs that the mask reads."""
+def _read(variant: TracedVariant, *ops: str) -> frozenset[str]:
+    """Inputs or positions that the mask reads, by the operations that read them."""
     mask = _mask(variant)
     nodes = [] if mask is None else walk(mask)
-    return frozenset(str(found.attr) for found in nodes if found.op in ("scalar", "load"))
-
-
-def _positions(variant: TracedVariant) -> frozenset[str]:
-    mask = _mask(variant)
-    nodes = [] if mask is None else walk(mask)
-    return frozenset(str(found.attr) for found in nodes if found.op == "var")
-
-
-def _variant(variant: TracedVariant) -> str:
-    mask = _mask(variant)
-    if mask is None:
-        return "struct Variant : IdentityVariant<Params> {};"
-    tensors = {field.name: field for field in variant.tensors}
-    body = "  static constexpr bool kHasLogitsMask = true;\n" + tile_functions(mask, tensors)
-    return f"struct Variant : IdentityVariant<Params> {{\n{body}\n}};"
-
-
-def _name(variant: TracedVariant) -> str:
-    """Readable, and the same for variants that differ elsewhere only."""
-    if _mask(variant) is None:
-        return "planner_all_visible"
-    text = KernelSource("", _variant(variant), "cpp").code
-    named = re.sub(r"\W+", "_", variant.name).strip("_")
-    return f"planner_{named}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return frozenset(str(found.attr) for found in nodes if found.op in ops)

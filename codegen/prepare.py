@@ -1,22 +1,21 @@
-"""Kernels that transform keys before attention does: what decides one, and its source."""
+"""Kernels that transform keys before attention does."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from warploom.codegen.abi import ParamField, input_fields, ordered, struct_text
-from warploom.codegen.launch_shape import LaunchShape
-from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.specialize import only_seats
+from warploom.codegen.abi import ParamField, input_fields, ordered
+from warploom.codegen.kinds import KernelSpec
+from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.lowering.split import lane_parts
-from warploom.codegen.render import config_struct, environment, short_dims, short_dtypes
-from warploom.codegen.source import KernelSource
+from warploom.codegen.render import config_struct, short_dims, short_dtypes
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 
-THREADS = 128
 _MOST_HEADS = 4  # of one token under way at a time; more take too many registers
 
 _POINTERS = (
@@ -40,11 +39,11 @@ COUNTS = tuple(name for name, _ in _NUMBERS[:3])
 
 
 @dataclass(frozen=True)
-class PrepareSpec:
+class PrepareSpec(KernelSpec):
     """Everything such a kernel is compiled for.
 
     Attributes:
-        variant: the key transform of the traced variant, and no other seat.
+        variant: the key transform of the traced variant, and no other hook.
         head_dim: length of key vectors.
         dtype: of keys, before and after.
         heads: of a token that are worked on together.
@@ -55,60 +54,43 @@ class PrepareSpec:
     dtype: DType
     heads: int
 
+    kind = "prepare"
+
     @classmethod
     def of(cls, spec: AttentionSpec, num_kv_heads: int) -> PrepareSpec:
         """For keys of attention with so many heads."""
-        variant = only_seats(spec.variant, ("key_transform",))
+        variant = only_hooks(spec.variant, ("key_transform",))
         heads = math.gcd(num_kv_heads, _MOST_HEADS)
         return cls(variant, spec.head_dim_qk, spec.dtype, heads)
 
+    @property
+    def name(self) -> str:
+        return f"prepare_{self.dtype.name}_d{self.head_dim}_h{self.heads}"
 
-def prepare_fields(spec: PrepareSpec) -> tuple[ParamField, ...]:
-    """All members of the kernel's `Params`, in storage order."""
-    fields = [ParamField(*row) for row in _POINTERS]
-    fields += [ParamField("long long", name, "elements") for name in STRIDES]
-    fields += [ParamField("int", name, meaning) for name, meaning in _NUMBERS]
-    return ordered([*fields, *input_fields(spec.variant)])
+    @property
+    def fields(self) -> tuple[ParamField, ...]:
+        fields = [ParamField(*row) for row in _POINTERS]
+        fields += [ParamField("long long", name, "elements") for name in STRIDES]
+        fields += [ParamField("int", name, meaning) for name, meaning in _NUMBERS]
+        return ordered([*fields, *input_fields(self.variant)])
 
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return {
+            "kind": self.kind,
+            "variant": self.variant.name,
+            "dtype": short_dtypes(self.dtype, self.dtype),
+            "head_dim": short_dims(self.head_dim, self.head_dim),
+        }
 
-def prepare_launch() -> LaunchShape:
-    """What a launch needs; the grid is what the device holds at once."""
-    return LaunchShape(THREADS, 0, 0)
-
-
-def render_prepare(spec: PrepareSpec, plan_structs: str) -> KernelSource:
-    """CUDA source of the kernel.
-
-    Args:
-        spec: what it is compiled for.
-        plan_structs: C text of the plan records (`scheduler.layout.c_structs()`).
-    """
-    template = "prepare.cu.j2"
-    name = f"prepare_{spec.dtype.name}_d{spec.head_dim}_h{spec.heads}"
-    config: dict[str, str | int | bool] = {
-        "element": spec.dtype.c_name,
-        "head_dim_qk": spec.head_dim,
-        "heads": spec.heads,
-        **_readings(spec.variant.seats["key_transform"]),
-    }
-    context = {
-        "title": f"// {name}: {spec.variant.name}\n"
-        f"// rendered by warploom from templates/{template}",
-        "plan_structs": plan_structs,
-        "params_struct": struct_text(prepare_fields(spec)),
-        "variant_struct": variant_struct(spec.variant, "cuda"),
-        "config_struct": config_struct(config),
-        "entry": "warploom_kernel",
-        "threads": THREADS,
-    }
-    text = environment().get_template(template).render(context)
-    labels = (
-        ("kind", "prepare"),
-        ("variant", spec.variant.name),
-        ("dtype", short_dtypes(spec.dtype, spec.dtype)),
-        ("head_dim", short_dims(spec.head_dim, spec.head_dim)),
-    )
-    return KernelSource(name, text, "cuda", labels=labels)
+    def context(self) -> Mapping[str, Any]:
+        config: dict[str, str | int | bool] = {
+            "element": self.dtype.c_name,
+            "head_dim_qk": self.head_dim,
+            "heads": self.heads,
+            **_readings(self.variant.hooks["key_transform"]),
+        }
+        return {"config_struct": config_struct(config)}
 
 
 def _readings(transform: Node) -> dict[str, bool]:

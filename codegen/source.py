@@ -24,6 +24,9 @@ class TileConfig:
             copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
         prepared_keys: another kernel transforms keys before this one (decision 0027).
+        staged: what transforms staged tiles; Hopper only. "group": warps of their own (decision
+            0018), without sines from other rows (0019); "consumers": the warps that compute;
+            "auto": what suits the variant.
         decode: tile of requests whose fused rows it holds all, in the same launch; of fewer rows.
             None: all requests have the one tile. CPU only (decision 0040).
     """
@@ -35,6 +38,7 @@ class TileConfig:
     template: Literal["portable", "hopper"] = "portable"
     query_stages: int = 1
     prepared_keys: bool = False
+    staged: Literal["auto", "group", "consumers"] = "auto"
     decode: TileConfig | None = None
 
     @property

@@ -267,7 +267,7 @@ def visible(
     values |= {"q_len": np.full((1, 1), q_len), "kv_len": np.full((1, 1), kv_len)}
     values |= {"q_pos": rows + kv_len - q_len, "q_row": rows, "kv_pos": np.arange(kv_len)[None]}
     shadow = variant.under(reading)
-    reading.seat = "logits_mask"
+    reading.hook = "logits_mask"
     mask = shadow.logits_mask(_position(reading, "logits_mask", values))
     return np.array(
         np.broadcast_to(check.array_result(variant, "logits_mask", mask), (q_len, kv_len))
@@ -282,18 +282,18 @@ class _Request:
     sm_scale: float
     positions: Mapping[str, Floats]
 
-    def run(self, seat: str, shape: tuple[int, ...], place: Mapping[str, Any], *value: Any) -> Any:
-        """Call one seat and broadcast what it returns."""
-        self.reading.seat = seat
-        at = _position(self.reading, seat, {**self.positions, **place})
-        result = getattr(self.variant, seat)(*map(self.reading.array, value), at)
-        result = check.array_result(self.variant, seat, result)
+    def run(self, hook: str, shape: tuple[int, ...], place: Mapping[str, Any], *value: Any) -> Any:
+        """Call one hook and broadcast what it returns."""
+        self.reading.hook = hook
+        at = _position(self.reading, hook, {**self.positions, **place})
+        result = getattr(self.variant, hook)(*map(self.reading.array, value), at)
+        result = check.array_result(self.variant, hook, result)
         return self.reading.array(np.broadcast_to(result, shape))
 
-    def vector(self, seat: str, x: Floats, place: Mapping[str, Any]) -> Any:
+    def vector(self, hook: str, x: Floats, place: Mapping[str, Any]) -> Any:
         self.reading.sizes["lane"] = x.shape[1]
         lanes = {"lane": np.arange(x.shape[1])[None], "head_dim": np.full((1, 1), x.shape[1])}
-        return self.run(seat, x.shape, {**place, **lanes}, x)
+        return self.run(hook, x.shape, {**place, **lanes}, x)
 
 
 def _attend(
@@ -336,8 +336,8 @@ def _softmax(
     return o, lse, top
 
 
-def _position(reading: NumpyReading, seat: str, values: Mapping[str, Any]) -> Position:
-    return Position(seat, {name: reading.array(value) for name, value in values.items()})
+def _position(reading: NumpyReading, hook: str, values: Mapping[str, Any]) -> Position:
+    return Position(hook, {name: reading.array(value) for name, value in values.items()})
 
 
 def _values(variant: Variant, inputs: Mapping[str, Any] | None) -> dict[str, Any]:

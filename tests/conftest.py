@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.gpu_record import Recorder
+from support.std_headers import compiler_with_headers
 
 import warploom.templates
 
@@ -44,6 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(), "warploom-gpu-recorder")
+    made = compiler_with_headers(Path(__file__).parents[1] / "build" / "std")
+    if made is not None:
+        os.environ["CXX"] = made  # of test processes, too
 
 
 @pytest.fixture

@@ -280,3 +280,19 @@ def test_the_command_refuses_a_machine_without_gpu(
     with pytest.raises(SystemExit):
         harness.arguments("prefill", [])
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_each_way_to_transform_keys_is_right_where_it_is_small(
+    harness: ModuleType, tmp_path: Path
+) -> None:
+    key_transforms = __import__("key_transforms")
+    key_transforms.main(["--device", "cpu", "--out", str(tmp_path)])
+    _, rows = harness.load_rows(tmp_path / "key_transforms.jsonl")
+    assert {row.impl for row in rows} == {"fused", "stored", "plain"}
+    assert all(row.value is not None for row in rows), rows
+
+
+def test_a_limit_ends_the_measurement(harness: ModuleType, tmp_path: Path) -> None:
+    key_transforms = __import__("key_transforms")
+    key_transforms.main(["--device", "cpu", "--limit", "0", "--out", str(tmp_path)])
+    assert not (tmp_path / "key_transforms.jsonl").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,15 @@ def test_objects_of_modules_and_files_are_found(folder: Path, where: str) -> Non
 def test_what_names_nothing_is_told(spec: str, reason: str) -> None:
     with pytest.raises(BadBuildSpec, match=rf"{reason}.* Expected module:object"):
         declared(spec)
+
+
+def test_a_module_that_a_safe_path_hides_is_told(folder: Path) -> None:
+    command = [sys.executable, "-P", "-m", "warploom", "build", "deployed:APPEND", "--arch", "cpu"]
+    if sys.version_info < (3, 11):
+        pytest.skip("-P is of Python 3.11")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no module deployed (PYTHONSAFEPATH and -P keep the current" in done.stderr
 
 
 @pytest.mark.usefixtures("folder")

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where pytest brings tomli
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
 import warploom
 from warploom.env import HIDDEN, HIDDEN_PREFIXES, SETTINGS
 
@@ -133,7 +138,33 @@ def test_the_glossary_is_in_order_and_its_names_are_those_of_the_sources() -> No
         assert [name for name in names if name not in words] == [], term
 
 
+DRAWING = runpy.run_path(str(ROOT / "docs" / "images" / "architecture.py"))
+
+
 def test_the_picture_of_the_rooms_is_drawn_from_their_imports() -> None:
-    drawn = runpy.run_path(str(ROOT / "docs" / "images" / "architecture.py"))["picture"]()
     kept = (ROOT / "docs" / "images" / "architecture.svg").read_text()
-    assert drawn == kept, "imports have changed: make architecture"
+    assert DRAWING["picture"]() == kept, "imports have changed: make architecture"
+
+
+def test_the_picture_has_the_rooms_in_the_order_of_their_contracts() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = {
+        contract["containers"][0].removeprefix("warploom."): contract["layers"]
+        for contract in contracts
+        if "containers" in contract
+    }
+    for room in DRAWING["ROOMS"]:
+        names = re.findall(r"\w+", " ".join(layers.get(room.folder, ())))
+        folders = {init.parent.name for init in (ROOT / room.folder).glob("*/__init__.py")}
+        assert [name for name, _ in room.rooms] == [name for name in names if name in folders]
+        assert {name for name, _ in room.rooms} == folders
+
+
+def test_every_room_has_its_paragraph() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    known = re.findall(r"^(?:## |\*\*)`([\w/]+)/`", page, re.M)
+    rooms = [room.folder for room in DRAWING["ROOMS"]]
+    rooms += [f"{room.folder}/{name}" for room in DRAWING["ROOMS"] for name, _ in room.rooms]
+    assert sorted(known) == sorted(rooms)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from fuzz.cases import draw
-from fuzz.coverage import features, required
+from fuzz.coverage import features, pairs, required
 from fuzz.recorded import RECORDED
 from fuzz.runner import Settings, Worker
 
@@ -26,6 +26,11 @@ def worker() -> Iterator[Worker]:
 def test_recorded_seeds_have_everything() -> None:
     had = set().union(*(features(draw(seed)) for seed in RECORDED))
     assert required() - had == set(), "choose anew: PYTHONPATH=tests python -m fuzz.coverage"
+
+
+def test_surroundings_meet_in_recorded_seeds() -> None:
+    """As many pairs as in 38 more seeds than `choose` takes."""
+    assert len(set().union(*(pairs(draw(seed)) for seed in RECORDED))) >= 316
 
 
 @pytest.mark.parametrize(

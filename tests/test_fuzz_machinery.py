@@ -58,7 +58,7 @@ class Wrong(Case):
 
 def wrong(seed: int, device: str) -> Case:
     case = draw(seed, device)
-    return Wrong(case.seed, case.seats, case.fields, case.shipped, case.facts)
+    return Wrong(case.seed, case.hooks, case.fields, case.shipped, case.facts)
 
 
 def seed_with(text: str, front: str = "variant") -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,27 @@ def test_every_package_is_listed() -> None:
         for init in (ROOT / folder).rglob("__init__.py")
     }
     assert found == set(SETUPTOOLS["packages"])
+
+
+def test_no_folder_of_modules_is_left_out_for_want_of_an_init() -> None:
+    """Such a folder imports in a checkout, as a namespace, and the wheel silently lacks it."""
+    for name, folder in FOLDERS.items():
+        holders = {path.parent for path in (ROOT / folder).rglob("*.py")}
+        assert [path for path in holders if not (path / "__init__.py").exists()] == [], name
+
+
+@pytest.mark.parametrize("name", SETUPTOOLS["packages"])
+def test_every_package_imports(name: str) -> None:
+    """Of the checkout, or where `make wheel-check` runs this, of the wheel."""
+    assert import_module(name).__doc__
+
+
+def test_the_readme_names_the_versions_that_the_package_asks_for() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (torch,) = (x for x in PROJECT["project"]["dependencies"] if x.startswith("torch"))
+    assert f"`{torch}`" in readme
+    python = PROJECT["project"]["requires-python"].removeprefix(">=")
+    assert f"Python {python} or later" in readme
 
 
 @pytest.mark.parametrize("package", ["warploom", "warploom.templates"])
@@ -86,16 +109,20 @@ def test_dir_lists_names_for_users_only() -> None:
     assert len(names) == len(set(names))
 
 
-def test_testing_is_found_without_an_import_of_its_own() -> None:
+def test_modules_for_users_are_found_without_an_import_of_their_own() -> None:
     assert run_python("import warploom as wl; print(wl.testing.check.__name__)").strip() == "check"
+    assert run_python("import warploom as wl; print(wl.errors.InUse.__name__)").strip() == "InUse"
 
 
 def test_type_checkers_see_every_public_name() -> None:
     text = (ROOT / FOLDERS["warploom"] / "__init__.py").read_text()
-    declared = dict(
-        (name, home)
-        for home, name in re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.M)
-    )
+    declared = {
+        alias.asname: node.module
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
     assert declared == dict(warploom._HOME)
 
 

@@ -215,8 +215,8 @@ if not TYPE_CHECKING:  # there the imports above say it
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    if name == "testing":
-        return import_module("warploom.testing")
+    if name in ("errors", "testing"):  # modules that users need no import of their own for
+        return import_module(f"warploom.{name}")
     from difflib import get_close_matches  # for mistakes only
 
     near = get_close_matches(name, _HOME, n=1)

@@ -78,27 +78,27 @@ class BranchOnSymbol(VariantError):
 
 
 class WrongResult(VariantError):
-    message = "{seat} of {variant} returned {got}; expected {expected}."
+    message = "{hook} of {variant} returned {got}; expected {expected}."
 
 
-class UnknownSeat(VariantError):
+class UnknownHook(VariantError):
     message = (
-        "{variant} defines {name!r}, which is no seat of a variant. Did you mean {suggestion!r}?"
+        "{variant} defines {name!r}, which is no hook of a variant. Did you mean {suggestion!r}?"
     )
 
 
 class WrongSignature(VariantError):
-    message = "{seat} of {variant} takes {got}; expected {expected}."
+    message = "{hook} of {variant} takes {got}; expected {expected}."
 
 
 class NoFunctor(WrongSignature):
-    message = "{seat} of {variant} is {got}; expected {expected}."
+    message = "{hook} of {variant} is {got}; expected {expected}."
 
 
 class EndlessFunctor(VariantError):
     message = (
-        "{seat} of {variant} calls itself without end, or far too deep. Compute with its "
-        "arguments: a loop with a fixed count repeats steps, super() has the base class's seat."
+        "{hook} of {variant} calls itself without end, or far too deep. Compute with its "
+        "arguments: a loop with a fixed count repeats steps, super() has the base class's hook."
     )
 
 
@@ -139,17 +139,17 @@ class NoNumber(CannotTrace, AttributeError):
 
 class GlobalMutated(VariantError):
     message = (
-        "{seat} of {variant} changed {name!r} while it was traced. A functor must be a pure "
+        "{hook} of {variant} changed {name!r} while it was traced. A functor must be a pure "
         "function of its arguments and the variant's fields."
     )
 
 
 class ImpureFunctor(VariantError):
-    message = "{seat} of {variant} gave two different graphs when traced twice. Remove {cause}."
+    message = "{hook} of {variant} gave two different graphs when traced twice. Remove {cause}."
 
 
-class ComposeClash(VariantError):
-    message = "cannot compose {left} with {right}: {reason}."
+class ChainClash(VariantError):
+    message = "cannot chain {left} with {right}: {reason}."
 
 
 class NoUnion(VariantError):

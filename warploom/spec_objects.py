@@ -51,14 +51,21 @@ def declared(spec: str) -> list[Declaration]:
 def _module(spec: str, where: str) -> ModuleType:
     if where.endswith(".py"):
         return _of_file(spec, Path(where).resolve())
-    if not getattr(sys.flags, "safe_path", False):  # as `python -m` finds modules
+    if not _is_safe():  # as `python -m` finds modules
         _look_in(Path.cwd())
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
-            raise BadBuildSpec(spec=spec, reason=f"there is no module {where}") from error
+            reason = f"there is no module {where}"
+            if _is_safe():
+                reason += " (PYTHONSAFEPATH and -P keep the current folder out of the search)"
+            raise BadBuildSpec(spec=spec, reason=reason) from error
         raise  # of something that the module imports
+
+
+def _is_safe() -> bool:
+    return bool(getattr(sys.flags, "safe_path", False))
 
 
 def _of_file(spec: str, path: Path) -> ModuleType:

@@ -69,8 +69,8 @@ def composed_tiles(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
 
     It had 16-bit keys that nothing transforms, and heads of 128.
     """
-    seats, widest = spec.variant.seats, max(spec.head_dim_qk, spec.head_dim_v)
-    transformed = "key_transform" in seats or "value_transform" in seats or spec.is_narrow
+    hooks, widest = spec.variant.hooks, max(spec.head_dim_qk, spec.head_dim_v)
+    transformed = "key_transform" in hooks or "value_transform" in hooks or spec.is_narrow
     if transformed or not 64 < widest <= 128:
         return []
     known = RATES.get(arch.name, {})

@@ -96,8 +96,8 @@ def is_covered(spec: AttentionSpec, arch: Arch) -> bool:
     It had 16-bit keys that nothing transforms, and rows that read all keys of their request. Tiles
     that fit, but are not weighed, were slower in it, or no faster.
     """
-    seats, kv_format = spec.variant.seats, spec.kv_format
-    transformed = "key_transform" in seats or "value_transform" in seats or spec.is_narrow
+    hooks, kv_format = spec.variant.hooks, spec.kv_format
+    transformed = "key_transform" in hooks or "value_transform" in hooks or spec.is_narrow
     partly = kv_format.composed or kv_format.column_positions
     return arch.name in MACHINES and not transformed and not partly
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from warploom.codegen.attention.hopper_registers import GROUP_ROWS, Registers, split
+from warploom.codegen.attention.hopper_registers import WARPGROUP_ROWS, Registers, split
 from warploom.codegen.attention.shared_memory import (
     TILE_ALIGN,
     Region,
@@ -16,7 +16,7 @@ from warploom.codegen.attention.shared_memory import (
 from warploom.codegen.attention.template import CudaTemplate, Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
-from warploom.codegen.lowering.logits_seats import column_state_bytes
+from warploom.codegen.lowering.logits_hooks import column_state_bytes
 from warploom.codegen.lowering.lower import reachable
 from warploom.codegen.lowering.split import Level, levels
 from warploom.codegen.render import Config
@@ -38,18 +38,20 @@ class Hopper(CudaTemplate):
     """A producer group copies, one to three groups of 64 rows compute (decision 0011)."""
 
     name = "hopper"
-    remedy = f"Use a tile of {2 * GROUP_ROWS} rows, or a portable one."
+    remedy = f"Use a tile of {2 * WARPGROUP_ROWS} rows, or a portable one."
     has_tensor_maps = True
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if spec.is_narrow:
             return _NO_NARROW_KEYS
-        crowd = _three_groups_obstacle(spec) if tile.rows > 2 * GROUP_ROWS else None
+        if tile.staged == "group" and not _has_transformer(spec):
+            return "no group of its own could transform what these heads stage"
+        crowd = _three_groups_obstacle(spec) if tile.rows > 2 * WARPGROUP_ROWS else None
         return crowd and f"a thread of three groups has 144 registers, and {crowd}"
 
     def threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
-        return 32 * (tile.warps + 4 + 4 * _has_transformer(spec))
+        return 32 * (tile.warps + 4 + 4 * _has_group(spec, tile))
 
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
         self.check(spec, tile)
@@ -64,33 +66,33 @@ class Hopper(CudaTemplate):
         return {
             "query_stages": tile.query_stages,
             "bulk": self.copies_in_bulk(spec.kv_format, tile),
-            "transformer": _has_transformer(spec),
+            "transformer": _has_group(spec, tile),
             **{f"{role}_registers": n for role, n in asdict(self.registers(spec, tile)).items()},
         }
 
     def registers(self, spec: AttentionSpec, tile: TileConfig) -> Registers:
         """Of a thread of each role."""
-        groups, has_columns = tile.rows // GROUP_ROWS, self.column_bytes(spec) > 0
+        groups, has_columns = tile.rows // WARPGROUP_ROWS, self.column_bytes(spec) > 0
         return split(groups, self._hardest(spec, tile), has_columns)
 
     def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
         """Which of the copies and transforms decides what the groups that do them need."""
         bulk, (dim_qk, dim_v) = self.copies_in_bulk(spec.kv_format, tile), padded_dims(spec)
-        if _has_transformer(spec):
+        if _has_group(spec, tile):
             if spec.head_dim_v > 96:
                 return "transforms"
             if bulk and spec.head_dim_qk == dim_qk:
-                return "transforms narrow heads"
-            return "transforms gathered or padded rows of narrow heads"
+                return "transforms small heads"
+            return "transforms gathered or padded rows of small heads"
         if bulk and spec.head_dim_v > 128:
             return "copies wide values in bulk"
         panels = dim_v // _swizzled_lanes(spec)
         return "copies more than four panels" if panels > 4 else "copies"
 
-    def turns_rows(self, spec: AttentionSpec) -> bool:
+    def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Where rows lie evenly, and have warps of their own that transform them."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
-        return _has_transformer(spec) and not listed
+        return tile.staged == "auto" and _has_transformer(spec) and not listed
 
     def keeps_bytes(self, spec: AttentionSpec) -> bool:
         """Beside keys of wide heads nothing else fits.
@@ -109,7 +111,7 @@ class Hopper(CudaTemplate):
 
         Queries of the next item are copied early if there is room for two tiles of them.
         """
-        if work.rows <= GROUP_ROWS or spec.is_narrow:
+        if work.rows <= WARPGROUP_ROWS or spec.is_narrow:
             return
         block = spec.kv_format.block_kv
         if not _three_groups_obstacle(spec) and _suits_blocks(96, block):
@@ -132,18 +134,18 @@ class Hopper(CudaTemplate):
         return list(best.values())
 
     def passed_over(self, spec: AttentionSpec, arch: Arch, work: Work) -> str | None:
-        suits = self.name in arch.templates and work.rows > GROUP_ROWS
+        suits = self.name in arch.templates and work.rows > WARPGROUP_ROWS
         return _NO_NARROW_KEYS if suits and spec.is_narrow else None
 
     def weighed(self, spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
-        return self.tiles(spec, arch, Work(rows=GROUP_ROWS + 1))[::-1]
+        return self.tiles(spec, arch, Work(rows=WARPGROUP_ROWS + 1))[::-1]
 
     def kind(self, tile: TileConfig) -> str:
         return f"hopper {tile.rows}"
 
     def reason(self, spec: AttentionSpec, tile: TileConfig, arch: Arch, work: Work) -> str:
         return (
-            f"{work}: {tile.rows // GROUP_ROWS} groups of {GROUP_ROWS} rows "
+            f"{work}: {tile.rows // WARPGROUP_ROWS} groups of {WARPGROUP_ROWS} rows "
             f"take turns on Hopper's tensor cores; {tile.keys} keys in {tile.stages} stages and "
             f"{tile.query_stages} tiles of queries are what fits the shared memory"
         )
@@ -167,7 +169,7 @@ class Hopper(CudaTemplate):
         )
 
     def column_bytes(self, spec: AttentionSpec) -> int:
-        """What seats on logits keep of a key, for all rows; a composed tile's each see another."""
+        """What hooks on logits keep of a key, for all rows; a composed tile's each see another."""
         if spec.kv_format.composed:
             return 0
         return column_state_bytes(spec.variant, self.keeps_bytes(spec), self.shifts_rows(spec))
@@ -177,10 +179,10 @@ class Hopper(CudaTemplate):
 
         Beside 128 keys of 128 lanes norms with RoPE then spilled 48 bytes.
         """
-        seats, block = spec.variant.seats, spec.kv_format.block_kv
-        if "key_transform" not in seats or _has_transformer(spec) or block % _SMALLEST_BOX == 0:
+        hooks, block = spec.variant.hooks, spec.kv_format.block_kv
+        if "key_transform" not in hooks or _has_transformer(spec) or block % _SMALLEST_BOX == 0:
             return False
-        parts = list(reachable([seats[name] for name in _ON_LOGITS if name in seats]))
+        parts = list(reachable([hooks[name] for name in _ON_LOGITS if name in hooks]))
         known = levels(parts)
         return any(part.op == "load" and known[part] is Level.ELEMENT for part in parts)
 
@@ -197,29 +199,34 @@ def _has_transformer(spec: AttentionSpec) -> bool:
     """Whether four warps of their own transform what was staged; else those that compute do.
 
     Accumulators of wide heads leave them no registers, nor does what a thread keeps of more than
-    64 lanes where a seat both reduces and reads other lanes than its own (norms with RoPE).
+    64 lanes where a hook both reduces and reads other lanes than its own (norms with RoPE).
     """
-    roots = [spec.variant.seats[seat] for seat in _TRANSFORMS if seat in spec.variant.seats]
+    roots = [spec.variant.hooks[hook] for hook in _TRANSFORMS if hook in spec.variant.hooks]
     most = 64 if reduces_lanes(*roots) and reads_other_lanes(*roots) else 128
     return bool(roots) and max(spec.head_dim_qk, spec.head_dim_v) <= most
+
+
+def _has_group(spec: AttentionSpec, tile: TileConfig) -> bool:
+    """The same for a tile, which may say that those that compute do."""
+    return tile.staged != "consumers" and _has_transformer(spec)
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:
     """What leaves three groups too few registers, or None.
 
-    Where nothing does, they pay: narrow heads have few products for each exponential, and one more
+    Where nothing does, they pay: small heads have few products for each exponential, and one more
     group to compute these gained 7 to 11 % on an H200.
     """
-    seats = spec.variant.seats
-    on_logits = [seats[seat] for seat in _ON_LOGITS if seat in seats]
+    hooks = spec.variant.hooks
+    on_logits = [hooks[hook] for hook in _ON_LOGITS if hook in hooks]
     if max(spec.head_dim_qk, spec.head_dim_v) > 64:
         return "outputs of more than 64 lanes take most of them"
     if spec.kv_format.composed or spec.kv_format.column_positions:
         return "rows and keys have positions of their own in this format"
-    if transforms := [seat for seat in _TRANSFORMS if seat in seats]:
+    if transforms := [hook for hook in _TRANSFORMS if hook in hooks]:
         return f"{transforms[0]} takes a share for warps of its own or for what it keeps"
     if any(found.op in ("load", "scalar") for found in walk(*on_logits)):
-        return "seats on logits keep there what they read of fields"
+        return "hooks on logits keep there what they read of fields"
     return None
 
 

@@ -143,30 +143,30 @@ class Tall(Staged):
 
 def mask_reads_inputs(spec: AttentionSpec) -> bool:
     """True if the mask reads fields, and not positions alone."""
-    mask = spec.variant.seats.get("logits_mask")
+    mask = spec.variant.hooks.get("logits_mask")
     return mask is not None and any(found.op in ("load", "scalar") for found in walk(mask))
 
 
 def _needs_registers(spec: AttentionSpec, arch: Arch) -> bool:
-    """True if seats on logits leave the largest tiles too few registers.
+    """True if hooks on logits leave the largest tiles too few registers.
 
     A sweep found spills where logits are transformed or the mask reads inputs, and on newer
     architectures with any mask.
     """
-    seats = spec.variant.seats
-    if "logits_mask" not in seats or "logits_transform" in seats:
-        return "logits_transform" in seats
+    hooks = spec.variant.hooks
+    if "logits_mask" not in hooks or "logits_transform" in hooks:
+        return "logits_transform" in hooks
     return mask_reads_inputs(spec) or arch.capability >= (10, 0)
 
 
 def _walked(spec: AttentionSpec, tile: TileConfig, query_tiles: int) -> list[Region]:
     """What is needed while keys are walked."""
     dim_qk, dim_v = padded_dims(spec)
-    seats = spec.variant.seats
-    # Seats make 16-bit numbers of a whole tile.
-    new_keys = spec.is_narrow and "key_transform" in seats
-    scales_weights = scale_factors(seats.get("value_transform")) and spec.dtype.name != "float16"
-    new_values = spec.is_narrow and "value_transform" in seats and not scales_weights
+    hooks = spec.variant.hooks
+    # Hooks make 16-bit numbers of a whole tile.
+    new_keys = spec.is_narrow and "key_transform" in hooks
+    scales_weights = scale_factors(hooks.get("value_transform")) and spec.dtype.name != "float16"
+    new_values = spec.is_narrow and "value_transform" in hooks and not scales_weights
     key, value = (
         (round_up(spec.head_dim_qk, 64), round_up(spec.head_dim_v, 64))
         if spec.is_narrow

@@ -33,12 +33,12 @@ class SingleRow(Portable):
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig | None = None) -> str | None:
         """The same for all its tiles."""
-        seats = spec.variant.seats
+        hooks = spec.variant.hooks
         if spec.kv_format.composed:
             return "rows of several requests share a tile of composed plans"
-        if "key_transform" in seats:
+        if "key_transform" in hooks:
             return "a key transform needs staged keys"
-        if "value_transform" in seats and not scale_factors(seats["value_transform"]):
+        if "value_transform" in hooks and not scale_factors(hooks["value_transform"]):
             return "a value transform that is no scale needs staged values"
         return None
 
@@ -73,7 +73,7 @@ class SingleRow(Portable):
         return False
 
     def registers(self, spec: AttentionSpec, capability: tuple[int, int]) -> int:
-        """For vectors on their way, and for what seats keep.
+        """For vectors on their way, and for what hooks keep.
 
         A sweep found spills in 128 where logits are transformed, the mask reads inputs, columns are
         listed or blocks have few tokens, each of which has an address of its own. 8-bit vectors
@@ -83,7 +83,7 @@ class SingleRow(Portable):
         if max(spec.head_dim_qk, spec.head_dim_v) > 128:
             return MOST_REGISTERS
         listed = spec.kv_format.column_positions or _has_small_blocks(spec)
-        tight = mask_reads_inputs(spec) or "logits_transform" in spec.variant.seats
+        tight = mask_reads_inputs(spec) or "logits_transform" in spec.variant.hooks
         is_late = capability >= _MORE_REGISTERS_SINCE
         return 168 if tight or spec.is_narrow or listed or is_late else 128
 

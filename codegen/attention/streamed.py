@@ -24,7 +24,7 @@ class Streamed(Staged):
         return super().threads(tile) + 32
 
     def registers(self, spec: AttentionSpec, capability: tuple[int, int]) -> int:
-        """Fewer for narrow heads; joining holds several partial results of a row."""
+        """Fewer for small heads; joining holds several partial results of a row."""
         if max(spec.head_dim_qk, spec.head_dim_v) > 128:
             return MOST_REGISTERS
         return 200 if spec.kv_format.composed else 168

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
-from warploom.codegen.abi import param_fields, struct_text
+from warploom.codegen.abi import ParamField, param_fields
 from warploom.codegen.attention.shared_memory import SharedMemory
 from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.kinds import KernelSpec, Language
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.render import Config, config_struct, environment, short_dims, short_dtypes
+from warploom.codegen.render import Config, config_struct, short_dims, short_dtypes
 from warploom.codegen.source import LABELS, KernelSource, TileConfig
 from warploom.dsl.types.formats import KVFormat
-from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.errors import UnsupportedSpec
 
 # What the recorded sweeps tell (cost.py).
@@ -60,15 +61,10 @@ class Template(ABC):
     """
 
     name: ClassVar[str]
-    language: ClassVar[Literal["cuda", "cpp"]]
+    language: ClassVar[Language]
     remedy: ClassVar[str] = ""
     has_tensor_maps: ClassVar[bool] = False
     takes_roles: ClassVar[bool] = False
-
-    @property
-    def file(self) -> str:
-        """Its text, in templates/."""
-        return f"{self.name}.{'cu' if self.language == 'cuda' else 'cpp'}.j2"
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         """Why it cannot compute this with such a tile, or None."""
@@ -100,7 +96,7 @@ class Template(ABC):
         """C++ text of what `Config` tells of its memory."""
         return ""
 
-    def turns_rows(self, spec: AttentionSpec) -> bool:
+    def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Whether sines of staged rows are taken from those of others (decision 0019)."""
         return False
 
@@ -112,12 +108,20 @@ class Template(ABC):
         """Whether the softmax can add a bias that grows evenly from key to key (decision 0026)."""
         return False
 
+    def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
+        """What a launch needs on a GPU.
+
+        Raises:
+            UnsupportedSpec: there is an obstacle.
+        """
+        raise NotImplementedError(f"no GPU runs the template {self.name}")
+
     def copies_in_bulk(self, kv_format: KVFormat, tile: TileConfig) -> bool:
         """Whether keys come by tensor copies."""
         return False
 
     def render(self, spec: AttentionSpec, tile: TileConfig, plan_structs: str) -> KernelSource:
-        """Source of a kernel: what text may see is the one object that is made here.
+        """Source of a kernel.
 
         Args:
             spec: what to compute.
@@ -128,51 +132,12 @@ class Template(ABC):
             UnsupportedSpec: there is an obstacle, or for the CPU, the variant calls a custom
                 function without C++ text.
         """
+        return self.kernel(spec, tile).render(self.language, plan_structs)
+
+    def kernel(self, spec: AttentionSpec, tile: TileConfig) -> AttentionKernel:
+        """The kernel of a tile; raises UnsupportedSpec if there is an obstacle."""
         self.check(spec, tile)
-        labels = self._labels(spec, tile)
-        name = _name(labels)
-        config = _sizes(spec, tile) | dict(self.constants(spec, tile))
-        context = {
-            "title": self._title(name, spec),
-            "plan_structs": plan_structs,
-            "params_struct": struct_text(param_fields(spec), tensor_maps=self.has_tensor_maps),
-            "variant_struct": variant_struct(
-                spec.variant,
-                self.language,
-                turns=self.turns_rows(spec),
-                bytes_of_columns=self.keeps_bytes(spec),
-                shifts_rows=self.shifts_rows(spec),
-            ),
-            "config_struct": _config_text(self, spec, tile),
-            "config": config,  # as values, where a template must choose text
-            "roles": [_config_name(role) for role in tile.of_roles],
-            "entry": "warploom_kernel",
-            "launch_bounds": self.launch_bounds(spec, tile),
-        }
-        text = environment().get_template(self.file).render(context)
-        return KernelSource(name, text, self.language, labels=tuple(labels.items()))
-
-    def _title(self, name: str, spec: AttentionSpec) -> str:
-        """Comment lines that name the spec, the tile and the template."""
-        stored = "" if spec.kv_dtype is None else f" with {spec.kv_dtype.name} keys and values"
-        return (
-            f"// {name}: {spec.variant.name}, {spec.dtype.name}{stored}, "
-            f"head_dim {spec.head_dim_qk}/{spec.head_dim_v}\n"
-            f"// {spec.kv_format}\n"
-            f"// rendered by warploom from templates/{self.file}"
-        )
-
-    def _labels(self, spec: AttentionSpec, tile: TileConfig) -> dict[str, str]:
-        """What people tell a kernel by."""
-        labels = (
-            self.name,
-            spec.variant.name,
-            short_dtypes(spec.dtype, spec.stored_dtype),
-            short_dims(spec.head_dim_qk, spec.head_dim_v),
-            spec.kv_format.label,
-            "+".join(f"r{own.rows}k{own.keys}" for own in tile.of_roles.values() or (tile,)),
-        )
-        return dict(zip(LABELS, labels, strict=True))
+        return AttentionKernel(self, spec, tile)
 
 
 class CudaTemplate(Template):
@@ -203,14 +168,6 @@ class CudaTemplate(Template):
 
     def table(self, spec: AttentionSpec, tile: TileConfig) -> str:
         return self.memory(spec, tile).struct()
-
-    @abstractmethod
-    def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
-        """What a launch needs.
-
-        Raises:
-            UnsupportedSpec: there is an obstacle.
-        """
 
     @abstractmethod
     def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterable[TileConfig]:
@@ -254,11 +211,82 @@ class CudaTemplate(Template):
         return ""
 
 
-def _name(labels: dict[str, str]) -> str:
-    """Readable name such as `portable_SoftCap_Causal_bf16_d128_paged16_r128k64`."""
-    dims = "d" + labels["head_dim"].replace("/", "v")
-    parts = (labels | {"head_dim": dims}).values()
-    return "_".join(re.sub(r"\W+", "_", part).strip("_") for part in parts)
+@dataclass(frozen=True)
+class AttentionKernel(KernelSpec):
+    """A template, what it computes, and the sizes to compile for."""
+
+    of: Template
+    spec: AttentionSpec
+    tile: TileConfig
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """That of its template."""
+        return self.of.name
+
+    @property
+    def variant(self) -> TracedVariant:  # type: ignore[override]
+        return self.spec.variant
+
+    @property
+    def has_tensor_maps(self) -> bool:
+        return self.of.has_tensor_maps
+
+    @property
+    def name(self) -> str:
+        """Readable name such as `portable_SoftCap_Causal_bf16_d128_paged16_r128k64`."""
+        dims = "d" + self.labels["head_dim"].replace("/", "v")
+        parts = {**self.labels, "head_dim": dims}.values()
+        return "_".join(re.sub(r"\W+", "_", part).strip("_") for part in parts)
+
+    @property
+    def fields(self) -> tuple[ParamField, ...]:
+        return param_fields(self.spec)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        spec = self.spec
+        labels = (
+            self.of.name,
+            spec.variant.name,
+            short_dtypes(spec.dtype, spec.stored_dtype),
+            short_dims(spec.head_dim_qk, spec.head_dim_v),
+            spec.kv_format.label,
+            "+".join(
+                f"r{own.rows}k{own.keys}" for own in self.tile.of_roles.values() or (self.tile,)
+            ),
+        )
+        return dict(zip(LABELS, labels, strict=True))
+
+    @property
+    def about(self) -> str:
+        spec = self.spec
+        stored = "" if spec.kv_dtype is None else f" with {spec.kv_dtype.name} keys and values"
+        dims = f"head_dim {spec.head_dim_qk}/{spec.head_dim_v}"
+        return f"{spec.variant.name}, {spec.dtype.name}{stored}, {dims}\n// {spec.kv_format}\n// "
+
+    def context(self) -> Mapping[str, Any]:
+        of, spec, tile = self.of, self.spec, self.tile
+        config = _sizes(spec, tile) | dict(of.constants(spec, tile))
+        return {
+            "config_struct": _config_text(of, spec, tile),
+            "config": config,  # as values, where a template must choose text
+            "roles": [_config_name(role) for role in tile.of_roles],
+            "launch_bounds": of.launch_bounds(spec, tile),
+        }
+
+    def variant_struct(self, language: Language) -> str:
+        of, spec = self.of, self.spec
+        return variant_struct(
+            spec.variant,
+            language,
+            sine_recurrence=of.has_sine_recurrence(spec, self.tile),
+            bytes_of_columns=of.keeps_bytes(spec),
+            shifts_rows=of.shifts_rows(spec),
+        )
+
+    def launch(self, arch: Arch) -> LaunchShape:
+        return self.of.launch(self.spec, self.tile, arch)
 
 
 def _config_text(of: Template, spec: AttentionSpec, tile: TileConfig) -> str:

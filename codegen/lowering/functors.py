@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from warploom.codegen.lowering.interval_cpp import decided_function, tile_functions
 from warploom.codegen.lowering.lane_reads import lane_reads
 from warploom.codegen.lowering.linear_bias import LinearBias
-from warploom.codegen.lowering.logits_seats import Language, LogitsSeats, logits_seats
+from warploom.codegen.lowering.logits_hooks import Language, LogitsHooks, logits_hooks
 from warploom.codegen.lowering.lower import C_TYPES, Block, reachable
 from warploom.codegen.lowering.records import record_function
+from warploom.codegen.lowering.sine_recurrence import SineRecurrence, find_recurrence
 from warploom.codegen.lowering.split import Level, Split, lane_parts, tile_parts
-from warploom.codegen.lowering.turns import Turn, key_turn
 from warploom.dsl.masks.open_part import mask_parts
 from warploom.dsl.types.ir import REDUCTIONS, Kind, Node, Source
-from warploom.dsl.types.spec import SCALAR_SEATS, TensorField, TracedVariant
+from warploom.dsl.types.spec import SCALAR_HOOKS, TensorField, TracedVariant
 from warploom.errors import UnsupportedSpec
 
 _ROW_PARAMETERS = (
@@ -26,8 +26,8 @@ _ROW_PARAMETERS = (
     "      const RowInfo& row, const RowState& rs"
 )
 _ELEMENT_PARAMETERS = f"{_ROW_PARAMETERS}, int kv_pos, const ColState& cs"
-# seat: short name in C++, flag, and the parameters that say where its vector is
-_VECTOR_SEATS = (
+# hook: short name in C++, flag, and the parameters that say where its vector is
+_VECTOR_HOOKS = (
     ("query_transform", "query", "const RowInfo& row"),
     ("key_transform", "key", "int kv_pos"),
     ("value_transform", "value", "int kv_pos"),
@@ -56,7 +56,7 @@ _STATES = (
 def variant_struct(
     variant: TracedVariant,
     language: Language,
-    turns: bool = False,
+    sine_recurrence: bool = False,
     bytes_of_columns: bool = False,
     shifts_rows: bool = False,
 ) -> str:
@@ -65,7 +65,8 @@ def variant_struct(
     Args:
         variant: the variant.
         language: of the text.
-        turns: whether sines of angles that grow evenly from key to key may follow from one another.
+        sine_recurrence: whether sines of angles that grow evenly from key to key may follow from
+            one another.
         bytes_of_columns: whether the truths that are kept of a column take little room, though an
             element then tests them with more instructions.
         shifts_rows: whether the softmax adds a bias that grows evenly from key to key.
@@ -74,16 +75,17 @@ def variant_struct(
         UnsupportedSpec: a custom function has no text in this language.
     """
     tensors = {field.name: field for field in variant.tensors}
-    on_logits = logits_seats(variant, language, shifts_rows)
+    on_logits = logits_hooks(variant, language, shifts_rows)
     parts = [_flags(variant, on_logits)]
-    parts += _element_seats(variant, on_logits, tensors, bytes_of_columns)
+    parts += _element_hooks(variant, on_logits, tensors, bytes_of_columns)
     if variant.records:
         parts.append(record_function(variant, tensors))
-    for seat, short, where in _VECTOR_SEATS:
-        if seat in variant.seats:
-            turn = key_turn(variant.seats[seat]) if turns and "kv_pos" in where else None
-            parts.append(_vector_seat(variant.seats[seat], short, where, tensors, language, turn))
-    factors = scale_factors(variant.seats.get("value_transform"))
+    for hook, short, where in _VECTOR_HOOKS:
+        if hook in variant.hooks:
+            root, may_recur = variant.hooks[hook], sine_recurrence and "kv_pos" in where
+            found = find_recurrence(root) if may_recur else None
+            parts.append(_vector_hook(root, short, where, tensors, language, found))
+    factors = scale_factors(variant.hooks.get("value_transform"))
     if factors:
         parts.append(_value_scale(factors, tensors))
     body = "\n".join(parts)
@@ -107,11 +109,11 @@ def _custom_functions(variant: TracedVariant, language: Language) -> str:
     return text
 
 
-def _flags(variant: TracedVariant, on_logits: LogitsSeats) -> str:
-    vectors = [seat for seat, *_ in _VECTOR_SEATS if seat in variant.seats]
-    scalars = [seat for seat in SCALAR_SEATS if seat in on_logits.roots]
-    seats = [*vectors, *scalars, *(["linear_bias"] if on_logits.bias is not None else [])]
-    names = [f"kHas{''.join(map(str.capitalize, seat.split('_')))}" for seat in seats]
+def _flags(variant: TracedVariant, on_logits: LogitsHooks) -> str:
+    vectors = [hook for hook, *_ in _VECTOR_HOOKS if hook in variant.hooks]
+    scalars = [hook for hook in SCALAR_HOOKS if hook in on_logits.roots]
+    hooks = [*vectors, *scalars, *(["linear_bias"] if on_logits.bias is not None else [])]
+    names = [f"kHas{''.join(map(str.capitalize, hook.split('_')))}" for hook in hooks]
     lines = [f"  static constexpr bool {name} = true;" for name in sorted(names)]
     if not variant.softmax:
         lines.append("  static constexpr bool kSoftmax = false;")
@@ -122,13 +124,13 @@ def _function(signature: str, block: Block) -> str:
     return "\n".join([f"  WL_FN static {signature} {{", *block.statements, "  }"])
 
 
-def _element_seats(
+def _element_hooks(
     variant: TracedVariant,
-    on_logits: LogitsSeats,
+    on_logits: LogitsHooks,
     tensors: Mapping[str, TensorField],
     bytes_of_columns: bool,
 ) -> list[str]:
-    seats, parts = on_logits.roots, on_logits.states
+    hooks, parts = on_logits.roots, on_logits.states
     levels = [row for row in _STATES if parts.members(row[0])]
     text = [
         _state(row, parts, tensors, bytes_of_columns and row[0] is Level.COLUMN) for row in levels
@@ -136,20 +138,20 @@ def _element_seats(
     if parts.column:
         text.append("  static constexpr bool kHasColState = true;")
     bound = parts.bound(Level.ELEMENT)
-    if any(found.op == "load" for found in reachable(list(seats.values()), bound)):
+    if any(found.op == "load" for found in reachable(list(hooks.values()), bound)):
         text.append("  static constexpr bool kLoadsElements = true;")
-    if "logits_transform" in seats:
-        block = _returning(seats["logits_transform"], Block(tensors, bound))
+    if "logits_transform" in hooks:
+        block = _returning(hooks["logits_transform"], Block(tensors, bound))
         text.append(_function(f"float logits({_ELEMENT_PARAMETERS}, float logits)", block))
     if on_logits.factor is not None:
-        block = _returning(on_logits.factor, Block({}), variant.seats["logits_transform"].source)
+        block = _returning(on_logits.factor, Block({}), variant.hooks["logits_transform"].source)
         text.append(_function("float logits_factor(const Params& p)", block))
     if on_logits.bias is not None:
         of_row = _without(bound, parts.column)
-        source = variant.seats["logits_transform"].source
+        source = variant.hooks["logits_transform"].source
         text += _linear_bias(on_logits.bias, source, of_row, tensors)
-    if "logits_mask" in seats:
-        text += _mask_functions(variant.seats["logits_mask"], seats, bound, tensors)
+    if "logits_mask" in hooks:
+        text += _mask_functions(variant.hooks["logits_mask"], hooks, bound, tensors)
     return text
 
 
@@ -170,16 +172,16 @@ def _linear_bias(
 
 def _mask_functions(
     of_variant: Node,
-    seats: Mapping[str, Node],
+    hooks: Mapping[str, Node],
     bound: Mapping[Node, str],
     tensors: Mapping[str, TensorField],
 ) -> list[str]:
-    block = _returning(seats["logits_mask"], Block(tensors, bound), of_variant.source)
+    block = _returning(hooks["logits_mask"], Block(tensors, bound), of_variant.source)
     text = [_function(f"bool mask({_ELEMENT_PARAMETERS})", block)]
     text.append(tile_functions(of_variant, tensors))
     parts = mask_parts(of_variant, frozenset(tensors))
     if parts is not None:
-        block = _returning(seats["open_part"], Block(tensors, bound), of_variant.source)
+        block = _returning(hooks["open_part"], Block(tensors, bound), of_variant.source)
         text.append("  static constexpr bool kMaskHasParts = true;")
         text.append(_function(f"bool open_part({_ELEMENT_PARAMETERS})", block))
         text.append(decided_function(parts.decided_may_hide, tensors))
@@ -218,13 +220,13 @@ def _state(
     )
 
 
-def _vector_seat(
+def _vector_hook(
     root: Node,
     short: str,
     where: str,
     tensors: Mapping[str, TensorField],
     language: Language,
-    turn: Turn | None,
+    recurrence: SineRecurrence | None,
 ) -> str:
     reductions = [node for node in reachable([root]) if node.op in REDUCTIONS]
     bound = {
@@ -245,29 +247,34 @@ def _vector_seat(
     if language == "cuda" and halves:
         text.append(f"  static constexpr int k{short.capitalize()}Halves = {halves};")
     of_lane = {node: f"ls.l{i}" for i, node in enumerate(kept)}
-    if turn is not None:
-        text.append(_turn(short, turn, of_lane, tensors))
-    calls = turn.calls if turn is not None else {}
+    if recurrence is not None:
+        text.append(_recurrence(short, recurrence, of_lane, tensors))
+    calls = recurrence.calls if recurrence is not None else {}
     block = _returning(root, Block(tensors, bound | of_lane, calls=calls))
     with_state = parameters.format(f"{where}, const {short.capitalize()}Lane& ls,")
     text.append("  template <class X>\n" + _function(f"float {short}({with_state})", block))
     return "\n".join(text)
 
 
-def _turn(
-    short: str, turn: Turn, of_lane: Mapping[Node, str], tensors: Mapping[str, TensorField]
+def _recurrence(
+    short: str,
+    recurrence: SineRecurrence,
+    of_lane: Mapping[Node, str],
+    tensors: Mapping[str, TensorField],
 ) -> str:
     """An angle that grows evenly from key to key, and its growth."""
     parameters = (
         "const Params& p, const TileInfo& tile, {}"
         f"const {short.capitalize()}Lane& ls,\n      int lane, int head_dim"
     )
-    angle, rate = (_returning(root, Block(tensors, of_lane)) for root in (turn.angle, turn.rate))
+    angle, rate = (
+        _returning(root, Block(tensors, of_lane)) for root in (recurrence.angle, recurrence.rate)
+    )
     return "\n".join(
         (
-            f"  static constexpr bool k{short.capitalize()}Turns = true;",
-            f"  WL_FN static constexpr int {short}_turn_lane(int lane, int head_dim) {{\n"
-            f"    return {turn.owner};\n  }}",
+            f"  static constexpr bool k{short.capitalize()}SineRecurrence = true;",
+            f"  WL_FN static constexpr int {short}_angle_lane(int lane, int head_dim) {{\n"
+            f"    return {recurrence.owner};\n  }}",
             _function(f"float {short}_angle({parameters.format('int kv_pos, ')})", angle),
             _function(f"float {short}_rate({parameters.format('')})", rate),
         )
@@ -300,7 +307,7 @@ def _float_struct(
 
 
 def scale_factors(root: Node | None) -> tuple[Node, ...]:
-    """Factors of a vector seat that only multiplies its vector by one number; else empty.
+    """Factors of a vector hook that only multiplies its vector by one number; else empty.
 
     The portable CUDA kernel multiplies the weights of the softmax with those of values, which costs
     a product per key and row in place of a pass over the staged tile.

@@ -1,4 +1,4 @@
-"""Which lanes a vector seat reads: its own and their partners come in whole vectors."""
+"""Which lanes a vector hook reads: its own and their partners come in whole vectors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _HALF = half_partner(LANE, HEAD_DIM)[0]
 
 
 def lane_reads(root: Node) -> tuple[int, dict[Node, str]]:
-    """The reads of a seat that stay within two vectors, and their text in CUDA.
+    """The reads of a hook that stay within two vectors, and their text in CUDA.
 
     Returns:
-        The lanes whose halves the seat pairs (0: none, -1: the whole vector), and the text of each
+        The lanes whose halves the hook pairs (0: none, -1: the whole vector), and the text of each
         such read. Other reads go lane by lane.
     """
     halves, text = 0, {}

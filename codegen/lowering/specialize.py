@@ -20,23 +20,23 @@ def for_group_size(spec: AttentionSpec, group_size: int) -> AttentionSpec:
     """
     if group_size != 1:
         return spec
-    seats = {
-        seat: substitute(root, {_Q_HEAD: _KV_HEAD}) for seat, root in spec.variant.seats.items()
+    hooks = {
+        hook: substitute(root, {_Q_HEAD: _KV_HEAD}) for hook, root in spec.variant.hooks.items()
     }
-    return replace(spec, variant=replace(spec.variant, seats=seats))
+    return replace(spec, variant=replace(spec.variant, hooks=hooks))
 
 
-def only_seats(traced: TracedVariant, kept: Collection[str]) -> TracedVariant:
-    """The part of a variant that has these seats alone, with the fields that they read.
+def only_hooks(traced: TracedVariant, kept: Collection[str]) -> TracedVariant:
+    """The part of a variant that has these hooks alone, with the fields that they read.
 
     What attention records is no part of it.
     """
-    seats = {seat: root for seat, root in traced.seats.items() if seat in kept}
-    read = {found.attr for found in walk(*seats.values()) if found.op in ("scalar", "load", "call")}
+    hooks = {hook: root for hook, root in traced.hooks.items() if hook in kept}
+    read = {found.attr for found in walk(*hooks.values()) if found.op in ("scalar", "load", "call")}
     return replace(
         traced,
         softmax=True,
-        seats=seats,
+        hooks=hooks,
         records=(),
         scalars=tuple(field for field in traced.scalars if field.name in read),
         tensors=tuple(field for field in traced.tensors if field.name in read),
@@ -49,6 +49,6 @@ def for_prepared_keys(spec: AttentionSpec) -> AttentionSpec:
 
     All fields stay, so that both ways to attend have the same `Params`.
     """
-    seats = {seat: root for seat, root in spec.variant.seats.items() if seat != "key_transform"}
+    hooks = {hook: root for hook, root in spec.variant.hooks.items() if hook != "key_transform"}
     name = f"{spec.variant.name} of prepared keys"
-    return replace(spec, variant=replace(spec.variant, name=name, seats=seats))
+    return replace(spec, variant=replace(spec.variant, name=name, hooks=hooks))

@@ -107,7 +107,7 @@ _LANE_STATE = 2
 
 
 def lane_parts(root: Node) -> tuple[Node, ...]:
-    """The largest float parts of a vector seat that read the lane, but no position and no vector.
+    """The largest float parts of a vector hook that read the lane, but no position and no vector.
 
     A rotary frequency is one: it is the same for all rows of a tile.
     """

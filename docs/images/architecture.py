@@ -14,35 +14,81 @@ PICTURE = Path(__file__).with_suffix(".svg")
 
 FACE = "warploom"
 INK, SOFT, PALE, FAINT, PAPER = "#1f3b57", "#5f7a93", "#e8eef4", "#f5f7fa", "#ffffff"
-MARGIN, GAP, TOP, BOX, ROW = 14, 12, 64, 62, 20
+MARGIN, GAP, TOP, BOX, INNER, ROW = 14, 14, 64, 58, 26, 20
 
 
 @dataclass(frozen=True)
 class Room:
-    """A folder, what it does in one line, and its stages of the pipeline."""
+    """A folder of the root, what it does in one line, and its stages of the pipeline.
+
+    `rooms` are the folders below it with what each is for: none imports one that stands above it.
+    """
 
     folder: str
     does: str
     width: int
     stages: tuple[str, ...] = ()
+    rooms: tuple[tuple[str, str], ...] = ()
 
 
 ROOMS = (
-    Room(FACE, "face, errors, tools", 128),
-    Room("dsl", "what users write", 196, ("declare", "trace", "analyse")),
-    Room("templates", "CUDA, C++: data", 112),
-    Room("codegen", "graphs to binary", 150, ("render", "compile")),
-    Room("codegen/attention", "templates as objects", 160),
-    Room("scheduler", "lengths to plan", 112, ("plan",)),
-    Room("runtime/formats", "KV formats as objects", 144),
-    Room("runtime", "devices and launches", 140, ("run",)),
+    Room(FACE, "face, errors, tools", 132),
+    Room(
+        "dsl",
+        "what users write",
+        220,
+        ("declare", "trace", "analyse"),
+        (
+            ("library", "variants that ship"),
+            ("variants", "fields, tracing"),
+            ("masks", "tile classes, bounds"),
+            ("values", "symbols and arrays"),
+            ("graphs", "built, folded, boxed"),
+            ("types", "nodes, dtypes, spec"),
+        ),
+    ),
+    Room("templates", "CUDA, C++: data", 124),
+    Room(
+        "codegen",
+        "graphs to binary",
+        220,
+        ("render", "compile"),
+        (
+            ("archives", "kernels on the move"),
+            ("attention", "templates, tiles"),
+            ("lowering", "functors to C++"),
+            ("compilers", "NVRTC, host C++"),
+            ("cache", "binaries on disk"),
+        ),
+    ),
+    Room("scheduler", "lengths to plan", 124, ("plan",)),
+    Room(
+        "runtime",
+        "devices and launches",
+        240,
+        ("run",),
+        (
+            ("trials", "random batches"),
+            ("calls", "functions for users"),
+            ("wrappers", "plan once, run often"),
+            ("operators", "torch's custom ops"),
+            ("declaring", "checked specs"),
+            ("planning", "a batch's plan"),
+            ("launching", "kernels and launches"),
+            ("inputs", "what run is given"),
+            ("formats", "KV formats as objects"),
+            ("devices", "memory, streams"),
+            ("tensors", "of any framework"),
+        ),
+    ),
 )
+SIDE = BOX + INNER * max(len(room.rooms) for room in ROOMS) + 6
 
 
 def imports() -> Counter[tuple[str, str]]:
     """How many pairs of modules there are for each (importing room, imported room)."""
     counts = Counter[tuple[str, str]]()
-    for folder in (room.folder for room in ROOMS if "/" not in room.folder):
+    for folder in (room.folder for room in ROOMS):
         for file in (ROOT / folder).rglob("*.py"):
             importer = room_of(file.relative_to(ROOT))
             for module in set(modules(ast.parse(file.read_text()))):
@@ -51,9 +97,8 @@ def imports() -> Counter[tuple[str, str]]:
 
 
 def room_of(path: Path) -> str:
-    """The innermost; what lies in none of the other folders is the face's."""
-    known = {room.folder for room in ROOMS}
-    return next((str(folder) for folder in path.parents if str(folder) in known), FACE)
+    """What lies in none of the other folders is the face's."""
+    return next((room.folder for room in ROOMS if room.folder == path.parts[0]), FACE)
 
 
 def modules(tree: ast.AST) -> Iterator[str]:
@@ -84,7 +129,7 @@ def picture() -> str:
     counts = imports()
     order = [room.folder for room in ROOMS]
     pairs = sorted(counts, key=lambda pair: (order.index(pair[0]), order.index(pair[1])))
-    height = TOP + BOX + 18 + ROW * len(pairs) + 34
+    height = TOP + SIDE + 18 + ROW * len(pairs) + 34
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" font-family="Helvetica, Arial, DejaVu Sans, sans-serif" '
@@ -100,7 +145,8 @@ def picture() -> str:
         text(
             width // 2,
             height - 12,
-            "an arrow: modules of one room import modules of another; the number counts such pairs",
+            "an arrow: modules of one folder import modules of another, and the number counts such "
+            "pairs; inside of a folder, rooms import those below them",
             12,
             SOFT,
         ),
@@ -125,11 +171,16 @@ def pipeline(spans: dict[str, tuple[int, int]]) -> Iterator[str]:
 
 
 def box(room: Room, left: int, width: int) -> Iterator[str]:
-    fill = PALE if "/" in room.folder or room.folder == "templates" else INK
+    fill = PALE if room.folder == "templates" else INK
     name, words = (INK, INK) if fill == PALE else (PAPER, PALE)
-    yield area(left, TOP, width, BOX, fill, f' rx="6" stroke="{INK}"')
-    yield text(left + width // 2, TOP + 27, room.folder, 14, name, weight="bold")
-    yield text(left + width // 2, TOP + 47, room.does, 11, words)
+    yield area(left, TOP, width, SIDE, fill, f' rx="6" stroke="{INK}"')
+    yield text(left + width // 2, TOP + 25, room.folder, 14, name, weight="bold")
+    yield text(left + width // 2, TOP + 44, room.does, 11, words)
+    for i, (inner, does) in enumerate(room.rooms):
+        y = TOP + BOX + INNER * i
+        yield area(left + 6, y, width - 12, INNER - 4, PALE, ' rx="4"')
+        yield text(left + 48, y + 15, inner, 12, INK, weight="bold")
+        yield text(left + (width + 84) // 2, y + 15, does, 11, INK)
 
 
 def arrows(
@@ -138,7 +189,7 @@ def arrows(
     counts: Counter[tuple[str, str]],
     width: int,
 ) -> Iterator[str]:
-    first = TOP + BOX + 18
+    first = TOP + SIDE + 18
     last = first + ROW * len(pairs)
     row = 0
     for i, (_, group) in enumerate(groupby(pairs, key=lambda pair: pair[0])):
@@ -148,7 +199,7 @@ def arrows(
         row += size
     centres = {folder: left + size // 2 for folder, (left, size) in spans.items()}
     for centre in centres.values():
-        yield f'<path d="M{centre},{TOP + BOX} V{last}" stroke="{SOFT}" stroke-dasharray="2 4"/>'
+        yield f'<path d="M{centre},{TOP + SIDE} V{last}" stroke="{SOFT}" stroke-dasharray="2 4"/>'
     for i, (importer, imported) in enumerate(pairs):
         y = first + ROW * i + ROW // 2
         start, end = centres[importer], centres[imported]

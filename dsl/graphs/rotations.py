@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from warploom.dsl.types.spec import TracedVariant
 from warploom.errors import ArgumentError
 
-_QK_SEATS = ("query_transform", "key_transform")
+_QK_HOOKS = ("query_transform", "key_transform")
 
 _widest: ContextVar[list[int] | None] = ContextVar("widest", default=None)
 
@@ -40,10 +40,10 @@ def check(traced: TracedVariant, head_dim: int, head_dim_v: int) -> None:
     """Compare the rotations of a variant with the lanes that its vectors have.
 
     Raises:
-        ArgumentError: a seat rotates more lanes than there are.
+        ArgumentError: a hook rotates more lanes than there are.
     """
-    for seat, dim in traced.rotated:
-        name, lanes = ("head_dim", head_dim) if seat in _QK_SEATS else ("head_dim_v", head_dim_v)
+    for hook, dim in traced.rotated:
+        name, lanes = ("head_dim", head_dim) if hook in _QK_HOOKS else ("head_dim_v", head_dim_v)
         if dim > lanes:
-            reason = f"{seat} rotates {dim} lanes, but {name} is {lanes}; give dim={lanes} or less"
+            reason = f"{hook} rotates {dim} lanes, but {name} is {lanes}; give dim={lanes} or less"
             raise ArgumentError(name=traced.name, reason=reason)

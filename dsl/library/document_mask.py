@@ -11,7 +11,7 @@ from warploom.dsl.variants.variant import Variant
 
 
 class DocumentMask(Variant):
-    """Visible if query and key carry the same document number. Compose it with `Causal()` as
+    """Visible if query and key carry the same document number. Chain it with `Causal()` as
     needed.
 
     Args:

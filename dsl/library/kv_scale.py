@@ -19,7 +19,7 @@ from warploom.dsl.variants.variant import Variant
 class KVScale(Variant):
     """Keys are `k_scale` and values `v_scale` times what is stored.
 
-    Compose it first, so that other transforms see scaled logits: `KVScale(...) & SoftCap(50.0)`.
+    Put it first, so that other transforms see scaled logits: `KVScale(...) & SoftCap(50.0)`.
 
     Args:
         k: scale of all keys; None leaves it to be given at run time as `k_scale=...`.

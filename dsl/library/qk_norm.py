@@ -16,7 +16,7 @@ from warploom.errors import ArgumentError
 class QKNorm(Variant):
     """x -> x / sqrt(mean(x^2) + eps) * weight, over the head dimension, for query and key vectors.
 
-    Compose it before `Rope()`: `QKNorm(...) & Rope()`.
+    Put it before `Rope()`: `QKNorm(...) & Rope()`.
 
     Args:
         q_weight: [head_dim] float32 for queries; None leaves it to be given at run time.

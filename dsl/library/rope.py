@@ -49,6 +49,7 @@ class Rope(Variant):
     def __init__(
         self,
         theta: float = 10000.0,
+        *,
         interleaved: bool = False,
         positions: Literal["cache", "sequence"] = "cache",
         scaling: RopeScaling | None = None,

@@ -18,13 +18,13 @@ class SlidingWindow(Variant):
     """Visible if q_pos - left <= kv_pos <= q_pos + right; `left` hides no attention-sink token.
 
     Both ends are inclusive: `left=4096` sees 4096 keys before the query's own, as in FlashInfer. It
-    does not imply causality; compose it with `Causal()`, or give `right=0`. A side of -1 is
+    does not imply causality; chain it with `Causal()`, or give `right=0`. A side of -1 is
     off, at run time too: one kernel serves layers with and without a window.
 
     Args:
         left: keys before the query; -1 is no limit.
         right: keys after the query; -1 is no limit.
-        sink_tokens: keys at the beginning that `left` never hides (StreamingLLM).
+        sinks: keys at the beginning that `left` never hides (StreamingLLM).
 
     Raises:
         ArgumentError: a side below -1.
@@ -32,15 +32,15 @@ class SlidingWindow(Variant):
 
     left = Scalar("int32")
     right = Scalar("int32", default=-1)
-    sink_tokens = Scalar("int32", default=0)
+    sinks = Scalar("int32", default=0)
 
-    def __init__(self, left: int, right: int = -1, sink_tokens: int = 0) -> None:
+    def __init__(self, left: int, right: int = -1, sinks: int = 0) -> None:
         for name, side in (("left", left), ("right", right)):
             setattr(self, name, side)  # refuses what is no number
             if side < -1:
                 reason = f"is {side}; expected a number of keys, or -1 for no limit"
                 raise ArgumentError(name=name, reason=reason)
-        self.sink_tokens = sink_tokens
+        self.sinks = sinks
 
     def logits_mask(self, at: Position) -> Value:
         # The ends of both ranges depend on the row alone: a kernel works them out once for all
@@ -50,5 +50,5 @@ class SlidingWindow(Variant):
         ahead = clamp(where(self.right < 0, _FAR, self.right), 0, _FAR)
         first = maximum(at.q_pos, 0) - behind
         last = at.q_pos + ahead
-        is_sink = at.kv_pos < minimum(self.sink_tokens, first)
+        is_sink = at.kv_pos < minimum(self.sinks, first)
         return ((at.kv_pos >= first) | is_sink) & (at.kv_pos <= last)

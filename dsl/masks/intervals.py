@@ -97,7 +97,7 @@ class TileAnalysis:
         scalars: Mapping[str, bool | int | float],
         tensors: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        mask = traced.seats.get("logits_mask", fold.TRUE)
+        mask = traced.hooks.get("logits_mask", fold.TRUE)
         read = {str(found.attr) for found in walk(mask) if found.op == "scalar"}
         self.mask_scalars = frozenset(read)  #: run() must get these as they were when planned
         self._scalars: dict[str, bool | int | float] = {}

@@ -28,7 +28,7 @@ def check_doubles(traced: TracedVariant, names: Collection[str]) -> None:
     """
     found: dict[Node, str | None] = {}  # the field that a value was rounded from
     scores: set[Node] = set()  # of the score's own precision
-    for current in walk(*traced.seats.values()) if names else ():
+    for current in walk(*traced.hooks.values()) if names else ():
         rounded = next((found[arg] for arg in current.args if found[arg]), None)
         if current.op in ("load", "scalar") and current.attr in names:
             rounded = str(current.attr)

@@ -48,8 +48,8 @@ POSITIONS: Mapping[str, Kind] = {
     "q_row": Kind.INT,  # row of the ragged query tensor, over all requests
     "num_q_heads": Kind.INT,
     "num_kv_heads": Kind.INT,
-    "lane": Kind.INT,  # index into the head dimension; vector seats only
-    "head_dim": Kind.INT,  # length of the vector of this seat; vector seats only
+    "lane": Kind.INT,  # index into the head dimension; vector hooks only
+    "head_dim": Kind.INT,  # length of the vector of this hook; vector hooks only
     "lse": Kind.FLOAT,  # natural log-sum-exp of the row; output_transform only
 }
 
@@ -81,7 +81,7 @@ OPERATIONS = (
             "to_float",
             "cast",  # attr: name of a type in `number_types`; integers keep their low bits
             "load",  # attr: tensor field's name; args: one INT index per dimension
-            "element",  # args: (lane,); that lane of the seat's own vector
+            "element",  # args: (lane,); that lane of the hook's own vector
             "call",  # attr: name of a CustomFunction; args: its arguments
         }
     )

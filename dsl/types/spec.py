@@ -9,11 +9,11 @@ from warploom.dsl.types.dtypes import NARROW_DTYPES, DType
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.ir import Node, Source
 
-VECTOR_SEATS = ("query_transform", "key_transform", "value_transform", "output_transform")
-SCALAR_SEATS = ("logits_transform", "logits_mask")
-SEATS = (*VECTOR_SEATS, *SCALAR_SEATS)
-# The seat that may record values in outputs: it alone runs once for each row and key.
-RECORDING_SEAT = "logits_transform"
+VECTOR_HOOKS = ("query_transform", "key_transform", "value_transform", "output_transform")
+SCALAR_HOOKS = ("logits_transform", "logits_mask")
+HOOKS = (*VECTOR_HOOKS, *SCALAR_HOOKS)
+# The hook that may record values in outputs: it alone runs once for each row and key.
+RECORDING_HOOK = "logits_transform"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class OutputField(TensorField):
 
 @dataclass(frozen=True)
 class Record:
-    """A value of each visible element that is stored beside what the seats compute.
+    """A value of each visible element that is stored beside what the hooks compute.
 
     Attributes:
         output: the tensor that it is stored in.
@@ -96,11 +96,11 @@ class TracedVariant:
     Attributes:
         name: class name, for messages and rendered comments.
         softmax: normalise with softmax, or sum `logits * value` as they are.
-        seats: graph of each seat that is not the identity (`logits_mask`: not always true).
+        hooks: graph of each hook that is not the identity (`logits_mask`: not always true).
         scalars: run-time scalars that the graphs read.
         tensors: run-time tensors that the graphs read, and those that values are recorded in.
         functions: custom functions that the graphs call.
-        rotated: (seat, lanes) of the widest rotation of a seat, where it was given a width.
+        rotated: (hook, lanes) of the widest rotation of a hook, where it was given a width.
         records: what `logits_transform` records, in order of the outputs' declaration.
         unread: names of declared fields that no graph reads, as of what folds away; values given
             for them are taken and not used.
@@ -108,7 +108,7 @@ class TracedVariant:
 
     name: str
     softmax: bool
-    seats: Mapping[str, Node]
+    hooks: Mapping[str, Node]
     scalars: tuple[ScalarField, ...] = ()
     tensors: tuple[TensorField, ...] = ()
     functions: tuple[CustomFunction, ...] = ()
@@ -118,8 +118,8 @@ class TracedVariant:
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        """Graphs of all seats, and of all recorded values."""
-        return (*self.seats.values(), *(record.value for record in self.records))
+        """Graphs of all hooks, and of all recorded values."""
+        return (*self.hooks.values(), *(record.value for record in self.records))
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -133,8 +133,8 @@ class TracedVariant:
         return (*scalars, *(tensor.name for tensor in self.tensors))
 
     def __hash__(self) -> int:  # nodes are interned, so equal variants have the same nodes
-        seats = frozenset(self.seats.items())
-        return hash((self.name, self.softmax, seats, self.scalars, self.tensors, self.functions))
+        hooks = frozenset(self.hooks.items())
+        return hash((self.name, self.softmax, hooks, self.scalars, self.tensors, self.functions))
 
 
 @dataclass(frozen=True)

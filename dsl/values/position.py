@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from warploom.dsl.graphs import build
 from warploom.dsl.types.ir import POSITIONS, var
-from warploom.dsl.types.spec import SEATS
+from warploom.dsl.types.spec import HOOKS
 from warploom.dsl.values.parts import ReadInParts
 from warploom.dsl.values.symbols import Symbol, Value
 
@@ -16,7 +16,7 @@ _QUERY = ("q_pos", "q_idx", "q_head", "q_row")
 _KEY = ("kv_pos",)
 _VECTOR = ("lane", "head_dim")
 
-# What each seat may read. A key is shared by all queries of a request, so it has no q_pos, and so
+# What each hook may read. A key is shared by all queries of a request, so it has no q_pos, and so
 # on.
 AVAILABLE: Mapping[str, tuple[str, ...]] = {
     "query_transform": (*_REQUEST, *_QUERY, *_VECTOR),
@@ -47,8 +47,8 @@ class Position(ReadInParts):
         kv_head: key/value head.
         num_q_heads: query heads in all.
         num_kv_heads: key/value heads in all.
-        lane: index into the head dimension; vector seats only.
-        head_dim: length of this seat's vector; vector seats only.
+        lane: index into the head dimension; vector hooks only.
+        head_dim: length of this hook's vector; vector hooks only.
         lse: natural log-sum-exp of the row over its visible keys; output_transform only.
     """
 
@@ -67,11 +67,11 @@ class Position(ReadInParts):
     head_dim: Value
     lse: Value
 
-    def __init__(self, seat: str, values: Mapping[str, Value]) -> None:
-        """Bind the values of `ir.POSITIONS` that `seat` may read; q_idx is derived from them."""
-        if seat not in SEATS:
-            raise ValueError(f"no seat {seat!r}")
-        self.__dict__["_seat"] = seat
+    def __init__(self, hook: str, values: Mapping[str, Value]) -> None:
+        """Bind the values of `ir.POSITIONS` that `hook` may read; q_idx is derived from them."""
+        if hook not in HOOKS:
+            raise ValueError(f"no hook {hook!r}")
+        self.__dict__["_hook"] = hook
         self.__dict__["_values"] = values
 
     def __getattr__(self, name: str) -> Value:
@@ -79,8 +79,8 @@ class Position(ReadInParts):
             raise AttributeError(name)
         if name == "item":  # what symbols and NumPy ask numbers for
             self._taken_whole()
-        if name not in AVAILABLE[self._seat]:
-            raise _unavailable(self._seat, name)
+        if name not in AVAILABLE[self._hook]:
+            raise _unavailable(self._hook, name)
         if name == "q_idx":
             return self.q_pos - (self.kv_len - self.q_len)
         return self._values[name]
@@ -89,23 +89,23 @@ class Position(ReadInParts):
         raise build.refuse(f"assigning at.{name}", "The position is read-only.")
 
     def described(self) -> str:
-        return f"the position in {self._seat}"
+        return f"the position in {self._hook}"
 
     def remedy(self) -> str:
-        first = "" if self._seat == "logits_mask" else " after the value"
+        first = "" if self._hook == "logits_mask" else " after the value"
         return f"It is the last argument{first}; read one part of it, such as at.batch."
 
 
-def symbolic(seat: str) -> Position:
+def symbolic(hook: str) -> Position:
     """`at` for tracing."""
-    return Position(seat, {name: Symbol(var(name)) for name in POSITIONS})
+    return Position(hook, {name: Symbol(var(name)) for name in POSITIONS})
 
 
-def _unavailable(seat: str, name: str) -> Exception:
-    here = AVAILABLE[seat]
+def _unavailable(hook: str, name: str) -> Exception:
+    here = AVAILABLE[hook]
     if name in POSITIONS or name == "q_idx":
-        return build.refuse(f"at.{name} in {seat}", f"There it reads: {', '.join(sorted(here))}.")
+        return build.refuse(f"at.{name} in {hook}", f"There it reads: {', '.join(sorted(here))}.")
     meant = _FLEX.get(name)
     close = get_close_matches(name, here, n=1) if meant is None else [meant] * (meant in here)
     hint = "".join(f"Did you mean at.{one}? " for one in close)
-    return build.refuse(f"at.{name}", f"{hint}{seat} reads: {', '.join(sorted(here))}.")
+    return build.refuse(f"at.{name}", f"{hint}{hook} reads: {', '.join(sorted(here))}.")

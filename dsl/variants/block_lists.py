@@ -65,15 +65,15 @@ class BlockLists:
         has_absent = bool((self.states == ABSENT).any())
         has_whole = bool((self.states == WHOLE).any())
         many_batches, many_heads = (size > 1 for size in self.states.shape[:2])
-        states = self.states.view(_States)
-        states.roles = ("batch" if many_batches else None, "q_head" if many_heads else None)
-        states.roles += (None, None)
+        block_mask = self.states.view(_States)  # errors call it as the closure below does
+        block_mask.roles = ("batch" if many_batches else None, "q_head" if many_heads else None)
+        block_mask.roles += (None, None)
         rows, keys = self.sizes
 
         @functools.wraps(mask_mod)
         def listed(b: Value, h: Value, q_idx: Value, kv_idx: Value) -> Value:
             batch, head = b if many_batches else 0, h if many_heads else 0
-            state = states[batch, head, q_idx // rows, kv_idx // keys]
+            state = block_mask[batch, head, q_idx // rows, kv_idx // keys]
             shown = mask_mod(b, h, q_idx, kv_idx)
             if has_whole:
                 shown = (state == WHOLE) | shown
@@ -90,7 +90,7 @@ class BlockLists:
         Args:
             traced: a variant whose `logits_mask` is the mask_mod.
         """
-        mask = traced.seats.get("logits_mask")
+        mask = traced.hooks.get("logits_mask")
         batches, heads = self.states.shape[:2]
         if traced.scalars or traced.tensors or traced.functions or self.states.size > _MOST_BLOCKS:
             return False

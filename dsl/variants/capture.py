@@ -314,7 +314,7 @@ def _refuse_stores(function: FunctionType) -> None:
         )
         if outer:
             raise GlobalMutated(
-                seat="a statement",
+                hook="a statement",
                 variant=function.__name__,
                 name=step.argval,
                 source=location.at_line(code, line),

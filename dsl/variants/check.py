@@ -1,4 +1,4 @@
-"""Rules that a variant must obey: its seats' names, signatures and results."""
+"""Rules that a variant must obey: its hooks' names, signatures and results."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import numpy as np
 from warploom.dsl.graphs import build
 from warploom.dsl.types import location
 from warploom.dsl.types.ir import Kind, Node
-from warploom.dsl.types.spec import SEATS
+from warploom.dsl.types.spec import HOOKS
 from warploom.dsl.values.parts import ReadInParts
 from warploom.dsl.values.symbols import Symbol, Value, as_node
 from warploom.dsl.variants import fields
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import UnknownSeat, WrongResult, WrongSignature
+from warploom.errors import UnknownHook, WrongResult, WrongSignature
 
-_CLOSE = 0.8  # similarity above which a method's name is a misspelt seat, and not a helper
+_CLOSE = 0.8  # similarity above which a method's name is a misspelt hook, and not a helper
 _OTHER_NAMES = {"score_mod": "logits_transform", "mask_mod": "logits_mask", "mask": "logits_mask"}
 
 
 def declaration(variant: Variant) -> None:
-    """Check names and signatures of a variant's seats.
+    """Check names and signatures of a variant's hooks.
 
     Raises:
-        UnknownSeat: a method or flag whose name is nearly a seat's.
-        WrongSignature: a seat that cannot be called with its value and `at`, in this order.
-        NoFunctor: a seat that is no method, or a `softmax` that is no bool.
+        UnknownHook: a method or flag whose name is nearly a hook's.
+        WrongSignature: a hook that cannot be called with its value and `at`, in this order.
+        NoFunctor: a hook that is no method, or a `softmax` that is no bool.
         FieldMisuse: two fields whose names clash in the kernel.
     """
     for cls in type(variant).__mro__:
         _names(variant.name, cls)
-    for seat in SEATS:
-        _signature(variant, seat)
+    for hook in HOOKS:
+        _signature(variant, hook)
     if not isinstance(variant.softmax, bool):
         raise fields.no_functor(variant.name, "softmax", variant.softmax)
     _field_names(variant)
@@ -44,10 +44,10 @@ def declaration(variant: Variant) -> None:
 
 def _names(variant: str, cls: type) -> None:
     for name, value in vars(cls).items():
-        if name.startswith("_") or name in SEATS or name == "softmax":
+        if name.startswith("_") or name in HOOKS or name == "softmax":
             continue
         if isinstance(value, FunctionType):
-            close = get_close_matches(name, SEATS, n=1, cutoff=_CLOSE)
+            close = get_close_matches(name, HOOKS, n=1, cutoff=_CLOSE)
             suggestion = close[0] if close else _OTHER_NAMES.get(name)
         elif isinstance(value, bool):
             close = get_close_matches(name, ["softmax"], n=1, cutoff=_CLOSE)
@@ -56,21 +56,21 @@ def _names(variant: str, cls: type) -> None:
             continue
         if suggestion:
             place = location.of_function(value)
-            raise UnknownSeat(variant=variant, name=name, suggestion=suggestion, source=place)
+            raise UnknownHook(variant=variant, name=name, suggestion=suggestion, source=place)
 
 
-def _signature(variant: Variant, seat: str) -> None:
-    functor = getattr(variant, seat)
+def _signature(variant: Variant, hook: str) -> None:
+    functor = getattr(variant, hook)
     if not callable(functor):
-        raise fields.no_functor(variant.name, seat, functor)
-    count = 1 if seat == "logits_mask" else 2
+        raise fields.no_functor(variant.name, hook, functor)
+    count = 1 if hook == "logits_mask" else 2
     got = signature_problem(functor, count, ("self",)) or _at_elsewhere(functor, count)
     if got is not None:
         raise WrongSignature(
-            seat=seat,
+            hook=hook,
             variant=variant.name,
             got=got,
-            expected="(self, at)" if count == 1 else f"(self, {_argument(seat)}, at)",
+            expected="(self, at)" if count == 1 else f"(self, {_argument(hook)}, at)",
             source=location.of_function(functor),
         )
 
@@ -89,7 +89,7 @@ def signature_problem(function: Any, count: int, before: tuple[str, ...] = ()) -
 
 
 def _at_elsewhere(functor: Any, count: int) -> str | None:
-    """The parameters of a seat that calls something else `at` than the position, its last one."""
+    """The parameters of a hook that calls something else `at` than the position, its last one."""
     names = list(inspect.signature(functor).parameters)
     return _shown(("self", *names)) if "at" in names and names.index("at") != count - 1 else None
 
@@ -98,8 +98,8 @@ def _shown(parameters: tuple[str, ...]) -> str:
     return f"({', '.join(parameters)})"
 
 
-def _argument(seat: str) -> str:
-    return {"query": "q", "key": "k", "value": "v", "output": "o"}.get(seat.split("_")[0], "logits")
+def _argument(hook: str) -> str:
+    return {"query": "q", "key": "k", "value": "v", "output": "o"}.get(hook.split("_")[0], "logits")
 
 
 def _field_names(variant: Variant) -> None:
@@ -111,49 +111,49 @@ def _field_names(variant: Variant) -> None:
             raise fields.misuse(variant.name, name, f"the name is taken by tensor {match[1]!r}")
 
 
-def result(variant: Variant, seat: str, value: Value) -> Node:
-    """The node a seat returned.
+def result(variant: Variant, hook: str, value: Value) -> Node:
+    """The node a hook returned.
 
     Raises:
         WrongResult: a mask that is no bool, or a transform that is no number.
     """
-    expected = "a bool" if seat == "logits_mask" else "a number"
+    expected = "a bool" if hook == "logits_mask" else "a number"
     shown = _describe(value)
     if shown is None:
         found = as_node(value)
         is_bool = found.kind is Kind.BOOL
-        if is_bool == (seat == "logits_mask"):
+        if is_bool == (hook == "logits_mask"):
             return found if is_bool else build.to_kind(found, Kind.FLOAT)
         shown = f"a {found.kind.value}"
     place = value.source if isinstance(value, Symbol) else None
     raise WrongResult(
-        seat=seat,
+        hook=hook,
         variant=variant.name,
         got=shown,
         expected=expected,
-        source=place or location.of_function(variant.functor(seat)),
+        source=place or location.of_function(variant.functor(hook)),
     )
 
 
-def checked(variant: Variant, seat: str, value: Value) -> Value:
+def checked(variant: Variant, hook: str, value: Value) -> Value:
     """A part's result, refused where it was made and not where it is combined."""
     if not isinstance(value, Symbol) and hasattr(value, "dtype"):
-        return array_result(variant, seat, value)
-    result(variant, seat, value)
+        return array_result(variant, hook, value)
+    result(variant, hook, value)
     return value
 
 
-def array_result(variant: Variant, seat: str, value: Value) -> Value:
+def array_result(variant: Variant, hook: str, value: Value) -> Value:
     """The same check in the NumPy reading, by dtype."""
-    kinds = "b" if seat == "logits_mask" else "iuf"
+    kinds = "b" if hook == "logits_mask" else "iuf"
     dtype = np.asarray(value).dtype
     if dtype.kind not in kinds:
         raise WrongResult(
-            seat=seat,
+            hook=hook,
             variant=variant.name,
             got=f"values of {dtype}",
             expected="bools" if kinds == "b" else "numbers",
-            source=location.of_function(variant.functor(seat)),
+            source=location.of_function(variant.functor(hook)),
         )
     return value
 

@@ -16,7 +16,7 @@ from warploom.calls import answered
 from warploom.dsl.types import location
 from warploom.dsl.types.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.types.ir import Kind
-from warploom.dsl.types.spec import SEATS, OutputField, ScalarField, TensorField
+from warploom.dsl.types.spec import HOOKS, OutputField, ScalarField, TensorField
 from warploom.dsl.values.symbols import Value
 from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, WrongDeclaration
 
@@ -31,13 +31,13 @@ READING = "_field_reading"
 _KEYWORDS = ("q", "k", "v", "kv", "variant", "sm_scale", "return_lse", "layout", "kv_lens",
              "lse_base", "backend", "out", "lse", "qo_indptr", "kv_indptr", "kv_indices",
              "last_page_len", "q_rows", "indptr", "workspace")  # fmt: skip
-RESERVED = (*SEATS, "softmax", "name", "fields", "inputs", *_KEYWORDS)
+RESERVED = (*HOOKS, "softmax", "name", "fields", "inputs", *_KEYWORDS)
 
 
 class Reading(Protocol):
     """What fields mean at the moment."""
 
-    seat: str
+    hook: str
 
     def scalar(self, field: ScalarField) -> Value: ...
 
@@ -176,15 +176,15 @@ def misuse(variant: str, name: str, reason: str, remedy: str = "") -> FieldMisus
     return FieldMisuse(variant=variant, name=name, reason=reason, remedy=remedy, source=place)
 
 
-def no_functor(variant: str, seat: str, value: object) -> NoFunctor:
-    """The error for a seat that is no method, or a `softmax` that is no bool."""
-    expected = f"a method, or no {seat} at all for the identity"
-    if seat == "softmax":
+def no_functor(variant: str, hook: str, value: object) -> NoFunctor:
+    """The error for a hook that is no method, or a `softmax` that is no bool."""
+    expected = f"a method, or no {hook} at all for the identity"
+    if hook == "softmax":
         expected = "True or False"
-    elif seat == "logits_mask":
+    elif hook == "logits_mask":
         expected = "a method, or no logits_mask at all where all keys are visible"
     place = location.source(location.caller())
-    return NoFunctor(seat=seat, variant=variant, got=repr(value), expected=expected, source=place)
+    return NoFunctor(hook=hook, variant=variant, got=repr(value), expected=expected, source=place)
 
 
 def wrong_declaration(owner: str, name: str, reason: str, remedy: str = "") -> WrongDeclaration:
@@ -277,7 +277,7 @@ def refuse_under_reading(instance: Any, name: str) -> None:
     reading: Reading | None = instance.__dict__.get(READING)
     if reading is not None:
         raise GlobalMutated(
-            seat=reading.seat,
+            hook=reading.hook,
             variant=type(instance).__name__,
             name=f"self.{name}",
             source=location.source(location.here()),

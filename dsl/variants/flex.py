@@ -57,8 +57,8 @@ class Flex(Variant):
     def logits_mask(self, at: Position) -> Value:
         return self._call("logits_mask", at)
 
-    def _call(self, seat: str, at: Position, *value: Value) -> Value:
-        function = self._functions[seat]
+    def _call(self, hook: str, at: Position, *value: Value) -> Value:
+        function = self._functions[hook]
         if function is None:
             return value[0] if value else True
         reading: Reading = self.__dict__[READING]
@@ -81,8 +81,8 @@ class Flex(Variant):
     def name(self) -> str:
         return self._name
 
-    def functor(self, seat: str) -> Any:
-        return self._functions.get(seat) or super().functor(seat)
+    def functor(self, hook: str) -> Any:
+        return self._functions.get(hook) or super().functor(hook)
 
     def fields(self) -> dict[str, Field]:
         # __setattr__ asks before `_captures` is there
@@ -144,7 +144,7 @@ def flex(
             (`at.q_pos`): the same mask is causal aligned to the end, in prefill and in decode.
 
     Returns:
-        A variant; it composes with others. What two of them capture under one name must be one
+        A variant; it chains with others. What two of them capture under one name must be one
         tensor, which then is one input.
 
     Raises:
@@ -212,7 +212,7 @@ def _check(kind: str, function: Any) -> None:
     got = signature_problem(function, 5 if kind == "score_mod" else 4)
     if got is not None:
         raise WrongSignature(
-            seat=kind,
+            hook=kind,
             variant="flex",
             got=got,
             expected=_SIGNATURES[kind] + _meant(kind, function),

@@ -1,8 +1,8 @@
 """`Output`: a tensor of the caller's that functors record values in, for debugging.
 
 A functor stays a pure function: `self.seen.record(value, at)` is its `value`. Tracing notes the
-graph of each recorded value beside those of the seats, so that nothing which analyses or rewrites
-a seat meets a store, and kernels store in a step of their own (decision 0033).
+graph of each recorded value beside those of the hooks, so that nothing which analyses or rewrites
+a hook meets a store, and kernels store in a step of their own (decision 0033).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from warploom.dsl.graphs import build
 from warploom.dsl.types import location
 from warploom.dsl.types.dtypes import ATTENTION_DTYPES
 from warploom.dsl.types.ir import Kind
-from warploom.dsl.types.spec import RECORDING_SEAT, OutputField, Record
+from warploom.dsl.types.spec import RECORDING_HOOK, OutputField, Record
 from warploom.dsl.values.parts import ReadInParts
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value, as_node, foreign_dtype
@@ -79,10 +79,10 @@ def _check_distinct(roles: tuple[str | None, ...]) -> None:
 class Recorder(ReadInParts):
     """An output inside a functor; subclasses say what recording does in their reading."""
 
-    def __init__(self, variant: str, field: OutputField, seat: str) -> None:
+    def __init__(self, variant: str, field: OutputField, hook: str) -> None:
         self._variant = variant
         self._field = field
-        self._seat = seat
+        self._hook = hook
 
     def described(self) -> str:
         return f"output {self._field.name!r}"
@@ -99,8 +99,8 @@ class Recorder(ReadInParts):
         Raises:
             FieldMisuse: in another functor than `logits_transform`, twice, or of what is no number.
         """
-        if self._seat != RECORDING_SEAT:
-            reason = f"{self._seat} records in it, and only {RECORDING_SEAT} may"
+        if self._hook != RECORDING_HOOK:
+            reason = f"{self._hook} records in it, and only {RECORDING_HOOK} may"
             raise self._misuse(reason, f"There: {self._written()}.")
         if not isinstance(at, Position):
             raise self._misuse("a value is recorded without its position", f"{self.remedy()}")
@@ -133,9 +133,9 @@ class SymbolicRecorder(Recorder):
     """While traced: notes the graphs of the value and of its place."""
 
     def __init__(
-        self, variant: str, field: OutputField, seat: str, records: dict[str, Record]
+        self, variant: str, field: OutputField, hook: str, records: dict[str, Record]
     ) -> None:
-        super().__init__(variant, field, seat)
+        super().__init__(variant, field, hook)
         self._records = records
 
     def _keep(self, value: Value, at: Position) -> None:
@@ -182,11 +182,11 @@ class ArrayRecorder(Recorder):
         self,
         variant: str,
         field: OutputField,
-        seat: str,
+        hook: str,
         target: Any,
         kept: dict[str, Recorded],
     ) -> None:
-        super().__init__(variant, field, seat)
+        super().__init__(variant, field, hook)
         self._target = target
         self._kept = kept
 

@@ -23,7 +23,7 @@ class Snapshot:
     """State of everything a variant's functors can reach by name.
 
     Attributes:
-        functions: the functors and the helpers they call, each with the seat it was reached from.
+        functions: the functors and the helpers they call, each with the hook it was reached from.
         values: (function, name) -> what the name holds.
         alive: keeps the objects, since states hold their ids.
     """
@@ -58,7 +58,7 @@ def compare(variant: Variant, before: Snapshot) -> None:
         if after.values.get(key) != state:
             function, name = key
             raise GlobalMutated(
-                seat=before.functions[function],
+                hook=before.functions[function],
                 variant=variant.name,
                 name=name,
                 source=_line_of(before.functions, name) or location.of_function(function),
@@ -66,23 +66,23 @@ def compare(variant: Variant, before: Snapshot) -> None:
 
 
 def _functions(variant: Variant) -> dict[FunctionType, str]:
-    """The seats' functions and, through the names in their code, the helpers they call."""
+    """The hooks' functions and, through the names in their code, the helpers they call."""
     found: dict[FunctionType, str] = {}
 
-    def visit(candidate: object, seat: str, owner: type) -> None:
+    def visit(candidate: object, hook: str, owner: type) -> None:
         function = getattr(candidate, "__func__", candidate)
         if not isinstance(function, FunctionType) or function in found:
             return
         if is_library(function.__module__ or ""):
             return
-        found[function] = seat
+        found[function] = hook
         for _, value in reachable(function):
-            visit(value, seat, owner)
+            visit(value, hook, owner)
         for name in names(function.__code__):
-            visit(getattr(owner, name, None), seat, owner)
+            visit(getattr(owner, name, None), hook, owner)
 
-    for seat, functor in variant.functors():
-        visit(functor, seat, type(getattr(functor, "__self__", None)))
+    for hook, functor in variant.functors():
+        visit(functor, hook, type(getattr(functor, "__self__", None)))
     return found
 
 

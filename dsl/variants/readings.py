@@ -74,12 +74,12 @@ class TraceReading:
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
-        self.seat = "a functor"
+        self.hook = "a functor"
         self.scalars: dict[str, ScalarField] = {}
         self.tensors: dict[str, TensorField] = {}
         self.records: dict[str, Record] = {}
         self.functions: dict[str, CustomFunction] = {}
-        self.rotated: dict[str, int] = {}  # seat -> lanes of its widest rotation
+        self.rotated: dict[str, int] = {}  # hook -> lanes of its widest rotation
 
     def scalar(self, field: ScalarField) -> Symbol:
         self.scalars[field.name] = field
@@ -92,7 +92,7 @@ class TraceReading:
 
     def output(self, field: OutputField) -> SymbolicRecorder:
         self.tensors[field.name] = field
-        return SymbolicRecorder(self.variant, field, self.seat, self.records)
+        return SymbolicRecorder(self.variant, field, self.hook, self.records)
 
 
 class ArrayTensor(_FieldTensor):
@@ -114,7 +114,7 @@ class NumpyReading:
         values: input name -> number, NumPy array or torch tensor.
         array_class: `Array`, or `Array32` for single precision.
         sizes: length of a tensor's dimension of each role, as far as it is known; heads and lanes
-            exactly, others at least. The lanes are those of the seat's vector.
+            exactly, others at least. The lanes are those of the hook's vector.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class NumpyReading:
         sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.variant = variant
-        self.seat = "a functor"
+        self.hook = "a functor"
         self._values = values
         self._array_class = array_class
         self.sizes = dict(sizes or {})
@@ -167,7 +167,7 @@ class NumpyReading:
             wanted = roles_text(field, self.sizes)
             raise WrongShape(name=field.name, got=tuple(target.shape), expected=wanted)
         check_roles(field, tuple(target.shape), self.sizes)
-        return ArrayRecorder(self.variant, field, self.seat, target, self._recorded)
+        return ArrayRecorder(self.variant, field, self.hook, target, self._recorded)
 
     def store_recorded(self, visible: np.ndarray[Any, Any]) -> None:
         """Write what functors have recorded since, where it is visible.

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from warploom.dsl.graphs import rotations
 from warploom.dsl.types import location
 from warploom.dsl.types.ir import Kind, Node, const, node, var, walk
-from warploom.dsl.types.spec import RECORDING_SEAT, SEATS, VECTOR_SEATS, Record, TracedVariant
+from warploom.dsl.types.spec import HOOKS, RECORDING_HOOK, VECTOR_HOOKS, Record, TracedVariant
 from warploom.dsl.values.custom import recording
 from warploom.dsl.values.position import symbolic
 from warploom.dsl.values.symbols import Symbol, Value, refuse_foreign
 from warploom.dsl.variants import check, purity
-from warploom.dsl.variants.compose import Composed
+from warploom.dsl.variants.chain import ChainedVariant
 from warploom.dsl.variants.fields import Field, misuse
 from warploom.dsl.variants.outputs import Output
 from warploom.dsl.variants.readings import TraceReading
@@ -34,23 +34,23 @@ def trace(variant: Variant) -> TracedVariant:
         variant: an instance; values bound to its fields do not influence the result.
 
     Returns:
-        Graphs of the seats that are not the identity, and the fields that they read.
+        Graphs of the hooks that are not the identity, and the fields that they read.
 
     Raises:
         VariantError: a subclass names the mistake and the user's line.
     """
-    for part in (*(variant.parts if isinstance(variant, Composed) else ()), variant):
+    for part in (*(variant.links if isinstance(variant, ChainedVariant) else ()), variant):
         check.declaration(part)
     before = purity.snapshot(variant)
-    seats, reading = _run(variant)
+    hooks, reading = _run(variant)
     purity.compare(variant, before)
     again, again_reading = _run(variant)
-    for seat, root in seats.items():
-        if again[seat] is not root:
-            raise _impure(variant, seat)
+    for hook, root in hooks.items():
+        if again[hook] is not root:
+            raise _impure(variant, hook)
     if reading.records != again_reading.records:
-        raise _impure(variant, RECORDING_SEAT)
-    kept = {seat: root for seat, root in seats.items() if root is not _identity(seat)}
+        raise _impure(variant, RECORDING_HOOK)
+    kept = {hook: root for hook, root in hooks.items() if root is not _identity(hook)}
     fields = variant.fields()
     records = _records(variant, fields, reading)
     roots = (*kept.values(), *(record.value for record in records))
@@ -60,24 +60,24 @@ def trace(variant: Variant) -> TracedVariant:
     return TracedVariant(
         name=variant.name,
         softmax=variant.softmax,
-        seats=kept,
+        hooks=kept,
         scalars=tuple(reading.scalars[name] for name in order if name in reading.scalars),
         tensors=tuple(reading.tensors[name] for name in order if name in reading.tensors),
         functions=tuple(
             reading.functions[name] for name in sorted(reading.functions.keys() & used)
         ),
-        rotated=tuple((seat, dim) for seat, dim in reading.rotated.items() if seat in kept),
+        rotated=tuple((hook, dim) for hook, dim in reading.rotated.items() if hook in kept),
         records=records,
         unread=tuple(name for name in fields if name not in used),
     )
 
 
-def _impure(variant: Variant, seat: str) -> ImpureFunctor:
+def _impure(variant: Variant, hook: str) -> ImpureFunctor:
     return ImpureFunctor(
-        seat=seat,
+        hook=hook,
         variant=variant.name,
         cause="what differs between calls: random numbers, clocks, tensors made inside",
-        source=location.of_function(variant.functor(seat)),
+        source=location.of_function(variant.functor(hook)),
     )
 
 
@@ -91,7 +91,7 @@ def _records(
     outputs = [name for name, field in fields.items() if isinstance(field, Output)]
     for name in outputs:
         if name not in reading.records:
-            remedy = f"Call self.{name}.record(logits, at) in {RECORDING_SEAT}, or drop the field."
+            remedy = f"Call self.{name}.record(logits, at) in {RECORDING_HOOK}, or drop the field."
             raise misuse(variant.name, name, "nothing is recorded in it", remedy)
     return tuple(reading.records[name] for name in outputs)
 
@@ -99,25 +99,25 @@ def _records(
 def _run(variant: Variant) -> tuple[dict[str, Node], TraceReading]:
     reading = TraceReading(variant.name)
     shadow = variant.under(reading)
-    seats: dict[str, Node] = {}
+    hooks: dict[str, Node] = {}
     with recording(reading.functions):
-        for seat in SEATS:
-            reading.seat = seat
+        for hook in HOOKS:
+            reading.hook = hook
             with rotations.recording() as widths:
-                seats[seat] = check.result(shadow, seat, _called(shadow, seat))
+                hooks[hook] = check.result(shadow, hook, _called(shadow, hook))
             if widths:
-                reading.rotated[seat] = max(widths)
-    return seats, reading
+                reading.rotated[hook] = max(widths)
+    return hooks, reading
 
 
-def _called(shadow: Variant, seat: str) -> Value:
-    functor: Callable[..., Value] = getattr(shadow, seat)
-    given = () if seat == "logits_mask" else (Symbol(_identity(seat)),)
+def _called(shadow: Variant, hook: str) -> Value:
+    functor: Callable[..., Value] = getattr(shadow, hook)
+    given = () if hook == "logits_mask" else (Symbol(_identity(hook)),)
     try:
-        return functor(*given, symbolic(seat))
+        return functor(*given, symbolic(hook))
     except RecursionError as error:
         place = location.source(location.recursing(error))
-        raise EndlessFunctor(seat=seat, variant=shadow.name, source=place) from None
+        raise EndlessFunctor(hook=hook, variant=shadow.name, source=place) from None
     except WarploomError:
         raise
     except Exception as error:
@@ -127,7 +127,7 @@ def _called(shadow: Variant, seat: str) -> Value:
         raise refused from error
 
 
-def _identity(seat: str) -> Node:
-    if seat in VECTOR_SEATS:
+def _identity(hook: str) -> Node:
+    if hook in VECTOR_HOOKS:
         return _ELEMENT
-    return _LOGITS if seat == "logits_transform" else const(True)
+    return _LOGITS if hook == "logits_transform" else const(True)

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import warploom.dsl.values.foreign  # noqa: F401  (torch and NumPy find functions by name)
 from warploom.dsl.types import location
-from warploom.dsl.types.spec import SEATS
+from warploom.dsl.types.spec import HOOKS
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants import fields as fields_module
@@ -27,18 +27,18 @@ from warploom.errors import (
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing since 3.11
 
-    from warploom.dsl.variants.compose import Composed
+    from warploom.dsl.variants.chain import ChainedVariant
 
 # All variants and their classes by `id`, which is what torch.compile can say of an object.
 ALIVE: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
 
 
 class Variant:
-    """An attention variant: functors for the seats of the kernel, and the extra inputs they read.
+    """An attention variant: functors for the hooks of the kernel, and the extra inputs they read.
 
-    Subclasses override the seats they need; the others are the identity. A functor is a pure
+    Subclasses override the hooks they need; the others are the identity. A functor is a pure
     function of its arguments and of `self`'s fields. It runs on symbols to become a kernel and on
-    NumPy float64 arrays to be its own oracle. `a & b` composes two variants.
+    NumPy float64 arrays to be its own oracle. `a & b` chains two variants.
 
     Attributes:
         softmax: True normalises with softmax; False sums `logits * value` over the visible keys.
@@ -92,7 +92,7 @@ class Variant:
                 raise error(variant=type(self).__name__, name=name, source=place)
             return self.__getattribute__(name)
 
-    # --- seats
+    # --- hooks
 
     def query_transform(self, q: Value, at: Position) -> Value:
         """The query vector that is multiplied with keys."""
@@ -160,16 +160,16 @@ class Variant:
         """
         return False
 
-    def functor(self, seat: str) -> Any:
-        """The function that the user wrote for a seat."""
-        return getattr(self, seat)
+    def functor(self, hook: str) -> Any:
+        """The function that the user wrote for a hook."""
+        return getattr(self, hook)
 
     def functors(self) -> list[tuple[str, Any]]:
-        """(seat, function) of all that a trace runs."""
-        return [(seat, self.functor(seat)) for seat in SEATS]
+        """(hook, function) of all that a trace runs."""
+        return [(hook, self.functor(hook)) for hook in HOOKS]
 
     def decides_softmax(self) -> bool:
-        """True if this variant sets `softmax` itself, so that a composition must respect it."""
+        """True if this variant sets `softmax` itself, so that a chain must respect it."""
         return "softmax" in vars(self) or any(
             "softmax" in vars(cls) for cls in type(self).__mro__ if cls not in (Variant, object)
         )
@@ -185,20 +185,18 @@ class Variant:
             fields_module.refuse_under_reading(self, name)
         super().__setattr__(name, value)
 
-    def __and__(self, other: Any) -> Composed:
-        from warploom.dsl.variants.compose import compose  # it subclasses Variant
+    def __and__(self, other: Any) -> ChainedVariant:
+        from warploom.dsl.variants.chain import chain  # it subclasses Variant
 
-        return compose(self, other)
+        return chain(self, other)
 
-    def __rand__(self, other: Any) -> Composed:
-        from warploom.dsl.variants.compose import (
-            compose,  # `other` is no instance: a class, or a mistake
-        )
+    def __rand__(self, other: Any) -> ChainedVariant:
+        from warploom.dsl.variants.chain import chain  # `other`: a class, or a mistake
 
-        return compose(other, self)
+        return chain(other, self)
 
     def __bool__(self) -> NoReturn:
-        reason = "a variant is neither true nor false; compose with `a & b`, not `a and b`"
+        reason = "a variant is neither true nor false; chain them: `a & b`, not `a and b`"
         raise ArgumentError(name=self.name, reason=f"{reason}, and ask for None with `is None`")
 
     def __add__(self, other: Any) -> NoReturn:
@@ -240,14 +238,14 @@ def _check_body(cls: type[Variant]) -> None:
     """What a class declares, before it is traced.
 
     Raises:
-        NoFunctor: a seat that is no method, or a `softmax` that is no bool.
+        NoFunctor: a hook that is no method, or a `softmax` that is no bool.
         FieldMisuse: a field whose name is taken.
     """
     for name, value in vars(cls).items():
         if isinstance(value, (Scalar, Tensor)):
             fields_module.check_name(cls.__name__, name)
         is_right = isinstance(value, bool) if name == "softmax" else callable(value)
-        if name in (*SEATS, "softmax") and not is_right and not hasattr(value, "__get__"):
+        if name in (*HOOKS, "softmax") and not is_right and not hasattr(value, "__get__"):
             raise fields_module.no_functor(cls.__name__, name, value)
 
 
@@ -265,11 +263,11 @@ def _by_name(cls: str, given: tuple[object, ...], known: list[str]) -> WrongCall
 
 
 def as_variant(variant: Any) -> Variant:
-    """An instance of `Variant`, from what `as_part` takes, or from None for plain attention."""
-    return Variant() if variant is None else as_part(variant)
+    """An instance of `Variant`, from what `as_link` takes, or from None for plain attention."""
+    return Variant() if variant is None else as_link(variant)
 
 
-def as_part(variant: Any) -> Variant:
+def as_link(variant: Any) -> Variant:
     """An instance of `Variant`, from one or from its class; what `&` joins.
 
     Raises:

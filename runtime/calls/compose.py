@@ -94,11 +94,13 @@ class RadixTree:
 
     page_size: int
     first_page: int = 0
-    num_pages: int = 0
-    tables: list[list[int]] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    fresh: list[int] = field(default_factory=list)
-    _root: dict[bytes, tuple[int, dict[bytes, Any]]] = field(default_factory=dict, repr=False)
+    num_pages: int = field(default=0, init=False)
+    tables: list[list[int]] = field(default_factory=list, init=False)
+    lengths: list[int] = field(default_factory=list, init=False)
+    fresh: list[int] = field(default_factory=list, init=False)
+    _root: dict[bytes, tuple[int, dict[bytes, Any]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         checked_count("page_size", self.page_size)

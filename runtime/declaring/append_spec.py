@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from warploom.codegen.append import AppendSpec, key_value_seats
-from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, kv_dtype
+from warploom.codegen.append import AppendSpec, key_value_hooks
+from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType
+from warploom.dsl.types.dtypes import kv_dtype as kept_dtype
 from warploom.dsl.types.formats import KVFormat, Paged
 from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.variants.variant import Variant
@@ -24,7 +25,7 @@ def append_spec(
     head_dim: int,
     head_dim_v: int | None,
     dtype: str | DType | torch.dtype,
-    cache_dtype: str | DType | torch.dtype | None,
+    kv_dtype: str | DType | torch.dtype | None,
 ) -> AppendSpec:
     """Check the declaration of an `Appender`; see there.
 
@@ -36,28 +37,33 @@ def append_spec(
         checked_count(name, value)
         if value % 8 or not 8 <= value <= 256:
             raise BadHeadDim(name=name, value=value, multiple=8)
+    check_format(kv_format)
+    group_size(num_kv_heads if num_q_heads is None else num_q_heads, num_kv_heads)
+    given = _element(dtype, "dtype")
+    kept = given
+    if kv_dtype is not None:
+        kept = _element(kv_dtype, "kv_dtype", (*ATTENTION_DTYPES, *NARROW_DTYPES))
+    return AppendSpec(transforms, head_dim, head_dim_v, given, kept, kv_format.page_size)
+
+
+def check_format(kv_format: object) -> None:
+    """Raise ArgumentError for a cache that appends do not serve."""
     known = isinstance(kv_format, KVFormat)
     obstacle = format_of(kv_format).obstacle_to_appending if known else "is no paged cache"
     if obstacle:
         raise ArgumentError(name="kv_format", reason=f"{kv_format} {obstacle}")
-    group_size(num_kv_heads if num_q_heads is None else num_q_heads, num_kv_heads)
-    given = _element(dtype, "dtype")
-    kept = given
-    if cache_dtype is not None:
-        kept = _element(cache_dtype, "cache_dtype", (*ATTENTION_DTYPES, *NARROW_DTYPES))
-    return AppendSpec(transforms, head_dim, head_dim_v, given, kept, kv_format.page_size)
 
 
 def transforms_of(variant: Variant) -> TracedVariant:
-    """The seats of a variant that appends apply."""
-    return key_value_seats(traced_once(variant)[1])
+    """The hooks of a variant that appends apply."""
+    return key_value_hooks(traced_once(variant)[1])
 
 
 def _element(
     given: str | DType | torch.dtype, name: str, allowed: tuple[DType, ...] = ATTENTION_DTYPES
 ) -> DType:
     try:
-        found = kv_dtype(given)  # type: ignore[arg-type]
+        found = kept_dtype(given)  # type: ignore[arg-type]
     except KeyError:
         found = None
     if found not in allowed:

@@ -99,7 +99,7 @@ class Inputs:
         self._lanes = lane_sizes(traced, geometry.head_dim_qk, geometry.head_dim_v)
         self._own: dict[str, torch.Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        mask = traced.seats.get("logits_mask")
+        mask = traced.hooks.get("logits_mask")
         nodes = [] if mask is None else list(walk(mask))
         self.mask_scalars = frozenset(str(n.attr) for n in nodes if n.op == "scalar")
         self.mask_tensors = frozenset(str(n.attr) for n in nodes if n.op == "load")

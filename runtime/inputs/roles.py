@@ -36,10 +36,10 @@ def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
 
 
 def lane_sizes(traced: TracedVariant, dim_qk: int, dim_v: int) -> dict[str, dict[str, int]]:
-    """Length of `lane` of each tensor: that of the vectors in the seats that read it."""
+    """Length of `lane` of each tensor: that of the vectors in the hooks that read it."""
     sizes: dict[str, dict[str, int]] = {}
-    for seat, root in traced.seats.items():
-        long = seat in ("query_transform", "key_transform")
+    for hook, root in traced.hooks.items():
+        long = hook in ("query_transform", "key_transform")
         dim = dim_qk if long else dim_v
         for node in walk(root):
             if node.op == "load":

@@ -8,11 +8,12 @@ from functools import cached_property
 
 from warploom.codegen.attention.choice import choose_tile, tiles_weighed
 from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
+from warploom.codegen.attention.template import AttentionKernel, Template
 from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.lowering.specialize import for_prepared_keys
-from warploom.codegen.prepare import PrepareSpec, render_prepare
+from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import KernelSource, TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.launching.prepared_keys import prepared_rows
@@ -150,22 +151,30 @@ class KernelChoice:
             return None
         return template_of(tile).obstacle(self.spec_of(tile), tile)
 
+    def kernel(self, tile: TileConfig) -> AttentionKernel:
+        """The attention kernel of a tile; raises UnsupportedSpec if there cannot be one."""
+        template: Template = template_of(tile) if isinstance(self.target, Arch) else CPU
+        return template.kernel(self.spec_of(tile), tile)
+
     def source(self, tile: TileConfig) -> KernelSource:
         if tile not in self._sources:
-            template = template_of(tile) if isinstance(self.target, Arch) else CPU
-            spec = self.spec_of(tile)
-            self._sources[tile] = template.render(
-                spec, tile, c_structs(spec.kv_format.composed, bool(tile.of_roles))
-            )
+            kernel = self.kernel(tile)
+            structs = c_structs(self._spec.kv_format.composed, bool(tile.of_roles))
+            self._sources[tile] = kernel.render(kernel.of.language, structs)
         return self._sources[tile]
 
     def sources(self, tile: TileConfig) -> list[KernelSource]:
         """Those of all kernels that plans with a tile launch."""
         return [self.source(tile), *([self.prepare_source] if tile.prepared_keys else ())]
 
-    @cached_property
-    def prepare_source(self) -> KernelSource:
-        """Of the kernel that transforms keys before attention."""
+    @property
+    def prepare(self) -> PrepareSpec:
+        """The kernel that transforms keys before attention."""
         if self._prepare is None:
             raise RuntimeError("keys of this spec are transformed in attention alone")
-        return render_prepare(self._prepare, c_structs())
+        return self._prepare
+
+    @cached_property
+    def prepare_source(self) -> KernelSource:
+        """Its text."""
+        return self.prepare.render("cuda", c_structs())

@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from warploom.codegen.attention.templates import cuda_launch
-from warploom.codegen.build import Artifact
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.prepare import PrepareSpec, prepare_launch
-from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.prepare import PrepareSpec
+from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
-from warploom.runtime.devices.cpu import CpuKernel, default_num_ctas
-from warploom.runtime.devices.cuda import CudaKernel
+from warploom.runtime.devices import loaded
+from warploom.runtime.devices.cpu import default_num_ctas
 from warploom.runtime.devices.device import cuda_facts
-from warploom.runtime.devices.loaded import Loaded
-from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.launching.kernel_choice import KernelChoice
-from warploom.runtime.launching.prepared_keys import Bind
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A loaded kernel.
+class Kernel(loaded.Kernel):
+    """A loaded kernel of attention.
 
     Attributes:
-        tile: its sizes, with the reason for them.
-        source: rendered text.
-        artifact: what was built of it.
-        num_ctas: size of its grid.
-        bind: a function that runs it on all CTAs with these parameters, given a stream handle.
-        prepare: the same of the kernel that transforms its keys before, if there is one.
+        tile: its sizes.
+        prepare: the kernel that transforms its keys before, if there is one.
     """
 
     tile: TileConfig
-    source: KernelSource
-    artifact: Artifact
-    num_ctas: int
-    bind: Callable[[ParamBlock], Callable[[int], None]]
-    prepare: Bind | None = None
-
-
-_loaded: Loaded[Kernel] = Loaded()
-_preparing: Loaded[Bind] = Loaded()
+    prepare: loaded.Kernel | None = None
 
 
 class Kernels(KernelChoice):
@@ -95,39 +77,13 @@ class Kernels(KernelChoice):
         """
         found = self._kernels.get(tile)
         if found is None:
-            found = self._find(tile)
-            if tile.prepared_keys:  # attention of other key transforms may be the same kernel
-                found = replace(found, prepare=self._find_prepare())
-            self._kernels[tile] = found
+            on_gpu = isinstance(self.target, Arch)
+            grid = 0 if on_gpu else default_num_ctas()  # of now
+            where = self.target, self._device
+            made = loaded.load(self.kernel(tile), self.source(tile), *where, grid)
+            before: loaded.Kernel | None = None
+            if tile.prepared_keys:
+                before = loaded.load(self.prepare, self.prepare_source, *where)
+            parts = made.source, made.artifact, made.num_ctas, made.bind
+            found = self._kernels[tile] = Kernel(*parts, tile, before)
         return found
-
-    def _find_prepare(self) -> Bind:
-        source, index = self.prepare_source, self._device.index
-
-        def load(artifact: Artifact) -> Bind:
-            return CudaKernel(source.name, artifact, prepare_launch(), index).bind
-
-        return _preparing.get(source, self.target, self._device, load)
-
-    def _find(self, tile: TileConfig) -> Kernel:
-        source = self.source(tile)
-        grid = 0 if isinstance(self.target, Arch) else default_num_ctas()  # of now
-        return _loaded.get(
-            source,
-            self.target,
-            self._device,
-            lambda built: self._load(tile, source, built, grid),
-            grid,
-        )
-
-    def _load(
-        self, tile: TileConfig, source: KernelSource, artifact: Artifact, grid: int
-    ) -> Kernel:
-        if not isinstance(self.target, Arch):
-            host = CpuKernel(source.name, artifact)
-            return Kernel(
-                tile, source, artifact, grid, lambda params: lambda _: host.launch(params, grid)
-            )
-        shape = cuda_launch(self.spec_of(tile), tile, self.target)
-        cuda = CudaKernel(source.name, artifact, shape, self._device.index)
-        return Kernel(tile, source, artifact, cuda.num_ctas, cuda.bind)

@@ -30,6 +30,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.inputs.outputs import check_recorded_apart, check_run_apart
 from warploom.runtime.launching.kernels import Kernel
 from warploom.runtime.launching.prepared_keys import PreparedKeys
+from warploom.runtime.launching.program import Pass, Program
 from warploom.runtime.launching.tensor_map import TensorMaps
 from warploom.runtime.tensors import shortcuts
 from warploom.runtime.tensors.plain import modes, refuse_freed
@@ -77,6 +78,9 @@ class Launcher:
     Tensors are *admitted* once: their shapes, strides and types are checked, and what follows from
     these is kept. Calls that differ in addresses only, as those of a model's layers do, cost one
     comparison (`knows`), the addresses and the launch.
+
+    Attributes:
+        program: what runs of the last plan launch; None before.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Launcher:
         self._maps_of: dict[TileConfig, TensorMaps | None] = {}
         self._form: tuple[bool, ...] | None = None
         self._kernel: Kernel | None = None
+        self.program: Program | None = None
         self._rows: tuple[int, int] | None = None  # of what `out` was shaped for
 
     def reads(self, name: str, tensor: torch.Tensor) -> None:
@@ -139,11 +144,12 @@ class Launcher:
 
     def _take_kernel(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._enqueue = kernel.bind(self._params)
-        self._prepared = None
+        attention, self._prepared = Pass(kernel, self._params), None
+        self.program = Program((attention,))
         if kernel.prepare is not None and self._preparing is not None:
             self._prepared = self._preparing
-            self._prepared.take(kernel.prepare)
+            self.program = Program((self._prepared.take(kernel.prepare), attention))
+        self._enqueue = attention.bind()
         self._tensor_maps = self._maps_of.get(kernel.tile)
         if kernel.tile not in self._maps_of:
             self._tensor_maps = TensorMaps.of(self._geometry, kernel.tile)

@@ -6,27 +6,27 @@ costs more than writing the transformed keys to memory and reading those (decisi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 
 from warploom.codegen.abi import Packer
-from warploom.codegen.prepare import COUNTS, POINTERS, STRIDES, PrepareSpec, prepare_fields
+from warploom.codegen.prepare import COUNTS, POINTERS, STRIDES, PrepareSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.graphs.lanes import reads_other_lanes, reduces_lanes
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.errors import ArgumentError
+from warploom.runtime.devices.loaded import Kernel
 from warploom.runtime.devices.params import Block, ParamBlock
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
+from warploom.runtime.launching.program import Pass
 from warploom.runtime.tensors.shortcuts import allocator
 from warploom.scheduler.bounds import INT32_MAX
 
 Way = Literal["auto", "fused", "before"]
-Bind = Callable[[Block], Callable[[int], None]]  # from parameters to a launch on a stream
 
 # Fused query rows from which on keys are prepared: 16 tiles of 128. On an H200 fused RoPE was 2 %
 # faster at 8 tiles, and 8 % slower at 16.
@@ -44,10 +44,10 @@ def prepared_rows(spec: AttentionSpec) -> float:
     hold about as many rows in all long prefills, so rows alone decide, and the number of heads and
     requests, which both sides grow with, does not.
     """
-    seat = spec.variant.seats.get("key_transform")
-    if seat is None or not reduces_lanes(seat):
+    hook = spec.variant.hooks.get("key_transform")
+    if hook is None or not reduces_lanes(hook):
         return PREPARED_ROWS
-    return PREPARED_ROWS_OF_BOTH if reads_other_lanes(seat) else PREPARED_ROWS_OF_NORMS
+    return PREPARED_ROWS_OF_BOTH if reads_other_lanes(hook) else PREPARED_ROWS_OF_NORMS
 
 
 def may_prepare(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
@@ -63,7 +63,7 @@ def obstacle_to_preparing(
     spec: AttentionSpec, backend: str, cuda_graph: bool, batch_invariant: bool
 ) -> str | None:
     """Why keys of a wrapper can only be transformed by the attention kernel; None if not so."""
-    if "key_transform" not in spec.variant.seats:
+    if "key_transform" not in spec.variant.hooks:
         return "the variant transforms no keys"
     if backend != "cuda":
         return f"the back end {backend!r} has no kernel that does it"
@@ -185,7 +185,7 @@ class PreparedKeys:
         self._geometry = geometry
         self._params = params
         self._allocate = allocator(geometry.device)
-        packer = Packer(prepare_fields(spec))
+        packer = Packer(spec.fields)
         self._block = Block(packer, packer.size)
         self._block.set("num_q_heads", geometry.num_q_heads)
         self._block.set("num_kv_heads", geometry.num_kv_heads)
@@ -194,9 +194,11 @@ class PreparedKeys:
         self._write_counts = self._block.writer("i", COUNTS)
         self.inputs = BothBlocks(params, self._block, frozenset(packer.names))
 
-    def take(self, bind: Bind) -> None:
+    def take(self, kernel: Kernel) -> Pass:
         """Launch this kernel from now on."""
-        self._enqueue = bind(self._block)
+        taken = Pass(kernel, self._block)
+        self._enqueue = taken.bind()
+        return taken
 
     def planned(self, batch: Batch) -> None:
         """Take the lengths of a batch, whose plan lies where the parameters say."""

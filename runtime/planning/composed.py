@@ -40,13 +40,13 @@ _OF_REQUEST = frozenset(("batch", "q_len", "kv_len"))
 
 def depends_on_request(traced: TracedVariant) -> str | None:
     """Why keys and values look different to requests that share them, or None if they do not."""
-    for seat in ("key_transform", "value_transform"):
-        graph = traced.seats.get(seat)
+    for hook in ("key_transform", "value_transform"):
+        graph = traced.hooks.get(hook)
         if graph is not None:
             read = {str(found.attr) for found in walk(graph) if found.op == "var"} & _OF_REQUEST
             if read:
                 differs = "differs" if len(read) == 1 else "differ"
-                return f"{seat} reads {', '.join(sorted(read))}, which {differs} between requests"
+                return f"{hook} reads {', '.join(sorted(read))}, which {differs} between requests"
     return None
 
 

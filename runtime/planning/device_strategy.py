@@ -5,14 +5,11 @@ from __future__ import annotations
 import torch
 
 from warploom.codegen.build import build
-from warploom.codegen.launch_shape import LaunchShape
-from warploom.codegen.planner_source import OPTIONS, planner_source
+from warploom.codegen.planner_source import OPTIONS, PlannerSpec
 from warploom.dsl.types.formats import KVFormat
-from warploom.dsl.types.spec import TracedVariant
 from warploom.errors import ArgumentError, BoundsExceeded, MissingInput
-from warploom.runtime.devices.cuda import CudaKernel
 from warploom.runtime.devices.device import cuda_facts
-from warploom.runtime.devices.graph import refuse_loading
+from warploom.runtime.devices.loaded import load
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch, OnDevice
@@ -23,7 +20,6 @@ from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.index_arrays import is_index_tensor
 from warploom.scheduler.layout import c_structs
 
-RESERVED = 528  # bytes of shared memory that `PlannerTeam` takes
 _MOST_THREADS = 1024
 _MOST_TEAMS = 32  # all of them find the cuts, and share the writing
 _ITEMS, _BLOCKS = 32, 2048  # of a team, with which it is as fast as with fewer
@@ -39,11 +35,11 @@ class DeviceStrategy:
         is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
         self._may_be = is_cuda and options.bounds is not None and options.may_plan_natively
         # All of them stay: a CUDA graph may replay any.
-        self._planners: dict[tuple[LaunchShape, int], DevicePlanner] = {}
+        self._planners: dict[tuple[int, int, int], DevicePlanner] = {}
 
     def prepare(self) -> None:
         if self._may_be:
-            source = planner_source(self._rules.spec.variant, c_structs(), "cuda")
+            source = PlannerSpec(self._rules.spec.variant).render("cuda", c_structs())
             build(source, cuda_facts(self._rules.device.index).arch)
 
     def read(self, given: Arguments) -> OnDevice | None:
@@ -91,28 +87,30 @@ class DeviceStrategy:
 
     def _planner(self, site: Site) -> DevicePlanner:
         rules, device = self._rules, self._rules.device
-        grid = grid_of(site, rules.heads.num_kv)
-        if grid not in self._planners:
+        key = (*grid_of(site, rules.heads.num_kv), site.scratch)
+        if key not in self._planners:
             arch = cuda_facts(device.index).arch
-            if site.scratch > arch.shared_per_cta - RESERVED:
+            if site.scratch > arch.shared_per_cta - PlannerSpec.RESERVED:
                 reason = (
                     f"allow {site.max_tiles} query tiles, for which the device needs "
                     f"{site.scratch} bytes of shared memory, of {arch.shared_per_cta}; declare "
                     "smaller ones, or give the lengths on the host"
                 )
                 raise ArgumentError(name="bounds", reason=reason)
-            self._planners[grid] = DevicePlanner(rules.spec.variant, device, *grid)
-        return self._planners[grid]
+            threads, teams, scratch = key
+            spec = PlannerSpec(rules.spec.variant, threads, scratch)
+            self._planners[key] = DevicePlanner(spec, device, teams)
+        return self._planners[key]
 
 
-def grid_of(site: Site, num_kv_heads: int) -> tuple[LaunchShape, int]:
-    """What a planner of a site's largest batch is launched with, and how many teams it has."""
+def grid_of(site: Site, num_kv_heads: int) -> tuple[int, int]:
+    """Threads of a team, and teams, of the planner of a site's largest batch."""
     # A thread for each tile and each boundary; more only wait for one another.
     wanted = max(site.max_tiles, OPTIONS * (site.columns + 1), 128)
     threads = min(_MOST_THREADS, -(-wanted // 128) * 128)
     items, blocks = site.max_tiles * num_kv_heads, site.room.bounds.max_blocks
     teams = max(-(-items // _ITEMS), -(-blocks // _BLOCKS), 1)
-    return LaunchShape(threads, RESERVED + site.scratch, 1), min(_MOST_TEAMS, teams)
+    return threads, min(_MOST_TEAMS, teams)
 
 
 class DevicePlanner:
@@ -122,27 +120,23 @@ class DevicePlanner:
         params: its argument.
     """
 
-    def __init__(
-        self, variant: TracedVariant, device: torch.device, shape: LaunchShape, teams: int
-    ) -> None:
+    def __init__(self, spec: PlannerSpec, device: torch.device, teams: int) -> None:
         """Build and load the kernel.
 
         Args:
-            variant: its mask counts.
+            spec: the mask, and what a team works with.
             device: where it runs.
-            shape, teams: see `grid_of`.
+            teams: see `grid_of`.
 
         Raises:
             CompileForbidden: a CUDA graph is being captured.
             CompileError, NoCudaCompiler, LaunchError: it could not be made.
         """
-        source = planner_source(variant, c_structs(), "cuda")
-        refuse_loading(device, source.name)
-        artifact = build(source, cuda_facts(device.index).arch)
-        self._kernel = CudaKernel(source.name, artifact, shape, device.index)
-        self._kernel.num_ctas = teams
-        self._name = variant.name
-        self.params = PlannerParams(variant)
+        source = spec.render("cuda", c_structs())
+        kernel = load(spec, source, cuda_facts(device.index).arch, device, teams)
+        self._name, self._device = spec.variant.name, device
+        self.params = PlannerParams(spec.variant)
+        self._enqueue = kernel.bind(self.params)
 
     def write(self, batch: OnDevice, inputs: Inputs, site: Site, address: int) -> None:
         """Write its argument.
@@ -173,7 +167,8 @@ class DevicePlanner:
 
     def launch(self, stream: int) -> None:
         """Enqueue it on a stream, given the stream's handle."""
-        self._kernel.launch(self.params, stream)
+        with torch.cuda.device(self._device):
+            self._enqueue(stream)
 
 
 def device_lengths(

@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import MEASURE, planner_source
+from warploom.codegen.planner_source import MEASURE, PlannerSpec
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.dsl.types.spec import TracedVariant
@@ -107,7 +107,7 @@ class HostPlanner:
         Raises:
             NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
         """
-        artifact = build(planner_source(variant, c_structs(), "cpp"), host_target())
+        artifact = build(PlannerSpec(variant).render("cpp", c_structs()), host_target())
         library = load_library(artifact)
         self._plan = library[artifact.entry]
         self._measure = library[MEASURE]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from warploom.codegen.abi import Packer
-from warploom.codegen.planner_source import BATCH, INPUTS, OUTPUTS, SITE, planner_fields
+from warploom.codegen.planner_source import BATCH, INPUTS, OUTPUTS, SITE, PlannerSpec
 from warploom.dsl.types.spec import TracedVariant
 from warploom.runtime.devices.params import Block, write_array
 
@@ -24,7 +24,7 @@ class PlannerParams(Block):
     """
 
     def __init__(self, variant: TracedVariant) -> None:
-        fields = planner_fields(variant)
+        fields = PlannerSpec(variant).fields
         packer = Packer(fields)
         super().__init__(packer, packer.size)
         self.write_lengths = self.writer("Q", INPUTS)

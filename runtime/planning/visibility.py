@@ -45,7 +45,7 @@ def make_visibility(
         heads: head counts.
         columns: tokens per block of a block-sparse format, where kv_pos is the column; else 0.
     """
-    mask = traced.seats.get("logits_mask")
+    mask = traced.hooks.get("logits_mask")
     if mask is None:
         return AllVisible(batch.segments)
     if columns:

@@ -7,7 +7,6 @@ to wherever they point at each replay.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,31 +14,17 @@ import numpy as np
 import torch
 
 from warploom.codegen.abi import Packer
-from warploom.codegen.append import (
-    COUNTS,
-    POINTERS,
-    STRIDES,
-    AppendSpec,
-    append_fields,
-    append_launch,
-    render_append,
-)
-from warploom.codegen.build import Artifact
-from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.append import COUNTS, POINTERS, STRIDES
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import Layout, Paged
 from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.values.stand_ins import unseen
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.errors import (
-    WrongShape,
-)
-from warploom.runtime.declaring.append_spec import append_spec, transforms_of
-from warploom.runtime.devices.cpu import CpuKernel
-from warploom.runtime.devices.cuda import CudaKernel
+from warploom.errors import WrongCall, WrongShape
+from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
 from warploom.runtime.devices.device import cuda_facts, resolve_device
-from warploom.runtime.devices.loaded import Loaded
+from warploom.runtime.devices.loaded import load
 from warploom.runtime.devices.params import Block
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.inputs.append_args import (
@@ -79,19 +64,19 @@ class Appender(Uncopied):
         head_dim: int,
         head_dim_v: int | None = None,
         dtype: str | DType | torch.dtype = "float16",
-        cache_dtype: str | DType | torch.dtype | None = None,
+        kv_dtype: str | DType | torch.dtype | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
         """Declare; the kernel is built here.
 
         Args:
-            variant: its `key_transform` and `value_transform` are applied on the way; other seats
+            variant: its `key_transform` and `value_transform` are applied on the way; other hooks
                 are left alone. The variant that attends must then not apply them again.
             kv_format: page size and layout of the cache.
             num_kv_heads, num_q_heads: heads; the second (for functors) defaults to the first.
             head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
             dtype: of new keys and values: float16, bfloat16 or float32.
-            cache_dtype: of the cache, to which results are rounded; `dtype` by default. Numbers too
+            kv_dtype: of the cache, to which results are rounded; `dtype` by default. Numbers too
                 large for float8_e4m3fn, float8_e5m2 or int8 become the largest; let the transforms
                 divide by the scales that the attending variant multiplies with.
             device: the current CUDA device by default, or the CPU.
@@ -105,7 +90,7 @@ class Appender(Uncopied):
         transforms, bound = self._applied(variant)
         self.spec = append_spec(
             transforms, kv_format=kv_format, num_kv_heads=num_kv_heads, num_q_heads=num_q_heads,
-            head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, cache_dtype=cache_dtype,
+            head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, kv_dtype=kv_dtype,
         )  # fmt: skip
         num_q_heads = num_kv_heads if num_q_heads is None else num_q_heads
         self._format = kv_format
@@ -116,7 +101,7 @@ class Appender(Uncopied):
         )  # fmt: skip
         self._inputs = Inputs(transforms, self._geometry)
         self._inputs.bind(bound)
-        packer = Packer(append_fields(self.spec))
+        packer = Packer(self.spec.fields)
         self._block = Block(packer, packer.size)
         self._block.set("num_q_heads", num_q_heads)
         self._block.set("num_kv_heads", num_kv_heads)
@@ -129,7 +114,12 @@ class Appender(Uncopied):
         self._spans: list[int] = []  # bytes from the first element to the last
         self._guard = Guard(type(self).__name__, self._torn)
         self._apart: int | None = None  # from the k cache to the v cache, when they were compared
-        self._launch = _kernel(self.spec, self.device)(self._block)
+        on_gpu = self.device.type == "cuda"
+        target = cuda_facts(self.device.index).arch if on_gpu else host_target()
+        source = self.spec.render("cuda" if on_gpu else "cpp")
+        grid, threads = (0, None) if on_gpu else (1, 1)
+        kernel = load(self.spec, source, target, self.device, grid, threads)
+        self._launch = kernel.bind(self._block)
 
     def _applied(
         self, variant: Variant | type[Variant] | None
@@ -257,7 +247,7 @@ def append(
     kv_indices: Any,
     last_page_len: Any,
     *,
-    variant: Variant | None = None,
+    variant: Variant | type[Variant] | None = None,
     layout: Layout = "NHD",
     **inputs: Any,
 ) -> None:
@@ -274,8 +264,12 @@ def append(
         **inputs: values of the fields that they read.
 
     Raises:
-        as `Appender`.
+        as `Appender`; WrongCall: what an `Appender` is declared with is read off the tensors here.
     """
+    made = None if variant is None else as_variant(variant)
+    transforms = _plain() if made is None else transforms_of(made)
+    if inputs and (declared := _READ_OFF & inputs.keys() - {*transforms.input_names}):
+        refuse_declared(min(declared), inputs)
     k, v = as_torch(k, "k"), as_torch(v, "v")
     k_cache, v_cache = key_value(checked_kv(kv, Paged(1, layout=layout), shared=True))
     for name, tensor, axes in (("k", k, 3), ("v", v, 3), ("k cache", k_cache, 4)):
@@ -284,14 +278,27 @@ def append(
     page_size = k_cache.shape[1 if layout == "NHD" else 2]
     heads = k_cache.shape[2 if layout == "NHD" else 1]
     element = v.dtype if v.dtype == k_cache.dtype else k.dtype  # so that the odd one is blamed
-    made = None if variant is None else as_variant(variant)
-    transforms = _plain() if made is None else transforms_of(made)
     appender = _appender(
         threading.get_ident(), transforms, page_size, layout, heads, k.shape[2], v.shape[2],
         element, k_cache.dtype, k.device,
     )  # fmt: skip
     given = inputs if made is None else _bound(made, transforms) | inputs
     appender(k, v, (k_cache, v_cache), indptr, kv_indptr, kv_indices, last_page_len, **given)
+
+
+# what an `Appender` is declared with
+_READ_OFF = frozenset(
+    ("kv_format", "page_size", "num_kv_heads", "num_q_heads", "head_dim", "head_dim_v", "dtype",
+     "kv_dtype", "device")
+)  # fmt: skip
+
+
+def refuse_declared(name: str, given: dict[str, Any]) -> None:
+    """The answer to a declaration in the place of a call."""
+    if "kv_format" in given:
+        check_format(given["kv_format"])
+    reason = f"it takes no {name!r}: page size, heads, types and device are those of the tensors"
+    raise WrongCall(function="append", reason=reason, hint=" Declare them to warploom.Appender.")
 
 
 class _Unbound(Appender):
@@ -327,7 +334,7 @@ def _appender(
         head_dim=dim,
         head_dim_v=dim_v,
         dtype=element,
-        cache_dtype=cache,
+        kv_dtype=cache,
         device=device,
     )
 
@@ -348,21 +355,3 @@ def _heads_only(requests: int) -> Batch:
     """Lengths that inputs are checked against: only the device knows those of tokens."""
     none = np.zeros(requests, np.int32)
     return Batch(Arrays(np.zeros(0, SEGMENT.dtype), none[:0], none, none), 0, 0)
-
-
-_Bind = Callable[[Block], Callable[[int], None]]
-_loaded: Loaded[_Bind] = Loaded()
-
-
-def _kernel(spec: AppendSpec, device: torch.device) -> _Bind:
-    """The loaded kernel: from its parameters, a function that launches it on a stream."""
-    source = render_append(spec, "cuda" if device.type == "cuda" else "cpp")
-    target = cuda_facts(device.index).arch if device.type == "cuda" else host_target()
-
-    def load(artifact: Artifact) -> _Bind:
-        if isinstance(target, Arch):
-            return CudaKernel(source.name, artifact, append_launch(), device.index).bind
-        host = CpuKernel(source.name, artifact)
-        return lambda block: lambda _: host.launch(block, 1, 1)
-
-    return _loaded.get(source, target, device, load)

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
-from warploom.codegen.append import render_append
 from warploom.codegen.build import Job
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
-from warploom.codegen.planner_source import planner_source
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import KVFormat, Paged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.runtime.declaring.append_spec import append_spec, transforms_of
+from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
 from warploom.runtime.declaring.declare import (
     as_format,
     checked_flag,
@@ -91,6 +90,10 @@ class AttentionDeclaration(Declaration):
 
     _wrapper: ClassVar[type[AttentionWrapper]] = AttentionWrapper
 
+    def __post_init__(self) -> None:
+        """Raises ArgumentError for a format that the wrapper does not serve; the rest waits."""
+        self._wrapper.planned_format(as_format(self.kv_format))
+
     def on(
         self,
         device: torch.device | str | int | None = None,
@@ -126,11 +129,11 @@ class AttentionDeclaration(Declaration):
             return
         stored = self._wrapper.planned_format(spec.kv_format)
         if stored.native_storage is not None:
-            source = planner_source(spec.variant, c_structs(), "cpp")
+            source = PlannerSpec(spec.variant).render("cpp", c_structs())
             yield from ((source, host) for host in hosts)
         declared = options.bounds is not None
         if isinstance(target, Arch) and declared and stored.plans_on_device:
-            yield planner_source(spec.variant, c_structs(), "cuda"), target
+            yield PlannerSpec(spec.variant).render("cuda", c_structs()), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
         kind = "cuda" if isinstance(target, Arch) else "cpu"
@@ -185,7 +188,11 @@ class AppenderDeclaration(Declaration):
     head_dim: int
     head_dim_v: int | None = None
     dtype: str | DType | torch.dtype = "float16"
-    cache_dtype: str | DType | torch.dtype | None = None
+    kv_dtype: str | DType | torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentError for a cache that appends do not serve; the rest waits."""
+        check_format(self.kv_format)
 
     def on(self, device: torch.device | str | int | None = None) -> Appender:
         """The appender for a device: the current CUDA device by default, or the CPU."""
@@ -195,7 +202,7 @@ class AppenderDeclaration(Declaration):
         """The one kernel, for a target; raises VariantError, BadHeadDim and ArgumentError."""
         given = _given(self)
         spec = append_spec(transforms_of(as_variant(given.pop("variant"))), **given)
-        yield render_append(spec, "cuda" if isinstance(target, Arch) else "cpp"), target
+        yield spec.render("cuda" if isinstance(target, Arch) else "cpp"), target
 
 
 def _given(declaration: Any) -> dict[str, Any]:

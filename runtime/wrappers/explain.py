@@ -18,6 +18,7 @@ from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.runtime.devices.cpu import default_threads
 from warploom.runtime.devices.device import Backend
 from warploom.runtime.launching.prepared_keys import KeyTransform
+from warploom.runtime.launching.program import Pass, Program
 from warploom.runtime.planning.composed import depends_on_request
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.visibility import Heads, MaskVisibility
@@ -48,7 +49,7 @@ class Explained(Protocol):
     def planned(self) -> Planned | None: ...
 
     @property
-    def choice(self) -> TileChoice | None: ...
+    def program(self) -> Program | None: ...
 
     @property
     def backend(self) -> Backend: ...
@@ -99,16 +100,18 @@ def explain(wrapper: Explained) -> Explanation:
         "types": f"{_types(spec)}, head_dim {spec.head_dim_qk}/{spec.head_dim_v}",
         "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
         "with a query row",
-        "seats": ", ".join(spec.variant.seats) or "none: plain attention",
+        "hooks": ", ".join(spec.variant.hooks) or "none: plain attention",
     }
     if wrapper.backend == "reference":
         facts["plan"] = "none needed: request by request"
-    elif wrapper.planned is None:
+    elif wrapper.planned is None or wrapper.program is None:
         facts["plan"] = "none yet; call plan()"
     else:
+        program = wrapper.program
         facts |= (
-            _kernel(wrapper.planned, wrapper.choice)
-            | _keys(wrapper, wrapper.planned)
+            _kernel(program.attention)
+            | _passes(program)
+            | _keys(wrapper, wrapper.planned, program)
             | _work(wrapper.planned, spec.variant)
             | _memory(wrapper.planned)
         )
@@ -141,11 +144,11 @@ def _because(wrapper: Explained) -> str:
     return f": {compiler}, vectors of {target.vector_bytes} bytes"
 
 
-def _kernel(planned: Planned, choice: TileChoice | None) -> dict[str, object]:
-    """What runs, and why."""
-    kernel = planned.kernel
-    artifact, used, tile = kernel.artifact, kernel.artifact.resources, kernel.tile
-    choice = choice or TileChoice(tile)
+def _kernel(attention: Pass) -> dict[str, object]:
+    """What attends, and why."""
+    kernel, choice = attention.kernel, attention.choice
+    assert choice is not None  # it has a tile
+    artifact, used, tile = kernel.artifact, kernel.artifact.resources, choice.tile
     on_gpu = kernel.source.language == "cuda"
     how = f", {tile.warps} warps, {tile.stages} stages" if on_gpu else ""
     facts: dict[str, object] = {
@@ -166,19 +169,24 @@ def _kernel(planned: Planned, choice: TileChoice | None) -> dict[str, object]:
     return facts
 
 
+def _passes(program: Program) -> dict[str, object]:
+    """In their order, where there are several."""
+    lines = [f"{one.kind}: {one.kernel.source.name}" for one in program.passes]
+    return {"passes": "\n".join(lines)} if program.before else {}
+
+
 def _sizes(tile: TileConfig) -> str:
     named = tile.of_roles or {"": tile}
     sizes = (f"{name} {own.rows} rows x {own.keys} keys".strip() for name, own in named.items())
     return ", ".join(sizes)
 
 
-def _keys(wrapper: Explained, planned: Planned) -> dict[str, object]:
+def _keys(wrapper: Explained, planned: Planned, program: Program) -> dict[str, object]:
     """Where keys are transformed, if anywhere; only a GPU has more than one way."""
-    if "key_transform" not in wrapper.spec.variant.seats or wrapper.backend != "cuda":
+    if "key_transform" not in wrapper.spec.variant.hooks or wrapper.backend != "cuda":
         return {}
     rows = planned.batch.sizes.busy_rows * wrapper.heads.group_size
-    is_before = planned.kernel.prepare is not None
-    return {"keys are transformed": wrapper.key_transform.told(is_before, rows)}
+    return {"keys are transformed": wrapper.key_transform.told(bool(program.before), rows)}
 
 
 def _weighed(choice: TileChoice) -> dict[str, object]:

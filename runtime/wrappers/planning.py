@@ -22,6 +22,7 @@ from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.launch import Launcher
+from warploom.runtime.launching.program import Program
 from warploom.runtime.planning.plan_summary import summary
 from warploom.runtime.planning.planner import Planner, as_many_rows
 from warploom.runtime.planning.strategy import Planned
@@ -148,6 +149,13 @@ class Planning(Uncopied):
         if self._launcher is None or self.planned is None:
             return None
         return self._planner.rules.choice(self.planned.batch)
+
+    @property
+    def program(self) -> Program | None:
+        """What runs of the last plan launch, and why; None before, and for the reference."""
+        if self._launcher is None or self._launcher.program is None or self.planned is None:
+            return None
+        return self._launcher.program.with_choice(self.choice)
 
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._bounds is not None and batch.known is None:  # else whoever knew has asked

@@ -30,6 +30,7 @@ from warploom.runtime.operators.custom_op import Result
 from warploom.runtime.planning.planner import as_many_rows
 from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.tensors import as_torch, byte_span
+from warploom.runtime.wrappers.calls import explained
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 
@@ -57,6 +58,42 @@ class PageSelectionWrapper(AttentionWrapper):
     def planned_format(cls, kv_format: KVFormat) -> Selected:
         """Raises ArgumentError for a format that is not paged."""
         return Selected.of(kv_format)
+
+    @explained
+    def plan(
+        self,
+        qo_indptr: Any,
+        kv_indptr: Any,
+        kv_indices: Any = None,
+        last_page_len: Any = None,
+        *,
+        kv_lens: Any = None,
+        q_rows: int | None = None,
+        **inputs: Any,
+    ) -> None:
+        """Distribute the work of a batch, by the host; see `AttentionWrapper.plan`.
+
+        Args:
+            qo_indptr: int32 [requests + 1], where each request's query rows begin.
+            kv_indptr: int32 [requests + 1], in pages that are read: of each head equally many.
+            kv_indices: the selection, an int32 tensor [requests or more, num_kv_heads, budget] on
+                the wrapper's device. It is not copied: runs read it where it lies, until `select`
+                or the next plan names another.
+            last_page_len: int32 [requests], tokens in the last page of each list.
+            kv_lens: not of paged caches.
+            q_rows: rows of the batch, if given.
+            **inputs: values of the variant's fields.
+
+        Raises:
+            BadLength: a request reads more pages than the selection lists.
+            WrongStride: entries of the selection lie side by side in no list, or too far apart.
+            ArgumentError: a selection that is no tensor, or a back end without selections.
+            and those of `AttentionWrapper.plan`.
+        """
+        super().plan(
+            qo_indptr, kv_indptr, kv_indices, last_page_len,
+            kv_lens=kv_lens, q_rows=q_rows, **inputs,
+        )  # fmt: skip
 
     def _lowered(self, given: Arguments) -> SelectedBatch:
         refuse_under_capture(self.device, "plan() was called", "Call it before or after.")

@@ -108,7 +108,8 @@ class AttentionWrapper(Running):
 
         Args:
             variant: the functors; None is plain attention over all keys.
-            kv_format: storage of keys and values; `Ragged()` by default.
+            kv_format: storage of keys and values; `Ragged()` by default. A `PageSelectionWrapper`
+                must be given `Paged`.
             num_q_heads, num_kv_heads: heads; the second defaults to the first and must divide it.
             head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
             dtype: of q, k, v and the output: float16, bfloat16 or (CPU) float32.

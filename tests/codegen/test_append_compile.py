@@ -1,4 +1,4 @@
-"""The append kernel compiles for every architecture, without spills, and holds no other seat."""
+"""The append kernel compiles for every architecture, without spills, and holds no other hook."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import warploom as wl
-from warploom.codegen.append import AppendSpec, append_fields, key_value_seats, render_append
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.codegen.compilers.arch import ARCHS, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
@@ -18,7 +18,7 @@ from warploom.dsl.variants.trace import trace
 def spec(
     variant: wl.Variant, dim: int = 128, cache: str = "bfloat16", page: int = 16
 ) -> AppendSpec:
-    kept = key_value_seats(trace(variant))
+    kept = key_value_hooks(trace(variant))
     return AppendSpec(kept, dim, dim, dtype("bfloat16"), kv_dtype(cache), page)
 
 
@@ -27,7 +27,7 @@ def spec(
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("variant", [wl.Rope(), wl.QKNorm() & wl.Rope()], ids=["rope", "norm"])
 def test_every_architecture(arch: str, variant: wl.Variant) -> None:
-    source = render_append(spec(variant), "cuda")
+    source = spec(variant).render("cuda")
     compiled = run_nvrtc(source.text, arch_named(arch), source.name)
     resources = read_resources(compiled.cubin)
     assert max(resources.local_bytes, compiled.spill_bytes) == 0
@@ -37,7 +37,7 @@ def test_every_architecture(arch: str, variant: wl.Variant) -> None:
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("dim", [8, 72, 96, 256])
 def test_every_head_dim(dim: int) -> None:
-    source = render_append(spec(wl.Rope(), dim, "float16", 1), "cuda")
+    source = spec(wl.Rope(), dim, "float16", 1).render("cuda")
     compiled = run_nvrtc(source.text, arch_named("sm_90a"), source.name)
     assert compiled.spill_bytes == 0
 
@@ -47,11 +47,11 @@ def test_every_head_dim(dim: int) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("cache", ["float8_e4m3fn", "float8_e5m2", "int8"])
 def test_caches_of_8_bits(arch: str, cache: str) -> None:
-    source = render_append(spec(wl.Rope(), cache=cache), "cuda")
+    source = spec(wl.Rope(), cache=cache).render("cuda")
     assert run_nvrtc(source.text, arch_named(arch), source.name).spill_bytes == 0
 
 
-def test_only_the_seats_of_keys_and_values_are_kept() -> None:
+def test_only_the_hooks_of_keys_and_values_are_kept() -> None:
     class Everything(wl.Rope):
         gain = wl.Scalar("float32")
 
@@ -59,6 +59,6 @@ def test_only_the_seats_of_keys_and_values_are_kept() -> None:
             return logits * self.gain
 
     one, other = (spec(v & wl.Causal() & wl.SoftCap(3.0)) for v in (wl.Rope(), Everything()))
-    assert set(one.variant.seats) == {"key_transform"}
-    names = [field.name for field in append_fields(other)]
+    assert set(one.variant.hooks) == {"key_transform"}
+    names = [field.name for field in other.fields]
     assert "x_rope_theta" in names and "x_gain" not in names and "x_cap" not in names

@@ -56,9 +56,9 @@ def test_masks_that_read_a_lot_are_not_squeezed_for_a_second_cta() -> None:
 TILES = {
     "four threads a row": (wl.Causal(), TileConfig(64, 32, 2, 2), 16, 96),
     "streamed": (wl.Causal(), TileConfig(16, 128, 4, 2), 16, 128),
-    "streamed, every seat": (EVERYTHING, TileConfig(16, 64, 2, 2), 16, 128),
+    "streamed, every hook": (EVERYTHING, TileConfig(16, 64, 2, 2), 16, 128),
     "128": (wl.Causal() & wl.SlidingWindow(100), TileConfig(128, 64, 4, 2), 16, 128),
-    "every seat": (EVERYTHING, TileConfig(64, 32, 4, 2), 16, 128),
+    "every hook": (EVERYTHING, TileConfig(64, 32, 4, 2), 16, 128),
     "output": (wl.Causal() & NormOfRequest(), TileConfig(128, 64, 8, 2), 16, 128),
     "hopper, output": (NormOfRequest(), TileConfig(128, 128, 8, 2, "hopper", 1), 16, 128),
     "hopper": (wl.Variant(), TileConfig(128, 128, 8, 2, "hopper", 1), 16, 128),

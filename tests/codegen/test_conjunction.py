@@ -12,7 +12,7 @@ from support.mask_grammar import Grammar, elements, masks, random_inputs, random
 import warploom as wl
 from warploom.codegen.lowering.conjunction import few_tests
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.logits_seats import column_state_bytes
+from warploom.codegen.lowering.logits_hooks import column_state_bytes
 from warploom.dsl.values.position import Position
 from warploom.dsl.variants.trace import trace
 
@@ -38,7 +38,7 @@ def test_the_mask_is_the_same(conditions: list[Any], seed: int) -> None:
     for condition in conditions[1:]:
         tree = ("&", tree, condition)
     inputs, tiles = random_inputs(rng), random_tiles(rng, 4)
-    mask = trace(Grammar(tree)).seats["logits_mask"]
+    mask = trace(Grammar(tree)).hooks["logits_mask"]
     for i in range(4):
         expected = elements(mask, inputs, tiles, i)
         np.testing.assert_array_equal(elements(few_tests(mask), inputs, tiles, i), expected)

@@ -1,4 +1,4 @@
-"""`struct Variant`: what is hoisted where, and the vector seats run in C++ against NumPy."""
+"""`struct Variant`: what is hoisted where, and the vector hooks run in C++ against NumPy."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Everything(Variant):
 
 
 def test_each_part_is_computed_where_it_belongs() -> None:
-    seats = trace(Everything()).seats
-    parts = split((seats["logits_transform"], seats["logits_mask"]))
+    hooks = trace(Everything()).hooks
+    parts = split((hooks["logits_transform"], hooks["logits_mask"]))
     assert [node.op for node in parts.tile] == ["mul", "mul"]  # kv_len * 0.5, 2 * window
     assert [node.op for node in parts.row] == ["load", "sub"]  # slope, first visible key
     assert [node.op for node in parts.column] == ["load"]
@@ -148,7 +148,7 @@ def test_custom_functions_come_first_and_need_text_of_the_language() -> None:
         variant_struct(trace(Custom()), "cpp")
 
 
-# --- vector seats
+# --- vector hooks
 
 HEAD_DIM, ROWS = 16, 5
 HARNESS = """
@@ -160,39 +160,39 @@ template <int kCount, int I = 0, class F> void each(const F& f) {  // f<0>(), f<
   if constexpr (I < kCount) { f.template run<I>(); each<kCount, I + 1>(f); }
 }
 struct Call { const Params& p; TileInfo tile; int head_dim; const float* in; float* r; };
-#define SEAT(seat, Seat, Place, ...)                                                         \\
-  struct Seat##Reduce {                                                                      \\
+#define HOOK(hook, Hook, Place, ...)                                                         \\
+  struct Hook##Reduce {                                                                      \\
     const Call& c; Place at;                                                                 \\
     template <int I> void run() const {                                                      \\
       const auto x = [this](int lane) { return c.in[lane]; };                                \\
-      float total = Variant::seat##_identity<I>();                                           \\
+      float total = Variant::hook##_identity<I>();                                           \\
       for (int lane = 0; lane < c.head_dim; ++lane)                                          \\
-        total = Variant::seat##_combine<I>(total, Variant::seat##_reduce<I>(                 \\
+        total = Variant::hook##_combine<I>(total, Variant::hook##_reduce<I>(                 \\
             c.p, c.tile, __VA_ARGS__, lane, c.head_dim, x, c.r));                            \\
       c.r[I] = total;                                                                        \\
     }                                                                                        \\
   };                                                                                         \\
-  extern "C" void run_##seat(const Params* p, const TileInfo* tile, int rows, int head_dim,  \\
+  extern "C" void run_##hook(const Params* p, const TileInfo* tile, int rows, int head_dim,  \\
                              const Place* places, const float* in, float* out) {             \\
     for (int i = 0; i < rows; ++i) {                                                         \\
       const Place at = places[i];                                                            \\
       float r[8];                                                                            \\
       const Call c{*p, *tile, head_dim, in + i * head_dim, r};                               \\
-      each<Variant::k##Seat##Reductions>(Seat##Reduce{c, at});                               \\
+      each<Variant::k##Hook##Reductions>(Hook##Reduce{c, at});                               \\
       const auto x = [&](int lane) { return c.in[lane]; };                                   \\
-      const auto ts = Variant::seat##_tile(*p, *tile);                                       \\
+      const auto ts = Variant::hook##_tile(*p, *tile);                                       \\
       for (int lane = 0; lane < head_dim; ++lane) {                                          \\
-        const auto ls = Variant::seat##_lane(*p, *tile, ts, lane, head_dim);                 \\
+        const auto ls = Variant::hook##_lane(*p, *tile, ts, lane, head_dim);                 \\
         out[i * head_dim + lane] =                                                           \\
-            Variant::seat(*p, *tile, __VA_ARGS__, ls, lane, head_dim, x, r);                 \\
+            Variant::hook(*p, *tile, __VA_ARGS__, ls, lane, head_dim, x, r);                 \\
       }                                                                                      \\
     }                                                                                        \\
   }
 struct Output { RowInfo row; float lse; };
-SEAT(query, Query, RowInfo, at)
-SEAT(key, Key, int, at)
-SEAT(value, Value, int, at)
-SEAT(output, Output, Output, at.row, at.lse)
+HOOK(query, Query, RowInfo, at)
+HOOK(key, Key, int, at)
+HOOK(value, Value, int, at)
+HOOK(output, Output, Output, at.row, at.lse)
 }
 """
 
@@ -253,7 +253,7 @@ def pack(traced: TracedVariant) -> tuple[str, bytes]:
     return struct_text(fields), Packer(fields).pack(values)
 
 
-def test_vector_seats_compute_what_the_functor_says(
+def test_vector_hooks_compute_what_the_functor_says(
     compile_cpp: Callable[..., ctypes.CDLL],
 ) -> None:
     variant = Vectors()
@@ -267,7 +267,7 @@ def test_vector_seats_compute_what_the_functor_says(
         "batch": 0, "kv_head": 1, "q_len": 9, "kv_len": 9, "num_q_heads": 4, "num_kv_heads": 2
     }  # fmt: skip
     tile_bytes = np.array(list(tile.values()), np.int32)
-    for seat, names in PLACES.items():
+    for hook, names in PLACES.items():
         place: dict[str, Any] = {name: rng.integers(0, 40, ROWS) for name, _ in names}
         if "q_head" in place:
             place["q_head"] %= 4
@@ -280,16 +280,16 @@ def test_vector_seats_compute_what_the_functor_says(
         x = rng.normal(size=(ROWS, HEAD_DIM)).astype(np.float32)
         out = np.empty_like(x)
         pointers = (a.ctypes.data_as(ctypes.c_void_p) for a in (places, x, out))
-        run = getattr(library, "run_" + seat.split("_")[0])
+        run = getattr(library, "run_" + hook.split("_")[0])
         run(params, tile_bytes.ctypes.data_as(ctypes.c_void_p), ROWS, HEAD_DIM, *pointers)
 
         reading = NumpyReading("Vectors", INPUTS)
         values = {name: np.full((1, 1), v) for name, v in tile.items()}
         values |= {name: v[:, None] for name, v in place.items()}
         values |= {"lane": np.arange(HEAD_DIM)[None], "head_dim": np.full((1, 1), HEAD_DIM)}
-        at = Position(seat, {name: reading.array(v) for name, v in values.items()})
-        wanted = getattr(variant.under(reading), seat)(reading.array(x.astype(np.float64)), at)
-        np.testing.assert_allclose(out, np.asarray(wanted), rtol=1e-4, atol=2e-5, err_msg=seat)
+        at = Position(hook, {name: reading.array(v) for name, v in values.items()})
+        wanted = getattr(variant.under(reading), hook)(reading.array(x.astype(np.float64)), at)
+        np.testing.assert_allclose(out, np.asarray(wanted), rtol=1e-4, atol=2e-5, err_msg=hook)
 
 
 def test_reductions_are_numbered_in_order_of_need() -> None:
@@ -336,6 +336,6 @@ class Scaled(Variant):
 )
 def test_value_transforms_that_only_scale_are_told_apart(form: str, count: int) -> None:
     traced = trace(Scaled(form))
-    assert len(scale_factors(traced.seats["value_transform"])) == count
+    assert len(scale_factors(traced.hooks["value_transform"])) == count
     text = variant_struct(traced, "cuda")
     assert ("kScalesValues" in text) == (count > 0)

@@ -15,7 +15,7 @@ from warploom.codegen.attention.templates import render_cpu, render_cuda
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.hostcc import compile_cpp, host_target
 from warploom.codegen.compilers.nvrtc import compile_cuda
-from warploom.codegen.prepare import PrepareSpec, render_prepare
+from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import KVFormat
@@ -75,7 +75,7 @@ def render(file: str) -> KernelSource:
     variant, head_dim, element, kv_format = SPECS[name]
     spec = AttentionSpec(trace(variant), head_dim, head_dim, dtype(element), kv_format)
     if target == "prepare":
-        return render_prepare(PrepareSpec.of(spec, 8), c_structs())
+        return PrepareSpec.of(spec, 8).render("cuda", c_structs())
     if target == "roles":
         return render_cpu(spec, ROLES_TILE, c_structs(roles=True))
     if target == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,6 +15,7 @@ from warploom.dsl.types.dtypes import bfloat16
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
+from warploom.errors import UnsupportedSpec
 from warploom.scheduler.layout import c_structs
 
 
@@ -40,6 +42,7 @@ def test_no_split_of_registers_gives_more_than_was_launched_with() -> None:
         (wl.DocumentMask(), 128, wl.Ragged(), (88, 0, 208)),
         (wl.Variant(), 256, wl.Ragged(), (56, 0, 224)),
         (wl.Variant(), 160, wl.Paged(1), (88, 0, 208)),
+        (wl.DocumentMask(), 160, wl.Paged(1), (88, 0, 208)),
         (wl.Rope(), 128, wl.Ragged(), (56, 72, 192)),
         (wl.Rope(), 64, wl.Ragged(), (56, 104, 176)),
         (wl.Rope(), 72, wl.Ragged(), (64, 96, 176)),
@@ -55,3 +58,18 @@ def test_kernels_have_the_recorded_split(
     text = render_cuda(of, tile, c_structs()).text
     for role, count in zip(("Producer", "Transformer", "Consumer"), registers, strict=True):
         assert f"k{role}Registers = {count};" in text
+
+
+def test_a_tile_may_leave_transforms_to_those_that_compute() -> None:
+    of = AttentionSpec(trace(wl.QKNorm()), 128, 128, bfloat16, wl.Ragged())
+    tile = TileConfig(128, 128, 8, 2, "hopper", 1, staged="consumers")
+    assert HOPPER.threads(of, tile) == HOPPER.threads(of, replace(tile, staged="group")) - 128
+    assert HOPPER.registers(of, tile).transformer == 0
+    assert "kTransformer = false;" in render_cuda(of, tile, c_structs()).text
+
+
+def test_a_group_that_no_registers_are_left_for_is_refused() -> None:
+    of = AttentionSpec(trace(wl.Rope()), 192, 192, bfloat16, wl.Ragged())
+    tile = TileConfig(128, 64, 8, 2, "hopper", 1, staged="group")
+    with pytest.raises(UnsupportedSpec, match="no group of its own"):
+        HOPPER.check(of, tile)

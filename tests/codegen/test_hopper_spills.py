@@ -28,7 +28,9 @@ TIGHT = [
     ("values' norms", 256, "ragged"),
     ("causal bias", 128, "ragged"),
     ("mask", 128, "pages of 1"),
+    ("prefix", 160, "pages of 1"),
     ("prefix", 192, "ragged"),
+    ("documents", 160, "pages of 1"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Reads of vector seats that come in whole vectors."""
+"""Reads of vector hooks that come in whole vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from warploom.dsl.variants.variant import Variant
 
 
 def reads(variant: Variant) -> tuple[int, set[str]]:
-    halves, text = lane_reads(trace(variant).seats["key_transform"])
+    halves, text = lane_reads(trace(variant).hooks["key_transform"])
     return halves, set(text.values())
 
 

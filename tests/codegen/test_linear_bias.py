@@ -20,7 +20,7 @@ from warploom.codegen.build import build
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.lowering.linear_bias import LinearBias, without_linear_bias
-from warploom.codegen.lowering.logits_seats import column_state_bytes, logits_seats
+from warploom.codegen.lowering.logits_hooks import column_state_bytes, logits_hooks
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import KVFormat
@@ -51,7 +51,7 @@ def made(transform: Transform, mask: Any = None) -> Variant:
 
 
 def bias_of(variant: Variant) -> LinearBias | None:
-    return logits_seats(trace(variant), shifts_rows=True).bias
+    return logits_hooks(trace(variant), shifts_rows=True).bias
 
 
 FORMS: dict[str, Transform] = {
@@ -82,12 +82,12 @@ FORMS: dict[str, Transform] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_that_are_linear(name: str) -> None:
-    seats = logits_seats(trace(made(FORMS[name])), shifts_rows=True)
-    assert seats.bias is not None
+    hooks = logits_hooks(trace(made(FORMS[name])), shifts_rows=True)
+    assert hooks.bias is not None
     column = 4 if name == "beside a bias" else 0
     assert column_state_bytes(trace(made(FORMS[name])), shifts_rows=True) == column
     is_all = name not in ("after a cap", "beside a bias")
-    assert ("logits_transform" in seats.roots) != is_all
+    assert ("logits_transform" in hooks.roots) != is_all
 
 
 OTHERS: dict[str, Transform] = {

@@ -90,7 +90,7 @@ def test_factor_and_rest_are_the_transform(root: Node, softmax: bool) -> None:
 @pytest.mark.parametrize("scale", [1e-4, 1.0])
 @pytest.mark.parametrize("cap", [-2.0, 0.0, 3.0, 1e30])
 def test_a_runtime_factor_stays_above_0(cap: float, scale: float) -> None:
-    factor, rest = with_scale_outside(trace(wl.SoftCap(3.0)).seats["logits_transform"], True)
+    factor, rest = with_scale_outside(trace(wl.SoftCap(3.0)).hooks["logits_transform"], True)
     positions = {"sm_scale": np.asarray(scale)}
     products = RNG.standard_normal(9)
     outside, made = evaluate((factor, rest), positions, {"cap": cap}, {}, logits=products)

@@ -12,7 +12,7 @@ from support.mask_grammar import Grammar, elements, masks, random_inputs, random
 
 import warploom as wl
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.logits_seats import column_state_bytes
+from warploom.codegen.lowering.logits_hooks import column_state_bytes
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.masks.open_part import mask_parts
 from warploom.dsl.values.evaluate import evaluate
@@ -30,7 +30,7 @@ def test_the_parts_are_the_mask_and_the_open_one_all_of_it_where_it_is_said(
     rng = np.random.default_rng(seed)
     inputs, tiles = random_inputs(rng), random_tiles(rng, 12)
     traced = trace(Grammar(("&", (op, tree, READS), READS)))
-    mask = traced.seats["logits_mask"]
+    mask = traced.hooks["logits_mask"]
     tensors = {name: v for name, v in inputs.items() if isinstance(v, np.ndarray)}
     parts = mask_parts(mask, frozenset(tensors))
     assert parts is not None
@@ -55,7 +55,7 @@ class Reads(wl.Variant):
 def test_a_mask_all_decided_or_all_open_has_no_parts(variant: wl.Variant) -> None:
     traced = trace(variant)
     names = frozenset(field.name for field in traced.tensors)
-    assert mask_parts(traced.seats["logits_mask"], names) is None
+    assert mask_parts(traced.hooks["logits_mask"], names) is None
     assert "kMaskHasParts" not in variant_struct(traced, "cuda")
 
 
@@ -69,7 +69,7 @@ def test_open_parts_test_what_states_keep() -> None:
 
 def test_tiles_below_the_diagonal_are_left_open() -> None:
     traced = trace(wl.Causal() & Reads())
-    parts = mask_parts(traced.seats["logits_mask"], frozenset(("kept", "documents")))
+    parts = mask_parts(traced.hooks["logits_mask"], frozenset(("kept", "documents")))
     assert parts is not None
     corners = {"q_pos_first": 8, "q_pos_last": 11, "kv_pos_first": 0}
     for last_key, may_hide in ((7, False), (8, False), (9, True)):

@@ -13,13 +13,13 @@ import pytest
 from support.disassembly import disassembled
 
 import warploom as wl
-from warploom.codegen.append import AppendSpec, key_value_seats, render_append
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.nvrtc import run_nvrtc
-from warploom.codegen.planner_source import planner_source
-from warploom.codegen.prepare import PrepareSpec, render_prepare
+from warploom.codegen.planner_source import PlannerSpec
+from warploom.codegen.prepare import PrepareSpec
 from warploom.codegen.source import KernelSource, TileConfig
 from warploom.dsl.types.dtypes import bfloat16
 from warploom.dsl.types.dtypes import kv_dtype as stored
@@ -47,14 +47,14 @@ def attention(
 
 
 def append() -> KernelSource:
-    kept = key_value_seats(trace(wl.Rope()))
+    kept = key_value_hooks(trace(wl.Rope()))
     spec = AppendSpec(kept, 128, 128, bfloat16, stored("bfloat16"), 16)
-    return render_append(spec, "cuda")
+    return spec.render("cuda")
 
 
 def prepare() -> KernelSource:
     spec = AttentionSpec(trace(wl.Rope() & wl.QKNorm()), 128, 128, bfloat16, Ragged())
-    return render_prepare(PrepareSpec.of(spec, 8), c_structs())
+    return PrepareSpec.of(spec, 8).render("cuda", c_structs())
 
 
 SOURCES: dict[str, Callable[[], KernelSource]] = {
@@ -67,7 +67,7 @@ SOURCES: dict[str, Callable[[], KernelSource]] = {
     ),
     "append": append,
     "prepare": prepare,
-    "planner": lambda: planner_source(trace(wl.Causal()), c_structs(), "cuda"),
+    "planner": lambda: PlannerSpec(trace(wl.Causal())).render("cuda", c_structs()),
 }
 
 

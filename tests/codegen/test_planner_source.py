@@ -9,23 +9,23 @@ import pytest
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.nvrtc import run_nvrtc
-from warploom.codegen.planner_source import planner_fields, planner_source
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
 
 def test_variants_without_a_mask_share_one_planner() -> None:
     plain, capped = (
-        planner_source(trace(variant), c_structs(), "cpp")
+        PlannerSpec(trace(variant)).render("cpp", c_structs())
         for variant in (wl.Variant(), wl.SoftCap(20.0) & wl.Alibi())
     )
     assert plain.text == capped.text
-    masked = planner_source(trace(wl.Causal()), c_structs(), "cpp")
+    masked = PlannerSpec(trace(wl.Causal())).render("cpp", c_structs())
     assert masked.code != plain.code
 
 
 def test_only_inputs_of_the_mask_are_parameters() -> None:
-    names = {field.name for field in planner_fields(trace(wl.PrefixLM() & wl.Alibi()))}
+    names = {field.name for field in PlannerSpec(trace(wl.PrefixLM() & wl.Alibi())).fields}
     assert {name for name in names if name.startswith("x_")} == {
         "x_prefix_len",
         "x_prefix_len_s0",
@@ -39,5 +39,5 @@ MASKS = (wl.Variant(), wl.SlidingWindow(500), wl.PrefixLM())
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(("arch", "variant"), list(zip(ARCHS, cycle(MASKS))))
 def test_planners_compile_without_spills(arch: str, variant: wl.Variant) -> None:
-    source = planner_source(trace(variant), c_structs(), "cuda")
+    source = PlannerSpec(trace(variant)).render("cuda", c_structs())
     assert run_nvrtc(source.text, ARCHS[arch], source.name).spill_bytes == 0

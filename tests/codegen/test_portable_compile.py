@@ -1,4 +1,4 @@
-"""The portable kernel compiles for every architecture, tile, format and seat, without spills."""
+"""The portable kernel compiles for every architecture, tile, format and hook, without spills."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_tiles_that_no_architecture_test_has(tile: TileConfig) -> None:
 
 
 # Both 32 rows per warp, where registers are tight, and key tiles split over warps.
-SEATS = {
+HOOKS = {
     "soft-cap": (wl.Causal() & wl.SoftCap(50.0), TileConfig(128, 32, 4, 2)),
     "window": (wl.Causal() & wl.SlidingWindow(100), TileConfig(128, 64, 4, 2)),
     "alibi": (wl.Causal() & wl.Alibi(), TileConfig(16, 64, 4, 3)),
@@ -120,9 +120,9 @@ SEATS = {
 
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
-@pytest.mark.parametrize("name", SEATS)
-def test_every_seat(name: str) -> None:
-    variant, tile = SEATS[name]
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook(name: str) -> None:
+    variant, tile = HOOKS[name]
     assert spilled(compile_portable(spec(variant, wl.Paged(16)), tile)) == 0
 
 
@@ -189,19 +189,19 @@ def test_shared_memory_has_room_for_listed_columns() -> None:
     compile_portable(of, TileConfig(64, 32, 4, 3), "sm_80")
 
 
-# 8-bit keys and values: widened in registers, or, for seats, to a tile of their own.
+# 8-bit keys and values: widened in registers, or, for hooks, to a tile of their own.
 NARROW = {
     "decode": (wl.Causal(), TileConfig(16, 256, 8, 2), "float8_e4m3fn", "sm_90a"),
     "half": (wl.KVScale(), TileConfig(16, 64, 2, 2), "float8_e5m2", "sm_89"),
     "half, tokens": (wl.TokenKVScale(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_90a"),
     "half, decode": (wl.TokenKVScale(), TileConfig(16, 128, 4, 2), "int8", "sm_80"),
     "tokens": (wl.TokenKVScale(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_100a"),
-    "seats": (wl.Rope() & ScaledValues(), TileConfig(16, 64, 2, 2), "float8_e4m3fn", "sm_120"),
+    "hooks": (wl.Rope() & ScaledValues(), TileConfig(16, 64, 2, 2), "float8_e4m3fn", "sm_120"),
     "before sm_89": (wl.HeadKVScale(), TileConfig(16, 128, 4, 2), "float8_e4m3fn", "sm_80"),
     "tall": (wl.Causal(), TileConfig(128, 64, 8, 2), "float8_e5m2", "sm_90a"),
     "width": (ByWidth(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_90a"),
     "ints": (wl.KVScale(), TileConfig(16, 128, 4, 2), "int8", "sm_80"),
-    "ints, seats": (wl.Rope() & ScaledValues(), TileConfig(64, 64, 4, 2), "int8", "sm_90a"),
+    "ints, hooks": (wl.Rope() & ScaledValues(), TileConfig(64, 64, 4, 2), "int8", "sm_90a"),
 }
 
 
@@ -211,7 +211,7 @@ NARROW = {
 def test_narrow_keys_and_values(name: str) -> None:
     variant, tile, stored, arch = NARROW[name]
     element = "float16" if name.startswith("half") else "bfloat16"
-    of = spec(variant, wl.Paged(16), 96 if name == "seats" else 128, element=element, stored=stored)
+    of = spec(variant, wl.Paged(16), 96 if name == "hooks" else 128, element=element, stored=stored)
     assert spilled(compile_portable(of, tile, arch)) == 0
 
 

@@ -15,7 +15,7 @@ from warploom.codegen.compilers.arch import ARCHS, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.lowering.specialize import for_prepared_keys
-from warploom.codegen.prepare import PrepareSpec, prepare_fields, render_prepare
+from warploom.codegen.prepare import PrepareSpec
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
@@ -27,7 +27,7 @@ def attention(variant: wl.Variant, dim: int = 128) -> AttentionSpec:
 
 
 def compiled(variant: wl.Variant, dim: int = 128, heads: int = 16, arch: str = "sm_90a") -> Any:
-    source = render_prepare(PrepareSpec.of(attention(variant, dim), heads), c_structs())
+    source = PrepareSpec.of(attention(variant, dim), heads).render("cuda", c_structs())
     made = run_nvrtc(source.text, arch_named(arch), source.name)
     assert max(read_resources(made.cubin).local_bytes, made.spill_bytes) == 0
     return made
@@ -69,13 +69,13 @@ def test_heads_that_are_worked_on_together_divide_all(heads: int, together: int)
     assert PrepareSpec.of(attention(wl.Rope()), heads).heads == together
 
 
-def test_each_kernel_has_its_own_seats() -> None:
+def test_each_kernel_has_its_own_hooks() -> None:
     spec = attention(wl.QKNorm() & wl.Rope() & wl.SoftCap(3.0))
     before = PrepareSpec.of(spec, 8)
-    assert set(before.variant.seats) == {"key_transform"}
-    names = {field.name for field in prepare_fields(before)}
+    assert set(before.variant.hooks) == {"key_transform"}
+    names = {field.name for field in before.fields}
     assert "x_k_weight" in names and "x_q_weight" not in names and "x_cap" not in names
     after = for_prepared_keys(spec)
-    assert set(after.variant.seats) == {"query_transform", "logits_transform"}
+    assert set(after.variant.hooks) == {"query_transform", "logits_transform"}
     assert param_fields(after) == param_fields(spec)  # one block serves both ways
     assert after.variant.name != spec.variant.name

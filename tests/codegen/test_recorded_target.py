@@ -34,7 +34,8 @@ def fresh_process(cache: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def host() -> HostTarget:
+def host(monkeypatch: pytest.MonkeyPatch) -> HostTarget:
+    monkeypatch.delenv("CXX", raising=False)  # its arguments are recorded as flags
     hostcc._probe.cache_clear()
     try:
         return host_target()

@@ -13,8 +13,8 @@ from warploom.codegen.attention.templates import render_cpu, render_cuda
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.specialize import only_seats
-from warploom.codegen.planner_source import planner_source
+from warploom.codegen.lowering.specialize import only_hooks
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import KVFormat
@@ -68,10 +68,10 @@ def test_variants_without_outputs_have_no_word_of_it() -> None:
 
 def test_other_kernels_record_nothing() -> None:
     turned = trace(wl.Rope() & Dump() & wl.Causal())
-    kept = only_seats(turned, ("key_transform",))
+    kept = only_hooks(turned, ("key_transform",))
     assert kept.records == ()
     assert "seen" not in kept.input_names
-    assert "seen" not in planner_source(turned, c_structs(), "cpp").text
+    assert "seen" not in PlannerSpec(turned).render("cpp", c_structs()).text
 
 
 @pytest.mark.nvrtc

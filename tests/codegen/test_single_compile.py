@@ -1,4 +1,4 @@
-"""The kernel for one query row compiles for its seats and formats, without spills."""
+"""The kernel for one query row compiles for its hooks and formats, without spills."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_one_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("variant", [wl.Rope(), wl.QKNorm(), Shifted()], ids=repr)
-def test_seats_that_need_staged_rows_have_tiles_of_16(variant: wl.Variant) -> None:
+def test_hooks_that_need_staged_rows_have_tiles_of_16(variant: wl.Variant) -> None:
     of = spec(variant, wl.Paged(16))
     choice = choose_tile(of, arch_named("sm_90a"), 1)
     assert choice.tile.rows == 16

@@ -9,7 +9,7 @@ from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.logits_seats import column_state_bytes
+from warploom.codegen.lowering.logits_hooks import column_state_bytes
 from warploom.codegen.lowering.specialize import for_group_size
 from warploom.dsl.types.dtypes import float16
 from warploom.dsl.types.formats import Ragged

@@ -72,7 +72,7 @@ class Example:
         )
 
 
-# Every row tile, format and seat at least once; head dimensions that are padded, too.
+# Every row tile, format and hook at least once; head dimensions that are padded, too.
 EXAMPLES = {
     "decode one row": Example(wl.Causal(), 128, 128, Paged(16), 1),
     "decode paged 1": Example(wl.Causal(), 128, 128, Paged(1), 7),
@@ -126,7 +126,7 @@ def test_every_architecture_compiles_without_spills(name: str, arch: Arch) -> No
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_seat_and_format_compiles_for_hopper(name: str) -> None:
+def test_every_hook_and_format_compiles_for_hopper(name: str) -> None:
     arch, example = ARCHS["sm_90a"], EXAMPLES[name]
     tile = choose_tile(example.spec, arch, example.rows).tile
     assert tile.template == ("hopper" if example.rows > 64 else "portable")
@@ -150,7 +150,7 @@ def test_one_and_three_groups_compute_on_hopper(name: str, tile: TileConfig) -> 
     compiled(EXAMPLES[name], ARCHS["sm_90a"], tile)
 
 
-# Where registers are scarce: seats that keep numbers of lanes or load them for each element.
+# Where registers are scarce: hooks that keep numbers of lanes or load them for each element.
 TIGHT = {
     "window over wide heads": Example(wl.SlidingWindow(1023), 256, 256, Ragged(), 500),
     "keys kept, wide heads": Example(wl.Causal() & KeptKeys(), 256, 256, Ragged(), 500),

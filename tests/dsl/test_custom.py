@@ -21,7 +21,7 @@ class Squashed(wl.Variant):
 
 def test_a_call_is_traced_and_its_text_recorded() -> None:
     traced = trace(Squashed())
-    root = traced.seats["logits_transform"]
+    root = traced.hooks["logits_transform"]
     assert (root.op, root.attr, len(root.args)) == ("call", "squash", 2)
     assert {arg.kind.value for arg in root.args} == {"float32"}
     (function,) = traced.functions

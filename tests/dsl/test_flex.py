@@ -153,12 +153,12 @@ def test_the_graph_agrees_with_the_oracle(case, graph) -> None:
         "q_pos": np.arange(TOKENS)[:, None],
         "kv_pos": np.arange(TOKENS)[None],
     }
-    seats = trace(variant).seats
-    if "logits_mask" in seats:
-        mask = graph(seats["logits_mask"], positions, fields=fields)
+    hooks = trace(variant).hooks
+    if "logits_mask" in hooks:
+        mask = graph(hooks["logits_mask"], positions, fields=fields)
         expected = visible(variant, q_len=TOKENS, kv_len=TOKENS, q_head=2)
         assert np.array_equal(np.broadcast_to(mask, expected.shape), expected)
-    if "logits_transform" in seats:
+    if "logits_transform" in hooks:
         logits = np.random.default_rng(0).normal(size=(TOKENS, TOKENS))
         by_torch = CASES[case][0](
             torch.tensor(logits),
@@ -167,7 +167,7 @@ def test_the_graph_agrees_with_the_oracle(case, graph) -> None:
             torch.arange(TOKENS)[:, None],
             torch.arange(TOKENS)[None],
         )
-        found = graph(seats["logits_transform"], positions, value=logits, fields=fields)
+        found = graph(hooks["logits_transform"], positions, value=logits, fields=fields)
         np.testing.assert_allclose(found, by_torch.detach().numpy(), atol=1e-5)
 
 
@@ -254,7 +254,7 @@ def test_sizes_of_captured_tensors_are_known_and_negative_indices_count_from_the
 def test_only_indices_that_may_be_negative_cost_a_selection(index, wraps, q_idx) -> None:
     table = torch.randn(64)
     variant = wl.flex(lambda s, b, h, q, k: s + table[index(b, h, q, k)], q_idx=q_idx)
-    root = trace(variant).seats["logits_transform"]
+    root = trace(variant).hooks["logits_transform"]
     assert any(node.op == "select" for node in walk(root)) == wraps
 
 
@@ -262,7 +262,7 @@ def test_numpy_numbers_count_from_the_end_too() -> None:
     table = torch.arange(6)
     last = wl.flex(None, lambda b, h, q, k: table[np.int64(-1)] == k)
     assert np.flatnonzero(visible(last, q_len=1, kv_len=9)[0]).tolist() == [5]
-    (load,) = (node for node in walk(trace(last).seats["logits_mask"]) if node.op == "load")
+    (load,) = (node for node in walk(trace(last).hooks["logits_mask"]) if node.op == "load")
     assert load.args[0].attr == 5
 
 
@@ -280,9 +280,9 @@ def test_a_block_mask_stands_for_its_function() -> None:
 
 def test_flex_composes() -> None:
     both = wl.flex(global_bias) & wl.SlidingWindow(4)
-    assert set(both.inputs()) == {"GLOBAL_SLOPES", "left", "right", "sink_tokens"}
-    assert list(trace(both).seats) == ["logits_transform", "logits_mask"]
-    assert trace(wl.flex()).seats == {}
+    assert set(both.inputs()) == {"GLOBAL_SLOPES", "left", "right", "sinks"}
+    assert list(trace(both).hooks) == ["logits_transform", "logits_mask"]
+    assert trace(wl.flex()).hooks == {}
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ def test_causal() -> None:
         (wl.SlidingWindow(0, 0), lambda q, k, i: k == q),
         (wl.SlidingWindow(-1, 0), lambda q, k, i: k <= q),
         (wl.SlidingWindow(-1), lambda q, k, i: True),
-        (wl.SlidingWindow(1, 0, sink_tokens=2), lambda q, k, i: (k >= q - 1 or k < 2) and k <= q),
-        (wl.SlidingWindow(1, sink_tokens=4), lambda q, k, i: k >= q - 1 or k < 4),
-        (wl.SlidingWindow(2**31 - 1, 2**31 - 1, sink_tokens=3), lambda q, k, i: True),
+        (wl.SlidingWindow(1, 0, sinks=2), lambda q, k, i: (k >= q - 1 or k < 2) and k <= q),
+        (wl.SlidingWindow(1, sinks=4), lambda q, k, i: k >= q - 1 or k < 4),
+        (wl.SlidingWindow(2**31 - 1, 2**31 - 1, sinks=3), lambda q, k, i: True),
     ],
 )
 def test_sliding_window(window, mask) -> None:
@@ -344,18 +344,18 @@ def test_graphs_compute_what_the_functors_do(name, graph) -> None:
         **variant.inputs(),
     }
     shadow = variant.under(NumpyReading(variant.name, fields))
-    for seat, root in trace(variant).seats.items():
-        columns = "kv_pos" in AVAILABLE[seat] and "lane" in AVAILABLE[seat]
+    for hook, root in trace(variant).hooks.items():
+        columns = "kv_pos" in AVAILABLE[hook] and "lane" in AVAILABLE[hook]
         places = {**POSITIONS, "kv_pos": KV_POS[:, None]} if columns else dict(POSITIONS)
         shape = (ROWS, KEYS)
-        if "lane" in AVAILABLE[seat]:
+        if "lane" in AVAILABLE[hook]:
             shape = (KEYS if columns else ROWS, DIM)
             places |= {"lane": np.arange(DIM)[None], "head_dim": np.full((1, 1), DIM)}
             places |= {"lse": RNG.normal(size=(shape[0], 1))}
         value = RNG.normal(size=shape)
-        given = () if seat == "logits_mask" else (value,)
-        at = Position(seat, {key: np.asarray(place) for key, place in places.items()})
-        expected = np.broadcast_to(np.asarray(getattr(shadow, seat)(*given, at)), shape)
+        given = () if hook == "logits_mask" else (value,)
+        at = Position(hook, {key: np.asarray(place) for key, place in places.items()})
+        expected = np.broadcast_to(np.asarray(getattr(shadow, hook)(*given, at)), shape)
         found = np.broadcast_to(graph(root, places, value=value, fields=fields), shape)
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 

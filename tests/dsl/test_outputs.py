@@ -13,7 +13,7 @@ from support.recorded_variants import Dump, Terms
 import warploom as wl
 from warploom.dsl.variants.trace import trace
 from warploom.errors import (
-    ComposeClash,
+    ChainClash,
     FieldMisuse,
     ImpureFunctor,
     MissingInput,
@@ -45,9 +45,9 @@ def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 # --- graphs
 
 
-def test_a_record_is_no_part_of_the_seats() -> None:
+def test_a_record_is_no_part_of_the_hooks() -> None:
     plain, recording = trace(wl.Causal() & wl.SoftCap(5.0)), trace(Dump() & wl.SoftCap(5.0))
-    assert recording.seats["logits_transform"] is plain.seats["logits_transform"]
+    assert recording.hooks["logits_transform"] is plain.hooks["logits_transform"]
     (record,) = recording.records
     assert record.output.name == "seen"
     assert record.value.op == "logits"
@@ -55,7 +55,7 @@ def test_a_record_is_no_part_of_the_seats() -> None:
 
 
 def test_the_identity_stays_the_identity() -> None:
-    assert trace(Dump()).seats == {}
+    assert trace(Dump()).hooks == {}
 
 
 def test_what_is_recorded_keeps_the_fields_that_it_reads() -> None:
@@ -254,7 +254,7 @@ def test_an_output_that_nothing_is_recorded_in() -> None:
 
 
 def test_two_parts_cannot_share_an_output() -> None:
-    with pytest.raises(ComposeClash, match="seen"):
+    with pytest.raises(ChainClash, match="seen"):
         _ = Dump() & Dump()
 
 

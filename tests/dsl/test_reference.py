@@ -76,7 +76,7 @@ def test_large_logits_do_not_overflow() -> None:
     assert np.all(np.isfinite(out)) and np.all(np.isfinite(lse))
 
 
-def test_scale_and_all_seats() -> None:
+def test_scale_and_all_hooks() -> None:
     class All(wl.Variant):
         def query_transform(self, q, at):
             return q * 2.0 + at.q_pos

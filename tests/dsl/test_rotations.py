@@ -53,7 +53,7 @@ def test_arrays_are_not_rotated_past_their_end() -> None:
         wl.reference_attention(wl.Rope(dim=12, interleaved=True), x, x, x)
 
 
-def test_a_trace_knows_the_widest_rotation_of_each_seat() -> None:
+def test_a_trace_knows_the_widest_rotation_of_each_hook() -> None:
     assert trace(Turned(8)).rotated == (("value_transform", 8),)
     both = trace(wl.Rope(dim=16) & Turned(2))
     assert dict(both.rotated) == {

@@ -8,13 +8,13 @@ import pytest
 import warploom as wl
 from warploom.dsl.reference import reference_attention
 from warploom.dsl.types.ir import walk
-from warploom.dsl.types.spec import SEATS
+from warploom.dsl.types.spec import HOOKS
 from warploom.dsl.values.position import AVAILABLE
 from warploom.dsl.variants.trace import trace
 from warploom.errors import (
     BranchOnSymbol,
     CannotTrace,
-    UnknownSeat,
+    UnknownHook,
     WrongResult,
     WrongSignature,
 )
@@ -48,17 +48,17 @@ class Everything(wl.Variant):
 
 def test_only_what_is_not_the_identity_is_kept() -> None:
     traced = trace(Everything())
-    assert list(traced.seats) == [seat for seat in SEATS if seat != "value_transform"]
+    assert list(traced.hooks) == [hook for hook in HOOKS if hook != "value_transform"]
     assert [field.name for field in traced.scalars] == ["cap"]
     assert [field.name for field in traced.tensors] == ["slopes"]
     assert traced.name == "Everything" and traced.softmax
-    assert trace(wl.Variant()).seats == {}
+    assert trace(wl.Variant()).hooks == {}
 
 
 def test_equal_variants_give_equal_traces_whatever_their_values() -> None:
     one, two = trace(wl.SoftCap(50.0)), trace(wl.SoftCap(30.0))
     assert one == two and hash(one) == hash(two)
-    assert one.seats["logits_transform"] is two.seats["logits_transform"]
+    assert one.hooks["logits_transform"] is two.hooks["logits_transform"]
     assert trace(wl.Causal()) != one
 
 
@@ -84,8 +84,8 @@ def test_configuration_may_branch_but_symbols_may_not(placed) -> None:
         def logits_transform(self, logits, at):
             return logits + 1.0 if self.bias else logits
 
-    assert "logits_transform" in trace(Either(True)).seats
-    assert trace(Either(False)).seats == {}
+    assert "logits_transform" in trace(Either(True)).hooks
+    assert trace(Either(False)).hooks == {}
 
     class Branching(wl.Variant):
         def logits_transform(self, logits, at):
@@ -98,20 +98,20 @@ def test_configuration_may_branch_but_symbols_may_not(placed) -> None:
     assert placed(caught.value, "logits > 0")
 
 
-@pytest.mark.parametrize("seat", SEATS)
-def test_positions_of_another_seat_are_refused(seat, placed) -> None:
-    names = {name for seats in AVAILABLE.values() for name in seats}
+@pytest.mark.parametrize("hook", HOOKS)
+def test_positions_of_another_hook_are_refused(hook, placed) -> None:
+    names = {name for hooks in AVAILABLE.values() for name in hooks}
     for name in sorted(names):
         functor = {
             "logits_mask": lambda self, at, name=name: getattr(at, name) > 0,
-        }.get(seat, lambda self, x, at, name=name: x + getattr(at, name))
-        variant = type("Reads", (wl.Variant,), {seat: functor})()
-        if name in AVAILABLE[seat]:
-            assert seat in trace(variant).seats
+        }.get(hook, lambda self, x, at, name=name: x + getattr(at, name))
+        variant = type("Reads", (wl.Variant,), {hook: functor})()
+        if name in AVAILABLE[hook]:
+            assert hook in trace(variant).hooks
             continue
         with pytest.raises(CannotTrace) as caught:
             trace(variant)
-        assert f"at.{name} in {seat}" in str(caught.value)
+        assert f"at.{name} in {hook}" in str(caught.value)
         assert placed(caught.value, "getattr(at, name)")
 
 
@@ -148,7 +148,7 @@ def test_q_idx_counts_the_requests_rows(graph) -> None:
         def logits_mask(self, at):
             return at.q_idx == 0
 
-    root = trace(Row()).seats["logits_mask"]
+    root = trace(Row()).hooks["logits_mask"]
     assert graph(root, {"q_pos": [6, 7], "kv_len": 10, "q_len": 4}).tolist() == [True, False]
 
 
@@ -156,7 +156,7 @@ def test_q_idx_counts_the_requests_rows(graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seat", "result", "got"),
+    ("hook", "result", "got"),
     [
         ("logits_mask", lambda at: at.kv_pos - at.q_pos, "a int32"),
         ("logits_mask", lambda at: 1, "a int32"),
@@ -168,13 +168,13 @@ def test_q_idx_counts_the_requests_rows(graph) -> None:
         ("value_transform", lambda at: "v", "a str"),
     ],
 )
-def test_wrong_results(seat, result, got, source) -> None:
+def test_wrong_results(hook, result, got, source) -> None:
     def functor(self, *args):
         return result(args[-1])
 
     with pytest.raises(WrongResult) as caught:
-        trace(type("Wrong", (wl.Variant,), {seat: functor})())
-    assert f"{seat} of Wrong returned {got}" in str(caught.value)
+        trace(type("Wrong", (wl.Variant,), {hook: functor})())
+    assert f"{hook} of Wrong returned {got}" in str(caught.value)
     assert source(caught.value).file == __file__
 
 
@@ -205,8 +205,8 @@ def test_whole_number_results_become_floats() -> None:
         def value_transform(self, v, at):
             return 0
 
-    seats = trace(Distance()).seats
-    assert {root.kind.value for root in seats.values()} == {"float32"}
+    hooks = trace(Distance()).hooks
+    assert {root.kind.value for root in hooks.values()} == {"float32"}
 
 
 # --- declarations
@@ -222,11 +222,11 @@ def test_whole_number_results_become_floats() -> None:
         ("mask_mod", "logits_mask"),
     ],
 )
-def test_misspelt_seats(name, suggestion, placed) -> None:
+def test_misspelt_hooks(name, suggestion, placed) -> None:
     def functor(self, x, at):
         return x
 
-    with pytest.raises(UnknownSeat, match=f"{name!r}.*{suggestion!r}") as caught:
+    with pytest.raises(UnknownHook, match=f"{name!r}.*{suggestion!r}") as caught:
         trace(type("Typo", (wl.Variant,), {name: functor})())
     assert placed(caught.value, "def functor")
 
@@ -235,7 +235,7 @@ def test_misspelt_softmax_and_allowed_helpers() -> None:
     class Flag(wl.Variant):
         soft_max = False
 
-    with pytest.raises(UnknownSeat, match="'softmax'"):
+    with pytest.raises(UnknownHook, match="'softmax'"):
         trace(Flag())
 
     class Helpers(wl.Variant):
@@ -248,7 +248,7 @@ def test_misspelt_softmax_and_allowed_helpers() -> None:
         def logits_mask(self, at):
             return self.distance(at) < 8
 
-    assert list(trace(Helpers()).seats) == ["logits_mask"]
+    assert list(trace(Helpers()).hooks) == ["logits_mask"]
 
 
 def test_wrong_signatures(placed) -> None:
@@ -314,6 +314,6 @@ def test_every_made_node_has_a_place() -> None:
         def logits_transform(self, logits, at):
             return wl.where(at.kv_pos * 13 > at.q_pos, logits * 0.123, -4.567)
 
-    for found in walk(trace(Placed()).seats["logits_transform"]):
+    for found in walk(trace(Placed()).hooks["logits_transform"]):
         if found.args:
             assert found.source is not None and found.source.file.endswith(".py")

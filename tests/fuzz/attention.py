@@ -16,10 +16,10 @@ def transformed(request, functors, inputs, dtype):
     """q, and k and v repeated for its heads, as their transforms leave them."""
     q, k, v = (request[name].double() for name in "qkv")
     group, at = len(q) // max(len(k), 1), request["at"]
-    for name, seat in (("q", "query"), ("k", "key"), ("v", "value")):
-        for function in functors.get(f"{seat}_transform", ()):
+    for name, hook in (("q", "query"), ("k", "key"), ("v", "value")):
+        for function in functors.get(f"{hook}_transform", ()):
             x = {"q": q, "k": k, "v": v}[name]
-            x = f(function(x, at[seat], inputs)).expand(x.shape)
+            x = f(function(x, at[hook], inputs)).expand(x.shape)
             q, k, v = (x if name == n else old for n, old in (("q", q), ("k", k), ("v", v)))
     if functors.get("query_transform"):
         q = stored(q, dtype)
@@ -36,7 +36,7 @@ def attention_of(request, functors, softmax, sm_scale, inputs, dtype):
     Args:
         request: dict of q [heads, rows, dim], k and v [kv_heads, keys, dim], their positions, and
             `open`, bool [1 or heads, rows, keys]: what the format itself lets be seen.
-        functors: lists of functions by seat, in order of composition.
+        functors: lists of functions by hook, in the order of the chain.
         softmax, sm_scale, inputs, dtype: those of the case.
 
     Returns:

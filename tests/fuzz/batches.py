@@ -223,7 +223,7 @@ class Batch:
         return max(self.rows) if self.spec["format"][0] == "dense" else sum(self.rows)
 
     def requests(self):
-        """Each request for the reference: q, k, v, `open`, and `at` for each seat."""
+        """Each request for the reference: q, k, v, `open`, and `at` for each hook."""
         begin = 0
         for b, ((rows, _keys), (k, v)) in enumerate(zip(self.lengths, self.logical, strict=False)):
             q = self.q[begin : begin + rows].transpose(0, 1)

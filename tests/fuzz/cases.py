@@ -42,14 +42,14 @@ class Case:
 
     Attributes:
         seed: what it was drawn from.
-        seats: the generated functors.
+        hooks: the generated functors.
         fields: inputs that they read.
         shipped: texts of shipped variants joined with it, each with True if it comes first.
         facts: the rest of the spec: format, heads, dims, types, options, batches.
     """
 
     seed: int
-    seats: dict[str, Node]
+    hooks: dict[str, Node]
     fields: tuple[Field, ...]
     shipped: tuple[tuple[str, bool], ...]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -57,23 +57,23 @@ class Case:
     @property
     def size(self) -> int:
         batches = sum(1 + q + k for batch in self.facts["batches"] for q, k in batch)
-        nodes = sum(tree.size for tree in self.seats.values())
+        nodes = sum(tree.size for tree in self.hooks.values())
         options = sum(bool(x) for x in self.facts.values()) + len(self.facts["options"])
         heads, dims = sum(self.facts["heads"]), sum(self.facts["dims"])
         return 50 * nodes + 20 * len(self.shipped) + batches + 5 * options + heads + dims
 
     @property
     def transforms_keys(self) -> bool:
-        of_shipped = {seat for text, _ in self.shipped for seat, _ in KNOWN[text]}
-        return "key_transform" in {*self.seats, *of_shipped}
+        of_shipped = {hook for text, _ in self.shipped for hook, _ in KNOWN[text]}
+        return "key_transform" in {*self.hooks, *of_shipped}
 
     def used(self) -> list[Field]:
-        names = {node.data for tree in self.seats.values() for node in walk(tree)
+        names = {node.data for tree in self.hooks.values() for node in walk(tree)
                  if node.op in ("look", "look_end", "scalar")}  # fmt: skip
         return [f for f in self.fields if f.name in names]
 
     def outputs(self) -> list[Output]:
-        return [node.data for tree in self.seats.values() for node in walk(tree)
+        return [node.data for tree in self.hooks.values() for node in walk(tree)
                 if isinstance(node.data, Output)]  # fmt: skip
 
     def spec(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Case:
 
     def _class(self) -> str:
         lines = ["class Drawn(wl.Variant):", '    """Drawn at random."""']
-        if any(node.op == "bent" for tree in self.seats.values() for node in walk(tree)):
+        if any(node.op == "bent" for tree in self.hooks.values() for node in walk(tree)):
             lines.insert(0, BENT)
         if not self.facts["softmax"]:
             lines.append("    softmax = False")
@@ -105,37 +105,37 @@ class Case:
             )
         for x in self.outputs():
             lines.append(f'    {x.name} = wl.Output("{x.dtype}", {x.roles!r})')
-        for seat, tree in self.seats.items():
-            given = "" if VALUES[seat] is None else f"{VALUES[seat]}, "
-            lines += [f"    def {seat}(self, {given}at):", f"        return {warploom_text(tree)}"]
+        for hook, tree in self.hooks.items():
+            given = "" if VALUES[hook] is None else f"{VALUES[hook]}, "
+            lines += [f"    def {hook}(self, {given}at):", f"        return {warploom_text(tree)}"]
         return "\n".join(lines) + "\n" + self._joined("Drawn()")
 
     def _flex(self) -> str:
         lines, args = [], []
-        for seat, name in (("logits_transform", "score_mod"), ("logits_mask", "mask_mod")):
-            if seat in self.seats:
-                value = "logits, " if seat == "logits_transform" else ""
+        for hook, name in (("logits_transform", "score_mod"), ("logits_mask", "mask_mod")):
+            if hook in self.hooks:
+                value = "logits, " if hook == "logits_transform" else ""
                 lines += [f"def {name}({value}b, h, q_idx, kv_idx):",
-                          f"    return {torch_text(in_flex(self.seats[seat]))}"]  # fmt: skip
+                          f"    return {torch_text(in_flex(self.hooks[hook]))}"]  # fmt: skip
                 args.append(f"{name}={name}")
         return "\n".join(lines) + "\n" + self._joined(f"wl.flex({', '.join(args)})")
 
     def _reference(self) -> str:
         lines: list[str] = []
-        lists: dict[str, list[str]] = {seat: [] for seat in POSITIONS}
+        lists: dict[str, list[str]] = {hook: [] for hook in POSITIONS}
         flex = self.facts["front"] == "flex"  # whose functions torch itself evaluates
-        own = [(seat, None if flex else reference_text(tree)) for seat, tree in self.seats.items()]
+        own = [(hook, None if flex else reference_text(tree)) for hook, tree in self.hooks.items()]
         bodies: list[tuple[str, str | None]] = []
         for first in (True, False):
             bodies += [x for text, before in self.shipped if before == first for x in KNOWN[text]]
             bodies += own if first else []
-        for n, (seat, text) in enumerate(bodies):
+        for n, (hook, text) in enumerate(bodies):
             if text is None:
-                lists[seat].append(repr("score_mod" if VALUES[seat] else "mask_mod"))
+                lists[hook].append(repr("score_mod" if VALUES[hook] else "mask_mod"))
                 continue
-            given = "" if VALUES[seat] is None else f"{VALUES[seat]}, "
+            given = "" if VALUES[hook] is None else f"{VALUES[hook]}, "
             lines += [f"def part{n}({given}at, inputs):", f"    return {text}"]
-            lists[seat].append(f"part{n}")
+            lists[hook].append(f"part{n}")
         inside = ", ".join(f"{s!r}: [{', '.join(names)}]" for s, names in lists.items())
         return "\n".join(lines) + f"\nFUNCTORS = {{{inside}}}\n"
 
@@ -149,14 +149,14 @@ def draw(seed: int, device: str = "cpu") -> Case:
     random = Random(seed)
     flex = random.random() < 0.2
     fields: list[Field] = []
-    seats = _seats(random, fields, flex)
+    hooks = _hooks(random, fields, flex)
     facts = draw_facts(random, device, flex)
     facts["format"] = later_format(seed, facts["format"])
     facts["tile"] = later_tile(seed, facts)
-    seat = "logits_transform"
-    if not flex and seat in seats and random.random() < 0.3:
+    hook = "logits_transform"
+    if not flex and hook in hooks and random.random() < 0.3:
         dense = facts["format"][0] == "dense"
-        seats[seat] = Recorders(random, POSITIONS[seat], fields, dense).put(seats[seat])
+        hooks[hook] = Recorders(random, POSITIONS[hook], fields, dense).put(hooks[hook])
         if facts["bounds"] == "cuda_graph":  # which keeps the tensors of the first plan
             facts["record_at"] = "run"
     if any("lane" in (f.roles or ()) for f in fields):
@@ -168,7 +168,7 @@ def draw(seed: int, device: str = "cpu") -> Case:
         shipped.append((random.choice(list(SCALES)), True))
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
-    case = Case(seed, seats, tuple(fields), tuple(shipped), facts)
+    case = Case(seed, hooks, tuple(fields), tuple(shipped), facts)
     small = [batch for batch in facts["batches"] if _largest(case, batch) <= MOST_ELEMENTS]
     facts["batches"] = small or [[[1, 1]]]
     if device != "cpu" and case.transforms_keys and facts["format"][0] != "dense":
@@ -194,23 +194,23 @@ def _may_prepare(case: Case) -> bool:
     return case.transforms_keys and plain and not bound
 
 
-def _seats(random: Random, fields: list[Field], flex: bool) -> dict[str, Node]:
+def _hooks(random: Random, fields: list[Field], flex: bool) -> dict[str, Node]:
     names = ["logits_transform", "logits_mask"]
     chosen = [name for name in names if random.random() < 0.75] or names[:1]
     if not flex:
         chosen += [name for name in POSITIONS if name not in names and random.random() < 0.22]
-    seats = {}
+    hooks = {}
     for name in chosen:
         places = tuple(PLACES) if flex else POSITIONS[name]
         grammar = Grammar(random, places, fields, VALUES[name], flex)
         depth = random.choice((1, 2, 3, 4, 4))
         if name == "logits_mask":
-            seats[name] = grammar.fluent(BOOL, depth)
+            hooks[name] = grammar.fluent(BOOL, depth)
         elif name == "logits_transform":
-            seats[name] = _logits(random, grammar, depth)
+            hooks[name] = _logits(random, grammar, depth)
         else:
-            seats[name] = _vector(random, grammar, VALUES[name] or "", depth)
-    return seats
+            hooks[name] = _vector(random, grammar, VALUES[name] or "", depth)
+    return hooks
 
 
 def _bounded(random: Random, grammar: Grammar, depth: int) -> Node:

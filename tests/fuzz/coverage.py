@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import combinations
 
 from fuzz.cases import POSITIONS, Case, draw, walk
 from fuzz.facts import NARROW
@@ -25,7 +26,7 @@ OPERATIONS += ("abs", "bent", "ceil", "clamp", "floor", "fmod", "invert", "isinf
 
 def required() -> set[str]:
     """What recorded seeds must have."""
-    found = {f"seat {name}" for name in POSITIONS}
+    found = {f"hook {name}" for name in POSITIONS}
     found |= {f"format {name}" for name in FORMATS} | {"front flex", "front variant"}
     found |= {f"dtype {name}" for name in FLOATS} | {f"stored {name}" for name in NARROW}
     found |= {f"variant reads {name}" for name in (*FLOATS, *INTS, "bool")}
@@ -52,8 +53,8 @@ def required() -> set[str]:
 def features(case: Case) -> set[str]:
     """What a case has, in the words of `required`."""
     facts = case.facts
-    nodes = [node for tree in case.seats.values() for node in walk(tree)]
-    found = {f"seat {name}" for name in case.seats} | {f"front {facts['front']}"}
+    nodes = [node for tree in case.hooks.values() for node in walk(tree)]
+    found = {f"hook {name}" for name in case.hooks} | {f"front {facts['front']}"}
     found |= {f"operation {node.op}" for node in nodes}
     found |= {f"shipped {text}" for text, _ in case.shipped}
     found |= {f"lanes {n}" for n in facts["dims"]} | {f"option {name}" for name in facts["options"]}
@@ -80,7 +81,7 @@ def features(case: Case) -> set[str]:
         "positions in the cache": facts["format"][-1] == "cache",
         "two roles": facts["tile"] is not None and facts["tile"][0] == "roles",
         "no rows": any(q == 0 for q, _ in lengths), "no keys": any(k == 0 for _, k in lengths),
-        "depth 4": any(_depth(tree) > 4 for tree in case.seats.values()),
+        "depth 4": any(_depth(tree) > 4 for tree in case.hooks.values()),
     }  # fmt: skip
     found |= {name for name, holds in named.items() if holds}
     return found | _looked_at(case, found)
@@ -106,6 +107,15 @@ def _looked_at(case: Case, others: set[str]) -> set[str]:
     for output in outputs:
         found |= {f"records {output.dtype}", *(f"records by {role}" for role in output.roles)}
     return found
+
+
+def pairs(case: Case) -> set[tuple[str, str]]:
+    """Which format, types, options and requests meet in a case."""
+    facts = case.facts
+    around = {facts["front"], facts["dtype"], facts["layout"], f"format {facts['format'][0]}"}
+    around |= {f"option {name}" for name in facts["options"]}
+    around |= {f"{name} {facts[name]}" for name in ("bounds", "indices", "aux", "kv_dtype")}
+    return set(combinations(sorted(around), 2))
 
 
 def _depth(tree: object) -> int:

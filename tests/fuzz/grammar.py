@@ -62,13 +62,13 @@ FLOAT_DTYPES = ("float32", "float32", "float16", "bfloat16")
 
 
 class Grammar:
-    """Draws expressions for one seat.
+    """Draws expressions for one hook.
 
     Args:
         random: source of all decisions.
-        positions: names of `at` that the seat may read.
+        positions: names of `at` that the hook may read.
         fields: inputs that were declared so far; the grammar adds to them.
-        value: the seat's argument ("logits", "q", ...), None for masks.
+        value: the hook's argument ("logits", "q", ...), None for masks.
         flex: keep to what torch, run eagerly, defines on int32 and float tensors.
     """
 

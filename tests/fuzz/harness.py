@@ -213,10 +213,10 @@ def expected(spec, batch, functors, inputs, noises=NOISES):
 
 def compare(spec, batch, got, parts):
     """Raise Mismatch where an element is further off than noise explains; else what was seen."""
-    seat = 2e-3 if spec["device"] != "cpu" else 0.0  # fast tanh of GPUs: 2^-11 of its value
+    hook = 2e-3 if spec["device"] != "cpu" else 0.0  # fast tanh of GPUs: 2^-11 of its value
     for name, tensor in got["recorded"].items():
         values, spread = should_hold(spec, batch, name, parts)
-        wrong = wrong_records(spec, name, tensor, values, spread, MARGIN, seat)
+        wrong = wrong_records(spec, name, tensor, values, spread, MARGIN, hook)
         if wrong.any():
             at = tuple(wrong.nonzero()[0].tolist())
             raise Mismatch(
@@ -224,10 +224,10 @@ def compare(spec, batch, got, parts):
                 f"{float(tensor[at]):.7g} instead of {float(values[at]):.7g}, "
                 f"spread {float(spread[at]):.3g}"
             )
-    return compare_rows(spec, batch, got, parts, seat)
+    return compare_rows(spec, batch, got, parts, hook)
 
 
-def compare_rows(spec, batch, got, parts, seat):
+def compare_rows(spec, batch, got, parts, hook):
     o, lse, tops = (torch.cat([part[x] for part in parts]) for x in ("o", "lse", "tops"))
     spread, spread_lse, spread_tops = (
         torch.cat([part["spreads"][x] for part in parts]) for x in ("o", "lse", "tops")
@@ -238,15 +238,15 @@ def compare_rows(spec, batch, got, parts, seat):
     ill = ~(spread <= ILL * (1e-3 + size)) | ~o.isfinite().all(-1) | ~(spread_lse < 0.1)
     ill |= size > (6e4 if spec["dtype"] == "float16" else 1e37)
     off = {"o": (got["o"] - o).abs().amax(-1) if o.numel() else torch.zeros(o.shape[:2])}
-    bound = {"o": MARGIN * spread + 2 * typical + (eps + 4e-6 + seat) * size + 1e-6}
+    bound = {"o": MARGIN * spread + 2 * typical + (eps + 4e-6 + hook) * size + 1e-6}
     weights = 1e-5 if spec["dtype"] == "float32" else 2e-4  # 16-bit kernels weigh to 1e-4
     if got["lse"] is not None:
         off["lse"] = torch.where(got["lse"] == lse, 0.0, (got["lse"] - lse).abs())
-        bound["lse"] = MARGIN * spread_lse + (weights + seat) * (1 + lse.abs().nan_to_num(0, 0, 0))
+        bound["lse"] = MARGIN * spread_lse + (weights + hook) * (1 + lse.abs().nan_to_num(0, 0, 0))
     wrong = torch.stack([~(off[name] <= bound[name]) for name in off]).any(0) & ~ill
     if got["tops"] is not None:
         off["tops"] = torch.where(got["tops"] == tops, 0.0, (got["tops"] - tops).abs())
-        bound["tops"] = MARGIN * spread_tops + (4e-6 + seat) * (1 + tops.abs().nan_to_num(0, 0, 0))
+        bound["tops"] = MARGIN * spread_tops + (4e-6 + hook) * (1 + tops.abs().nan_to_num(0, 0, 0))
         says_nothing = ~spread_tops.isfinite() | tops.isnan() | (tops.abs() > 1e37) & ~tops.isinf()
         wrong |= ~(off["tops"] <= bound["tops"]) & ~says_nothing
     if wrong.any():
@@ -311,8 +311,8 @@ def prepare(spec, batch):
         given = {}
     run_text(spec["reference"], spoken)
     functors = {
-        seat: [flex_functor(mods[x], x == "score_mod") if isinstance(x, str) else x for x in listed]
-        for seat, listed in spoken["FUNCTORS"].items()
+        hook: [flex_functor(mods[x], x == "score_mod") if isinstance(x, str) else x for x in listed]
+        for hook, listed in spoken["FUNCTORS"].items()
     }
     return space["VARIANT"], given, functors, of_reference
 

@@ -41,13 +41,13 @@ def should_hold(spec, batch, name, parts):
     return values, spread
 
 
-def wrong_records(spec, name, got, values, spread, margin, seat):
+def wrong_records(spec, name, got, values, spread, margin, hook):
     """Elements that are further off than noise explains, and all that were judged."""
     info = torch.finfo(getattr(torch, spec["outputs"][name]["dtype"]))
     off = torch.where(got == values, 0.0, (got - values).abs())
     known = spread[spread.isfinite() & (spread > 0)]
     typical = known.median() if known.numel() else 0.0
-    bound = margin * spread + 2 * typical + (info.eps + 4e-6 + seat) * values.abs() + 1e-6
+    bound = margin * spread + 2 * typical + (info.eps + 4e-6 + hook) * values.abs() + 1e-6
     ill = ~spread.isfinite() | ~values.isfinite() | (values.abs() > info.max / 2)
     bound = torch.where((values == FILL) & (spread == 0), 0.0, bound)  # hidden, or so by chance
     return ~(off <= bound) & ~ill

@@ -28,7 +28,7 @@ class Recorders:
 
     Args:
         random: source of all decisions.
-        positions: names of `at` that the seat may read.
+        positions: names of `at` that the hook may read.
         fields: inputs that were declared so far; more may be added.
         dense: rows of dense tensors count within their requests, so that "batch" tells them apart.
     """

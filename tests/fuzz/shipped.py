@@ -9,7 +9,7 @@ _TOKEN = (
 )
 _TOKENS = "(torch.arange(5000)[None, :, None] % 3 + torch.arange(KEY_HEADS) + 1) / 64"
 
-# text: (seat, what it does as a text of the reference) of each seat
+# text: (hook, what it does as a text of the reference) of each hook
 SHIPPED: dict[str, tuple[tuple[str, str], ...]] = {
     "wl.Causal()": ((_MASK, "le(at['kv_pos'], at['q_pos'])"),),
     "wl.SlidingWindow(9)": (

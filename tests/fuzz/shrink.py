@@ -54,12 +54,12 @@ def smaller(case: Case) -> Iterator[Case]:
         yield replace(case, facts={**facts, "batches": batches})
     if case.shipped:
         yield replace(case, shipped=())
-    for seat, tree in case.seats.items():
-        rest = {name: found for name, found in case.seats.items() if name != seat}
+    for hook, tree in case.hooks.items():
+        rest = {name: found for name, found in case.hooks.items() if name != hook}
         if rest or facts["front"] != "flex":
-            yield replace(case, seats=rest)
+            yield replace(case, hooks=rest)
         for found in smaller_trees(tree):
-            yield replace(case, seats={**case.seats, seat: found})
+            yield replace(case, hooks={**case.hooks, hook: found})
     for name, plain in PLAIN.items():
         if facts[name] != plain and not (name == "dtype" and facts["device"] != "cpu"):
             yield replace(case, facts={**facts, name: plain})

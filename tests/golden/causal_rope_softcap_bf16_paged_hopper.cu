@@ -149,8 +149,8 @@ struct Variant : IdentityVariant<Params> {
     return {precise::exp2(v0)};
   }
   static constexpr int kKeyHalves = -1;
-  static constexpr bool kKeyTurns = true;
-  WL_FN static constexpr int key_turn_lane(int lane, int head_dim) {
+  static constexpr bool kKeySineRecurrence = true;
+  WL_FN static constexpr int key_angle_lane(int lane, int head_dim) {
     return lane % (head_dim / 2);
   }
   WL_FN static float key_angle(const Params& p, const TileInfo& tile, int kv_pos, const KeyLane& ls,

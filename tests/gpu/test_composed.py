@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.composed_variants import EverySeat, NormOfRequest
+from support.composed_variants import EveryHook, NormOfRequest
 
 import warploom as wl
 from warploom.runtime.trials.case import Case, Setup
@@ -34,7 +34,7 @@ POOL = [
     (wl.Causal() & wl.Alibi(), on_gpu(8, "float16", 96)),
     (wl.FlashSigmoid(bias=-2.0), on_gpu(7, "float16", 40)),
     (wl.Causal() & wl.AttentionSink(), on_gpu(16, "float16", 256)),
-    (EverySeat(), on_gpu(4, "float16", 128)),
+    (EveryHook(), on_gpu(4, "float16", 128)),
     (NormOfRequest(), on_gpu(4, "bfloat16", 64)),
 ]
 

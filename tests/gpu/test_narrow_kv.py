@@ -1,4 +1,4 @@
-"""8-bit keys and values on a GPU: every tile, format, seat and scale against the oracle."""
+"""8-bit keys and values on a GPU: every tile, format, hook and scale against the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrapper on a GPU: every seat and format against the oracle, splits, streams, offsets."""
+"""The wrapper on a GPU: every hook and format against the oracle, splits, streams, offsets."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from warploom.testing import run_property, warm_up
 pytestmark = pytest.mark.gpu
 
 
-class EverySeat(wl.Variant):
-    """Each seat does something, with each kind of input."""
+class EveryHook(wl.Variant):
+    """Each hook does something, with each kind of input."""
 
     strength = wl.Scalar("float32", default=0.5)
     offset = wl.Scalar("int32")
@@ -72,7 +72,7 @@ POOL = [
     (wl.Alibi(), on_gpu(wl.Ragged(layout="HND"), "float16", 96)),
     (wl.FlashSigmoid(bias=-2.0), on_gpu(wl.Ragged(), "float16", 40)),
     (wl.Causal() & wl.Rope(), on_gpu(wl.Rolling(60, 3), "bfloat16", 128)),
-    (EverySeat(), on_gpu(wl.Rolling(33, 1, positions="cache"), "float16", 64)),
+    (EveryHook(), on_gpu(wl.Rolling(33, 1, positions="cache"), "float16", 64)),
     (wl.PrefixLM(), on_gpu(wl.Paged(5), "bfloat16", 64, 32)),
     (wl.Causal() & wl.DocumentMask(), on_gpu(wl.Ragged(), "float16", 8, 64)),
     (wl.Variant(), on_gpu(wl.BlockSparse(block=(32, 16)), "bfloat16", 64)),
@@ -80,8 +80,8 @@ POOL = [
     (wl.Causal() & wl.AttentionSink(), on_gpu(wl.Paged(16), "float16", 256)),
     (wl.QKNorm(), on_gpu(wl.Paged(7, layout="HND"), "bfloat16", 72)),
     (wl.Causal(), on_gpu(wl.Paged(64), "float16", 192, 128)),
-    (EverySeat(), on_gpu(wl.BlockSparse(block=(5, 3)), "bfloat16", 64)),
-    (EverySeat(), on_gpu(wl.Paged(4), "float16", 128)),
+    (EveryHook(), on_gpu(wl.BlockSparse(block=(5, 3)), "bfloat16", 64)),
+    (EveryHook(), on_gpu(wl.Paged(4), "float16", 128)),
     (ShiftedValues(), on_gpu(wl.BlockSparse(block=(1, 8)), "float16", 128)),
     (ShiftedValues(), on_gpu(wl.Paged(16), "bfloat16", 128)),
     (ShiftedValues(), on_gpu(wl.Ragged(), "float16", 64)),

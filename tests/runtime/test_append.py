@@ -284,6 +284,33 @@ def test_wrong_declarations(changes: Any, error: type[Exception]) -> None:
         wl.Appender(**{**declared, **changes})
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"kv_format": wl.Rolling(4)}, errors.ArgumentError, "no paged cache; write new tokens to"),
+        ({"kv_format": wl.Paged(2)}, errors.WrongCall, "no 'kv_format': page size, heads, types"),
+        ({"dtype": "float16"}, errors.WrongCall, "Declare them to warploom.Appender"),
+    ],
+)
+def test_what_appenders_are_declared_with_is_no_input(
+    given: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        wl.append(*arguments(), **given)
+
+
+def test_a_field_may_be_called_like_a_declaration() -> None:
+    class Scaled(wl.Variant):
+        dtype = wl.Scalar("float32")
+
+        def key_transform(self, k: Any, at: wl.Position) -> Any:
+            return k * self.dtype
+
+    given = arguments(k=torch.ones(3, 2, 8))
+    wl.append(*given, variant=Scaled, dtype=3.0)
+    assert given[2][0].max() == 3
+
+
 def test_inputs_are_checked() -> None:
     appender = wl.Appender(
         Quantise(), kv_format=wl.Paged(2), num_kv_heads=2, head_dim=8, dtype="float32",
@@ -304,7 +331,7 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
         return build_module.build(source, target)
 
     monkeypatch.setattr(loaded, "build", build)
-    monkeypatch.setattr(append_module, "_loaded", loaded.Loaded())
+    monkeypatch.setattr(loaded, "_loaded", {})
     for flags in ((), (), ("-DOTHER",)):
         target = host_target()
         target = replace(target, flags=(*target.flags, *flags))

@@ -1,4 +1,4 @@
-"""The composed format on the CPU: random trees of prefixes under every kind of seat, and limits."""
+"""The composed format on the CPU: random trees of prefixes under every kind of hook, and limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.composed_variants import EverySeat, NormOfRequest
+from support.composed_variants import EveryHook, NormOfRequest
 
 import warploom as wl
 from warploom import errors
@@ -43,8 +43,8 @@ POOL = [
     (wl.FlashSigmoid(bias=-2.0), on_cpu(7, "float32", 40, 40, SMALL)),
     (wl.Causal() & wl.AttentionSink(), on_cpu(4, "float32", 64, 32, SMALL)),
     (wl.Causal() & wl.DocumentMask(), on_cpu(3, "float32", 8, 64, SMALL)),
-    (EverySeat(), on_cpu(4, "float32", 64, 64, SMALL)),
-    (EverySeat(), on_cpu(2, "float32", 32, 64, WIDE)),
+    (EveryHook(), on_cpu(4, "float32", 64, 64, SMALL)),
+    (EveryHook(), on_cpu(2, "float32", 32, 64, WIDE)),
     (NormOfRequest(), on_cpu(4, "float32", 32, 32, SMALL)),
     (KeysOfARequest(), on_cpu(4, "float32", 16, 16, SMALL)),
     (

@@ -1,4 +1,4 @@
-"""The CPU kernel against the float64 oracle: types, sizes, formats, seats, splits.
+"""The CPU kernel against the float64 oracle: types, sizes, formats, hooks, splits.
 
 To show that nothing is read or written out of bounds, run this file on instrumented kernels, with
 `address` and with `undefined` for SANITIZER:
@@ -44,7 +44,7 @@ class Full(Variant):
 
 
 class DequantizedOutputGate(Variant):
-    """Every vector seat that the library leaves alone, each reading its position."""
+    """Every vector hook that the library leaves alone, each reading its position."""
 
     softmax = True
     value_scale = Tensor("float32", ("kv_head", "kv_pos"))
@@ -129,7 +129,7 @@ VARIANTS = [
     ByWidth(),
     Full(),
     Causal() & SoftCap(3.0),
-    SlidingWindow(20, 5, sink_tokens=2),
+    SlidingWindow(20, 5, sinks=2),
     Causal() & Alibi(),
     Alibi(np.linspace(0.1, 0.9, 4)),
     FlashSigmoid(1.5, -2.0),

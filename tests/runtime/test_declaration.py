@@ -183,7 +183,7 @@ def test_selections_have_the_kernels_of_pages_and_no_native_planner(host: HostTa
 def test_appends_are_one_kernel(host: HostTarget) -> None:
     declaration = wl.AppenderDeclaration(
         wl.Rope(), kv_format=wl.Paged(16), num_kv_heads=2, head_dim=64, dtype="bfloat16",
-        cache_dtype="float8_e4m3fn",
+        kv_dtype="float8_e4m3fn",
     )  # fmt: skip
     for target, language in ((ARCHS["sm_80"], "cuda"), (host, "cpp")):
         ((source, of),) = declaration.jobs(target, [host])
@@ -207,6 +207,15 @@ def test_declarations_have_the_arguments_of_what_they_make(declaration: Any, mad
     where = inspect.signature(declaration.on).parameters
     assert set(where) == WHERE & set(wanted)
     assert {field.name for field in fields(declaration)} == set(given)
+
+
+def test_formats_that_nothing_serves_are_refused_at_once() -> None:
+    heads: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 64}
+    with pytest.raises(ArgumentError, match="no paged cache; write new tokens to slot_of"):
+        wl.AppenderDeclaration(kv_format=wl.Rolling(4), **heads)  # type: ignore[arg-type]
+    for given in (wl.Rolling(4), None):
+        with pytest.raises(ArgumentError, match="selections need Paged"):
+            wl.PageSelectionDeclaration(kv_format=given, num_q_heads=1, **heads)
 
 
 @pytest.mark.parametrize(

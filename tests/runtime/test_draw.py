@@ -31,7 +31,7 @@ class RequestWindow(Variant):
 
 @pytest.mark.parametrize(("q_len", "kv_len", "tile"), [(96, 200, (16, 32)), (50, 33, (8, 8))])
 def test_classes_agree_with_the_elements(q_len: int, kv_len: int, tile: tuple[int, int]) -> None:
-    variant = Causal() & SlidingWindow(40, sink_tokens=5)
+    variant = Causal() & SlidingWindow(40, sinks=5)
     classes = tile_classes(variant, q_len=q_len, kv_len=kv_len, tile=tile)
     mask = visible(variant, q_len=q_len, kv_len=kv_len)
     assert classes.shape == (-(-q_len // tile[0]), -(-kv_len // tile[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.composed_variants import EverySeat, NormOfRequest
+from support.composed_variants import EveryHook, NormOfRequest
 from support.emulator import Emulator
 from support.padding import with_and_without_garbage
 
@@ -38,7 +38,7 @@ CASES = {
     "composed": (wl.Causal(), Setup(wl.Composed(16), "bfloat16", 64, 64, tile=PAIRED)),
     "four warps": (wl.Causal(), Setup(wl.Composed(4), "float16", 32, 32, tile=ALONE)),
     "one warp": (wl.Variant(), Setup(wl.Composed(4), "float16", 32, tile=TileConfig(16, 16, 1, 2))),
-    "every seat": (EverySeat(), Setup(wl.Composed(4), "float16", 32, 32, tile=PAIRED)),
+    "every hook": (EveryHook(), Setup(wl.Composed(4), "float16", 32, 32, tile=PAIRED)),
     "norm": (NormOfRequest(), Setup(wl.Composed(3), "bfloat16", 64, 64, tile=PAIRED)),
     "narrow": (
         wl.Causal() & wl.TokenKVScale(),

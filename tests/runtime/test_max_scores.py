@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support.composed_variants import EverySeat
+from support.composed_variants import EveryHook
 from support.emulator import Emulator
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention import flex_attention as torch_flex
@@ -122,10 +122,10 @@ def test_formats_on_a_cpu(kv_format: KVFormat, variant: wl.Variant, dtype: str) 
         assert found is None, f"{case}: {found}"
 
 
-def test_every_seat_of_rows_that_share_keys() -> None:
+def test_every_hook_of_rows_that_share_keys() -> None:
     setup = Setup(wl.Composed(4), "float32", 32, 32, max_scores=True)
     case = Case(setup, (1,) * 7, (70, 64, 90, 0, 81, 33, 66), num_kv_heads=2, group_size=2)
-    found = mismatch(EverySeat(), case)
+    found = mismatch(EveryHook(), case)
     assert found is None, found
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import warploom as wl
 from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import planner_source, scratch_bytes
+from warploom.codegen.planner_source import PlannerSpec, scratch_bytes
 from warploom.codegen.source import TileConfig
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.formats import KVFormat
@@ -193,7 +193,7 @@ def test_scratch_memory_ends_where_the_header_says() -> None:
       return reinterpret_cast<long long>(scratch.cut_key + p->columns + 1);
     }
     """
-    source = planner_source(TRACED["causal"], c_structs(), "cpp")
+    source = PlannerSpec(TRACED["causal"]).render("cpp", c_structs())
     artifact = build(replace(source, text=source.text + end), host_target())
     found = ctypes.CDLL(str(artifact.path)).scratch_end
     found.argtypes, found.restype = (ctypes.c_void_p,), ctypes.c_longlong
@@ -256,7 +256,7 @@ def request_rules() -> tuple[Any, PlannerParams]:
       return 0;
     }
     """
-    source = planner_source(TRACED["all"], c_structs(), "cpp")
+    source = PlannerSpec(TRACED["all"]).render("cpp", c_structs())
     artifact = build(replace(source, text=source.text + ask), host_target())
     library = ctypes.CDLL(str(artifact.path))
     for entry in (library.all_requests, library.warploom_measure):

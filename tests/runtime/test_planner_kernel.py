@@ -14,11 +14,10 @@ import pytest
 import warploom as wl
 import warploom.templates
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import planner_source
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.planning.device_strategy import RESERVED
 from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
@@ -45,7 +44,7 @@ class Emulated:
 
     def __init__(self, variant: Any, folder: Path) -> None:
         target, traced = host_target(), trace(variant)
-        text = planner_source(traced, c_structs(), "cuda").text
+        text = PlannerSpec(traced).render("cuda", c_structs()).text
         source, library = folder / "kernel.cpp", folder / "kernel.so"
         source.write_text('#include "cuda_intrinsics.hpp"\n' + text + _HARNESS)
         folders = (EMULATION, *(TEMPLATES / name for name in ("include", "cpu", "common")))
@@ -172,7 +171,7 @@ def test_kernels_refuse_negative_pages(
 def test_reserved_memory_is_that_of_the_team() -> None:
     text = (TEMPLATES / "include" / "warploom" / "team.cuh").read_text()
     assert "kBytes = (2 * 32 + 2) * sizeof(wide)" in text
-    assert RESERVED == (2 * 32 + 2) * 8
+    assert PlannerSpec.RESERVED == (2 * 32 + 2) * 8
 
 
 def paged(q_lens: Any, kv_lens: Any, rng: Any) -> tuple[Any, ...]:

@@ -146,6 +146,26 @@ def test_inputs_of_a_run_and_new_plans_reach_both_kernels(emulator: Emulator) ->
             torch.testing.assert_close(got, expected, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.usefixtures("anywhere", "emulator")
+def test_a_program_lists_what_a_run_launches_in_order() -> None:
+    for before, kinds in ((True, ["prepare", "portable"]), (False, ["portable"])):
+        wrapper = wl.AttentionWrapper(
+            wl.Rope(), num_q_heads=2, head_dim=32, dtype="bfloat16", device="cpu",
+            tile=replace(TALL, prepared_keys=before),
+        )  # fmt: skip
+        unplanned = wrapper.program
+        assert unplanned is None
+        wrapper.plan([0, 9], [0, 60])
+        program = wrapper.program
+        assert program is not None and wrapper.choice is not None
+        assert [one.kind for one in program.passes] == kinds
+        assert program.attention.choice == wrapper.choice
+        assert [one.choice for one in program.before] == [None] * len(program.before)
+        assert program.attention.kernel.source.name.startswith("portable_Rope")
+        params = [one.params for one in program.passes]
+        assert len({id(block) for block in params}) == len(kinds)
+
+
 def refused(kv_format: KVFormat | None = None, **options: Any) -> str | None:
     traced = wl.AttentionWrapper(
         options.pop("variant", wl.Rope()), kv_format=kv_format, num_q_heads=1, head_dim=64,

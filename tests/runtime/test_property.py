@@ -37,8 +37,8 @@ from warploom.testing import CheckFailed, check, run_property, warm_up
 SMALL, WIDE = TileConfig(12, 64, 1, 1), TileConfig(48, 128, 1, 1)
 
 
-class EverySeat(Variant):
-    """Each seat does something, with each kind of input."""
+class EveryHook(Variant):
+    """Each hook does something, with each kind of input."""
 
     strength = Scalar("float32", default=0.5)
     offset = Scalar("int32")
@@ -79,8 +79,8 @@ POOL = [
     (Causal() & SlidingWindow(30), Setup(BlockSparse(block=(1, 1)), "float32", 32, 32, tile=SMALL)),
     (Causal() & AttentionSink(), Setup(Paged(16), "float16", 256, 256, tile=SMALL)),
     (QKNorm(), Setup(Paged(7, layout="HND"), "bfloat16", 72, 72, tile=WIDE)),
-    (EverySeat(), Setup(BlockSparse(block=(5, 3)), "float32", 64, 64, tile=SMALL)),
-    (EverySeat(), Setup(Paged(4), "float32", 64, 64, tile=WIDE)),
+    (EveryHook(), Setup(BlockSparse(block=(5, 3)), "float32", 64, 64, tile=SMALL)),
+    (EveryHook(), Setup(Paged(4), "float32", 64, 64, tile=WIDE)),
     (HeadKVScale(), Setup(Paged(16), "bfloat16", 64, 64, tile=SMALL, kv_dtype="float8_e4m3fn")),
     (
         Causal() & TokenKVScale() & SoftCap(5.0),
@@ -95,8 +95,8 @@ POOL = [
         KVScale(0.5, 2.0) & Rope(),
         Setup(BlockSparse(block=(5, 3)), "float32", 64, 64, tile=SMALL, kv_dtype="float8_e4m3fn"),
     ),
-    (EverySeat(), Setup(Rolling(60, 3), "float32", 64, 64, tile=SMALL)),
-    (EverySeat(), Setup(Rolling(33, positions="cache"), "float32", 32, 64, tile=WIDE)),
+    (EveryHook(), Setup(Rolling(60, 3), "float32", 64, 64, tile=SMALL)),
+    (EveryHook(), Setup(Rolling(33, positions="cache"), "float32", 32, 64, tile=WIDE)),
     (
         Causal() & TokenKVScale(),
         Setup(Rolling(16, 1, layout="HND"), "bfloat16", 64, 64, tile=SMALL, kv_dtype="int8"),

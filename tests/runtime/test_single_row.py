@@ -13,8 +13,8 @@ from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 
 
-class Seats(wl.Variant):
-    """Seats that read all of a row, and one that scales values."""
+class Hooks(wl.Variant):
+    """Hooks that read all of a row, and one that scales values."""
 
     def query_transform(self, q: Value, at: Position) -> Value:
         return q * wl.rsqrt(wl.sum(q * q) / at.head_dim + 1e-6) * (1.0 + 0.01 * at.lane)
@@ -30,7 +30,7 @@ EIGHT, SIXTEEN = TileConfig(1, 64, 2, 1), TileConfig(1, 32, 2, 1)  # 32 and 16 k
 CASES = {
     "paged": (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 128, 128, tile=SIXTEEN)),
     "page of 1": (wl.Causal() & wl.SoftCap(3.0), Setup(wl.Paged(1), "float16", tile=EIGHT)),
-    "HND": (Seats(), Setup(wl.Paged(5, layout="HND"), "bfloat16", 128, 64, tile=SIXTEEN)),
+    "HND": (Hooks(), Setup(wl.Paged(5, layout="HND"), "bfloat16", 128, 64, tile=SIXTEEN)),
     "window": (wl.SlidingWindow(40), Setup(wl.Ragged(), "float16", 40, 72, tile=SIXTEEN)),
     "sink": (wl.Causal() & wl.AttentionSink(), Setup(wl.Ragged(), "bfloat16", 8, 8, tile=EIGHT)),
     "wide": (wl.Alibi(), Setup(wl.Paged(3), "bfloat16", 256, 192, tile=SIXTEEN)),

@@ -48,7 +48,7 @@ class Holes(Variant):
 
 VARIANTS: list[tuple[Variant, dict[str, Any]]] = [
     (Causal(), {}),
-    (Causal() & SlidingWindow(6, sink_tokens=2), {}),
+    (Causal() & SlidingWindow(6, sinks=2), {}),
     (PerHead(), {}),
     (PrefixLM(), {"prefix_len": np.array([3, 20, 0, 9, 1], np.int32)}),
     (Holes(), {"skipped": np.array([0, 5, 9, 0, 3], np.int32)}),

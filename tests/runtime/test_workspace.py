@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +13,15 @@ from support.fake_stream import FakeStream
 
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.types.formats import Ragged
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Tensor
+from warploom.dsl.variants.variant import Variant
 from warploom.errors import PlanMismatch
 from warploom.runtime.devices import streams, tenancy
 from warploom.runtime.devices.streams import Streams
 from warploom.runtime.devices.tenancy import Tenancy
 from warploom.runtime.devices.workspace import Workspace
-from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.tensors import shortcuts
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.capacity import WorkspaceSize
@@ -158,25 +160,35 @@ def test_bytes_beyond_the_layout_are_nobodys() -> None:
     assert not holds(second)
 
 
-class FakeTensor:
-    def __init__(self, is_cuda: bool) -> None:
-        self.is_cuda = is_cuda
-        self.streams: list[Any] = []
+class TwoBiases(Variant):
+    near = Tensor("float32", (None,))
+    far = Tensor("float32", (None,))
 
-    def record_stream(self, stream: Any) -> None:
-        self.streams.append(stream)
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.near[at.kv_pos] + self.far[at.kv_pos]
 
 
-def test_memory_that_may_be_dropped_is_kept_for_each_stream_that_reads_it() -> None:
-    memory, copied, on_host = FakeTensor(True), FakeTensor(True), FakeTensor(False)
-    launcher: Any = SimpleNamespace(
-        _workspace=SimpleNamespace(memory=memory),
-        _inputs=SimpleNamespace(tensors={"a": copied, "b": on_host}),
+def test_memory_that_may_be_dropped_is_kept_for_each_stream_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, near, far = torch.zeros(1 << 20, dtype=torch.uint8), torch.ones(4), torch.ones(4)
+    wrapper = AttentionWrapper(
+        TwoBiases(near=near, far=far), num_q_heads=1, head_dim=32, device="cpu", workspace=memory
+    )
+    wrapper.plan([0, 4], [0, 4])
+    launcher = wrapper._launcher
+    assert launcher is not None
+    kept: list[tuple[int, Any]] = []
+    # a machine without a device, on which all but `far` lies
+    is_cuda = property(lambda x: x.data_ptr() != far.data_ptr())
+    monkeypatch.setattr(torch.Tensor, "is_cuda", is_cuda)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda x, stream: kept.append((x.data_ptr(), stream))
     )
     for stream in ("one", "other"):
-        Launcher._used_on(launcher, stream)  # type: ignore[arg-type]
-    assert memory.streams == copied.streams == ["one", "other"]
-    assert on_host.streams == []
+        launcher._used_on(stream)  # type: ignore[arg-type]
+    read = memory.data_ptr(), near.data_ptr()
+    assert kept == [(at, stream) for stream in ("one", "other") for at in read]
 
 
 @pytest.mark.parametrize("rows", [1, 12, 13, 200, 1535, 1536, 5000])

@@ -7,8 +7,8 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 
 
-class EverySeat(wl.Variant):
-    """Each seat does something, and rows read what only their request has."""
+class EveryHook(wl.Variant):
+    """Each hook does something, and rows read what only their request has."""
 
     per_row = wl.Tensor("float32", ("batch",))
     per_key = wl.Tensor("float32", ("batch", "kv_pos"))

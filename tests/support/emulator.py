@@ -11,11 +11,12 @@ from typing import Any
 from unittest import mock
 
 import warploom.templates
-from warploom.codegen.attention.templates import cuda_launch, render_cuda
-from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.attention.templates import template_of
+from warploom.codegen.compilers.arch import Arch, arch_named
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.prepare import THREADS
-from warploom.codegen.source import TileConfig
+from warploom.codegen.kinds import KernelSpec
+from warploom.codegen.source import KernelSource, TileConfig
+from warploom.runtime.devices import loaded
 from warploom.runtime.launching.kernels import Kernel
 from warploom.scheduler.layout import c_structs
 
@@ -50,6 +51,7 @@ def compile_for_fibers(text: str, source: Path) -> ctypes.CDLL:
     library = source.with_suffix(".so")
     folders = [EMULATION, *(TEMPLATES / x for x in ("include", "cpu", "common"))]
     flags = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
+    flags.append("-U_FORTIFY_SOURCE")  # it takes jumps between the stacks of fibers for mistakes
     command = [*host_target().command, *flags, *(f"-I{folder}" for folder in folders)]
     done = subprocess.run(
         [*command, str(source), "-o", str(library)], capture_output=True, text=True
@@ -89,14 +91,18 @@ class Emulator:
 
     def get(self, kernels: Any, tile: TileConfig) -> Kernel:
         """Stands in for `Kernels.get`."""
+        arch = arch_named("sm_90a")
         spec = kernels.spec_of(tile)
-        source = render_cuda(spec, tile, c_structs(spec.kv_format.composed))
-        threads = cuda_launch(spec, tile, arch_named("sm_90a")).threads
-        return Kernel(
-            tile, source, None, CTAS,  # type: ignore[arg-type]
-            self._bind(source.text, threads),
-            self._bind(kernels.prepare_source.text, THREADS) if tile.prepared_keys else None,
-        )  # fmt: skip
+        of = template_of(tile).kernel(spec, tile)
+        made = self._load(of, of.render("cuda", c_structs(spec.kv_format.composed)), arch)
+        before = None
+        if tile.prepared_keys:
+            before = self._load(kernels.prepare, kernels.prepare_source, arch)
+        return Kernel(made.source, made.artifact, CTAS, made.bind, tile, before)
+
+    def _load(self, of: KernelSpec, source: KernelSource, arch: Arch) -> loaded.Kernel:
+        bind = self._bind(source.text, of.launch(arch).threads)
+        return loaded.Kernel(source, None, CTAS, bind)  # type: ignore[arg-type]
 
     def _bind(self, text: str, threads: int) -> Any:
         run = self._built.get(text) or self._build(text)

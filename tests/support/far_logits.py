@@ -12,7 +12,7 @@ SCALES = (1e3, 1e6, 1e9, 1e12, 1e20, 1e30)
 
 
 class Doubled(wl.Variant):
-    """A transform, so that seats see the scaled logits."""
+    """A transform, so that hooks see the scaled logits."""
 
     def logits_transform(self, logits: Any, at: Any) -> Any:
         return 2.0 * logits

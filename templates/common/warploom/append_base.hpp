@@ -1,8 +1,8 @@
 // Appending to a paged cache, as both back ends see it: where new vectors come from and go.
 #pragma once
 
-#include <warploom/narrow.hpp>
-#include <warploom/stored_seats.hpp>
+#include <warploom/round_to_8_bits.hpp>
+#include <warploom/stored_hooks.hpp>
 
 namespace warploom {
 
@@ -53,10 +53,10 @@ WL_FN TileInfo tile_of(const Params& p, const AppendPlace& place, int kv_head) {
   return {place.batch, kv_head, place.q_len, place.kv_len, p.num_q_heads, p.num_kv_heads};
 }
 
-// The two seats, with the strides and pointers that belong to each.
-#define WL_APPEND_SEAT(Name, Seat, letter)                                                      \
+// The two hooks, with the strides and pointers that belong to each.
+#define WL_APPEND_HOOK(Name, Hook, letter)                                                      \
   template <class K>                                                                            \
-  struct Name : Seat<K> {                                                                       \
+  struct Name : Hook<K> {                                                                       \
     using Params = typename K::Params;                                                          \
     WL_FN static const typename K::Config::Element* from(const Params& p, int row, int head) {  \
       return static_cast<const typename K::Config::Element*>(p.letter) +                        \
@@ -70,8 +70,8 @@ WL_FN TileInfo tile_of(const Params& p, const AppendPlace& place, int kv_head) {
     }                                                                                           \
   };
 
-WL_APPEND_SEAT(NewKey, StoredKey, k)
-WL_APPEND_SEAT(NewValue, StoredValue, v)
-#undef WL_APPEND_SEAT
+WL_APPEND_HOOK(NewKey, StoredKey, k)
+WL_APPEND_HOOK(NewValue, StoredValue, v)
+#undef WL_APPEND_HOOK
 
 }  // namespace warploom

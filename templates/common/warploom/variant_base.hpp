@@ -31,7 +31,7 @@ WL_FN int half_partner(int lane, int width) {
   return lane < width / 2 ? lane + width / 2 : lane - width / 2;
 }
 
-// How a seat reads its vector besides by x(lane): at the lane that it computes, and at its partner.
+// How a hook reads its vector besides by x(lane): at the lane that it computes, and at its partner.
 // For vectors that gain nothing by knowing.
 template <class X>
 struct LaneByLane {
@@ -59,7 +59,7 @@ WL_FN void write_number(T* to, long long offset, float value) {
   to[offset] = from_float<T>(value);
 }
 
-// Kernels test a kHas flag before they spend work on a seat; without it the function is the
+// Kernels test a kHas flag before they spend work on a hook; without it the function is the
 // identity.
 template <class Params>
 struct IdentityVariant {
@@ -73,7 +73,7 @@ struct IdentityVariant {
   static constexpr bool kHasOutputTransform = false;
   static constexpr bool kHasColState = false;
   static constexpr bool kMaskHasParts = false;
-  static constexpr bool kLoadsElements = false;  // seats on logits load numbers for each element
+  static constexpr bool kLoadsElements = false;  // hooks on logits load numbers for each element
   static constexpr bool kRecords = false;        // record() stores something
 
   // Parts of logits() and mask() that do not depend on the element, computed once each.
@@ -139,8 +139,8 @@ struct IdentityVariant {
     return {0, tile.kv_len};
   }
 
-  // Vector seats. x(lane) is the original vector; the function gives the new value of one lane,
-  // with the help of what is the same for all lanes (..Tile) and for all vectors (..Lane). A seat
+  // Vector hooks. x(lane) is the original vector; the function gives the new value of one lane,
+  // with the help of what is the same for all lanes (..Tile) and for all vectors (..Lane). A hook
   // with reductions over lanes needs r[i], for i below its kReductions, before: the caller combines
   // reduce<i>(lane) over all lanes, in order of i (later reductions may read earlier ones).
   struct QueryTile {};
@@ -151,16 +151,17 @@ struct IdentityVariant {
   struct ValueLane {};
   struct OutputTile {};
   struct OutputLane {};
-  // Lanes whose halves the seat pairs (RoPE): 0 none, -1 all of the vector.
+  // Lanes whose halves the hook pairs (RoPE): 0 none, -1 all of the vector.
   static constexpr int kQueryHalves = 0;
   static constexpr int kKeyHalves = 0;
   static constexpr int kValueHalves = 0;
   static constexpr int kOutputHalves = 0;
-  // Whether the seat takes sines of an angle that grows evenly from key to key, in a kernel that
-  // can make use of it. Then key_angle is that angle, key_rate its growth, and key_turn_lane a lane
-  // with the same angle; the seat asks for sines by x.sine(lane, angle) and x.cosine(lane, angle).
-  static constexpr bool kKeyTurns = false;
-  static constexpr bool kValueTurns = false;
+  // Whether the hook takes sines of an angle that grows evenly from key to key, in a kernel that
+  // can make use of it. Then key_angle is that angle, key_rate its growth, and key_angle_lane a
+  // lane with the same angle; the hook asks for sines by x.sine(lane, angle) and x.cosine(lane,
+  // angle).
+  static constexpr bool kKeySineRecurrence = false;
+  static constexpr bool kValueSineRecurrence = false;
   static constexpr int kQueryReductions = 0;
   static constexpr int kKeyReductions = 0;
   static constexpr int kValueReductions = 0;

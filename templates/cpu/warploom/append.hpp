@@ -8,31 +8,31 @@
 namespace warploom {
 
 // Reductions over the lanes of a vector, in their order; a later one may read the earlier ones.
-template <class Seat, class K, class X, int I = 0>
+template <class Hook, class K, class X, int I = 0>
 void reduce_vector(const typename K::Params& p, const TileInfo& tile, int kv_pos, const X& x,
                    float* r) {
-  if constexpr (I < Seat::kReductions) {
-    r[I] = Seat::template identity<I>();
-    for (int lane = 0; lane < Seat::kHeadDim; ++lane) {
-      const float part = Seat::template reduce<I>(p, tile, kv_pos, lane, x, r);
-      r[I] = Seat::template combine<I>(r[I], part);
+  if constexpr (I < Hook::kReductions) {
+    r[I] = Hook::template identity<I>();
+    for (int lane = 0; lane < Hook::kHeadDim; ++lane) {
+      const float part = Hook::template reduce<I>(p, tile, kv_pos, lane, x, r);
+      r[I] = Hook::template combine<I>(r[I], part);
     }
-    reduce_vector<Seat, K, X, I + 1>(p, tile, kv_pos, x, r);
+    reduce_vector<Hook, K, X, I + 1>(p, tile, kv_pos, x, r);
   }
 }
 
-template <class Seat, class K>
+template <class Hook, class K>
 void append_vector(const typename K::Params& p, const AppendPlace& place, int row, int head) {
   using To = typename K::Config::KvElement;
-  const StoredVector<typename K::Config::Element> x{Seat::from(p, row, head)};
+  const StoredVector<typename K::Config::Element> x{Hook::from(p, row, head)};
   const TileInfo tile = tile_of(p, place, head);
-  float r[Seat::kReductions + 1];
-  reduce_vector<Seat, K>(p, tile, place.kv_pos, x, r);
-  To* to = Seat::to(p, place, head);
-  const auto of_tile = Seat::tile_state(p, tile);
-  for (int lane = 0; lane < Seat::kHeadDim; ++lane) {
-    const auto state = Seat::lane_state(p, tile, of_tile, lane);
-    to[lane] = from_float<To>(Seat::value(p, tile, place.kv_pos, state, lane, x, r));
+  float r[Hook::kReductions + 1];
+  reduce_vector<Hook, K>(p, tile, place.kv_pos, x, r);
+  To* to = Hook::to(p, place, head);
+  const auto of_tile = Hook::tile_state(p, tile);
+  for (int lane = 0; lane < Hook::kHeadDim; ++lane) {
+    const auto state = Hook::lane_state(p, tile, of_tile, lane);
+    to[lane] = from_float<To>(Hook::value(p, tile, place.kv_pos, state, lane, x, r));
   }
 }
 

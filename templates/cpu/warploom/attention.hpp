@@ -130,7 +130,7 @@ class Attention {
     constexpr int kDim = Config::kHeadDimQk;
     for (int first = 0; first < item_.rows; first += kPanel) {
       const auto place = row_place(item_, first);
-      transform_rows<QuerySeat<Variant>, kDim>(item_.p, item_.tile, place, rows + first,
+      transform_rows<QueryHook<Variant>, kDim>(item_.p, item_.tile, place, rows + first,
                                                m_.stage.before, m_.stage.after);
       unpack_panel<kDim>(m_.stage.after, min_int(kPanel, item_.rows - first),
                          m_.query + first * kDim, kDim);
@@ -157,7 +157,7 @@ class Attention {
     constexpr int kDim = Config::kHeadDimQk;
     if constexpr (Variant::kHasKeyTransform) {
       for (int first = 0; first < padded; first += kPanel) {  // a panel is the operand's own layout
-        transform_rows<KeySeat<Variant>, kDim>(item_.p, item_.tile, KeyPlace{tile_.column + first},
+        transform_rows<KeyHook<Variant>, kDim>(item_.p, item_.tile, KeyPlace{tile_.column + first},
                                                tile_.key + first, m_.stage.before,
                                                m_.keys + first / kPanel * S::kKeyPanelSize);
       }
@@ -172,11 +172,11 @@ class Attention {
       const float* rows[Config::kKeys];
       for (int first = 0; first < padded; first += kPanel) {
         float* out = m_.new_values + first * kDim;
-        transform_rows<ValueSeat<Variant>, kDim>(
+        transform_rows<ValueHook<Variant>, kDim>(
             item_.p, item_.tile, KeyPlace{tile_.column + first}, tile_.value + first,
             m_.stage.before, m_.stage.after);
         unpack_panel<kDim>(m_.stage.after, kPanel, out, kDim);
-        for (int j = 0; j < kPanel; ++j) {  // a seat may make anything of a row that does not exist
+        for (int j = 0; j < kPanel; ++j) {  // a hook may make anything of a row that does not exist
           rows[first + j] = tile_.exists(first + j) ? out + j * kDim : kZeroRow<float>;
         }
       }

@@ -1,4 +1,4 @@
-// The scalar seats on a row of logits: transform and mask, in a loop over keys that the compiler
+// The scalar hooks on a row of logits: transform and mask, in a loop over keys that the compiler
 // turns into vectors.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace warploom {
 template <class Variant>
 inline constexpr float kMasked = Variant::kSoftmax ? -kInfinity : 0.0f;
 
-// Factors of q.k: `early` before the seats, `late` after them, on the way to base 2. A positive
+// Factors of q.k: `early` before the hooks, `late` after them, on the way to base 2. A positive
 // scale waits for the softmax, which multiplies anyway; other signs would turn the maximum into a
 // minimum, and a transform wants natural units.
 struct LogitScale {

@@ -81,13 +81,13 @@ void write_max_score(const Item<K>& item, const States<K>& states, int r) {
 // Replaces outputs by what output_transform makes of them.
 template <class K>
 void transform_outputs(const Item<K>& item, States<K>& states) {
-  using Seat = OutputSeat<typename K::Variant>;
+  using Hook = OutputHook<typename K::Variant>;
   for (int first = 0; first < item.rows; first += kPanel) {
     const float* rows[kPanel];
     for (int j = 0; j < kPanel; ++j) rows[j] = states.row(min_int(first + j, item.rows - 1));
     const OutputPlace<decltype(row_place(item, first))> place{row_place(item, first),
                                                               states.lse + first};
-    transform_rows<Seat, States<K>::kDim>(item.p, item.tile, place, rows, states.stage.before,
+    transform_rows<Hook, States<K>::kDim>(item.p, item.tile, place, rows, states.stage.before,
                                           states.stage.after);
     unpack_panel<States<K>::kDim>(states.stage.after, min_int(kPanel, item.rows - first),
                                   states.row(first), States<K>::kStride);

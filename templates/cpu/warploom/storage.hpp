@@ -26,14 +26,14 @@ template <>
 struct Storage<float> {
   using Bits = Vec;
   static WL_INLINE Vec widen(Bits bits) { return bits; }
-  static WL_INLINE Bits narrow(Vec v) { return v; }
+  static WL_INLINE Bits round(Vec v) { return v; }
 };
 
 template <>
 struct Storage<bfloat16_t> {
   using Bits = HalfBits;
   static WL_INLINE Vec widen(Bits bits) { return (Vec)(widen_bits(bits) << 16); }
-  static WL_INLINE Bits narrow(Vec v) {
+  static WL_INLINE Bits round(Vec v) {
     UintVec u = (UintVec)v;
     UintVec rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     UintVec nan = (u >> 16) | 0x40u;
@@ -43,12 +43,12 @@ struct Storage<bfloat16_t> {
 
 #if defined(__AVX512F__)
 WL_INLINE Vec widen_fp16(HalfBits bits) { return (Vec)_mm512_cvtph_ps((__m256i)bits); }
-WL_INLINE HalfBits narrow_fp16(Vec v) {
+WL_INLINE HalfBits round_to_fp16(Vec v) {
   return (HalfBits)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #elif defined(__F16C__)
 WL_INLINE Vec widen_fp16(HalfBits bits) { return (Vec)_mm256_cvtph_ps((__m128i)bits); }
-WL_INLINE HalfBits narrow_fp16(Vec v) {
+WL_INLINE HalfBits round_to_fp16(Vec v) {
   return (HalfBits)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
 }
 #else
@@ -62,7 +62,7 @@ WL_INLINE Vec widen_fp16(HalfBits bits) {
   return (Vec)(out | ((h & 0x8000u) << 16));
 }
 
-WL_INLINE HalfBits narrow_fp16(Vec v) {
+WL_INLINE HalfBits round_to_fp16(Vec v) {
   UintVec u = (UintVec)v;
   UintVec magnitude = u & 0x7fffffffu;
   UintVec normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
@@ -78,7 +78,7 @@ template <>
 struct Storage<half_t> {
   using Bits = HalfBits;
   static WL_INLINE Vec widen(Bits bits) { return widen_fp16(bits); }
-  static WL_INLINE Bits narrow(Vec v) { return narrow_fp16(v); }
+  static WL_INLINE Bits round(Vec v) { return round_to_fp16(v); }
 };
 
 template <>
@@ -121,7 +121,7 @@ WL_INLINE Vec load_floats(const Element* p, int count = kLanes) {
 
 template <class Element>
 WL_INLINE void store_floats(Element* p, Vec v, int count = kLanes) {
-  store_part(p, Storage<Element>::narrow(v), count * static_cast<int>(sizeof(Element)));
+  store_part(p, Storage<Element>::round(v), count * static_cast<int>(sizeof(Element)));
 }
 
 }  // namespace warploom

@@ -9,18 +9,18 @@
 namespace warploom {
 
 // Appends one vector; all teams of a warp come here together, those without work too.
-template <class Seat, int kLanes, class K>
+template <class Hook, int kLanes, class K>
 WL_FN void append_vector(const typename K::Params& p, const AppendPlace& place, int row, int head,
                          int lane) {
   using From = typename K::Config::Element;
   using To = typename K::Config::KvElement;
-  const TeamLane<Seat, kLanes> own(lane);
-  TeamRow<Seat, From> x;
-  x.load(Seat::from(p, row, head), own.first);
+  const TeamLane<Hook, kLanes> own(lane);
+  TeamRow<Hook, From> x;
+  x.load(Hook::from(p, row, head), own.first);
   const TileInfo tile = tile_of(p, place, head);
-  const TeamStates<Seat> states(p, tile, own.first);
+  const TeamStates<Hook> states(p, tile, own.first);
   const auto made = transformed<To>(p, tile, place.kv_pos, x, own, states);
-  if (place.exists && own.counts) store_vector(Seat::to(p, place, head) + own.first, made);
+  if (place.exists && own.counts) store_vector(Hook::to(p, place, head) + own.first, made);
 }
 
 // All new tokens, by all threads of the grid.

@@ -33,10 +33,9 @@ struct alignas(16) ItemFacts {
   int sees_all;           // in a composed plan: every row sees all keys of the item
 };
 
-// Of what is walked and what is written after it, one takes the place of the other; but where 16
-// rows' warps stream keys from item to item, all lie side by side, with two items' queries, and
-// positions of rows and facts for kItems.
-// One row has another arena (single.cuh).
+// Staged tiles and the slabs of results that are written after them share their memory. Where warps
+// of 16 rows stream keys from item to item they lie side by side instead, with queries of two
+// items, and positions of rows and facts for kItems. One row has another arena (single_arena.cuh).
 template <class K, int kRows = K::Config::kRows>
 struct Arena {
   using S = Sizes<K>;
@@ -49,7 +48,7 @@ struct Arena {
   // 8 floats of padding put the rows that one store touches into different banks.
   static constexpr int kSlabStride = S::kDimV + 8;
   static constexpr int kSlabRows = 16 * C::kWarps;
-  // What was looked up for a tile is needed until the tile's turn has passed.
+  // What was looked up for a tile is needed until the tile has been computed with.
   static constexpr int kSlots = C::kStages + 1;
 
   // An item is computed, the keys of the next are on their way, and the one after that is opened.
@@ -66,10 +65,11 @@ struct Arena {
   static constexpr int kBytes = At::kBytes;
 
   static_assert(At::kQueriesBytes == kQueryTiles * QueryTile<K>::kBytes);
-  static_assert(At::kKeysBytes == C::kStages * S::kGroups * KeyTile<K>::kBytes);
-  static_assert(At::kValuesBytes == C::kStages * S::kGroups * ValueTile<K>::kBytes);
-  static_assert(At::kWideKeysBytes == O::kWidensKeys * S::kGroups * O::WideKeys::kBytes);
-  static_assert(At::kWideValuesBytes == O::kWidensValues * S::kGroups * O::WideValues::kBytes);
+  static_assert(At::kKeysBytes == C::kStages * S::kStagingGroups * KeyTile<K>::kBytes);
+  static_assert(At::kValuesBytes == C::kStages * S::kStagingGroups * ValueTile<K>::kBytes);
+  static_assert(At::kWideKeysBytes == O::kWidensKeys * S::kStagingGroups * O::WideKeys::kBytes);
+  static_assert(At::kWideValuesBytes ==
+                O::kWidensValues * S::kStagingGroups * O::WideValues::kBytes);
   static_assert(At::kAddressesBytes == C::kIndexed * kSlots * C::kKeys * 16);
   static_assert(At::kPositionsBytes == C::kColumnPositions * kSlots * C::kKeys * 4);
   static_assert(At::kSlabsBytes == kSlabRows * kSlabStride * 4);
@@ -94,11 +94,11 @@ struct Arena {
   }
   WL_FN Unit* keys(int stage, int group) const {
     return reinterpret_cast<Unit*>(base + At::kKeys) +
-           (stage * S::kGroups + group) * KeyTile<K>::kElements;
+           (stage * S::kStagingGroups + group) * KeyTile<K>::kElements;
   }
   WL_FN Unit* values(int stage, int group) const {
     return reinterpret_cast<Unit*>(base + At::kValues) +
-           (stage * S::kGroups + group) * ValueTile<K>::kElements;
+           (stage * S::kStagingGroups + group) * ValueTile<K>::kElements;
   }
   // What transforms make of a staged tile: in its place, unless that is too narrow.
   WL_FN Element* new_keys(int stage, int group) const {
@@ -112,11 +112,12 @@ struct Arena {
   // Addresses of the rows of a tile's keys (x) and values (y), negative where there is none.
   WL_FN longlong2* addresses(int slot, int group) const {
     return reinterpret_cast<longlong2*>(base + At::kAddresses) + slot * C::kKeys +
-           group * S::kGroupKeys;
+           group * S::kStagingKeys;
   }
   // kv_pos of each key of a staged tile, -1 where there is none.
   WL_FN int* positions(int slot, int group) const {
-    return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys + group * S::kGroupKeys;
+    return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys +
+           group * S::kStagingKeys;
   }
   WL_FN float* slab_row(int row) const {
     return reinterpret_cast<float*>(base + At::kSlabs) + row * kSlabStride;

@@ -3,16 +3,17 @@
 
 #include <warploom/output.cuh>
 #include <warploom/pipeline.cuh>
+#include <warploom/tile_transform.cuh>
 
 namespace warploom {
 
-template <class Seat, class Tile, class NewTile, class K, class NewElement>
+template <class Hook, class Tile, class NewTile, class K, class NewElement>
 WL_FN void transform_keys(const KeyPipeline<K>& pipeline, const Item<K>& item, const void* staged,
                           NewElement* changed) {
   using S = Sizes<K>;
-  const LaneStates<Seat, K> states(item, pipeline.thread());
+  const LaneStates<Hook, K> states(item, pipeline.thread());
   const Columns<K> columns = pipeline.columns(item);
-  TileTransform<Seat, Tile, typename S::KvElement, NewTile, S::kGroupKeys, S::kGroupThreads, 1,
+  TileTransform<Hook, Tile, typename S::KvElement, NewTile, S::kStagingKeys, S::kStagingThreads, 1,
                 kVector, K, Columns<K>>(item, states, pipeline.thread(), columns)
       .transform(staged, changed);
 }
@@ -22,11 +23,11 @@ template <class K>
 WL_FN void transform_staged(const Item<K>& item, const KeyPipeline<K>& pipeline) {
   using O = Operands<K>;
   if constexpr (O::kTransformsKeys) {
-    transform_keys<KeySeat<K>, KeyTile<K>, typename O::Keys>(pipeline, item, pipeline.keys(),
+    transform_keys<KeyHook<K>, KeyTile<K>, typename O::Keys>(pipeline, item, pipeline.keys(),
                                                              pipeline.new_keys());
   }
   if constexpr (O::kTransformsValues) {
-    transform_keys<ValueSeat<K>, ValueTile<K>, typename O::Values>(
+    transform_keys<ValueHook<K>, ValueTile<K>, typename O::Values>(
         pipeline, item, pipeline.values(), pipeline.new_values());
   }
   if constexpr (O::kTransformsKeys || O::kTransformsValues) sync_group<K>();

@@ -18,33 +18,35 @@ struct RowCopy {
   using Tile = SmemTile<kRows, kDim, kBlock>;
 
   static constexpr int kRowThreads = kBlock / kVector;
-  static constexpr int kWarpRows = kWarpSize / kRowThreads;  // rows a warp copies in one pass
-  static constexpr int kPassRows = kThreads / kRowThreads;
-  static constexpr int kPasses = (kRows + kPassRows - 1) / kPassRows;
-  static_assert((kPassRows & (kPassRows - 1)) == 0, "passes must differ in bits of the row alone");
+  static constexpr int kWarpRows = kWarpSize / kRowThreads;  // rows a warp copies in one round
+  static constexpr int kRoundRows = kThreads / kRowThreads;
+  static constexpr int kRounds = (kRows + kRoundRows - 1) / kRoundRows;
+  static_assert((kRoundRows & (kRoundRows - 1)) == 0,
+                "rounds must differ in bits of the row alone");
 
   WL_FN static int first_row(unsigned thread) { return thread / kRowThreads; }
   WL_FN static int column(unsigned thread) { return thread % kRowThreads * kVector; }
 
   // Where the rows a warp copies are looked up by its lanes: the row of this thread, may be past
-  // the tile, and the lane of this thread's row in a pass.
+  // the tile, and the lane of this thread's row in a round.
   WL_FN static int looked_up_row(unsigned thread) {
     const unsigned lane = thread % kWarpSize;
-    return lane / kWarpRows * kPassRows + thread / kWarpSize * kWarpRows + lane % kWarpRows;
+    return lane / kWarpRows * kRoundRows + thread / kWarpSize * kWarpRows + lane % kWarpRows;
   }
-  WL_FN static int looking_lane(unsigned thread, int pass) {
-    return pass * kWarpRows + thread % kWarpSize / kRowThreads;
+  WL_FN static int looking_lane(unsigned thread, int round) {
+    return round * kWarpRows + thread % kWarpSize / kRowThreads;
   }
 
-  // Copies this thread's part of its row in a pass, or makes it zeros; `from` points to its column.
+  // Copies this thread's part of its row in a round, or makes it zeros; `from` points to its
+  // column.
   template <class Element>
   WL_FN static void copy_row(const Element* from, bool row_exists, Element* to, unsigned thread,
-                             int pass) {
-    if (kPasses * kPassRows > kRows && pass * kPassRows + first_row(thread) >= kRows) return;
-    // A swizzled offset is linear over exclusive or, and rows of different passes share no bits: a
+                             int round) {
+    if (kRounds * kRoundRows > kRows && round * kRoundRows + first_row(thread) >= kRows) return;
+    // A swizzled offset is linear over exclusive or, and rows of different rounds share no bits: a
     // step flips some bits within a row, and adds whole rows.
     const int place = Tile::offset(first_row(thread), column(thread));
-    const int step = Tile::offset(pass * kPassRows, 0);
+    const int step = Tile::offset(round * kRoundRows, 0);
     Element* row_to = to + (place ^ step % kBlock) + step / kBlock * kBlock;
 #pragma unroll
     for (int panel = 0; panel < kDim / kBlock; ++panel) {
@@ -54,15 +56,15 @@ struct RowCopy {
     }
   }
 
-  // Copies a tile. rows.offset(pass) is where this thread's row of the pass begins, relative to
-  // `from`, which points to this thread's column; rows.exists(pass, offset) says whether there is
+  // Copies a tile. rows.offset(round) is where this thread's row of the round begins, relative to
+  // `from`, which points to this thread's column; rows.exists(round, offset) says whether there is
   // such a row.
   template <class Element, class Rows>
   WL_FN static void copy(const Element* from, const Rows& rows, Element* to, unsigned thread) {
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const long long offset = rows.offset(pass);
-      copy_row(from + offset, rows.exists(pass, offset), to, thread, pass);
+    for (int round = 0; round < kRounds; ++round) {
+      const long long offset = rows.offset(round);
+      copy_row(from + offset, rows.exists(round, offset), to, thread, round);
     }
   }
 };
@@ -71,10 +73,10 @@ struct RowCopy {
 template <class Copy>
 struct AffineRows {
   long long stride;
-  int count, first_row;  // first_row: this thread's in pass 0
-  WL_FN long long offset(int pass) const { return pass * (Copy::kPassRows * stride); }
-  WL_FN bool exists(int pass, long long /*offset*/) const {
-    return first_row + pass * Copy::kPassRows < count;
+  int count, first_row;  // first_row: this thread's in round 0
+  WL_FN long long offset(int round) const { return round * (Copy::kRoundRows * stride); }
+  WL_FN bool exists(int round, long long /*offset*/) const {
+    return first_row + round * Copy::kRoundRows < count;
   }
 };
 
@@ -86,21 +88,21 @@ template <class Copy>
 struct ShuffledRows {
   long long mine;
   unsigned thread;
-  WL_FN long long offset(int pass) const {
-    return __shfl_sync(kAllLanes, mine, Copy::looking_lane(thread, pass));
+  WL_FN long long offset(int round) const {
+    return __shfl_sync(kAllLanes, mine, Copy::looking_lane(thread, round));
   }
-  WL_FN bool exists(int /*pass*/, long long offset) const { return offset >= 0; }
+  WL_FN bool exists(int /*round*/, long long offset) const { return offset >= 0; }
 };
 
 template <class K>
 using QueryCopy = RowCopy<K::Config::kRows, K::Config::kHeadDimQk, Sizes<K>::kDimQk,
                           Sizes<K>::kBlock, Sizes<K>::kThreads>;
 template <class K>
-using KeyCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimQk / Sizes<K>::kPerUnit,
-                        Sizes<K>::kUnitsQk, Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads>;
+using KeyCopy = RowCopy<Sizes<K>::kStagingKeys, K::Config::kHeadDimQk / Sizes<K>::kPerHalfword,
+                        Sizes<K>::kHalfwordsQk, Sizes<K>::kKvBlock, Sizes<K>::kStagingThreads>;
 template <class K>
-using ValueCopy = RowCopy<Sizes<K>::kGroupKeys, K::Config::kHeadDimV / Sizes<K>::kPerUnit,
-                          Sizes<K>::kUnitsV, Sizes<K>::kKvBlock, Sizes<K>::kGroupThreads>;
+using ValueCopy = RowCopy<Sizes<K>::kStagingKeys, K::Config::kHeadDimV / Sizes<K>::kPerHalfword,
+                          Sizes<K>::kHalfwordsV, Sizes<K>::kKvBlock, Sizes<K>::kStagingThreads>;
 
 template <class Copy, class K>
 WL_FN void copy_queries(const Item<K>& item, typename K::Config::Element* to, unsigned thread) {
@@ -124,8 +126,15 @@ WL_FN int block_of(const Item<K>& item, int place) {
   return block;
 }
 
+// The position of the key at a place of the list; -1 behind the keys to walk.
+template <class K>
+WL_FN int listed_position(const Item<K>& item, int place) {
+  const int block = block_of(item, place);
+  return block < 0 ? -1 : block * K::Config::kBlockKv + place % K::Config::kBlockKv;
+}
+
 // Where rows of keys (or values) are: token 0 of the item's head, and how far tokens are apart, in
-// units of 16 bits.
+// halfwords.
 struct TokenRows {
   const half_t* first;  // see ItemFacts
   long long block_stride, token_stride;
@@ -137,15 +146,15 @@ struct TokenRows {
 // Strides that matter are multiples of 16 bytes.
 template <class K>
 WL_FN TokenRows key_rows(const Item<K>& item) {
-  constexpr int kPerUnit = Sizes<K>::kPerUnit;
-  return {reinterpret_cast<const half_t*>(item.facts().keys), item.p.k_block_stride / kPerUnit,
-          item.p.k_token_stride / kPerUnit};
+  constexpr int kPerHalfword = Sizes<K>::kPerHalfword;
+  return {reinterpret_cast<const half_t*>(item.facts().keys), item.p.k_block_stride / kPerHalfword,
+          item.p.k_token_stride / kPerHalfword};
 }
 template <class K>
 WL_FN TokenRows value_rows(const Item<K>& item) {
-  constexpr int kPerUnit = Sizes<K>::kPerUnit;
-  return {reinterpret_cast<const half_t*>(item.facts().values), item.p.v_block_stride / kPerUnit,
-          item.p.v_token_stride / kPerUnit};
+  constexpr int kPerHalfword = Sizes<K>::kPerHalfword;
+  return {reinterpret_cast<const half_t*>(item.facts().values),
+          item.p.v_block_stride / kPerHalfword, item.p.v_token_stride / kPerHalfword};
 }
 
 }  // namespace warploom

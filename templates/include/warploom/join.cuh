@@ -79,7 +79,7 @@ WL_FN void prefetch_joins(const typename K::Params& p, int total) {
 template <class K>
 WL_FN void join_rows(const Item<K>& item) {
   using Join = typename K::Join;
-  constexpr int kRows = RowStore<K>::kPassRows;  // that a CTA joins at a time
+  constexpr int kRows = RowStore<K>::kRoundRows;  // that a CTA joins at a time
   auto& facts = item.arena.facts();
   const int total =
       __ldg(&reinterpret_cast<const typename K::PlanHeader*>(item.p.header)->num_merges);

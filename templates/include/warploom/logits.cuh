@@ -1,4 +1,4 @@
-// The scalar seats, logits_transform and logits_mask, on the accumulators of Q K^T.
+// The scalar hooks, logits_transform and logits_mask, on the accumulators of Q K^T.
 #pragma once
 
 #include <warploom/mma.cuh>
@@ -49,7 +49,7 @@ struct ThreadRows {
   }
 };
 
-// Whether the scale is left to the seats or to the softmax.
+// Whether the scale is left to the hooks or to the softmax.
 template <class K>
 WL_FN bool scales_late(const typename K::Params& p) {
   return (K::Variant::kSoftmax || K::Variant::kHasLogitsTransform) && p.sm_scale > 0.0f;
@@ -73,10 +73,10 @@ WL_FN bool sees(const At&... at) {
   return true;
 }
 
-// Applies the seats to one tile of this class. What depends on the column alone is computed once
+// Applies the hooks to one tile of this class. What depends on the column alone is computed once
 // for all rows.
 template <TileClass kClass, class K>
-WL_FN void apply_seats(const Item<K>& item, const ThreadRows<K>& hoisted, const Columns<K>& columns,
+WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const Columns<K>& columns,
                        typename WarpMma<K>::Scores& scores) {
   using Variant = typename K::Variant;
   // Numbers of all elements would not fit registers: the compiler loads none ahead of a branch.
@@ -122,7 +122,7 @@ WL_FN void hide_absent(const Columns<K>& columns, typename WarpMma<K>::Scores& s
   }
 }
 
-// Records what rows see of one tile of this class, from scores that the seats have yet to change.
+// Records what rows see of one tile of this class, from scores that the hooks have yet to change.
 // Rows past the last one repeat it, so they are left out as keys that do not exist are.
 template <TileClass kClass, class K>
 WL_FN void record_tile(const Item<K>& item, const Columns<K>& columns,
@@ -175,11 +175,11 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
   }
   if constexpr (Variant::kRecords) record_logits(item, columns, visit, scores);
   if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
-    apply_seats<TileClass::kOpen>(item, rows, columns, scores);
+    apply_hooks<TileClass::kOpen>(item, rows, columns, scores);
   } else if (Variant::kHasLogitsMask && !visit.is_full()) {
-    apply_seats<TileClass::kPartial>(item, rows, columns, scores);
+    apply_hooks<TileClass::kPartial>(item, rows, columns, scores);
   } else if constexpr (Variant::kHasLogitsTransform) {
-    apply_seats<TileClass::kFull>(item, rows, columns, scores);
+    apply_hooks<TileClass::kFull>(item, rows, columns, scores);
   }
   if (!visit.is_full() && columns.may_lack_some()) hide_absent(columns, scores);
 }

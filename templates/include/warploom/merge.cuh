@@ -147,7 +147,7 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   constexpr int kNumbers = S::kDimV / S::kBlock * kVector;
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
   float* slab = item.arena.slab_row(thread_row);
-  for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {
+  for (int first = 0; first < item.facts().rows; first += RowStore<K>::kRoundRows) {
     const bool exists = first + thread_row < item.facts().rows;
     const int row = exists ? first + thread_row : 0;
     JoinedRow<K::Variant::kSoftmax, kNumbers> joined{softmax_factor<K>(item.p)};

@@ -23,7 +23,7 @@ struct MmaAtom<bfloat16_t> : cute::SM80_16x8x16_F32BF16BF16F32_TN {};
 
 // A lane's place in a staged tile, from which it reads 16x16 blocks: swizzling is worked out once.
 // Rows 8 apart are permuted alike, and the vectors of a row by exclusive or, so that moving by
-// blocks of rows adds a constant, and moving by 16 lanes flips bits. Lanes count units of 16 bits.
+// blocks of rows adds a constant, and moving by 16 lanes flips bits. Lanes count halfwords.
 template <class Tile, int kBlock>
 struct BlockReader {
   const char* tile;

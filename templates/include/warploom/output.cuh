@@ -3,7 +3,7 @@
 #pragma once
 
 #include <warploom/softmax.cuh>
-#include <warploom/vector_seats.cuh>
+#include <warploom/vector_hooks.cuh>
 
 namespace warploom {
 
@@ -29,7 +29,7 @@ struct RowStore {
   using Element = typename C::Element;
 
   static constexpr int kRowThreads = S::kRowThreads;
-  static constexpr int kPassRows = S::kThreads / kRowThreads;
+  static constexpr int kRoundRows = S::kThreads / kRowThreads;
   WL_FN static int first_lane() { return threadIdx.x % kRowThreads * kVector; }
 
   // Writes a row of final values; `values` are its C::kHeadDimV floats in shared memory. An absent
@@ -38,9 +38,9 @@ struct RowStore {
                                 const float* values, const SoftmaxState& state) {
     const OutputPlace<Row<K>> at{row, row_lse<K>(state, softmax_factor<K>(item.p))};
     OutputRow x{values};
-    float r[OutputSeat<K>::kReductions + 1];
+    float r[OutputHook<K>::kReductions + 1];
     if constexpr (K::Variant::kHasOutputTransform) {
-      reduce_lanes<OutputSeat<K>>(item, at, x, threadIdx.x % kRowThreads, r);
+      reduce_lanes<OutputHook<K>>(item, at, x, threadIdx.x % kRowThreads, r);
     }
     if (!exists) return;
     Element* to = static_cast<Element*>(item.p.o) + item.o_offset(at.row);
@@ -57,10 +57,10 @@ struct RowStore {
       for (int i = 0; i < kVector; ++i) {
         float value = row_values[i];
         if constexpr (K::Variant::kHasOutputTransform) {
-          using Seat = OutputSeat<K>;
-          const auto of_row = Seat::own_tile_state(item, at);
-          const auto of_lane = Seat::own_lane_state(item, at, of_row, lane + i);
-          value = Seat::value(item, at, of_lane, lane + i, x, r);
+          using Hook = OutputHook<K>;
+          const auto of_row = Hook::own_tile_state(item, at);
+          const auto of_lane = Hook::own_lane_state(item, at, of_row, lane + i);
+          value = Hook::value(item, at, of_lane, lane + i, x, r);
         }
         rounded[i] = from_float<Element>(value);
       }
@@ -210,7 +210,7 @@ WL_FN void write_joined_rows(const Item<K>& item, const Softmax<K>& softmax,
   }
   item.arena.sync();
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
-  for (int first = 0; first < item.facts().rows; first += RowStore<K>::kPassRows) {
+  for (int first = 0; first < item.facts().rows; first += RowStore<K>::kRoundRows) {
     // A warp's threads have rows of their own, of the tile if not of the item; or all have none.
     const int row = first + thread_row;
     if (row >= K::Config::kRows) break;

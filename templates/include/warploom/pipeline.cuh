@@ -117,13 +117,13 @@ class KeyPipeline {
   // One thread for each row of a tile: look-up of its block, and what follows from it for everyone.
   WL_FN int block_of_row(const Visit& visit) const {
     if constexpr (C::kIndexed) {
-      if (thread() < S::kGroupKeys) return block_of(ahead(), visit.begin() + int(thread()));
+      if (thread() < S::kStagingKeys) return block_of(ahead(), visit.begin() + int(thread()));
     }
     return -1;
   }
   WL_FN void publish(const Visit& visit, int block, int slot) const {
     if constexpr (C::kIndexed) {
-      if (thread() >= S::kGroupKeys) return;
+      if (thread() >= S::kStagingKeys) return;
       const int token = (visit.begin() + int(thread())) % C::kBlockKv;
       const bool exists = block >= 0;
       const int at = TokenSlots<C>::of(block);
@@ -159,24 +159,24 @@ class KeyPipeline {
     Copy::copy(from + (begin + row) * tokens.token_stride, rows, to, thread());
   }
   WL_FN void copy_listed(const longlong2* addresses, Unit* keys, Unit* values) const {
-    constexpr int kPasses = KeyCopy<K>::kPasses;
+    constexpr int kRounds = KeyCopy<K>::kRounds;
     const unsigned me = thread();
     const int first = KeyCopy<K>::first_row(me), column = KeyCopy<K>::column(me);
-    longlong2 rows[kPasses];  // read before the first copy: the hardware keeps them in order
+    longlong2 rows[kRounds];  // read before the first copy: the hardware keeps them in order
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = pass * KeyCopy<K>::kPassRows + first;
-      rows[pass] = addresses[min(row, S::kGroupKeys - 1)];
+    for (int round = 0; round < kRounds; ++round) {
+      const int row = round * KeyCopy<K>::kRoundRows + first;
+      rows[round] = addresses[min(row, S::kStagingKeys - 1)];
     }
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const auto from = reinterpret_cast<const Unit*>(rows[pass].x) + column;
-      KeyCopy<K>::copy_row(from, rows[pass].x >= 0, keys, me, pass);
+    for (int round = 0; round < kRounds; ++round) {
+      const auto from = reinterpret_cast<const Unit*>(rows[round].x) + column;
+      KeyCopy<K>::copy_row(from, rows[round].x >= 0, keys, me, round);
     }
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const auto from = reinterpret_cast<const Unit*>(rows[pass].y) + column;
-      ValueCopy<K>::copy_row(from, rows[pass].y >= 0, values, me, pass);
+    for (int round = 0; round < kRounds; ++round) {
+      const auto from = reinterpret_cast<const Unit*>(rows[round].y) + column;
+      ValueCopy<K>::copy_row(from, rows[round].y >= 0, values, me, round);
     }
   }
 

@@ -28,13 +28,13 @@ WL_FN typename K::Segment segment_of(const typename K::Params& p, int block, int
   return segments[low];
 }
 
-// The key seat, for a lane of a team.
+// The key hook, for a lane of a team.
 template <class K>
 class KeyTeam {
   using C = typename K::Config;
   using Params = typename K::Params;
   using Element = typename C::Element;
-  using Seat = StoredKey<K>;
+  using Hook = StoredKey<K>;
 
  public:
   static constexpr int kLanes = team_lanes(C::kHeadDimQk);
@@ -51,7 +51,7 @@ class KeyTeam {
                        token * p_.k_token_stride + head * p_.k_head_stride;
     auto* to = static_cast<Element*>(p_.prepared) + block * p_.prepared_block_stride +
                token * p_.prepared_token_stride + head * p_.prepared_head_stride + own_.first;
-    TeamRow<Seat, Element> x[C::kHeads];
+    TeamRow<Hook, Element> x[C::kHeads];
     TeamVector<Element> made[C::kHeads];
 #pragma unroll
     for (int h = 0; h < C::kHeads; ++h) x[h].load(from + h * p_.k_head_stride, own_.first);
@@ -69,14 +69,14 @@ class KeyTeam {
   }
 
  private:
-  WL_FN TeamStates<Seat> states(const TileInfo& tile) const {
+  WL_FN TeamStates<Hook> states(const TileInfo& tile) const {
     if constexpr (C::kKeepsStates) return states_;
     return {p_, tile, own_.first};
   }
 
   const Params& p_;
-  TeamLane<Seat, kLanes> own_;
-  TeamStates<Seat> states_;  // where they are the same for all keys
+  TeamLane<Hook, kLanes> own_;
+  TeamStates<Hook> states_;  // where they are the same for all keys
 };
 
 // All tokens, by all threads of the grid; kHeads divides the number of heads.

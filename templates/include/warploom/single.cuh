@@ -3,100 +3,19 @@
 //
 // A warp reads its keys and values straight into registers, 16 bytes per lane and load;
 // neighbouring lanes share a stored row. Sums over those lanes leave each lane with the logit of
-// one key, on which it runs the scalar seats; its weight goes back, by shuffles, to the lanes that
+// one key, on which it runs the scalar hooks; its weight goes back, by shuffles, to the lanes that
 // hold the key's value. While one of the two products is computed, the operand of the other is on
 // its way, and many warps hide the rest.
 #pragma once
 
 #include <warploom/merge.cuh>
 #include <warploom/row_softmax.cuh>
+#include <warploom/single_arena.cuh>
+#include <warploom/tile_transform.cuh>
 #include <warploom/vector.cuh>
+#include <warploom/warp_rows.cuh>
 
 namespace warploom {
-
-// Two items take turns: the next is opened while the last is written.
-template <class K>
-struct Arena<K, 1> {
-  using S = Sizes<K>;
-  using C = typename K::Config;
-  using Element = typename C::Element;
-  using At = typename C::SharedMemory;
-
-  static constexpr bool kMaskHidesRest = false;
-
-  static constexpr int kItems = 2;
-  static constexpr int kSlabStride = S::kDimV;
-  static constexpr int kSlabRows = C::kWarps;
-
-  static constexpr int kFactsAt = round_up(int(sizeof(Row<K>)), 16);  // behind the row
-  static constexpr int kItemBytes = kFactsAt + sizeof(ItemFacts<K>);
-  static constexpr int kBytes = At::kBytes;
-
-  static_assert(At::kQueryBytes == S::kDimQk * int(sizeof(Element)));
-  static_assert(At::kSlabsBytes == kSlabRows * kSlabStride * 4);
-  static_assert(At::kStatisticsBytes == kSlabRows * int(sizeof(SoftmaxState)));
-  static_assert(At::kItemsBytes == kItems * kItemBytes);
-
-  char* base;
-  int index;  // of the item
-
-  WL_FN static void sync() { __syncthreads(); }
-  WL_FN Element* query() const { return reinterpret_cast<Element*>(base + At::kQuery); }
-  WL_FN float* slab_row(int row) const {
-    return reinterpret_cast<float*>(base + At::kSlabs) + row * kSlabStride;
-  }
-  WL_FN SoftmaxState& statistics(int row) const {
-    return reinterpret_cast<SoftmaxState*>(base + At::kStatistics)[row];
-  }
-  WL_FN Row<K>& row(int /*r*/) const { return *reinterpret_cast<Row<K>*>(item()); }
-  WL_FN ItemFacts<K>& facts() const { return *reinterpret_cast<ItemFacts<K>*>(item() + kFactsAt); }
-
- private:
-  WL_FN char* item() const { return base + At::kItems + index % kItems * kItemBytes; }
-};
-
-// How a warp holds kKeys stored rows: a load is several of them, each over kLanes neighbours.
-template <class Element, int kHeadDim, int kKeys>
-struct WarpRows {
-  static constexpr int kNumbers = 16 / int(sizeof(Element));  // of a lane
-  static constexpr int kLanes = kHeadDim > kNumbers ? power_of_two_from(kHeadDim / kNumbers) : 2;
-  static constexpr int kAtOnce = kWarpSize / kLanes;
-  static constexpr int kLoads = kKeys / kAtOnce;
-  static constexpr int kOwners = kWarpSize / kKeys;  // lanes that own a key
-  static_assert(kLoads >= 1 && kOwners >= 1, "a load is a whole one, and each key has an owner");
-
-  WL_FN static int column() { return threadIdx.x % kLanes * kNumbers; }
-  WL_FN static bool in_row() { return kLanes * kNumbers == kHeadDim || column() < kHeadDim; }
-  WL_FN static int bytes() { return threadIdx.x % kLanes * 16; }  // before the lane's column
-  // The key of which this lane has a part in a load.
-  WL_FN static int key(int load) { return load * kAtOnce + threadIdx.x % kWarpSize / kLanes; }
-
-  // Sums over the lanes of a row; parts[i] is of load i. Each step halves the lanes that share a
-  // sum and the sums that a lane goes on with. What is left is the sum of this lane's own key.
-  WL_FN static float sum(float (&parts)[kLoads]) {
-#pragma unroll
-    for (int halves = 2; halves <= kLoads; halves *= 2) {
-      const int distance = kLanes / halves, count = kLoads / halves;
-      const bool upper = threadIdx.x & distance;
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const float kept = upper ? parts[i + count] : parts[i];
-        const float given = upper ? parts[i] : parts[i + count];
-        parts[i] = kept + __shfl_xor_sync(kAllLanes, given, distance);
-      }
-    }
-#pragma unroll
-    for (int left = kOwners / 2; left > 0; left /= 2) {
-      parts[0] += __shfl_xor_sync(kAllLanes, parts[0], left);
-    }
-    return parts[0];
-  }
-  WL_FN static int own_key() {
-    const unsigned lane = threadIdx.x % kWarpSize;
-    return lane % kLanes / kOwners * kAtOnce + lane / kLanes;
-  }
-  WL_FN static int owner(int key) { return key % kAtOnce * kLanes + key / kAtOnce * kOwners; }
-};
 
 // A warp's share of an item: its keys, and what they add to the output.
 template <class K>
@@ -105,17 +24,17 @@ class SingleRow {
   using C = typename K::Config;
   using Variant = typename K::Variant;
   using KvElement = typename C::KvElement;
-  using Keys = WarpRows<KvElement, C::kHeadDimQk, S::kGroupKeys>;
-  using Values = WarpRows<KvElement, C::kHeadDimV, S::kGroupKeys>;
+  using Keys = WarpRows<KvElement, C::kHeadDimQk, S::kStagingKeys>;
+  using Values = WarpRows<KvElement, C::kHeadDimV, S::kStagingKeys>;
 
   static_assert(!C::kComposed, "rows of several requests share a tile of composed plans");
   static_assert(!Variant::kHasKeyTransform &&
                     (!Variant::kHasValueTransform || Variant::kScalesValues),
-                "keys and values are not staged, where their seats could see them");
+                "keys and values are not staged, where their hooks could see them");
 
   // Keys of a warp's tile lie a fixed distance apart.
   static constexpr bool kInOneBlock =
-      !C::kIndexed || (!C::kColumnPositions && C::kBlockKv % S::kGroupKeys == 0);
+      !C::kIndexed || (!C::kColumnPositions && C::kBlockKv % S::kStagingKeys == 0);
 
   // A tile, and the block that holds all of it or, if there may be several, this lane's own key.
   struct Tile {
@@ -145,7 +64,7 @@ class SingleRow {
       const Tile after = find();
       const float score = multiply(keys);
       read<Keys>(key_rows(item_), next, keys);
-      accumulate(values, weight(now, apply_seats(now, of_tile, row, of_row, score)));
+      accumulate(values, weight(now, apply_hooks(now, of_tile, row, of_row, score)));
       if (!next.visit.is_full()) clear(values);
       read<Values>(value_rows(item_), next, values);
       now = next;
@@ -250,8 +169,8 @@ class SingleRow {
         *reinterpret_cast<uint4*>(staged + at) = *reinterpret_cast<const uint4*>(row + at);
       }
       __syncwarp();
-      const LaneStates<QuerySeat<K>, K> lanes(item_, threadIdx.x);
-      transform_rows<QuerySeat<K>, StagedQuery, 1, kWarpSize>(item_, lanes, staged, threadIdx.x,
+      const LaneStates<QueryHook<K>, K> lanes(item_, threadIdx.x);
+      transform_rows<QueryHook<K>, StagedQuery, 1, kWarpSize>(item_, lanes, staged, threadIdx.x,
                                                               QueryRows<K>{item_});
     }
     __syncthreads();
@@ -278,7 +197,7 @@ class SingleRow {
 
   // The logit of this lane's own key.
   template <class OfTile, class OfRow>
-  WL_FN float apply_seats(const Tile& tile, const OfTile& of_tile, const RowInfo& row,
+  WL_FN float apply_hooks(const Tile& tile, const OfTile& of_tile, const RowInfo& row,
                           const OfRow& of_row, float score) const {
     const auto& p = item_.p;
     if (!scales_late<K>(p)) score *= p.sm_scale;

@@ -1,9 +1,9 @@
 // The portable kernel for few query rows (decoding): all warps share the rows, and each streams its
 // own keys, from item to item without a stop.
 //
-// One more warp, the scout, works ahead: while item i is computed it opens item i + 2 and fetches
-// the queries of item i + 1. So a warp whose keys of item i are all on their way starts with those
-// of item i + 1, and memory stays busy while results are joined and written.
+// One more warp, the prefetch warp, works ahead: while item i is computed it opens item i + 2 and
+// fetches the queries of item i + 1. So a warp whose keys of item i are all on their way starts
+// with those of item i + 1, and memory stays busy while results are joined and written.
 #pragma once
 
 #include <warploom/attend.cuh>
@@ -19,7 +19,7 @@ WL_FN Item<K> item_of(const typename K::Params& p, char* shared_memory, int inde
 }
 
 template <class K>
-class Scout {
+class PrefetchWarp {
   using C = typename K::Config;
   using Copy = RowCopy<C::kRows, C::kHeadDimQk, Sizes<K>::kDimQk, Sizes<K>::kBlock, kWarpSize>;
 
@@ -51,13 +51,13 @@ WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const 
   const Item<K> opened = item_of<K>(p, shared_memory, first);
   opened.open(opening, first, threadIdx.x, Sizes<K>::kThreads + kWarpSize);
   __syncthreads();
-  if (threadIdx.x >= Sizes<K>::kThreads) return Scout<K>::run(p, shared_memory, first, end);
+  if (threadIdx.x >= Sizes<K>::kThreads) return PrefetchWarp<K>::run(p, shared_memory, first, end);
   KeyPipeline<K> pipeline(opened, first, end);
   pipeline.look_up();
   sync_group<K>();
   pipeline.start();
   for (int i = first; i < end; ++i) {
-    __syncthreads();  // what the scout made ready; and the slabs are read
+    __syncthreads();  // what the prefetch warp made ready; and the slabs are read
     const Item<K> item = item_of<K>(p, shared_memory, i);
     typename WarpMma<K>::Output output = {};
     Softmax<K> softmax(softmax_factor<K>(p));

@@ -1,10 +1,10 @@
-// Vectors from memory to memory through a seat: a team of lanes for each, 8 elements a lane.
+// Vectors from memory to memory through a hook: a team of lanes for each, 8 elements a lane.
 #pragma once
 
 #include <warploom/variant.cuh>
 #include <warploom/warp.cuh>
 
-#include <warploom/stored_seats.hpp>
+#include <warploom/stored_hooks.hpp>
 
 namespace warploom {
 
@@ -35,28 +35,28 @@ WL_FN void store_vector(Element* to, const TeamVector<Element>& vector) {
 
 // A lane of a team. Those behind the vector's end do what its last lane does, and neither count nor
 // write: without branches, teams of several vectors share what these have in common.
-template <class Seat, int kLanes>
+template <class Hook, int kLanes>
 struct TeamLane {
   int first;  // its first element
   bool counts;
 
   WL_FN explicit TeamLane(int lane)
-      : first(min(lane * kTeamVector, Seat::kHeadDim - kTeamVector)),
-        counts(kLanes * kTeamVector == Seat::kHeadDim || lane * kTeamVector < Seat::kHeadDim) {}
+      : first(min(lane * kTeamVector, Hook::kHeadDim - kTeamVector)),
+        counts(kLanes * kTeamVector == Hook::kHeadDim || lane * kTeamVector < Hook::kHeadDim) {}
 };
 
 // A vector as functors read it: the lane's own elements and, if these are whole vectors, their
 // partners are in registers.
-template <class Seat, class Element>
+template <class Hook, class Element>
 class TeamRow {
-  static constexpr bool kPairsVectors = partners_are_whole<Seat>(kTeamVector);
+  static constexpr bool kPairsVectors = partners_are_whole<Hook>(kTeamVector);
 
  public:
   WL_FN void load(const Element* from, int first) {
     from_ = from;
     load_vector(from + first, own_);
     if constexpr (kPairsVectors)
-      load_vector(from + half_partner(first, 2 * kHalfLanes<Seat>), partners_);
+      load_vector(from + half_partner(first, 2 * kHalfLanes<Hook>), partners_);
   }
   WL_FN float own(int lane) const { return own_[lane % kTeamVector]; }
   WL_FN float pair(int lane) const { return own(lane ^ 1); }
@@ -80,52 +80,52 @@ class TeamRow {
 };
 
 // Reductions over the lanes of a vector, in their order; a later one may read the earlier ones.
-template <class Seat, int kLanes, class Params, class X, int I = 0>
+template <class Hook, int kLanes, class Params, class X, int I = 0>
 WL_FN void reduce_team(const Params& p, const TileInfo& tile, int kv_pos, const X& x,
-                       const TeamLane<Seat, kLanes>& lane, float* r) {
-  if constexpr (I < Seat::kReductions) {
-    float result = Seat::template identity<I>();
+                       const TeamLane<Hook, kLanes>& lane, float* r) {
+  if constexpr (I < Hook::kReductions) {
+    float result = Hook::template identity<I>();
 #pragma unroll
     for (int i = 0; i < kTeamVector; ++i) {
-      const float part = Seat::template reduce<I>(p, tile, kv_pos, lane.first + i, x, r);
-      result = Seat::template combine<I>(result, part);
+      const float part = Hook::template reduce<I>(p, tile, kv_pos, lane.first + i, x, r);
+      result = Hook::template combine<I>(result, part);
     }
-    result = lane.counts ? result : Seat::template identity<I>();
+    result = lane.counts ? result : Hook::template identity<I>();
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
       const float other = __shfl_xor_sync(kAllLanes, result, distance);
-      result = Seat::template combine<I>(result, other);
+      result = Hook::template combine<I>(result, other);
     }
     r[I] = result;
-    reduce_team<Seat, kLanes, Params, X, I + 1>(p, tile, kv_pos, x, lane, r);
+    reduce_team<Hook, kLanes, Params, X, I + 1>(p, tile, kv_pos, x, lane, r);
   }
 }
 
-// What a seat keeps of each element of a lane.
-template <class Seat>
+// What a hook keeps of each element of a lane.
+template <class Hook>
 struct TeamStates {
-  typename Seat::Lane of[kTeamVector];
+  typename Hook::Lane of[kTeamVector];
 
-  WL_FN TeamStates(const typename Seat::Params& p, const TileInfo& tile, int first) {
-    const auto of_tile = Seat::tile_state(p, tile);
+  WL_FN TeamStates(const typename Hook::Params& p, const TileInfo& tile, int first) {
+    const auto of_tile = Hook::tile_state(p, tile);
 #pragma unroll
-    for (int i = 0; i < kTeamVector; ++i) of[i] = Seat::lane_state(p, tile, of_tile, first + i);
+    for (int i = 0; i < kTeamVector; ++i) of[i] = Hook::lane_state(p, tile, of_tile, first + i);
   }
 };
 
 // This lane's part of a new vector; all teams of a warp come here together, since they reduce.
-template <class To, class Seat, int kLanes, class Params, class X>
+template <class To, class Hook, int kLanes, class Params, class X>
 WL_FN TeamVector<To> transformed(const Params& p, const TileInfo& tile, int kv_pos, const X& x,
-                                 const TeamLane<Seat, kLanes>& own,
-                                 const TeamStates<Seat>& states) {
+                                 const TeamLane<Hook, kLanes>& own,
+                                 const TeamStates<Hook>& states) {
   TeamVector<To> made;
-  float r[Seat::kReductions + 1];
+  float r[Hook::kReductions + 1];
   reduce_team(p, tile, kv_pos, x, own, r);
 #pragma unroll
   for (int i = 0; i < kTeamVector; ++i) {
     const int lane = own.first + i;
     made.of[i] = from_float<To>(
-        Seat::kActive ? Seat::value(p, tile, kv_pos, states.of[i], lane, x, r) : x.own(lane));
+        Hook::kActive ? Hook::value(p, tile, kv_pos, states.of[i], lane, x, r) : x.own(lane));
   }
   return made;
 }

@@ -45,15 +45,15 @@ struct Sizes {
   static constexpr bool kSingle = C::kRows == 1;  // see single.cuh
   static constexpr bool kSplitKeys = C::kRows <= 16;
   static constexpr int kRowWarps = kSplitKeys ? 1 : C::kWarps;
-  static constexpr int kGroups =
+  static constexpr int kStagingGroups =
       kSplitKeys ? C::kWarps : 1;  // groups of threads that stage keys alone
-  static constexpr int kGroupThreads = kThreads / kGroups;
-  static constexpr int kGroupKeys = C::kKeys / kGroups;
+  static constexpr int kStagingThreads = kThreads / kStagingGroups;
+  static constexpr int kStagingKeys = C::kKeys / kStagingGroups;
 
   // MMA blocks of one warp: 16 rows, 8 keys or 8 lanes of the value. Warp w has rows
   // 16 * (w + kRowWarps * block), so that the diagonal of a causal mask costs all warps the same.
   static constexpr int kRowBlocks = C::kRows / (16 * kRowWarps);
-  static constexpr int kKeyBlocks = kGroupKeys / 8;
+  static constexpr int kKeyBlocks = kStagingKeys / 8;
 
   // Head dimensions are padded to whole swizzled blocks; the padding is staged as zeros.
   static constexpr int kDimQk = round_up(C::kHeadDimQk, 32);
@@ -61,25 +61,25 @@ struct Sizes {
   static constexpr int kBlock = (kDimQk % 64 == 0 && kDimV % 64 == 0) ? 64 : 32;
   static constexpr int kRowThreads = kBlock / kVector;  // neighbouring threads that share a row
 
-  // Staged keys and values are counted in units of 16 bits, two numbers if these have 8 bits, so
-  // that copies and swizzles are the same.
+  // Staged keys and values are counted in halfwords (16 bits), of which each holds two 8-bit
+  // numbers, so that copies and swizzles are the same.
   using KvElement = typename C::KvElement;
-  static constexpr bool kNarrow = sizeof(KvElement) == 1;
-  static constexpr int kPerUnit = kNarrow ? 2 : 1;
-  static constexpr int kUnitsQk = kNarrow ? round_up(C::kHeadDimQk, 64) / 2 : kDimQk;
-  static constexpr int kUnitsV = kNarrow ? round_up(C::kHeadDimV, 64) / 2 : kDimV;
-  static constexpr int kKvBlock = (kUnitsQk % 64 == 0 && kUnitsV % 64 == 0) ? 64 : 32;
+  static constexpr bool kNarrowKv = sizeof(KvElement) == 1;
+  static constexpr int kPerHalfword = kNarrowKv ? 2 : 1;
+  static constexpr int kHalfwordsQk = kNarrowKv ? round_up(C::kHeadDimQk, 64) / 2 : kDimQk;
+  static constexpr int kHalfwordsV = kNarrowKv ? round_up(C::kHeadDimV, 64) / 2 : kDimV;
+  static constexpr int kKvBlock = (kHalfwordsQk % 64 == 0 && kHalfwordsV % 64 == 0) ? 64 : 32;
 
   static_assert(sizeof(typename C::Element) == 2, "the tensor cores are fed with 16-bit floats");
   static_assert(C::kHeadDimQk % 8 == 0 && C::kHeadDimV % 8 == 0,
                 "a row must be whole 16-byte vectors, or a copy would cross into the next row");
-  static_assert(!kNarrow || (C::kHeadDimQk % 16 == 0 && C::kHeadDimV % 16 == 0), "likewise");
+  static_assert(!kNarrowKv || (C::kHeadDimQk % 16 == 0 && C::kHeadDimV % 16 == 0), "likewise");
   static_assert(C::kHeadDimQk <= 256 && C::kHeadDimV <= 256, "head_dim is at most 256");
   static_assert(kSingle || C::kRows % (16 * kRowWarps) == 0,
                 "every warp needs whole blocks of 16 rows");
   static_assert(kRowBlocks <= 2, "a warp has at most 32 rows: more accumulators than registers");
-  static_assert(kGroupKeys <= kGroupThreads, "a thread looks up one row of a tile");
-  static_assert(kGroupKeys % 16 == 0, "every warp needs whole MMA steps of 16 keys");
+  static_assert(kStagingKeys <= kStagingThreads, "a thread looks up one row of a tile");
+  static_assert(kStagingKeys % 16 == 0, "every warp needs whole MMA steps of 16 keys");
   static_assert(kSingle || C::kStages >= 2, "one tile is copied while another is used");
 };
 
@@ -106,11 +106,11 @@ struct SmemTile {
 template <class K>
 using QueryTile = SmemTile<K::Config::kRows, Sizes<K>::kDimQk, Sizes<K>::kBlock>;
 template <class K>
-using KeyTile = SmemTile<Sizes<K>::kGroupKeys, Sizes<K>::kUnitsQk, Sizes<K>::kKvBlock>;
+using KeyTile = SmemTile<Sizes<K>::kStagingKeys, Sizes<K>::kHalfwordsQk, Sizes<K>::kKvBlock>;
 template <class K>
-using ValueTile = SmemTile<Sizes<K>::kGroupKeys, Sizes<K>::kUnitsV, Sizes<K>::kKvBlock>;
+using ValueTile = SmemTile<Sizes<K>::kStagingKeys, Sizes<K>::kHalfwordsV, Sizes<K>::kKvBlock>;
 
-// What the tensor cores read: staged tiles as they are, or, of 8-bit numbers that a seat
+// What the tensor cores read: staged tiles as they are, or, of 8-bit numbers that a hook
 // transforms, tiles of 16-bit ones.
 template <class K>
 struct Operands {
@@ -122,13 +122,13 @@ struct Operands {
   static constexpr bool kScalesWeights =
       Variant::kScalesValues && !cute::is_same_v<typename K::Config::Element, half_t>;
   static constexpr bool kTransformsValues = Variant::kHasValueTransform && !kScalesWeights;
-  static constexpr bool kNarrowKeys = S::kNarrow && !kTransformsKeys;
-  static constexpr bool kNarrowValues = S::kNarrow && !kTransformsValues;
-  static constexpr bool kWidensKeys = S::kNarrow && kTransformsKeys;
-  static constexpr bool kWidensValues = S::kNarrow && kTransformsValues;
+  static constexpr bool kNarrowKeys = S::kNarrowKv && !kTransformsKeys;
+  static constexpr bool kNarrowValues = S::kNarrowKv && !kTransformsValues;
+  static constexpr bool kWidensKeys = S::kNarrowKv && kTransformsKeys;
+  static constexpr bool kWidensValues = S::kNarrowKv && kTransformsValues;
 
-  using WideKeys = SmemTile<S::kGroupKeys, S::kDimQk, S::kBlock>;
-  using WideValues = SmemTile<S::kGroupKeys, S::kDimV, S::kBlock>;
+  using WideKeys = SmemTile<S::kStagingKeys, S::kDimQk, S::kBlock>;
+  using WideValues = SmemTile<S::kStagingKeys, S::kDimV, S::kBlock>;
   using Keys = cute::conditional_t<kWidensKeys, WideKeys, KeyTile<K>>;
   using Values = cute::conditional_t<kWidensValues, WideValues, ValueTile<K>>;
   static constexpr int kKeyBlock = kNarrowKeys ? S::kKvBlock : S::kBlock;

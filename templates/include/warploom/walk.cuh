@@ -78,8 +78,8 @@ class KeyWalk {
  private:
   WL_FN TileClass classify(int begin) const {
     const ItemFacts<K>& facts = item_.facts();
-    const int last = min(begin + S::kGroupKeys, facts.places.end);
-    bool is_whole = last == begin + S::kGroupKeys;
+    const int last = min(begin + S::kStagingKeys, facts.places.end);
+    bool is_whole = last == begin + S::kStagingKeys;
     Range kv_pos{facts.kv_pos + begin, facts.kv_pos + last};
     if constexpr (C::kColumnPositions) {
       kv_pos = column_range(begin, is_whole);
@@ -118,20 +118,20 @@ class KeyWalk {
     int low = 0x7fffffff, high = -1;
     bool all = true;
 #pragma unroll
-    for (int i = 0; i < S::kGroupKeys; i += kWarpSize) {
+    for (int i = 0; i < S::kStagingKeys; i += kWarpSize) {
       const int key = i + threadIdx.x % kWarpSize;
       const int place = begin + key;
-      const int block = key < S::kGroupKeys ? block_of(item_, place) : -1;
+      const int block = key < S::kStagingKeys ? block_of(item_, place) : -1;
       const int position = block * C::kBlockKv + place % C::kBlockKv;
       low = block < 0 ? low : min(low, position);
       high = block < 0 ? high : max(high, position);
-      all = all && (block >= 0 || key >= S::kGroupKeys);
+      all = all && (block >= 0 || key >= S::kStagingKeys);
     }
     is_whole = __all_sync(kAllLanes, all);
     return {__reduce_min_sync(kAllLanes, low), __reduce_max_sync(kAllLanes, high) + 1};
   }
 
-  WL_FN void restart(int group) { next_ = item_.facts().places.begin + group * S::kGroupKeys; }
+  WL_FN void restart(int group) { next_ = item_.facts().places.begin + group * S::kStagingKeys; }
 
   Item<K> item_;
   int next_;
@@ -146,7 +146,7 @@ struct Columns {
   int count;             // keys that exist
   const int* positions;  // Arena::positions of listed columns
   using State = typename K::Variant::ColState;
-  const State* states;  // what seats on logits keep of each key, if that is staged
+  const State* states;  // what hooks on logits keep of each key, if that is staged
 
   WL_FN Columns(const Item<K>& item, const Visit& visit, const int* positions_of_tile,
                 const State* states_of_tile = nullptr)
@@ -165,7 +165,7 @@ struct Columns {
     return key < count;
   }
   // False only if every key of the tile exists; of listed columns only a full tile's surely do.
-  WL_FN bool may_lack_some() const { return C::kColumnPositions || count < Sizes<K>::kGroupKeys; }
+  WL_FN bool may_lack_some() const { return C::kColumnPositions || count < Sizes<K>::kStagingKeys; }
 };
 
 }  // namespace warploom

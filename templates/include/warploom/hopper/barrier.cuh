@@ -7,10 +7,10 @@
 
 namespace warploom::hopper {
 
-// Arrivals of kThreads threads that have done with something. Each warp arrives for itself, so that
-// nothing moves on while one of its threads still reads or waits, whatever the other warps do.
-// compute-sanitizer's racecheck credits those threads alone that arrive, and so has kernels of its
-// own.
+// How many arrivals kThreads threads make when they are done with something. Each warp arrives for
+// itself, so that nothing moves on while one of its threads still reads or waits, whatever the
+// other warps do. compute-sanitizer's racecheck counts only the threads that arrive themselves, so
+// it gets kernels of its own, in which all do.
 #ifdef WARPLOOM_RACECHECK
 template <int kThreads>
 constexpr int kTellers = kThreads;
@@ -30,8 +30,8 @@ WL_FN void barrier_tell(Barrier* barrier) {
 
 // Hardware barriers by number; 0 is __syncthreads.
 constexpr int kConsumersBarrier = 1;  // all consumer threads
-constexpr int kTurnBarrier = 2;       // + group: that group may issue its products
-constexpr int kGroupBarrier = 5;      // + group: the 128 threads of a group
+constexpr int kPingpongBarrier = 2;   // + group: that group may issue its products
+constexpr int kWarpgroupBarrier = 5;  // + group: the 128 threads of a group
 constexpr int kOpenersBarrier = 8;    // those of the producer group that open items
 constexpr int kTransformBarrier = 9;  // the group that transforms staged tiles
 

@@ -1,14 +1,14 @@
-// A consumer group: 128 threads and 64 fused query rows of the CTA's tile.
+// A consumer warpgroup: 128 threads and 64 fused query rows of the CTA's tile.
 //
-// While the product of tile i with its values runs, the group computes the softmax of tile i + 1,
-// and the other groups' products fill the tensor cores between (FlashAttention-3, sections 3.1
-// and 3.2).
+// While the product of tile i with its values runs, the warpgroup computes the softmax of tile
+// i + 1, and the products of other warpgroups fill the tensor cores meanwhile (FlashAttention-3,
+// sections 3.1 and 3.2).
 #pragma once
 
 #include <warploom/hopper/absent.cuh>
+#include <warploom/hopper/hook_lanes.cuh>
 #include <warploom/hopper/mma.cuh>
 #include <warploom/hopper/output.cuh>
-#include <warploom/hopper/seat_lanes.cuh>
 #include <warploom/join.cuh>
 #include <warploom/merge.cuh>
 
@@ -19,29 +19,29 @@ class Consumer {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Variant = typename K::Variant;
-  using Mma = GroupMma<K>;
+  using Mma = WarpgroupMma<K>;
 
-  // Two groups or more take turns to issue products, so that the tensor cores multiply for one
-  // while the others compute their softmax. They wait for each other anyway where they transform
-  // staged tiles themselves.
-  static constexpr int kGroups = C::kRows / 64;
-  static constexpr int kTurnThreads = 2 * 128;  // of the group that ends its turn, and the next
+  // Two warpgroups or more issue their products by turns, so that the tensor cores multiply for one
+  // while the others compute their softmax. Where they transform staged tiles themselves, they wait
+  // for each other anyway.
+  static constexpr int kWarpgroups = C::kRows / 64;
+  static constexpr int kPingpongThreads = 2 * 128;  // of two neighbours
   static constexpr bool kTransformsQueries =
       Variant::kHasQueryTransform && !Shared<K>::kLandsQueries;
   static constexpr bool kTransformsKeys = Variant::kHasKeyTransform && !Shared<K>::kLandsKeys;
   static constexpr bool kTransformsValues = Variant::kHasValueTransform && !Shared<K>::kLandsValues;
   // Rows that a thread transforms at a time: as many as registers hold beside the accumulators.
-  template <class Seat, class Lanes = SeatLanes<Seat, K>>
+  template <class Hook, class Lanes = HookLanes<Hook, K>>
   static constexpr int kBatch = C::kBulk && Lanes::kHalvesVectors && !Lanes::kIsValue &&
-                                        Seat::kReductions <= (Seat::kHalves ? 0 : 1)
+                                        Hook::kReductions <= (Hook::kHalves ? 0 : 1)
                                     ? 2
                                     : 1;
-  static constexpr bool kTakesTurns = kGroups > 1 && !kTransformsKeys && !kTransformsValues;
+  static constexpr bool kPingpong = kWarpgroups > 1 && !kTransformsKeys && !kTransformsValues;
 
  public:
   WL_FN Consumer(Shared<K> shared, int group)
-      : shared_(shared), barriers_(shared.barriers()), group_(group), mma_(shared, group) {
-    if (kTakesTurns && group == kGroups - 1) end_turn();
+      : shared_(shared), barriers_(shared.barriers()), warpgroup_(group), mma_(shared, group) {
+    if (kPingpong && group == kWarpgroups - 1) end_pingpong();
   }
 
   WL_FN void run(const typename K::Params& p) {
@@ -65,7 +65,7 @@ class Consumer {
     if (item.facts().merge >= 0) merge(item);
     // For the compiler: without it, more of what items share stays in registers over all of them,
     // and norms of 192 lanes and more spill.
-    sync_threads_of_group();
+    sync_warpgroup();
     barrier_tell(&barriers_.item_empty[item_ring_.stage]);
     item_ring_.advance();
     query_ring_.advance();
@@ -82,9 +82,9 @@ class Consumer {
     float rescale[Softmax<K>::kRows];
     int slot = slot_;  // of Shared::positions and column_states
     Visit visit = wait_keys(item, slot);
-    begin_turn();
+    begin_pingpong();
     mma_.start_scores(query_ring_.stage, ring_.stage, scores);
-    end_turn();
+    end_pingpong();
     Mma::template wait<0>();
     finish_scores(item, rows, bias, visit, slot, scores, softmax);
     if constexpr (Variant::kSoftmax) {
@@ -97,11 +97,11 @@ class Consumer {
       ring_.advance();
       const int next_one = next_slot<K>(slot);
       const Visit next = wait_keys(item, next_one);
-      begin_turn();
+      begin_pingpong();
       mma_.start_scores(query_ring_.stage, ring_.stage, scores);
       wait_values(item, columns(item, visit, slot), visit, values);
       mma_.start_output(probabilities, values.stage, visit.is_first(), output);
-      end_turn();
+      end_pingpong();
       Mma::template wait<1>();
       finish_scores(item, rows, bias, next, next_one, scores, softmax);
       bool moved = false;
@@ -178,33 +178,34 @@ class Consumer {
     return {item, visit, shared_.positions(slot), shared_.column_states(slot)};
   }
 
-  WL_FN void begin_turn() const {
-    if constexpr (kTakesTurns) named_sync(kTurnBarrier + group_, kTurnThreads);
+  WL_FN void begin_pingpong() const {
+    if constexpr (kPingpong) named_sync(kPingpongBarrier + warpgroup_, kPingpongThreads);
   }
-  WL_FN void end_turn() const {
-    if constexpr (kTakesTurns) named_arrive(kTurnBarrier + (group_ + 1) % kGroups, kTurnThreads);
+  WL_FN void end_pingpong() const {
+    if constexpr (kPingpong)
+      named_arrive(kPingpongBarrier + (warpgroup_ + 1) % kWarpgroups, kPingpongThreads);
   }
-  WL_FN void sync_threads_of_group() const { named_sync(kGroupBarrier + group_, 128); }
+  WL_FN void sync_warpgroup() const { named_sync(kWarpgroupBarrier + warpgroup_, 128); }
 
   // What ordinary instructions wrote to shared memory, the tensor cores may read now.
   WL_FN void publish_to_all() const {
     fence_async_proxy();
     shared_.sync();
   }
-  template <class Seat, class Tile>
+  template <class Hook, class Tile>
   WL_FN void transform(const Item<K>& item, typename C::Element* staged,
                        const Columns<K>& columns) const {
-    using Lanes = SeatLanes<Seat, K>;
+    using Lanes = HookLanes<Hook, K>;
     const unsigned thread = Lanes::kHalvesVectors ? unknown_thread(threadIdx.x) : threadIdx.x;
     const typename Lanes::States lanes(item, thread);
-    transform_rows<Seat, Tile, C::kKeys, S::kThreads, kBatch<Seat>>(item, lanes, staged, thread,
+    transform_rows<Hook, Tile, C::kKeys, S::kThreads, kBatch<Hook>>(item, lanes, staged, thread,
                                                                     columns);
     publish_to_all();
   }
 
   WL_FN void take_queries(const Item<K>& item) const {
     if constexpr (kTransformsQueries) {
-      transform_queries<S::kThreads, SeatLanes<QuerySeat<K>, K>::kOfQueries>(
+      transform_queries<S::kThreads, HookLanes<QueryHook<K>, K>::kOfQueries>(
           item, shared_.queries(query_ring_.stage), unknown_thread(threadIdx.x));
       publish_to_all();
     } else if constexpr (!Shared<K>::kLandsQueries) {
@@ -217,7 +218,7 @@ class Consumer {
     barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
     const Visit visit = barriers_.visits[ring_.stage];
     if constexpr (kTransformsKeys) {
-      transform<KeySeat<K>, KeyTile<K>>(item, shared_.keys(ring_.stage),
+      transform<KeyHook<K>, KeyTile<K>>(item, shared_.keys(ring_.stage),
                                         columns(item, visit, slot));
     } else if constexpr (!C::kBulk && !Shared<K>::kLandsKeys) {
       fence_async_proxy();
@@ -234,15 +235,15 @@ class Consumer {
     // no code for it.
     const bool may_lack_some = C::kColumnPositions || visit.is_last();
     const bool clears = may_lack_some && leaves_garbage(columns, visit);
-    // All groups write the same zeros, so that none waits for another.
+    // All warpgroups write the same zeros, so that none waits for another.
     if (clears) clear_absent(columns, staged);
     if constexpr (kTransformsValues) {
       if (clears) shared_.sync();  // rows that do not exist are read, too, by other threads
-      transform<ValueSeat<K>, ValueTile<K>>(item, staged, columns);
+      transform<ValueHook<K>, ValueTile<K>>(item, staged, columns);
     } else if constexpr (C::kBulk) {
       if (clears) {
         fence_async_proxy();
-        sync_threads_of_group();
+        sync_warpgroup();
       }
     } else {
       fence_async_proxy();
@@ -257,7 +258,7 @@ class Consumer {
 
   Shared<K> shared_;
   typename Shared<K>::Barriers& barriers_;
-  int group_;
+  int warpgroup_;
   Mma mma_;
   Ring<C::kStages> ring_;
   Ring<C::kQueryStages> query_ring_;

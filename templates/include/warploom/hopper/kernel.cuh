@@ -1,8 +1,9 @@
-// The Hopper attention kernel (sm_90a): a producer group copies, one to three consumer groups of 64
-// rows compute, and where a seat transforms queries, keys or values, another group does that
-// between the two.
+// The Hopper attention kernel (sm_90a): a producer warpgroup copies, one to three consumer
+// warpgroups of 64 rows compute, and where a hook transforms queries, keys or values, one more
+// warpgroup does that in between.
 #pragma once
 
+#include <warploom/hopper/arrivals.cuh>
 #include <warploom/hopper/consumer.cuh>
 #include <warploom/hopper/producer.cuh>
 #include <warploom/hopper/transformer.cuh>
@@ -11,32 +12,8 @@
 namespace warploom::hopper {
 
 template <class K>
-WL_FN void init_barriers(Shared<K> shared) {
-  using C = typename K::Config;
-  auto& barriers = shared.barriers();
-  for (int i = 0; i < Shared<K>::kItemStages; ++i) {
-    barrier_init(&barriers.item_full[i], Arrivals<K>::kItem);
-    barrier_init(&barriers.item_empty[i], Arrivals<K>::kReaders);
-  }
-  for (int i = 0; i < C::kQueryStages; ++i) {
-    barrier_init(&barriers.q_landed[i], Arrivals<K>::kQueries);
-    barrier_init(&barriers.q_full[i], Arrivals<K>::kFullQueries);
-    barrier_init(&barriers.q_empty[i], Arrivals<K>::kConsumers);
-  }
-  for (int i = 0; i < C::kStages; ++i) {
-    barrier_init(&barriers.k_landed[i], Arrivals<K>::kKeys);
-    barrier_init(&barriers.k_full[i], Arrivals<K>::kFullKeys);
-    barrier_init(&barriers.v_landed[i], Arrivals<K>::kValues);
-    barrier_init(&barriers.v_full[i], Arrivals<K>::kFullValues);
-    barrier_init(&barriers.k_empty[i], Arrivals<K>::kConsumers);
-    barrier_init(&barriers.v_empty[i], Arrivals<K>::kConsumers);
-  }
-  barrier_init_fence();
-}
-
-template <class K>
 WL_FN void run_hopper_kernel(const typename K::Params& p) {
-  // Groups in this order; registers of their threads by codegen/attention/hopper_registers.py.
+  // Consumers, producer, transformer; codegen/attention/hopper_registers.py shares the registers.
   using C = typename K::Config;
   constexpr int kConsumers = C::kRows / 64;
   static_assert(C::kWarps == 4 * kConsumers && kConsumers + C::kTransformer <= 3,

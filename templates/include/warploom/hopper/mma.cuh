@@ -12,7 +12,7 @@
 namespace warploom::hopper {
 
 template <class K>
-class GroupMma {
+class WarpgroupMma {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Queries = StagedOperand<QueryTile<K>>;
@@ -27,13 +27,14 @@ class GroupMma {
   // Probabilities as the left operand: per 16 keys four registers of two.
   using Probabilities = unsigned[C::kKeys / 16][4];
 
-  WL_FN GroupMma(Shared<K> shared, int group) : shared_(shared), group_(group) {}
+  WL_FN WarpgroupMma(Shared<K> shared, int group) : shared_(shared), warpgroup_(group) {}
 
   // Starts scores = Q K^T.
   WL_FN void start_scores(int query_stage, int stage, Scores& scores) const {
-    const auto queries = Queries::by_rows(shared_.queries(0))
-                             .moved(query_stage * Queries::kUnits + group_ * Queries::rows(64));
-    const auto keys = Keys::by_rows(shared_.keys(0)).moved(stage * Keys::kUnits);
+    const auto queries =
+        Queries::by_rows(shared_.queries(0))
+            .moved(query_stage * Queries::kVectors + warpgroup_ * Queries::rows(64));
+    const auto keys = Keys::by_rows(shared_.keys(0)).moved(stage * Keys::kVectors);
     fence(scores[0]);
     cute::warpgroup_arrive();
 #pragma unroll
@@ -48,7 +49,7 @@ class GroupMma {
   // Starts output += P V, or output = P V.
   WL_FN void start_output(Probabilities& probabilities, int stage, bool is_first,
                           Output& output) const {
-    const auto values = Values::by_columns(shared_.values(0)).moved(stage * Values::kUnits);
+    const auto values = Values::by_columns(shared_.values(0)).moved(stage * Values::kVectors);
     fence(probabilities);
     fence(output[0]);
     cute::warpgroup_arrive();
@@ -90,7 +91,7 @@ class GroupMma {
   }
 
   Shared<K> shared_;
-  int group_;
+  int warpgroup_;
 };
 
 }  // namespace warploom::hopper

@@ -21,9 +21,9 @@ class OutputWriter {
   static constexpr int kSlabRows = kWarpSize / S::kRowThreads;  // of a warp
   // Of rounded output 8 rows x 64 lanes, or 16 x 32, pass through the slab at a time: eight blocks
   // of accumulators, and two vectors for each thread.
-  using Pass = SmemTile<64 / S::kRowThreads, S::kBlock, S::kBlock>;
-  static constexpr int kPassRows = 64 / S::kRowThreads;
-  static_assert(Pass::kBytes <= kSlabRows * Shared<K>::kSlabStride * int(sizeof(float)));
+  using Round = SmemTile<64 / S::kRowThreads, S::kBlock, S::kBlock>;
+  static constexpr int kRoundRows = 64 / S::kRowThreads;
+  static_assert(Round::kBytes <= kSlabRows * Shared<K>::kSlabStride * int(sizeof(float)));
 
  public:
   WL_FN static void write(const Item<K>& item, const Softmax<K>& softmax, const Output& output) {
@@ -42,12 +42,12 @@ class OutputWriter {
     const int vector = Mma::lane() % S::kRowThreads * kVector;
     const float scales[2] = {scale_of(softmax, 0), scale_of(softmax, 1)};
 #pragma unroll
-    for (int first = 0; first < 16; first += kPassRows) {
+    for (int first = 0; first < 16; first += kRoundRows) {
       Element* to[2];
       bool exists[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = Mma::block_row(0) + first + row_of_pass(i);
+        const int row = Mma::block_row(0) + first + row_of_round(i);
         exists[i] = row < item.facts().rows;
         to[i] = static_cast<Element*>(item.p.o) + item.o_offset(item.row(row)) + vector;
       }
@@ -59,7 +59,7 @@ class OutputWriter {
         for (int i = 0; i < 2; ++i) {
           if (exists[i] && (C::kHeadDimV == S::kDimV || panel + vector < C::kHeadDimV)) {
             *reinterpret_cast<uint4*>(to[i] + panel) =
-                *reinterpret_cast<const uint4*>(slab + Pass::offset(row_of_pass(i), vector));
+                *reinterpret_cast<const uint4*>(slab + Round::offset(row_of_round(i), vector));
           }
         }
         __syncwarp();
@@ -69,15 +69,15 @@ class OutputWriter {
     if constexpr (kTellsMaxScores<K>) write_max_scores(item, softmax);
   }
 
-  // Row of a pass that a thread stores in its i-th vector.
-  WL_FN static int row_of_pass(int i) {
+  // Row of a round that a thread stores in its i-th vector.
+  WL_FN static int row_of_round(int i) {
     return i * (kWarpSize / S::kRowThreads) + Mma::lane() / S::kRowThreads;
   }
 
   // Rounds eight blocks of 8 x 8 accumulators, of one half of the warp's rows or of both.
   WL_FN static void put_rounded(const Output& output, const float (&scales)[2], int first_half,
                                 int first_block, Element* slab) {
-    constexpr int kHalves = kPassRows / 8;
+    constexpr int kHalves = kRoundRows / 8;
 #pragma unroll
     for (int m = 0; m < 8; m += 4) {
       unsigned words[4];
@@ -91,7 +91,7 @@ class OutputWriter {
       const int own = m + Mma::lane() / 8;
       const int row = Mma::lane() % 8 + own % kHalves * 8;
       auto& to =
-          *reinterpret_cast<cute::uint128_t*>(slab + Pass::offset(row, own / kHalves * kVector));
+          *reinterpret_cast<cute::uint128_t*>(slab + Round::offset(row, own / kHalves * kVector));
       cute::SM90_U32x4_STSM_N::copy(words[0], words[1], words[2], words[3], to);
     }
   }
@@ -120,9 +120,9 @@ class OutputWriter {
                                    const Output& output) {
     const int lane = Mma::lane();
 #pragma unroll
-    for (int pass = 0; pass < 16 / kSlabRows; ++pass) {
-      const int half = pass * kSlabRows / 8;  // which of the thread's two rows
-      const int first = pass * kSlabRows % 8;
+    for (int round = 0; round < 16 / kSlabRows; ++round) {
+      const int half = round * kSlabRows / 8;  // which of the thread's two rows
+      const int first = round * kSlabRows % 8;
       const float scale = scale_of(softmax, half);
       if (lane / 4 >= first && lane / 4 < first + kSlabRows) {
         float* to = item.arena.slab_row(first_slab_row() + lane / 4 - first) + lane % 4 * 2;
@@ -138,7 +138,7 @@ class OutputWriter {
       const SoftmaxState state{__shfl_sync(kAllLanes, own.largest, owner),
                                __shfl_sync(kAllLanes, own.sum, owner)};
       __syncwarp();
-      const int row = Mma::block_row(0) + pass * kSlabRows + slab_row;
+      const int row = Mma::block_row(0) + round * kSlabRows + slab_row;
       RowStore<K>::write(item, row, row < item.facts().rows,
                          item.arena.slab_row(first_slab_row() + slab_row), state);
       __syncwarp();

@@ -7,7 +7,7 @@
 
 namespace warploom::hopper {
 
-// Whether a group of its own transforms what was staged; else consumers do.
+// Whether a warpgroup of its own transforms what was staged; else consumers do.
 template <class K>
 constexpr bool kHasTransformer = K::Config::kTransformer;
 
@@ -58,7 +58,7 @@ struct Shared {
   static constexpr bool kMaskHidesRest = true;
   // While a group waits for numbers of its elements, another multiplies.
   static constexpr bool kBranchesAtLoads = true;
-  // What the seats on logits hoist for each key is worked out once for all rows. A composed tile's
+  // What the hooks on logits hoist for each key is worked out once for all rows. A composed tile's
   // rows each see another.
   static constexpr bool kStagesColumns = Variant::kHasColState && !C::kComposed;
   using ColState = typename Variant::ColState;
@@ -94,7 +94,7 @@ struct Shared {
   WL_FN int* positions(int slot) const {
     return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys;
   }
-  // What the seats on logits keep of each key of a staged tile.
+  // What the hooks on logits keep of each key of a staged tile.
   WL_FN ColState* column_states(int slot) const {
     return reinterpret_cast<ColState*>(base + At::kColumns) + slot * C::kKeys;
   }

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <warploom/hopper/absent.cuh>
-#include <warploom/hopper/producer.cuh>
-#include <warploom/hopper/seat_lanes.cuh>
-#include <warploom/turned_rows.cuh>
+#include <warploom/hopper/hook_lanes.cuh>
+#include <warploom/hopper/items.cuh>
+#include <warploom/sine_recurrence.cuh>
 
 namespace warploom::hopper {
 
@@ -15,15 +15,15 @@ class Transformer {
   using Variant = typename K::Variant;
   static constexpr int kThreads = 128;
   // Rows that a thread has under way: as many as registers hold.
-  template <class Seat>
-  static constexpr int kBatch = SeatLanes<Seat, K>::kPanels <= 2 && Seat::kReductions <= 1 ? 2 : 1;
+  template <class Hook>
+  static constexpr int kBatch = HookLanes<Hook, K>::kPanels <= 2 && Hook::kReductions <= 1 ? 2 : 1;
   // What is kept for as long as a work item lasts.
-  template <class Seat, class Tile>
-  using Kept =
-      cute::conditional_t<has_turned_rows<Seat, K>(), TurnedRows<Seat, Tile, C::kKeys, kThreads, K>,
-                          typename SeatLanes<Seat, K>::States>;
-  using KeptOfKeys = Kept<KeySeat<K>, KeyTile<K>>;
-  using KeptOfValues = Kept<ValueSeat<K>, ValueTile<K>>;
+  template <class Hook, class Tile>
+  using Kept = cute::conditional_t<has_sine_recurrence<Hook, K>(),
+                                   RecurrentRows<Hook, Tile, C::kKeys, kThreads, K>,
+                                   typename HookLanes<Hook, K>::States>;
+  using KeptOfKeys = Kept<KeyHook<K>, KeyTile<K>>;
+  using KeptOfValues = Kept<ValueHook<K>, ValueTile<K>>;
 
  public:
   WL_FN explicit Transformer(Shared<K> shared)
@@ -58,7 +58,7 @@ class Transformer {
       if constexpr (Shared<K>::kLandsKeys) {
         barrier_wait(&barriers_.k_landed[ring_.stage], ring_.phase);
         if constexpr (Variant::kHasKeyTransform) {
-          transform<KeySeat<K>, KeyTile<K>>(item, of_keys, shared_.keys(ring_.stage), columns);
+          transform<KeyHook<K>, KeyTile<K>>(item, of_keys, shared_.keys(ring_.stage), columns);
         }
         publish(barriers_.k_full[ring_.stage]);
       }
@@ -68,13 +68,13 @@ class Transformer {
     }
   }
 
-  template <class Seat, class Tile>
-  WL_FN void transform(const Item<K>& item, const Kept<Seat, Tile>& kept,
+  template <class Hook, class Tile>
+  WL_FN void transform(const Item<K>& item, const Kept<Hook, Tile>& kept,
                        typename C::Element* staged, const Columns<K>& columns) const {
-    if constexpr (has_turned_rows<Seat, K>()) {
+    if constexpr (has_sine_recurrence<Hook, K>()) {
       kept.transform(staged, columns);
     } else {
-      transform_rows<Seat, Tile, C::kKeys, kThreads, kBatch<Seat>>(item, kept, staged, thread_,
+      transform_rows<Hook, Tile, C::kKeys, kThreads, kBatch<Hook>>(item, kept, staged, thread_,
                                                                    columns);
     }
   }
@@ -87,7 +87,7 @@ class Transformer {
       clear_absent(columns, staged);
       sync();  // rows that do not exist are read, too, by other threads
     }
-    transform<ValueSeat<K>, ValueTile<K>>(item, of_values, staged, columns);
+    transform<ValueHook<K>, ValueTile<K>>(item, of_values, staged, columns);
     publish(barriers_.v_full[ring_.stage]);
   }
 

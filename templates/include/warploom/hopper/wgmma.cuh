@@ -15,13 +15,13 @@ namespace warploom::hopper {
 // of 16 bytes, as in descriptors (PTX ISA, matrix descriptors of wgmma).
 template <class Tile>
 class StagedOperand {
-  static constexpr int kRowUnits = 2 * Tile::kWidth / 16;
+  static constexpr int kRowVectors = 2 * Tile::kWidth / 16;
   static constexpr int kPanelUnits = Tile::kPanelBytes / 16;
 
  public:
-  static constexpr int kUnits = Tile::kBytes / 16;
-  WL_FN static constexpr int rows(int n) { return n * kRowUnits; }  // whole groups of 8
-  WL_FN static constexpr int columns(int n) {                       // multiples of 8
+  static constexpr int kVectors = Tile::kBytes / 16;
+  WL_FN static constexpr int rows(int n) { return n * kRowVectors; }  // whole groups of 8
+  WL_FN static constexpr int columns(int n) {                         // multiples of 8
     return n / Tile::kWidth * kPanelUnits + n % Tile::kWidth / 8;
   }
 

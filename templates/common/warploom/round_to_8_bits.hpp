@@ -8,7 +8,7 @@ namespace warploom {
 // Bits of a type with this mantissa, bias of the exponent, and largest number (as a float's bits).
 // Subnormals are rounded by an addition: the last place of `magic` is the smallest of them.
 template <int kMantissa, int kBias, unsigned kLargest>
-WL_FN unsigned char narrow_bits(float value, unsigned nan) {
+WL_FN unsigned char round_to_8_bits(float value, unsigned nan) {
   const unsigned bits = __builtin_bit_cast(unsigned, value);
   const unsigned sign = bits >> 24 & 0x80u;
   unsigned magnitude = bits & 0x7fffffffu;
@@ -28,11 +28,11 @@ WL_FN unsigned char narrow_bits(float value, unsigned nan) {
 
 template <>
 WL_FN e4m3_t from_float<e4m3_t>(float value) {
-  return {narrow_bits<3, 7, 0x43e00000u>(value, 0x7fu)};  // 448
+  return {round_to_8_bits<3, 7, 0x43e00000u>(value, 0x7fu)};  // 448
 }
 template <>
 WL_FN e5m2_t from_float<e5m2_t>(float value) {
-  return {narrow_bits<2, 15, 0x47600000u>(value, 0x7fu)};  // 57344
+  return {round_to_8_bits<2, 15, 0x47600000u>(value, 0x7fu)};  // 57344
 }
 template <>
 WL_FN i8_t from_float<i8_t>(float value) {

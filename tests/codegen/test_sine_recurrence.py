@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import warploom as wl
-from warploom.codegen.append import AppendSpec, key_value_seats, render_append
+from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.lowering.functors import variant_struct
-from warploom.codegen.lowering.turns import Turn, key_turn
+from warploom.codegen.lowering.sine_recurrence import SineRecurrence, find_recurrence
 from warploom.codegen.source import TileConfig
 from warploom.dsl.library.rope_scaling import Llama3Scaling, YarnScaling
 from warploom.dsl.types.dtypes import dtype
@@ -31,12 +32,14 @@ RAGGED, ROPE = wl.Ragged(), wl.Rope()
 HOPPER = TileConfig(128, 128, 8, 2, "hopper", 2)
 
 
-def turn_of(variant: Variant) -> Turn | None:
-    return key_turn(trace(variant).seats["key_transform"])
+def recurrence_of(variant: Variant) -> SineRecurrence | None:
+    return find_recurrence(trace(variant).hooks["key_transform"])
 
 
-def turn_by(angle: Callable[[Any, Position], Any], precise: bool = False) -> Turn | None:
-    class Turning(wl.Variant):
+def recurrence_by(
+    angle: Callable[[Any, Position], Any], precise: bool = False
+) -> SineRecurrence | None:
+    class Rotating(wl.Variant):
         speed = Scalar("float32")
         shift = Scalar("int32", default=0)
         phases = Tensor("float32", ("kv_pos",))
@@ -44,7 +47,7 @@ def turn_by(angle: Callable[[Any, Position], Any], precise: bool = False) -> Tur
         def key_transform(self, k: Value, at: Position) -> Value:
             return k * sin(angle(self, at), precise=precise)
 
-    return turn_of(Turning(speed=1.0))
+    return recurrence_of(Rotating(speed=1.0))
 
 
 @pytest.mark.parametrize(
@@ -58,21 +61,21 @@ def turn_by(angle: Callable[[Any, Position], Any], precise: bool = False) -> Tur
     ],
 )
 def test_rotary_angles_grow_evenly(rope: Variant, owner: str) -> None:
-    turn = turn_of(rope)
-    assert turn is not None and turn.owner == owner
-    assert set(turn.calls.values()) == {"x.sine(lane, {})", "x.cosine(lane, {})"}
-    assert turn.rate is turn.angle.args[1]  # the frequency
+    found = recurrence_of(rope)
+    assert found is not None and found.owner == owner
+    assert set(found.calls.values()) == {"x.sine(lane, {})", "x.cosine(lane, {})"}
+    assert found.rate is found.angle.args[1]  # the frequency
 
 
 def test_positions_that_are_read_do_not_grow_evenly() -> None:
-    assert turn_of(wl.Rope(positions="sequence")) is None
+    assert recurrence_of(wl.Rope(positions="sequence")) is None
 
 
 def test_growth_of_sums_and_products() -> None:
-    assert turn_by(lambda v, at: 0.5 * (3 * at.kv_pos - at.lane) / v.speed + 1.0) is not None
-    assert turn_by(lambda v, at: v.speed - at.kv_pos * v.speed) is not None
-    assert turn_by(lambda v, at: (at.kv_pos - wl.maximum(v.shift, 0)) * v.speed) is not None
-    assert turn_by(lambda v, at: (at.kv_len - at.kv_pos - (at.kv_pos + 1)) / 7.0) is not None
+    assert recurrence_by(lambda v, at: 0.5 * (3 * at.kv_pos - at.lane) / v.speed + 1.0) is not None
+    assert recurrence_by(lambda v, at: v.speed - at.kv_pos * v.speed) is not None
+    assert recurrence_by(lambda v, at: (at.kv_pos - wl.maximum(v.shift, 0)) * v.speed) is not None
+    assert recurrence_by(lambda v, at: (at.kv_len - at.kv_pos - (at.kv_pos + 1)) / 7.0) is not None
 
 
 def test_what_does_not_grow_evenly_is_computed() -> None:
@@ -84,8 +87,8 @@ def test_what_does_not_grow_evenly_is_computed() -> None:
         lambda v, at: v.speed * at.lane,
         lambda v, at: (at.kv_pos + v.shift) * v.speed,  # which may wrap from one key to the next
     ):
-        assert turn_by(angle) is None
-    assert turn_by(lambda v, at: 0.1 * at.kv_pos, precise=True) is None
+        assert recurrence_by(angle) is None
+    assert recurrence_by(lambda v, at: 0.1 * at.kv_pos, precise=True) is None
 
 
 def test_angles_of_the_vector_itself_are_computed() -> None:
@@ -93,7 +96,7 @@ def test_angles_of_the_vector_itself_are_computed() -> None:
         def key_transform(self, k: Value, at: Position) -> Value:
             return k * cos(at.kv_pos * sum_lanes(k * k)) + sin(at.kv_pos * 0.1 + k)
 
-    assert turn_of(OfVector()) is None
+    assert recurrence_of(OfVector()) is None
 
 
 def text_of(
@@ -106,22 +109,24 @@ def text_of(
     return render_cuda(spec, tile, c_structs(kv_format.composed)).text
 
 
-def test_only_keys_and_values_turn() -> None:
+def test_only_keys_and_values_have_recurrences() -> None:
     text = text_of(HOPPER)
-    assert "kKeyTurns = true" in text and "x.sine(lane, v0)" in text
-    assert "query_turn_lane" not in text and "kQueryTurns" not in text
+    assert "kKeySineRecurrence = true" in text and "x.sine(lane, v0)" in text
+    assert "query_angle_lane" not in text and "kQuerySineRecurrence" not in text
 
 
-def test_only_kernels_that_can_turn_rows_are_told_how() -> None:
-    assert "Turn" not in text_of(TileConfig(128, 64, 4, 2))
-    assert "Turn" not in text_of(HOPPER, wl.Composed(16))
-    assert "Turn" not in text_of(HOPPER, wl.BlockSparse(block=(16, 16)))
-    assert "Turn" not in text_of(HOPPER, dim=192)  # consumers transform wide heads
-    assert "Turn" not in text_of(HOPPER, variant=wl.QKNorm() & wl.Rope())
-    assert "Turn" not in variant_struct(trace(wl.Rope()), "cpp")
+def test_only_kernels_that_use_recurrences_are_told_of_them() -> None:
+    assert "SineRecurrence" not in text_of(TileConfig(128, 64, 4, 2))
+    assert "SineRecurrence" not in text_of(HOPPER, wl.Composed(16))
+    assert "SineRecurrence" not in text_of(HOPPER, wl.BlockSparse(block=(16, 16)))
+    assert "SineRecurrence" not in text_of(HOPPER, dim=192)  # consumers transform wide heads
+    assert "SineRecurrence" not in text_of(HOPPER, variant=wl.QKNorm() & wl.Rope())
+    assert "SineRecurrence" not in text_of(replace(HOPPER, staged="group"))
+    assert "SineRecurrence" not in text_of(replace(HOPPER, staged="consumers"))
+    assert "SineRecurrence" not in variant_struct(trace(wl.Rope()), "cpp")
     bf16 = dtype("bfloat16")
-    keys = AppendSpec(key_value_seats(trace(wl.Rope())), 128, 128, bf16, bf16, 16)
-    assert "Turn" not in render_append(keys, "cuda").text
+    keys = AppendSpec(key_value_hooks(trace(wl.Rope())), 128, 128, bf16, bf16, 16)
+    assert "SineRecurrence" not in keys.render("cuda").text
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
@@ -130,7 +135,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 @pytest.mark.parametrize("theta", [1e4, 5e5])
 def test_sines_by_recurrence_are_as_exact_as_computed_ones(theta: float) -> None:
-    """As in turned_rows.cuh: runs of 8 rows, 8 keys apart, at positions up to 131072."""
+    """As in sine_recurrence.cuh: runs of 8 rows, 8 keys apart, at positions up to 131072."""
     frequency = np.float32(theta ** (-2.0 / 128 * np.arange(64)))
     position = np.random.default_rng(0).integers(0, 131072, (4000, 1))
     step = np.float64(frequency) * 8

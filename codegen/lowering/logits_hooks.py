@@ -1,4 +1,4 @@
-"""The seats on logits in a form that leaves the inner loop little, and what is kept for them."""
+"""The hooks on logits in a form that leaves the inner loop little, and what is kept for them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from warploom.codegen.sizes import round_up
 from warploom.dsl.graphs import fold
 from warploom.dsl.masks.open_part import mask_parts
 from warploom.dsl.types.ir import Kind, Node
-from warploom.dsl.types.spec import SCALAR_SEATS, TracedVariant
+from warploom.dsl.types.spec import SCALAR_HOOKS, TracedVariant
 
 Language = Literal["cuda", "cpp"]
 
 
 @dataclass(frozen=True)
-class LogitsSeats:
+class LogitsHooks:
     """What kernels compute of `logits_transform` and `logits_mask`.
 
     Attributes:
-        roots: by seat; the mask's open part is one more.
+        roots: by hook; the mask's open part is one more.
         states: what is kept of a tile, a row and a column.
         factor: of transformed logits, where GPU kernels leave it to the softmax.
         bias: a term of transformed logits, where they leave it to the softmax. If nothing else is
@@ -36,23 +36,23 @@ class LogitsSeats:
     bias: LinearBias | None = None
 
 
-def logits_seats(
+def logits_hooks(
     variant: TracedVariant, language: Language = "cuda", shifts_rows: bool = False
-) -> LogitsSeats:
-    """Take the seats on logits apart.
+) -> LogitsHooks:
+    """Take the hooks on logits apart.
 
     Args:
-        variant: whose seats.
+        variant: whose hooks.
         language: of the kernel.
         shifts_rows: whether the softmax adds a bias that grows evenly from key to key.
     """
-    found = {seat: variant.seats[seat] for seat in SCALAR_SEATS if seat in variant.seats}
+    found = {hook: variant.hooks[hook] for hook in SCALAR_HOOKS if hook in variant.hooks}
     factor = bias = None
     if "logits_mask" in found:
         tensors = frozenset(field.name for field in variant.tensors)
         found |= _mask_in_parts(found["logits_mask"], tensors)
     if "logits_transform" in found:
-        mask = [root for seat, root in found.items() if seat == "logits_mask"]
+        mask = [root for hook, root in found.items() if hook == "logits_mask"]
         transform = with_reciprocals(found["logits_transform"], mask)
         transform = with_float_distances(transform)
         if language == "cuda":
@@ -64,7 +64,7 @@ def logits_seats(
         if transform.op == "logits" and bias is not None:
             del found["logits_transform"]
     kept = () if bias is None else (bias.slope,)
-    return LogitsSeats(found, split((*found.values(), *kept)), factor, bias)
+    return LogitsHooks(found, split((*found.values(), *kept)), factor, bias)
 
 
 def _mask_in_parts(mask: Node, tensors: frozenset[str]) -> dict[str, Node]:
@@ -79,7 +79,7 @@ def column_state_bytes(
     variant: TracedVariant, bytes_of_columns: bool = False, shifts_rows: bool = False
 ) -> int:
     """Size of the C++ `Variant::ColState`; 0 if there is nothing to keep of a column."""
-    members = logits_seats(variant, shifts_rows=shifts_rows).states.column
+    members = logits_hooks(variant, shifts_rows=shifts_rows).states.column
     sizes = [1 if bytes_of_columns and node.kind is Kind.BOOL else 4 for node in members]
     end = 0
     for size in sizes:

@@ -25,7 +25,7 @@ from warploom.scheduler.layout import c_structs
 ROWS = 128
 
 _HEADERS = """
-#include <warploom/turned_rows.cuh>
+#include <warploom/sine_recurrence.cuh>
 namespace warploom {  // what the kernel's text names besides
 struct TensorMap {};
 namespace hopper {
@@ -42,7 +42,7 @@ struct OwnFacts {
   ItemFacts<K>* own;
   const ItemFacts<K>& facts() const { return *own; }
 };
-struct Turned : Kernel {
+struct Rotated : Kernel {
   template <class K>
   using Arena = OwnFacts<K>;
 };
@@ -57,9 +57,9 @@ struct PlainTile {  // panels, without a swizzle
 extern "C" __attribute__((visibility("default"))) bool transform(
     uint16_t* staged, int first, int count, float theta, int descending) {
   using namespace warploom;
-  using K = Turned;
-  using Seat = $SEATSeat<K>;
-  if constexpr (has_turned_rows<Seat, K>()) {
+  using K = Rotated;
+  using Hook = $HOOKHook<K>;
+  if constexpr (has_sine_recurrence<Hook, K>()) {
     static Params p;
     p.$THETA
     static ItemFacts<K> facts;
@@ -67,7 +67,7 @@ extern "C" __attribute__((visibility("default"))) bool transform(
     facts.places = {0, count};
     fibers::run(1, 128, descending != 0, [=] {
       const Item<K> item{p, {&facts}};
-      const TurnedRows<Seat, PlainTile<$ROWS, Sizes<K>::kBlock>, $ROWS, 128, K> rows(
+      const RecurrentRows<Hook, PlainTile<$ROWS, Sizes<K>::kBlock>, $ROWS, 128, K> rows(
           item, threadIdx.x);
       rows.transform(reinterpret_cast<K::Config::Element*>(staged),
                      Columns<K>(item, Visit(0, TileClass::kFull), nullptr));
@@ -80,12 +80,12 @@ extern "C" __attribute__((visibility("default"))) bool transform(
 
 
 def build(variant: Variant, dim: int, folder: Path) -> Callable[..., bool]:
-    """The function that transforms a tile of keys, or of values if only those have a seat."""
+    """The function that transforms a tile of keys, or of values if only those have a hook."""
     traced = trace(variant)
     spec = AttentionSpec(traced, dim, dim, float16, wl.Ragged())
-    seat = "Key" if "key_transform" in traced.seats else "Value"
+    hook = "Key" if "key_transform" in traced.hooks else "Value"
     has_theta = any(field.name == "rope_theta" for field in traced.scalars)
-    harness = _HARNESS.replace("$SEAT", seat).replace("$ROWS", str(ROWS))
+    harness = _HARNESS.replace("$HOOK", hook).replace("$ROWS", str(ROWS))
     harness = harness.replace("p.$THETA", "p.x_rope_theta = theta;" if has_theta else "")
     text = render_cuda(spec, TileConfig(64, 64, 4, 2, "hopper", 2), c_structs()).text
     structs = text[text.index("namespace warploom {") : text.index('extern "C"')]

@@ -1,4 +1,4 @@
-"""What stands in a seat is a method that ends, and `softmax` is a bool."""
+"""What stands in a hook is a method that ends, and `softmax` is a bool."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_instances_are_checked_as_they_are_traced(name: str, value: Any) -> None
             trace(variant)
 
 
-def test_flags_and_seats_may_be_any_descriptor() -> None:
+def test_flags_and_hooks_may_be_any_descriptor() -> None:
     class Described(wl.Variant):
         softmax = False
         logits_mask = staticmethod(lambda at: at.kv_pos < 3)  # type: ignore[assignment]  # pyright: ignore
 
-    assert list(trace(Described()).seats) == ["logits_mask"]
+    assert list(trace(Described()).hooks) == ["logits_mask"]
 
 
 def _deeper(x: Any) -> Any:
@@ -64,14 +64,14 @@ def _score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "seat", "line"),
+    ("make", "hook", "line"),
     [
         (OfItself, "logits_transform of OfItself", "self.logits_transform(logits, at)"),
         (OfHelper, "logits_mask of OfHelper", "_deeper(x + 1)"),
         (lambda: wl.flex(_score), "logits_transform of flex__score", "_score(score, b, h"),
     ],
 )
-def test_functors_that_call_themselves(make: Any, seat: str, line: str, placed: Any) -> None:
-    with pytest.raises(EndlessFunctor, match=f"{seat} calls itself without end") as caught:
+def test_functors_that_call_themselves(make: Any, hook: str, line: str, placed: Any) -> None:
+    with pytest.raises(EndlessFunctor, match=f"{hook} calls itself without end") as caught:
         trace(make())
     assert placed(caught.value, line)

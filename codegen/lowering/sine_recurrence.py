@@ -1,8 +1,8 @@
 """Angles that grow evenly from key to key: a rotation gives their sines from those of another row.
 
-Where a seat takes the sine and cosine of `a * kv_pos + b`, whatever `a` and `b` are for a lane, d
-keys further turn the pair (cos, sin) by the angle a * d: few multiply-adds in place of a range
-reduction and two operations of the special function unit. `turned_rows.cuh` does it.
+Where a hook takes the sine and cosine of `a * kv_pos + b`, whatever `a` and `b` are for a lane, d
+keys further rotate the pair (cos, sin) by the angle a * d: few multiply-adds in place of a range
+reduction and two operations of the special function unit. `sine_recurrence.cuh` does it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _OF_VECTORS = REDUCTIONS | {"element", "logits"}
 
 
 @dataclass(frozen=True)
-class Turn:
-    """An angle of a vector seat that grows evenly.
+class SineRecurrence:
+    """An angle of a vector hook that grows evenly.
 
     Attributes:
         angle: in radians.
@@ -37,17 +37,17 @@ class Turn:
     owner: str
 
 
-def key_turn(root: Node) -> Turn | None:
-    """The first angle of a key or value seat that grows evenly; a thread has room for one.
+def find_recurrence(root: Node) -> SineRecurrence | None:
+    """The first angle of a key or value hook that grows evenly; a thread has room for one.
 
-    Seats that reduce have none: they need a whole row before its sines.
+    Hooks that reduce have none: they need a whole row before its sines.
     """
     parts = list(reachable([root]))
     extents = Extents()
     if any(found.op in REDUCTIONS for found in parts):
         return None
     for found in parts:
-        if not _is_turn(found):
+        if not _is_sine(found):
             continue
         angle = found.args[0]
         rate = _rate(angle, extents)
@@ -56,13 +56,13 @@ def key_turn(root: Node) -> Turn | None:
         calls = {
             call: "x.%s(lane, {})" % ("sine" if call.op == "sin" else "cosine")
             for call in parts
-            if _is_turn(call) and call.args[0] is angle
+            if _is_sine(call) and call.args[0] is angle
         }
-        return Turn(angle, build.to_kind(rate, Kind.FLOAT), calls, _owner(angle))
+        return SineRecurrence(angle, build.to_kind(rate, Kind.FLOAT), calls, _owner(angle))
     return None
 
 
-def _is_turn(current: Node) -> bool:
+def _is_sine(current: Node) -> bool:
     """Functions that are to be precise are left as exact as asked for."""
     return current.op in ("sin", "cos") and current.attr != ("precise",)
 

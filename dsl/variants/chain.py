@@ -1,0 +1,113 @@
+"""`a & b`: masks are and-ed, transforms chained from left to right, fields merged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants import check
+from warploom.dsl.variants.fields import READING, Field, Reading
+from warploom.dsl.variants.variant import Variant, as_link
+from warploom.errors import ChainClash
+
+
+class ChainedVariant(Variant):
+    """Several variants as one; make it with `&`."""
+
+    def __init__(self, links: tuple[Variant, ...], softmax: bool | None) -> None:
+        self.links = links
+        if softmax is not None:
+            self.softmax = softmax
+
+    def _chain(self, hook: str, value: Value, at: Position) -> Value:
+        for link in self.links:
+            value = check.checked(link, hook, getattr(link, hook)(value, at))
+        return value
+
+    def query_transform(self, q: Value, at: Position) -> Value:
+        return self._chain("query_transform", q, at)
+
+    def key_transform(self, k: Value, at: Position) -> Value:
+        return self._chain("key_transform", k, at)
+
+    def value_transform(self, v: Value, at: Position) -> Value:
+        return self._chain("value_transform", v, at)
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return self._chain("logits_transform", logits, at)
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return self._chain("output_transform", o, at)
+
+    def logits_mask(self, at: Position) -> Value:
+        visible: Value = True
+        for link in self.links:
+            visible = visible & check.checked(link, "logits_mask", link.logits_mask(at))
+        return visible
+
+    @property
+    def name(self) -> str:
+        return "_".join(link.name for link in self.links)
+
+    def fields(self) -> dict[str, Field]:
+        # __setattr__ asks before `links` is there
+        links = self.__dict__.get("links", ())
+        return {name: field for link in links for name, field in link.fields().items()}
+
+    def inputs(self) -> dict[str, Any]:
+        return {name: value for link in self.links for name, value in link.inputs().items()}
+
+    def functors(self) -> list[tuple[str, Any]]:
+        return [found for link in self.links for found in link.functors()]
+
+    def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
+        for link in self.links:
+            link.check_lengths(known, q_lens, kv_lens)
+
+    def under(self, reading: Reading) -> ChainedVariant:
+        made = copy.copy(self)
+        made.__dict__["links"] = tuple(link.under(reading) for link in self.links)
+        made.__dict__[READING] = reading
+        return made
+
+    def __repr__(self) -> str:
+        return " & ".join(map(repr, self.links))
+
+
+def chain(*variants: Any) -> ChainedVariant:
+    """Chain variants; what `&` calls.
+
+    Args:
+        *variants: instances, or classes whose constructor needs no arguments.
+
+    Raises:
+        ChainClash: two variants with different fields of the same name, or with different
+            `softmax`.
+        ArgumentError: something that is no variant, or a class that wants arguments.
+    """
+    links = tuple(link for variant in variants for link in _links(variant))
+    softmax: bool | None = None
+    owner: dict[str, Variant] = {}
+    for link in links:
+        for name in link.fields():
+            if name in owner and not owner[name].shares(name, link):
+                reason = f"both have a field {name!r}; rename one, or what flex() captured"
+                raise _clash(owner[name], link, reason)
+            owner[name] = link
+        if link.decides_softmax():
+            if softmax is not None and softmax != link.softmax:
+                raise _clash(links[0], link, "one normalises with softmax, the other does not")
+            softmax = link.softmax
+    return ChainedVariant(links, softmax)
+
+
+def _links(variant: Any) -> tuple[Variant, ...]:
+    made = as_link(variant)
+    return made.links if isinstance(made, ChainedVariant) else (made,)
+
+
+def _clash(left: Variant, right: Variant, reason: str) -> ChainClash:
+    return ChainClash(left=left.name, right=right.name, reason=reason)

@@ -1,0 +1,56 @@
+// How many arrivals complete a phase of each barrier, by who copies and transforms.
+#pragma once
+
+#include <warploom/hopper/shared.cuh>
+
+namespace warploom::hopper {
+
+constexpr int kProducerThreads = 128;
+constexpr int kBulkQueryThreads = 64;  // of these, with tensor copies
+
+// Arrivals that complete a phase of the barriers.
+template <class K>
+struct Arrivals {
+  using Variant = typename K::Variant;
+  static constexpr bool kBulk = K::Config::kBulk;
+  static constexpr int kColumnThreads = kBulk && Shared<K>::kStagesColumns ? kBulkQueryThreads : 0;
+  static constexpr int kItem = kBulk ? kBulkQueryThreads : kProducerThreads;
+  static constexpr int kConsumers = K::Config::kRows / 64 * kTellers<128>;
+  static constexpr int kTransformer = kHasTransformer<K> ? kTellers<128> : 0;
+  // Of items: besides them, a warp each for keys and for values.
+  static constexpr int kReaders = kConsumers + kTransformer + (kBulk ? 2 * kTellers<kWarpSize> : 0);
+  static constexpr int kQueries = kBulk ? kBulkQueryThreads : kProducerThreads;
+  static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
+  // Each lane that wrote positions arrives for itself.
+  static constexpr int kKeys = kValues + (kBulk && K::Config::kColumnPositions ? kWarpSize : 0);
+  // On the barriers that consumers wait for.
+  static constexpr int kFullQueries = Shared<K>::kLandsQueries ? kTransformer : kQueries;
+  static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? kTransformer : kKeys) + kColumnThreads;
+  static constexpr int kFullValues = Shared<K>::kLandsValues ? kTransformer : kValues;
+};
+
+template <class K>
+WL_FN void init_barriers(Shared<K> shared) {
+  using C = typename K::Config;
+  auto& barriers = shared.barriers();
+  for (int i = 0; i < Shared<K>::kItemStages; ++i) {
+    barrier_init(&barriers.item_full[i], Arrivals<K>::kItem);
+    barrier_init(&barriers.item_empty[i], Arrivals<K>::kReaders);
+  }
+  for (int i = 0; i < C::kQueryStages; ++i) {
+    barrier_init(&barriers.q_landed[i], Arrivals<K>::kQueries);
+    barrier_init(&barriers.q_full[i], Arrivals<K>::kFullQueries);
+    barrier_init(&barriers.q_empty[i], Arrivals<K>::kConsumers);
+  }
+  for (int i = 0; i < C::kStages; ++i) {
+    barrier_init(&barriers.k_landed[i], Arrivals<K>::kKeys);
+    barrier_init(&barriers.k_full[i], Arrivals<K>::kFullKeys);
+    barrier_init(&barriers.v_landed[i], Arrivals<K>::kValues);
+    barrier_init(&barriers.v_full[i], Arrivals<K>::kFullValues);
+    barrier_init(&barriers.k_empty[i], Arrivals<K>::kConsumers);
+    barrier_init(&barriers.v_empty[i], Arrivals<K>::kConsumers);
+  }
+  barrier_init_fence();
+}
+
+}  // namespace warploom::hopper

@@ -1,0 +1,76 @@
+// Keys and values by cp.async, from rows that lie anywhere: blocks of fewer than 8 tokens.
+#pragma once
+
+#include <warploom/gather.cuh>
+#include <warploom/hopper/arrivals.cuh>
+#include <warploom/hopper/shared.cuh>
+
+namespace warploom::hopper {
+
+// Rows from anywhere, by cp.async; absent rows become zeros.
+template <class K>
+class GatherProducer {
+  using S = Sizes<K>;
+  using C = typename K::Config;
+  using Variant = typename K::Variant;
+  using CopyKeys = RowCopy<C::kKeys, C::kHeadDimQk, S::kDimQk, S::kBlock, kProducerThreads>;
+  using CopyValues = RowCopy<C::kKeys, C::kHeadDimV, S::kDimV, S::kBlock, kProducerThreads>;
+  static_assert(CopyKeys::kRounds * CopyKeys::kWarpRows <= kWarpSize,
+                "one lane looks up each row that a warp copies");
+
+ public:
+  WL_FN void copy(const Item<K>& item, unsigned thread) {
+    const auto& p = item.p;
+    const Shared<K> shared = item.arena;
+    auto& barriers = shared.barriers();
+    const int row = CopyKeys::looked_up_row(thread);
+    const auto of_tile = Variant::tile_state(p, item.tile());
+    KeyWalk<K> walk(item, 0);
+    Visit visit = walk.next().as_first();
+    int block = block_of(item, visit.begin() + row);
+    while (visit.exists()) {
+      const Visit next = walk.next();
+      const int next_block = block_of(item, next.begin() + row);  // a tile ahead
+      const int token = (visit.begin() + row) % C::kBlockKv, at = TokenSlots<C>::of(block);
+      const int kv_pos = C::kColumnPositions ? (block < 0 ? -1 : block * C::kBlockKv + token)
+                                             : item.facts().kv_pos + visit.begin() + row;
+      typename Variant::ColState state;
+      if constexpr (Shared<K>::kStagesColumns) {
+        state = Variant::col_state(p, item.tile(), of_tile, kv_pos);
+      }
+      barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
+      if (row < C::kKeys) {
+        if constexpr (C::kColumnPositions) shared.positions(slot_)[row] = kv_pos;
+        if constexpr (Shared<K>::kStagesColumns) shared.column_states(slot_)[row] = state;
+      }
+      if (thread == 0) barriers.visits[ring_.stage] = visit.before(next);
+      slot_ = next_slot<K>(slot_);
+      const ShuffledRows<CopyKeys> keys{
+          at < 0 ? kAbsent : at * p.k_block_stride + token * p.k_token_stride, thread};
+      CopyKeys::copy(item.facts().keys + CopyKeys::column(thread), keys, shared.keys(ring_.stage),
+                     thread);
+      arrive(barriers.k_copied(ring_.stage));
+      barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
+      const ShuffledRows<CopyValues> values{
+          at < 0 ? kAbsent : at * p.v_block_stride + token * p.v_token_stride, thread};
+      CopyValues::copy(item.facts().values + CopyValues::column(thread), values,
+                       shared.values(ring_.stage), thread);
+      arrive(barriers.v_copied(ring_.stage));
+      ring_.advance();
+      visit = next;
+      block = next_block;
+    }
+  }
+
+ private:
+  // Once for the copies, when they are complete, and once for ordinary stores.
+  WL_FN static void arrive(Barrier* full) {
+    arrive_after_copies(full);
+    barrier_arrive(full);
+  }
+
+  Ring<C::kStages> ring_;
+  int slot_ = 0;
+};
+
+}  // namespace warploom::hopper

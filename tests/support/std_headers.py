@@ -1,0 +1,54 @@
+"""The standard headers of CPU kernels, compiled once for all tests.
+
+Reading them is a quarter of a kernel's compile time, and tests compile hundreds. That our headers
+include what they need themselves is a test of its own (`tests/codegen/test_headers.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import warploom.templates
+from warploom.codegen.compilers.hostcc import host_target
+from warploom.errors import NoHostCompiler
+
+TEMPLATES = Path(warploom.templates.__file__).parent
+
+
+def std_headers() -> list[str]:
+    """What the headers of the CPU back end include of others, wherever they do it."""
+    files = [file for folder in ("cpu", "common") for file in (TEMPLATES / folder).rglob("*.hpp")]
+    lines = (re.findall(r"^#include <([\w/.]+)>", file.read_text(), re.M) for file in sorted(files))
+    found = dict.fromkeys(name for names in lines for name in names)
+    return [name for name in found if not name.startswith("warploom/")]
+
+
+def compiler_with_headers(folder: Path) -> str | None:
+    """GCC with its headers compiled, as CXX says it; None where another compiler is used.
+
+    Args:
+        folder: where they are kept.
+    """
+    try:
+        target = host_target()
+    except NoHostCompiler:
+        return None
+    if os.environ.get("CXX") or "-fno-code-hoisting" not in target.flags:  # which is of GCC
+        return None
+    text = "".join(f"#if __has_include(<{x}>)\n#include <{x}>\n#endif\n" for x in std_headers())
+    parts = (text, target.version, target.macros, *target.flags)
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    header = folder / f"std-{digest}.hpp"
+    compiled = Path(f"{header}.gch")
+    if not compiled.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
+        draft = Path(f"{compiled}.{os.getpid()}")
+        command = [*target.command, *target.flags, "-x", "c++-header", str(header)]
+        subprocess.run([*command, "-o", str(draft)], check=True)
+        draft.replace(compiled)
+    return f"{' '.join(target.command)} -include {header}"
