@@ -10,7 +10,7 @@ import warploom as wl
 from fuzz.attention import attention_of
 from fuzz.batches import Batch, draw_input, exact, gapped
 from fuzz.eager import flex_functor
-from fuzz.outputs import as_doubles, blank, should_hold, wrong_records
+from fuzz.outputs import as_doubles, blank, should_hold, sizes_of_roles, wrong_records
 from fuzz.reference import language, noise, num
 from warploom.codegen.attention.choice import every_tile
 from warploom.codegen.attention.templates import SINGLE_ROW
@@ -262,22 +262,6 @@ def compare_rows(spec, batch, got, parts, hook):
     return {"rows": wrong.numel(), "ill": int(ill.sum())}
 
 
-def input_sizes(spec, batch):
-    """What each role of an input ranges over; with bounds, in any batch.
-
-    Captured launches keep one tensor for all, and devices, which see no lengths, want what the
-    bounds allow.
-    """
-    sizes = batch.sizes
-    for lengths in spec["batches"] if spec["bounds"] else ():
-        rows, keys = [q for q, _ in lengths], [k for _, k in lengths]
-        longest = max([*keys, 1])
-        least = {"batch": len(lengths), "q_pos": longest, "kv_pos": longest, "q_row": sum(rows),
-                 "q_idx": max([*rows, 1])}  # fmt: skip
-        sizes |= {role: max(size, sizes[role]) for role, size in least.items()}
-    return sizes
-
-
 def thawed(kept, inputs):
     """New values in the first plan's tensors, which captured launches keep."""
     for name, value in inputs.items():
@@ -290,7 +274,7 @@ def prepare(spec, batch):
     """The variant, its inputs by name, and the functors and inputs of the reference."""
     found = {}
     generator = torch.Generator().manual_seed(spec["seed"] + 1)
-    sizes = input_sizes(spec, batch)
+    sizes = sizes_of_roles(spec, batch)
     for name, field in spec["fields"].items():
         is_tensor = field["roles"] is not None
         found[name] = draw_input(field, sizes, generator) if is_tensor else field["value"]

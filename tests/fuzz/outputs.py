@@ -7,11 +7,28 @@ from fuzz.batches import gapped
 FILL = 77.0  # what was there before, which all types hold
 
 
+def sizes_of_roles(spec, batch):
+    """What each role of an input or output ranges over; with bounds, in any batch.
+
+    Captured launches keep one tensor for all, and devices, which see no lengths, want what the
+    bounds allow.
+    """
+    sizes = batch.sizes
+    for lengths in spec["batches"] if spec["bounds"] else ():
+        rows, keys = [q for q, _ in lengths], [k for _, k in lengths]
+        longest = max([*keys, 1])
+        least = {"batch": len(lengths), "q_pos": longest, "kv_pos": longest, "q_row": sum(rows),
+                 "q_idx": max([*rows, 1])}  # fmt: skip
+        sizes |= {role: max(size, sizes[role]) for role, size in least.items()}
+    return sizes
+
+
 def blank(spec, batch):
     """A tensor for each output, NumPy's where index arrays are."""
     found = {}
+    sizes = sizes_of_roles(spec, batch)
     for name, output in spec["outputs"].items():
-        shape, dtype = [batch.sizes[role] for role in output["roles"]], output["dtype"]
+        shape, dtype = [sizes[role] for role in output["roles"]], output["dtype"]
         full = torch.full(shape, FILL, dtype=getattr(torch, dtype), device=batch.device)
         full = gapped(full, spec["strided"])
         is_numpy = spec["indices"] == "numpy" and spec["device"] == "cpu" and dtype != "bfloat16"
@@ -26,7 +43,8 @@ def as_doubles(tensors):
 def should_hold(spec, batch, name, parts):
     """What an output should hold, and how far noise moves it; infinitely where it may be hidden."""
     roles = spec["outputs"][name]["roles"]
-    values = torch.full([batch.sizes[role] for role in roles], FILL, dtype=torch.float64)
+    sizes = sizes_of_roles(spec, batch)
+    values = torch.full([sizes[role] for role in roles], FILL, dtype=torch.float64)
     spread = torch.zeros_like(values)
     for part in parts:
         shape = part["seen"].shape

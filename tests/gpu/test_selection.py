@@ -68,5 +68,5 @@ def test_entries_outside_of_the_cache_are_found_when_asked_for(cuda: Any) -> Non
     selection[0, :, 3:] = PAGES  # never read
     attention.check_selection(cache)
     selection[0, 2, 1] = PAGES
-    with pytest.raises(IndexOutOfRange, match=rf"selection\[0, 2, 1\] is {PAGES}"):
+    with pytest.raises(IndexOutOfRange, match=rf"kv_indices\[0, 2, 1\] is {PAGES}"):
         attention.check_selection(tuple(cache.unbind(1)))

@@ -11,6 +11,11 @@ namespace warploom {
 // Beyond it, to base 2, products with the factor are rounded by an eighth and more.
 constexpr float kFarLogit = 1048576.0f;
 
+// How many powers of two a row's largest logit may be above its reference before that follows: a
+// probability is then at most 256, which 16-bit floats hold as exactly as others, and the output is
+// rescaled in few tiles.
+constexpr int kLazyMargin = 8;
+
 // Reductions over the four threads that hold a row.
 WL_FN float row_max(float x) {
   x = ::fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
@@ -24,9 +29,9 @@ WL_FN float row_sum(float x) {
 // Whether a logit is so much larger than the reference that the latter must follow; false if both
 // are -inf. Maxima that are told are compared as they are: their products may all be 0.
 template <class K>
-WL_FN bool outgrows(float logit, float reference, float factor) {
+WL_FN bool outgrows(float logit, float reference, float factor, int margin = kLazyMargin) {
   if constexpr (kTellsMaxScores<K>) return logit > reference;
-  return (logit - reference) * factor > 8.0f;
+  return (logit - reference) * factor > float(margin);
 }
 
 // Its base has the shifts of the tile at hand: where there are none, it takes no room.
@@ -53,9 +58,10 @@ struct Softmax : Shifts<K> {
   // Takes in the maxima of a tile. True if the reference moved in some row of the warp: the
   // output's rows must then be scaled by `rescale`.
   //
-  // `largest` follows the true maximum only when that is more than 2^8 greater: a probability is
-  // then at most 256, which 16-bit floats hold as exactly as 1, and the output is rescaled in few
-  // tiles. Where maxima are told, it is the maximum.
+  // `largest` follows the true maximum when that is more than 2^kMargin greater. With 0 the largest
+  // probability is 1, which 16-bit floats hold exactly: in rows that one key decides, that halves
+  // the error. Where maxima are told, `largest` is the maximum.
+  template <int kMargin>
   WL_FN bool follow(const Scores& scores, float (&rescale)[kRows]) {
     float found[kRows];
     bool moved = false;
@@ -68,14 +74,14 @@ struct Softmax : Shifts<K> {
         found[r] = ::fmaxf(found[r], ::fmaxf(two[0], two[1]));
       }
       found[r] = this->whole(r, found[r]);
-      moved |= exceeds(r, found[r]);
+      moved |= exceeds<kMargin>(r, found[r]);
     }
     // Whether any row moves is settled by what each thread has seen itself; few tiles go on.
     if (!__any_sync(kAllLanes, moved)) return false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float largest_of_row = row_max(found[r]);
-      const bool moves = exceeds(r, largest_of_row);
+      const bool moves = exceeds<kMargin>(r, largest_of_row);
       rescale[r] = moves ? exp2((largest[r] - largest_of_row) * factor) : 1.0f;
       largest[r] = moves ? largest_of_row : largest[r];
       sum[r] *= rescale[r];
@@ -101,7 +107,7 @@ struct Softmax : Shifts<K> {
   }
   WL_FN void update(Scores& scores, Output& output) {
     float rescale[kRows];
-    if (follow(scores, rescale)) scale_rows(output, rescale);
+    if (follow<0>(scores, rescale)) scale_rows(output, rescale);
     center(scores);
   }
 
@@ -130,7 +136,10 @@ struct Softmax : Shifts<K> {
   }
 
  private:
-  WL_FN bool exceeds(int r, float logit) const { return outgrows<K>(logit, largest[r], factor); }
+  template <int kMargin>
+  WL_FN bool exceeds(int r, float logit) const {
+    return outgrows<K>(logit, largest[r], factor, kMargin);
+  }
   WL_FN bool is_far(float logit) const {
     return !(abs(logit * factor) <= kFarLogit) && abs(logit) < kInfinity;
   }

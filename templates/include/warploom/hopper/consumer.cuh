@@ -88,7 +88,8 @@ class Consumer {
     Mma::template wait<0>();
     finish_scores(item, rows, bias, visit, slot, scores, softmax);
     if constexpr (Variant::kSoftmax) {
-      softmax.follow(scores, rescale);  // O is empty: there is nothing to scale
+      // O is empty: there is nothing to scale
+      softmax.template follow<kLazyMargin>(scores, rescale);
       exponentiate(softmax, scores);
     }
     Mma::pack(scores, probabilities);
@@ -105,7 +106,8 @@ class Consumer {
       Mma::template wait<1>();
       finish_scores(item, rows, bias, next, next_one, scores, softmax);
       bool moved = false;
-      if constexpr (Variant::kSoftmax) moved = softmax.follow(scores, rescale);
+      if constexpr (Variant::kSoftmax)
+        moved = softmax.template follow<kLazyMargin>(scores, rescale);
       // The product with the values before is done by now, or almost: waiting here frees its left
       // operand, so that exponentials are rounded into it as they come. (The compiler hoists the
       // wait within its block, which the rare branch in follow() begins.)
