@@ -16,7 +16,7 @@ from warploom.scheduler.layout import ROW_MERGE, UNIT, Ints, Records
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.sharing import Choice
 
-JOIN_COUNTERS = 4  # CTAs that are done, rows that are taken, CTAs that have left, and 0
+MERGE_COUNTERS = 4  # CTAs that are done, rows that are taken, CTAs that have left, and 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,7 +50,7 @@ class ComposedPlan(Plan):
             "packed_rows": self.packed_rows,
             "row_merges": self.row_merges.view(np.int32),
             "contributions": self.contributions,
-            "arrivals": np.zeros(JOIN_COUNTERS, np.int32),  # also after a launch that was aborted
+            "arrivals": np.zeros(MERGE_COUNTERS, np.int32),  # also after a launch that was aborted
             "indices": indices,
         }
 
@@ -94,7 +94,7 @@ class ComposedCapacity(Capacity):
             "packed_rows": self.max_packed_rows,
             "row_merges": self.max_row_merges * len(ROW_MERGE.fields),
             "contributions": self.max_contributions,
-            "arrivals": JOIN_COUNTERS,
+            "arrivals": MERGE_COUNTERS,
             "indices": indices,
         }
 

@@ -119,7 +119,7 @@ class Boundaries:
 
 
 def build(problem: Problem) -> WorkList:
-    """Plans one batch. `tests/support/plan_text_even.py` is the same, item by item."""
+    """Plans one batch. `tests/support/plan_text_stream_k.py` is the same, item by item."""
     tiles = query_tiles(problem)
     grid = Grid.of(problem.active_ctas, problem.num_kv_heads)
     if len(tiles.segment) == 0:

@@ -214,7 +214,7 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
-        "assigned": _dealt(plan),
+        "assigned": _assigned(plan),
         **_roles(plan, part),
         **_shared(plan, variant),
         "balance": f"longest {part} {plan.balance:.2f} x mean" if len(plan.items) else "no work",
@@ -227,9 +227,9 @@ def _part(planned: Planned) -> str:
     return "CTA" if planned.kernel.source.language == "cuda" else "share"
 
 
-def _dealt(plan: Plan) -> str:
+def _assigned(plan: Plan) -> str:
     if plan.smaller:
-        return "evenly: several roles"
+        return "by a Stream-K partition: several roles"
     return "by a Stream-K partition: few query tiles" if plan.stream_k else "longest first"
 
 

@@ -321,7 +321,6 @@ def check(spec):
         Mismatch: a wrong result.
         and whatever warploom raises.
     """
-    torch.set_num_threads(1)  # the reference's; warploom's are WARPLOOM_THREADS
     seen, made, kept = {"rows": 0, "ill": 0}, None, None
     for i, lengths in enumerate(spec["batches"]):
         batch = Batch(spec, [tuple(x) for x in lengths], spec["seed"] * 31 + i)

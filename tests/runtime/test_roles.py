@@ -174,7 +174,7 @@ def test_explain_has_a_line_for_each_role() -> None:
     assert facts["tile"] == "prefill 48 rows x 128 keys, decode 12 rows x 64 keys"
     assert str(facts["role prefill"]).startswith("tiles of 48 rows x 128 keys, 1 segment, ")
     assert str(facts["role decode"]).startswith("tiles of 12 rows x 64 keys, 4 segments, ")
-    assert facts["assigned"] == "evenly: several roles"
+    assert facts["assigned"] == "by a Stream-K partition: several roles"
     # 7 tiles of rows by 10 of keys, and 141, 2, 1 and 94 tiles of the decodes' keys
     assert str(facts["mask"]).startswith("308 tiles: ")
     alone = hybrid(SMALL)

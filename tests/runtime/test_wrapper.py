@@ -266,7 +266,8 @@ def test_tensors_of_the_mask_sharpen_the_plan_and_stay_as_planned() -> None:
     assert torch.equal(blind.run(q, (k, v), prefix_len=torch.tensor([3, 0]).int()), before)
 
 
-def test_plans_are_verified() -> None:
+def test_plans_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPLOOM_THREADS", "2")
     attention = make(Causal())
     attention.plan([0, 4, 5, 8], [0, 2000, 5000, 5300])
     planned = attention.planned

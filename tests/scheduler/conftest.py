@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from support import plan_text, plan_text_even
+from support import plan_text, plan_text_stream_k
 
 from warploom.scheduler import worklist
 from warploom.scheduler.layout import SEGMENT, Ints, Records
@@ -145,7 +145,7 @@ class Case:
 
     def both(self) -> tuple[WorkList, WorkList]:
         """The fast planner's work list and the reference's."""
-        text = plan_text_even if self.stream_k else plan_text
+        text = plan_text_stream_k if self.stream_k else plan_text
         return worklist.build(self.problem()), text.build(self.problem())
 
 

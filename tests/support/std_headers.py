@@ -1,7 +1,7 @@
 """The standard headers of CPU kernels, compiled once for all tests.
 
 Reading them is a quarter of a kernel's compile time, and tests compile hundreds. That our headers
-include what they need themselves is a test of its own (`tests/codegen/test_headers.py`).
+include what they need themselves is a test of its own (`tests/codegen/test_std_headers.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def std_headers() -> list[str]:
 
 
 def compiler_with_headers(folder: Path) -> str | None:
-    """GCC with its headers compiled, as CXX says it; None where another compiler is used.
+    """A script that calls GCC with its headers compiled, for CXX; None where another is used.
+
+    A path of one word, since others read CXX too: torch's inductor takes no arguments in it.
 
     Args:
         folder: where they are kept.
@@ -51,4 +54,10 @@ def compiler_with_headers(folder: Path) -> str | None:
         command = [*target.command, *target.flags, "-x", "c++-header", str(header)]
         subprocess.run([*command, "-o", str(draft)], check=True)
         draft.replace(compiled)
-    return f"{' '.join(target.command)} -include {header}"
+    script = folder / f"c++-{digest}"
+    if not script.exists():
+        draft = Path(f"{script}.{os.getpid()}")
+        draft.write_text(f'#!/bin/sh\nexec {shlex.join(target.command)} -include {header} "$@"\n')
+        draft.chmod(0o755)
+        draft.replace(script)
+    return str(script)
