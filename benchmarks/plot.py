@@ -29,6 +29,16 @@ LIBRARIES = {
     "FlexAttention": "#0f766e",
     "FlashInfer": "#7c3aed",
 }
+# Ways of warploom alone, where these are compared with each other: colours that no library has.
+WAYS = {
+    "turned": "#d55e00",
+    "group": "#0072b2",
+    "consumers": "#009e73",
+    "fused": "#56b4e9",
+    "before": "#cc79a7",
+    "stored": "#e69f00",
+    "plain": "#1e293b",
+}
 OTHERS = "#64748b"
 _LIGHTER = 0.38  # of the way to white, for each further way of one library
 
@@ -50,16 +60,22 @@ TITLES = {
     "decode_step": "Decode step of one layer, planned on the device, heads 32/8, bf16",
     "append": "New keys and values into a paged cache, 8 heads of 128, from bf16",
     "shared_prefix": "Decode of requests that share a prefix, suffixes of 128, bf16",
+    "key_transforms": "Ways to transform keys of causal attention, ragged, bf16",
     "cpu_attention": "Attention on the CPU",
     "run_overhead": "Host time of one call",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 
 
+def by_unit(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each unit that cases are measured in, with the ceilings in it."""
+    units = dict.fromkeys(row.unit for row in rows if row.case != "ceiling")
+    return [[row for row in rows if row.unit == unit] for unit in units]
+
+
 def ceilings_of(rows: Sequence[Row]) -> list[Row]:
-    """Ceilings in the unit of the table."""
-    unit = next((row.unit for row in rows if row.case != "ceiling"), None)
-    return [row for row in rows if row.case == "ceiling" and row.value and row.unit == unit]
+    """Ceilings among the rows of one unit."""
+    return [row for row in rows if row.case == "ceiling" and row.value]
 
 
 def color_of(impl: str, impls: Sequence[str]) -> tuple[float, float, float]:
@@ -72,6 +88,8 @@ def color_of(impl: str, impls: Sequence[str]) -> tuple[float, float, float]:
 
 
 def base_color(impl: str) -> str:
+    if impl in WAYS:
+        return WAYS[impl]
     return next((color for name, color in LIBRARIES.items() if impl.startswith(name)), OTHERS)
 
 
@@ -132,19 +150,12 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "decode_step": draw_bars,
     "append": draw_bars,
     "shared_prefix": draw_bars,
+    "key_transforms": draw_bars,
 }
 
 
-def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    cases, impls, _ = pivot(rows)
-    width = max(8.0, 0.11 * len(cases) * len(impls) + 3.0)
-    figure, axes = plt.subplots(figsize=(min(width, 14.0), 4.6), layout="constrained")
-    DRAWINGS[benchmark](axes, rows)
+def draw_ceilings(axes: Any, rows: Sequence[Row]) -> None:
+    """A dashed line for each."""
     for line in ceilings_of(rows):
         height = line.value or 0.0
         axes.axhline(height, color="black", linestyle="--", linewidth=1, zorder=0)
@@ -156,15 +167,29 @@ def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Pat
             fontsize=8,
         )
         axes.set_ylim(0, max(axes.get_ylim()[1], height * 1.1))
-    if ceilings_of(rows):
+
+
+def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Path) -> None:
+    """One picture; each unit has axes of its own, one below the other."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    parts = by_unit(rows)
+    bars = max(len(cases) * len(impls) for cases, impls, _ in map(pivot, parts))
+    size = min(max(8.0, 0.11 * bars + 3.0), 14.0), 4.6 * len(parts)
+    figure, grid = plt.subplots(len(parts), figsize=size, layout="constrained", squeeze=False)
+    for axes, part in zip(grid.flat, parts, strict=True):
+        DRAWINGS[benchmark](axes, part)
+        draw_ceilings(axes, part)
+        axes.set_ylabel(f"{part[-1].unit}, {better(part[-1].unit)} is better")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.4))
+    if any(map(ceilings_of, parts)):
         figure.supxlabel(SCALE, fontsize=7, x=0.01, ha="left")
-    unit = rows[-1].unit
-    axes.set_ylabel(f"{unit}, {better(unit)} is better")
-    axes.set_title(
-        f"{TITLES[benchmark]}\n{machine['device']}, torch {machine['torch']}", fontsize=10
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.4))
+    title = f"{TITLES[benchmark]}\n{machine['device']}, torch {machine['torch']}"
+    grid.flat[0].set_title(title, fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -174,7 +199,14 @@ def better(unit: str) -> str:
 
 
 def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Title, table, and one line for each figure that is missing."""
+    """A table for each unit, and the machine."""
+    tables = (line for part in by_unit(rows) for line in table(benchmark, part))
+    facts = ", ".join(f"{key} {machine[key]}" for key in ("device", "torch", "date", "commit"))
+    return "\n".join([*tables, f"<sub>{facts}</sub>", ""])
+
+
+def table(benchmark: str, rows: Sequence[Row]) -> list[str]:
+    """Title, table, and one line for each figure that is missing; rows have one unit."""
     cases, impls, at = pivot(rows)
     limits = ", ".join(f"{row.value:.0f} ({row.impl})" for row in ceilings_of(rows))
     limit = f" For scale: {limits}." if limits else ""
@@ -191,8 +223,7 @@ def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> st
     ]
     notes = {(row.impl, row.note): None for row in rows if row.note}
     lines += ["", *(f"- {impl}: {note.replace('|', '/')}" for impl, note in notes)] * bool(notes)
-    facts = ", ".join(f"{key} {machine[key]}" for key in ("device", "torch", "date", "commit"))
-    return "\n".join([*lines, "", f"<sub>{facts}</sub>", ""])
+    return [*lines, ""]
 
 
 def picture(benchmark: str) -> str:

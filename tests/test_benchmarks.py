@@ -97,6 +97,61 @@ def test_pictures_show_every_measured_implementation(
     assert (tmp_path / "picture.png").stat().st_size > 5_000
 
 
+def two_units(harness: ModuleType) -> list[Any]:
+    name = "key_transforms"
+    return [
+        harness.Row(name, "ceiling", "matmul", 700.0, "TFLOP/s"),
+        harness.Row(name, "ceiling", "copy", 4200.0, "GB/s"),
+        harness.Row(name, "prefill", "before", 600.0, "TFLOP/s"),
+        harness.Row(name, "prefill", "group", 500.0, "TFLOP/s"),
+        harness.Row(name, "decode", "fused", 2300.0, "GB/s"),
+        harness.Row(name, "decode", "before", None, "GB/s", note="n/a: no room"),
+    ]
+
+
+def test_each_unit_has_a_table_with_its_own_ways_and_ceilings(
+    harness: ModuleType, plot: ModuleType
+) -> None:
+    facts = {"device": "test", "torch": "2", "date": "today", "commit": "none"}
+    text = plot.markdown("key_transforms", facts, two_units(harness))
+    prefill, decode = text.split("**: ")[1:]
+    assert prefill.startswith("TFLOP/s, higher is better. For scale: 700 (matmul).")
+    assert "| | before | group |" in prefill and "| prefill | 600 | 500 |" in prefill
+    assert "copy" not in prefill and "decode" not in prefill
+    assert decode.startswith("GB/s, higher is better. For scale: 4200 (copy).")
+    assert "| | fused | before |" in decode and "| decode | 2300 | n/a |" in decode
+    assert "- before: n/a: no room" in decode and text.count("<sub>") == 1
+
+
+def test_each_unit_has_axes_of_its_own(
+    harness: ModuleType, plot: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = []
+    bars = plot.DRAWINGS["key_transforms"]
+    monkeypatch.setitem(
+        plot.DRAWINGS,
+        "key_transforms",
+        lambda axes, rows: (bars(axes, rows), drawn.append((axes, {row.unit for row in rows}))),
+    )
+    picture = tmp_path / "picture.png"
+    plot.draw("key_transforms", {"device": "t", "torch": "2"}, two_units(harness), picture)
+    (first, of_first), (second, of_second) = drawn
+    assert first is not second and (of_first, of_second) == ({"TFLOP/s"}, {"GB/s"})
+    assert first.get_ylim()[1] < 1000 < second.get_ylim()[1]
+    assert picture.stat().st_size > 5_000
+
+
+def test_ways_that_are_compared_differ_in_colour_and_keep_it(
+    harness: ModuleType, plot: ModuleType
+) -> None:
+    _, rows = harness.load_rows(harness.RESULTS / "key_transforms.jsonl")
+    ways = {row.impl for row in rows if row.case != "ceiling"}
+    colors = {plot.base_color(way) for way in ways}
+    assert len(colors) == len(ways) and not colors & {*plot.LIBRARIES.values(), plot.OTHERS}
+    assert plot.color_of("before", ["group", "before"]) == plot.color_of("before", ["before"])
+
+
 @pytest.mark.parametrize(
     ("script", "table"),
     [("prefill", f"prefill{name}") for name in
