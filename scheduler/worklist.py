@@ -1,4 +1,4 @@
-"""Work lists: longest first, Algorithm 1 and the levelling of loads, without a Python loop over items."""
+"""Work lists, longest first: Algorithm 1 and the levelling of loads, without a loop over items."""
 
 from __future__ import annotations
 

@@ -175,10 +175,10 @@ class Rules:
         """True if segments have few tiles, or the GPU: by the declared bounds, or by the batch.
 
         The order of tiles that share keys matters to the cache, so long prefills are assigned
-        longest first, section by section; for decoding and appending a Stream-K partition is as good, and a
-        device can make it. Where tiles are too few for half of the SMs each is cut, and the
-        Stream-K partition cuts equal tiles of the same keys at the same places, so that the cache
-        has them for all.
+        longest first, section by section; for decoding and appending a Stream-K partition is as
+        good, and a device can make it. Where tiles are too few for half of the SMs each is cut, and
+        the Stream-K partition cuts equal tiles of the same keys at the same places, so that the
+        cache has them for all.
         """
         options, bounds = self.options, self.options.bounds
         if options.batch_invariant:

@@ -8,6 +8,7 @@ import sys
 import traceback
 
 import torch
+
 from fuzz import harness
 from warploom import errors
 

@@ -17,9 +17,7 @@ from warploom.scheduler.visibility import AllVisible
 
 
 @pytest.mark.parametrize(("longest", "examples"), [((300, 5000), 150), ((100_000,), 10)])
-def test_work_lists_equal_the_text(
-    kit: Any, longest: tuple[int, ...], examples: int
-) -> None:
+def test_work_lists_equal_the_text(kit: Any, longest: tuple[int, ...], examples: int) -> None:
     """The reference walks from tile to tile, so that few requests of it are very long."""
 
     @settings(max_examples=examples, deadline=None)
