@@ -50,7 +50,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     def is_capturing(device: torch.device) -> bool:
         return bool(state["on"])
 
-    for module in (graph, streams, attention_module):
+    for module in (graph, streams, workspace, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
     monkeypatch.setattr(attention_module, "raw_stream", lambda index: state["stream"])
     monkeypatch.setattr(attention_module, "_captured", [])
@@ -90,6 +90,25 @@ def test_a_workspace_does_not_grow(capture: dict[str, int]) -> None:
     space.fit(large)
     with pytest.raises(ForbiddenUnderCapture, match="workspace cannot grow"):
         space.fit(WorkspaceSize(8192, 0, 0, 256))
+
+
+def test_counters_that_only_a_graph_clears_are_cleared_by_the_next_plan(
+    capture: dict[str, int],
+) -> None:
+    space = workspace.Workspace(torch.device("cpu"))
+    small, large = WorkspaceSize(512, 0, 0, 256), WorkspaceSize(4096, 0, 0, 256)
+    space.fit(large)
+    counters = space.memory[small.offsets["arrivals"] : small.total]
+    capture["on"] = True
+    space.fit(small)
+    for on in (True, False):  # another graph may be the first to be replayed
+        capture["on"] = on
+        counters.fill_(1)  # what a capture enqueues has not run
+        space.fit(small)
+        assert not counters.any()
+    counters.fill_(1)
+    space.fit(small)  # nothing is enqueued for a layout that is not new
+    assert counters.all()
 
 
 def test_a_captured_plan_of_attention_is_never_planned_again(
