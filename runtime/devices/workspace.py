@@ -98,6 +98,7 @@ class Workspace:
         if is_same and self._is_cleared and self._tenancy is None:
             return
         self.check(size)
+        self._is_cleared = False  # an interrupt may come before it is
         self.await_last()
         if size.total > self.bytes:
             self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)

@@ -71,13 +71,14 @@ class PlanMemory:
         target = self.workspace.plan_ints  # another tensor in each layout of the workspace
         if target is self._addressed and room is self.room:
             return
-        self._addressed, self.room = target, room
+        self._addressed, self.room = None, room  # an interrupt may come before all is written
         begin = self.workspace.address("plan")
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
         for part in ("partial_o", "partial_state", "arrivals"):
             if part not in room.offsets:
                 self._params.set(part, self.workspace.address(part))
+        self._addressed = target
 
     def packed(self, room: Capacity) -> npt.NDArray[np.int32]:
         """The last plan as it lies in memory: int32 (room.total_ints,).
