@@ -131,11 +131,11 @@ class Launcher:
             self._pretransformed.planned(batch)
         rows = batch.num_requests, batch.q_rows
         if rows != self._rows:
-            self._rows = rows
             self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
             self._lse_shape = self._geometry.lse_shape(batch)
             self._out_strides = contiguous(self._out_shape)
             self._lse_strides = contiguous(self._lse_shape)
+            self._rows = rows  # last: an interrupt may come before
         self._needs_inputs = self._inputs.incomplete
         self._inputs.write_planned(self._members)
         for name, tensor in self._inputs.tensors.items():

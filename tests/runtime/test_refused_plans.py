@@ -11,6 +11,7 @@ import warploom as wl
 from warploom.errors import ArgumentError, BadIndptr, BoundsExceeded, NotPlanned, WrongShape
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.workspace import Workspace
+from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.launching.program import Pass
 from warploom.scheduler.capacity import WorkspaceSize
 
@@ -160,6 +161,40 @@ def test_a_plan_that_was_interrupted_leaves_nothing_half_done(
     assert launched is not None
     assert launched.attention.kernel is attention._launcher._kernel
     assert torch.equal(attention.run(q, (k, v)), fresh.run(q, (k, v)))
+
+
+def test_shapes_of_results_are_worked_out_again_after_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = make(wl.Causal())
+    attention.plan([0, 2], [0, 33])
+    q, k, v = tensors(3, 33)
+    once(monkeypatch, Geometry, "q_shape")
+    with pytest.raises(KeyboardInterrupt):
+        attention.plan([0, 3], [0, 33])
+    attention.plan([0, 3], [0, 33])
+    assert attention.run(q, (k, v)).shape == q.shape
+
+
+def test_values_of_a_run_that_was_interrupted_are_those_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = make(wl.SoftCap(5.0))
+    attention.plan([0, 2], [0, 33])
+    q, k, v = tensors(2, 33)
+    before = attention.run(q, (k, v))
+    write = ParamBlock.set
+
+    def interrupted(self: ParamBlock, name: str, value: float) -> None:
+        write(self, name, value)
+        if name == "x_cap":
+            monkeypatch.setattr(ParamBlock, "set", write)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ParamBlock, "set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attention.run(q, (k, v), cap=0.01)
+    assert torch.equal(attention.run(q, (k, v)), before)
 
 
 def test_counters_are_cleared_by_the_plan_after_one_that_was_interrupted(
