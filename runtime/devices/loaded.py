@@ -40,8 +40,8 @@ class Kernel:
     bind: Bind
 
 
-# By the digest of all that decides what is built, device, grid and launch shape.
-_loaded: dict[tuple[str, str, int, LaunchShape | None], Kernel] = {}
+# By the digest of all that decides what is built, device, grid, threads and launch shape.
+_loaded: dict[tuple[str, str, int, int | None, LaunchShape | None], Kernel] = {}
 
 
 def load(
@@ -68,7 +68,7 @@ def load(
         CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: it could not be made.
     """
     shape = spec.launch(target) if isinstance(target, Arch) else None
-    key = content_key(source, target).digest, str(device), grid, shape
+    key = content_key(source, target).digest, str(device), grid, threads, shape
     if key in _loaded:
         count("memory_hits")
         return _loaded[key]

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from warploom.errors import PlanMismatch, WorkspaceTooSmall, WrongDevice, WrongDType, WrongStride
-from warploom.runtime.devices.graph import refuse_under_capture
+from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.streams import Streams
 from warploom.runtime.devices.tenancy import Tenancy
 from warploom.runtime.tensors.plain import refuse_freed
@@ -24,9 +24,10 @@ class Workspace:
     """One block of bytes, laid out by `WorkspaceSize`.
 
     The counters are zero whenever no kernel runs: set so when the layout is new, and left so by
-    every launch. The caller's memory may serve several wrappers, one after the other: each plan
-    takes it, waits for what the others enqueued there and clears the counters; from then on those
-    of the others do not run.
+    every launch. Under capture only a replay sets them, so the next plan sets them again. The
+    caller's memory may serve several wrappers, one after the other: each plan takes it, waits for
+    what the others enqueued there and clears the counters; from then on those of the others do not
+    run.
 
     Attributes:
         streams: order of what uses it; None on the CPU.
@@ -50,6 +51,7 @@ class Workspace:
         self._why = {} if has_bounds else _FOR_A_BATCH
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._size: WorkspaceSize | None = None
+        self._is_cleared = False  # the counters are zero, whether a graph is replayed or not
         self._plan_ints: torch.Tensor | None = None  # once asked for
         self._tenancy: Tenancy | None = None  # in the caller's memory
         if memory is not None:
@@ -92,17 +94,20 @@ class Workspace:
 
         What it enqueues lies in the order of streams: behind the last use, and before the next.
         """
-        if (size is self._size or size == self._size) and self._tenancy is None:
+        is_same = size is self._size or size == self._size
+        if is_same and self._is_cleared and self._tenancy is None:
             return
         self.check(size)
+        self._is_cleared = False  # an interrupt may come before it is
         self.await_last()
         if size.total > self.bytes:
             self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
-        if size != self._size:
+        if not is_same:
             self._size, self._plan_ints = size, None
         if self._tenancy is not None:
             self._tenancy.take(size.total)
         self._memory[size.offsets["arrivals"] : size.total].zero_()
+        self._is_cleared = not is_capturing(self._device)
 
     def check_held(self) -> None:
         """Refuse to run on memory that another wrapper has planned into.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from warploom.dsl.types.formats import Paged as Declared
-from warploom.errors import IndexOutOfRange
+from warploom.errors import ForbiddenUnderCapture, IndexOutOfRange
 from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Stored, whole_requests
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import (
@@ -74,9 +74,7 @@ class Pages(Format[AnyPaged]):
 
     def check_extent(self, k: torch.Tensor, batch: Batch) -> None:
         if len(k) < batch.kv_extent:
-            at = int(batch.indices.argmax())
-            value = int(batch.indices[at])
-            last = len(k) - 1
+            at, value, last = _place_of_largest(batch), batch.kv_extent - 1, len(k) - 1
             raise IndexOutOfRange(name="kv_indices", index=at, value=value, last=last, of="page")
 
     def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
@@ -118,6 +116,14 @@ class Paged(Pages[Declared]):
     @property
     def native_storage(self) -> int | None:
         return 2
+
+
+def _place_of_largest(batch: Batch) -> int | str:
+    """Of the largest page number in the list, which may lie on the device alone."""
+    try:
+        return int(batch.indices.argmax())
+    except ForbiddenUnderCapture:  # reading it would end the capture, and hide what is wrong
+        return "..."
 
 
 def _page_list(kv_indices: Any, needed: int) -> Int32s:

@@ -158,8 +158,8 @@ class Inputs:
     def keep(self, offer: Offer) -> None:
         """Keep values for the runs to come."""
         if offer.scalars:
-            self.scalars.update(offer.scalars)
             self._is_written = False
+            self.scalars.update(offer.scalars)
         for name, tensor in offer.tensors.items():
             self._keep_tensor(name, tensor)
 
@@ -241,12 +241,12 @@ class Inputs:
         if self.overridden:
             self.write_planned(block)
         values = self.check_given(given)
+        self.overridden, self._written = bool(values), None  # first: an interrupt may come between
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
                 write_array(block, name, *_address(value))
             else:
                 block.set(f"x_{name}", value)
-        self.overridden = bool(values)
         is_plain = all(isinstance(value, (int, float)) for value in given.values())
         self._written = dict(given) if is_plain else None
         return {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}

@@ -131,11 +131,11 @@ class Launcher:
             self._pretransformed.planned(batch)
         rows = batch.num_requests, batch.q_rows
         if rows != self._rows:
-            self._rows = rows
             self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
             self._lse_shape = self._geometry.lse_shape(batch)
             self._out_strides = contiguous(self._out_shape)
             self._lse_strides = contiguous(self._lse_shape)
+            self._rows = rows  # last: an interrupt may come before
         self._needs_inputs = self._inputs.incomplete
         self._inputs.write_planned(self._members)
         for name, tensor in self._inputs.tensors.items():
@@ -143,7 +143,7 @@ class Launcher:
                 self.reads(name, tensor)
 
     def _take_kernel(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+        self._kernel = None  # an interrupt may come before all is taken
         attention, self._pretransformed = Pass(kernel, self._params), None
         self.program = Program((attention,))
         if kernel.pretransform is not None and self._pretransforming is not None:
@@ -154,6 +154,7 @@ class Launcher:
         if kernel.tile not in self._maps_of:
             self._tensor_maps = TensorMaps.of(self._geometry, kernel.tile)
             self._maps_of[kernel.tile] = self._tensor_maps
+        self._kernel = kernel
 
     def forget(self) -> None:
         """Let no tensor be known any more: the next call is checked from the start."""

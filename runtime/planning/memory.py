@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from warploom.errors import WorkspaceTooSmall
+from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.upload import Upload
 from warploom.runtime.devices.workspace import Workspace
@@ -31,7 +32,7 @@ class PlanMemory:
     def __init__(
         self, workspace: Workspace, params: ParamBlock, rules: Rules, device: torch.device
     ) -> None:
-        self.workspace, self.upload = workspace, Upload(device)
+        self.workspace, self.upload, self._device = workspace, Upload(device), device
         self.room: Capacity | None = None
         self.number = 0
         self._params, self._rules = params, rules
@@ -70,16 +71,24 @@ class PlanMemory:
         target = self.workspace.plan_ints  # another tensor in each layout of the workspace
         if target is self._addressed and room is self.room:
             return
-        self._addressed, self.room = target, room
+        self._addressed, self.room = None, room  # an interrupt may come before all is written
         begin = self.workspace.address("plan")
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
         for part in ("partial_o", "partial_state", "arrivals"):
             if part not in room.offsets:
                 self._params.set(part, self.workspace.address(part))
+        self._addressed = target
 
     def packed(self, room: Capacity) -> npt.NDArray[np.int32]:
-        """The last plan as it lies in memory: int32 (room.total_ints,)."""
+        """The last plan as it lies in memory: int32 (room.total_ints,).
+
+        Raises:
+            ForbiddenUnderCapture: the current stream is being captured, and would have to be
+                waited for.
+        """
+        remedy = "Ask before the capture, or between replays."
+        refuse_under_capture(self._device, "a plan was read back from the device", remedy)
         self.workspace.await_last()
         packed: npt.NDArray[np.int32] = self.workspace.plan_ints[: room.total_ints].cpu().numpy()
         return packed

@@ -112,8 +112,11 @@ class Planner:
     def check_status(self) -> None:
         """Raise BatchRefused if the device found something wrong; waits for the plan.
 
-        PlanMismatch says that another wrapper has planned there since.
+        PlanMismatch says that another wrapper has planned there since, and ForbiddenUnderCapture
+        that the current stream, which would be waited for, is being captured.
         """
+        remedy = "Call it before the capture, or between replays."
+        refuse_under_capture(self._device, "check_plan() was called", remedy)
         workspace = self._memory.workspace
         workspace.check_held()
         workspace.await_last()

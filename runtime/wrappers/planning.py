@@ -137,6 +137,7 @@ class Planning(Uncopied):
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
             BatchRefused: an index array was wrong or passed the bounds.
+            ForbiddenUnderCapture: the current stream is being captured.
         """
         if self._batch is None:
             raise self._not_planned()

@@ -16,7 +16,8 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.library.alibi import Alibi
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
-from warploom.errors import CompileForbidden, ForbiddenUnderCapture
+from warploom.dsl.types.formats import Paged
+from warploom.errors import CompileForbidden, ForbiddenUnderCapture, IndexOutOfRange
 from warploom.runtime.calls import attention as attention_module
 from warploom.runtime.calls import attention_args
 from warploom.runtime.calls.attention import attention
@@ -49,7 +50,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     def is_capturing(device: torch.device) -> bool:
         return bool(state["on"])
 
-    for module in (graph, streams, attention_module):
+    for module in (graph, streams, workspace, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
     monkeypatch.setattr(attention_module, "raw_stream", lambda index: state["stream"])
     monkeypatch.setattr(attention_module, "_captured", [])
@@ -89,6 +90,25 @@ def test_a_workspace_does_not_grow(capture: dict[str, int]) -> None:
     space.fit(large)
     with pytest.raises(ForbiddenUnderCapture, match="workspace cannot grow"):
         space.fit(WorkspaceSize(8192, 0, 0, 256))
+
+
+def test_counters_that_only_a_graph_clears_are_cleared_by_the_next_plan(
+    capture: dict[str, int],
+) -> None:
+    space = workspace.Workspace(torch.device("cpu"))
+    small, large = WorkspaceSize(512, 0, 0, 256), WorkspaceSize(4096, 0, 0, 256)
+    space.fit(large)
+    counters = space.memory[small.offsets["arrivals"] : small.total]
+    capture["on"] = True
+    space.fit(small)
+    for on in (True, False):  # another graph may be the first to be replayed
+        capture["on"] = on
+        counters.fill_(1)  # what a capture enqueues has not run
+        space.fit(small)
+        assert not counters.any()
+    counters.fill_(1)
+    space.fit(small)  # nothing is enqueued for a layout that is not new
+    assert counters.all()
 
 
 def test_a_captured_plan_of_attention_is_never_planned_again(
@@ -226,3 +246,31 @@ def test_each_stream_waits_for_the_one_before(
     del user
     capture["on"] = False
     assert order.current() == 8
+
+
+def test_a_cache_too_small_is_named_under_capture_without_reading_the_plan(
+    capture: dict[str, int],
+) -> None:
+    made = AttentionWrapper(Causal(), kv_format=Paged(4), **SHAPE)
+    made.plan([0, 1], [0, 3], [5, 7, 2], [4])
+    q, small = torch.zeros(1, 2, 64), torch.zeros(7, 2, 4, 2, 64)
+    capture["on"] = True
+    with pytest.raises(IndexOutOfRange, match=r"kv_indices\[\.\.\.\] is 7; valid are 0 to 6"):
+        made.run(q, small)
+    capture["on"] = False
+    with pytest.raises(IndexOutOfRange, match=r"kv_indices\[1\] is 7; valid are 0 to 6"):
+        made.run(q, small)
+
+
+def test_plans_are_not_read_back_under_capture(capture: dict[str, int]) -> None:
+    made = AttentionWrapper(Causal(), **SHAPE)
+    made.plan([0, 1], [0, 3])
+    capture["on"] = True
+    with pytest.raises(ForbiddenUnderCapture, match="read back"):
+        _ = made.planned.plan  # type: ignore[union-attr]
+    with pytest.raises(ForbiddenUnderCapture, match="check_plan"):
+        made._planner.check_status()
+    capture["on"] = False
+    assert made.planned is not None
+    assert len(made.planned.plan.items) > 0
+    made._planner.check_status()

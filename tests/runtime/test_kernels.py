@@ -52,6 +52,26 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
     assert loads[0] == loads[1]
 
 
+def test_kernels_for_different_numbers_of_threads_are_different(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int | None] = []
+    monkeypatch.setattr(loaded, "_loaded", {})
+    monkeypatch.setattr(
+        loaded.CpuKernel, "launch", lambda self, params, grid, threads: asked.append(threads)
+    )
+    made = Kernels(
+        AttentionSpec(trace(Variant()), 64, 64, dtype("float32"), Ragged()), torch.device("cpu")
+    )
+    tile = made.choose(1.0).tile
+    for threads in (1, None, 1):
+        found = loaded.load(
+            made.kernel(tile), made.source(tile), made.target, torch.device("cpu"), 4, threads
+        )
+        found.bind(None)(0)  # type: ignore[arg-type]
+    assert asked == [1, None, 1]
+
+
 def test_tiles_of_composed_plans_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,6 +9,11 @@ import torch
 
 import warploom as wl
 from warploom.errors import ArgumentError, BadIndptr, BoundsExceeded, NotPlanned, WrongShape
+from warploom.runtime.devices.params import ParamBlock
+from warploom.runtime.devices.workspace import Workspace
+from warploom.runtime.inputs.args import Geometry
+from warploom.runtime.launching.program import Pass
+from warploom.scheduler.capacity import WorkspaceSize
 
 
 def make(variant: wl.Variant, **options: Any) -> wl.AttentionWrapper:
@@ -118,3 +123,88 @@ def test_inputs_of_a_refused_plan_go_nowhere(wrong: dict[str, Any], graphed: boo
     assert memory.all()
     attention.plan([0, 4], [0, 64])
     assert torch.equal(attention.run(q, (k, v)), before)
+
+
+def once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, when: str = "") -> None:
+    """Let the next call of a method, with this as its first argument if one is given, be
+    interrupted as by Ctrl-C.
+    """
+    real = getattr(owner, name)
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        if when in ("", *args[:1]):
+            monkeypatch.setattr(owner, name, real)
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("step", [(Pass, "bind"), (ParamBlock, "set", "items")])
+def test_a_plan_that_was_interrupted_leaves_nothing_half_done(
+    monkeypatch: pytest.MonkeyPatch, step: tuple[Any, ...]
+) -> None:
+    attention, fresh = make(wl.Causal()), make(wl.Causal())
+    attention.plan([0, 1], [0, 33])  # another kernel, and less memory
+    q, k, v = tensors(900, 900)
+    once(monkeypatch, *step)
+    with pytest.raises(KeyboardInterrupt):
+        attention.plan([0, 900], [0, 900])
+    for each in (attention, fresh):
+        each.plan([0, 900], [0, 900])
+    begin = attention._workspace.address("plan")
+    assert attention._params.get("header") == begin
+    assert begin < attention._params.get("items") < begin + attention._workspace.bytes
+    assert attention._launcher is not None
+    assert attention._launcher._kernel is attention.planned.kernel  # type: ignore[union-attr]
+    launched = attention._launcher.program
+    assert launched is not None
+    assert launched.attention.kernel is attention._launcher._kernel
+    assert torch.equal(attention.run(q, (k, v)), fresh.run(q, (k, v)))
+
+
+def test_shapes_of_results_are_worked_out_again_after_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = make(wl.Causal())
+    attention.plan([0, 2], [0, 33])
+    q, k, v = tensors(3, 33)
+    once(monkeypatch, Geometry, "q_shape")
+    with pytest.raises(KeyboardInterrupt):
+        attention.plan([0, 3], [0, 33])
+    attention.plan([0, 3], [0, 33])
+    assert attention.run(q, (k, v)).shape == q.shape
+
+
+def test_values_of_a_run_that_was_interrupted_are_those_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = make(wl.SoftCap(5.0))
+    attention.plan([0, 2], [0, 33])
+    q, k, v = tensors(2, 33)
+    before = attention.run(q, (k, v))
+    write = ParamBlock.set
+
+    def interrupted(self: ParamBlock, name: str, value: float) -> None:
+        write(self, name, value)
+        if name == "x_cap":
+            monkeypatch.setattr(ParamBlock, "set", write)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ParamBlock, "set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attention.run(q, (k, v), cap=0.01)
+    assert torch.equal(attention.run(q, (k, v)), before)
+
+
+def test_counters_are_cleared_by_the_plan_after_one_that_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space, size = Workspace(torch.device("cpu")), WorkspaceSize(512, 0, 0, 256)
+    space.fit(WorkspaceSize(4096, 0, 0, 256))
+    once(monkeypatch, torch.Tensor, "zero_")
+    space.memory.fill_(1)
+    with pytest.raises(KeyboardInterrupt):
+        space.fit(size)
+    space.fit(size)
+    assert not space.memory[size.offsets["arrivals"] : size.total].any()
