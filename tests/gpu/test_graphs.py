@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.errors import BoundsExceeded, ForbiddenUnderCapture, NotPlanned
+from warploom.errors import BoundsExceeded, ForbiddenUnderCapture, IndexOutOfRange, NotPlanned
 
 pytestmark = pytest.mark.gpu
 
@@ -224,3 +224,46 @@ def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: 
     while held() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert held() == 0
+
+
+def test_a_captured_plan_may_come_before_any_replay(cuda: Any) -> None:
+    """It only records that counters are cleared for its layout; the next plan clears them itself."""
+    bounds = wl.Bounds(max_requests=REQUESTS, max_q_rows=ROWS, max_kv_len=LONGEST, max_blocks=PAGES)
+    shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
+    attention = wl.AttentionWrapper(wl.Causal(), bounds=bounds, **shape)
+    alone = wl.AttentionWrapper(wl.Causal(), **shape)
+    q = torch.randn(2, 8, 128, dtype=torch.bfloat16, device=cuda)
+    cache = torch.randn(PAGES, 2, PAGE, 2, 128, dtype=torch.bfloat16, device=cuda)
+    args = paged((1, 1), (9000, 4000), 1)
+    lengths = {n: torch.as_tensor(x, dtype=torch.int32, device=cuda) for n, x in args.items()}
+    attention.plan(**paged((1, 1), (40, 40), 0))  # another layout, by the host
+    attention.run(q, cache)
+    attention.plan(**lengths)  # what the device plans with is built
+    attention.plan(**paged((1, 1), (40, 40), 0))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attention.plan(**lengths)
+        out = attention.run(q, cache)
+    attention.plan(**lengths)
+    alone.plan(**args)
+    expected = alone.run(q, cache)
+    torch.testing.assert_close(attention.run(q, cache), expected, rtol=2e-2, atol=2e-2)
+    graph.replay()
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_cache_too_small_does_not_end_a_capture(cuda: Any) -> None:
+    shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
+    attention = wl.AttentionWrapper(wl.Causal(), **shape)
+    q = torch.randn(2, 8, 128, dtype=torch.bfloat16, device=cuda)
+    cache = torch.randn(PAGES, 2, PAGE, 2, 128, dtype=torch.bfloat16, device=cuda)
+    attention.plan(**paged((1, 1), (900, 400), 1))
+    expected = attention.run(q, cache).clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(IndexOutOfRange, match="kv_indices"):
+            attention.run(q, cache[:5])
+        out = attention.run(q, cache)
+    out.zero_()
+    graph.replay()
+    torch.testing.assert_close(out, expected)
