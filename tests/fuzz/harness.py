@@ -19,7 +19,7 @@ from warploom.runtime.declaring.declare import make_spec
 from warploom.runtime.devices.device import cuda_facts
 
 NOISES = ((4.0, 1), (4.0, 2), (16.0, 3))  # last places, seed
-DOUBTS = tuple((4.0 + 12.0 * (seed % 2), seed) for seed in range(4, 28))  # more, for wrong rows
+DOUBTS = tuple((4.0 + 12.0 * (seed % 2), seed) for seed in range(4, 100))  # more, for wrong rows
 MARGIN = 3.0  # times what noise alone does
 # Of the CPU: decodes with fewer keys than prefills, as many, and more.
 ROLES = [
