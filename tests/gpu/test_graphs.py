@@ -227,7 +227,7 @@ def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: 
 
 
 def test_a_captured_plan_may_come_before_any_replay(cuda: Any) -> None:
-    """It only records that counters are cleared for its layout; the next plan clears them itself."""
+    """It only records that counters are cleared for its layout; the next plan clears them again."""
     bounds = wl.Bounds(max_requests=REQUESTS, max_q_rows=ROWS, max_kv_len=LONGEST, max_blocks=PAGES)
     shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
     attention = wl.AttentionWrapper(wl.Causal(), bounds=bounds, **shape)
