@@ -228,9 +228,8 @@ def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: 
 
 def test_a_captured_plan_may_come_before_any_replay(cuda: Any) -> None:
     """It only records that counters are cleared for its layout; the next plan clears them again."""
-    bounds = wl.Bounds(max_requests=REQUESTS, max_q_rows=ROWS, max_kv_len=LONGEST, max_blocks=PAGES)
     shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
-    attention = wl.AttentionWrapper(wl.Causal(), bounds=bounds, **shape)
+    attention = wl.AttentionWrapper(wl.Causal(), bounds=BOUNDS, **shape)
     alone = wl.AttentionWrapper(wl.Causal(), **shape)
     q = torch.randn(2, 8, 128, dtype=torch.bfloat16, device=cuda)
     cache = torch.randn(PAGES, 2, PAGE, 2, 128, dtype=torch.bfloat16, device=cuda)
