@@ -11,14 +11,14 @@ def sizes_of_roles(spec, batch):
     """What each role of an input or output ranges over; with bounds, in any batch.
 
     Captured launches keep one tensor for all, and devices, which see no lengths, want what the
-    bounds allow.
+    bounds allow: all rows may be those of one request.
     """
     sizes = batch.sizes
     for lengths in spec["batches"] if spec["bounds"] else ():
         rows, keys = [q for q, _ in lengths], [k for _, k in lengths]
         longest = max([*keys, 1])
         least = {"batch": len(lengths), "q_pos": longest, "kv_pos": longest, "q_row": sum(rows),
-                 "q_idx": max([*rows, 1])}  # fmt: skip
+                 "q_idx": max(sum(rows), 1)}  # fmt: skip
         sizes |= {role: max(size, sizes[role]) for role, size in least.items()}
     return sizes
 
