@@ -13,7 +13,8 @@ from warploom.codegen.attention.shared_memory import (
     items_region,
     padded_dims,
 )
-from warploom.codegen.attention.template import CudaTemplate, Work
+from warploom.codegen.attention.streamed import Streamed
+from warploom.codegen.attention.template import CudaTemplate, Template, Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.logits_hooks import column_state_bytes
@@ -32,6 +33,8 @@ _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
+_CLAIMED_BYTES = 8  # numbers of shared lists that were drawn, by turns (lists.cuh)
+_DECODE = Streamed()  # of the role with few rows
 
 
 class Hopper(CudaTemplate):
@@ -40,12 +43,15 @@ class Hopper(CudaTemplate):
     name = "hopper"
     remedy = f"Use a tile of {2 * WARPGROUP_ROWS} rows, or a portable one."
     has_tensor_maps = True
+    takes_roles = True
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if spec.is_narrow:
             return _NO_NARROW_KEYS
         if tile.staged == "group" and not _has_transformer(spec):
             return "no group of its own could transform what these heads stage"
+        if tile.decode is not None and (why := self._role_obstacle(spec, tile, tile.decode)):
+            return why
         crowd = _three_groups_obstacle(spec) if tile.rows > 2 * WARPGROUP_ROWS else None
         return crowd and f"a thread of three groups has 144 registers, and {crowd}"
 
@@ -53,11 +59,38 @@ class Hopper(CudaTemplate):
         """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
         return 32 * (tile.warps + 4 + 4 * _has_group(spec, tile))
 
+    def _role_obstacle(
+        self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig
+    ) -> str | None:
+        """Why one launch cannot have this tile and that of decodes (decision 0043)."""
+        if spec.kv_format.composed:
+            return "composed tiles hold rows of several requests, and have no roles"
+        if not _DECODE.has(decode):
+            return f"decodes stream through portable tiles of 16 rows, not {decode.label}"
+        threads = self.threads(spec, tile)
+        if _DECODE.threads(decode) > threads:
+            return f"its CTAs have {threads} threads, fewer than {decode.label} takes"
+        return _DECODE.obstacle(spec, decode)
+
+    def of_role(self, tile: TileConfig) -> Template:
+        """Tiles of few rows are streamed."""
+        return _DECODE if _DECODE.has(tile) else self
+
+    def role_context(self, spec: AttentionSpec, tile: TileConfig) -> Config:
+        if tile.decode is None:
+            return {}
+        return {
+            "cta_threads": self.threads(spec, tile),
+            "decode_threads": _DECODE.threads(tile.decode),
+        }
+
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
+        """Roles take turns in the shared memory of a CTA."""
         self.check(spec, tile)
-        return LaunchShape(
-            self.threads(spec, tile), self.memory(spec, tile).bytes, 1, overlaps=True
-        )
+        bytes_of = self.memory(spec, tile).bytes
+        if tile.decode is not None:
+            bytes_of = max(bytes_of, _DECODE.memory(spec, tile.decode).bytes)
+        return LaunchShape(self.threads(spec, tile), bytes_of, 1, overlaps=True)
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
         return f"{self.threads(spec, tile)}, 1"
@@ -166,6 +199,7 @@ class Hopper(CudaTemplate):
             Region("columns", slots * self.column_bytes(spec)),
             items_region(spec, tile, items),
             Region("barriers", barriers + _VISIT_BYTES * round_up(tile.stages, 2)),
+            *([Region("claimed", _CLAIMED_BYTES)] if tile.decode else ()),
         )
 
     def column_bytes(self, spec: AttentionSpec) -> int:

@@ -79,6 +79,8 @@ struct Arena {
   char* base;  // aligned to 1024 bytes, as swizzled tiles need
   int index;   // of the item
 
+  // Waits for all threads of the tile: those that compute, and the prefetch warp.
+  WL_FN static void sync_all() { __syncthreads(); }
   // Waits for all threads that compute.
   WL_FN static void sync() {
     if constexpr (S::kSplitKeys) {

@@ -288,7 +288,7 @@ class SingleRow {
 template <class K>
 WL_FN void run_single_kernel(const typename K::Params& p, char* shared_memory) {
   const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
-  auto opening = load_first_opening<K>(p);
+  auto opening = load_first_opening<K>(p, blockIdx.x);
   for (int i = first; i < end; ++i) {
     const Item<K> item{p, {shared_memory, i}};
     item.open(opening, i, threadIdx.x, Sizes<K>::kThreads);

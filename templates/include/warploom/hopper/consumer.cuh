@@ -7,6 +7,7 @@
 
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/hook_lanes.cuh>
+#include <warploom/hopper/lists.cuh>
 #include <warploom/hopper/mma.cuh>
 #include <warploom/hopper/output.cuh>
 #include <warploom/merge.cuh>
@@ -45,8 +46,9 @@ class Consumer {
   }
 
   WL_FN void run(const typename K::Params& p) {
-    int left = __ldg(p.cta_indptr + blockIdx.x + 1) - __ldg(p.cta_indptr + blockIdx.x);
-    for (; left > 0; --left) run_item(p);
+    for_each_list<K>(p, shared_, [&](const List& list) {
+      for (int left = list.end - list.begin; left > 0; --left) run_item(p);
+    });
     if constexpr (C::kComposed) merge_composed_rows(Item<K>{p, shared_});
   }
 

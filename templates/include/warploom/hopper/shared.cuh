@@ -100,6 +100,8 @@ struct Shared {
   }
   WL_FN ItemFacts<K>& facts() const { return staged_item().facts; }
   WL_FN Row<K>& row(int r) const { return staged_item().rows[r]; }
+  // What was drawn of shared lists (lists.cuh), by turns.
+  WL_FN unsigned* claimed() const { return reinterpret_cast<unsigned*>(base + At::kClaimed); }
   WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + At::kBarriers); }
 
   // Waits for all consumer threads.
