@@ -75,7 +75,7 @@ class PlanMemory:
         begin = self.workspace.address("plan")
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
-        for part in ("partial_o", "partial_state", "arrivals"):
+        for part in ("partial_o", "partial_state", "arrivals", "claims"):
             if part not in room.offsets:
                 self._params.set(part, self.workspace.address(part))
         self._addressed = target

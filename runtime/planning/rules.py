@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from warploom.codegen.attention.role_cost import role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
@@ -25,7 +26,7 @@ from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
 from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.plan import Plan, make_plan
-from warploom.scheduler.roles import Role
+from warploom.scheduler.roles import Role, RolePrices
 from warploom.scheduler.verify import verify
 from warploom.scheduler.visibility import Visibility
 
@@ -235,8 +236,18 @@ class Rules:
             stream_k=self.uses_stream_k(batch, tile),
             indices=batch.indices,
             smaller=smaller_roles(tile),
+            prices=self.prices(tile),
         )
         return plan, visibility
+
+    def prices(self, tile: TileConfig) -> RolePrices | None:
+        """What work of the two roles of a tile costs."""
+        if not tile.of_roles:
+            return None
+        on_gpu = self.device.type == "cuda"
+        found = role_cost(self.spec, tile) if on_gpu else role_cost_on_cpu(tile)
+        roles = [Role(name, own.rows, own.keys) for name, own in tile.of_roles.items()]
+        return RolePrices.of_tiles(roles, (found.prefill, found.decode), found.saturating)
 
     def check_of(self, batch: Batch) -> Check:
         """How a plan of a batch is checked."""

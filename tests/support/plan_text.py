@@ -74,6 +74,8 @@ def cost_of(problem: Problem, item: Item) -> int:
 
 def query_tiles(problem: Problem) -> Iterator[Item]:
     for index, segment in enumerate(problem.segments):
+        if problem.only is not None and index not in problem.only:
+            continue
         fused = int(segment["num_q"]) * problem.group_size
         for head in range(problem.num_kv_heads):
             for row in range(0, fused, problem.rows):
