@@ -77,6 +77,7 @@ class WorkspaceSize:
         partial_state_bytes: float32 [max_slots, rows, 2], largest logit and sum.
         arrivals_bytes: uint32 [max_merges], zero between launches.
         votes_bytes: uint32 of a planner on the device, zero between launches.
+        stamps_bytes: a record of each item's times, where kernels tell them.
     """
 
     plan_bytes: int
@@ -84,12 +85,13 @@ class WorkspaceSize:
     partial_state_bytes: int
     arrivals_bytes: int
     votes_bytes: int = 4
+    stamps_bytes: int = 0
 
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Part name, as of the fields, -> first byte; total -> end."""
         offsets, end = {}, 0
-        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes"):
+        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes", "stamps"):
             offsets[name] = end
             end += -(-getattr(self, f"{name}_bytes") // 256) * 256
         return offsets | {"total": end}
@@ -193,8 +195,14 @@ def _cuts_of_a_tile(kv_len: int, rows: int, keys: int, smaller: tuple[Role, ...]
     return max(0, *(tiles + 1 for tiles in inner))
 
 
-def workspace_size(room: Capacity, head_dim_v: int) -> WorkspaceSize:
-    """Bytes that every plan of a layout runs in, with value vectors of this length."""
+def workspace_size(room: Capacity, head_dim_v: int, stamp_bytes: int = 0) -> WorkspaceSize:
+    """Bytes that every plan of a layout runs in.
+
+    Args:
+        room: the layout.
+        head_dim_v: length of value vectors.
+        stamp_bytes: that a kernel writes of each item's times; 0: it tells none.
+    """
     partial_rows = room.max_slots * room.slot_rows
     return WorkspaceSize(
         plan_bytes=4 * room.total_ints,
@@ -202,4 +210,5 @@ def workspace_size(room: Capacity, head_dim_v: int) -> WorkspaceSize:
         partial_state_bytes=8 * partial_rows,
         arrivals_bytes=4 * room.max_merges,
         votes_bytes=room.votes_bytes,
+        stamps_bytes=stamp_bytes * room.max_items,
     )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from warploom.codegen.stamps import STAMP
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
@@ -132,7 +133,8 @@ class Rules:
         self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
     ) -> tuple[Capacity, WorkspaceSize]:
         room = self._room(bounds, tile, num_ctas, pieces)
-        return room, workspace_size(room, self.spec.head_dim_v)
+        stamp_bytes = STAMP.itemsize if self.spec.stamps else 0
+        return room, workspace_size(room, self.spec.head_dim_v, stamp_bytes)
 
     def _room(
         self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
