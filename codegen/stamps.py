@@ -1,4 +1,4 @@
-"""The record in which a kernel says when a work item ran: NumPy layout and C struct from one table."""
+"""The record in which a kernel tells when a work item ran: NumPy and C from one table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIELDS = (
     ("cta", "whose work list has the item"),
     ("sm", "multiprocessor, or thread of the host"),
 )
-_NAME = "Stamp"
+_NAME = "StampRecord"
 
 STAMP_POINTER = f"{_NAME}*"
 STAMP = np.dtype([(field, np.int64) for field, _ in _FIELDS])

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from warploom.codegen.stamps import STAMP
 from warploom.codegen.source import TileChoice, TileConfig
+from warploom.codegen.stamps import STAMP
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices.device import cuda_facts
