@@ -49,7 +49,7 @@ SETTINGS = (
     ),
     Setting(
         "WARPLOOM_TRACE",
-        "1 builds attention kernels that tell when each work item ran, for warploom.trace; slower",
+        "1 builds attention kernels that tell when each work item ran; slower",
         "0",
     ),
     Setting(
