@@ -105,6 +105,7 @@ class WorkspaceSize:
         votes_bytes: uint32 of a planner on the device, zero between launches.
         claims_bytes: uint32 that counts claimed lists, zero between launches; in plans of several
             roles.
+        stamps_bytes: a record of each item's times, where kernels tell them.
     """
 
     plan_bytes: int
@@ -113,12 +114,13 @@ class WorkspaceSize:
     arrivals_bytes: int
     votes_bytes: int = 4
     claims_bytes: int = 0
+    stamps_bytes: int = 0
 
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Part name, as of the fields, -> first byte; total -> end."""
         offsets, end = {}, 0
-        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes", "claims"):
+        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes", "claims", "stamps"):
             offsets[name] = end
             end += -(-getattr(self, f"{name}_bytes") // 256) * 256
         return offsets | {"total": end}
@@ -218,8 +220,14 @@ def _cuts_of_a_tile(kv_len: int, shapes: Sequence[tuple[int, int]]) -> int:
     return max(0, *(-(-kv_len // keys) // grain - 1 for keys, grain in grains))
 
 
-def workspace_size(room: Capacity, head_dim_v: int) -> WorkspaceSize:
-    """Bytes that every plan of a layout runs in, with value vectors of this length."""
+def workspace_size(room: Capacity, head_dim_v: int, stamp_bytes: int = 0) -> WorkspaceSize:
+    """Bytes that every plan of a layout runs in.
+
+    Args:
+        room: the layout.
+        head_dim_v: length of value vectors.
+        stamp_bytes: that a kernel writes of each item's times; 0: it tells none.
+    """
     partial_rows = room.max_slots * room.slot_rows
     return WorkspaceSize(
         plan_bytes=4 * room.total_ints,
@@ -228,4 +236,5 @@ def workspace_size(room: Capacity, head_dim_v: int) -> WorkspaceSize:
         arrivals_bytes=4 * room.max_merges,
         votes_bytes=room.votes_bytes,
         claims_bytes=room.claims_bytes,
+        stamps_bytes=stamp_bytes * room.max_items,
     )

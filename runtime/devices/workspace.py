@@ -128,6 +128,17 @@ class Workspace:
         return self._memory.data_ptr() + self.size.offsets[part]
 
     @property
+    def stamps(self) -> torch.Tensor:
+        """What kernels tell of the times of work items, uint8; empty where they tell nothing."""
+        begin = self.size.offsets["stamps"]
+        return self._memory[begin : begin + self.size.stamps_bytes]
+
+    def forget_stamps(self) -> None:
+        """Enqueue that no item of the plan to come has run yet."""
+        if self.size.stamps_bytes:
+            self.stamps.zero_()
+
+    @property
     def plan_ints(self) -> torch.Tensor:
         """The plan's part as int32."""
         if self._plan_ints is None:

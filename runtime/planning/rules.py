@@ -11,6 +11,7 @@ import torch
 
 from warploom.codegen.attention.role_cost import role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileChoice, TileConfig
+from warploom.codegen.stamps import STAMP
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices.device import cuda_facts
@@ -133,7 +134,8 @@ class Rules:
         self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
     ) -> tuple[Capacity, WorkspaceSize]:
         room = self._room(bounds, tile, num_ctas, pieces)
-        return room, workspace_size(room, self.spec.head_dim_v)
+        stamp_bytes = STAMP.itemsize if self.spec.stamps else 0
+        return room, workspace_size(room, self.spec.head_dim_v, stamp_bytes)
 
     def _room(
         self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None

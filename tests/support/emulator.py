@@ -94,7 +94,8 @@ class Emulator:
         arch = arch_named("sm_90a")
         spec = kernels.spec_of(tile)
         of = template_of(tile).kernel(spec, tile)
-        made = self._load(of, of.render("cuda", c_structs(spec.kv_format.composed)), arch)
+        structs = c_structs(spec.kv_format.composed, bool(tile.of_roles))
+        made = self._load(of, of.render("cuda", structs), arch)
         before = None
         if tile.pretransformed_keys:
             before = self._load(kernels.pretransform, kernels.pretransform_source, arch)

@@ -47,6 +47,20 @@ WL_FN unsigned cta_thread() {
   return thread;
 }
 
+// Of all multiprocessors; it moves on every 32 ns on some GPUs, every microsecond on others.
+WL_FN long long global_nanoseconds() {
+  long long time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
+  return time;
+}
+
+// The multiprocessor that runs this CTA.
+WL_FN unsigned sm_number() {
+  unsigned number;
+  asm("mov.u32 %0, %%smid;" : "=r"(number));
+  return number;
+}
+
 // Waits for kThreads threads of the CTA, always the same ones.
 template <int kThreads>
 WL_FN void sync_some() {

@@ -9,6 +9,7 @@
 #include <warploom/attend.cuh>
 #include <warploom/merge.cuh>
 #include <warploom/row_merges.cuh>
+#include <warploom/stamp.cuh>
 
 namespace warploom {
 
@@ -58,6 +59,7 @@ WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const 
   pipeline.start();
   for (int i = first; i < end; ++i) {
     K::template Arena<K>::sync_all();  // what the prefetch warp made ready; and slabs are read
+    const Stamp<K> stamp(p, i);
     const Item<K> item = item_of<K>(p, shared_memory, i);
     typename WarpMma<K>::Output output = {};
     Softmax<K> softmax(softmax_factor<K>(p));

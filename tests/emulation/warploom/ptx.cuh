@@ -1,6 +1,8 @@
 // Stands in for the device's header of that name. Copies are made at once.
 #pragma once
 
+#include <chrono>
+
 #include <cute/arch/copy_sm80.hpp>
 
 #include <warploom/variant.cuh>
@@ -21,6 +23,13 @@ unsigned pack(Element, float low, float high) {
 }
 
 inline unsigned cta_thread() { return threadIdx.x; }
+
+inline long long global_nanoseconds() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+inline unsigned sm_number() { return blockIdx.x / 2; }  // two CTAs fit
 
 template <int kThreads>
 void sync_some() {

@@ -12,6 +12,7 @@
 #include <warploom/hopper/output.cuh>
 #include <warploom/merge.cuh>
 #include <warploom/row_merges.cuh>
+#include <warploom/stamp.cuh>
 
 namespace warploom::hopper {
 
@@ -57,6 +58,7 @@ class Consumer {
     barrier_wait(&barriers_.item_full[item_ring_.stage], item_ring_.phase);
     shared_.item_stage = item_ring_.stage;
     const Item<K> item{p, shared_};
+    const Stamp<K> stamp(p, item.facts().index);
     const ThreadRows<K> rows(item);
     barrier_wait(&barriers_.q_full[query_ring_.stage], query_ring_.phase);
     take_queries(item);
