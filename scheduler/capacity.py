@@ -62,8 +62,8 @@ class Capacity:
 
     @property
     def claims_bytes(self) -> int:
-        """Of the counter of claimed lists, if there are some that any CTA may claim."""
-        return 0 if self.num_roles == 1 else 4
+        """Of counters of claimed lists and of CTAs that drew their number, in launches of two roles."""
+        return 0 if self.num_roles == 1 else 8
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -103,8 +103,8 @@ class WorkspaceSize:
         partial_state_bytes: float32 [max_slots, rows, 2], largest logit and sum.
         arrivals_bytes: uint32 [max_merges], zero between launches.
         votes_bytes: uint32 of a planner on the device, zero between launches.
-        claims_bytes: uint32 that counts claimed lists, zero between launches; in plans of several
-            roles.
+        claims_bytes: uint32 [2] of claimed lists and of CTAs that drew their number, zero between
+            launches; in plans of two roles.
         stamps_bytes: a record of each item's times, where kernels tell them.
     """
 

@@ -110,6 +110,7 @@ ROLE_HEADER = Record(
         *HEADER.fields,
         ("num_shared", "shared lists in use, which any CTA claims when it is done"),
         ("num_active", "CTAs that may have work; those from there on claim nothing"),
+        ("num_decodes", "CTAs that decode: the first ones"),
     ),
 )
 

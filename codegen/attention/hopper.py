@@ -33,7 +33,7 @@ _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
-_CLAIMED_BYTES = 8  # numbers of shared lists that were drawn, by turns (lists.cuh)
+_DRAWN_BYTES = 16  # numbers that a CTA of two roles drew (Drawn in shared.cuh)
 _DECODE = Streamed()  # of the role with few rows
 
 
@@ -80,6 +80,7 @@ class Hopper(CudaTemplate):
         if tile.decode is None:
             return {}
         return {
+            "drawn_at": self._both_bytes(spec, tile, tile.decode),
             "cta_threads": self.threads(spec, tile),
             "decode_threads": _DECODE.threads(tile.decode),
         }
@@ -87,10 +88,16 @@ class Hopper(CudaTemplate):
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
         """Roles take turns in the shared memory of a CTA."""
         self.check(spec, tile)
-        bytes_of = self.memory(spec, tile).bytes
-        if tile.decode is not None:
-            bytes_of = max(bytes_of, _DECODE.memory(spec, tile.decode).bytes)
+        if tile.decode is None:
+            bytes_of = self.memory(spec, tile).bytes
+        else:
+            bytes_of = self._both_bytes(spec, tile, tile.decode) + _DRAWN_BYTES
         return LaunchShape(self.threads(spec, tile), bytes_of, 1, overlaps=True)
+
+    def _both_bytes(self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig) -> int:
+        """Shared memory in which two roles take turns."""
+        both = self.memory(spec, tile).bytes, _DECODE.memory(spec, decode).bytes
+        return round_up(max(both), _DRAWN_BYTES)
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
         return f"{self.threads(spec, tile)}, 1"
@@ -199,7 +206,6 @@ class Hopper(CudaTemplate):
             Region("columns", slots * self.column_bytes(spec)),
             items_region(spec, tile, items),
             Region("barriers", barriers + _VISIT_BYTES * round_up(tile.stages, 2)),
-            *([Region("claimed", _CLAIMED_BYTES)] if tile.decode else ()),
         )
 
     def column_bytes(self, spec: AttentionSpec) -> int:

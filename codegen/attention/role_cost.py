@@ -14,7 +14,7 @@ from warploom.dsl.types.spec import AttentionSpec
 _PREFILL_PS = 1_800_000
 _PREFILL_SIZE = 128 * 128 * (128 + 128)
 _BYTES = 2  # of the elements there; tensor cores take as much longer for larger ones
-_SM_BANDWIDTH = 60  # GB/s that decoding reads on one SM
+_SM_BANDWIDTH = 52  # GB/s that decoding reads on one SM beside others that compute
 _BANDWIDTH = 4200  # GB/s, and on all
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.

@@ -355,7 +355,7 @@ def test_slots_have_room_for_the_largest_tile(kit: Any) -> None:
     size = workspace_size(room, 32)
     assert size.partial_o_bytes == 4 * room.max_slots * 48 * 32
     assert size.plan_bytes == 4 * room.total_ints
-    assert size.claims_bytes == 4 and size.total == size.offsets["claims"] + 256
+    assert size.claims_bytes == 8 and size.total == size.offsets["claims"] + 256
     case.numbers["smaller"] = ()
     alone = workspace_size(capacity(bounds, **case.numbers), 32)
     assert alone.claims_bytes == 0 and alone.total == alone.offsets["claims"]

@@ -9,7 +9,7 @@
 
 namespace warploom {
 
-template <class Element>
+template <bool kOnce = false, class Element>
 void copy_vector(const Element* from, Element* to, bool exists) {
   static const uint4 zeros{};
   std::memcpy(to, exists ? static_cast<const void*>(from) : &zeros, sizeof(zeros));

@@ -44,16 +44,16 @@ WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Wo
     // Nothing is kept in registers while a list is worked through, nor read before it is needed.
     const volatile auto& header =
         *reinterpret_cast<const volatile typename K::PlanHeader*>(p.header);
-    work(list_of<K>(p, unknown_thread(blockIdx.x)));
-    if (header.num_shared == 0 || blockIdx.x >= header.num_active) return;
+    work(list_of<K>(p, shared.drawn().cta));
+    if (header.num_shared == 0 || shared.drawn().cta >= header.num_active) return;
 #pragma unroll 1
     for (int turn = 0;; turn ^= 1) {
-      unsigned* drawn = shared.claimed() + turn;
+      volatile unsigned& drawn = shared.drawn().lists[turn];
       if (threadIdx.x == Sizes<K>::kThreads) {
-        *drawn = claim_list(p.claims, header.num_shared, header.num_active);
+        drawn = claim_list(p.claims, header.num_shared, header.num_active);
       }
       named_sync(kListBarrier, K::kCtaThreads);
-      const unsigned number = *drawn;
+      const unsigned number = drawn;
       if (number >= header.num_shared) return;
       work(list_of<K>(p, 2 * gridDim.x + number));
     }
