@@ -61,8 +61,10 @@ def checked_options(
         raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
     obstacle = obstacle_to_pretransform(spec, backend, cuda_graph, batch_invariant)
     for_fused = reason_for_fused(sm_limit, workspace)
-    transform = KeyTransform.of(key_transform, tile, obstacle, for_fused, pretransform_rows(spec))
-    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, transform.with_way(tile))
+    transform = KeyTransform.of(
+        key_transform, tile is not None, obstacle, for_fused, pretransform_rows(spec)
+    )
+    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
     return options, transform
 
 
@@ -72,8 +74,6 @@ def _check_roles(tile: TileConfig, decode: Any, batch_invariant: bool) -> None:
         reason = f"has decode={decode!r}; expected a TileConfig or None"
     elif decode.decode is not None:
         reason = "has a `decode` that has one itself; there are two roles"
-    elif tile.pretransformed_keys or decode.pretransformed_keys:
-        reason = "has two roles and pretransformed keys, which one launch cannot have"
     elif not 1 <= decode.rows < tile.rows:
         reason = f"has {decode.rows} rows for decodes; expected 1 to {tile.rows - 1}"
     elif batch_invariant:
