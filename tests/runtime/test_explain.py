@@ -30,7 +30,8 @@ def test_what_spoke_for_a_tile_lies_beside_it() -> None:
     given = AttentionWrapper(head_dim=64, tile=TileConfig(12, 64, 1, 1), **declared)
     given.plan([0, 1], [0, 1])
     choice = given.choice
-    assert choice == TileChoice(TileConfig(12, 64, 1, 1)) and choice.reason == ""
+    assert choice is not None and choice.reason == ""
+    assert choice == TileChoice(TileConfig(12, 64, 1, 1))
     assert given.explain().facts["why this tile"] == "given by the caller"
 
 
