@@ -151,12 +151,6 @@ class KernelChoice:
             lambda rows: Reading(*(x / self.num_sms for x in reads_with(rows))),
         )
 
-    def obstacle(self, choice: TileChoice) -> str | None:
-        """Why attention cannot have a tile, or None."""
-        if not isinstance(self.target, Arch):
-            return None
-        return template_of(choice.tile).obstacle(self.spec_of(choice), choice.tile)
-
     def kernel(self, choice: TileChoice) -> AttentionKernel:
         """The attention kernel of a choice; raises UnsupportedSpec if there cannot be one."""
         template: Template = template_of(choice.tile) if isinstance(self.target, Arch) else CPU

@@ -78,8 +78,8 @@ class ComposedRules(Rules):
         """The tile of all plans, or None if each batch chooses.
 
         Raises:
-            ArgumentError: bits that do not depend on neighbours were asked for, a tile of more rows
-                than have a code, or one that kernels cannot have.
+            ArgumentError: bits that do not depend on neighbours were asked for, or a tile of two
+                roles or of more rows than have a code.
         """
         options = self.options
         if options.batch_invariant:
@@ -94,16 +94,13 @@ class ComposedRules(Rules):
 
     def _given(self, tile: TileConfig) -> TileChoice:
         """The caller's tile, if composed plans can have it."""
-        choice = self._kernels.given(tile)
-        if obstacle := self._kernels.obstacle(choice):
-            raise ArgumentError(name="tile", reason=f"does not suit the kernels: {obstacle}")
         if tile.of_roles:
             reason = "has two roles; tiles of a composed plan hold rows of prefills and decodes"
             raise ArgumentError(name="tile", reason=reason)
         if tile.rows > ROW_CODE:
             reason = f"has {tile.rows} rows; composed plans take {ROW_CODE} at most"
             raise ArgumentError(name="tile", reason=reason)
-        return choice
+        return self._kernels.given(tile)
 
     def _choose(self, batch: Batch) -> TileChoice:
         """By the rows that a key meets in the batch."""

@@ -19,10 +19,11 @@ from warploom.dsl.types.formats import Composed, Paged, Ragged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import ArgumentError
+from warploom.errors import UnsupportedSpec
 from warploom.runtime.devices import loaded
 from warploom.runtime.formats import make_batch
 from warploom.runtime.launching import kernels
+from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.composed import rules_of
 from warploom.runtime.planning.rules import Options, Rules
@@ -97,5 +98,7 @@ def test_tiles_of_composed_plans_on_a_gpu(
         assert "shared prefixes" in choice.reason
     streamed = TileConfig(16, 32, 2, 2)
     assert rules(Composed(16), streamed).choices() == [TileChoice(streamed)]
-    with pytest.raises(ArgumentError, match=r"tile: .*several requests share a tile"):
-        rules(Composed(16), TileConfig(1, 64, 4, 1)).choices()
+    spec = AttentionSpec(trace(Variant()), 128, 128, dtype("bfloat16"), Composed(16))
+    made = KernelChoice(spec, arch_named("sm_90a"))
+    with pytest.raises(UnsupportedSpec, match=r"1x64.*several requests share a tile.* 16 rows"):
+        made.kernel(made.given(TileConfig(1, 64, 4, 1)))
