@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Literal
 
 from warploom.codegen.attention.hopper_registers import WARPGROUP_ROWS, Registers, split
 from warploom.codegen.attention.shared_memory import (
@@ -38,17 +39,27 @@ _DECODE = Streamed()  # of the role with few rows
 
 
 class Hopper(CudaTemplate):
-    """A producer group copies, one to three groups of 64 rows compute (decision 0011)."""
+    """A producer group copies, one to three groups of 64 rows compute (decision 0011).
+
+    Attributes:
+        transforms: what transforms staged tiles. "auto": what suits the variant. Measurements ask
+            for others (decision 0042): "group" is four warps of their own (0018), without sines
+            from other rows (0019); "consumers" are the warps that compute.
+    """
 
     name = "hopper"
     remedy = f"Use a tile of {2 * WARPGROUP_ROWS} rows, or a portable one."
     has_tensor_maps = True
     takes_roles = True
 
+    def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:
+        """Its kernels transform staged tiles so."""
+        self.transforms = transforms
+
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if spec.is_narrow:
             return _NO_NARROW_KEYS
-        if tile.staged == "group" and not _has_transformer(spec):
+        if self.transforms == "group" and not _has_transformer(spec):
             return "no group of its own could transform what these heads stage"
         if tile.decode is not None and (why := self._role_obstacle(spec, tile, tile.decode)):
             return why
@@ -57,7 +68,7 @@ class Hopper(CudaTemplate):
 
     def threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
-        return 32 * (tile.warps + 4 + 4 * _has_group(spec, tile))
+        return 32 * (tile.warps + 4 + 4 * self._has_group(spec))
 
     def _role_obstacle(
         self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig
@@ -106,7 +117,7 @@ class Hopper(CudaTemplate):
         return {
             "query_stages": tile.query_stages,
             "bulk": self.copies_in_bulk(spec.kv_format, tile),
-            "transformer": _has_group(spec, tile),
+            "transformer": self._has_group(spec),
             **{f"{role}_registers": n for role, n in asdict(self.registers(spec, tile)).items()},
         }
 
@@ -118,7 +129,7 @@ class Hopper(CudaTemplate):
     def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
         """Which of the copies and transforms decides what the groups that do them need."""
         bulk, (dim_qk, dim_v) = self.copies_in_bulk(spec.kv_format, tile), padded_dims(spec)
-        if _has_group(spec, tile):
+        if self._has_group(spec):
             if spec.head_dim_v > 96:
                 return "transforms"
             if bulk and spec.head_dim_qk == dim_qk:
@@ -132,7 +143,11 @@ class Hopper(CudaTemplate):
     def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Where rows lie evenly, and have warps of their own that transform them."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
-        return tile.staged == "auto" and _has_transformer(spec) and not listed
+        return self.transforms == "auto" and _has_transformer(spec) and not listed
+
+    def _has_group(self, spec: AttentionSpec) -> bool:
+        """Whether four warps of their own transform what was staged."""
+        return self.transforms != "consumers" and _has_transformer(spec)
 
     def keeps_bytes(self, spec: AttentionSpec) -> bool:
         """Beside keys of wide heads nothing else fits.
@@ -236,7 +251,7 @@ _NO_NARROW_KEYS = "the Hopper template takes no 8-bit keys"
 
 
 def _has_transformer(spec: AttentionSpec) -> bool:
-    """Whether four warps of their own transform what was staged; else those that compute do.
+    """Whether four warps of their own can transform what was staged; else those that compute do.
 
     Accumulators of wide heads leave them no registers, nor does what a thread keeps of more than
     64 lanes where a hook both reduces and reads other lanes than its own (norms with RoPE).
@@ -244,11 +259,6 @@ def _has_transformer(spec: AttentionSpec) -> bool:
     roots = [spec.variant.hooks[hook] for hook in _TRANSFORMS if hook in spec.variant.hooks]
     most = 64 if reduces_lanes(*roots) and reads_other_lanes(*roots) else 128
     return bool(roots) and max(spec.head_dim_qk, spec.head_dim_v) <= most
-
-
-def _has_group(spec: AttentionSpec, tile: TileConfig) -> bool:
-    """The same for a tile, which may say that those that compute do."""
-    return tile.staged != "consumers" and _has_transformer(spec)
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:

@@ -50,7 +50,7 @@ class Work:
 
 
 class Template(ABC):
-    """One way to write the kernel. Objects have no state.
+    """One way to write the kernel. Objects never change.
 
     Attributes:
         name: of its text and its kernels, and what `TileConfig.template` calls it on a GPU.

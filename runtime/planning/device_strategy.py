@@ -53,8 +53,8 @@ class DeviceStrategy:
         requests = len(given.qo_indptr) - 1
         rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
         batch = OnDevice.of(tensors, requests, rows, bounds)
-        tile = rules.choice(batch).tile
-        if tile.pretransformed_keys or not rules.uses_stream_k(batch, tile):
+        choice = rules.choice(batch)
+        if choice.pretransformed_keys or not rules.uses_stream_k(batch, choice.tile):
             return None
         if requests > min(bounds.max_requests, bounds.segments):
             most = min(bounds.max_requests, bounds.segments)

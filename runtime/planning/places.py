@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from warploom.codegen.planner_source import OUTPUTS, scratch_bytes
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.errors import NotPlanned
 from warploom.runtime.formats import format_of, make_batch
@@ -91,21 +91,23 @@ class Place:
     """Where native plans of batches of about one size go.
 
     Attributes:
-        tile: as it was chosen.
-        kernel: made with it.
+        choice: as it was made.
+        kernel: of it.
         site: of the plan.
         size: of the workspace.
     """
 
-    tile: TileConfig
+    choice: TileChoice
     kernel: Kernel
     site: Site
     size: WorkspaceSize
 
-    def suits(self, batch: Measured | OnDevice, tile: TileConfig, declared: Bounds | None) -> bool:
+    def suits(
+        self, batch: Measured | OnDevice, choice: TileChoice, declared: Bounds | None
+    ) -> bool:
         """True if a batch belongs here: any with declared bounds, else if it fills half."""
-        if tile is not self.tile or declared is not None:
-            return tile is self.tile
+        if choice is not self.choice or declared is not None:
+            return choice is self.choice
         room, sizes = self.site.room.bounds, batch.sizes
         return (
             room.max_requests >> 1 < (sizes.num_requests or 1) <= room.max_requests
@@ -133,17 +135,17 @@ class Places:
         if self._only is not None:
             return self._only
         rules, declared = self.rules, self.rules.options.bounds
-        tile = rules.choice(batch).tile
-        if not rules.uses_stream_k(batch, tile):
+        choice = rules.choice(batch)
+        if not rules.uses_stream_k(batch, choice.tile):
             return None
         place = self._last
-        if place is None or not place.suits(batch, tile, declared):
-            kernel = self._kernels.get(tile)
+        if place is None or not place.suits(batch, choice, declared):
+            kernel = self._kernels.get(choice)
             room, size = self.memory.fit(batch.least_bounds, kernel)
             site = Site.of(
                 rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel)
             )
-            place = self._last = Place(tile, kernel, site, size)
+            place = self._last = Place(choice, kernel, site, size)
         if declared is not None and rules.options.fixed_tile:
             self._only = place
         return place

@@ -90,16 +90,16 @@ class Rules:
 
     # Tiles
 
-    def tiles(self) -> list[TileConfig]:
-        """Every tile that a plan can have."""
-        return [self.fixed.tile] if self.fixed else self._candidates()
+    def choices(self) -> list[TileChoice]:
+        """Every choice that a plan can have."""
+        return [self.fixed] if self.fixed else self._candidates()
 
     @cached_property
     def fixed(self) -> TileChoice | None:
         """The tile of all plans, or None if each batch chooses."""
         options, bounds = self.options, self.options.bounds
         if options.tile is not None:
-            return TileChoice(options.tile)
+            return self._kernels.given(options.tile)
         if not (options.fixed_tile or options.batch_invariant):
             return None
         rows, items, keys = INVARIANT_ROWS, None, None
@@ -125,7 +125,7 @@ class Rules:
             and may_pretransform(batch, self._batched, self.heads.num_kv),
         )
 
-    def _candidates(self) -> list[TileConfig]:
+    def _candidates(self) -> list[TileChoice]:
         return self._kernels.candidates(self.heads.group_size)
 
     # Sizes
