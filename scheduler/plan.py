@@ -85,10 +85,10 @@ class Plan:
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
         """Joins what was asked and what a planner found."""
         counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots, 0
-        more = _of_roles(problem, work) if problem.smaller else ()
+        roles = (work.num_shared, problem.active_ctas, work.num_decodes)
         record = ROLE_HEADER if problem.smaller else HEADER
         return cls(
-            header=np.array([(*counts, *more)], record.dtype),
+            header=np.array([counts + roles * bool(problem.smaller)], record.dtype),
             cta_indptr=work.cta_indptr,
             items=work.items,
             segments=problem.segments,
@@ -248,13 +248,6 @@ class Plan:
             raise CapacityExceeded(name="roles", got=got, bound=bound)
         if self.num_ctas != capacity.num_ctas:
             raise CapacityExceeded(name="CTAs", got=self.num_ctas, bound=capacity.num_ctas)
-
-
-def _of_roles(problem: Problem, work: WorkList) -> tuple[int, int, int]:
-    """What a header says besides of two roles. CTAs that decode are the first ones."""
-    decodes = np.diff(work.cta_indptr)[problem.num_ctas : 2 * problem.num_ctas] > 0
-    last = int(np.flatnonzero(decodes)[-1]) + 1 if decodes.any() else 0
-    return work.num_shared, problem.active_ctas, last
 
 
 def make_plan(

@@ -107,6 +107,7 @@ class WorkList:
         merges: MERGE records.
         loads: (lists,) modelled cost of each; in picoseconds if there are several roles.
         num_shared: lists that any CTA may claim.
+        num_decodes: CTAs that decode, the first ones, if there are two roles.
     """
 
     cta_indptr: npt.NDArray[np.int32]
@@ -114,6 +115,7 @@ class WorkList:
     merges: Records
     loads: Ints
     num_shared: int = 0
+    num_decodes: int = 0
 
     @property
     def num_slots(self) -> int:

@@ -11,6 +11,8 @@ early takes these: what a role costs is not known well enough, and decodes wait 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from warploom.scheduler.layout import MERGE, ROLE_ITEM, Ints, Records
@@ -39,7 +41,10 @@ def build(problem: Problem) -> WorkList:
         part.cost * unit for part, unit in zip((own, others), problem.prices.units, strict=True)
     ]
     number = np.concatenate((lists, ctas + others.part))
-    return by_cta(items, merges, number, np.concatenate(cost), lists_of(ctas, 2), num_shared)
+    grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
+    num_decodes = grid.lines * grid.columns if len(others.items) else 0
+    found = by_cta(items, merges, number, np.concatenate(cost), lists_of(ctas, 2), num_shared)
+    return replace(found, num_decodes=num_decodes)
 
 
 def _length(tiles: Tiles, problem: Problem) -> int:

@@ -47,7 +47,10 @@ class HostStrategy:
         if self._planner is None and self._may_be:
             spec, heads = self._places.rules.spec, self._places.rules.heads
             try:
-                self._planner = HostPlanner(spec.variant, spec.kv_format, heads.group_size)
+                has_roles = self._places.rules.options.has_roles
+                self._planner = HostPlanner(
+                    spec.variant, spec.kv_format, heads.group_size, has_roles
+                )
             except (WarploomError, OSError) as error:
                 log.info("no native planner, so NumPy plans: %s", error)
                 self._may_be = False
@@ -96,18 +99,26 @@ class HostPlanner:
         params: its argument.
     """
 
-    def __init__(self, variant: TracedVariant, kv_format: KVFormat, group_size: int) -> None:
+    def __init__(
+        self,
+        variant: TracedVariant,
+        kv_format: KVFormat,
+        group_size: int,
+        has_roles: bool = False,
+    ) -> None:
         """Build and load it.
 
         Args:
             variant: its mask counts.
             kv_format: one that has a `native_storage`.
             group_size: query heads per key/value head.
+            has_roles: its plans have two roles.
 
         Raises:
             NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
         """
-        artifact = build(PlannerSpec(variant).render("cpp", c_structs()), host_target())
+        source = PlannerSpec(variant, has_roles).render("cpp", c_structs(roles=has_roles))
+        artifact = build(source, host_target())
         library = load_library(artifact)
         self._plan = library[artifact.entry]
         self._measure = library[MEASURE]
@@ -115,7 +126,7 @@ class HostPlanner:
             entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._format = stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
-        self.params = PlannerParams(variant)
+        self.params = PlannerParams(variant, has_roles)
         # Measuring reads these three of a site.
         assert stored.native_storage is not None
         self.params.set("storage", stored.native_storage)

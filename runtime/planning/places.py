@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from warploom.codegen.planner_source import OUTPUTS, scratch_bytes
+from warploom.codegen.planner_source import OUTPUTS, role_scratch_bytes, scratch_bytes
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.errors import NotPlanned
@@ -20,7 +20,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel, Kernels
 from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.plan_status import GOOD
-from warploom.runtime.planning.rules import Rules
+from warploom.runtime.planning.rules import Rules, smaller_roles
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.verify_plans import check_batch, check_header, verify_planned
 from warploom.runtime.planning.visibility import Heads
@@ -29,7 +29,9 @@ from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import Problem
-from warploom.scheduler.stream_k import FEW, SNAP, Grid
+from warploom.scheduler.role_lists import SHARED
+from warploom.scheduler.roles import RolePrices
+from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
 
@@ -41,9 +43,9 @@ class Site:
     Attributes:
         room: layout of the plan.
         active_ctas: CTAs that may get work.
-        numbers: SITE of `codegen.planner_source`.
+        numbers: `PlannerSpec.site` of `codegen.planner_source`.
         max_tiles: query tiles that batches within the room's bounds have.
-        columns: CTAs of a line.
+        columns: CTAs of a line, or the most that lines of two roles are cut for.
         scratch: bytes that a planner works in.
     """
 
@@ -56,9 +58,18 @@ class Site:
 
     @classmethod
     def of(
-        cls, kv_format: KVFormat, heads: Heads, tile: TileConfig, room: Capacity, active_ctas: int
+        cls,
+        kv_format: KVFormat,
+        heads: Heads,
+        tile: TileConfig,
+        room: Capacity,
+        active_ctas: int,
+        prices: RolePrices | None = None,
     ) -> Site:
-        """That of a format with a `native_storage`, heads, and the tile of a kernel."""
+        """That of a format with a `native_storage`, heads, and the tile of a kernel.
+
+        Tiles of two roles have prices.
+        """
         requests, storage = room.bounds.max_requests, format_of(kv_format).native_storage
         assert storage is not None  # others measure no batch, and no device plans them
         grid, cost = (
@@ -72,8 +83,12 @@ class Site:
             heads.group_size, heads.num_q, heads.num_kv,
             cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
         )  # fmt: skip
-        scratch = scratch_bytes(tiles, requests, grid.columns)
-        return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
+        if prices is None or tile.decode is None:
+            scratch = scratch_bytes(tiles, requests, grid.columns)
+            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
+        more = _role_numbers(tile.decode, active_ctas, prices)
+        scratch = role_scratch_bytes(tiles, requests, active_ctas)
+        return cls(room, active_ctas, (*numbers, *more), tiles, 2 * active_ctas, scratch)
 
     @cached_property
     def _at(self) -> dict[int, tuple[int, ...]]:
@@ -84,6 +99,15 @@ class Site:
         if address not in self._at:  # few: those of a workspace, or of a ring of buffers
             self._at[address] = tuple(address + 4 * self.room.offsets[name] for name in OUTPUTS)
         return self._at[address]
+
+
+def _role_numbers(decode: TileConfig, active_ctas: int, prices: RolePrices) -> tuple[int, ...]:
+    """ROLE_SITE of `codegen.planner_source`."""
+    cost = CostModel.for_stream_k(decode.rows, decode.keys)
+    return (
+        active_ctas, decode.rows, decode.keys, cost.fixed, cost.per_tile, cost.grain, cost.partial,
+        *prices.units, prices.saturating, SHARED, IDLE,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,8 +167,9 @@ class Places:
             kernel = self._kernels.get(choice)
             room, size = self.memory.fit(batch.least_bounds, kernel)
             site = Site.of(
-                rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel)
-            )
+                rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
+                rules.prices(kernel.tile),
+            )  # fmt: skip
             place = self._last = Place(choice, kernel, site, size)
         if declared is not None and rules.options.fixed_tile:
             self._only = place
@@ -202,6 +227,7 @@ class Places:
         problem = Problem(
             arrays.segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
             place.kernel.num_ctas, site.active_ctas, visibility, stream_k=True,
+            smaller=smaller_roles(tile), prices=self.rules.prices(tile),
         )  # fmt: skip
         return unpack(packed, site.room, problem, arrays.indices), visibility
 

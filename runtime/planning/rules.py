@@ -60,8 +60,13 @@ class Options:
 
     @property
     def may_plan_natively(self) -> bool:
-        """Whether there are native planners: they know one tile, and no fixed splits."""
-        return not self.batch_invariant and not (self.tile and self.tile.of_roles)
+        """Whether there are native planners: they know no fixed splits."""
+        return not self.batch_invariant
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether plans have two roles."""
+        return self.tile is not None and bool(self.tile.of_roles)
 
 
 class Rules:
@@ -177,6 +182,8 @@ class Rules:
     def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
         """True if segments have few tiles, or the GPU: by the declared bounds, or by the batch.
 
+        Of two roles each is partitioned so.
+
         The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
         good, and a device can make it. Where tiles are too few for half of the SMs each is cut, and
@@ -186,6 +193,8 @@ class Rules:
         options, bounds = self.options, self.options.bounds
         if options.batch_invariant:
             return False
+        if tile.of_roles:
+            return True
         if bounds is None:
             rows, segments = batch.sizes.segment_rows, batch.sizes.num_segments
         else:

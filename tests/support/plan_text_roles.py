@@ -41,7 +41,8 @@ def build(problem: Problem) -> WorkList:
         work_list(decode, _filled(decodes, none), []),
         work_list(prefill, _filled(shared, none), []),
     ]
-    return _joined(problem, roles, [*merges, *((at + slots, n) for at, n in more)], len(shared))
+    found = _joined(problem, roles, [*merges, *((at + slots, n) for at, n in more)], len(shared))
+    return replace(found, num_decodes=len(decodes) if any(decodes) else 0)
 
 
 def _share_out(problem: Problem, prefill: Problem, decode: Problem) -> tuple[int, int]:
