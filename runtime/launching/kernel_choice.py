@@ -8,6 +8,7 @@ from functools import cached_property
 
 from warploom.codegen.attention.choice import choose_tile, tiles_weighed
 from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
+from warploom.codegen.attention.role_choice import role_choice
 from warploom.codegen.attention.template import AttentionKernel, Template
 from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.compilers.arch import Arch
@@ -105,6 +106,13 @@ class KernelChoice:
         spec = self._plain if pretransformed else self._spec
         choice = choose_tile(spec, self.target, mean_fused_rows, share, keys)
         return replace(choice, pretransformed_keys=pretransformed)
+
+    @cached_property
+    def of_roles(self) -> TileChoice | None:
+        """Tiles for batches of decodes and prefills; None if these get one."""
+        if not isinstance(self.target, Arch) or self._always:
+            return None
+        return role_choice(self._spec, self.target)
 
     @cached_property
     def _plain(self) -> AttentionSpec:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from warploom.codegen.attention.role_choice import FEW_ROWS, MANY_ROWS
 from warploom.codegen.attention.role_cost import role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.codegen.stamps import STAMP
@@ -16,7 +17,7 @@ from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
@@ -117,7 +118,25 @@ class Rules:
 
     def choice(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that for a batch."""
-        return self.fixed or self._choose(batch)
+        mixed = self._kernels.of_roles if self.fixed is None and self._mixes(batch) else None
+        return self.fixed or mixed or self._choose(batch)
+
+    def _mixes(self, batch: Batch) -> bool:
+        """Whether a batch has requests of few rows and of many. Devices tell no lengths."""
+        sizes, group = batch.sizes, self.heads.group_size
+        if sizes.num_segments < 2 or sizes.longest_q * group <= MANY_ROWS:
+            return False
+        if isinstance(batch, OnDevice) or not self._may_mix:
+            return False
+        fused = batch.row_counts * group
+        return bool(((fused > 0) & (fused <= FEW_ROWS)).any())
+
+    @cached_property
+    def _may_mix(self) -> bool:
+        """Wrappers with bounds would have to build one kernel more, for batches that may never come."""
+        options = self.options
+        is_free = not options.batch_invariant and options.bounds is None
+        return is_free and self._kernels.of_roles is not None
 
     def _choose(self, batch: Batch) -> TileChoice:
         """By its segments, and their mean number of fused rows."""
@@ -131,7 +150,8 @@ class Rules:
         )
 
     def _candidates(self) -> list[TileChoice]:
-        return self._kernels.candidates(self.heads.group_size)
+        mixed = [self._kernels.of_roles] if self._may_mix and self._kernels.of_roles else []
+        return [*self._kernels.candidates(self.heads.group_size), *mixed]
 
     # Sizes
 
