@@ -153,6 +153,13 @@ class NotPlanned(ArgumentError):
         super().__init__(what=what, **facts)
 
 
+class NotReplayed(NotPlanned):
+    message = (
+        "memory holds no plan of the lengths that lie on the device now: plan() was captured by a "
+        "CUDA graph, and each replay makes it anew. Replay the graph first."
+    )
+
+
 class InUse(ArgumentError):
     message = (
         "this {call} is in use by {user}. It serves one batch at a time: give each thread one of "
