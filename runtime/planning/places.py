@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,8 @@ import torch
 from warploom.codegen.planner_source import OUTPUTS, role_scratch_bytes, scratch_bytes
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
-from warploom.errors import NotPlanned
+from warploom.errors import NotPlanned, NotReplayed
+from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.formats import format_of, make_batch
 from warploom.runtime.formats.batch import Arrays, Measured, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
@@ -22,7 +24,12 @@ from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.plan_status import GOOD
 from warploom.runtime.planning.rules import Rules, smaller_roles
 from warploom.runtime.planning.strategy import Planned
-from warploom.runtime.planning.verify_plans import check_batch, check_header, verify_planned
+from warploom.runtime.planning.verify_plans import (
+    check_batch,
+    check_header,
+    holds_plan_of,
+    verify_planned,
+)
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
@@ -34,6 +41,8 @@ from warploom.scheduler.roles import RolePrices
 from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
+
+_Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
 
 @dataclass(frozen=True)
@@ -178,9 +187,11 @@ class Places:
     def planned(self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str) -> Planned:
         """What was planned into the workspace just now."""
         self.memory.point_to(place.site.room)
-        number = self.memory.number
-        batch = replace(batch, host=lambda: self._unpacked(place, number)[1])
-        read = partial(self._read, place, number, dict(inputs.scalars), dict(inputs.known))
+        unpacked = partial(self._unpacked, place, self.memory.number)
+        if isinstance(batch, OnDevice) and is_capturing(self.rules.device):
+            unpacked = partial(unpacked, captured=batch.tensors)
+        batch = replace(batch, host=lambda: unpacked()[1])
+        read = partial(self._read, place, unpacked, dict(inputs.scalars), dict(inputs.known))
         return Planned(batch, place.kernel, place.size, by, read, is_native=True)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
@@ -196,32 +207,47 @@ class Places:
         known = dict(inputs.known)
         if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
             known |= {name: _on_host(inputs.tensors[name]) for name in inputs.mask_tensors}
-        plan, visibility = self._read(place, self.memory.number, dict(inputs.scalars), known)
+        unpacked = partial(self._unpacked, place, self.memory.number)
+        plan, visibility = self._read(place, unpacked, dict(inputs.scalars), known)
         if int(plan.header["status"][0]) == GOOD:
             qo, kv, last, indices = (*planned.given, None, None)[:4]
             batch = make_batch(self.rules.spec.kv_format, qo, kv, indices, last)
             check_batch(plan, batch.segments, batch.indices, planned.by)
         verify_planned(plan, visibility, place.site.room, packed, planned.by)
 
-    def _unpacked(self, place: Place, number: int) -> tuple[npt.NDArray[np.int32], Arrays]:
+    def _unpacked(
+        self, place: Place, number: int, captured: tuple[torch.Tensor | None, ...] | None = None
+    ) -> _Unpacked:
         """The bytes of a plan in the workspace, and their batch.
+
+        Args:
+            place: where it lies.
+            number: which plan it is.
+            captured: the lengths on the device, if only replays of a CUDA graph make the plan.
 
         Raises:
             NotPlanned: they are those of a later plan.
+            NotReplayed: no replay has made the plan of these lengths.
             PlanMismatch: they are another wrapper's.
         """
         if number != self.memory.number:
             raise NotPlanned(what="another plan() has taken the place of the one asked for")
         self.memory.workspace.check_held()
-        packed, page_size = self.memory.packed(place.site.room), self.rules.spec.kv_format.block_kv
-        segments, indices = unpack_batch(packed, place.site.room, page_size)
+        packed, kv_format = self.memory.packed(place.site.room), self.rules.spec.kv_format
+        if captured is not None and not holds_plan_of(captured, packed, place.site.room, kv_format):
+            raise NotReplayed
+        segments, indices = unpack_batch(packed, place.site.room, kv_format.block_kv)
         return packed, Arrays(segments, indices, segments["q_len"], segments["kv_len"])
 
     def _read(
-        self, place: Place, number: int, scalars: dict[str, Any], known: dict[str, Any]
+        self,
+        place: Place,
+        unpacked: Callable[[], _Unpacked],
+        scalars: dict[str, Any],
+        known: dict[str, Any],
     ) -> tuple[Plan, Visibility]:
-        """The plan with this number."""
-        packed, arrays = self._unpacked(place, number)
+        """The plan that was unpacked."""
+        packed, arrays = unpacked()
         site, tile, heads = place.site, place.kernel.tile, self.rules.heads
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = Problem(

@@ -15,7 +15,7 @@ import torch
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.env import verify_plans
-from warploom.errors import ArgumentError, BatchRefused
+from warploom.errors import ArgumentError, BatchRefused, NotReplayed
 from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.workspace import Workspace
@@ -112,8 +112,9 @@ class Planner:
     def check_status(self) -> None:
         """Raise BatchRefused if the device found something wrong; waits for the plan.
 
-        PlanMismatch says that another wrapper has planned there since, and ForbiddenUnderCapture
-        that the current stream, which would be waited for, is being captured.
+        NotReplayed says that only a replay will make it, and none has; PlanMismatch that another
+        wrapper has planned there since; and ForbiddenUnderCapture that the current stream, which
+        would be waited for, is being captured.
         """
         remedy = "Call it before the capture, or between replays."
         refuse_under_capture(self._device, "check_plan() was called", remedy)
@@ -122,6 +123,8 @@ class Planner:
         workspace.await_last()
         at = [name for name, _ in HEADER.fields].index("status")
         status = int(workspace.plan_ints[at])
+        if not 0 <= status < len(REASONS):  # memory that no plan was written to
+            raise NotReplayed
         if status != GOOD:
             raise BatchRefused(reason=REASONS[status])
 

@@ -15,6 +15,7 @@ from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
+from warploom.errors import NotReplayed
 from warploom.runtime.devices.cpu import default_threads
 from warploom.runtime.devices.device import Backend
 from warploom.runtime.launching.pretransformed_keys import KeyTransform
@@ -112,7 +113,7 @@ def explain(wrapper: Explained) -> Explanation:
             _kernel(program.attention)
             | _passes(program)
             | _keys(wrapper, wrapper.planned, program)
-            | _work(wrapper.planned, spec.variant)
+            | _work_if_made(wrapper.planned, spec.variant)
             | _memory(wrapper.planned)
         )
     legend = "" if wrapper.planned is None else _LEGEND.format(part=_part(wrapper.planned))
@@ -193,6 +194,14 @@ def _weighed(choice: TileChoice) -> dict[str, object]:
     """What each tile would cost, if a model chose."""
     lines = [f"{us:8.3g} us  {label}" for label, us in choice.costs]
     return {"predicted cost": "\n".join(lines)} if lines else {}
+
+
+def _work_if_made(planned: Planned, variant: TracedVariant) -> dict[str, object]:
+    """Of a plan that a CUDA graph holds, once a replay has made it."""
+    try:
+        return _work(planned, variant)
+    except NotReplayed as error:
+        return {"plan": f"not made yet, by {planned.by}: {error}"}
 
 
 def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:

@@ -41,7 +41,7 @@ def build(problem: Problem) -> WorkList:
 
     1. Cut the fused rows of every segment in tiles and ask the mask for each tile's keys.
     2. With a fixed split size, cut the keys at its multiples.
-    3. Deal the items, section by section, the longest first, each to the CTA with the least load.
+    3. Assign the items, section by section, the longest first, each to the CTA with the least load.
     4. Without a fixed size: cut what lies above the mean load off each CTA's last item and give it
        to CTAs below.
     """
