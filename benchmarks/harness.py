@@ -356,8 +356,8 @@ def cell(row: Row | None) -> str:
 
 def rich_table(benchmark: str, rows: Sequence[Row]) -> Table:
     cases, impls, at = pivot(rows)
-    ceiling = next((row for row in rows if row.case == "ceiling"), None)
-    unit = next((row.unit for row in rows), "")
+    unit = next((row.unit for row in rows if row.case != "ceiling"), "")
+    ceiling = next((row for row in rows if row.case == "ceiling" and row.unit == unit), None)
     limit = f"; ceiling {ceiling.value:.0f} ({ceiling.impl})" if ceiling and ceiling.value else ""
     table = Table("case", *impls, title=f"{benchmark}, {unit}{limit}")
     for case in cases:

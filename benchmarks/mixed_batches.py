@@ -138,7 +138,9 @@ def tiny(batch: Batch) -> Batch:
     """The same batch with a small part of its rows, keys, requests and heads."""
     q_heads, kv_heads = batch.heads
     heads = (q_heads // kv_heads * 2, 2)
-    decodes = tuple(max(1, keys // 64) for keys in batch.decodes[: max(2, len(batch.decodes) // 32)])
+    decodes = tuple(
+        max(1, keys // 64) for keys in batch.decodes[: max(2, len(batch.decodes) // 32)]
+    )
     chunk = max(2, batch.chunk // 64)
     context = max(chunk, batch.context // 64)
     return replace(batch, chunk=chunk, context=context, decodes=decodes, heads=heads, dim=64)
