@@ -96,14 +96,13 @@ def pure_trials(small: bool) -> Iterator[Trial]:
     scale, heads, dim = (64, (4, 2), 64) if small else (1, (32, 8), 128)
     for context in CONTEXTS:
         keys = context // scale
-        batches = {f"chunk {label(n)}/{label(context)}": ((n // scale,), (keys,)) for n in CHUNKS}
-        for count in DECODES:
-            kept = count // 32 if small else count
-            batches[f"{count} x {label(context)}"] = (1,) * kept, (keys,) * kept
-        for name, lens in batches.items():
-            shape = Shape(*lens, *heads, dim, torch.bfloat16, 16)
-            before = Shape((256 // scale, 1, 1), (keys,) * 3, *heads, dim, torch.bfloat16, 16)
-            yield pure_trial(name, shape, before)
+        rows = {f"chunk {label(n)}/{label(context)}": (n // scale,) for n in CHUNKS}
+        counts = {f"{n} x {label(context)}": n // 32 if small else n for n in DECODES}
+        rows |= {name: (1,) * count for name, count in counts.items()}
+        for name, q_lens in rows.items():
+            sizes = *heads, dim, torch.bfloat16, 16
+            shape = Shape(q_lens, (keys,) * len(q_lens), *sizes)
+            yield pure_trial(name, shape, Shape((256 // scale, 1, 1), (keys,) * 3, *sizes))
 
 
 def pure_trial(name: str, shape: Shape, before: Shape) -> Trial:

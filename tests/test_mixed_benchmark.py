@@ -255,10 +255,10 @@ def test_a_limit_and_names_narrow_the_run(harness: ModuleType, tmp_path: Path) -
 def test_pages_are_padded_for_peers_that_want_a_rectangle(batches: ModuleType) -> None:
     peers = __import__("peers_mixed")
     batch = batches.Batch("x", 5, 40, (17, 33, 1), (4, 2), dim=16)
-    decode = batches.make_mixed(batch, CPU).decode
-    padded = peers.padded_pages(decode)
+    part = batches.make_mixed(batch, CPU).decode
+    padded = peers.padded_pages(part)
     assert padded.shape == (3, 3) and padded.dtype == torch.int32
-    for row, length in enumerate(decode.shape.kv_lens):
+    for row, length in enumerate(part.shape.kv_lens):
         pages = padded[row, : -(-length // 16)].long()
-        kept = decode.k[pages].flatten(0, 1)[:length]
-        assert torch.equal(kept, decode.stored(decode.k, row))
+        kept = part.k[pages].flatten(0, 1)[:length]
+        assert torch.equal(kept, part.stored(part.k, row))
