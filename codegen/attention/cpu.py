@@ -27,9 +27,7 @@ class Cpu(Template):
     name = "cpu"
     language = "cpp"
     takes_roles = True
-    remedy = (
-        f"Use keys that are a multiple of {_PANEL}, and no more than {_LARGEST} rows and keys."
-    )
+    remedy = f"Use keys that are a multiple of {_PANEL}, and no more than {_LARGEST} rows and keys."
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         for own in tile.of_roles.values() or (tile,):
