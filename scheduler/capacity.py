@@ -62,7 +62,7 @@ class Capacity:
 
     @property
     def claims_bytes(self) -> int:
-        """Of counters of claimed lists and of CTAs that drew their number, in launches of two roles."""
+        """Of two counters in launches of two roles: lists claimed, and CTAs that drew a number."""
         return 0 if self.num_roles == 1 else 8
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warploom.codegen.attention.template import Work
-from warploom.codegen.attention.templates import HOPPER, STREAMED
+from warploom.codegen.attention.templates import HOPPER
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec

@@ -6,7 +6,7 @@
 
 namespace warploom {
 
-struct alignas(4) PlanHeader {
+struct alignas(16) PlanHeader {
   int num_items;  // work items in all
   int num_segments;  // segments
   int num_merges;  // tiles that were split; row merges in a composed plan
@@ -14,6 +14,7 @@ struct alignas(4) PlanHeader {
   int status;  // 0, or why a device refused to plan the batch; there are no items then
   int num_shared;  // shared lists in use, which any CTA claims when it is done
   int num_active;  // CTAs that may have work; those from there on claim nothing
+  int num_decodes;  // CTAs that decode: the first ones
 };
 
 struct alignas(16) Segment {

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.emulator import Emulator
 
 import warploom as wl
@@ -28,9 +24,7 @@ JOBS: list[tuple[Variant, KVFormat, str, int, TileConfig]] = [
 ]
 
 
-def check(
-    emulator: Emulator, job: int, q_lens: list[int], kv_lens: list[int], order: int
-) -> None:
+def check(emulator: Emulator, job: int, q_lens: list[int], kv_lens: list[int], order: int) -> None:
     variant, kv_format, dtype, dim, tile = JOBS[job]
     case = Case(
         Setup(kv_format, dtype, dim, dim, tile=tile),
