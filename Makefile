@@ -86,9 +86,10 @@ test-gpu: export OMP_NUM_THREADS ?= 1
 test-gpu: $(READY_TEST) links ## the tests that need a CUDA device; processes compile kernels side by side
 	$(RUNNER) -m pytest -m gpu -n $(JOBS) --dist worksteal $(ARGS)
 
-bench: $(READY_DEMO) ## prefill, decode and append beside their peers; needs a GPU (ARGS=--quick: a short look)
+bench: $(READY_DEMO) ## prefill, decode, mixed batches and append beside their peers; needs a GPU (ARGS=--quick: a short look)
 	$(RUNNER) benchmarks/prefill.py $(ARGS)
 	$(RUNNER) benchmarks/decode.py $(ARGS)
+	$(RUNNER) benchmarks/mixed.py $(ARGS)
 	$(RUNNER) benchmarks/append.py $(ARGS)
 	$(RUNNER) benchmarks/shared_prefix.py $(ARGS)
 	$(RUNNER) benchmarks/run_overhead.py $(ARGS)

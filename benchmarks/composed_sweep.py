@@ -48,7 +48,7 @@ from warploom.codegen.attention.composed_cost import composed_tiles
 from warploom.codegen.attention.templates import CPU
 from warploom.codegen.build import build_all
 from warploom.codegen.compilers.arch import Arch
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.errors import WarploomError
 
 NAME, SINGLE = "composed_tiles", "single format"
@@ -66,6 +66,7 @@ def tiles_on(device: torch.device, every_tile_too: bool) -> list[TileConfig]:
 
 def build(cases: Sequence[Case], tiles: Sequence[TileConfig], device: torch.device) -> None:
     """Compile all kernels in parallel. One that fails shows again where it is to be timed."""
+    choices = [TileChoice(tile) for tile in tiles]
     jobs = {}  # most numbers of heads share their kernels
     for q_heads, kv_heads in dict.fromkeys(
         (case.params["q_heads"], case.params["kv_heads"]) for case in cases
@@ -74,7 +75,7 @@ def build(cases: Sequence[Case], tiles: Sequence[TileConfig], device: torch.devi
             declared(kv_format, q_heads, kv_heads, DIM, device)
             for kv_format in (wl.Composed(PAGE), wl.Paged(PAGE))
         )
-        jobs |= dict.fromkeys(composed.build_jobs(tiles) + single.build_jobs())
+        jobs |= dict.fromkeys(composed.build_jobs(choices) + single.build_jobs())
     try:
         build_all(list(jobs))
     except WarploomError as failure:

@@ -3,14 +3,15 @@
     python benchmarks/fit_composed_tiles.py [FILE]
 
 FILE is what `composed_sweep.py` wrote. Prints the rates for `codegen/attention/composed_cost.py`,
-and how far the choices with them are from the fastest of the tiles that it has rates for.
+and how far the choices with them are from the fastest of the tiles that it has rates for: of cases
+that were fitted to, and of those that were left out.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Timed:
     """One case of a sweep: for each kind of tile, what an SM reads, and the microseconds."""
 
     name: str
+    prefix: int
     work: Mapping[Kind, Reading]
     times: Mapping[Kind, float]
 
@@ -44,10 +46,11 @@ def load(path: Path) -> list[Timed]:
     for row in rows:
         if row.impl in labels and row.value is not None:
             kind = labels[row.impl]
-            one = found.setdefault(row.case, Timed(row.case, {}, {}))
+            one = found.setdefault(row.case, Timed(row.case, row.params["prefix"], {}, {}))
             work = reading(row.params, kind[1], machine["multiprocessors"])
-            found[row.case] = Timed(one.name, {**one.work, kind: work},
-                                    {**one.times, kind: row.value})  # fmt: skip
+            found[row.case] = replace(
+                one, work={**one.work, kind: work}, times={**one.times, kind: row.value}
+            )
     return list(found.values())
 
 
@@ -107,6 +110,15 @@ def losses(rates: Mapping[Kind, Rates], cases: Sequence[Timed]) -> list[float]:
     return found
 
 
+def held_out_losses(cases: Sequence[Timed]) -> list[float]:
+    """Of all cases, each by rates that were fitted without its length of prefix."""
+    lost = []
+    for prefix in sorted({one.prefix for one in cases}):
+        rates = fit([one for one in cases if one.prefix != prefix])
+        lost += losses(rates, [one for one in cases if one.prefix == prefix])
+    return lost
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, nargs="?", default=RESULTS / f"{NAME}.jsonl")
@@ -114,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{len(cases)} cases; before: {quality(losses(RATES[ARCH], cases))}")
     fitted = fit(cases)
     print(f"after: {quality(losses(fitted, cases))}")
+    print(f"left out of the fit: {quality(held_out_losses(cases))}")
     print(f"\nfor RATES[{ARCH!r}] in codegen/attention/composed_cost.py:")
     for kind, rates in fitted.items():
         print(f"{kind}: {rates}")

@@ -3,8 +3,9 @@
     python benchmarks/fit_tiles.py [FILE]
 
 FILE is what `tile_sweep.py --small-heads` wrote. Prints the rates for `codegen/attention/cost.py`,
-and how far the choices with them are from the fastest tile of each batch. What memory does is the
-same for heads of any width, and is left as it is.
+and how far the choices with them are from the fastest tile of each batch: of those that were fitted
+to, and of those that were left out. What memory does is the same for heads of any width, and is
+left as it is.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import argparse
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 from harness import RESULTS, load_rows
 from tile_sweep import KV_HEADS, PAGE, SMALL
 
 import warploom as wl
+from warploom.codegen.attention.choice import tiles_weighed
 from warploom.codegen.attention.cost import MACHINES, Machine, Rates, predicted_with
 from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.templates import template_of
+from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import bfloat16
 from warploom.dsl.types.spec import AttentionSpec
@@ -36,7 +40,11 @@ RELEVANT = 1.7  # times the fastest tile: how wrong the model is about slower on
 # Some rates hardly show in the sweep: most of its requests have 2,048 keys, so that `item` could as
 # well be a part of `flops`. Without a hold such rates end anywhere, for one at 0.
 HOLD = 5e-4
+PARTS = 3  # of a sweep, each of which is left out once
 _STEPS = (2.0, 1.4, 1.2, 1.1, 1.05, 1.02, 1.01)
+
+Model = TypeVar("Model", Rates, Machine)
+Fit = Callable[[Sequence["Timed"]], Machine]
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,11 @@ class Timed:
     @property
     def best(self) -> float:
         return min(self.times.values())
+
+    @property
+    def shape(self) -> tuple[float, ...]:
+        """What the model sees of it: the sweep has some shapes with two sizes of groups."""
+        return self.dim, self.work.rows, self.work.items, self.work.keys
 
 
 def load(path: Path) -> list[Timed]:
@@ -70,26 +83,73 @@ def spec_of(dim: int) -> AttentionSpec:
     return AttentionSpec(trace(wl.Causal()), dim, dim, bfloat16, wl.Paged(PAGE))
 
 
+def weighed(batches: Sequence[Timed]) -> list[Timed]:
+    """Batches that the model chooses for, each with the tiles that it chooses from."""
+    found = []
+    for one in batches:
+        pool = tiles_weighed(spec_of(one.dim), arch_named(ARCH))
+        times = {tile: us for tile, us in one.times.items() if tile in pool}
+        if one.work.rows > 1 and times:
+            found.append(replace(one, times=times))
+    return found
+
+
 def fit(machine: Machine, batches: Sequence[Timed]) -> Machine:
-    """The machine with rates of its own for the heads of these batches, one tile after the other.
+    """The machine with rates of its own for the heads of these batches.
 
     Hopper tiles of 192 rows, which wide heads do not have, begin as those of 128 rows.
     """
     wide = machine.wide_heads
+    likes = {**wide, "hopper 192": wide["hopper 128"]}
+    return replace(machine, small_heads=fit_rates(machine, batches, likes))
+
+
+def fit_rates(
+    machine: Machine, batches: Sequence[Timed], likes: Mapping[str, Rates]
+) -> dict[str, Rates]:
+    """Rates of each kind of tile, one after the other.
+
+    Args:
+        machine: what memory does.
+        batches: whose times count.
+        likes: kind -> rates that its own begin with, and are held to.
+    """
 
     def own(kind: str, like: Rates) -> Rates:
         times = [
-            (spec_of(one.dim), tile, one.work, us)
-            for one in batches
-            for tile, us in one.times.items()
-            if template_of(tile).kind(tile) == kind
-            if us <= RELEVANT * one.best and template_of(tile).is_known(tile, one.work)
+            found for found in _relevant(batches) if template_of(found[1]).kind(found[1]) == kind
         ]
-        found = descend(partial(_wrong, machine, times, like), like)
+        found = descend(partial(_wrong, machine, times, like), like, _names(Rates))
         return Rates(*(float(f"{rate:.3g}") for rate in astuple(found)))
 
-    likes = {**wide, "hopper 192": wide["hopper 128"]}
-    return replace(machine, small_heads={kind: own(kind, like) for kind, like in likes.items()})
+    return {kind: own(kind, like) for kind, like in likes.items()}
+
+
+def fit_memory(machine: Machine, batches: Sequence[Timed]) -> Machine:
+    """The machine with what its memory does as it fits these batches best, and its rates."""
+    times = list(_relevant(batches))
+
+    def wrong(tried: Machine) -> float:
+        return statistics.fmean(
+            math.log(predicted_with(tried.rates(spec, tile), tried, spec, tile, work) / us) ** 2
+            for spec, tile, work, us in times
+        )
+
+    return descend(wrong, machine, ("bytes", "cached", "cache"))
+
+
+def _relevant(
+    batches: Sequence[Timed],
+) -> Iterator[tuple[AttentionSpec, TileConfig, Work, float]]:
+    """Times that the model should predict."""
+    for one in batches:
+        for tile, us in one.times.items():
+            if us <= RELEVANT * one.best and template_of(tile).is_known(tile, one.work):
+                yield spec_of(one.dim), tile, one.work, us
+
+
+def _names(model: type[Rates]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(model))
 
 
 def _wrong(
@@ -109,19 +169,36 @@ def _wrong(
     return predicted + HOLD * held
 
 
-def descend(wrong: Callable[[Rates], float], rates: Rates) -> Rates:
-    """Coordinate descent: one rate after the other is made greater or smaller while that helps."""
-    least = wrong(rates)
+def descend(wrong: Callable[[Model], float], model: Model, names: Sequence[str]) -> Model:
+    """Coordinate descent: one number after the other grows or shrinks while that helps."""
+    least = wrong(model)
     for step in _STEPS:
         improved = True
         while improved:
             improved = False
-            for rate in fields(Rates):
+            for name in names:
                 for factor in (step, 1 / step):
-                    tried = replace(rates, **{rate.name: getattr(rates, rate.name) * factor})
+                    tried = replace(model, **{name: getattr(model, name) * factor})
                     if (found := wrong(tried)) < least * (1 - 1e-6):
-                        rates, least, improved = tried, found, True
-    return rates
+                        model, least, improved = tried, found, True
+    return model
+
+
+def held_out_losses(fitted_to: Fit, batches: Sequence[Timed]) -> list[float]:
+    """Of all batches, each by a model that was fitted without its shape.
+
+    Shapes in ascending order are assigned to three parts in turn, and each part is left out once.
+
+    Args:
+        fitted_to: makes the model of some batches.
+        batches: of one sweep.
+    """
+    shapes, lost = sorted({one.shape for one in batches}), []
+    for part in range(PARTS):
+        out = set(shapes[part::PARTS])
+        model = fitted_to([one for one in batches if one.shape not in out])
+        lost += losses(model, [one for one in batches if one.shape in out])
+    return lost
 
 
 def losses(machine: Machine, batches: Sequence[Timed], lengths_known: bool = True) -> list[float]:
@@ -140,8 +217,8 @@ def losses(machine: Machine, batches: Sequence[Timed], lengths_known: bool = Tru
 
 
 def quality(lost: Sequence[float]) -> str:
-    near = sum(loss <= 1.1 for loss in lost) / len(lost)
-    return f"within 10 %: {near:.0%}, mean {statistics.mean(lost):.3f} x, worst {max(lost):.2f} x"
+    near, mean = sum(loss <= 1.1 for loss in lost) / len(lost), statistics.geometric_mean(lost)
+    return f"within 10 %: {near:.0%}, mean {mean:.3f} x, worst {max(lost):.2f} x"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -153,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     fitted = fit(machine, batches)
     lost = losses(fitted, batches)
     print(f"after: {quality(lost)}")
+    print(f"left out of the fit: {quality(held_out_losses(partial(fit, machine), batches))}")
     print(f"without the number of keys: {quality(losses(fitted, batches, lengths_known=False))}")
     for loss, one in sorted(zip(lost, batches, strict=True), key=lambda found: -found[0])[:5]:
         print(f"  {loss:.2f} x: head_dim {one.dim}, {one.work}")

@@ -29,11 +29,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 MAX_COPIES = 16
 MAX_GRAPH_PASSES = 32
 
-Thunk = Callable[[], torch.Tensor]
+Output = Any  # a tensor, or a tuple of parts; None stands for a part that is not computed
+Thunk = Callable[[], Output]
 
 
 class NotAvailable(Exception):
     """An implementation cannot run here; the text says why and lands in the table."""
+
+
+class WrongReplay(Exception):
+    """What is right when it is called is wrong when its graph is replayed."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +97,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """Compares an output with the truth: `relative_error(output)` must stay below `tolerance`."""
+    """Compares an output with the truth: `relative_error(output)` must stay below `tolerance`.
 
-    relative_error: Callable[[torch.Tensor], float]
+    `of_replays` asks for the same of a replayed graph whose output was spoilt before: there are
+    kernels that write nothing when they are replayed. Calls must then compute outputs anew.
+    """
+
+    relative_error: Callable[[Output], float]
     tolerance: float
+    of_replays: bool = False
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """A contestant: `prepare(inputs)` makes one call for each copy of the inputs, or raises."""
+    """A contestant: `prepare(inputs)` makes one call for each copy of the inputs, or raises.
+
+    One that is not `captured` is launched call by call, since no graph can hold it.
+    """
 
     name: str
     prepare: Callable[[Sequence[Any]], Sequence[Thunk]]
+    captured: bool = True
 
 
 def machine_facts(device: torch.device) -> dict[str, Any]:
@@ -144,26 +158,49 @@ def copies_needed(case: Case, device: torch.device) -> int:
     return max(1, min(MAX_COPIES, -(-4 * cache // case.input_bytes)))
 
 
-def replay_times(thunks: Sequence[Thunk], device: torch.device, effort: Effort) -> list[float]:
-    """Milliseconds of one call, once for each replay of all the calls."""
+def replay_times(
+    thunks: Sequence[Thunk], device: torch.device, effort: Effort, captured: bool = True,
+    check: Check | None = None,
+) -> list[float]:  # fmt: skip
+    """Milliseconds of one call, once for each replay of all the calls.
 
-    def one_pass() -> None:
-        for thunk in thunks:
+    A check is asked about the first call's output of the last pass, after a replay.
+    """
+
+    def one_pass() -> Output:
+        first = thunks[0]()
+        for thunk in thunks[1:]:
             thunk()
+        return first
 
     for _ in range(2):  # what is compiled or allocated on first use stays out of the figures
         one_pass()
     if device.type != "cuda":
         return _until(effort, lambda: _seconds(one_pass) * 1e3 / len(thunks))
+    if not captured:
+        return _until(effort, lambda: _event_ms(one_pass) / len(thunks))
     pass_ms = _event_ms(one_pass)
     passes = max(1, min(MAX_GRAPH_PASSES, round(effort.graph_ms / pass_ms)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(passes):
+        for _ in range(passes - 1):
             one_pass()
+        output = one_pass()
+    if check is not None:
+        check_replay(check, output, graph.replay)
     graph.replay()
     calls = passes * len(thunks)
     return _until(effort, lambda: _event_ms(graph.replay) / calls)
+
+
+def check_replay(check: Check, output: Output, replay: Callable[[], object]) -> None:
+    """Spoil the output, replay, and compare; raises WrongReplay."""
+    for part in output if isinstance(output, tuple) else (output,):
+        if part is not None:
+            part.fill_(torch.nan)
+    replay()
+    if not (error := check.relative_error(output)) <= check.tolerance:
+        raise WrongReplay(f"relative error {error:.2e} when its graph is replayed")
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -209,7 +246,8 @@ def time_one(
         if not error <= check.tolerance:  # NaN must not pass
             note = f"wrong: relative error {error:.2e} > {check.tolerance:.0e}"
             return Row(**{**asdict(blank), "note": note, "error": error})
-        times = sorted(replay_times(thunks, device, effort))
+        again = check if check.of_replays else None
+        times = sorted(replay_times(thunks, device, effort, implementation.captured, again))
     except NotAvailable as reason:
         return Row(**{**asdict(blank), "note": f"n/a: {reason}"})
     except Exception as failure:  # a peer's failure must not end the run: it is the figure
@@ -217,11 +255,7 @@ def time_one(
         return Row(**{**asdict(blank), "note": f"failed: {type(failure).__name__}: {first}"[:300]})
     median = statistics.median(times)
     return Row(
-        benchmark,
-        case.name,
-        implementation.name,
-        _figure(case, median),
-        case.unit,
+        benchmark, case.name, implementation.name, _figure(case, median), case.unit,
         ms=round(median, 5),
         ms_low=round(times[len(times) // 10], 5),
         ms_high=round(times[-1 - len(times) // 10], 5),
@@ -229,7 +263,7 @@ def time_one(
         copies=len(thunks),
         error=float(f"{error:.3g}"),
         params=case.params,
-    )
+    )  # fmt: skip
 
 
 def _figure(case: Case, ms: float) -> float:
@@ -323,8 +357,8 @@ def cell(row: Row | None) -> str:
 
 def rich_table(benchmark: str, rows: Sequence[Row]) -> Table:
     cases, impls, at = pivot(rows)
-    ceiling = next((row for row in rows if row.case == "ceiling"), None)
-    unit = next((row.unit for row in rows), "")
+    unit = next((row.unit for row in rows if row.case != "ceiling"), "")
+    ceiling = next((row for row in rows if row.case == "ceiling" and row.unit == unit), None)
     limit = f"; ceiling {ceiling.value:.0f} ({ceiling.impl})" if ceiling and ceiling.value else ""
     table = Table("case", *impls, title=f"{benchmark}, {unit}{limit}")
     for case in cases:

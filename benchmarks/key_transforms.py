@@ -16,8 +16,10 @@ import argparse
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from unittest import mock
 
 import torch
 from batches import Inputs, Shape, Truth, label, make_inputs
@@ -37,15 +39,20 @@ from prefill_variants import ROPE_BASE, rope_angles, rope_truth
 from tables import CEILINGS
 
 import warploom as wl
+from warploom.codegen.attention import templates
 from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.hopper import Hopper
+from warploom.codegen.attention.templates import HOPPER
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.lowering.specialize import for_pretransformed_keys
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import bfloat16
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
+from warploom.runtime.launching.pretransformed_keys import Way
 
 NAME = "key_transforms"
+WAYS = ("turned", "group", "consumers", "fused", "before", "stored", "plain")
 ARCH, SMS = ARCHS["sm_90a"], 132
 EFFORT = Effort(replays=5, seconds=0.04, max_replays=50, graph_ms=1.0)
 TOLERANCE = 1e-2  # bf16; a key that is not transformed, or twice, is far above it
@@ -113,6 +120,20 @@ TRANSFORMS = {
 }
 
 
+@contextmanager
+def kernels_of(way: str) -> Iterator[None]:
+    """Kernels that are made meanwhile transform staged tiles in one way."""
+    made = {"group": Hopper("group"), "consumers": Hopper("consumers")}.get(way, HOPPER)
+    others = tuple(made if one is HOPPER else one for one in templates.CUDA)
+    with mock.patch.object(templates, "CUDA", others):
+        yield
+
+
+def asked(way: str) -> Way:
+    """Where a wrapper transforms keys."""
+    return "before" if way == "before" else "fused"
+
+
 @dataclass(frozen=True)
 class Contest:
     """One batch and one transform (None: plain attention)."""
@@ -149,10 +170,7 @@ class Contest:
             spec = for_pretransformed_keys(spec)
         rows = sum(shape.q_lens) / shape.batch * shape.q_heads / shape.kv_heads
         share, keys = shape.batch * shape.kv_heads / SMS, sum(shape.kv_lens) // shape.batch
-        tile = choose_tile(spec, ARCH, rows, share, keys).tile
-        if way == "group" or way == "consumers":
-            tile = replace(tile, staged=way)
-        return replace(tile, pretransformed_keys=way == "before")
+        return choose_tile(spec, ARCH, rows, share, keys).tile
 
     def case(self) -> Case:
         shape, what = self.shape, self.transform or "plain"
@@ -202,7 +220,10 @@ def contests(on_gpu: bool) -> Iterator[Contest]:
 def run_way(contest: Contest, way: str, inputs: Sequence[Inputs]) -> list[Thunk]:
     device = inputs[0].q.device
     tile = contest.tile(way) if device.type == "cuda" else None
-    attention = planned(contest.variant(way, device), inputs[0], tile=tile)
+    with kernels_of(way):
+        attention = planned(
+            contest.variant(way, device), inputs[0], tile=tile, key_transform=asked(way)
+        )
     return [partial(attention.run, one.q, (one.k, one.v)) for one in inputs]
 
 
@@ -231,21 +252,21 @@ def measure(contest: Contest, only: str, report: Report, device: torch.device, e
     torch.cuda.empty_cache()
 
 
-def declarations() -> list[wl.AttentionDeclaration]:
-    """Of all that a GPU is asked for."""
+def declarations(only: str) -> list[wl.AttentionDeclaration]:
+    """Of all that a GPU is asked for in one way."""
     cpu = torch.device("cpu")
     made = {
-        (contest.transform, way, contest.shape.dim, contest.shape.q_heads // contest.shape.kv_heads,
-         contest.tile(way)): (contest, way)
-        for contest in contests(on_gpu=True) for way in contest.ways
+        (contest.transform, contest.shape.dim, contest.shape.q_heads // contest.shape.kv_heads,
+         contest.tile(only)): contest
+        for contest in contests(on_gpu=True) if only in contest.ways
     }  # fmt: skip
     return [
         wl.AttentionDeclaration(
-            contest.variant(way, cpu), kv_format=wl.Ragged(), num_q_heads=contest.shape.q_heads,
+            contest.variant(only, cpu), kv_format=wl.Ragged(), num_q_heads=contest.shape.q_heads,
             num_kv_heads=contest.shape.kv_heads, head_dim=contest.shape.dim, dtype="bfloat16",
-            tile=contest.tile(way),
+            tile=contest.tile(only), key_transform=asked(only),
         )
-        for contest, way in made.values()
+        for contest in made.values()
     ]  # fmt: skip
 
 
@@ -257,7 +278,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--build", action="store_true", help="compile for sm_90a, and no more")
     options = placed(parser, argv)
     if options.build:
-        built = wl.build_kernels(declarations(), archs=[ARCH.name]).kernels
+        built = []
+        for way in WAYS:
+            with kernels_of(way):
+                built += wl.build_kernels(declarations(way), archs=[ARCH.name]).kernels
         print(f"{len(built)} kernels, {sum(one.bytes for one in built) / 1e6:.1f} MB")
         return
     device: torch.device = options.device

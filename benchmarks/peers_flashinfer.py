@@ -86,7 +86,7 @@ def run_head_bias(slopes: Any, inputs: Sequence[Inputs]) -> list[Thunk]:
     return [partial(wrapper.run, one.q, one.k, one.v, *extra) for one in inputs]
 
 
-def run_paged(backend: str, inputs: Sequence[Inputs]) -> list[Thunk]:
+def run_paged(backend: str, inputs: Sequence[Inputs], **options: Any) -> list[Thunk]:
     first, shape = inputs[0], inputs[0].shape
     wrapper = library(first.q.device).BatchPrefillWithPagedKVCacheWrapper(
         workspace(first.q.device), "NHD", backend=backend
@@ -94,12 +94,12 @@ def run_paged(backend: str, inputs: Sequence[Inputs]) -> list[Thunk]:
     wrapper.plan(
         *on_device(first, first.qo_indptr, first.kv_indptr, first.indices, first.last_page_len),
         shape.q_heads, shape.kv_heads, shape.dim, shape.page_size, causal=True,
-        q_data_type=shape.dtype, kv_data_type=shape.dtype,
+        q_data_type=shape.dtype, kv_data_type=shape.dtype, **options,
     )  # fmt: skip
     return [partial(wrapper.run, one.q, (one.k, one.v)) for one in inputs]
 
 
-def run_decode(tensor_cores: bool, inputs: Sequence[Inputs]) -> list[Thunk]:
+def run_decode(tensor_cores: bool, inputs: Sequence[Inputs], **options: Any) -> list[Thunk]:
     first, shape = inputs[0], inputs[0].shape
     wrapper = library(first.q.device).BatchDecodeWithPagedKVCacheWrapper(
         workspace(first.q.device), "NHD", use_tensor_cores=tensor_cores
@@ -107,12 +107,12 @@ def run_decode(tensor_cores: bool, inputs: Sequence[Inputs]) -> list[Thunk]:
     wrapper.plan(
         *on_device(first, first.kv_indptr, first.indices, first.last_page_len),
         shape.q_heads, shape.kv_heads, shape.dim, shape.page_size,
-        q_data_type=shape.dtype, kv_data_type=first.k.dtype,
+        q_data_type=shape.dtype, kv_data_type=first.k.dtype, **options,
     )  # fmt: skip
     return [partial(wrapper.run, one.q, (one.k, one.v)) for one in inputs]
 
 
-def run_persistent(inputs: Sequence[Inputs]) -> list[Thunk]:
+def run_persistent(inputs: Sequence[Inputs], logits_soft_cap: float = 0.0) -> list[Thunk]:
     """`BatchAttention`, its persistent kernel."""
     first, shape = inputs[0], inputs[0].shape
     wrapper = library(first.q.device).BatchAttention("NHD", str(first.q.device))
@@ -121,11 +121,12 @@ def run_persistent(inputs: Sequence[Inputs]) -> list[Thunk]:
     wrapper.plan(
         *on_device(first, first.qo_indptr, first.kv_indptr, first.indices, lens),
         shape.q_heads, shape.kv_heads, shape.dim, shape.dim, shape.page_size, causal=True,
-        q_data_type=shape.dtype, kv_data_type=shape.dtype,
+        q_data_type=shape.dtype, kv_data_type=shape.dtype, logits_soft_cap=logits_soft_cap,
     )  # fmt: skip
 
     def call(one: Inputs) -> torch.Tensor:
-        out: torch.Tensor = wrapper.run(one.q, (one.k, one.v))[0]
+        kv = one.k, one.v
+        out: torch.Tensor = wrapper.run(one.q, kv, logits_soft_cap=logits_soft_cap)[0]
         return out
 
     return [partial(call, one) for one in inputs]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mixed_goals
 from harness import RESULTS, Row, cell, load_rows, pivot
 
 FIGURES = RESULTS.parents[1] / "docs" / "figures.md"
@@ -28,6 +29,7 @@ LIBRARIES = {
     "cuDNN": "#1d4ed8",
     "FlexAttention": "#0f766e",
     "FlashInfer": "#7c3aed",
+    "FlashAttention-3": "#be185d",
 }
 # Ways of warploom alone, where these are compared with each other: colours that no library has.
 WAYS = {
@@ -38,6 +40,12 @@ WAYS = {
     "before": "#cc79a7",
     "stored": "#e69f00",
     "plain": "#1e293b",
+    "one plan": "#c2410c",
+    "one tile": "#ca8a04",
+    "two in turn": "#eab308",
+    "two streams": "#65a30d",
+    "prefill alone": "#94a3b8",
+    "decode alone": "#cbd5e1",
 }
 OTHERS = "#64748b"
 _LIGHTER = 0.38  # of the way to white, for each further way of one library
@@ -58,6 +66,9 @@ TITLES = {
     "decode_balance": "Decode of lengths with one giant, load balanced or not, bf16",
     "decode_fp8": "Decode with keys and values in 8 bits, heads of 128",
     "decode_step": "Decode step of one layer, planned on the device, heads 32/8, bf16",
+    "mixed": "One prefill chunk and decodes: chunk/context/decodes, heads 32/8, bf16",
+    "mixed_drawn": "Mixed batches as a server meets them, page 16, heads of 128, bf16",
+    "mixed_pure": "Batches of one kind through a wrapper for mixed ones, heads 32/8, bf16",
     "append": "New keys and values into a paged cache, 8 heads of 128, from bf16",
     "shared_prefix": "Decode of requests that share a prefix, suffixes of 128, bf16",
     "key_transforms": "Ways to transform keys of causal attention, ragged, bf16",
@@ -131,6 +142,18 @@ def draw_bars(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xticks(range(len(cases)), cases, **turned)
 
 
+def draw_speed_ups(axes: Any, rows: Sequence[Row]) -> None:
+    """One bar for each drawn batch, the smallest first, over lines of 1 and of the goals."""
+    found = mixed_goals.verdicts(rows, drawn=True)
+    gains = sorted(one.speed_up for one in found if one.speed_up is not None)
+    axes.bar(range(len(gains)), gains, color=LIBRARIES["warploom"], label="one plan")
+    for height in (1.0, mixed_goals.DRAWN_LEAST, mixed_goals.DRAWN_MEAN):
+        axes.axhline(height, color="black", linestyle="--" if height != 1.0 else "-", linewidth=0.8)
+    axes.set_xticks([])
+    axes.set_xlabel(f"{len(gains)} batches; dashed: goals of the least and of the geometric mean")
+    axes.set_ylabel("fastest serial way over one plan, higher is better")
+
+
 # in the order of the pages
 DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "prefill": draw_lines,
@@ -148,6 +171,9 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "decode_balance": draw_bars,
     "decode_fp8": draw_bars,
     "decode_step": draw_bars,
+    "mixed": draw_bars,
+    "mixed_drawn": draw_speed_ups,
+    "mixed_pure": draw_bars,
     "append": draw_bars,
     "shared_prefix": draw_bars,
     "key_transforms": draw_bars,
@@ -181,9 +207,9 @@ def draw(benchmark: str, machine: dict[str, Any], rows: Sequence[Row], path: Pat
     size = min(max(8.0, 0.11 * bars + 3.0), 14.0), 4.6 * len(parts)
     figure, grid = plt.subplots(len(parts), figsize=size, layout="constrained", squeeze=False)
     for axes, part in zip(grid.flat, parts, strict=True):
+        axes.set_ylabel(f"{part[-1].unit}, {better(part[-1].unit)} is better")
         DRAWINGS[benchmark](axes, part)
         draw_ceilings(axes, part)
-        axes.set_ylabel(f"{part[-1].unit}, {better(part[-1].unit)} is better")
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.4))
     if any(map(ceilings_of, parts)):
@@ -200,7 +226,13 @@ def better(unit: str) -> str:
 
 def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> str:
     """A table for each unit, and the machine."""
-    tables = (line for part in by_unit(rows) for line in table(benchmark, part))
+    parts = by_unit(rows)
+    tables = [line for part in parts for line in table(benchmark, part)]
+    if summary := mixed_goals.SUMMARIES.get(benchmark):
+        tables += summary(rows)
+    if not any(map(ceilings_of, parts)) and (rates := ceilings_of(rows)):  # figures are times
+        told = ", ".join(f"{row.impl} {row.value:.0f} {row.unit}" for row in rates)
+        tables += [f"In the same run: {told}.", ""]
     facts = ", ".join(f"{key} {machine[key]}" for key in ("device", "torch", "date", "commit"))
     return "\n".join([*tables, f"<sub>{facts}</sub>", ""])
 

@@ -35,7 +35,7 @@ from warploom.codegen.attention.template import MOST_TILES, SMALL_HEADS
 from warploom.codegen.attention.templates import CPU
 from warploom.codegen.build import build_all
 from warploom.codegen.compilers.arch import Arch
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.errors import WarploomError
 
 NAME = "tile_sweep"
@@ -195,7 +195,9 @@ def build(grid: Sequence[Batch], device: torch.device) -> None:
     jobs = dict.fromkeys(  # most group sizes share their kernels
         job
         for dim, group_size in dict.fromkeys((one.dim, one.group_size) for one in grid)
-        for job in wrapper(dim, group_size, device, None).build_jobs(tiles_of(dim, device))
+        for job in wrapper(dim, group_size, device, None).build_jobs(
+            [TileChoice(tile) for tile in tiles_of(dim, device)]
+        )
     )
     try:
         build_all(list(jobs))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+from warploom.codegen.stamps import STAMP_POINTER, stamp_struct
 from warploom.dsl.types.spec import AttentionSpec, OutputField, TracedVariant
 
 _FORMAT = {"float": "f", "int": "i", "unsigned": "I"}
@@ -36,8 +37,8 @@ _POINTERS = (
     ("void*", "o", "output"),
     ("float*", "lse", "log-sum-exp of each row, or null"),
     ("const int*", "header", "PlanHeader"),
-    ("const int*", "cta_indptr", "CTA i runs items cta_indptr[i] .. cta_indptr[i + 1]"),
-    ("const int*", "openings", "first WorkItem of each CTA, and that item's Segment"),
+    ("const int*", "cta_indptr", "list i has items cta_indptr[i] .. cta_indptr[i + 1]"),
+    ("const int*", "openings", "first WorkItem of each list, and that item's Segment"),
     ("const int*", "items", "WorkItem records"),
     ("const int*", "segments", "Segment records"),
     ("const int*", "merges", "Merge records"),
@@ -45,10 +46,14 @@ _POINTERS = (
     ("float*", "partial_o", "[slot, row of tile, head_dim_v] partial outputs"),
     ("float*", "partial_state", "[slot, row of tile, 2] largest logit, and sum relative to it"),
     ("unsigned*", "arrivals", "one counter per merge record; zero between launches"),
+    ("unsigned*", "claims", "of shared lists, in plans of two roles; zero between launches"),
 )
 
 # What kernels have besides that tell the largest scores: the headers look for it.
 _MAX_SCORES = ("float*", "max_scores", "largest score of each row, or null")
+
+# What kernels have besides that tell when work items ran: likewise.
+_STAMPS = (STAMP_POINTER, "stamps", "one for each of the items")
 
 # What composed plans have besides.
 _COMPOSED = (
@@ -87,7 +92,8 @@ def param_fields(spec: AttentionSpec) -> tuple[ParamField, ...]:
     """All members of `Params` for this spec, in storage order."""
     composed = _COMPOSED if spec.kv_format.composed else ()
     told, strides = ((_MAX_SCORES,), MAX_SCORES_STRIDES) if spec.max_scores else ((), ())
-    fields = [ParamField(*row) for row in (*_POINTERS, *composed, *told, *_NUMBERS)]
+    stamps = (_STAMPS,) if spec.stamps else ()
+    fields = [ParamField(*row) for row in (*_POINTERS, *composed, *told, *stamps, *_NUMBERS)]
     fields += [ParamField("long long", name, "elements") for name in (*_STRIDES, *strides)]
     return ordered([*fields, *input_fields(spec.variant)])
 
@@ -126,10 +132,15 @@ _TENSOR_MAPS = (
 
 
 def struct_text(fields: tuple[ParamField, ...], tensor_maps: bool = False) -> str:
-    """C++ text of `struct Params`; with tensor maps at its end for kernels that copy by them."""
+    """C++ text of `struct Params`; with tensor maps at its end for kernels that copy by them.
+
+    The record that a kernel with stamps writes comes before.
+    """
+    has_stamps = any(field.c_type == STAMP_POINTER for field in fields)
+    records = [stamp_struct(), ""] if has_stamps else []
     lines = [f"  {field.c_type} {field.name};  // {field.meaning}" for field in fields]
     lines += _TENSOR_MAPS if tensor_maps else ()
-    return "\n".join(["struct Params {", *lines, "};"])
+    return "\n".join([*records, "struct Params {", *lines, "};"])
 
 
 class Packer:

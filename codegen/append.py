@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from warploom.codegen.abi import ParamField, input_fields, ordered
-from warploom.codegen.kinds import KernelSpec
 from warploom.codegen.lowering.specialize import only_hooks
-from warploom.codegen.render import config_struct, short_dims, short_dtypes
+from warploom.codegen.render import Config
+from warploom.codegen.vector_kinds import VectorSpec, vector_fields
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.spec import TracedVariant
 
@@ -42,7 +40,7 @@ COUNTS = tuple(name for name, _ in _NUMBERS[:4])
 
 
 @dataclass(frozen=True)
-class AppendSpec(KernelSpec):
+class AppendSpec(VectorSpec):
     """Everything an append kernel is compiled for.
 
     Attributes:
@@ -61,6 +59,7 @@ class AppendSpec(KernelSpec):
     page_size: int
 
     kind = "append"
+    own_fields = vector_fields(_POINTERS, STRIDES, _NUMBERS)
 
     @property
     def name(self) -> str:
@@ -68,31 +67,26 @@ class AppendSpec(KernelSpec):
         return f"append_{self.dtype.name}_{self.cache_dtype.name}_{dims}_page{self.page_size}"
 
     @property
-    def fields(self) -> tuple[ParamField, ...]:
-        fields = [ParamField(*row) for row in _POINTERS]
-        fields += [ParamField("long long", name, "elements") for name in STRIDES]
-        fields += [ParamField("int", name, meaning) for name, meaning in _NUMBERS]
-        return ordered([*fields, *input_fields(self.variant)])
+    def labels(self) -> Mapping[str, str]:
+        return {**super().labels, "format": f"paged{self.page_size}"}
 
     @property
-    def labels(self) -> Mapping[str, str]:
-        return {
-            "kind": self.kind,
-            "variant": self.variant.name,
-            "dtype": short_dtypes(self.dtype, self.cache_dtype),
-            "head_dim": short_dims(self.head_dim_qk, self.head_dim_v),
-            "format": f"paged{self.page_size}",
-        }
+    def stored_dtype(self) -> DType:
+        return self.cache_dtype
 
-    def context(self) -> Mapping[str, Any]:
-        config: dict[str, str | int | bool] = {
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        return self.head_dim_qk, self.head_dim_v
+
+    @property
+    def config(self) -> Config:
+        return {
             "element": self.dtype.c_name,
             "kv_element": self.cache_dtype.c_name,
             "head_dim_qk": self.head_dim_qk,
             "head_dim_v": self.head_dim_v,
             "page_size": self.page_size,
         }
-        return {"config_struct": config_struct(config)}
 
 
 def key_value_hooks(traced: TracedVariant) -> TracedVariant:

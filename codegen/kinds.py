@@ -20,8 +20,6 @@ from warploom.dsl.types.spec import TracedVariant
 
 Language: TypeAlias = Literal["cuda", "cpp"]
 
-_THREADS = 128  # of a CTA, in kernels that walk over vectors
-
 
 class KernelSpec(ABC):
     """All that one kernel is compiled for.
@@ -74,9 +72,9 @@ class KernelSpec(ABC):
         """C++ text of the functors."""
         return variant_struct(self.variant, language)
 
+    @abstractmethod
     def launch(self, arch: Arch) -> LaunchShape:
         """What a launch takes on a GPU; without CTAs of its own the grid is what a device holds."""
-        return LaunchShape(_THREADS, 0, 0)
 
     def render(self, language: Language, plan_structs: str = "") -> KernelSource:
         """Its source: what text may see is the one object that is made here.
@@ -95,7 +93,6 @@ class KernelSpec(ABC):
             "params_struct": struct_text(self.fields, self.has_tensor_maps),
             "variant_struct": self.variant_struct(language),
             "entry": self.entry,
-            "threads": _THREADS,
             **self.context(),
         }
         text = environment().get_template(file).render(context)

@@ -55,6 +55,22 @@ SITE = (
     ("few", "items of a column for whose sake fewer CTAs work"),
     ("snap", "a boundary moves up to 1/snap of the mean load to the end of an item"),
 )
+# Behind these where there are two roles; those of prefills are above. Lines and columns are not
+# fixed then.
+ROLE_SITE = (
+    ("active_ctas", "CTAs that may get work"),
+    ("decode_rows", "fused query rows of a tile of decodes"),
+    ("decode_keys", "keys of such a tile"),
+    ("decode_fixed", "cost of an item of decodes without keys"),
+    ("decode_per_tile", "cost of a key tile of decodes"),
+    ("decode_grain", "key tiles of the shortest piece of decodes"),
+    ("decode_partial", "cost of a partial result of decodes"),
+    ("prefill_price", "picoseconds of a unit of cost"),
+    ("decode_price", "picoseconds of a unit of cost of decodes"),
+    ("saturating", "decoding CTAs that saturate memory"),
+    ("shared", "1 of so many prefills is for any CTA"),
+    ("idle", "1 of so many decoding CTAs may stay without work"),
+)
 
 
 @dataclass(frozen=True)
@@ -63,11 +79,13 @@ class PlannerSpec(KernelSpec):
 
     Attributes:
         variant: its mask and that mask's inputs count.
+        has_roles: it plans two roles.
         threads: of the team of a device; not in the source, and neither is the next.
         scratch: bytes that a team works in.
     """
 
     variant: TracedVariant
+    has_roles: bool = False
     threads: int = 128
     scratch: int = 0
 
@@ -78,18 +96,20 @@ class PlannerSpec(KernelSpec):
     @property
     def name(self) -> str:
         """Readable, and the same for variants that differ elsewhere only."""
+        kind = "role_planner" if self.has_roles else "planner"
         if _mask(self.variant) is None:
-            return "planner_all_visible"
+            return f"{kind}_all_visible"
         text = KernelSource("", self.variant_struct("cpp"), "cpp").code
         named = re.sub(r"\W+", "_", self.variant.name).strip("_")
-        return f"planner_{named}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return f"{kind}_{named}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @property
     def fields(self) -> tuple[ParamField, ...]:
         fields = [ParamField("const int*", name, "of plan()") for name in INPUTS]
         fields += [ParamField("int*", name, "of the plan") for name in OUTPUTS]
         fields.append(ParamField("int*", "votes", "of the teams of a device, or null"))
-        fields += [ParamField("int", name, meaning) for name, meaning in (*BATCH, *SITE)]
+        numbers = (*BATCH, *self.site)
+        fields += [ParamField("int", name, meaning) for name, meaning in numbers]
         read = _read(self.variant, "scalar", "load")
         mask = replace(
             self.variant,
@@ -97,6 +117,11 @@ class PlannerSpec(KernelSpec):
             tensors=tuple(field for field in self.variant.tensors if field.name in read),
         )
         return ordered([*fields, *input_fields(mask)])
+
+    @property
+    def site(self) -> tuple[tuple[str, str], ...]:
+        """Numbers of a kernel, in order."""
+        return (*SITE, *ROLE_SITE) if self.has_roles else SITE
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -107,7 +132,8 @@ class PlannerSpec(KernelSpec):
         return ""  # variants share it
 
     def context(self) -> Mapping[str, Any]:
-        return {"reads_kv_head": str("kv_head" in _read(self.variant, "var")).lower()}
+        reads_kv_head = str("kv_head" in _read(self.variant, "var")).lower()
+        return {"reads_kv_head": reads_kv_head, "roles": self.has_roles}
 
     def variant_struct(self, language: Language) -> str:
         mask = _mask(self.variant)
@@ -126,6 +152,12 @@ def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
     wide = 8 * (max_tiles + 1) + 16 * min(max_tiles, max_requests)
     boundaries = (OPTIONS * 8 + 8 + 4) * (columns + 1)
     return wide + boundaries + (8 + 3 * 4) * max_tiles + 4 * (max_requests + 1)
+
+
+def role_scratch_bytes(max_tiles: int, max_requests: int, active_ctas: int) -> int:
+    """The same of two roles: prefills, with as many shared parts, and decodes behind."""
+    prefills = scratch_bytes(max_tiles, max_requests, 2 * active_ctas)
+    return -(-prefills // 8) * 8 + scratch_bytes(max_requests, max_requests, active_ctas)
 
 
 def _mask(variant: TracedVariant) -> Node | None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from warploom.codegen.abi import ParamField, input_fields, ordered
-from warploom.codegen.kinds import KernelSpec
 from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.lowering.split import lane_parts
-from warploom.codegen.render import config_struct, short_dims, short_dtypes
+from warploom.codegen.render import Config
+from warploom.codegen.vector_kinds import VectorSpec, vector_fields
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
@@ -41,7 +38,7 @@ COUNTS = tuple(name for name, _ in _NUMBERS[:3])
 
 
 @dataclass(frozen=True)
-class PretransformSpec(KernelSpec):
+class PretransformSpec(VectorSpec):
     """Everything such a kernel is compiled for.
 
     Attributes:
@@ -57,6 +54,7 @@ class PretransformSpec(KernelSpec):
     heads: int
 
     kind = "pretransform"
+    own_fields = vector_fields(_POINTERS, STRIDES, _NUMBERS)
 
     @classmethod
     def of(cls, spec: AttentionSpec, num_kv_heads: int) -> PretransformSpec:
@@ -70,29 +68,17 @@ class PretransformSpec(KernelSpec):
         return f"pretransform_{self.dtype.name}_d{self.head_dim}_h{self.heads}"
 
     @property
-    def fields(self) -> tuple[ParamField, ...]:
-        fields = [ParamField(*row) for row in _POINTERS]
-        fields += [ParamField("long long", name, "elements") for name in STRIDES]
-        fields += [ParamField("int", name, meaning) for name, meaning in _NUMBERS]
-        return ordered([*fields, *input_fields(self.variant)])
+    def head_dims(self) -> tuple[int, int]:
+        return self.head_dim, self.head_dim
 
     @property
-    def labels(self) -> Mapping[str, str]:
+    def config(self) -> Config:
         return {
-            "kind": self.kind,
-            "variant": self.variant.name,
-            "dtype": short_dtypes(self.dtype, self.dtype),
-            "head_dim": short_dims(self.head_dim, self.head_dim),
-        }
-
-    def context(self) -> Mapping[str, Any]:
-        config: dict[str, str | int | bool] = {
             "element": self.dtype.c_name,
             "head_dim_qk": self.head_dim,
             "heads": self.heads,
             **_readings(self.variant.hooks["key_transform"]),
         }
-        return {"config_struct": config_struct(config)}
 
 
 def _readings(transform: Node) -> dict[str, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 PLACE = "//@"  # begins a comment that names a line of the user's file
@@ -23,12 +23,8 @@ class TileConfig:
         template: which CUDA template: "portable", or "hopper", whose blocks have more warps, which
             copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
-        pretransformed_keys: another kernel transforms keys before this one (decision 0027).
-        staged: what transforms staged tiles; Hopper only. "group": warps of their own (decision
-            0018), without sines from other rows (0019); "consumers": the warps that compute;
-            "auto": what suits the variant.
         decode: tile of requests whose fused rows it holds all, in the same launch; of fewer rows.
-            None: all requests have the one tile. CPU only (decision 0040).
+            None: all requests have the one tile. On the CPU, and with a Hopper tile.
     """
 
     rows: int
@@ -37,8 +33,6 @@ class TileConfig:
     stages: int = 2
     template: Literal["portable", "hopper"] = "portable"
     query_stages: int = 1
-    pretransformed_keys: bool = False
-    staged: Literal["auto", "group", "consumers"] = "auto"
     decode: TileConfig | None = None
 
     @property
@@ -54,17 +48,21 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class TileChoice:
-    """A tile, and what spoke for it, for `explain()`.
+    """Which kernels a plan takes, and what spoke for them, for `explain()`.
+
+    Choices of the same kernels are equal, whatever spoke for them.
 
     Attributes:
-        tile: the sizes.
+        tile: the sizes of attention.
         reason: in words; empty if the caller gave them.
         costs: microseconds that a model predicts for each tile it weighed, the best first.
+        pretransformed_keys: another kernel transforms keys before attention (decision 0027).
     """
 
     tile: TileConfig
-    reason: str = ""
-    costs: tuple[tuple[str, float], ...] = ()
+    reason: str = field(default="", compare=False)
+    costs: tuple[tuple[str, float], ...] = field(default=(), compare=False)
+    pretransformed_keys: bool = False
 
 
 # What a kernel can be told by, in the order in which lists of kernels show it.

@@ -71,7 +71,7 @@ def _deal_one_by_one(step: Ints, queue: Ints) -> tuple[list[int], Ints]:
 def deal_and_level(
     cost: Ints, visible: Ints, mean: int, num_ctas: int, model: CostModel
 ) -> tuple[Ints, Ints, Moves | None]:
-    """Deals items, and cuts what lies above the mean load off.
+    """Assigns items, and cuts what lies above the mean load off.
 
     Args:
         cost, visible: (n,) costs and visible key tiles, assigned from the first to the last.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
 from typing import ClassVar
@@ -11,8 +12,16 @@ from warploom.errors import ArgumentError
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.fixed import Pieces
-from warploom.scheduler.layout import HEADER, MERGE, OPENING, SEGMENT, WORK_ITEM
-from warploom.scheduler.roles import Role
+from warploom.scheduler.layout import (
+    HEADER,
+    MERGE,
+    OPENING,
+    ROLE_HEADER,
+    SEGMENT,
+    WORK_ITEM,
+    Record,
+)
+from warploom.scheduler.roles import Role, lists_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Capacity:
         max_items, max_segments, max_merges: records.
         max_slots: partial results, of `slot_rows` rows each.
         max_indices: entries of the block list.
+        num_roles: of its plans.
         votes_bytes: that planners on a device take.
     """
 
@@ -37,15 +47,31 @@ class Capacity:
     max_slots: int
     max_indices: int
     slot_rows: int
+    num_roles: int = field(default=1, kw_only=True)
     votes_bytes: ClassVar[int] = 4
+
+    @property
+    def header(self) -> Record:
+        """What its plans begin with."""
+        return HEADER if self.num_roles == 1 else ROLE_HEADER
+
+    @property
+    def num_lists(self) -> int:
+        """Lists of items; see `lists_of`."""
+        return lists_of(self.num_ctas, self.num_roles)
+
+    @property
+    def claims_bytes(self) -> int:
+        """Of two counters in launches of two roles: lists claimed, and CTAs that drew a number."""
+        return 0 if self.num_roles == 1 else 8
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Section name -> length in int32."""
         return {
-            "header": len(HEADER.fields),
-            "cta_indptr": self.num_ctas + 1,
-            "openings": self.num_ctas * OPENING.itemsize // 4,
+            "header": len(self.header.fields),
+            "cta_indptr": self.num_lists + 1,
+            "openings": self.num_lists * OPENING.itemsize // 4,
             "segments": self.max_segments * len(SEGMENT.fields),
             "merges": self.max_merges * len(MERGE.fields),
             "items": self.max_items * len(WORK_ITEM.fields),
@@ -77,6 +103,9 @@ class WorkspaceSize:
         partial_state_bytes: float32 [max_slots, rows, 2], largest logit and sum.
         arrivals_bytes: uint32 [max_merges], zero between launches.
         votes_bytes: uint32 of a planner on the device, zero between launches.
+        claims_bytes: uint32 [2] of claimed lists and of CTAs that drew their number, zero between
+            launches; in plans of two roles.
+        stamps_bytes: a record of each item's times, where kernels tell them.
     """
 
     plan_bytes: int
@@ -84,12 +113,14 @@ class WorkspaceSize:
     partial_state_bytes: int
     arrivals_bytes: int
     votes_bytes: int = 4
+    claims_bytes: int = 0
+    stamps_bytes: int = 0
 
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Part name, as of the fields, -> first byte; total -> end."""
         offsets, end = {}, 0
-        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes"):
+        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes", "claims", "stamps"):
             offsets[name] = end
             end += -(-getattr(self, f"{name}_bytes") // 256) * 256
         return offsets | {"total": end}
@@ -153,15 +184,16 @@ def capacity(
         num_ctas: CTAs of the grid.
         split_size: keys at whose multiples tiles are cut; None: cut to balance the load.
         pieces: what that makes of a batch at hand, if this and no other must fit.
-        smaller: the other roles. They add no query tiles (see `roles`) and no slots, each of which
-            has room for the rows of any.
+        smaller: the other role. It adds no query tiles (see `roles`), and slots have room for the
+            rows of any; but there are up to 2 * num_ctas lists with work, and cuts between them.
 
     Raises:
         ArgumentError: the bounds need more records than int32 can count.
     """
     tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
     if split_size is None:
-        cuts = min(num_ctas - 1, tiles * _cuts_of_a_tile(bounds.max_kv_len, rows, keys, smaller))
+        tile_cuts = _cuts_of_a_tile(bounds.max_kv_len, [(rows, keys), *_shapes(smaller)])
+        cuts = min(num_ctas * (1 + len(smaller)) - 1, tiles * tile_cuts)
         merges = min(tiles, cuts)
         items, slots = tiles + cuts, merges + cuts
     else:
@@ -171,30 +203,31 @@ def capacity(
         most = most if pieces is None else most.within(pieces)
         items, merges, slots = most.items, most.merges, most.slots
     sections = items, bounds.segments, merges, slots, bounds.max_blocks
-    result = Capacity(bounds, num_ctas, *sections, slot_rows=rows)
+    result = Capacity(bounds, num_ctas, *sections, slot_rows=rows, num_roles=1 + len(smaller))
     if max(result.total_ints, slots * rows) > INT32_MAX:
         reason = f"need {items} work items and {slots} partial slots, beyond what int32 counts"
         raise ArgumentError(name="bounds", reason=reason + "; declare smaller ones")
     return result
 
 
-def _cuts_of_a_tile(kv_len: int, rows: int, keys: int, smaller: tuple[Role, ...]) -> int:
-    """How often the Stream-K partition cuts a query tile at most.
+def _shapes(roles: Sequence[Role]) -> list[tuple[int, int]]:
+    return [(role.rows, role.keys) for role in roles]
 
-    No piece is shorter than a grain. With several roles only those at the ends of a tile are not:
-    parts that are long enough for one role may be shorter than the grain of another.
+
+def _cuts_of_a_tile(kv_len: int, shapes: Sequence[tuple[int, int]]) -> int:
+    """How often the Stream-K partition cuts a query tile at most: no piece is under a grain."""
+    grains = ((keys, CostModel.for_stream_k(rows, keys).grain) for rows, keys in shapes)
+    return max(0, *(-(-kv_len // keys) // grain - 1 for keys, grain in grains))
+
+
+def workspace_size(room: Capacity, head_dim_v: int, stamp_bytes: int = 0) -> WorkspaceSize:
+    """Bytes that every plan of a layout runs in.
+
+    Args:
+        room: the layout.
+        head_dim_v: length of value vectors.
+        stamp_bytes: that a kernel writes of each item's times; 0: it tells none.
     """
-    if not smaller:
-        return max(-(-kv_len // keys) // CostModel.for_stream_k(rows, keys).grain - 1, 0)
-    shapes = [(rows, keys), *((role.rows, role.keys) for role in smaller)]
-    inner = (
-        -(-kv_len // keys) - 2 * CostModel.for_stream_k(rows, keys).grain for rows, keys in shapes
-    )
-    return max(0, *(tiles + 1 for tiles in inner))
-
-
-def workspace_size(room: Capacity, head_dim_v: int) -> WorkspaceSize:
-    """Bytes that every plan of a layout runs in, with value vectors of this length."""
     partial_rows = room.max_slots * room.slot_rows
     return WorkspaceSize(
         plan_bytes=4 * room.total_ints,
@@ -202,4 +235,6 @@ def workspace_size(room: Capacity, head_dim_v: int) -> WorkspaceSize:
         partial_state_bytes=8 * partial_rows,
         arrivals_bytes=4 * room.max_merges,
         votes_bytes=room.votes_bytes,
+        claims_bytes=room.claims_bytes,
+        stamps_bytes=stamp_bytes * room.max_items,
     )

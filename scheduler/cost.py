@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -15,9 +14,6 @@ SHORTEST_CHUNK = 128  # keys; below this a partial result costs more to merge th
 # read while it begins and ends an item, the second while it writes and merges a partial result.
 OPENING = 128
 PARTIAL = 128
-# Of several tiles in one plan: rows that a key costs a tile beside its own, for being read. The CPU
-# kernel counts so too, where it asks how many threads are worth starting.
-ROWS_OF_A_KEY = 16
 
 
 @dataclass(frozen=True)
@@ -54,29 +50,6 @@ class CostModel:
         unit = gcd(fixed, BETA * keys, BETA * PARTIAL)
         grain = -(-cls.of(rows, keys).grain // 2)
         return cls(fixed // unit, BETA * keys // unit, grain, BETA * PARTIAL // unit)
-
-    @classmethod
-    def of_roles(cls, tiles: Sequence[tuple[int, int]]) -> tuple[CostModel, ...]:
-        """For the Stream-K partition of several tiles: the models in one unit, one row and one key.
-
-        Args:
-            tiles: (rows, keys) of each.
-        """
-        prices = [rows + ROWS_OF_A_KEY for rows, _ in tiles]  # of one key
-        whole = [(ALPHA * rows + BETA * OPENING, BETA * keys) for rows, keys in tiles]
-        unit = gcd(
-            *(price * cost for price, costs in zip(prices, whole, strict=True) for cost in costs),
-            *(price * BETA * PARTIAL for price in prices),
-        )
-        return tuple(
-            cls(
-                price * fixed // unit,
-                price * per_tile // unit,
-                cls.for_stream_k(*tile).grain,
-                price * BETA * PARTIAL // unit,
-            )
-            for tile, price, (fixed, per_tile) in zip(tiles, prices, whole, strict=True)
-        )
 
     @property
     def least_part(self) -> int:

@@ -103,6 +103,17 @@ HEADER = Record(
     ),
 )
 
+# Plans of several roles have lists that any CTA claims (decision 0043).
+ROLE_HEADER = Record(
+    "PlanHeader",
+    (
+        *HEADER.fields,
+        ("num_shared", "shared lists in use, which any CTA claims when it is done"),
+        ("num_active", "CTAs that may have work; those from there on claim nothing"),
+        ("num_decodes", "CTAs that decode: the first ones"),
+    ),
+)
+
 # Composed plans read a work item's `row_begin` as the tile's first entry in `packed_rows` and its
 # `slot` as the first partial row. In place of merges they have row merges, which run when all items
 # are done.
@@ -134,8 +145,8 @@ ROW_CODE = 512
 
 RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
 
-# What a CTA reads first: its first item and that item's segment, side by side, so that one load
-# need not wait for another (decision 0028). C++: opening.hpp.
+# What a CTA reads first of a list: its first item and that item's segment, side by side, so that
+# one load need not wait for another (decision 0028). C++: opening.hpp.
 OPENING = np.dtype([("item", WORK_ITEM.dtype), ("segment", SEGMENT.dtype)])
 
 
@@ -144,9 +155,10 @@ def c_structs(composed: bool = False, roles: bool = False) -> str:
 
     Args:
         composed: the structs of composed plans, which have units and row merges.
-        roles: those of plans of several roles, whose items say theirs.
+        roles: those of plans of two roles, whose items say theirs and whose headers count shared
+            lists.
     """
     records = (*RECORDS, UNIT, ROW_MERGE) if composed else RECORDS
     if roles:
-        records = (HEADER, SEGMENT, ROLE_ITEM, MERGE)
+        records = (ROLE_HEADER, SEGMENT, ROLE_ITEM, MERGE)
     return "\n\n".join(record.c_struct() for record in records)

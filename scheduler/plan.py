@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,17 @@ from warploom.errors import ArgumentError, CapacityExceeded, WorkspaceTooSmall, 
 from warploom.scheduler import worklist
 from warploom.scheduler.bounds import Bounds, check_segments
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
-from warploom.scheduler.layout import HEADER, OPENING, SEGMENT, Ints, Records
+from warploom.scheduler.layout import HEADER, OPENING, ROLE_HEADER, SEGMENT, Ints, Records
 from warploom.scheduler.problem import Problem, WorkList
-from warploom.scheduler.roles import FIRST, Role, RoleWork, check_roles, roles_of
+from warploom.scheduler.roles import (
+    FIRST,
+    Role,
+    RolePrices,
+    RoleWork,
+    check_roles,
+    lists_of,
+    roles_of,
+)
 from warploom.scheduler.visibility import AllVisible, Visibility
 
 __all__ = [
@@ -34,21 +43,24 @@ class Plan:
     """Work of every CTA for one batch (FlashInfer, section 3.3.1).
 
     Attributes:
-        header: HEADER record, shape (1,).
-        cta_indptr: int32 (num_ctas + 1,); CTA i runs items cta_indptr[i] .. cta_indptr[i + 1] - 1.
-        items: WORK_ITEM records; ROLE_ITEM if there are several roles. A CTA's partial items come
+        header: HEADER record, shape (1,); ROLE_HEADER if there are two roles.
+        cta_indptr: int32 (lists + 1,); list i has items cta_indptr[i] .. cta_indptr[i + 1] - 1.
+            CTA i runs list i; those of two roles have more, see `role_lists`.
+        items: WORK_ITEM records; ROLE_ITEM if there are two roles. A list's partial items come
             first, so that merging hides behind the rest; both kinds are in the order in which they
             were assigned.
         segments: SEGMENT records.
         merges: MERGE records, one for each tile that was split.
         indices: int32, the block list of indexed formats; empty for others.
-        loads: int64 (num_ctas,) modelled cost of each CTA, in the units of `cost.CostModel`.
-        rows, keys: tile sizes; of the role with the most rows, if there are several. A partial slot
+        loads: int64 (lists,) modelled cost of each list, in the units of `cost.CostModel`, or if
+            there are two roles, of their prices.
+        rows, keys: tile sizes; of the role with the most rows, if there are two. A partial slot
             has room for so many rows.
         num_ctas: CTAs of the grid; `active_ctas` of them may have work.
         split_size: keys at whose multiples tiles were cut; None: cut to balance the load.
         stream_k: assigned by `stream_k`, not the longest first.
-        smaller: the other roles, by falling rows; none if all rows have one tile.
+        smaller: the other role; none if all rows have one tile.
+        prices: what work of each role costs, if there are two.
     """
 
     header: Records
@@ -67,13 +79,16 @@ class Plan:
     split_size: int | None
     stream_k: bool = False
     smaller: tuple[Role, ...] = ()
+    prices: RolePrices | None = None
 
     @classmethod
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
         """Joins what was asked and what a planner found."""
         counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots, 0
+        roles = (work.num_shared, problem.active_ctas, work.num_decodes)
+        record = ROLE_HEADER if problem.smaller else HEADER
         return cls(
-            header=np.array([counts], HEADER.dtype),
+            header=np.array([counts + roles * bool(problem.smaller)], record.dtype),
             cta_indptr=work.cta_indptr,
             items=work.items,
             segments=problem.segments,
@@ -89,6 +104,7 @@ class Plan:
             split_size=problem.split_size,
             stream_k=problem.stream_k,
             smaller=problem.smaller,
+            prices=problem.prices,
         )
 
     @property
@@ -109,22 +125,48 @@ class Plan:
         return int(self.header["num_slots"][0])
 
     @property
+    def num_shared(self) -> int:
+        """Lists that any CTA may claim."""
+        return int(self.header["num_shared"][0]) if self.smaller else 0
+
+    @property
+    def num_lists(self) -> int:
+        """All lists, those without items, too."""
+        return lists_of(self.num_ctas, len(self.roles))
+
+    def _owned(self, lists: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(roles, num_ctas) of values of lists: those that CTAs have for their own."""
+        return lists[: len(self.roles) * self.num_ctas].reshape(-1, self.num_ctas)
+
+    @property
     def busy_ctas(self) -> int:
-        """CTAs that have work."""
-        return int(np.count_nonzero(np.diff(self.cta_indptr)))
+        """CTAs that have work of their own."""
+        return int(np.count_nonzero(self._owned(np.diff(self.cta_indptr)).any(axis=0)))
 
     @property
     def balance(self) -> float:
-        """Largest load over the mean of the active CTAs: 1 is perfect, and 1 without work."""
+        """Largest load over the mean of the active CTAs: 1 is perfect, and 1 without work.
+
+        Shared lists go to the CTA that is done first.
+        """
         mean = float(self.loads.sum()) / self.active_ctas
-        return float(self.loads.max()) / mean if mean else 1.0
+        done = self._owned(self.loads).sum(axis=0)[: self.active_ctas]
+        for load in self.loads[len(self.roles) * self.num_ctas :][: self.num_shared]:
+            done[done.argmin()] += load
+        return float(done.max()) / mean if mean else 1.0
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """How long the prices say that two roles take; None for one role."""
+        if self.prices is None:
+            return None
+        own = self._owned(self.loads).sum(axis=1).tolist()
+        own[0] += int(self.loads.sum()) - sum(own)  # shared lists hold prefills
+        return self.prices.time(own, self.active_ctas) / 1e12
 
     def work_of_roles(self) -> tuple[RoleWork, ...]:
         """What each role has to do; one without work is told, too."""
-        cta = np.repeat(np.arange(self.num_ctas), np.diff(self.cta_indptr))
-        has = np.zeros((len(self.roles), self.num_ctas), bool)
-        has[self.role, cta] = True
-        mixed = has.sum(axis=0) > 1
+        has = self._owned(np.diff(self.cta_indptr)) > 0
         busy = roles_of(self.segments, self.group_size, self.roles)[self.segments["num_q"] > 0]
         return tuple(
             RoleWork(
@@ -132,14 +174,14 @@ class Plan:
                 segments=int((busy == number).sum()),
                 items=int((self.role == number).sum()),
                 ctas=int(has[number].sum()),
-                mixed=int((has[number] & mixed).sum()),
+                shared=0 if number else self.num_shared,
             )
             for number, role in enumerate(self.roles)
         )
 
     def openings(self) -> Records:
-        """OPENING records, one for each CTA; zeros where a CTA has no work."""
-        openings = np.zeros(self.num_ctas, OPENING)
+        """OPENING records, one for each list; zeros where a list has no items."""
+        openings = np.zeros(self.num_lists, OPENING)
         busy = self.cta_indptr[1:] > self.cta_indptr[:-1]
         items = self.items[self.cta_indptr[:-1][busy]]
         openings["item"][busy] = items
@@ -201,6 +243,9 @@ class Plan:
         for name, got, bound in pairs:
             if got > bound:
                 raise CapacityExceeded(name=name, got=got, bound=bound)
+        if len(self.roles) != capacity.num_roles:
+            got, bound = len(self.roles), capacity.num_roles
+            raise CapacityExceeded(name="roles", got=got, bound=bound)
         if self.num_ctas != capacity.num_ctas:
             raise CapacityExceeded(name="CTAs", got=self.num_ctas, bound=capacity.num_ctas)
 
@@ -221,6 +266,7 @@ def make_plan(
     stream_k: bool = False,
     indices: npt.NDArray[np.int32] | None = None,
     smaller: tuple[Role, ...] = (),
+    prices: RolePrices | None = None,
 ) -> Plan:
     """Plans one batch: who computes what, and where partial results are merged.
 
@@ -230,7 +276,7 @@ def make_plan(
     Args:
         segments: SEGMENT records, shape (n,); n may be 0.
         num_kv_heads, group_size: key/value heads, and query heads of each.
-        rows, keys: tile sizes; of the role with the most rows, if there are several.
+        rows, keys: tile sizes; of the role with the most rows, if there are two.
         num_ctas: CTAs of the grid.
         visibility: the mask's answers for these segments.
         capacity: what the plan must fit; None: no limit.
@@ -242,9 +288,10 @@ def make_plan(
         stream_k: cut the line of all items at multiples of the mean load (`scheduler.stream_k`)
             instead of assigning the longest first. Excludes `split_size` and `section_keys`.
         indices: int32 block list, for indexed formats.
-        smaller: other roles, for segments whose rows their tiles hold; see `scheduler.roles`. Such
-            plans are partitioned by Stream-K, whatever `stream_k` says, and exclude what that
-            excludes.
+        smaller: another role, for segments whose rows its tile holds; see `scheduler.roles`. Such
+            plans are partitioned by Stream-K (`scheduler.role_lists`), whatever `stream_k` says,
+            and exclude what that excludes.
+        prices: what work of each role costs; needed where there are two.
 
     Raises:
         BoundsExceeded: the batch passes a declared bound (both numbers are named).
@@ -255,7 +302,7 @@ def make_plan(
     active = _check_numbers(num_kv_heads, group_size, rows, keys, num_ctas, sm_limit, split_size)
     if section_keys is not None and section_keys < 1:
         raise ArgumentError(name="section_keys", reason=f"is {section_keys}; expected at least 1")
-    check_roles((Role(FIRST, rows, keys), *smaller))
+    check_roles((Role(FIRST, rows, keys), *smaller), prices)
     stream_k = stream_k or bool(smaller)
     if stream_k and (split_size is not None or section_keys is not None):
         name = "smaller" if smaller else "stream_k"
@@ -271,7 +318,7 @@ def make_plan(
         capacity.bounds.admit(segments, len(indices))
     problem = Problem(
         segments, num_kv_heads, group_size, rows, keys, num_ctas, active, visibility, split_size,
-        section_keys, stream_k, smaller,
+        section_keys, stream_k, smaller, prices if smaller else None,
     )  # fmt: skip
     plan = Plan.of(problem, worklist.build(problem), indices)
     if capacity is not None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import Ints, Records
-from warploom.scheduler.roles import FIRST, Role, roles_of
-from warploom.scheduler.visibility import Visibility, visible_tiles
+from warploom.scheduler.roles import FIRST, Role, RolePrices, roles_of
+from warploom.scheduler.visibility import Visibility
 
 # Order and limit are kept to 1/TOLERANCE of the mean load, so that tiles of like cost may stay in
 # the order of their heads and rows: neighbours in time then read the same keys.
@@ -34,7 +32,9 @@ class Problem:
         split_size: keys at whose multiples every tile is cut, or None: cut to balance the load.
         section_keys: keys of one head that the cache holds, or None: all. See `sections`.
         stream_k: assign by `stream_k` instead of longest first; neither split nor sections then.
-        smaller: the other roles, by falling rows; partitioned by Stream-K then.
+        smaller: the other role; partitioned by Stream-K then, see `role_lists`.
+        prices: what work of each role costs, if there are two.
+        only: (n,) the segments to plan, in order; None: all.
     """
 
     segments: Records
@@ -49,6 +49,8 @@ class Problem:
     section_keys: int | None = None
     stream_k: bool = False
     smaller: tuple[Role, ...] = ()
+    prices: RolePrices | None = None
+    only: Ints | None = None
 
     @property
     def cost_model(self) -> CostModel:
@@ -56,44 +58,21 @@ class Problem:
         model = CostModel.for_stream_k if self.stream_k else CostModel.of
         return model(self.rows, self.keys)
 
-    @cached_property
-    def cost_models(self) -> tuple[CostModel, ...]:
-        """Of each role, all in one unit."""
-        if not self.smaller:
-            return (self.cost_model,)
-        return CostModel.of_roles([(role.rows, role.keys) for role in self.roles])
-
     @property
     def roles(self) -> tuple[Role, ...]:
         """All of them, the one with the most rows first."""
         return (Role(FIRST, self.rows, self.keys), *self.smaller)
 
-    @cached_property
-    def role(self) -> Ints:
-        """(segments,) the role of each."""
-        return roles_of(self.segments, self.group_size, self.roles)
-
-    def of_roles(self, values: Sequence[int], segment: Ints) -> Ints:
-        """(n,) what segments have by their role, of one value for each role."""
-        found: Ints = np.array(values, np.int64)[self.role[segment]]
-        return found
-
-    def keys_of(self, segment: Ints) -> Ints:
-        """(n,) keys of the tiles of these segments."""
-        return self.of_roles([role.keys for role in self.roles], segment)
-
-    def visible_tiles(
-        self, segment: Ints, row_begin: Ints, row_end: Ints, kv_begin: Ints, kv_end: Ints
-    ) -> Ints:
-        """(n,) key tiles that are not skipped, each segment's of its own size; see `Visibility`."""
-        where = (segment, row_begin, row_end, kv_begin, kv_end)
-        return visible_tiles(self.visibility, self.roles, self.role[segment], where)
-
-    def cost_of(self, segment: Ints, visible: Ints) -> Ints:
-        """(n,) costs of chunks of these segments with so many visible key tiles."""
-        models = self.cost_models
-        fixed = self.of_roles([model.fixed for model in models], segment)
-        return fixed + self.of_roles([model.per_tile for model in models], segment) * visible
+    def by_role(self) -> tuple[Problem, ...]:
+        """The part of each role: a problem of one tile."""
+        found = roles_of(self.segments, self.group_size, self.roles)
+        return tuple(
+            replace(
+                self, rows=role.rows, keys=role.keys, smaller=(), stream_k=True,
+                only=np.flatnonzero(found == number),
+            )
+            for number, role in enumerate(self.roles)
+        )  # fmt: skip
 
 
 def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
@@ -119,34 +98,41 @@ def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class WorkList:
-    """Work of every CTA.
+    """Work of every list. With one role each CTA has one, else see `role_lists`.
 
     Attributes:
-        cta_indptr: int32 (num_ctas + 1,); CTA i runs items cta_indptr[i] .. cta_indptr[i + 1] - 1.
-        items: WORK_ITEM records. Each CTA's partial items come first, then the others, both in the
-            order in which they were assigned.
+        cta_indptr: int32 (lists + 1,); list i has items cta_indptr[i] .. cta_indptr[i + 1] - 1.
+        items: WORK_ITEM or ROLE_ITEM records. Each list's partial items come first, then the
+            others, both in the order in which they were assigned.
         merges: MERGE records.
-        loads: (num_ctas,) modelled cost of each CTA.
+        loads: (lists,) modelled cost of each; in picoseconds if there are several roles.
+        num_shared: lists that any CTA may claim.
+        num_decodes: CTAs that decode, the first ones, if there are two roles.
     """
 
     cta_indptr: npt.NDArray[np.int32]
     items: Records
     merges: Records
     loads: Ints
+    num_shared: int = 0
+    num_decodes: int = 0
 
     @property
     def num_slots(self) -> int:
         return int(self.merges["num_slots"].sum())
 
 
-def by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int) -> WorkList:
+def by_cta(
+    items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int, num_shared: int = 0
+) -> WorkList:
     """Sorts items by CTA. Partial ones come first, so that merges hide behind later work.
 
     Args:
         items: (n,) records, each CTA's in order.
         merges: records.
-        cta, cost: (n,) the CTA of each item, and its cost.
-        num_ctas: CTAs of the grid.
+        cta, cost: (n,) the CTA of each item, or its list, and its cost.
+        num_ctas: CTAs of the grid, or lists of the plan.
+        num_shared: lists that any CTA may claim.
     """
     key = 2 * cta + (items["slot"] < 0)
     if num_ctas < 2**15:
@@ -154,4 +140,5 @@ def by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int
     indptr = np.zeros(num_ctas + 1, np.int32)
     np.cumsum(np.bincount(cta, minlength=num_ctas), out=indptr[1:])
     loads = np.bincount(cta, weights=cost, minlength=num_ctas).astype(np.int64)
-    return WorkList(indptr, items.take(np.argsort(key, kind="stable")), merges, loads)
+    items = items.take(np.argsort(key, kind="stable"))
+    return WorkList(indptr, items, merges, loads, num_shared)

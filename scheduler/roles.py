@@ -2,7 +2,8 @@
 
 A segment takes the role with the fewest rows whose tile holds all of its rows, and else the one
 with the most. So a segment has as many query tiles as if all had the largest tile, and capacities
-of one tile hold for several (decision 0040).
+of one tile hold for both (decision 0040). Which CTAs take which role, and what they find to do
+when they are done, is decision 0043.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.errors import ArgumentError
+from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import Ints, Records
 
 FIRST = "prefill"  # what the role with the most rows is called
+_MOST = 2  # roles of a plan
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,65 @@ class Role:
 
 
 @dataclass(frozen=True)
+class RolePrices:
+    """What the work of two roles costs, so that CTAs can be shared out.
+
+    Attributes:
+        units: picoseconds that one CTA takes for one unit of each role's `CostModel`, in the order
+            of the roles. Where nobody asks for the time of a plan, they may have another unit.
+        saturating: CTAs of the last role that together read as fast as memory lets them.
+    """
+
+    units: tuple[int, int]
+    saturating: int
+
+    @classmethod
+    def of_tiles(cls, roles: Sequence[Role], tiles: Sequence[int], saturating: int) -> RolePrices:
+        """From what one key tile of each role costs, rounded up.
+
+        Args:
+            roles: two.
+            tiles: price of a key tile of each.
+            saturating: see the attribute.
+        """
+        first, second = (
+            -(-price // CostModel.for_stream_k(role.rows, role.keys).per_tile)
+            for role, price in zip(roles, tiles, strict=True)
+        )
+        return cls((first, second), saturating)
+
+    def ctas(self, work: Sequence[int], active: int) -> tuple[int, int]:
+        """How many of the CTAs that may get work take each role.
+
+        All of them would be done at the same time, T = max(decode / saturating, all / active),
+        if work could be cut anywhere: decodes on more CTAs than saturate memory are no faster.
+        With a single CTA it has both roles.
+
+        Args:
+            work: cost of all items of each role, in units of its cost model.
+            active: CTAs.
+        """
+        prefill, decode = (size * unit for size, unit in zip(work, self.units, strict=True))
+        if prefill == 0 or decode == 0:
+            return (active, 0) if prefill else (0, active)
+        if active == 1:
+            return 1, 1
+        by_memory = -(-prefill * min(self.saturating, active) // decode)
+        by_all = -(-prefill * active // (prefill + decode))
+        taken = max(1, min(by_memory, by_all, active - 1))
+        return taken, active - taken
+
+    def time(self, loads: Sequence[int], active: int) -> int:
+        """Picoseconds in which CTAs are done at best.
+
+        Args:
+            loads: picoseconds of each role's work, on one CTA.
+            active: CTAs.
+        """
+        return max(-(-loads[1] // min(self.saturating, active)), -(-sum(loads) // active))
+
+
+@dataclass(frozen=True)
 class RoleWork:
     """What a role has to do in one plan.
 
@@ -40,21 +102,23 @@ class RoleWork:
         role: with its tile.
         segments: whose rows it takes; those without rows are left out.
         items: work items.
-        ctas: CTAs that have some; `mixed` of them have items of other roles, too.
+        ctas: CTAs that have a list of them for their own.
+        shared: lists that any CTA claims when it is done.
     """
 
     role: Role
     segments: int
     items: int
     ctas: int
-    mixed: int
+    shared: int
 
 
-def check_roles(roles: Sequence[Role]) -> None:
-    """Refuses roles that no rule could tell apart.
+def check_roles(roles: Sequence[Role], prices: RolePrices | None) -> None:
+    """Refuses roles that no rule could tell apart, and roles without prices.
 
     Raises:
-        ArgumentError: sizes below 1, or rows that do not fall from role to role.
+        ArgumentError: sizes below 1, rows that do not fall from role to role, more than two roles,
+            or prices that are missing or below 1.
     """
     for role in roles:
         if role.rows < 1 or role.keys < 1:
@@ -65,6 +129,11 @@ def check_roles(roles: Sequence[Role]) -> None:
         if role.rows >= larger.rows:
             reason = f"{role.name} has {role.rows} rows; expected fewer than {larger.name}, "
             raise ArgumentError(name="roles", reason=f"{reason}{larger.rows}")
+    if len(roles) > _MOST:
+        raise ArgumentError(name="roles", reason=f"are {len(roles)}; expected {_MOST} at most")
+    if len(roles) > 1 and (prices is None or min(*prices.units, prices.saturating) < 1):
+        reason = f"are {prices}; two roles need some of at least 1"
+        raise ArgumentError(name="prices", reason=reason)
 
 
 def roles_of(segments: Records, group_size: int, roles: Sequence[Role]) -> Ints:
@@ -83,3 +152,10 @@ def roles_of(segments: Records, group_size: int, roles: Sequence[Role]) -> Ints:
     for number, role in enumerate(roles[1:], 1):
         found[fused <= role.rows] = number
     return found
+
+
+def lists_of(num_ctas: int, num_roles: int) -> int:
+    """Lists of items that a plan has: with several roles, one for each CTA and role, and as many as
+    there are CTAs which any may claim.
+    """
+    return num_ctas if num_roles == 1 else num_ctas * (num_roles + 1)

@@ -7,18 +7,16 @@ cut at the same places: CTAs that run at the same time then read all heads of th
 lie side by side in memory. Long and short tiles take turns on the line, so that whole items often
 balance. A cut moves to the end of an item if that is near. And fewer CTAs are used if that saves
 pieces.
-
-Several roles follow each other on the line, each item at the cost of its own tile, so that all but
-a few CTAs have one role.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from warploom.scheduler.layout import MERGE, ROLE_ITEM, WORK_ITEM, Ints, Records
+from warploom.scheduler.cost import CostModel
+from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints, Records
 from warploom.scheduler.problem import Problem, WorkList, by_cta
 from warploom.scheduler.tiles import Tiles, key_after, query_tiles
 
@@ -58,8 +56,7 @@ class Line:
         cost: its length.
         visible: its visible key tiles.
         total: length of the line.
-        parts: least parts that fit on it.
-        fixed, per_tile, grain, partial: see `CostModel`; of each item's role.
+        model: what items cost.
     """
 
     tile: Ints
@@ -67,30 +64,15 @@ class Line:
     cost: Ints
     visible: Ints
     total: int
-    parts: int
-    fixed: Ints
-    per_tile: Ints
-    grain: Ints
-    partial: Ints
+    model: CostModel
 
     @classmethod
-    def of(cls, tiles: Tiles, heads: int, problem: Problem) -> Line:
-        role, models = problem.role[tiles.segment], problem.cost_models
-        mine = [np.flatnonzero(role == number) for number in range(len(models))]
-        order = [own[_order(tiles.take(own))] for own in mine]  # roles follow each other
-        tile = np.tile(np.concatenate(order), heads)
+    def of(cls, tiles: Tiles, heads: int, model: CostModel) -> Line:
+        tile = np.tile(_order(tiles), heads)
         visible = tiles.visible[tile]
-        fixed, per_tile, grain, partial = (
-            problem.of_roles([getattr(model, name) for model in models], tiles.segment[tile])
-            for name in ("fixed", "per_tile", "grain", "partial")
-        )
-        cost = fixed + per_tile * visible
+        cost = model.of_chunks(visible)
         end = np.cumsum(cost)
-        lengths = [int(cost[role[tile] == number].sum()) for number in range(len(models))]
-        parts = sum(size // model.least_part for size, model in zip(lengths, models, strict=True))
-        return cls(
-            tile, end - cost, cost, visible, int(end[-1]), parts, fixed, per_tile, grain, partial
-        )
+        return cls(tile, end - cost, cost, visible, int(cost.sum()), model)
 
 
 def _order(tiles: Tiles) -> Ints:
@@ -118,36 +100,52 @@ class Boundaries:
     visible: Ints
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Items and pieces of items, shape (n,) each but for the merges.
+
+    Attributes:
+        items: WORK_ITEM records, in the order of lines.
+        merges: MERGE records.
+        part: which CTA has each, counted from the first that works on these lines.
+        cost: of each.
+    """
+
+    items: Records
+    merges: Records
+    part: Ints
+    cost: Ints
+
+    @classmethod
+    def none(cls) -> Pieces:
+        nothing = np.zeros(0, np.int64)
+        return cls(np.zeros(0, WORK_ITEM.dtype), np.zeros(0, MERGE.dtype), nothing, nothing)
+
+
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text_stream_k.py` is the same, item by item."""
-    tiles = query_tiles(problem)
-    grid = Grid.of(problem.active_ctas, problem.num_kv_heads)
+    found = partition(query_tiles(problem), problem, problem.active_ctas)
+    return by_cta(found.items, found.merges, found.part, found.cost, problem.num_ctas)
+
+
+def partition(tiles: Tiles, problem: Problem, ctas: int) -> Pieces:
+    """Gives these tiles of all heads to so many CTAs."""
     if len(tiles.segment) == 0:
-        none, record = np.zeros(0, np.int64), ROLE_ITEM if problem.smaller else WORK_ITEM
-        return by_cta(
-            np.zeros(0, record.dtype), np.zeros(0, MERGE.dtype), none, none, problem.num_ctas
-        )
-    line = Line.of(tiles, grid.heads, problem)
-    work = _work_list(_best(line, grid.columns), line, grid, tiles, problem)
-    return _with_roles(work, problem) if problem.smaller else work
-
-
-def _with_roles(work: WorkList, problem: Problem) -> WorkList:
-    """The same, with items that say their role."""
-    items: Records = work.items.view(ROLE_ITEM.dtype)
-    items["role"] = problem.role[items["segment"]]
-    return replace(work, items=items)
+        return Pieces.none()
+    grid = Grid.of(ctas, problem.num_kv_heads)
+    line = Line.of(tiles, grid.heads, problem.cost_model)
+    return cut(_best(line, grid.columns), line, grid, tiles, problem)
 
 
 def _best(line: Line, columns: int) -> Boundaries:
     """The boundaries with the least longest CTA."""
     count = len(line.tile)
-    columns = max(1, min(columns, line.parts))
+    columns = max(1, min(columns, line.total // line.model.least_part))
     fitting = fitting_columns(count, columns)
     best, least = None, 0
-    for cut in (False, True):
+    for is_cut in (False, True):
         for used in (fitting, columns):
-            found = _boundaries(line, used, cut)
+            found = _boundaries(line, used, is_cut)
             load = int(_loads(line, found).max())
             if best is None or load < least:
                 best, least = found, load
@@ -166,19 +164,25 @@ def fitting_columns(items: int, columns: int) -> int:
     return items // each if each <= FEW else columns
 
 
-def _boundaries(line: Line, columns: int, cut: bool) -> Boundaries:
-    """Even boundaries, moved to ends of items, or (`cut`) to whole key tiles if no end is near."""
+def _boundaries(line: Line, columns: int, is_cut: bool) -> Boundaries:
+    """Even boundaries, moved to ends of items, or cut at whole key tiles if no end is near."""
     at = np.arange(columns + 1) * line.total // columns
+    return boundaries_at(at, line.total // (columns * SNAP) if is_cut else line.total, line)
+
+
+def boundaries_at(at: Ints, snap: int, line: Line) -> Boundaries:
+    """Boundaries at these places, which ascend, each moved to a whole key tile.
+
+    It moves to the nearest end of its item if that is within `snap`, and no piece becomes shorter
+    than a grain.
+    """
     item = np.searchsorted(line.begin, at, side="right") - 1
     into = at - line.begin[item]
-    cost, visible, grain, per_tile = (
-        column[item] for column in (line.cost, line.visible, line.grain, line.per_tile)
-    )
+    cost, visible, model = line.cost[item], line.visible[item], line.model
+    grain = model.grain
     whole = np.where(2 * into < cost, item, item + 1)
-    if not cut:
-        return Boundaries(whole, whole * 0)
-    near = np.minimum(into, cost - into) <= line.total // (columns * SNAP)
-    done = (2 * np.maximum(into - line.fixed[item], 0) + per_tile) // (2 * per_tile)
+    near = np.minimum(into, cost - into) <= snap
+    done = (2 * np.maximum(into - model.fixed, 0) + model.per_tile) // (2 * model.per_tile)
     kept = np.clip(done, grain, np.maximum(visible - grain, 0))
     kept = np.where(done * 2 < grain, 0, kept)
     to_end = (visible - done) * 2 < grain
@@ -190,19 +194,16 @@ def _boundaries(line: Line, columns: int, cut: bool) -> Boundaries:
 
 def _loads(line: Line, bounds: Boundaries) -> Ints:
     """Cost of each CTA, with what its partial results cost."""
-    item, visible = bounds.item, bounds.visible
+    item, visible, model = bounds.item, bounds.visible, line.model
+    inside = np.where(visible > 0, model.fixed + model.per_tile * visible, 0)
+    place = np.append(line.begin, line.total)[item] + inside
     cut = visible > 0
-    known = np.where(cut, item, 0)  # nothing is asked of others, and the last one is none
-    fixed, partial = line.fixed[known] * cut, line.partial[known] * cut
-    place = np.append(line.begin, line.total)[item] + fixed + line.per_tile[known] * visible
-    both = (item[1:] == item[:-1]) & cut[:-1]  # one part with two ends
-    loads: Ints = np.diff(place) + fixed[:-1] + partial[1:] + partial[:-1] * ~both
+    parts = cut[1:] * 1 + cut[:-1] - ((item[1:] == item[:-1]) & cut[:-1])
+    loads: Ints = np.diff(place) + cut[:-1] * model.fixed + parts * model.partial
     return loads
 
 
-def _work_list(
-    bounds: Boundaries, line: Line, grid: Grid, tiles: Tiles, problem: Problem
-) -> WorkList:
+def cut(bounds: Boundaries, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
     """Items and pieces of items between the boundaries; slots are numbered along the lines."""
     width = int(line.visible.max()) + 1
     code = bounds.item * width + bounds.visible
@@ -215,15 +216,14 @@ def _work_list(
     for field in ("segment", "row_begin", "kv_begin", "kv_end"):
         records[field] = getattr(tiles, field)[line.tile[item]]
     records["kv_head"] = item // len(tiles.segment)
-    owners = tiles.take(line.tile[item])
-    _cut_keys(records, owners, first, problem)
+    _cut_keys(records, tiles.take(line.tile[item]), first, problem)
     merges = _number(records, (first > 0) | ~closes, first == 0)
     column = np.searchsorted(code[:-1], begin, side="right") - 1
-    cost = problem.cost_of(owners.segment, end - first)
+    cost = line.model.of_chunks(end - first)
     lines = np.arange(grid.lines)[:, None]
     records, merges = _repeat(records, merges, grid.lines)
-    cta = (column * grid.lines + lines).reshape(-1)
-    return by_cta(records, merges, cta, np.tile(cost, grid.lines), problem.num_ctas)
+    part = (column * grid.lines + lines).reshape(-1)
+    return Pieces(records, merges, part, np.tile(cost, grid.lines))
 
 
 def _cut_keys(records: Records, tiles: Tiles, first: Ints, problem: Problem) -> None:

@@ -8,17 +8,18 @@ import numpy as np
 
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.problem import Problem
+from warploom.scheduler.visibility import Visibility
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Tiles of all segments, shape (n,) each; every key/value head has the same ones.
 
-    Ordered by role, segment, then from the last rows to the first: under a causal mask the long
+    Ordered by segment, then from the last rows to the first: under a causal mask the long
     tiles of a segment come first.
 
     Attributes:
-        kv_begin: first key, a multiple of the role's key tile.
+        kv_begin: first key, a multiple of the key tile.
         kv_end: one past the last key; equal to kv_begin if nothing is visible.
         visible: key tiles that are not skipped.
     """
@@ -38,24 +39,23 @@ def query_tiles(problem: Problem) -> Tiles:
     """Cuts each segment's fused rows (FlashInfer, appendix A) and asks the mask about each tile."""
     segments = problem.segments
     fused = segments["num_q"].astype(np.int64) * problem.group_size
-    order = np.argsort(problem.role, kind="stable")
-    rows_of = problem.of_roles([role.rows for role in problem.roles], order)
-    count = -(-fused[order] // rows_of)
-    segment, rows = np.repeat(order, count), np.repeat(rows_of, count)
+    only = np.arange(len(segments)) if problem.only is None else problem.only
+    rows, keys = problem.rows, problem.keys
+    count = -(-fused[only] // rows)
+    segment = np.repeat(only, count)
     row_begin = (np.repeat(np.cumsum(count), count) - 1 - np.arange(len(segment))) * rows
     row_end = np.minimum(row_begin + rows, fused[segment])
-    keys = problem.keys_of(segment)
     begin, end = problem.visibility.kv_bounds(segment, row_begin, row_end)
     begin = np.maximum(begin, 0)
     end = np.minimum(end, segments["kv_count"][segment])
     begin = np.where(end > begin, begin - begin % keys, 0)
     end = np.maximum(end, begin)
-    visible = problem.visible_tiles(segment, row_begin, row_end, begin, end)
+    visible = problem.visibility.visible_tiles(segment, row_begin, row_end, begin, end, keys)
     seen = visible > 0
     return Tiles(segment, row_begin, row_end, begin * seen, end * seen, visible)
 
 
-def span(tiles: Tiles, keys: int | Ints) -> Ints:
+def span(tiles: Tiles, keys: int) -> Ints:
     """Key tiles of this size between the bounds, skipped ones included."""
     return -((tiles.kv_begin - tiles.kv_end) // keys)
 
@@ -70,22 +70,27 @@ def key_after(tiles: Tiles, visible: Ints, problem: Problem) -> Ints:
     Returns:
         (n,) places in the list, multiples of the key tile.
     """
-    keys = problem.keys_of(tiles.segment)
+    keys = problem.keys
     place = tiles.kv_begin + visible * keys
     holes = np.flatnonzero(tiles.visible < span(tiles, keys))
     if len(holes):
-        place[holes] = _bisect(tiles.take(holes), visible[holes], keys[holes], problem)
+        place[holes] = _bisect(tiles.take(holes), visible[holes], keys, problem.visibility)
     return place
 
 
-def _bisect(tiles: Tiles, visible: Ints, keys: Ints, problem: Problem) -> Ints:
+def _bisect(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) -> Ints:
     """Smallest place with `visible` tiles before it; each step asks about the half in doubt."""
     low, high = tiles.kv_begin, tiles.kv_begin + span(tiles, keys) * keys
     before_low = np.zeros_like(visible)  # visible tiles before low: fewer than wanted
     while np.any(high - low > keys):
         middle = low + (high - low) // (2 * keys) * keys
-        count = before_low + problem.visible_tiles(
-            tiles.segment, tiles.row_begin, tiles.row_end, low, np.minimum(middle, tiles.kv_end)
+        count = before_low + visibility.visible_tiles(
+            tiles.segment,
+            tiles.row_begin,
+            tiles.row_end,
+            low,
+            np.minimum(middle, tiles.kv_end),
+            keys,
         )
         enough = count >= visible
         high = np.where(enough, middle, high)

@@ -55,16 +55,17 @@ def unpack(
         indices: the block list that it gave.
     """
     begin = capacity.offsets["cta_indptr"]
-    indptr = buffer[begin:][: capacity.num_ctas + 1].copy()
+    indptr = buffer[begin:][: capacity.num_lists + 1].copy()
     record = ROLE_ITEM if problem.smaller else WORK_ITEM
+    header = _header(buffer, capacity.header)
     items = _records(buffer, capacity, "items", record)
     merges = _records(buffer, capacity, "merges", MERGE)
     work = WorkList(indptr, items, merges, _loads(problem, items, indptr))
-    return replace(Plan.of(problem, work, indices), header=_header(buffer))
+    return replace(Plan.of(problem, work, indices), header=header)
 
 
-def _header(buffer: npt.NDArray[np.int32]) -> Records:
-    header: Records = buffer[: len(HEADER.fields)].copy().view(HEADER.dtype)
+def _header(buffer: npt.NDArray[np.int32], record: Record = HEADER) -> Records:
+    header: Records = buffer[: len(record.fields)].copy().view(record.dtype)
     return header
 
 
@@ -76,13 +77,24 @@ def _records(
     return records
 
 
-def _loads(problem: Problem, records: Records, indptr: npt.NDArray[np.int32]) -> Ints:
+def _loads(problem: Problem, items: Records, indptr: npt.NDArray[np.int32]) -> Ints:
+    if problem.prices is None:
+        cost = _cost(problem, items)
+    else:
+        cost = np.zeros(len(items), np.int64)
+        for number, part in enumerate(problem.by_role()):
+            mine = np.flatnonzero(items["role"] == number)
+            cost[mine] = problem.prices.units[number] * _cost(part, items[mine])
+    total = np.append(0, np.cumsum(cost))
+    loads: Ints = np.diff(total[indptr])
+    return loads
+
+
+def _cost(problem: Problem, records: Records) -> Ints:
     items = {name: records[name].astype(np.int64) for name in records.dtype.names or ()}
     segment, row = items["segment"], items["row_begin"]
     fused = problem.segments["num_q"].astype(np.int64) * problem.group_size
-    rows = problem.of_roles([role.rows for role in problem.roles], segment)
-    row_end = np.minimum(row + rows, fused[segment])
-    visible = problem.visible_tiles(segment, row, row_end, items["kv_begin"], items["kv_end"])
-    total = np.append(0, np.cumsum(problem.cost_of(segment, visible)))
-    loads: Ints = np.diff(total[indptr])
-    return loads
+    row_end = np.minimum(row + problem.rows, fused[segment])
+    keys = items["kv_begin"], items["kv_end"]
+    visible = problem.visibility.visible_tiles(segment, row, row_end, *keys, problem.keys)
+    return problem.cost_model.of_chunks(visible)

@@ -120,12 +120,21 @@ def _counts(plan: Plan) -> _Checks:
     yield header["num_merges"] == len(plan.merges), "the header miscounts the merges"
     used = plan.merges["num_slots"].sum(dtype=np.int64)
     yield header["num_slots"] == used, "the header miscounts the slots"
-    yield len(indptr) == plan.num_ctas + 1, "cta_indptr has not num_ctas + 1 entries"
+    yield len(indptr) == plan.num_lists + 1, "cta_indptr has not an entry for each list, and one"
     yield indptr[0] == 0, "cta_indptr does not begin at 0"
     yield np.diff(indptr) >= 0, "cta_indptr decreases"
     yield indptr[-1] == len(plan.items), "cta_indptr does not end at the item count"
-    yield indptr[plan.active_ctas] == len(plan.items), "a CTA above the SM limit has work"
-    yield len(plan.loads) == plan.num_ctas, "loads do not count the CTAs"
+    owner = np.arange(len(plan.roles) * plan.num_ctas) % plan.num_ctas
+    is_empty = np.diff(indptr) == 0
+    idle = is_empty[: len(owner)] | (owner < plan.active_ctas)
+    yield idle, "a CTA above the SM limit has work"
+    yield len(plan.loads) == plan.num_lists, "loads do not count the lists"
+    if plan.smaller:
+        yield header["num_active"] == plan.active_ctas, "the header miscounts the active CTAs"
+        in_use = np.arange(plan.num_ctas) < plan.num_shared
+        shared = is_empty[len(owner) :] | in_use
+        yield 0 <= plan.num_shared <= plan.num_ctas, "the header counts shared lists beyond all"
+        yield shared, "a shared list that no CTA claims has work"
 
 
 def _ranges(plan: Plan, work: _Work) -> _Checks:
@@ -138,6 +147,10 @@ def _ranges(plan: Plan, work: _Work) -> _Checks:
     yield (items["kv_head"] >= 0) & (items["kv_head"] < plan.num_kv_heads), "an item has no head"
     wanted = roles_of(segments, plan.group_size, plan.roles)[items["segment"]]
     yield plan.role == wanted, "an item's rows are those of another role"
+    if plan.smaller:
+        number = np.searchsorted(plan.cta_indptr, np.arange(len(items)), side="right") - 1
+        listed = number // plan.num_ctas % len(plan.roles)  # shared ones hold those of the first
+        yield plan.role == listed, "an item lies in a list of another role"
     rows, keys = np.array([(role.rows, role.keys) for role in plan.roles])[plan.role].T
     yield items["row_begin"] % rows == 0, "an item's rows do not begin at a tile"
     last = segments["num_q"][items["segment"]].astype(np.int64) * plan.group_size
@@ -205,9 +218,9 @@ def _partials(plan: Plan, work: _Work) -> _Checks:
     split_tiles = np.count_nonzero(opens & ~alone)  # they share no merge, as they share no slot
     yield split_tiles == len(plan.merges), "a merge has no tile"
     if plan.split_size is None:
-        bound = 2 * plan.active_ctas
-        yield plan.num_slots <= bound, "more than two partial slots per CTA"
+        bound = 2 * plan.active_ctas * len(plan.roles)
+        yield plan.num_slots <= bound, "more than two partial slots per CTA and role"
     partial = plan.items["slot"] >= 0
-    cta = np.searchsorted(plan.cta_indptr, np.arange(len(partial)), side="right")
-    late = partial[1:] & ~partial[:-1] & (cta[1:] == cta[:-1])
+    number = np.searchsorted(plan.cta_indptr, np.arange(len(partial)), side="right")
+    late = partial[1:] & ~partial[:-1] & (number[1:] == number[:-1])
     yield ~late, "a partial item comes after a whole one"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from warploom.scheduler import stream_k
+from warploom.scheduler import role_lists, stream_k
 from warploom.scheduler.balance import Moves, assign, deal_and_level
 from warploom.scheduler.fixed import fixed_chunks, number_slots
 from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints, Records
@@ -14,6 +14,8 @@ from warploom.scheduler.tiles import Tiles, key_after, query_tiles
 
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text.py` is the same, item by item."""
+    if problem.smaller:
+        return role_lists.build(problem)
     if problem.stream_k:
         return stream_k.build(problem)
     tiles = query_tiles(problem)

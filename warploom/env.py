@@ -48,6 +48,11 @@ SETTINGS = (
         "0",
     ),
     Setting(
+        "WARPLOOM_TRACE",
+        "1 builds attention kernels that tell when each work item ran; slower",
+        "0",
+    ),
+    Setting(
         "WARPLOOM_LOG",
         "debug, info, warning or error: writes what warploom does to stderr",
         "unset",
@@ -173,6 +178,10 @@ def sanitize() -> bool:
 
 def verify_plans() -> bool:
     return _flag("WARPLOOM_VERIFY_PLANS", False)
+
+
+def trace() -> bool:
+    return _flag("WARPLOOM_TRACE", False)
 
 
 def log_level() -> int | None:

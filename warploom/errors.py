@@ -1,57 +1,34 @@
 """Every error warploom raises, one class per mistake.
 
-A class holds a sentence with blanks; raising it fills them in. The sentence says what is wrong,
-what was expected and what to do. Errors made inside a user's functor also carry the place, and
-print the line with a caret under the column.
+`warploom.error_base` has what they have in common. Errors of declaring a variant are defined in
+`warploom.variant_errors`, and are found here, too; those of kernels that were built elsewhere, or
+ahead, are in `warploom.deployment_errors` alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
+from warploom.error_base import WarploomError as WarploomError
 from warploom.hints import hint
-
-if TYPE_CHECKING:
-    from warploom.dsl.types.ir import Source
-
-
-class WarploomError(Exception):
-    """Base of all; `except warploom.errors.WarploomError` catches every one.
-
-    Attributes:
-        facts: the values that fill the message's blanks.
-        source: place in the user's functor, if there is one.
-    """
-
-    message: ClassVar[str] = "{reason}"
-
-    def __init__(self, *, source: Source | None = None, **facts: object) -> None:
-        self.facts = facts
-        self.source = source
-        super().__init__(self.message.format(**facts) + _place(source))
-
-    def __reduce__(self) -> tuple[object, ...]:  # picklable, so that worker processes can raise it
-        return _rebuild, (type(self), self.source, self.facts)
-
-
-def _rebuild(
-    cls: type[WarploomError], source: Source | None, facts: dict[str, object]
-) -> WarploomError:
-    return cls(source=source, **facts)
-
-
-def _place(source: Source | None) -> str:
-    if source is None:
-        return ""
-    text = source.text.rstrip("\n")
-    stripped = text.lstrip()
-    lines = [f"\n  File {source.file!r}, line {source.line}, in {source.function}"]
-    if stripped:  # text given to exec or `python -c` is not kept
-        lines.append(f"    {stripped}")
-    if source.column and stripped:
-        lines.append("    " + " " * (source.column - 1 - (len(text) - len(stripped))) + "^")
-    return "\n".join(lines)
+from warploom.variant_errors import BranchOnSymbol as BranchOnSymbol
+from warploom.variant_errors import CannotTrace as CannotTrace
+from warploom.variant_errors import ChainClash as ChainClash
+from warploom.variant_errors import EndlessFunctor as EndlessFunctor
+from warploom.variant_errors import FieldMisuse as FieldMisuse
+from warploom.variant_errors import GlobalMutated as GlobalMutated
+from warploom.variant_errors import ImpureFunctor as ImpureFunctor
+from warploom.variant_errors import NoFunctor as NoFunctor
+from warploom.variant_errors import NoNumber as NoNumber
+from warploom.variant_errors import NoUnion as NoUnion
+from warploom.variant_errors import PositionOfSelf as PositionOfSelf
+from warploom.variant_errors import UndeclaredField as UndeclaredField
+from warploom.variant_errors import UnknownHook as UnknownHook
+from warploom.variant_errors import VariantError as VariantError
+from warploom.variant_errors import WrongDeclaration as WrongDeclaration
+from warploom.variant_errors import WrongResult as WrongResult
+from warploom.variant_errors import WrongSignature as WrongSignature
 
 
 class BadSetting(WarploomError):
@@ -61,102 +38,7 @@ class BadSetting(WarploomError):
     )
 
 
-# --- declaring and tracing a variant ------------------------------------------------------------
-
-
-class VariantError(WarploomError):
-    """Base of mistakes in a variant's declaration or functors."""
-
-
-class BranchOnSymbol(VariantError):
-    message = (
-        "a functor decided a Python `if`, `and`, `or`, `not`, `while`, `min`, `max` or a chained "
-        "comparison on a value that is known only inside the kernel. Use warploom.where(condition, "
-        "a, b), minimum and maximum, and &, |, ~ for logic, with comparisons in parentheses: "
-        "(a <= b) & (c < d)."
-    )
-
-
-class WrongResult(VariantError):
-    message = "{hook} of {variant} returned {got}; expected {expected}."
-
-
-class UnknownHook(VariantError):
-    message = (
-        "{variant} defines {name!r}, which is no hook of a variant. Did you mean {suggestion!r}?"
-    )
-
-
-class WrongSignature(VariantError):
-    message = "{hook} of {variant} takes {got}; expected {expected}."
-
-
-class NoFunctor(WrongSignature):
-    message = "{hook} of {variant} is {got}; expected {expected}."
-
-
-class EndlessFunctor(VariantError):
-    message = (
-        "{hook} of {variant} calls itself without end, or far too deep. Compute with its "
-        "arguments: a loop with a fixed count repeats steps, super() has the base class's hook."
-    )
-
-
-class FieldMisuse(VariantError):
-    message = "field {name!r} of {variant}: {reason}.{remedy}"
-
-    def __init__(self, *, remedy: str = "", **facts: Any) -> None:
-        super().__init__(remedy=remedy and f" {remedy.lstrip()}", **facts)
-
-
-class WrongDeclaration(FieldMisuse):
-    """An argument of `Scalar`, `Tensor` or `Output`, before the field has a name."""
-
-    message = "argument {name!r} of {variant}: {reason}.{remedy}"
-
-
-class UndeclaredField(VariantError, AttributeError):
-    message = (
-        "{variant} has no {name!r}. Declare it in the class: {name} = Scalar('float32') for a "
-        "number, or Tensor('float32', roles) for a tensor, and give its value with the others."
-    )
-
-
-class PositionOfSelf(UndeclaredField):
-    message = (
-        "{variant} has no {name!r}: it is a part of the position, at.{name}. A functor takes self "
-        "first and the position last; is one written (at, self)?"
-    )
-
-
-class CannotTrace(VariantError):
-    message = "{what} cannot be traced into a kernel. {remedy}"
-
-
-class NoNumber(CannotTrace, AttributeError):
-    """Also an AttributeError: libraries ask for `.item` to tell whether a value is a number."""
-
-
-class GlobalMutated(VariantError):
-    message = (
-        "{hook} of {variant} changed {name!r} while it was traced. A functor must be a pure "
-        "function of its arguments and the variant's fields."
-    )
-
-
-class ImpureFunctor(VariantError):
-    message = "{hook} of {variant} gave two different graphs when traced twice. Remove {cause}."
-
-
-class ChainClash(VariantError):
-    message = "cannot chain {left} with {right}: {reason}."
-
-
-class NoUnion(VariantError):
-    message = (
-        "{left} | {right}: variants have no union. Write one variant whose logits_mask joins both "
-        "conditions with |; {left} & {right} shows what both show."
-    )
+# --- what no kernel computes ----------------------------------------------------------------------
 
 
 class UnsupportedSpec(WarploomError):
@@ -269,6 +151,13 @@ class NotPlanned(ArgumentError):
 
     def __init__(self, *, what: str = "there is no plan yet", **facts: Any) -> None:
         super().__init__(what=what, **facts)
+
+
+class NotReplayed(NotPlanned):
+    message = (
+        "memory holds no plan of the lengths that lie on the device now: plan() was captured by a "
+        "CUDA graph, and each replay makes it anew. Replay the graph first."
+    )
 
 
 class InUse(ArgumentError):

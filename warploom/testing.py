@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from warploom.dsl.types.formats import KVFormat
     from warploom.dsl.variants.variant import Variant
+    from warploom.runtime.launching.pretransformed_keys import Way
     from warploom.runtime.trials.case import Case, Setup
     from warploom.runtime.trials.trials import MakeInputs
 
@@ -239,6 +240,7 @@ def warm_up(
 ) -> list[tuple[Variant, Setup]]:
     """Compile all kernels in parallel; returns the subjects, each with a tile of its own."""
     from warploom.codegen.build import build_all
+    from warploom.codegen.source import TileChoice
     from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
     found, jobs = [], []
@@ -252,11 +254,18 @@ def warm_up(
             dtype=setup.dtype,
             kv_dtype=setup.kv_dtype,
             device=setup.device,
+            key_transform=setup.key_transform,
         )
-        tiles = wrapper.tiles()
-        tile = setup.tile or tiles[i % len(tiles)]
-        jobs += wrapper.build_jobs([tile])
-        found.append((variant, replace(setup, tile=tile)))
+        if setup.tile is None:
+            choices = wrapper.choices()
+            choice = choices[i % len(choices)]
+            way: Way = "before" if choice.pretransformed_keys else "fused"
+            setup = replace(setup, tile=choice.tile, key_transform=way)
+        else:
+            before = setup.key_transform == "before"
+            choice = TileChoice(setup.tile, pretransformed_keys=before)
+        jobs += wrapper.build_jobs([choice])
+        found.append((variant, setup))
     build_all(jobs, progress=progress)
     return found
 

@@ -15,6 +15,10 @@ _KEYS = (512, 256, 128, 64)
 _PACKED_BYTES = (
     256 * 1024
 )  # packed keys and values, beside queries and outputs in a second-level cache
+# Keys of a packed panel (`kPanel`) with the widest vectors; narrower ones divide it. One rule for
+# all processors, since one declaration is built for several.
+_PANEL = 64
+_LARGEST = 1 << 16  # rows and keys; a thread keeps a packed tile, and counts its elements in ints
 
 
 class Cpu(Template):
@@ -23,6 +27,15 @@ class Cpu(Template):
     name = "cpu"
     language = "cpp"
     takes_roles = True
+    remedy = f"Use keys that are a multiple of {_PANEL}, and no more than {_LARGEST} rows and keys."
+
+    def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
+        for own in tile.of_roles.values() or (tile,):
+            if own.keys % _PANEL != 0:
+                return f"keys are packed in panels of {_PANEL}, and it has {own.keys}"
+            if max(own.rows, own.keys) > _LARGEST:
+                return f"each thread packs a tile, and {own.rows} x {own.keys} is too much of it"
+        return None
 
     def choose(self, spec: AttentionSpec, mean_fused_rows: float) -> TileChoice:
         """Chooses rows and keys per tile.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Literal
 
 from warploom.codegen.attention.hopper_registers import WARPGROUP_ROWS, Registers, split
 from warploom.codegen.attention.shared_memory import (
@@ -13,7 +14,8 @@ from warploom.codegen.attention.shared_memory import (
     items_region,
     padded_dims,
 )
-from warploom.codegen.attention.template import CudaTemplate, Work
+from warploom.codegen.attention.streamed import Streamed
+from warploom.codegen.attention.template import CudaTemplate, Template, Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.logits_hooks import column_state_bytes
@@ -32,32 +34,81 @@ _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
+_DRAWN_BYTES = 16  # numbers that a CTA of two roles drew (Drawn in shared.cuh)
+_DECODE = Streamed()  # of the role with few rows
 
 
 class Hopper(CudaTemplate):
-    """A producer group copies, one to three groups of 64 rows compute (decision 0011)."""
+    """A producer group copies, one to three groups of 64 rows compute (decision 0011).
+
+    Attributes:
+        transforms: what transforms staged tiles. "auto": what suits the variant. Measurements ask
+            for others (decision 0042): "group" is four warps of their own (0018), without sines
+            from other rows (0019); "consumers" are the warps that compute.
+    """
 
     name = "hopper"
     remedy = f"Use a tile of {2 * WARPGROUP_ROWS} rows, or a portable one."
     has_tensor_maps = True
+    takes_roles = True
+
+    def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:
+        """Its kernels transform staged tiles so."""
+        self.transforms = transforms
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if spec.is_narrow:
             return _NO_NARROW_KEYS
-        if tile.staged == "group" and not _has_transformer(spec):
+        if self.transforms == "group" and not _has_transformer(spec):
             return "no group of its own could transform what these heads stage"
+        if tile.decode is not None and (why := self._role_obstacle(spec, tile, tile.decode)):
+            return why
         crowd = _three_groups_obstacle(spec) if tile.rows > 2 * WARPGROUP_ROWS else None
         return crowd and f"a thread of three groups has 144 registers, and {crowd}"
 
     def threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
-        return 32 * (tile.warps + 4 + 4 * _has_group(spec, tile))
+        return 32 * (tile.warps + 4 + 4 * self._has_group(spec))
+
+    def _role_obstacle(
+        self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig
+    ) -> str | None:
+        """Why one launch cannot have this tile and that of decodes (decision 0043)."""
+        if spec.kv_format.composed:
+            return "composed tiles hold rows of several requests, and have no roles"
+        if not _DECODE.has(decode):
+            return f"decodes stream through portable tiles of 16 rows, not {decode.label}"
+        threads = self.threads(spec, tile)
+        if _DECODE.threads(decode) > threads:
+            return f"its CTAs have {threads} threads, fewer than {decode.label} takes"
+        return _DECODE.obstacle(spec, decode)
+
+    def of_role(self, tile: TileConfig) -> Template:
+        """Tiles of few rows are streamed."""
+        return _DECODE if _DECODE.has(tile) else self
+
+    def role_context(self, spec: AttentionSpec, tile: TileConfig) -> Config:
+        if tile.decode is None:
+            return {}
+        return {
+            "drawn_at": self._both_bytes(spec, tile, tile.decode),
+            "cta_threads": self.threads(spec, tile),
+            "decode_threads": _DECODE.threads(tile.decode),
+        }
 
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
+        """Roles take turns in the shared memory of a CTA."""
         self.check(spec, tile)
-        return LaunchShape(
-            self.threads(spec, tile), self.memory(spec, tile).bytes, 1, overlaps=True
-        )
+        if tile.decode is None:
+            bytes_of = self.memory(spec, tile).bytes
+        else:
+            bytes_of = self._both_bytes(spec, tile, tile.decode) + _DRAWN_BYTES
+        return LaunchShape(self.threads(spec, tile), bytes_of, 1, overlaps=True)
+
+    def _both_bytes(self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig) -> int:
+        """Shared memory in which two roles take turns."""
+        both = self.memory(spec, tile).bytes, _DECODE.memory(spec, decode).bytes
+        return round_up(max(both), _DRAWN_BYTES)
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
         return f"{self.threads(spec, tile)}, 1"
@@ -66,7 +117,7 @@ class Hopper(CudaTemplate):
         return {
             "query_stages": tile.query_stages,
             "bulk": self.copies_in_bulk(spec.kv_format, tile),
-            "transformer": _has_group(spec, tile),
+            "transformer": self._has_group(spec),
             **{f"{role}_registers": n for role, n in asdict(self.registers(spec, tile)).items()},
         }
 
@@ -78,7 +129,7 @@ class Hopper(CudaTemplate):
     def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
         """Which of the copies and transforms decides what the groups that do them need."""
         bulk, (dim_qk, dim_v) = self.copies_in_bulk(spec.kv_format, tile), padded_dims(spec)
-        if _has_group(spec, tile):
+        if self._has_group(spec):
             if spec.head_dim_v > 96:
                 return "transforms"
             if bulk and spec.head_dim_qk == dim_qk:
@@ -92,7 +143,11 @@ class Hopper(CudaTemplate):
     def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Where rows lie evenly, and have warps of their own that transform them."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
-        return tile.staged == "auto" and _has_transformer(spec) and not listed
+        return self.transforms == "auto" and _has_transformer(spec) and not listed
+
+    def _has_group(self, spec: AttentionSpec) -> bool:
+        """Whether four warps of their own transform what was staged."""
+        return self.transforms != "consumers" and _has_transformer(spec)
 
     def keeps_bytes(self, spec: AttentionSpec) -> bool:
         """Beside keys of wide heads nothing else fits.
@@ -196,7 +251,7 @@ _NO_NARROW_KEYS = "the Hopper template takes no 8-bit keys"
 
 
 def _has_transformer(spec: AttentionSpec) -> bool:
-    """Whether four warps of their own transform what was staged; else those that compute do.
+    """Whether four warps of their own can transform what was staged; else those that compute do.
 
     Accumulators of wide heads leave them no registers, nor does what a thread keeps of more than
     64 lanes where a hook both reduces and reads other lanes than its own (norms with RoPE).
@@ -204,11 +259,6 @@ def _has_transformer(spec: AttentionSpec) -> bool:
     roots = [spec.variant.hooks[hook] for hook in _TRANSFORMS if hook in spec.variant.hooks]
     most = 64 if reduces_lanes(*roots) and reads_other_lanes(*roots) else 128
     return bool(roots) and max(spec.head_dim_qk, spec.head_dim_v) <= most
-
-
-def _has_group(spec: AttentionSpec, tile: TileConfig) -> bool:
-    """The same for a tile, which may say that those that compute do."""
-    return tile.staged != "consumers" and _has_transformer(spec)
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:

@@ -50,7 +50,7 @@ class Work:
 
 
 class Template(ABC):
-    """One way to write the kernel. Objects have no state.
+    """One way to write the kernel. Objects never change.
 
     Attributes:
         name: of its text and its kernels, and what `TileConfig.template` calls it on a GPU.
@@ -76,7 +76,7 @@ class Template(ABC):
             raise UnsupportedSpec(
                 what=f"the tile {tile.label}",
                 reason=f"a launch of the {self.name} template has one tile for all requests",
-                remedy="Give a tile without `decode`; only the CPU takes two.",
+                remedy="Give a tile without `decode`, or one of the Hopper template.",
             )
         obstacle = self.obstacle(spec, tile)
         if obstacle:
@@ -95,6 +95,14 @@ class Template(ABC):
     def table(self, spec: AttentionSpec, tile: TileConfig) -> str:
         """C++ text of what `Config` tells of its memory."""
         return ""
+
+    def of_role(self, tile: TileConfig) -> Template:
+        """The template of a role's tile, in a launch of several."""
+        return self
+
+    def role_context(self, spec: AttentionSpec, tile: TileConfig) -> Config:
+        """What the text sees besides where a launch has several roles."""
+        return {}
 
     def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Whether sines of staged rows are taken from those of others (decision 0019)."""
@@ -272,6 +280,7 @@ class AttentionKernel(KernelSpec):
             "config_struct": _config_text(of, spec, tile),
             "config": config,  # as values, where a template must choose text
             "roles": [_config_name(role) for role in tile.of_roles],
+            **of.role_context(spec, tile),
             "launch_bounds": of.launch_bounds(spec, tile),
         }
 
@@ -293,8 +302,9 @@ def _config_text(of: Template, spec: AttentionSpec, tile: TileConfig) -> str:
     """`struct Config`, or one for each role; a slot has room for the rows of the largest."""
 
     def text(own: TileConfig, struct: str = "Config", **more: int) -> str:
-        config = _sizes(spec, own) | dict(of.constants(spec, own)) | more
-        return config_struct(config, of.table(spec, own), struct)
+        template = of.of_role(own)
+        config = _sizes(spec, own) | dict(template.constants(spec, own)) | more
+        return config_struct(config, template.table(spec, own), struct)
 
     if not tile.of_roles:
         return text(tile)

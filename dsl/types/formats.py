@@ -114,7 +114,7 @@ class Composed(Paged):
 
     What the page table lists for several requests, from their first page on, is a prefix. A plan
     attends a prefix that is worth it once for all of them, in query tiles that hold rows of many
-    requests, and joins the states of the parts. Nothing is moved.
+    requests, and merges the states of the parts. Nothing is moved.
     """
 
     @property

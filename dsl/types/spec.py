@@ -149,6 +149,7 @@ class AttentionSpec:
         kv_format: how keys and values are stored.
         kv_dtype: storage type of key and value, if it is another one.
         max_scores: whether the kernel can tell each row's largest score.
+        stamps: whether it tells when each work item began and ended.
     """
 
     variant: TracedVariant
@@ -158,6 +159,7 @@ class AttentionSpec:
     kv_format: KVFormat
     kv_dtype: DType | None = None
     max_scores: bool = False
+    stamps: bool = False
 
     @property
     def stored_dtype(self) -> DType:

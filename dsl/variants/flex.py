@@ -194,7 +194,7 @@ def _check_callable(kind: str, given: Any) -> None:
             "score, b, h, q_idx, kv_idx: score + bias[q_idx, kv_idx]"
         )
     elif isinstance(given, Variant) or (isinstance(given, type) and issubclass(given, Variant)):
-        reason = "is a variant already; give it as variant=..., or join it with flex(...) by &"
+        reason = "is a variant already; give it as variant=..., or chain it with flex(...) by &"
     elif not callable(given):
         reason = f"is {given!r}; expected a function {_SIGNATURES[kind]}"
     else:

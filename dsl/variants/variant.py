@@ -154,7 +154,7 @@ class Variant:
         return dict(self.__dict__.get(VALUES, {}))
 
     def shares(self, name: str, other: Variant) -> bool:
-        """True if a field of this name is one and the same for both variants when they are joined.
+        """True if a field of this name is one and the same for both variants when they are chained.
 
         By default it never is: equal names are taken for a mistake.
         """
@@ -200,7 +200,7 @@ class Variant:
         raise ArgumentError(name=self.name, reason=f"{reason}, and ask for None with `is None`")
 
     def __add__(self, other: Any) -> NoReturn:
-        reason = "variants are no numbers; join them with &, as in `a & b`"
+        reason = "variants are no numbers; chain them with &, as in `a & b`"
         raise ArgumentError(name=self.name, reason=reason)
 
     __radd__ = __add__
@@ -268,7 +268,7 @@ def as_variant(variant: Any) -> Variant:
 
 
 def as_link(variant: Any) -> Variant:
-    """An instance of `Variant`, from one or from its class; what `&` joins.
+    """An instance of `Variant`, from one or from its class; what `&` chains.
 
     Raises:
         ArgumentError: something else, or a class that wants arguments; callables are pointed at

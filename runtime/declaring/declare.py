@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from warploom import env
 from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
 from warploom.dsl.types.dtypes import kv_dtype as stored_dtype
 from warploom.dsl.types.formats import KVFormat, Ragged
@@ -84,7 +85,9 @@ def make_spec(
     storage = replace(kv_format, layout="NHD")
     computed = _element(element, device)
     stored = None if kv_dtype is None else _stored(kv_dtype, computed)
-    spec = AttentionSpec(traced, head_dim, head_dim_v, computed, storage, stored, max_scores)
+    spec = AttentionSpec(
+        traced, head_dim, head_dim_v, computed, storage, stored, max_scores, stamps=env.trace()
+    )
     if max_scores:
         check_has_scores(spec)
     if spec.is_narrow and device.type == "cuda":

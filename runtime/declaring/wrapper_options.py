@@ -53,17 +53,32 @@ def checked_options(
         check_bounds(bounds, planned_format)
     if sm_limit is not None:
         checked_count("sm_limit", sm_limit)
-    if not (tile is None or isinstance(tile, TileConfig)):
-        raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
-    if tile is not None and tile.decode is not None:
-        _check_roles(tile, tile.decode, batch_invariant)
+    if tile is not None:
+        _check_tile(tile, batch_invariant)
     if cuda_graph and bounds is None:
         raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
     obstacle = obstacle_to_pretransform(spec, backend, cuda_graph, batch_invariant)
     for_fused = reason_for_fused(sm_limit, workspace)
-    transform = KeyTransform.of(key_transform, tile, obstacle, for_fused, pretransform_rows(spec))
-    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, transform.with_way(tile))
+    transform = KeyTransform.of(
+        key_transform, tile is not None, obstacle, for_fused, pretransform_rows(spec)
+    )
+    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
     return options, transform
+
+
+def _check_tile(tile: Any, batch_invariant: bool) -> None:
+    """Refuse what is no tile on any back end; raises ArgumentError."""
+    if not isinstance(tile, TileConfig):
+        raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
+    _check_sizes(tile)
+    if tile.decode is not None:
+        _check_roles(tile, tile.decode, batch_invariant)
+        _check_sizes(tile.decode)
+
+
+def _check_sizes(tile: TileConfig) -> None:
+    for name in ("rows", "keys", "warps", "stages", "query_stages"):
+        checked_count(f"tile.{name}", getattr(tile, name))
 
 
 def _check_roles(tile: TileConfig, decode: Any, batch_invariant: bool) -> None:
@@ -72,8 +87,6 @@ def _check_roles(tile: TileConfig, decode: Any, batch_invariant: bool) -> None:
         reason = f"has decode={decode!r}; expected a TileConfig or None"
     elif decode.decode is not None:
         reason = "has a `decode` that has one itself; there are two roles"
-    elif tile.pretransformed_keys or decode.pretransformed_keys:
-        reason = "has two roles and pretransformed keys, which one launch cannot have"
     elif not 1 <= decode.rows < tile.rows:
         reason = f"has {decode.rows} rows for decodes; expected 1 to {tile.rows - 1}"
     elif batch_invariant:

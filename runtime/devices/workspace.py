@@ -124,8 +124,19 @@ class Workspace:
             self.streams.current()
 
     def address(self, part: str) -> int:
-        """Address of a part: plan, partial_o, partial_state, arrivals or votes."""
+        """Address of a part: plan, partial_o, partial_state, arrivals, votes or claims."""
         return self._memory.data_ptr() + self.size.offsets[part]
+
+    @property
+    def stamps(self) -> torch.Tensor:
+        """What kernels tell of the times of work items, uint8; empty where they tell nothing."""
+        begin = self.size.offsets["stamps"]
+        return self._memory[begin : begin + self.size.stamps_bytes]
+
+    def forget_stamps(self) -> None:
+        """Enqueue that no item of the plan to come has run yet."""
+        if self.size.stamps_bytes:
+            self.stamps.zero_()
 
     @property
     def plan_ints(self) -> torch.Tensor:

@@ -103,6 +103,12 @@ class Batch:
         return self.arrays.kv_lens
 
     @property
+    def row_counts(self) -> npt.NDArray[np.int32]:
+        """Query rows of each segment."""
+        counts: npt.NDArray[np.int32] = self.segments["num_q"]
+        return counts
+
+    @property
     def num_requests(self) -> int:
         return len(self.q_lens) if self.known is None else self.known.num_requests
 
@@ -129,6 +135,11 @@ class Measured(Batch):
     """
 
     lengths: IndexArrays
+
+    @property
+    def row_counts(self) -> npt.NDArray[np.int32]:
+        counts: npt.NDArray[np.int32] = np.diff(np.asarray(self.lengths.kept[0]))
+        return counts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from warploom.codegen.attention.choice import choose_tile, tiles_weighed
 from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
+from warploom.codegen.attention.role_choice import role_choice
 from warploom.codegen.attention.template import AttentionKernel, Template
 from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.compilers.arch import Arch
@@ -58,16 +59,20 @@ class KernelChoice:
         self._always = always
         self.target: Arch | HostTarget = target
         self._num_sms = num_sms
-        self._sources: dict[TileConfig, KernelSource] = {}
+        self._sources: dict[TileChoice, KernelSource] = {}
 
     @property
     def num_sms(self) -> int:
         """Streaming multiprocessors of a GPU."""
         return self._num_sms
 
-    def spec_of(self, tile: TileConfig) -> AttentionSpec:
-        """What the attention kernel of a tile is compiled for."""
-        return self._plain if tile.pretransformed_keys else self._spec
+    def spec_of(self, choice: TileChoice) -> AttentionSpec:
+        """What the attention kernel of a choice is compiled for."""
+        return self._plain if choice.pretransformed_keys else self._spec
+
+    def given(self, tile: TileConfig) -> TileChoice:
+        """The choice of a caller who gives a tile: keys are pretransformed if they always are."""
+        return TileChoice(tile, pretransformed_keys=self._always)
 
     def choose(
         self,
@@ -100,36 +105,43 @@ class KernelChoice:
         share = None if items is None else items / self.num_sms
         spec = self._plain if pretransformed else self._spec
         choice = choose_tile(spec, self.target, mean_fused_rows, share, keys)
-        return replace(choice, tile=replace(choice.tile, pretransformed_keys=pretransformed))
+        return replace(choice, pretransformed_keys=pretransformed)
+
+    @cached_property
+    def of_roles(self) -> TileChoice | None:
+        """Tiles for batches of decodes and prefills; None if these get one."""
+        if not isinstance(self.target, Arch) or self._always:
+            return None
+        return role_choice(self._spec, self.target)
 
     @cached_property
     def _plain(self) -> AttentionSpec:
         """The spec of kernels whose keys come transformed."""
         return for_pretransformed_keys(self._spec)
 
-    def candidates(self, fewest_rows: float = 1) -> list[TileConfig]:
-        """Every tile that `choose` can give, for this many fused rows or more."""
+    def candidates(self, fewest_rows: float = 1) -> list[TileChoice]:
+        """Every choice that `choose` can make, for this many fused rows or more."""
         if not self.pretransforms:
             return self._candidates(False, fewest_rows)
         if self._always:
             return self._candidates(True, fewest_rows)
         often = self._candidates(True, max(fewest_rows, self._pretransform_rows))
-        tall = [tile for tile in often if tile.rows >= _TALL]
+        tall = [choice for choice in often if choice.tile.rows >= _TALL]
         return [*self._candidates(False, fewest_rows), *tall]
 
-    def _candidates(self, pretransformed: bool, fewest_rows: float) -> list[TileConfig]:
+    def _candidates(self, pretransformed: bool, fewest_rows: float) -> list[TileChoice]:
         spec = self._plain if pretransformed else self._spec
-        if isinstance(self.target, Arch) and (weighed := tiles_weighed(spec, self.target)):
-            weighed = [replace(tile, pretransformed_keys=pretransformed) for tile in weighed]
-            return list(dict.fromkeys([self._choose(pretransformed, fewest_rows).tile, *weighed]))
+        if isinstance(self.target, Arch) and (tiles := tiles_weighed(spec, self.target)):
+            weighed = [TileChoice(tile, pretransformed_keys=pretransformed) for tile in tiles]
+            return list(dict.fromkeys([self._choose(pretransformed, fewest_rows), *weighed]))
         samples = [max(rows, fewest_rows) for rows in _SAMPLES]
-        chosen = (self._choose(pretransformed, rows, n).tile for rows in samples for n in (1, None))
+        chosen = (self._choose(pretransformed, rows, n) for rows in samples for n in (1, None))
         return list(dict.fromkeys(chosen))
 
-    def composed_candidates(self, fewest_rows: float) -> list[TileConfig]:
-        """Every tile that a composed plan can have: the model's, or if there is none, by rows."""
+    def composed_candidates(self, fewest_rows: float) -> list[TileChoice]:
+        """Every choice for a composed plan: the model's, or if there is none, by rows."""
         pool = composed_tiles(self._spec, self.target) if isinstance(self.target, Arch) else []
-        return pool or self.candidates(fewest_rows)
+        return [TileChoice(tile) for tile in pool] or self.candidates(fewest_rows)
 
     def cheapest_composed(
         self, reads_with: Callable[[int], tuple[int, int, int]]
@@ -147,30 +159,23 @@ class KernelChoice:
             lambda rows: Reading(*(x / self.num_sms for x in reads_with(rows))),
         )
 
-    def obstacle(self, tile: TileConfig) -> str | None:
-        """Why kernels cannot have a tile, or None."""
-        if not isinstance(self.target, Arch):
-            return None
-        return template_of(tile).obstacle(self.spec_of(tile), tile)
+    def kernel(self, choice: TileChoice) -> AttentionKernel:
+        """The attention kernel of a choice; raises UnsupportedSpec if there cannot be one."""
+        template: Template = template_of(choice.tile) if isinstance(self.target, Arch) else CPU
+        return template.kernel(self.spec_of(choice), choice.tile)
 
-    def kernel(self, tile: TileConfig) -> AttentionKernel:
-        """The attention kernel of a tile; raises UnsupportedSpec if there cannot be one."""
-        template: Template = template_of(tile) if isinstance(self.target, Arch) else CPU
-        return template.kernel(self.spec_of(tile), tile)
+    def source(self, choice: TileChoice) -> KernelSource:
+        """Its text."""
+        if choice not in self._sources:
+            kernel = self.kernel(choice)
+            structs = c_structs(self._spec.kv_format.composed, bool(choice.tile.of_roles))
+            self._sources[choice] = kernel.render(kernel.of.language, structs)
+        return self._sources[choice]
 
-    def source(self, tile: TileConfig) -> KernelSource:
-        if tile not in self._sources:
-            kernel = self.kernel(tile)
-            structs = c_structs(self._spec.kv_format.composed, bool(tile.of_roles))
-            self._sources[tile] = kernel.render(kernel.of.language, structs)
-        return self._sources[tile]
-
-    def sources(self, tile: TileConfig) -> list[KernelSource]:
-        """Those of all kernels that plans with a tile launch."""
-        return [
-            self.source(tile),
-            *([self.pretransform_source] if tile.pretransformed_keys else ()),
-        ]
+    def sources(self, choice: TileChoice) -> list[KernelSource]:
+        """Those of all kernels that plans with a choice launch."""
+        before = [self.pretransform_source] if choice.pretransformed_keys else []
+        return [self.source(choice), *before]
 
     @property
     def pretransform(self) -> PretransformSpec:

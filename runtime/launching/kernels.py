@@ -9,7 +9,7 @@ import torch
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.pretransform import PretransformSpec
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices import loaded
 from warploom.runtime.devices.cpu import default_num_ctas
@@ -55,7 +55,7 @@ class Kernels(KernelChoice):
         target = cuda_facts(device.index).arch if on_gpu else host_target()
         super().__init__(spec, target, pretransform, always)
         self._device = device
-        self._kernels: dict[TileConfig, Kernel] = {}
+        self._kernels: dict[TileChoice, Kernel] = {}
 
     @property
     def num_sms(self) -> int:
@@ -67,23 +67,23 @@ class Kernels(KernelChoice):
         """What the grid of any kernel has at least, known before it is built."""
         return self.num_sms if isinstance(self.target, Arch) else default_num_ctas()
 
-    def get(self, tile: TileConfig) -> Kernel:
-        """The kernel for a tile, from this process, from the cache or from the compiler.
+    def get(self, choice: TileChoice) -> Kernel:
+        """The kernel of a choice, from this process, from the cache or from the compiler.
 
         Raises:
             CompileForbidden: it is not loaded and a CUDA graph is being captured, or compiling is
                 forbidden and it is not cached.
             CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: it could not be made.
         """
-        found = self._kernels.get(tile)
+        found = self._kernels.get(choice)
         if found is None:
             on_gpu = isinstance(self.target, Arch)
             grid = 0 if on_gpu else default_num_ctas()  # of now
             where = self.target, self._device
-            made = loaded.load(self.kernel(tile), self.source(tile), *where, grid)
+            made = loaded.load(self.kernel(choice), self.source(choice), *where, grid)
             before: loaded.Kernel | None = None
-            if tile.pretransformed_keys:
+            if choice.pretransformed_keys:
                 before = loaded.load(self.pretransform, self.pretransform_source, *where)
             parts = made.source, made.artifact, made.num_ctas, made.bind
-            found = self._kernels[tile] = Kernel(*parts, tile, before)
+            found = self._kernels[choice] = Kernel(*parts, choice.tile, before)
         return found

@@ -6,14 +6,13 @@ costs more than writing the transformed keys to memory and reading those (decisi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 
 from warploom.codegen.abi import Packer
 from warploom.codegen.pretransform import COUNTS, POINTERS, STRIDES, PretransformSpec
-from warploom.codegen.source import TileConfig
 from warploom.dsl.graphs.lanes import reads_other_lanes, reduces_lanes
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.errors import ArgumentError
@@ -92,7 +91,7 @@ class KeyTransform:
     """Where a wrapper's keys are transformed.
 
     Attributes:
-        way: what was asked for, by name or by a tile.
+        way: what was asked for, or follows from a given tile.
         obstacle: why there is no choice, or None.
         asked_by: who asked, for `explain()`.
         rows: fused query rows from which on they are transformed before, unless asked for.
@@ -107,7 +106,7 @@ class KeyTransform:
     def of(
         cls,
         asked: str,
-        tile: TileConfig | None,
+        has_tile: bool,
         obstacle: str | None,
         for_fused: str | None = None,
         rows: float = PRETRANSFORM_ROWS,
@@ -116,25 +115,20 @@ class KeyTransform:
 
         Args:
             asked: the argument of the wrapper.
-            tile: the caller's, or None.
+            has_tile: whether the caller gave one, which names one kernel for all batches.
             obstacle: why keys cannot be pretransformed, or None.
             for_fused: why they are not unless asked for, or None.
             rows: of `pretransform_rows`.
 
         Raises:
-            ArgumentError: no such way, it cannot be had, or the tile says another.
+            ArgumentError: no such way, or it cannot be had.
         """
         if asked not in get_args(Way):
             reason = f"is {asked!r}; expected one of {', '.join(map(repr, get_args(Way)))}"
             raise ArgumentError(name="key_transform", reason=reason)
-        if asked == "fused" and tile is not None and tile.pretransformed_keys:
-            raise ArgumentError(name="key_transform", reason="is 'fused'; the tile says 'before'")
         asked_by = "asked for"
-        if asked == "auto" and tile is not None:
-            asked, asked_by = (
-                "before" if tile.pretransformed_keys else "fused",
-                "the given tile says so",
-            )
+        if asked == "auto" and has_tile:
+            asked, asked_by = "fused", "a tile was given, and not key_transform='before'"
         if asked == "before" and obstacle is not None:
             raise ArgumentError(name="key_transform", reason=f"cannot be 'before': {obstacle}")
         if asked == "auto":
@@ -144,10 +138,6 @@ class KeyTransform:
     @property
     def may_be_before(self) -> bool:
         return self.obstacle is None and self.way != "fused"
-
-    def with_way(self, tile: TileConfig | None) -> TileConfig | None:
-        """The caller's tile, which also names the way."""
-        return None if tile is None else replace(tile, pretransformed_keys=self.way == "before")
 
     def told(self, is_before: bool, mean_fused_rows: float) -> str:
         """The way of a plan and its reason, for `explain()`."""

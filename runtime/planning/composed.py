@@ -78,28 +78,29 @@ class ComposedRules(Rules):
         """The tile of all plans, or None if each batch chooses.
 
         Raises:
-            ArgumentError: bits that do not depend on neighbours were asked for, a tile of more rows
-                than have a code, or one that kernels cannot have.
+            ArgumentError: bits that do not depend on neighbours were asked for, or a tile of two
+                roles or of more rows than have a code.
         """
         options = self.options
         if options.batch_invariant:
             reason = "a composed plan merges states where other requests share a prefix"
             raise ArgumentError(name="batch_invariant", reason=reason)
-        obstacle = options.tile and self._kernels.obstacle(options.tile)
-        if obstacle:
-            raise ArgumentError(name="tile", reason=f"does not suit the kernels: {obstacle}")
-        if options.tile is not None and options.tile.of_roles:
-            reason = "has two roles; tiles of a composed plan hold rows of prefills and decodes"
-            raise ArgumentError(name="tile", reason=reason)
-        if options.tile is not None and options.tile.rows > ROW_CODE:
-            reason = f"has {options.tile.rows} rows; composed plans take {ROW_CODE} at most"
-            raise ArgumentError(name="tile", reason=reason)
         if options.tile is not None:
-            return TileChoice(options.tile)
+            return self._given(options.tile)
         if not options.fixed_tile or options.bounds is None:
             return None
         rows = options.bounds.max_q_rows * self.heads.group_size
         return as_fixed(self._for_rows(rows / max(1, options.bounds.segments)))
+
+    def _given(self, tile: TileConfig) -> TileChoice:
+        """The caller's tile, if composed plans can have it."""
+        if tile.of_roles:
+            reason = "has two roles; tiles of a composed plan hold rows of prefills and decodes"
+            raise ArgumentError(name="tile", reason=reason)
+        if tile.rows > ROW_CODE:
+            reason = f"has {tile.rows} rows; composed plans take {ROW_CODE} at most"
+            raise ArgumentError(name="tile", reason=reason)
+        return self._kernels.given(tile)
 
     def _choose(self, batch: Batch) -> TileChoice:
         """By the rows that a key meets in the batch."""
@@ -118,7 +119,7 @@ class ComposedRules(Rules):
         """The tile for keys that this many fused rows meet on average."""
         return self._kernels.choose(max(rows, self._fewest_rows))
 
-    def _candidates(self) -> list[TileConfig]:
+    def _candidates(self) -> list[TileChoice]:
         return self._kernels.composed_candidates(self._fewest_rows)
 
     @property

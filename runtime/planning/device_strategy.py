@@ -39,7 +39,9 @@ class DeviceStrategy:
 
     def prepare(self) -> None:
         if self._may_be:
-            source = PlannerSpec(self._rules.spec.variant).render("cuda", c_structs())
+            has_roles = self._rules.options.has_roles
+            spec = PlannerSpec(self._rules.spec.variant, has_roles)
+            source = spec.render("cuda", c_structs(roles=has_roles))
             build(source, cuda_facts(self._rules.device.index).arch)
 
     def read(self, given: Arguments) -> OnDevice | None:
@@ -53,8 +55,8 @@ class DeviceStrategy:
         requests = len(given.qo_indptr) - 1
         rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
         batch = OnDevice.of(tensors, requests, rows, bounds)
-        tile = rules.choice(batch).tile
-        if tile.pretransformed_keys or not rules.uses_stream_k(batch, tile):
+        choice = rules.choice(batch)
+        if choice.pretransformed_keys or not rules.uses_stream_k(batch, choice.tile):
             return None
         if requests > min(bounds.max_requests, bounds.segments):
             most = min(bounds.max_requests, bounds.segments)
@@ -98,7 +100,8 @@ class DeviceStrategy:
                 )
                 raise ArgumentError(name="bounds", reason=reason)
             threads, teams, scratch = key
-            spec = PlannerSpec(rules.spec.variant, threads, scratch)
+            has_roles = rules.options.has_roles
+            spec = PlannerSpec(rules.spec.variant, has_roles, threads, scratch)
             self._planners[key] = DevicePlanner(spec, device, teams)
         return self._planners[key]
 
@@ -132,10 +135,10 @@ class DevicePlanner:
             CompileForbidden: a CUDA graph is being captured.
             CompileError, NoCudaCompiler, LaunchError: it could not be made.
         """
-        source = spec.render("cuda", c_structs())
+        source = spec.render("cuda", c_structs(roles=spec.has_roles))
         kernel = load(spec, source, cuda_facts(device.index).arch, device, teams)
         self._name, self._device = spec.variant.name, device
-        self.params = PlannerParams(spec.variant)
+        self.params = PlannerParams(spec.variant, spec.has_roles)
         self._enqueue = kernel.bind(self.params)
 
     def write(self, batch: OnDevice, inputs: Inputs, site: Site, address: int) -> None:

@@ -21,7 +21,7 @@ from warploom.runtime.formats import format_of, make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Arrays, Batch, Measured, Sizes
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.planning.places import Places, Site
+from warploom.runtime.planning.places import Place, Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.index_arrays import IndexReader
@@ -38,6 +38,8 @@ class HostStrategy:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._planner: HostPlanner | None = None
+        self._of_roles: HostPlanner | None = None  # of batches that alone take two roles
+        self._given: Arguments | None = None  # that were measured last
         rules = places.rules
         stored = format_of(rules.spec.kv_format)
         self._may_be = stored.native_storage is not None and rules.options.may_plan_natively
@@ -47,7 +49,10 @@ class HostStrategy:
         if self._planner is None and self._may_be:
             spec, heads = self._places.rules.spec, self._places.rules.heads
             try:
-                self._planner = HostPlanner(spec.variant, spec.kv_format, heads.group_size)
+                has_roles = self._places.rules.options.has_roles
+                self._planner = HostPlanner(
+                    spec.variant, spec.kv_format, heads.group_size, has_roles
+                )
             except (WarploomError, OSError) as error:
                 log.info("no native planner, so NumPy plans: %s", error)
                 self._may_be = False
@@ -60,6 +65,7 @@ class HostStrategy:
         planner = self._planner or self._found()
         if planner is None or given.kv_lens is not None:
             return None
+        self._given = given
         return planner.measure(given, self._places.rules.options.bounds)
 
     def takes(self, batch: Batch, inputs: Inputs) -> bool:
@@ -81,9 +87,22 @@ class HostStrategy:
         if count and not batch.lengths.addresses[3]:  # page numbers on the device stay there
             used -= count
             target[used : used + count].copy_(batch.lengths.kept[3][:count])
-        self._planner.plan(inputs, place.site, memory.upload.stage(target).address)
+        planner = self._planner_of(place)
+        planner.plan(inputs, place.site, memory.upload.stage(target).address)
         memory.upload.send(used)
         return places.planned(batch, place, inputs, "the host, natively")
+
+    def _planner_of(self, place: Place) -> HostPlanner:
+        """The planner for a place; that of two roles measures the batch, too."""
+        rules, given = self._places.rules, self._given
+        assert self._planner is not None and given is not None
+        if not place.kernel.tile.of_roles or rules.options.has_roles:
+            return self._planner
+        if self._of_roles is None:
+            spec, group = rules.spec, rules.heads.group_size
+            self._of_roles = HostPlanner(spec.variant, spec.kv_format, group, has_roles=True)
+        self._of_roles.measure(given, rules.options.bounds)
+        return self._of_roles
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         self._places.verify(planned, inputs)
@@ -96,18 +115,26 @@ class HostPlanner:
         params: its argument.
     """
 
-    def __init__(self, variant: TracedVariant, kv_format: KVFormat, group_size: int) -> None:
+    def __init__(
+        self,
+        variant: TracedVariant,
+        kv_format: KVFormat,
+        group_size: int,
+        has_roles: bool = False,
+    ) -> None:
         """Build and load it.
 
         Args:
             variant: its mask counts.
             kv_format: one that has a `native_storage`.
             group_size: query heads per key/value head.
+            has_roles: its plans have two roles.
 
         Raises:
             NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
         """
-        artifact = build(PlannerSpec(variant).render("cpp", c_structs()), host_target())
+        source = PlannerSpec(variant, has_roles).render("cpp", c_structs(roles=has_roles))
+        artifact = build(source, host_target())
         library = load_library(artifact)
         self._plan = library[artifact.entry]
         self._measure = library[MEASURE]
@@ -115,7 +142,7 @@ class HostPlanner:
             entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._format = stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
-        self.params = PlannerParams(variant)
+        self.params = PlannerParams(variant, has_roles)
         # Measuring reads these three of a site.
         assert stored.native_storage is not None
         self.params.set("storage", stored.native_storage)

@@ -68,6 +68,7 @@ class PlanMemory:
 
     def point_to(self, room: Capacity) -> None:
         """Have kernels read a plan of this layout."""
+        self.workspace.forget_stamps()
         target = self.workspace.plan_ints  # another tensor in each layout of the workspace
         if target is self._addressed and room is self.room:
             return
@@ -75,7 +76,8 @@ class PlanMemory:
         begin = self.workspace.address("plan")
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
-        for part in ("partial_o", "partial_state", "arrivals"):
+        stamps = ("stamps",) if self._rules.spec.stamps else ()
+        for part in ("partial_o", "partial_state", "arrivals", "claims", *stamps):
             if part not in room.offsets:
                 self._params.set(part, self.workspace.address(part))
         self._addressed = target

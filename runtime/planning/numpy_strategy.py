@@ -31,7 +31,7 @@ class NumpyStrategy:
 
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
         rules, memory = self._rules, self._memory
-        kernel = self._kernels.get(rules.choice(batch).tile)
+        kernel = self._kernels.get(rules.choice(batch))
         pieces = rules.pieces(batch, kernel.tile)
         room, size = memory.fit(rules.least_bounds(batch), kernel, pieces)
         both = rules.make(batch, kernel, room, inputs)

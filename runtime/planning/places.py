@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from warploom.codegen.planner_source import OUTPUTS, scratch_bytes
-from warploom.codegen.source import TileConfig
+from warploom.codegen.planner_source import OUTPUTS, role_scratch_bytes, scratch_bytes
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
-from warploom.errors import NotPlanned
+from warploom.errors import NotPlanned, NotReplayed
+from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.formats import format_of, make_batch
 from warploom.runtime.formats.batch import Arrays, Measured, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel, Kernels
 from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.plan_status import GOOD
-from warploom.runtime.planning.rules import Rules
+from warploom.runtime.planning.rules import Rules, smaller_roles
 from warploom.runtime.planning.strategy import Planned
-from warploom.runtime.planning.verify_plans import check_batch, check_header, verify_planned
+from warploom.runtime.planning.verify_plans import (
+    check_batch,
+    check_header,
+    holds_plan_of,
+    verify_planned,
+)
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import Problem
-from warploom.scheduler.stream_k import FEW, SNAP, Grid
+from warploom.scheduler.role_lists import SHARED
+from warploom.scheduler.roles import RolePrices
+from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
+
+_Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,9 @@ class Site:
     Attributes:
         room: layout of the plan.
         active_ctas: CTAs that may get work.
-        numbers: SITE of `codegen.planner_source`.
+        numbers: `PlannerSpec.site` of `codegen.planner_source`.
         max_tiles: query tiles that batches within the room's bounds have.
-        columns: CTAs of a line.
+        columns: CTAs of a line, or the most that lines of two roles are cut for.
         scratch: bytes that a planner works in.
     """
 
@@ -56,9 +67,18 @@ class Site:
 
     @classmethod
     def of(
-        cls, kv_format: KVFormat, heads: Heads, tile: TileConfig, room: Capacity, active_ctas: int
+        cls,
+        kv_format: KVFormat,
+        heads: Heads,
+        tile: TileConfig,
+        room: Capacity,
+        active_ctas: int,
+        prices: RolePrices | None = None,
     ) -> Site:
-        """That of a format with a `native_storage`, heads, and the tile of a kernel."""
+        """That of a format with a `native_storage`, heads, and the tile of a kernel.
+
+        Tiles of two roles have prices.
+        """
         requests, storage = room.bounds.max_requests, format_of(kv_format).native_storage
         assert storage is not None  # others measure no batch, and no device plans them
         grid, cost = (
@@ -72,8 +92,12 @@ class Site:
             heads.group_size, heads.num_q, heads.num_kv,
             cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
         )  # fmt: skip
-        scratch = scratch_bytes(tiles, requests, grid.columns)
-        return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
+        if prices is None or tile.decode is None:
+            scratch = scratch_bytes(tiles, requests, grid.columns)
+            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
+        more = _role_numbers(tile.decode, active_ctas, prices)
+        scratch = role_scratch_bytes(tiles, requests, active_ctas)
+        return cls(room, active_ctas, (*numbers, *more), tiles, 2 * active_ctas, scratch)
 
     @cached_property
     def _at(self) -> dict[int, tuple[int, ...]]:
@@ -86,26 +110,37 @@ class Site:
         return self._at[address]
 
 
+def _role_numbers(decode: TileConfig, active_ctas: int, prices: RolePrices) -> tuple[int, ...]:
+    """ROLE_SITE of `codegen.planner_source`."""
+    cost = CostModel.for_stream_k(decode.rows, decode.keys)
+    return (
+        active_ctas, decode.rows, decode.keys, cost.fixed, cost.per_tile, cost.grain, cost.partial,
+        *prices.units, prices.saturating, SHARED, IDLE,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Place:
     """Where native plans of batches of about one size go.
 
     Attributes:
-        tile: as it was chosen.
-        kernel: made with it.
+        choice: as it was made.
+        kernel: of it.
         site: of the plan.
         size: of the workspace.
     """
 
-    tile: TileConfig
+    choice: TileChoice
     kernel: Kernel
     site: Site
     size: WorkspaceSize
 
-    def suits(self, batch: Measured | OnDevice, tile: TileConfig, declared: Bounds | None) -> bool:
+    def suits(
+        self, batch: Measured | OnDevice, choice: TileChoice, declared: Bounds | None
+    ) -> bool:
         """True if a batch belongs here: any with declared bounds, else if it fills half."""
-        if tile is not self.tile or declared is not None:
-            return tile is self.tile
+        if choice is not self.choice or declared is not None:
+            return choice is self.choice
         room, sizes = self.site.room.bounds, batch.sizes
         return (
             room.max_requests >> 1 < (sizes.num_requests or 1) <= room.max_requests
@@ -133,17 +168,18 @@ class Places:
         if self._only is not None:
             return self._only
         rules, declared = self.rules, self.rules.options.bounds
-        tile = rules.choice(batch).tile
-        if not rules.uses_stream_k(batch, tile):
+        choice = rules.choice(batch)
+        if not rules.uses_stream_k(batch, choice.tile):
             return None
         place = self._last
-        if place is None or not place.suits(batch, tile, declared):
-            kernel = self._kernels.get(tile)
+        if place is None or not place.suits(batch, choice, declared):
+            kernel = self._kernels.get(choice)
             room, size = self.memory.fit(batch.least_bounds, kernel)
             site = Site.of(
-                rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel)
-            )
-            place = self._last = Place(tile, kernel, site, size)
+                rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
+                rules.prices(kernel.tile),
+            )  # fmt: skip
+            place = self._last = Place(choice, kernel, site, size)
         if declared is not None and rules.options.fixed_tile:
             self._only = place
         return place
@@ -151,9 +187,11 @@ class Places:
     def planned(self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str) -> Planned:
         """What was planned into the workspace just now."""
         self.memory.point_to(place.site.room)
-        number = self.memory.number
-        batch = replace(batch, host=lambda: self._unpacked(place, number)[1])
-        read = partial(self._read, place, number, dict(inputs.scalars), dict(inputs.known))
+        unpacked = partial(self._unpacked, place, self.memory.number)
+        if isinstance(batch, OnDevice) and is_capturing(self.rules.device):
+            unpacked = partial(unpacked, captured=batch.tensors)
+        batch = replace(batch, host=lambda: unpacked()[1])
+        read = partial(self._read, place, unpacked, dict(inputs.scalars), dict(inputs.known))
         return Planned(batch, place.kernel, place.size, by, read, is_native=True)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
@@ -169,37 +207,53 @@ class Places:
         known = dict(inputs.known)
         if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
             known |= {name: _on_host(inputs.tensors[name]) for name in inputs.mask_tensors}
-        plan, visibility = self._read(place, self.memory.number, dict(inputs.scalars), known)
+        unpacked = partial(self._unpacked, place, self.memory.number)
+        plan, visibility = self._read(place, unpacked, dict(inputs.scalars), known)
         if int(plan.header["status"][0]) == GOOD:
             qo, kv, last, indices = (*planned.given, None, None)[:4]
             batch = make_batch(self.rules.spec.kv_format, qo, kv, indices, last)
             check_batch(plan, batch.segments, batch.indices, planned.by)
         verify_planned(plan, visibility, place.site.room, packed, planned.by)
 
-    def _unpacked(self, place: Place, number: int) -> tuple[npt.NDArray[np.int32], Arrays]:
+    def _unpacked(
+        self, place: Place, number: int, captured: tuple[torch.Tensor | None, ...] | None = None
+    ) -> _Unpacked:
         """The bytes of a plan in the workspace, and their batch.
+
+        Args:
+            place: where it lies.
+            number: which plan it is.
+            captured: the lengths on the device, if only replays of a CUDA graph make the plan.
 
         Raises:
             NotPlanned: they are those of a later plan.
+            NotReplayed: no replay has made the plan of these lengths.
             PlanMismatch: they are another wrapper's.
         """
         if number != self.memory.number:
             raise NotPlanned(what="another plan() has taken the place of the one asked for")
         self.memory.workspace.check_held()
-        packed, page_size = self.memory.packed(place.site.room), self.rules.spec.kv_format.block_kv
-        segments, indices = unpack_batch(packed, place.site.room, page_size)
+        packed, kv_format = self.memory.packed(place.site.room), self.rules.spec.kv_format
+        if captured is not None and not holds_plan_of(captured, packed, place.site.room, kv_format):
+            raise NotReplayed
+        segments, indices = unpack_batch(packed, place.site.room, kv_format.block_kv)
         return packed, Arrays(segments, indices, segments["q_len"], segments["kv_len"])
 
     def _read(
-        self, place: Place, number: int, scalars: dict[str, Any], known: dict[str, Any]
+        self,
+        place: Place,
+        unpacked: Callable[[], _Unpacked],
+        scalars: dict[str, Any],
+        known: dict[str, Any],
     ) -> tuple[Plan, Visibility]:
-        """The plan with this number."""
-        packed, arrays = self._unpacked(place, number)
+        """The plan that was unpacked."""
+        packed, arrays = unpacked()
         site, tile, heads = place.site, place.kernel.tile, self.rules.heads
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = Problem(
             arrays.segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
             place.kernel.num_ctas, site.active_ctas, visibility, stream_k=True,
+            smaller=smaller_roles(tile), prices=self.rules.prices(tile),
         )  # fmt: skip
         return unpack(packed, site.room, problem, arrays.indices), visibility
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 import torch
 
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.env import verify_plans
-from warploom.errors import ArgumentError, BatchRefused
+from warploom.errors import ArgumentError, BatchRefused, NotReplayed
 from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.workspace import Workspace
@@ -112,8 +112,9 @@ class Planner:
     def check_status(self) -> None:
         """Raise BatchRefused if the device found something wrong; waits for the plan.
 
-        PlanMismatch says that another wrapper has planned there since, and ForbiddenUnderCapture
-        that the current stream, which would be waited for, is being captured.
+        NotReplayed says that only a replay will make it, and none has; PlanMismatch that another
+        wrapper has planned there since; and ForbiddenUnderCapture that the current stream, which
+        would be waited for, is being captured.
         """
         remedy = "Call it before the capture, or between replays."
         refuse_under_capture(self._device, "check_plan() was called", remedy)
@@ -122,17 +123,19 @@ class Planner:
         workspace.await_last()
         at = [name for name, _ in HEADER.fields].index("status")
         status = int(workspace.plan_ints[at])
+        if not 0 <= status < len(REASONS):  # memory that no plan was written to
+            raise NotReplayed
         if status != GOOD:
             raise BatchRefused(reason=REASONS[status])
 
-    def tiles(self) -> list[TileConfig]:
-        """Every tile that a plan can have."""
-        return self.rules.tiles()
+    def choices(self) -> list[TileChoice]:
+        """Every choice that a plan can have."""
+        return self.rules.choices()
 
     def largest_size(self, bounds: Bounds) -> WorkspaceSize:
         """The largest of the sizes that the tiles to choose from need."""
         return self._largest(
-            (bounds, tile, self._kernels.get(tile).num_ctas) for tile in self.tiles()
+            (bounds, choice.tile, self._kernels.get(choice).num_ctas) for choice in self.choices()
         )
 
     def _largest(self, needs: Iterable[tuple[Bounds, TileConfig, int]]) -> WorkspaceSize:
@@ -148,12 +151,12 @@ class Planner:
         fixed, bounds = self.rules.fixed, self.rules.options.bounds
         workspace = self._memory.workspace
         if fixed is not None:
-            kernel = self._kernels.get(fixed.tile)
+            kernel = self._kernels.get(fixed)
             if bounds is not None:
                 workspace.fit(self._largest([(bounds, kernel.tile, kernel.num_ctas)]))
         elif bounds is not None and workspace.is_given:
             least = self._kernels.least_ctas  # once built, kernels on a GPU may ask for more
-            workspace.check(self._largest((bounds, tile, least) for tile in self.tiles()))
+            workspace.check(self._largest((bounds, one.tile, least) for one in self.choices()))
 
 
 def as_many_rows(batch: Batch, q_rows: int | None) -> Batch:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from warploom.codegen.abi import Packer
-from warploom.codegen.planner_source import BATCH, INPUTS, OUTPUTS, SITE, PlannerSpec
+from warploom.codegen.planner_source import BATCH, INPUTS, OUTPUTS, PlannerSpec
 from warploom.dsl.types.spec import TracedVariant
 from warploom.runtime.devices.params import Block, write_array
 
@@ -20,17 +20,18 @@ class PlannerParams(Block):
     Attributes:
         inputs: names of the scalars and tensors that the mask reads.
         write_lengths, write_outputs: write the pointers INPUTS and OUTPUTS, in their order.
-        write_batch, write_site: write the numbers BATCH and SITE.
+        write_batch, write_site: write the numbers BATCH and `PlannerSpec.site`.
     """
 
-    def __init__(self, variant: TracedVariant) -> None:
-        fields = PlannerSpec(variant).fields
+    def __init__(self, variant: TracedVariant, has_roles: bool = False) -> None:
+        spec = PlannerSpec(variant, has_roles)
+        fields = spec.fields
         packer = Packer(fields)
         super().__init__(packer, packer.size)
         self.write_lengths = self.writer("Q", INPUTS)
         self.write_outputs = self.writer("Q", OUTPUTS)
         self.write_batch = self.writer("i", tuple(name for name, _ in BATCH))
-        self.write_site = self.writer("i", tuple(name for name, _ in SITE))
+        self.write_site = self.writer("i", tuple(name for name, _ in spec.site))
         self.inputs = frozenset(
             field.name[2:] for field in fields if field.meaning in ("scalar input", "tensor input")
         )

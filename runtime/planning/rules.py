@@ -9,12 +9,15 @@ from typing import Any, TypeVar
 
 import torch
 
+from warploom.codegen.attention.role_choice import FEW_ROWS, MANY_ROWS
+from warploom.codegen.attention.role_cost import role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileChoice, TileConfig
+from warploom.codegen.stamps import STAMP
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
@@ -25,7 +28,7 @@ from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
 from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.plan import Plan, make_plan
-from warploom.scheduler.roles import Role
+from warploom.scheduler.roles import Role, RolePrices
 from warploom.scheduler.verify import verify
 from warploom.scheduler.visibility import Visibility
 
@@ -58,8 +61,13 @@ class Options:
 
     @property
     def may_plan_natively(self) -> bool:
-        """Whether there are native planners: they know one tile, and no fixed splits."""
-        return not self.batch_invariant and not (self.tile and self.tile.of_roles)
+        """Whether there are native planners: they know no fixed splits."""
+        return not self.batch_invariant
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether plans have two roles."""
+        return self.tile is not None and bool(self.tile.of_roles)
 
 
 class Rules:
@@ -88,16 +96,16 @@ class Rules:
 
     # Tiles
 
-    def tiles(self) -> list[TileConfig]:
-        """Every tile that a plan can have."""
-        return [self.fixed.tile] if self.fixed else self._candidates()
+    def choices(self) -> list[TileChoice]:
+        """Every choice that a plan can have."""
+        return [self.fixed] if self.fixed else self._candidates()
 
     @cached_property
     def fixed(self) -> TileChoice | None:
         """The tile of all plans, or None if each batch chooses."""
         options, bounds = self.options, self.options.bounds
         if options.tile is not None:
-            return TileChoice(options.tile)
+            return self._kernels.given(options.tile)
         if not (options.fixed_tile or options.batch_invariant):
             return None
         rows, items, keys = INVARIANT_ROWS, None, None
@@ -110,7 +118,25 @@ class Rules:
 
     def choice(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that for a batch."""
-        return self.fixed or self._choose(batch)
+        mixed = self._kernels.of_roles if self.fixed is None and self._mixes(batch) else None
+        return self.fixed or mixed or self._choose(batch)
+
+    def _mixes(self, batch: Batch) -> bool:
+        """Whether a batch has requests of few rows and of many. Devices tell no lengths."""
+        sizes, group = batch.sizes, self.heads.group_size
+        if sizes.num_segments < 2 or sizes.longest_q * group <= MANY_ROWS:
+            return False
+        if isinstance(batch, OnDevice) or not self._may_mix:
+            return False
+        fused = batch.row_counts * group
+        return bool(((fused > 0) & (fused <= FEW_ROWS)).any())
+
+    @cached_property
+    def _may_mix(self) -> bool:
+        """Not with bounds: their wrappers would build one more kernel, for mixes that may never come."""
+        options = self.options
+        is_free = not options.batch_invariant and options.bounds is None
+        return is_free and self._kernels.of_roles is not None
 
     def _choose(self, batch: Batch) -> TileChoice:
         """By its segments, and their mean number of fused rows."""
@@ -123,8 +149,9 @@ class Rules:
             and may_pretransform(batch, self._batched, self.heads.num_kv),
         )
 
-    def _candidates(self) -> list[TileConfig]:
-        return self._kernels.candidates(self.heads.group_size)
+    def _candidates(self) -> list[TileChoice]:
+        mixed = [self._kernels.of_roles] if self._may_mix and self._kernels.of_roles else []
+        return [*self._kernels.candidates(self.heads.group_size), *mixed]
 
     # Sizes
 
@@ -132,7 +159,8 @@ class Rules:
         self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
     ) -> tuple[Capacity, WorkspaceSize]:
         room = self._room(bounds, tile, num_ctas, pieces)
-        return room, workspace_size(room, self.spec.head_dim_v)
+        stamp_bytes = STAMP.itemsize if self.spec.stamps else 0
+        return room, workspace_size(room, self.spec.head_dim_v, stamp_bytes)
 
     def _room(
         self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
@@ -174,6 +202,8 @@ class Rules:
     def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
         """True if segments have few tiles, or the GPU: by the declared bounds, or by the batch.
 
+        Of two roles each is partitioned so.
+
         The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
         good, and a device can make it. Where tiles are too few for half of the SMs each is cut, and
@@ -183,6 +213,8 @@ class Rules:
         options, bounds = self.options, self.options.bounds
         if options.batch_invariant:
             return False
+        if tile.of_roles:
+            return True
         if bounds is None:
             rows, segments = batch.sizes.segment_rows, batch.sizes.num_segments
         else:
@@ -235,8 +267,18 @@ class Rules:
             stream_k=self.uses_stream_k(batch, tile),
             indices=batch.indices,
             smaller=smaller_roles(tile),
+            prices=self.prices(tile),
         )
         return plan, visibility
+
+    def prices(self, tile: TileConfig) -> RolePrices | None:
+        """What work of the two roles of a tile costs."""
+        if not tile.of_roles:
+            return None
+        on_gpu = self.device.type == "cuda"
+        found = role_cost(self.spec, tile) if on_gpu else role_cost_on_cpu(tile)
+        roles = [Role(name, own.rows, own.keys) for name, own in tile.of_roles.items()]
+        return RolePrices.of_tiles(roles, (found.prefill, found.decode), found.saturating)
 
     def check_of(self, batch: Batch) -> Check:
         """How a plan of a batch is checked."""

@@ -11,11 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from warploom.errors import CapacityExceeded, PlanInvalid
+from warploom.dsl.types.formats import KVFormat
+from warploom.errors import CapacityExceeded, PlanInvalid, WarploomError
+from warploom.runtime.formats import make_batch
+from warploom.runtime.planning.plan_status import GOOD, REASONS
 from warploom.scheduler.capacity import Capacity
 from warploom.scheduler.layout import HEADER, OPENING, Records
 from warploom.scheduler.plan import Plan
+from warploom.scheduler.unpack import unpack_batch
 from warploom.scheduler.verify import verify
 from warploom.scheduler.visibility import Visibility
 
@@ -90,6 +95,34 @@ def check_batch(plan: Plan, segments: Records, indices: npt.NDArray[np.int32], b
         reason = "its block list is not the batch's"
     if reason:
         raise PlanInvalid(reason=f"{reason} ({described(plan, by)})")
+
+
+def holds_plan_of(
+    given: tuple[torch.Tensor | None, ...],
+    packed: npt.NDArray[np.int32],
+    room: Capacity,
+    kv_format: KVFormat,
+) -> bool:
+    """Whether memory, which may hold anything, holds the plan of a batch, or that it was refused.
+
+    Args:
+        given: qo_indptr, kv_indptr, last_page_len and kv_indices.
+        packed: int32 (room.total_ints,), the memory.
+        room: its layout.
+        kv_format: of the batch.
+    """
+    header = packed[: len(HEADER.fields)].view(HEADER.dtype)[0]
+    if 0 < header["status"] < len(REASONS):
+        return int(header["num_items"]) == 0
+    try:
+        check_header(packed, room, "a replay")
+        qo, kv, last, indices = given
+        batch = make_batch(kv_format, qo, kv, indices, last)
+    except WarploomError:
+        return False
+    segments, listed = unpack_batch(packed, room, kv_format.block_kv)
+    same = header["status"] == GOOD and np.array_equal(segments, batch.segments)
+    return bool(same) and np.array_equal(listed, batch.indices[: len(listed)])
 
 
 def described(plan: Plan, by: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
+from warploom.runtime.launching.pretransformed_keys import Way
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Setup:
         tile: tile to use; None leaves the choice to warploom.
         kv_dtype: of k and v, if another than `dtype`.
         max_scores: whether the kernel tells each row's largest score.
+        key_transform: where keys are transformed.
     """
 
     kv_format: KVFormat
@@ -30,6 +32,7 @@ class Setup:
     tile: TileConfig | None = None
     kv_dtype: str | None = None
     max_scores: bool = False
+    key_transform: Way = "auto"
 
     def __str__(self) -> str:
         dims = f"{self.head_dim}/{self.head_dim_v}"

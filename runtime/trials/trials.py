@@ -78,6 +78,7 @@ class Trial:
             kv_dtype=setup.kv_dtype,
             device=setup.device,
             tile=setup.tile,
+            key_transform=setup.key_transform,
             sm_limit=case.sm_limit,
             max_scores=setup.max_scores,
         )

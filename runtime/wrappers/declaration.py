@@ -19,7 +19,7 @@ from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.pretransform import PretransformSpec
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import KVFormat, Paged
 from warploom.dsl.types.spec import AttentionSpec
@@ -122,9 +122,9 @@ class AttentionDeclaration(Declaration):
             VariantError, UnsupportedSpec, BadHeadDim, ArgumentError: as the wrapper would.
         """
         spec, heads, options, parts = self._checked(target)
-        choice = KernelChoice(parts[0], target, *parts[1:])
-        for tile in _tiles(choice, parts, heads, options):
-            yield from ((source, target) for source in choice.sources(tile))
+        kernels = KernelChoice(parts[0], target, *parts[1:])
+        for one in _choices(kernels, parts, heads, options):
+            yield from ((source, target) for source in kernels.sources(one))
         if not options.may_plan_natively:
             return
         stored = self._wrapper.planned_format(spec.kv_format)
@@ -210,18 +210,18 @@ def _given(declaration: Any) -> dict[str, Any]:
     return {field.name: getattr(declaration, field.name) for field in fields(declaration)}
 
 
-def _tiles(
-    choice: KernelChoice, parts: _Parts, heads: Heads, options: Options
-) -> Iterator[TileConfig]:
-    """Every tile of a plan on any device of the target's kind."""
-    is_gpu = isinstance(choice.target, Arch)
+def _choices(
+    kernels: KernelChoice, parts: _Parts, heads: Heads, options: Options
+) -> Iterator[TileChoice]:
+    """Every choice of a plan on any device of the target's kind."""
+    is_gpu = isinstance(kernels.target, Arch)
     nowhere = torch.device("meta")
-    rules = rules_of(parts[0], choice, heads, options, nowhere)
+    rules = rules_of(parts[0], kernels, heads, options, nowhere)
     if rules.fixed is None or not is_gpu:
-        yield from rules.tiles()
+        yield from rules.choices()
         return
-    found = dict[TileConfig, None]()
+    found = dict[TileChoice, None]()
     for num_sms in _SM_COUNTS:
-        there = KernelChoice(parts[0], choice.target, *parts[1:], num_sms)
-        found |= dict.fromkeys(rules_of(parts[0], there, heads, options, nowhere).tiles())
+        there = KernelChoice(parts[0], kernels.target, *parts[1:], num_sms)
+        found |= dict.fromkeys(rules_of(parts[0], there, heads, options, nowhere).choices())
     yield from found

@@ -15,6 +15,7 @@ from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
+from warploom.errors import NotReplayed
 from warploom.runtime.devices.cpu import default_threads
 from warploom.runtime.devices.device import Backend
 from warploom.runtime.launching.pretransformed_keys import KeyTransform
@@ -112,7 +113,7 @@ def explain(wrapper: Explained) -> Explanation:
             _kernel(program.attention)
             | _passes(program)
             | _keys(wrapper, wrapper.planned, program)
-            | _work(wrapper.planned, spec.variant)
+            | _work_if_made(wrapper.planned, spec.variant)
             | _memory(wrapper.planned)
         )
     legend = "" if wrapper.planned is None else _LEGEND.format(part=_part(wrapper.planned))
@@ -195,6 +196,14 @@ def _weighed(choice: TileChoice) -> dict[str, object]:
     return {"predicted cost": "\n".join(lines)} if lines else {}
 
 
+def _work_if_made(planned: Planned, variant: TracedVariant) -> dict[str, object]:
+    """Of a plan that a CUDA graph holds, once a replay has made it."""
+    try:
+        return _work(planned, variant)
+    except NotReplayed as error:
+        return {"plan": f"not made yet, by {planned.by}: {error}"}
+
+
 def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     plan, batch = planned.plan, planned.batch
     split = _counted(len(plan.merges), "split tile")
@@ -215,7 +224,7 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         f"partial in {split}",
         "planned by": planned.by,
         "assigned": _assigned(plan),
-        **_roles(plan, part),
+        **_roles(plan, part, on_gpu),
         **_shared(plan, variant),
         "balance": f"longest {part} {plan.balance:.2f} x mean" if len(plan.items) else "no work",
         "mask": _classes(planned),
@@ -233,16 +242,20 @@ def _assigned(plan: Plan) -> str:
     return "by a Stream-K partition: few query tiles" if plan.stream_k else "longest first"
 
 
-def _roles(plan: Plan, part: str) -> dict[str, object]:
-    """What each role does, if there are several."""
+def _roles(plan: Plan, part: str, on_gpu: bool) -> dict[str, object]:
+    """What each role does, if there are two, and how long a GPU should take for both."""
     if not plan.smaller:
         return {}
-    return {
+    facts: dict[str, object] = {
         f"role {work.role.name}": f"tiles of {work.role.rows} rows x {work.role.keys} keys, "
         f"{_counted(work.segments, 'segment')}, {_counted(work.items, 'work item')} on "
-        f"{_counted(work.ctas, part)}, of which {work.mixed} have another role, too"
+        f"{_counted(work.ctas, part)}"
+        + (f" and in {_counted(work.shared, 'list')} for whoever is done" if work.shared else "")
         for work in plan.work_of_roles()
     }
+    if on_gpu:
+        facts["predicted time"] = f"{1e6 * (plan.predicted_seconds or 0.0):.1f} us"
+    return facts
 
 
 def _shared(plan: Plan, variant: TracedVariant) -> dict[str, object]:
@@ -289,5 +302,5 @@ def _memory(planned: Planned) -> dict[str, object]:
     return {
         "workspace": f"{size.total:,} B: plan {size.plan_bytes:,}, partial output "
         f"{size.partial_o_bytes:,}, states {size.partial_state_bytes:,}, "
-        f"counters {size.arrivals_bytes + size.votes_bytes:,}"
+        f"counters {size.arrivals_bytes + size.votes_bytes + size.claims_bytes:,}"
     }

@@ -136,6 +136,7 @@ class Planning(Uncopied):
 
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
+            NotReplayed: a CUDA graph holds the plan, and no replay has made one.
             BatchRefused: an index array was wrong or passed the bounds.
             ForbiddenUnderCapture: the current stream is being captured.
         """

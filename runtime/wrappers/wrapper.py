@@ -13,7 +13,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from warploom.codegen.build import Job, build_all
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import TracedVariant
@@ -342,19 +342,19 @@ class AttentionWrapper(Running):
             BuildFailed, CompileError and others of `codegen.build.build_all`.
         """
         build_all(self.build_jobs(), progress=progress)
-        for tile in self.tiles():
-            self._kernels.get(tile)
+        for choice in self.choices():
+            self._kernels.get(choice)
         if self.backend != "reference":
             self._planner.prepare()
 
-    def build_jobs(self, tiles: Sequence[TileConfig] | None = None) -> list[Job]:
+    def build_jobs(self, choices: Sequence[TileChoice] | None = None) -> list[Job]:
         """What `codegen.build.build_all` needs to build this wrapper's kernels with others'.
 
         Args:
-            tiles: tiles to build for; `tiles()` by default.
+            choices: what to build for; `choices()` by default.
         """
-        tiles = self.tiles() if tiles is None else tiles
-        sources = dict.fromkeys(found for tile in tiles for found in self._kernels.sources(tile))
+        choices = self.choices() if choices is None else choices
+        sources = dict.fromkeys(found for one in choices for found in self._kernels.sources(one))
         return [(source, self._kernels.target) for source in sources]
 
     @property
@@ -364,9 +364,11 @@ class AttentionWrapper(Running):
 
     def tiles(self) -> list[TileConfig]:
         """Tiles that a plan can choose; none for the reference back end."""
-        if self.backend == "reference":
-            return []
-        return self._planner.tiles()
+        return list(dict.fromkeys(choice.tile for choice in self.choices()))
+
+    def choices(self) -> list[TileChoice]:
+        """The same, each with whether another kernel transforms keys before."""
+        return [] if self.backend == "reference" else self._planner.choices()
 
     def workspace_size(self, bounds: Bounds | None = None) -> WorkspaceSize:
         """Exact bytes that any batch within the bounds needs (FlashInfer, appendix D).

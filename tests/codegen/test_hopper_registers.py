@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
 
 import warploom as wl
+from warploom.codegen.attention.hopper import Hopper
 from warploom.codegen.attention.hopper_registers import SHARES, Registers, split
 from warploom.codegen.attention.templates import HOPPER, render_cuda
 from warploom.codegen.source import TileConfig
@@ -60,16 +60,18 @@ def test_kernels_have_the_recorded_split(
         assert f"k{role}Registers = {count};" in text
 
 
-def test_a_tile_may_leave_transforms_to_those_that_compute() -> None:
+def test_transforms_may_be_left_to_those_that_compute() -> None:
     of = AttentionSpec(trace(wl.QKNorm()), 128, 128, bfloat16, wl.Ragged())
-    tile = TileConfig(128, 128, 8, 2, "hopper", 1, staged="consumers")
-    assert HOPPER.threads(of, tile) == HOPPER.threads(of, replace(tile, staged="group")) - 128
-    assert HOPPER.registers(of, tile).transformer == 0
-    assert "kTransformer = false;" in render_cuda(of, tile, c_structs()).text
+    tile = TileConfig(128, 128, 8, 2, "hopper", 1)
+    consumers, group = Hopper("consumers"), Hopper("group")
+    assert consumers.threads(of, tile) == group.threads(of, tile) - 128
+    assert consumers.registers(of, tile).transformer == 0
+    assert "kTransformer = false;" in consumers.render(of, tile, c_structs()).text
 
 
 def test_a_group_that_no_registers_are_left_for_is_refused() -> None:
     of = AttentionSpec(trace(wl.Rope()), 192, 192, bfloat16, wl.Ragged())
-    tile = TileConfig(128, 64, 8, 2, "hopper", 1, staged="group")
+    tile = TileConfig(128, 64, 8, 2, "hopper", 1)
+    HOPPER.check(of, tile)
     with pytest.raises(UnsupportedSpec, match="no group of its own"):
-        HOPPER.check(of, tile)
+        Hopper("group").check(of, tile)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.append import AppendSpec, key_value_hooks
+from warploom.codegen.attention.hopper import Hopper
 from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.lowering.sine_recurrence import SineRecurrence, find_recurrence
@@ -121,8 +121,9 @@ def test_only_kernels_that_use_recurrences_are_told_of_them() -> None:
     assert "SineRecurrence" not in text_of(HOPPER, wl.BlockSparse(block=(16, 16)))
     assert "SineRecurrence" not in text_of(HOPPER, dim=192)  # consumers transform wide heads
     assert "SineRecurrence" not in text_of(HOPPER, variant=wl.QKNorm() & wl.Rope())
-    assert "SineRecurrence" not in text_of(replace(HOPPER, staged="group"))
-    assert "SineRecurrence" not in text_of(replace(HOPPER, staged="consumers"))
+    rope = AttentionSpec(trace(ROPE), 128, 128, dtype("bfloat16"), RAGGED)
+    assert "SineRecurrence" not in Hopper("group").render(rope, HOPPER, c_structs()).text
+    assert "SineRecurrence" not in Hopper("consumers").render(rope, HOPPER, c_structs()).text
     assert "SineRecurrence" not in variant_struct(trace(wl.Rope()), "cpp")
     bf16 = dtype("bfloat16")
     keys = AppendSpec(key_value_hooks(trace(wl.Rope())), 128, 128, bf16, bf16, 16)

@@ -320,8 +320,8 @@ _SCALED: Any = _Scaled
         (lambda: _SCALED(3.0), r"got 3\.0; its fields are given by name\. Write _Scaled\(factor="),
         (lambda: _CAUSAL(3), "got 3; it has no fields and takes nothing"),
         (lambda: _ROPE("x"), "field 'rope_theta' of Rope: got str; expected a number"),
-        (lambda: wl.Causal() + wl.Causal(), r"join them with &, as in `a & b`"),
-        (lambda: 1 + wl.Causal(), "join them with &"),
+        (lambda: wl.Causal() + wl.Causal(), r"chain them with &, as in `a & b`"),
+        (lambda: 1 + wl.Causal(), "chain them with &"),
     ],
 )
 def test_mistakes_are_told_with_what_to_write(make, text) -> None:

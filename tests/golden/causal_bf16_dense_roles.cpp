@@ -6,12 +6,15 @@
 
 namespace warploom {
 
-struct alignas(4) PlanHeader {
+struct alignas(16) PlanHeader {
   int num_items;  // work items in all
   int num_segments;  // segments
   int num_merges;  // tiles that were split; row merges in a composed plan
   int num_slots;  // partial slots in use
   int status;  // 0, or why a device refused to plan the batch; there are no items then
+  int num_shared;  // shared lists in use, which any CTA claims when it is done
+  int num_active;  // CTAs that may have work; those from there on claim nothing
+  int num_decodes;  // CTAs that decode: the first ones
 };
 
 struct alignas(16) Segment {
@@ -52,8 +55,8 @@ struct Params {
   void* o;  // output
   float* lse;  // log-sum-exp of each row, or null
   const int* header;  // PlanHeader
-  const int* cta_indptr;  // CTA i runs items cta_indptr[i] .. cta_indptr[i + 1]
-  const int* openings;  // first WorkItem of each CTA, and that item's Segment
+  const int* cta_indptr;  // list i has items cta_indptr[i] .. cta_indptr[i + 1]
+  const int* openings;  // first WorkItem of each list, and that item's Segment
   const int* items;  // WorkItem records
   const int* segments;  // Segment records
   const int* merges;  // Merge records
@@ -61,6 +64,7 @@ struct Params {
   float* partial_o;  // [slot, row of tile, head_dim_v] partial outputs
   float* partial_state;  // [slot, row of tile, 2] largest logit, and sum relative to it
   unsigned* arrivals;  // one counter per merge record; zero between launches
+  unsigned* claims;  // of shared lists, in plans of two roles; zero between launches
   long long q_batch_stride;  // elements
   long long q_row_stride;  // elements
   long long q_head_stride;  // elements
@@ -143,6 +147,7 @@ struct KernelOf {
   using Merge = warploom::Merge;
   using Params = warploom::Params;
   using Segment = warploom::Segment;
+  using PlanHeader = warploom::PlanHeader;
   using Variant = warploom::Variant;
   using WorkItem = warploom::WorkItem;
 };
@@ -154,5 +159,5 @@ using Kernel = Roles<KernelOf<PrefillConfig>, KernelOf<DecodeConfig>>;
 // 0, or a number of warploom::Status.
 extern "C" __attribute__((visibility("default"))) int warploom_kernel(
     const warploom::Params* p, int num_ctas, int num_threads) {
-  return warploom::run_kernel<warploom::Kernel>(*p, num_ctas, num_threads);
+  return warploom::run_roles<warploom::Kernel>(*p, num_ctas, num_threads);
 }

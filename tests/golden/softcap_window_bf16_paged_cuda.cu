@@ -52,8 +52,8 @@ struct Params {
   void* o;  // output
   float* lse;  // log-sum-exp of each row, or null
   const int* header;  // PlanHeader
-  const int* cta_indptr;  // CTA i runs items cta_indptr[i] .. cta_indptr[i + 1]
-  const int* openings;  // first WorkItem of each CTA, and that item's Segment
+  const int* cta_indptr;  // list i has items cta_indptr[i] .. cta_indptr[i + 1]
+  const int* openings;  // first WorkItem of each list, and that item's Segment
   const int* items;  // WorkItem records
   const int* segments;  // Segment records
   const int* merges;  // Merge records
@@ -61,6 +61,7 @@ struct Params {
   float* partial_o;  // [slot, row of tile, head_dim_v] partial outputs
   float* partial_state;  // [slot, row of tile, 2] largest logit, and sum relative to it
   unsigned* arrivals;  // one counter per merge record; zero between launches
+  unsigned* claims;  // of shared lists, in plans of two roles; zero between launches
   long long q_batch_stride;  // elements
   long long q_row_stride;  // elements
   long long q_head_stride;  // elements

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import warploom as wl
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.errors import ArgumentError
+from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 from warploom.testing import warm_up
@@ -25,8 +25,8 @@ SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 128, "
 
 
 def both(kv_format: KVFormat, dtype: str, dim: int, tile: TileConfig = HOPPER) -> list[Setup]:
-    tiles = (replace(tile, pretransformed_keys=before) for before in (True, False))
-    return [Setup(kv_format, dtype, dim, dim, "cuda", tile) for tile in tiles]
+    ways: tuple[Way, ...] = ("before", "fused")
+    return [Setup(kv_format, dtype, dim, dim, "cuda", tile, key_transform=way) for way in ways]
 
 
 POOL: list[tuple[wl.Variant, list[Setup]]] = [

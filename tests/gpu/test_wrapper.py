@@ -15,6 +15,7 @@ import warploom as wl
 from warploom import errors
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
+from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler.verify import verify
@@ -100,7 +101,9 @@ def pool() -> Any:
             variant, kv_format=setup.kv_format, num_q_heads=1, head_dim=setup.head_dim,
             head_dim_v=setup.head_dim_v, dtype=setup.dtype, device="cuda",
         )  # fmt: skip
-        jobs += [(variant, replace(setup, tile=tile)) for tile in wrapper.tiles()]
+        for choice in wrapper.choices():
+            way: Way = "before" if choice.pretransformed_keys else "fused"
+            jobs.append((variant, replace(setup, tile=choice.tile, key_transform=way)))
     return warm_up(jobs)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -210,18 +209,6 @@ def test_variants_have_no_union() -> None:
             _ = left | other
     with pytest.raises(errors.NoUnion, match="Causal & SlidingWindow shows what both show"):
         _ = left | right
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.WrongCall(function="run", reason="no", hint=" Yes."),
-        errors.BoundsExceeded(name="max_requests", got=3, bound=2),
-    ],
-)
-def test_errors_cross_processes(error: errors.WarploomError) -> None:
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.facts) == (str(error), error.facts)
 
 
 @pytest.mark.parametrize("value", [2**33, 2**31, -(2**63)])

@@ -126,8 +126,8 @@ def test_every_source_of_every_batch_on_every_gpu_is_named(
     met = set[str]()
     for sms in SMS:
         made, kernels = planner(declaration, arch, sms)
-        tiles = [*(made.rules.choice(batch).tile for batch in batches), *made.tiles()]
-        met |= {source.code for tile in tiles for source in kernels.sources(tile)}
+        choices = [*(made.rules.choice(batch) for batch in batches), *made.choices()]
+        met |= {source.code for choice in choices for source in kernels.sources(choice)}
     assert met <= named
     planners = {code for code in named if "warploom_planner" in code}
     served = type(kv_format) in (wl.Paged, wl.Ragged) and not declaration.batch_invariant
@@ -143,7 +143,9 @@ def test_every_source_of_every_batch_on_the_cpu_is_named(
         with pytest.raises(ArgumentError, match="cannot be 'before'"):
             list(declaration.jobs(host, [host]))
         return
-    monkeypatch.setattr(Kernels, "get", lambda self, tile: SimpleNamespace(tile=tile, num_ctas=4))
+    monkeypatch.setattr(
+        Kernels, "get", lambda self, choice: SimpleNamespace(tile=choice.tile, num_ctas=4)
+    )
     monkeypatch.setattr(Planner, "largest_size", lambda *_: None)
     monkeypatch.setattr(Planner, "reserve", lambda _: None)
     named = codes(declaration.jobs(host, [host]), host)
@@ -151,8 +153,8 @@ def test_every_source_of_every_batch_on_the_cpu_is_named(
     assert isinstance(wrapper, wl.AttentionWrapper) and wrapper.device.type == "cpu"
     rng = np.random.default_rng(3)
     batches = [random_batch(declaration.kv_format, rng) for _ in range(50)]
-    tiles = [*(wrapper._planner.rules.choice(batch).tile for batch in batches), *wrapper.tiles()]
-    met = {source.code for tile in tiles for source in wrapper._kernels.sources(tile)}
+    choices = [*(wrapper._planner.rules.choice(batch) for batch in batches), *wrapper.choices()]
+    met = {source.code for choice in choices for source in wrapper._kernels.sources(choice)}
     assert met <= named
     kv_format: Any = declaration.kv_format
     native = type(kv_format) in (wl.Dense, wl.Ragged, wl.Paged) and not declaration.batch_invariant

@@ -29,7 +29,9 @@ def test_what_spoke_for_a_tile_lies_beside_it() -> None:
         assert wrapper.explain().facts["why this tile"] == wrapper.choice.reason
     given = AttentionWrapper(head_dim=64, tile=TileConfig(12, 64, 1, 1), **declared)
     given.plan([0, 1], [0, 1])
-    assert given.choice == TileChoice(TileConfig(12, 64, 1, 1))
+    choice = given.choice
+    assert choice is not None and choice.reason == ""
+    assert choice == TileChoice(TileConfig(12, 64, 1, 1))
     assert given.explain().facts["why this tile"] == "given by the caller"
 
 

@@ -13,16 +13,17 @@ import torch
 from warploom.codegen import build as build_module
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import Composed, Paged, Ragged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import ArgumentError
+from warploom.errors import UnsupportedSpec
 from warploom.runtime.devices import loaded
 from warploom.runtime.formats import make_batch
 from warploom.runtime.launching import kernels
+from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.composed import rules_of
 from warploom.runtime.planning.rules import Options, Rules
@@ -43,9 +44,9 @@ def test_kernels_are_known_by_source_and_compiler(monkeypatch: pytest.MonkeyPatc
     for flags in ((), (), ("-DOTHER",)):
         made = Kernels(spec, torch.device("cpu"))
         made.target = replace(host_target(), flags=(*host_target().flags, *flags))
-        tile = made.choose(1.0).tile
-        found.append(made.get(tile))
-        assert made.get(tile) is found[-1]
+        choice = made.choose(1.0)
+        found.append(made.get(choice))
+        assert made.get(TileChoice(choice.tile)) is found[-1]
     assert found[0].bind is found[1].bind
     assert found[0].bind is not found[2].bind
     assert len(loads) == 2
@@ -63,10 +64,10 @@ def test_kernels_for_different_numbers_of_threads_are_different(
     made = Kernels(
         AttentionSpec(trace(Variant()), 64, 64, dtype("float32"), Ragged()), torch.device("cpu")
     )
-    tile = made.choose(1.0).tile
+    choice = made.choose(1.0)
     for threads in (1, None, 1):
         found = loaded.load(
-            made.kernel(tile), made.source(tile), made.target, torch.device("cpu"), 4, threads
+            made.kernel(choice), made.source(choice), made.target, torch.device("cpu"), 4, threads
         )
         found.bind(None)(0)  # type: ignore[arg-type]
     assert asked == [1, None, 1]
@@ -84,8 +85,8 @@ def test_tiles_of_composed_plans_on_a_gpu(
         options = Options(None, False, False, None, tile)
         return rules_of(spec, made, Heads(8, 2), options, torch.device("cuda", 0))
 
-    assert min(tile.rows for tile in rules(Paged(16)).tiles()) == 16
-    assert {tile.rows for tile in rules(Composed(16)).tiles()} == {16, 64, 128}
+    assert min(choice.tile.rows for choice in rules(Paged(16)).choices()) == 16
+    assert {choice.tile.rows for choice in rules(Composed(16)).choices()} == {16, 64, 128}
     for prefix, batch, rows in ((1024, 16, 16), (8192, 64, 128)):
         table = [range(prefix // 16)] * batch
         pages = np.array([[*shared, prefix + i] for i, shared in enumerate(table)], np.int32)
@@ -96,6 +97,8 @@ def test_tiles_of_composed_plans_on_a_gpu(
         assert choice.tile.rows == rows
         assert "shared prefixes" in choice.reason
     streamed = TileConfig(16, 32, 2, 2)
-    assert rules(Composed(16), streamed).tiles() == [streamed]
-    with pytest.raises(ArgumentError, match=r"tile: .*several requests share a tile"):
-        rules(Composed(16), TileConfig(1, 64, 4, 1)).tiles()
+    assert rules(Composed(16), streamed).choices() == [TileChoice(streamed)]
+    spec = AttentionSpec(trace(Variant()), 128, 128, dtype("bfloat16"), Composed(16))
+    made = KernelChoice(spec, arch_named("sm_90a"))
+    with pytest.raises(UnsupportedSpec, match=r"1x64.*several requests share a tile.* 16 rows"):
+        made.kernel(made.given(TileConfig(1, 64, 4, 1)))

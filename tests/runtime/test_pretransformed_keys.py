@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from support.pretransformed_variants import OfHeads, OwnKeys
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.pretransform import PretransformSpec
-from warploom.codegen.source import TileConfig
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.dtypes import float16
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
@@ -27,6 +26,7 @@ from warploom.runtime.launching import kernels as kernels_module
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.launching.pretransformed_keys import (
     KeyTransform,
+    Way,
     obstacle_to_pretransform,
     pretransform_rows,
     reason_for_fused,
@@ -34,8 +34,8 @@ from warploom.runtime.launching.pretransformed_keys import (
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 
-TALL = TileConfig(64, 32, 2, 2, pretransformed_keys=True)
-FEW = TileConfig(16, 32, 2, 2, pretransformed_keys=True)
+TALL = TileConfig(64, 32, 2, 2)
+FEW = TileConfig(16, 32, 2, 2)
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def test_long_prefills_have_tiles_whose_keys_come_pretransformed(
 ) -> None:
     rope = hopper(wl.Causal() & wl.Rope())
     for rows, may_pretransform in ((1, True), (1024, True), (8192, False)):
-        assert not rope.choose(rows, 256, rows, may_pretransform).tile.pretransformed_keys
-    tile = rope.choose(8192, 256, 8192).tile
-    assert tile.pretransformed_keys and tile.template == "hopper"
-    text = rope.source(tile).text
+        assert not rope.choose(rows, 256, rows, may_pretransform).pretransformed_keys
+    choice = rope.choose(8192, 256, 8192)
+    assert choice.pretransformed_keys and choice.tile.template == "hopper"
+    text = rope.source(choice).text
     assert "kHasKeyTransform" not in text and "kHasQueryTransform" in text
-    assert [source.labels[0][1] for source in rope.sources(tile)] == ["hopper", "pretransform"]
-    assert len(rope.sources(rope.choose(1024, 256, 1024).tile)) == 1
+    assert [source.labels[0][1] for source in rope.sources(choice)] == ["hopper", "pretransform"]
+    assert len(rope.sources(rope.choose(1024, 256, 1024))) == 1
     assert all(x.pretransformed_keys for x in hopper(wl.Rope(), always=True).candidates())
 
 
@@ -75,7 +75,7 @@ def test_every_tile_that_can_be_chosen_is_a_candidate(
     candidates = kernels.candidates()
     lengths = [1, 16, 100, 512, 768, 2048, 3000, 8192, 10**5]
     for rows, items, keys in product(lengths, (1, 20, 400, 10**5), lengths):
-        assert kernels.choose(rows, items, keys).tile in candidates
+        assert kernels.choose(rows, items, keys) in candidates
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,25 @@ def test_rows_decide_and_what_the_transform_takes(
     hopper: Callable[..., Kernels], variant: wl.Variant, rows: int
 ) -> None:
     kernels = hopper(variant)
-    assert pretransform_rows(kernels.spec_of(kernels.choose(1).tile)) == rows
-    assert not kernels.choose(1).tile.pretransformed_keys
+    assert pretransform_rows(kernels.spec_of(kernels.choose(1))) == rows
+    assert not kernels.choose(1).pretransformed_keys
     if not isinstance(variant, wl.Causal):
-        assert kernels.choose(rows).tile.pretransformed_keys
-        assert not kernels.choose(rows - 0.1).tile.pretransformed_keys
-        assert not kernels.choose(rows, may_pretransform=False).tile.pretransformed_keys
+        assert kernels.choose(rows).pretransformed_keys
+        assert not kernels.choose(rows - 0.1).pretransformed_keys
+        assert not kernels.choose(rows, may_pretransform=False).pretransformed_keys
+
+
+def before(kv_format: KVFormat, dtype: str, dim: int, dim_v: int, tile: TileConfig) -> Setup:
+    return Setup(kv_format, dtype, dim, dim_v, tile=tile, key_transform="before")
 
 
 CASES: dict[str, tuple[wl.Variant, Setup]] = {
-    "half": (wl.Causal() & wl.Rope(), Setup(wl.Dense(layout="HND"), "float16", 64, 64, tile=TALL)),
-    "pairs": (wl.Rope(interleaved=True), Setup(wl.Ragged(), "bfloat16", 32, 32, tile=TALL)),
-    "odd halves": (wl.Rope(), Setup(wl.Ragged(layout="HND"), "float16", 72, 32, tile=TALL)),
-    "norm": (wl.QKNorm() & wl.Rope(dim=64), Setup(wl.Ragged(), "float16", 96, 32, tile=TALL)),
-    "own": (OwnKeys(), Setup(wl.Ragged(), "float16", 32, 32, tile=FEW)),
-    "heads": (OfHeads(), Setup(wl.Dense(), "bfloat16", 160, 32, tile=FEW)),
+    "half": (wl.Causal() & wl.Rope(), before(wl.Dense(layout="HND"), "float16", 64, 64, TALL)),
+    "pairs": (wl.Rope(interleaved=True), before(wl.Ragged(), "bfloat16", 32, 32, TALL)),
+    "odd halves": (wl.Rope(), before(wl.Ragged(layout="HND"), "float16", 72, 32, TALL)),
+    "norm": (wl.QKNorm() & wl.Rope(dim=64), before(wl.Ragged(), "float16", 96, 32, TALL)),
+    "own": (OwnKeys(), before(wl.Ragged(), "float16", 32, 32, FEW)),
+    "heads": (OfHeads(), before(wl.Dense(), "bfloat16", 160, 32, FEW)),
 }
 
 
@@ -134,9 +138,9 @@ def test_inputs_of_a_run_and_new_plans_reach_both_kernels(emulator: Emulator) ->
     pretransformed, fused = (
         wl.AttentionWrapper(
             OwnKeys(per_key=torch.rand(4, 100), per_head=torch.rand(2)), device="cpu",
-            tile=replace(TALL, pretransformed_keys=before), **declared,
+            tile=TALL, key_transform=way, **declared,
         )
-        for before in (True, False)
+        for way in ("before", "fused")
     )  # fmt: skip
     pretransformed._inputs.bind(fused._inputs.tensors)
     q, k, v = torch.randn(3, 100, 2, 32, dtype=torch.bfloat16)
@@ -152,10 +156,13 @@ def test_inputs_of_a_run_and_new_plans_reach_both_kernels(emulator: Emulator) ->
 
 @pytest.mark.usefixtures("anywhere", "emulator")
 def test_a_program_lists_what_a_run_launches_in_order() -> None:
-    for before, kinds in ((True, ["pretransform", "portable"]), (False, ["portable"])):
+    ways: dict[Way, list[str]] = {
+        "before": ["pretransform", "portable"], "fused": ["portable"], "auto": ["portable"],
+    }  # fmt: skip
+    for way, kinds in ways.items():
         wrapper = wl.AttentionWrapper(
             wl.Rope(), num_q_heads=2, head_dim=32, dtype="bfloat16", device="cpu",
-            tile=replace(TALL, pretransformed_keys=before),
+            tile=TALL, key_transform=way,
         )  # fmt: skip
         unplanned = wrapper.program
         assert unplanned is None
@@ -200,37 +207,46 @@ def test_a_way_that_cannot_be_had_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"key_transform.*cannot be 'before': the back end"):
         wl.AttentionWrapper(wl.Rope(), key_transform="before", **shape)
     with pytest.raises(ArgumentError, match="cannot be 'before'"):
-        wl.AttentionWrapper(wl.Rope(), tile=TALL, **shape)
+        wl.AttentionWrapper(wl.Rope(), tile=TALL, key_transform="before", **shape)
     with pytest.raises(ArgumentError, match="expected one of 'auto', 'fused', 'before'"):
         wl.AttentionWrapper(wl.Rope(), key_transform="early", **shape)  # type: ignore[arg-type]
     for way in ("auto", "fused"):
         wl.AttentionWrapper(wl.Rope(), key_transform=way, **shape)  # type: ignore[arg-type]
 
 
-def test_tiles_and_names_ask_for_the_same() -> None:
-    assert KeyTransform.of("auto", TALL, None).way == "before"
-    assert KeyTransform.of("auto", replace(TALL, pretransformed_keys=False), None).way == "fused"
-    named = KeyTransform.of("before", replace(TALL, pretransformed_keys=False), None)
-    assert named.with_way(replace(TALL, pretransformed_keys=False)) == TALL
-    with pytest.raises(ArgumentError, match="is 'fused'; the tile says 'before'"):
-        KeyTransform.of("fused", TALL, None)
+def test_who_gives_a_tile_has_fused_keys_unless_asked() -> None:
+    assert KeyTransform.of("auto", True, None).way == "fused"
+    assert KeyTransform.of("before", True, None).way == "before"
+
+
+def test_kernels_of_one_tile_differ_by_where_keys_are_transformed(
+    hopper: Callable[..., Kernels],
+) -> None:
+    kernels = hopper(wl.Rope(), always=True)
+    given = kernels.given(TALL)
+    assert given.pretransformed_keys and given.tile == TALL
+    fused, plain = (kernels.source(choice).text for choice in (TileChoice(TALL), given))
+    assert "kHasKeyTransform" in fused and "kHasKeyTransform" not in plain
+    assert kernels.source(TileChoice(TALL)).text == fused
+    assert not hopper(wl.Rope()).given(TALL).pretransformed_keys
 
 
 def test_who_limits_sms_or_memory_has_fused_keys_unless_asked() -> None:
     assert reason_for_fused(None, None) is None
     for limits, part in (((4, None), "sm_limit"), ((None, torch.zeros(1)), "workspace")):
         reason = reason_for_fused(*limits)
-        auto = KeyTransform.of("auto", None, None, reason)
+        auto = KeyTransform.of("auto", False, None, reason)
         assert not auto.may_be_before and part in auto.told(False, 8192)
-        assert KeyTransform.of("before", None, None, reason).may_be_before
+        assert KeyTransform.of("before", False, None, reason).may_be_before
 
 
 def test_the_way_is_told_with_its_reason() -> None:
-    auto = KeyTransform.of("auto", None, None)
+    auto = KeyTransform.of("auto", False, None)
     mean = "fused query rows per request on average are"
     assert auto.told(True, 8192).endswith(f": 8192 {mean} 2048 or more")
     assert auto.told(False, 100).endswith(f": 100 {mean} fewer than 2048")
     assert auto.told(True, 8192).startswith("before attention, once for each key: ")
-    assert KeyTransform.of("fused", None, None).told(False, 8192).endswith(": asked for")
-    assert KeyTransform.of("auto", TALL, None).told(True, 8192).endswith(": the given tile says so")
-    assert KeyTransform.of("auto", None, "so it is").told(False, 8192).endswith(": so it is")
+    assert KeyTransform.of("fused", False, None).told(False, 8192).endswith(": asked for")
+    given = KeyTransform.of("auto", True, None)
+    assert given.told(False, 8192).endswith(": a tile was given, and not key_transform='before'")
+    assert KeyTransform.of("auto", False, "so it is").told(False, 8192).endswith(": so it is")

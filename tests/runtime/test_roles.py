@@ -24,6 +24,7 @@ from warploom.runtime.trials.trials import mismatch
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import c_structs
+from warploom.scheduler.roles import RolePrices
 from warploom.testing import warm_up
 
 LARGE, SMALL = TileConfig(48, 128, 1, 1), TileConfig(12, 64, 1, 1)
@@ -133,7 +134,21 @@ def test_one_plan_has_items_of_both_roles_and_splits_both() -> None:
     assert np.array_equal(plan.role, is_decode)
     split = plan.items["slot"] >= 0
     assert (split & is_decode).any() and (split & ~is_decode).any()
-    assert wrapper.planned.by == "NumPy"
+    assert wrapper.planned.by == "the host, natively"
+    assert len(plan.cta_indptr) == 3 * plan.num_ctas + 1 and plan.num_shared > 0
+    # A key costs 48 + 16 and 12 + 16, and a tile of 128 keys 8 units, one of 64 keys 16.
+    assert plan.prices == RolePrices((128 * 64 // 8, 64 * 28 // 16), 2**31 - 1)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_lists_that_no_cta_has_for_its_own_are_run(limit: int | None) -> None:
+    wrapper, expected = hybrid(BOTH, sm_limit=limit), hybrid(LARGE)
+    for found in (wrapper, expected):
+        found.plan(**lengths())
+    assert wrapper.planned is not None
+    plan = wrapper.planned.plan
+    assert plan.cta_indptr[2 * plan.num_ctas] < plan.cta_indptr[-1]
+    torch.testing.assert_close(wrapper.run(*tensors()), expected.run(*tensors()))
 
 
 def test_each_role_has_the_bits_of_a_kernel_with_its_tile_alone() -> None:
@@ -174,6 +189,9 @@ def test_explain_has_a_line_for_each_role() -> None:
     assert facts["tile"] == "prefill 48 rows x 128 keys, decode 12 rows x 64 keys"
     assert str(facts["role prefill"]).startswith("tiles of 48 rows x 128 keys, 1 segment, ")
     assert str(facts["role decode"]).startswith("tiles of 12 rows x 64 keys, 4 segments, ")
+    assert "for whoever is done" in str(facts["role prefill"])
+    assert "for whoever is done" not in str(facts["role decode"])
+    assert "predicted time" not in facts  # prices of a CPU have no unit
     assert facts["assigned"] == "by a Stream-K partition: several roles"
     # 7 tiles of rows by 10 of keys, and 141, 2, 1 and 94 tiles of the decodes' keys
     assert str(facts["mask"]).startswith("308 tiles: ")
@@ -210,7 +228,6 @@ def test_templates_for_gpus_have_one_role(template: Any) -> None:
         (TileConfig(48, 64, 1, 1, decode=12), {}, "decode=12; expected a TileConfig"),  # type: ignore[arg-type]
         (BOTH, {"batch_invariant": True}, "batch_invariant=True excludes"),
         (BOTH, {"kv_format": wl.Composed(16)}, "composed plan"),
-        (TileConfig(48, 64, pretransformed_keys=True, decode=SMALL), {}, "pretransformed keys"),
     ],
 )
 def test_refusals(tile: TileConfig, options: dict[str, Any], reason: str) -> None:

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import plan_text_roles
 
 from warploom.errors import ArgumentError, PlanInvalid
+from warploom.scheduler import worklist
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity, workspace_size
-from warploom.scheduler.cost import CostModel
-from warploom.scheduler.layout import ROLE_ITEM, WORK_ITEM, c_structs
+from warploom.scheduler.layout import HEADER, ROLE_HEADER, ROLE_ITEM, WORK_ITEM, c_structs
 from warploom.scheduler.plan import AllVisible, Plan, make_plan
 from warploom.scheduler.problem import Problem
-from warploom.scheduler.roles import Role, roles_of
+from warploom.scheduler.role_lists import SHARED
+from warploom.scheduler.roles import Role, RolePrices, lists_of, roles_of
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.verify import verify
 
@@ -27,8 +29,10 @@ SHAPES = [
     (48, 64, (DECODE,)),
     (48, 128, (Role("decode", 4, 32),)),
     (16, 32, (Role("decode", 1, 128),)),
-    (64, 96, (Role("append", 16, 64), Role("decode", 2, 32))),
+    (128, 128, (Role("decode", 16, 128),)),
 ]
+# What a unit of the cost models costs, and how many CTAs saturate memory.
+PRICES = RolePrices((160, 30), 10)
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,11 @@ class Mixed:
     left: int
     numbers: dict[str, Any]
     sm_limit: int | None
+    prices: RolePrices = PRICES
 
     def plan(self, **changes: Any) -> Plan:
-        given = {"visibility": self.visibility, "sm_limit": self.sm_limit} | self.numbers
+        given = {"visibility": self.visibility, "sm_limit": self.sm_limit, "prices": self.prices}
+        given |= self.numbers
         return make_plan(self.segments, **(given | changes))
 
     def problem(self) -> Problem:
@@ -51,6 +57,7 @@ class Mixed:
         return Problem(
             self.segments, n["num_kv_heads"], n["group_size"], n["rows"], n["keys"],
             n["num_ctas"], active, self.visibility, stream_k=True, smaller=n["smaller"],
+            prices=self.prices,
         )  # fmt: skip
 
 
@@ -66,7 +73,9 @@ def mixed(draw: Any, kit: Any) -> Mixed:
     rows, keys, smaller = draw(st.sampled_from(SHAPES))
     group = draw(st.sampled_from([1, 2, 3, 4, 5, 12, 32]))
     tiles = [(rows, keys), *((role.rows, role.keys) for role in smaller)]
-    q_lens = draw(st.lists(near([max(r // group, 1) for r, _ in tiles], 150), max_size=7))
+    sizes = [max(r // group, 1) for r, _ in draw(st.sampled_from([tiles, tiles[:1], tiles[1:]]))]
+    longest = draw(st.sampled_from([150, 1500, min(sizes)]))  # the last: decodes alone, perhaps
+    q_lens = draw(st.lists(near(sizes, longest), max_size=7))
     most = draw(st.sampled_from([200, 3000]))
     kv = near([k for _, k in tiles], most)
     kv_lens = [draw(kv) for _ in q_lens]
@@ -75,10 +84,13 @@ def mixed(draw: Any, kit: Any) -> Mixed:
     mask = AllVisible(segments) if left < 0 else kit.window(segments, group, left)
     numbers = {
         "rows": rows, "keys": keys, "smaller": smaller, "group_size": group,
-        "num_kv_heads": draw(st.sampled_from([1, 2, 3])), "num_ctas": draw(st.integers(1, 40)),
+        "num_kv_heads": draw(st.sampled_from([1, 2, 3])),
+        "num_ctas": draw(st.one_of(st.just(1), st.integers(1, 40))),
     }  # fmt: skip
     limit = draw(st.one_of(st.none(), st.integers(1, 50)))
-    return Mixed(segments, mask, left, numbers, limit)
+    price = st.one_of(st.just(1), st.integers(1, 2_000_000))
+    prices = RolePrices((draw(price), draw(price)), draw(st.integers(1, 60)))
+    return Mixed(segments, mask, left, numbers, limit, prices)
 
 
 def sees(case: Mixed, segment: Any, rows: Any) -> Any:
@@ -114,6 +126,7 @@ def test_each_visible_pair_is_met_once(kit: Any, data: st.DataObject) -> None:
     case = data.draw(mixed(kit))
     plan = case.plan()
     assert plan.items.dtype == ROLE_ITEM.dtype and plan.stream_k
+    assert len(plan.cta_indptr) == 3 * plan.num_ctas + 1
     verify(plan, case.visibility)
     assert_each_pair_once(case, plan)
     fused = plan.segments["num_q"] * plan.group_size
@@ -147,6 +160,15 @@ def test_every_batch_within_the_bounds_fits(kit: Any, data: st.DataObject) -> No
         assert np.array_equal(getattr(again, name), getattr(plan, name)), name
     assert again.items.dtype == plan.items.dtype
     verify(again, case.visibility)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_the_text_says_the_same(kit: Any, data: st.DataObject) -> None:
+    problem = data.draw(mixed(kit)).problem()
+    fast, slow = worklist.build(problem), plan_text_roles.build(problem)
+    for name in ("cta_indptr", "items", "merges", "loads", "num_shared"):
+        assert np.array_equal(getattr(fast, name), getattr(slow, name)), name
 
 
 def busy(kit: Any, limit: int | None = None) -> Mixed:
@@ -214,30 +236,115 @@ def test_keys_that_no_item_meets_or_two_do_are_seen(kit: Any, step: int) -> None
 
 @pytest.mark.parametrize("limit", [None, 40])
 def test_ctas_have_one_role_and_equal_loads(kit: Any, limit: int | None) -> None:
-    plan = busy(kit, limit).plan()
+    plan = busy(kit, limit).plan(prices=RolePrices((160, 30), 1000))
     prefill, decode = plan.work_of_roles()
     assert (prefill.role.name, decode.role.name) == ("prefill", "decode")
     assert (prefill.segments, decode.segments) == (1, 31)
     assert prefill.items + decode.items == len(plan.items)
-    active = limit or 64
-    assert prefill.mixed == decode.mixed <= 2  # one for each line
-    assert prefill.ctas + decode.ctas - decode.mixed == active
-    assert plan.loads.max() <= 1.06 * plan.loads.sum() / active
-    assert (plan.loads[active:] == 0).all()
+    active, ctas = limit or 64, plan.num_ctas
+    assert prefill.ctas + decode.ctas == plan.busy_ctas  # none has both
+    assert 0 <= active - plan.busy_ctas < 2  # decodes of two heads have as many each
+    has = np.diff(plan.cta_indptr) > 0
+    first = active - prefill.ctas
+    assert has[ctas:][: decode.ctas].all() and has[first:active].all()
+    own = plan.loads[first:active]
+    shared = plan.loads[2 * ctas :][: plan.num_shared]
+    assert prefill.shared == plan.num_shared == prefill.ctas and decode.shared == 0
+    assert own.max() <= 1.06 * own.mean() and 0.9 < shared.sum() * (SHARED - 1) / own.sum() < 1.1
+    assert plan.balance < 1.12
 
 
-def test_a_key_costs_its_own_tile() -> None:
-    prefill, decode = CostModel.of_roles([(48, 128), (12, 64)])
-    # 128 keys of (48 + 16) against 64 keys of (12 + 16)
-    assert prefill.per_tile * 64 * 28 == decode.per_tile * 128 * 64
-    assert prefill.fixed * 28 * (12 + 128) == decode.fixed * 64 * (48 + 128)
+def test_ctas_are_shared_out_by_price() -> None:
+    by_work, by_memory = RolePrices((10, 2), 1000), RolePrices((10, 2), 20)
+    assert by_work.ctas((300, 500), 100) == (75, 25)
+    # 1000 ps of decodes on 20 CTAs take 50, in which 60 do the 3000 of prefills: so 40 are left
+    assert by_memory.ctas((300, 500), 100) == (60, 40)
+    assert by_memory.time((3000, 1000), 100) == 50 and by_work.time((3000, 1000), 100) == 40
+    assert by_work.ctas((1, 10**6), 100) == (1, 99) and by_work.ctas((10**6, 1), 100) == (99, 1)
+    assert by_work.ctas((300, 0), 100) == (100, 0) and by_work.ctas((0, 5), 100) == (0, 100)
+    assert by_work.ctas((300, 500), 1) == (1, 1) and by_work.ctas((0, 0), 7) == (0, 7)
+
+
+def test_prices_of_tiles_are_those_of_units() -> None:
+    roles = Role("prefill", 48, 128), Role("decode", 12, 64)
+    # A tile of 128 keys is 8 units of 16, one of 64 keys 16 units of 4.
+    assert RolePrices.of_tiles(roles, (8000, 1601), 7) == RolePrices((1000, 101), 7)
+
+
+def test_the_predicted_time_is_that_of_the_loads(kit: Any) -> None:
+    plan = busy(kit).plan()
+    decodes = plan.loads[64:128].sum()
+    expected = max(decodes / PRICES.saturating, plan.loads.sum() / 64)
+    assert plan.predicted_seconds == pytest.approx(expected / 1e12, abs=1e-12)
+    assert busy(kit).plan(smaller=()).predicted_seconds is None
+
+
+def test_one_cta_has_both_roles_and_shares_nothing(kit: Any) -> None:
+    plan = busy(kit, 1).plan()
+    prefill, decode = plan.work_of_roles()
+    assert (prefill.ctas, decode.ctas, plan.busy_ctas, plan.num_shared) == (1, 1, 1, 0)
+    assert len(plan.merges) == 0
+    verify(plan, busy(kit).visibility)
+
+
+@pytest.mark.parametrize("role", [0, 1])
+def test_one_role_alone_has_all_ctas(kit: Any, role: int) -> None:
+    segments = kit.make_segments([[700], [1] * 31][role], [[6000], [9000] * 31][role])
+    mask = kit.window(segments, 4)
+    plan = Mixed(segments, mask, 2**40, busy(kit).numbers, None).plan()
+    work = plan.work_of_roles()
+    ctas = (64, 62)[role]  # 62 for 31 equal decodes of two heads
+    assert (work[role].ctas, work[1 - role].ctas, work[1 - role].items) == (ctas, 0, 0)
+    assert plan.num_shared == (0 if role else 64)
+    verify(plan, mask)
+
+
+def test_openings_are_those_of_lists(kit: Any) -> None:
+    plan = busy(kit).plan()
+    openings = plan.openings()
+    assert len(openings) == lists_of(64, 2) == 192
+    for number in np.flatnonzero(np.diff(plan.cta_indptr)):
+        item = plan.items[plan.cta_indptr[number]]
+        assert openings["item"][number].tolist() == item.tolist()
+        assert openings["segment"][number] == plan.segments[item["segment"]]
+
+
+def taken(plan: Plan, by: int) -> Plan:
+    """A list takes the last item of those before it."""
+    indptr = plan.cta_indptr.copy()
+    indptr[: by + 1] = np.minimum(indptr[: by + 1], indptr[by] - 1)
+    return replace(plan, cta_indptr=indptr)
+
+
+def test_items_in_lists_of_others_are_seen(kit: Any) -> None:
+    case = busy(kit, 40)
+    plan = case.plan()
+    with pytest.raises(PlanInvalid, match="lies in a list of another role"):
+        verify(taken(plan, 64), case.visibility)
+    with pytest.raises(PlanInvalid, match="lies in a list of another role"):
+        verify(taken(plan, 128), case.visibility)
+    for number in (40, 63, 64 + 40, 64 + 63):
+        with pytest.raises(PlanInvalid, match="above the SM limit"):
+            verify(taken(plan, number), case.visibility)
+    for name, by, reason in (
+        ("num_shared", -1, "that no CTA claims has work"),
+        ("num_shared", 64, "beyond all"),
+        ("num_active", 1, "active CTAs"),
+    ):
+        header = plan.header.copy()
+        header[name] += by
+        with pytest.raises(PlanInvalid, match=reason):
+            verify(replace(plan, header=header), case.visibility)
 
 
 def test_one_role_has_the_records_of_before(kit: Any) -> None:
     case = busy(kit)
     plan = case.plan(smaller=())
     assert plan.items.dtype == WORK_ITEM.dtype and set(plan.role) == {0}
-    assert "int role;" in c_structs(roles=True) and "role" not in c_structs()
+    assert plan.header.dtype == HEADER.dtype and len(plan.cta_indptr) == 65
+    assert busy(kit).plan().header.dtype == ROLE_HEADER.dtype
+    for field in ("int role;", "int num_shared;", "int num_active;"):
+        assert field in c_structs(roles=True) and field not in c_structs()
     assert len(plan.work_of_roles()) == 1
 
 
@@ -248,11 +355,15 @@ def test_slots_have_room_for_the_largest_tile(kit: Any) -> None:
     size = workspace_size(room, 32)
     assert size.partial_o_bytes == 4 * room.max_slots * 48 * 32
     assert size.plan_bytes == 4 * room.total_ints
+    assert size.claims_bytes == 8 and size.total == size.offsets["claims"] + 256
+    case.numbers["smaller"] = ()
+    alone = workspace_size(capacity(bounds, **case.numbers), 32)
+    assert alone.claims_bytes == 0 and alone.total == alone.offsets["claims"]
 
 
 def test_no_segments(kit: Any) -> None:
     segments = kit.make_segments([], [])
-    plan = make_plan(segments, visibility=AllVisible(segments), **busy(kit).numbers)
+    plan = make_plan(segments, visibility=AllVisible(segments), prices=PRICES, **busy(kit).numbers)
     verify(plan, AllVisible(segments))
     assert plan.items.dtype == ROLE_ITEM.dtype and len(roles_of(segments, 4, plan.roles)) == 0
 
@@ -263,6 +374,9 @@ def test_no_segments(kit: Any) -> None:
         ({"smaller": (Role("decode", 48, 64),)}, "decode has 48 rows; expected fewer than prefill"),
         ({"smaller": (Role("decode", 0, 64),)}, "expected at least 1 x 1"),
         ({"smaller": (Role("a", 8, 64), Role("b", 8, 64))}, "b has 8 rows; expected fewer than a"),
+        ({"smaller": (Role("a", 8, 64), Role("b", 4, 64))}, "are 3; expected 2 at most"),
+        ({"prices": None}, "two roles need some"),
+        ({"prices": RolePrices((1, 0), 1)}, "two roles need some of at least 1"),
         ({"split_size": 256}, "excludes split_size"),
         ({"section_keys": 256}, "excludes split_size and section_keys"),
     ],

@@ -15,7 +15,7 @@ from warploom.codegen.attention.templates import template_of
 from warploom.codegen.compilers.arch import Arch, arch_named
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.kinds import KernelSpec
-from warploom.codegen.source import KernelSource, TileConfig
+from warploom.codegen.source import KernelSource, TileChoice
 from warploom.runtime.devices import loaded
 from warploom.runtime.launching.kernels import Kernel
 from warploom.scheduler.layout import c_structs
@@ -89,14 +89,15 @@ class Emulator:
         self._built: dict[str, Any] = {}
         self.order = 0
 
-    def get(self, kernels: Any, tile: TileConfig) -> Kernel:
+    def get(self, kernels: Any, choice: TileChoice) -> Kernel:
         """Stands in for `Kernels.get`."""
         arch = arch_named("sm_90a")
-        spec = kernels.spec_of(tile)
+        spec, tile = kernels.spec_of(choice), choice.tile
         of = template_of(tile).kernel(spec, tile)
-        made = self._load(of, of.render("cuda", c_structs(spec.kv_format.composed)), arch)
+        structs = c_structs(spec.kv_format.composed, bool(tile.of_roles))
+        made = self._load(of, of.render("cuda", structs), arch)
         before = None
-        if tile.pretransformed_keys:
+        if choice.pretransformed_keys:
             before = self._load(kernels.pretransform, kernels.pretransform_source, arch)
         return Kernel(made.source, made.artifact, CTAS, made.bind, tile, before)
 

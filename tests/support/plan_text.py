@@ -41,7 +41,7 @@ def build(problem: Problem) -> WorkList:
 
     1. Cut the fused rows of every segment in tiles and ask the mask for each tile's keys.
     2. With a fixed split size, cut the keys at its multiples.
-    3. Deal the items, section by section, the longest first, each to the CTA with the least load.
+    3. Assign the items, section by section, the longest first, each to the CTA with the least load.
     4. Without a fixed size: cut what lies above the mean load off each CTA's last item and give it
        to CTAs below.
     """
@@ -74,6 +74,8 @@ def cost_of(problem: Problem, item: Item) -> int:
 
 def query_tiles(problem: Problem) -> Iterator[Item]:
     for index, segment in enumerate(problem.segments):
+        if problem.only is not None and index not in problem.only:
+            continue
         fused = int(segment["num_q"]) * problem.group_size
         for head in range(problem.num_kv_heads):
             for row in range(0, fused, problem.rows):

@@ -27,15 +27,29 @@ def build(problem: Problem) -> WorkList:
        tile otherwise. Of these four, take the one whose longest part is the shortest.
     4. Cut where marks lie within items. All lines are cut at the same places.
     """
+    work, merges = partition(problem, problem.active_ctas)
+    idle: list[Line] = [[] for _ in range(problem.num_ctas - len(work))]
+    return work_list(problem, work + idle, merges)
+
+
+def partition(problem: Problem, ctas: int) -> tuple[list[Line], list[tuple[int, int]]]:
+    """Items of each of so many CTAs, and merges."""
     heads = [
         [i for i in query_tiles(problem) if i.kv_head == h] for h in range(problem.num_kv_heads)
     ]
-    lines = [_ordered(items) for items in heads]
-    columns, left = divmod(problem.active_ctas, len(lines))
-    if left * IDLE > problem.active_ctas or not columns:
-        lines, columns = [[item for line in lines for item in line]], problem.active_ctas
+    lines = [ordered(items) for items in heads]
+    columns, left = divmod(ctas, len(lines))
+    if left * IDLE > ctas or not columns:
+        lines, columns = [[item for line in lines for item in line]], ctas
     marks = _best(problem, lines[0], columns)
-    work: list[list[Item]] = [[] for _ in range(problem.num_ctas)]
+    return cut(problem, lines, marks, ctas)
+
+
+def cut(
+    problem: Problem, lines: list[Line], marks: list[Boundary], ctas: int
+) -> tuple[list[Line], list[tuple[int, int]]]:
+    """Items of each part between two marks, cut where marks lie within them, and merges."""
+    work: list[Line] = [[] for _ in range(ctas)]
     merges: list[tuple[int, int]] = []
     for number, line in enumerate(lines):
         for index, item in enumerate(line):
@@ -49,10 +63,10 @@ def build(problem: Problem) -> WorkList:
                 work[column * len(lines) + number].append(piece)
             if cuts:
                 merges.append((slot, len(cuts) + 1))
-    return work_list(problem, work, merges)
+    return work, merges
 
 
-def _ordered(items: Line) -> Line:
+def ordered(items: Line) -> Line:
     by_row = sorted(items, key=lambda item: (item.segment, -item.row_begin))
     if len({item.segment for item in items}) < len(items):
         return by_row
@@ -61,7 +75,7 @@ def _ordered(items: Line) -> Line:
 
 
 def _best(problem: Problem, line: Line, columns: int) -> list[Boundary]:
-    total, count, model = _length(problem, line), len(line), problem.cost_model
+    total, count, model = length(problem, line), len(line), problem.cost_model
     if not line:
         return [(0, 0)] * 2
     columns = max(1, min(columns, total // model.least_part))
@@ -76,11 +90,17 @@ def _best(problem: Problem, line: Line, columns: int) -> list[Boundary]:
 
 def _mark(problem: Problem, line: Line, number: int, columns: int, cut: bool) -> Boundary:
     """One even boundary after it has moved."""
-    model, total = problem.cost_model, _length(problem, line)
-    index, into = _find(problem, line, number * total // columns)
+    total = length(problem, line)
+    return mark_at(problem, line, number * total // columns, total // (columns * SNAP), cut)
+
+
+def mark_at(problem: Problem, line: Line, at: int, snap: int, cut: bool = True) -> Boundary:
+    """A boundary at this place after it has moved."""
+    model = problem.cost_model
+    index, into = _find(problem, line, at)
     item, cost = line[index], cost_of(problem, line[index])
     nearest = index if 2 * into < cost else index + 1, 0
-    is_near = min(into, cost - into) <= total // (columns * SNAP)
+    is_near = min(into, cost - into) <= snap
     if not cut or is_near or item.visible < 2 * model.grain:
         return nearest
     done = (2 * max(into - model.fixed, 0) + model.per_tile) // (2 * model.per_tile)
@@ -118,5 +138,5 @@ def _longest(problem: Problem, line: Line, marks: list[Boundary]) -> int:
     return max(loads)
 
 
-def _length(problem: Problem, line: Line) -> int:
+def length(problem: Problem, line: Line) -> int:
     return sum(cost_of(problem, item) for item in line)

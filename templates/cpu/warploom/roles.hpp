@@ -7,7 +7,9 @@ namespace warploom {
 
 // The kernels of all roles, in the order of the plan's; what they have in common is the first's.
 template <class First, class... Others>
-struct Roles : First {};
+struct Roles : First {
+  static constexpr int kRoles = 1 + static_cast<int>(sizeof...(Others));
+};
 
 // A thread mostly keeps to one role, and never touches the memory of others then.
 template <class... Ks>
@@ -26,5 +28,13 @@ struct Worker<Roles<Ks...>> : Worker<Ks>... {
     ((role++ == own ? Worker<Ks>::run(p, index) : void()), ...);
   }
 };
+
+// Each list is a unit of work like any other: those of each role, and those that a GPU's CTAs
+// claim. A limit of CTAs is one of threads.
+template <class K>
+int run_roles(const typename K::Params& p, int num_ctas, int num_threads) noexcept {
+  const int active = load_record<typename K::PlanHeader>(p.header, 0).num_active;
+  return run_kernel<K>(p, (K::kRoles + 1) * num_ctas, min_int(num_threads, active));
+}
 
 }  // namespace warploom

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include <warploom/attention.hpp>
+#include <warploom/stamp.hpp>
 
 #if defined(__linux__)
 #include <pthread.h>
@@ -130,10 +131,11 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
   auto work = [&]() noexcept {
     Worker<K>* worker = new (std::nothrow) Worker<K>;
     if (worker == nullptr) return;
-    working.fetch_add(1);
+    const int number = working.fetch_add(1);
     const typename Shape<K>::Registers registers{};
     int cta = -1;
     for (int i = queue.take(cta); i >= 0; i = queue.take(cta)) {
+      const Stamp<K> stamp(p, i, cta, number);
       worker->run(p, i);
       done.fetch_add(1);
     }

@@ -60,6 +60,8 @@ struct Arena {
   static constexpr bool kMaskHidesRest = false;
   // Keys come one tile after another: as many loads as possible hide how long each takes.
   static constexpr bool kBranchesAtLoads = false;
+  // Keys may be those of other requests, too.
+  static constexpr bool kReadsOnce = false;
   static constexpr int kFactsAt = round_up(C::kRows * int(sizeof(Row<K>)), 16);  // behind rows
   static constexpr int kItemBytes = kFactsAt + sizeof(ItemFacts<K>);
   static constexpr int kBytes = At::kBytes;
@@ -79,6 +81,8 @@ struct Arena {
   char* base;  // aligned to 1024 bytes, as swizzled tiles need
   int index;   // of the item
 
+  // Waits for all threads of the tile: those that compute, and the prefetch warp.
+  WL_FN static void sync_all() { __syncthreads(); }
   // Waits for all threads that compute.
   WL_FN static void sync() {
     if constexpr (S::kSplitKeys) {

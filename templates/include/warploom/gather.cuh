@@ -38,8 +38,8 @@ struct RowCopy {
   }
 
   // Copies this thread's part of its row in a round, or makes it zeros; `from` points to its
-  // column.
-  template <class Element>
+  // column. `kOnce` as in copy_vector.
+  template <bool kOnce = false, class Element>
   WL_FN static void copy_row(const Element* from, bool row_exists, Element* to, unsigned thread,
                              int round) {
     if (kRounds * kRoundRows > kRows && round * kRoundRows + first_row(thread) >= kRows) return;
@@ -52,19 +52,19 @@ struct RowCopy {
     for (int panel = 0; panel < kDim / kBlock; ++panel) {
       const int lane = panel * kBlock;
       const bool exists = row_exists && (kHeadDim == kDim || lane + column(thread) < kHeadDim);
-      copy_vector(from + lane, row_to + panel * (kRows * kBlock), exists);
+      copy_vector<kOnce>(from + lane, row_to + panel * (kRows * kBlock), exists);
     }
   }
 
   // Copies a tile. rows.offset(round) is where this thread's row of the round begins, relative to
   // `from`, which points to this thread's column; rows.exists(round, offset) says whether there is
   // such a row.
-  template <class Element, class Rows>
+  template <bool kOnce = false, class Element, class Rows>
   WL_FN static void copy(const Element* from, const Rows& rows, Element* to, unsigned thread) {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const long long offset = rows.offset(round);
-      copy_row(from + offset, rows.exists(round, offset), to, thread, round);
+      copy_row<kOnce>(from + offset, rows.exists(round, offset), to, thread, round);
     }
   }
 };

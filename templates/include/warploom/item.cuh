@@ -29,10 +29,10 @@ WL_FN Opening<K> load_opening(const typename K::Params& p, int index) {
   const auto work = load_record<typename K::WorkItem>(p.items, index);
   return {work, load_record<typename K::Segment>(p.segments, work.segment)};
 }
-// Those of the CTA's first item, which wait for nothing; not to be used if the CTA has none.
+// Those of the first item of a list, which wait for nothing; not to be used if the list has none.
 template <class K>
-WL_FN Opening<K> load_first_opening(const typename K::Params& p) {
-  return load_record<Opening<K>>(p.openings, blockIdx.x);
+WL_FN Opening<K> load_first_opening(const typename K::Params& p, unsigned list) {
+  return load_record<Opening<K>>(p.openings, list);
 }
 
 // The item that a CTA works on. Its facts lie in shared memory: accumulators need the registers.

@@ -153,7 +153,7 @@ WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
     MergedRow<K::Variant::kSoftmax, kNumbers> merged{softmax_factor<K>(item.p)};
 #pragma unroll 4
     for (int i = 0; i < num_slots; ++i) {
-      const long long slot_row = static_cast<long long>(first_slot + i) * C::kRows + row;
+      const long long slot_row = static_cast<long long>(first_slot + i) * kSlotRows<C> + row;
       const SoftmaxState states[] = {load_state(item, slot_row, true)};
       alignas(16) float part[1][kNumbers];
       load_panels(item, slot_row, true, part[0]);

@@ -17,6 +17,7 @@ class KeyPipeline {
   using C = typename K::Config;
   using Element = typename C::Element;
   using Unit = half_t;
+  static constexpr bool kOnce = K::template Arena<K>::kReadsOnce;
 
  public:
   // Items follow each other up to `end`; `index` is that of the first.
@@ -156,7 +157,7 @@ class KeyPipeline {
     const int row = Copy::first_row(thread());
     const AffineRows<Copy> rows{tokens.token_stride, ahead().facts().places.end - begin, row};
     const Unit* from = tokens.first + Copy::column(thread());
-    Copy::copy(from + (begin + row) * tokens.token_stride, rows, to, thread());
+    Copy::template copy<kOnce>(from + (begin + row) * tokens.token_stride, rows, to, thread());
   }
   WL_FN void copy_listed(const longlong2* addresses, Unit* keys, Unit* values) const {
     constexpr int kRounds = KeyCopy<K>::kRounds;
@@ -171,12 +172,12 @@ class KeyPipeline {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const auto from = reinterpret_cast<const Unit*>(rows[round].x) + column;
-      KeyCopy<K>::copy_row(from, rows[round].x >= 0, keys, me, round);
+      KeyCopy<K>::template copy_row<kOnce>(from, rows[round].x >= 0, keys, me, round);
     }
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const auto from = reinterpret_cast<const Unit*>(rows[round].y) + column;
-      ValueCopy<K>::copy_row(from, rows[round].y >= 0, values, me, round);
+      ValueCopy<K>::template copy_row<kOnce>(from, rows[round].y >= 0, values, me, round);
     }
   }
 

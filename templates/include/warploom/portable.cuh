@@ -7,6 +7,7 @@
 #include <warploom/overlap.cuh>
 #include <warploom/row_merges.cuh>
 #include <warploom/single.cuh>
+#include <warploom/stamp.cuh>
 #include <warploom/stream.cuh>
 
 namespace warploom {
@@ -39,6 +40,7 @@ WL_FN void run_tall_kernel(const typename K::Params& p, char* shared_memory) {
   const Item<K> item{p, {shared_memory, 0}};
   int index = __ldg(p.cta_indptr + blockIdx.x);
   while (index < __ldg(p.cta_indptr + blockIdx.x + 1)) {
+    const Stamp<K> stamp(p, index);
     item.open(load_opening<K>(p, index), index, threadIdx.x, Sizes<K>::kThreads);
     __syncthreads();
     run_item(item);

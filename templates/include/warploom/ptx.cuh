@@ -7,12 +7,25 @@
 
 namespace warploom {
 
+// createpolicy's answer for L2::evict_first, as a number: what is read once makes room first.
+constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull;
+
 // cp.async of 16 bytes past L1, or of zeros: the source is then not read. CuTe's ZFILL atom says so
 // by a size of 0 bytes, for which ptxas emits pointer arithmetic with every copy; a predicate costs
-// nothing.
-template <class Element>
+// nothing. `kOnce`: what is read will hardly be read again, and should not drive out what will.
+template <bool kOnce = false, class Element>
 WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
   // A sign, because what tells absent rows from others is one.
+  if constexpr (kOnce) {
+    asm volatile(
+        "{\n"
+        "  .reg .pred ignore;\n"
+        "  setp.lt.s32 ignore, %2, 0;\n"
+        "  cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, ignore, %3;\n"
+        "}\n" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+        "l"(from), "r"(exists ? 0 : -1), "l"(kEvictFirst));
+    return;
+  }
   asm volatile(
       "{\n"
       "  .reg .pred ignore;\n"
@@ -45,6 +58,20 @@ WL_FN unsigned cta_thread() {
   unsigned thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
+}
+
+// Of all multiprocessors; it moves on every 32 ns on some GPUs, every microsecond on others.
+WL_FN long long global_nanoseconds() {
+  long long time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
+  return time;
+}
+
+// The multiprocessor that runs this CTA.
+WL_FN unsigned sm_number() {
+  unsigned number;
+  asm("mov.u32 %0, %%smid;" : "=r"(number));
+  return number;
 }
 
 // Waits for kThreads threads of the CTA, always the same ones.

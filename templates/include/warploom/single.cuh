@@ -11,6 +11,7 @@
 #include <warploom/merge.cuh>
 #include <warploom/row_softmax.cuh>
 #include <warploom/single_arena.cuh>
+#include <warploom/stamp.cuh>
 #include <warploom/tile_transform.cuh>
 #include <warploom/vector.cuh>
 #include <warploom/warp_rows.cuh>
@@ -288,8 +289,9 @@ class SingleRow {
 template <class K>
 WL_FN void run_single_kernel(const typename K::Params& p, char* shared_memory) {
   const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
-  auto opening = load_first_opening<K>(p);
+  auto opening = load_first_opening<K>(p, blockIdx.x);
   for (int i = first; i < end; ++i) {
+    const Stamp<K> stamp(p, i);
     const Item<K> item{p, {shared_memory, i}};
     item.open(opening, i, threadIdx.x, Sizes<K>::kThreads);
     __syncthreads();  // and the slabs of the item before are read

@@ -9,6 +9,7 @@
 #include <warploom/attend.cuh>
 #include <warploom/merge.cuh>
 #include <warploom/row_merges.cuh>
+#include <warploom/stamp.cuh>
 
 namespace warploom {
 
@@ -39,25 +40,26 @@ class PrefetchWarp {
         __syncwarp();
         transform_queries<kWarpSize>(item, item.arena.queries(), lane);
       }
-      __syncthreads();
+      K::template Arena<K>::sync_all();
     }
   }
 };
 
-// All items of a CTA, by all its threads.
+// All items of a list, by all threads of the tile.
 template <class K>
 WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const Opening<K>& opening,
                         int first, int end) {
   const Item<K> opened = item_of<K>(p, shared_memory, first);
   opened.open(opening, first, threadIdx.x, Sizes<K>::kThreads + kWarpSize);
-  __syncthreads();
+  K::template Arena<K>::sync_all();
   if (threadIdx.x >= Sizes<K>::kThreads) return PrefetchWarp<K>::run(p, shared_memory, first, end);
   KeyPipeline<K> pipeline(opened, first, end);
   pipeline.look_up();
   sync_group<K>();
   pipeline.start();
   for (int i = first; i < end; ++i) {
-    __syncthreads();  // what the prefetch warp made ready; and the slabs are read
+    K::template Arena<K>::sync_all();  // what the prefetch warp made ready; and slabs are read
+    const Stamp<K> stamp(p, i);
     const Item<K> item = item_of<K>(p, shared_memory, i);
     typename WarpMma<K>::Output output = {};
     Softmax<K> softmax(softmax_factor<K>(p));
@@ -70,10 +72,15 @@ WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const 
 }
 
 template <class K>
-WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
-  const int first = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
-  const auto opening = load_first_opening<K>(p);
+WL_FN void stream_list(const typename K::Params& p, char* shared_memory, unsigned list) {
+  const int first = __ldg(p.cta_indptr + list), end = __ldg(p.cta_indptr + list + 1);
+  const auto opening = load_first_opening<K>(p, list);
   if (first < end) stream_items<K>(p, shared_memory, opening, first, end);
+}
+
+template <class K>
+WL_FN void run_stream_kernel(const typename K::Params& p, char* shared_memory) {
+  stream_list<K>(p, shared_memory, blockIdx.x);
   if constexpr (K::Config::kComposed) {
     if (threadIdx.x < Sizes<K>::kThreads) merge_composed_rows(item_of<K>(p, shared_memory, 0));
   }

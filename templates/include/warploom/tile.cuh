@@ -34,6 +34,19 @@ struct RowOf<true> {
 template <class K>
 using Row = typename RowOf<K::Config::kComposed>::Type;
 
+// Rows that a slot of partial results has room for: those of its tile, or, where tiles of several
+// roles share the slots, of the largest.
+template <class Config, class = void>
+struct SlotRows {
+  static constexpr int kRows = Config::kRows;
+};
+template <class Config>
+struct SlotRows<Config, decltype(void(Config::kSlotRows))> {
+  static constexpr int kRows = Config::kSlotRows;
+};
+template <class Config>
+constexpr int kSlotRows = SlotRows<Config>::kRows;
+
 // How the warps of a CTA share a tile. 64 and 128 rows: each warp has its own rows and sees all
 // keys. 16 rows (decoding), or 1: all warps have the same rows and each its own keys, so that no
 // warp waits for another before the end of the work item.

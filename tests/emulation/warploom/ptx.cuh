@@ -1,13 +1,15 @@
 // Stands in for the device's header of that name. Copies are made at once.
 #pragma once
 
+#include <chrono>
+
 #include <cute/arch/copy_sm80.hpp>
 
 #include <warploom/variant.cuh>
 
 namespace warploom {
 
-template <class Element>
+template <bool kOnce = false, class Element>
 void copy_vector(const Element* from, Element* to, bool exists) {
   static const uint4 zeros{};
   std::memcpy(to, exists ? static_cast<const void*>(from) : &zeros, sizeof(zeros));
@@ -21,6 +23,13 @@ unsigned pack(Element, float low, float high) {
 }
 
 inline unsigned cta_thread() { return threadIdx.x; }
+
+inline long long global_nanoseconds() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+inline unsigned sm_number() { return blockIdx.x / 2; }  // two CTAs fit
 
 template <int kThreads>
 void sync_some() {

@@ -39,10 +39,7 @@ struct Batch {
     if (!is_paged()) return count;
     return count > 0 ? wide(count - 1) * p.page_size + p.last_page_len[r] : 0;
   }
-  WL_FN int tiles(int r) const {  // of a request that is good
-    const int fused = q_len(r) * p.group_size;
-    return fused > 0 ? quotient(fused - 1, p.rows) + 1 : 0;
-  }
+  WL_FN int fused_rows(int r) const { return q_len(r) * p.group_size; }  // of one that is good
 
   // What is wrong with a batch of no requests: only where its lists begin can be.
   WL_FN PlanStatus check_empty() const {

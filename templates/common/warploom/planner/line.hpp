@@ -4,12 +4,15 @@
 
 namespace warploom {
 
-template <class K, class Team>
-class Line {
-  using Params = typename K::Params;
+// Parts of a line that CTAs have for their own, and those that any CTA claims.
+struct SharedParts {
+  int own, shared;
+};
 
+template <class Shape, class Team>
+class Line {
  public:
-  WL_FN Line(const Params& p, Team& team, Scratch& scratch, int tiles)
+  WL_FN Line(const Shape& p, Team& team, Scratch& scratch, int tiles)
       : p_(p), team_(team), s_(scratch), tiles_(tiles) {}
 
   WL_FN int items() const { return tiles_ * p_.heads_per_line; }
@@ -35,8 +38,30 @@ class Line {
       begin += cost_of(s_.visible[s_.order[t]]);
     });
     head_length_ = total;
-    length_ = total * p_.heads_per_line;
+    take_heads();
     team_.sync();
+  }
+
+  WL_FN wide length() const { return length_; }
+  // What follows from how many heads lie on it.
+  WL_FN void take_heads() { length_ = head_length_ * p_.heads_per_line; }
+
+  // Leaves the boundaries of equal parts for so many CTAs in `best()`, and behind them those of
+  // shared ones. No part is too short, and `p.columns` must have been room for all.
+  WL_FN SharedParts share(int ctas, int active, int one_of) {
+    const wide least = 2 * p_.per_tile * p_.grain;
+    const int shared = active > 1 ? int(min(wide(ctas), length_ / one_of / least)) : 0;
+    const wide rest = shared > 0 ? length_ / one_of : 0, most = length_ - rest;
+    const int own = max(1, int(min(wide(ctas), most / least)));
+    const wide snap = most / (wide(own) * p_.snap);
+    int near = -1;
+    team_.each(team_.range(own + shared + 1), [&](int i) {
+      const wide at = i < own ? i * most / own : most + (i - own) * rest / max(shared, 1);
+      s_.marks[i] = i < own + shared ? boundary(at, snap, near) : Mark{items(), 0};
+    });
+    best_ = s_.marks;
+    team_.sync();
+    return {own, shared};
   }
 
   // Leaves the boundaries with the least longest CTA in `best()`.
@@ -87,12 +112,11 @@ class Line {
         snap = option >= 2 ? length_ / (wide(columns) * p_.snap) : length_;
         near = -1;
       }
-      s_.marks[at] = i < columns ? boundary(i, columns, snap, near) : Mark{items(), 0};
+      s_.marks[at] = i < columns ? boundary(i * length_ / columns, snap, near) : Mark{items(), 0};
     });
   }
 
-  WL_FN Mark boundary(int i, int columns, wide snap, int& near) const {
-    const wide at = i * length_ / columns;
+  WL_FN Mark boundary(wide at, wide snap, int& near) const {
     const int head = p_.heads_per_line == 1 ? 0 : int(at / head_length_);
     const wide rest = at - head * head_length_;
     if (near < 0 || rest < s_.begin[near]) {
@@ -126,7 +150,7 @@ class Line {
            (int(is_cut) + ends_cut - is_same) * p_.partial;
   }
 
-  const Params& p_;
+  const Shape& p_;
   Team& team_;
   Scratch& s_;
   int tiles_, columns_ = 0, fitting_ = 0;

@@ -26,9 +26,10 @@ struct Scratch {
   int* order;        // [tiles] tile at each place of a line
   int* first_tile;   // [segments + 1]
   int* cut_key;      // [columns + 1] key at which a boundary cuts its item
+  char* end;         // where another may begin
 
-  template <class Params>
-  WL_FN Scratch(const Params& p, char* memory) {
+  template <class Shape>
+  WL_FN Scratch(const Shape& p, char* memory) {
     const auto take = [&memory](auto& array, long long count) {
       array = reinterpret_cast<decltype(+array)>(memory);
       memory += count * sizeof(*array);
@@ -43,12 +44,13 @@ struct Scratch {
     take(order, p.max_tiles);
     take(first_tile, p.max_requests + 1);
     take(cut_key, p.columns + 1);
+    end = memory + (reinterpret_cast<unsigned long long>(memory) & 4);
   }
 };
 
 // The head of an item among those of its line; most lines have one, and dividing is slow.
-template <class Params>
-WL_FN int head_of(const Params& p, int tiles, int item) {
+template <class Shape>
+WL_FN int head_of(const Shape& p, int tiles, int item) {
   return p.heads_per_line == 1 ? 0 : item / tiles;
 }
 

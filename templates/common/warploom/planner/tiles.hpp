@@ -14,11 +14,10 @@ class MaskOracle {
   using Variant = typename K::Variant;
 
  public:
-  // A tile of a request with so many query rows and keys.
-  WL_FN MaskOracle(const Params& p, const QueryTile& tile, int q_len, int kv_len)
-      : p_(p),
-        kv_len_(kv_len),
-        info_{tile.segment, 0, q_len, kv_len, p.num_q_heads, p.num_kv_heads} {
+  // A tile of a request with so many query rows and keys, which are cut into tiles of `keys`.
+  WL_FN MaskOracle(const Params& p, int keys, const QueryTile& tile, int q_len, int kv_len)
+      : p_(p), keys_(keys), kv_len_(kv_len), info_{tile.segment,  0, q_len, kv_len, p.num_q_heads,
+                                                   p.num_kv_heads} {
     const int first = kv_len - q_len;
     q_pos_ = {first + quotient(tile.row_begin, p.group_size),
               first + quotient(tile.row_end - 1, p.group_size) + 1};
@@ -36,7 +35,7 @@ class MaskOracle {
       }
     }
     const int begin = max(found.begin, 0), end = min(found.end, kv_len_);
-    return begin < end ? Range{quotient(begin, p_.keys) * p_.keys, end} : Range{0, 0};
+    return begin < end ? Range{quotient(begin, keys_) * keys_, end} : Range{0, 0};
   }
 
   // Key tiles in a range of whole ones that the kernel will not skip. The first tile and the last
@@ -44,12 +43,12 @@ class MaskOracle {
   // and some are not: a range's class holds for its parts.
   WL_FN int visible(Range range) {
     if (range.begin >= range.end) return 0;
-    const int first = quotient(range.begin, p_.keys), last = (range.end - 1) / p_.keys + 1;
+    const int first = quotient(range.begin, keys_), last = (range.end - 1) / keys_ + 1;
     if constexpr (!Variant::kHasLogitsMask) return last - first;
     int count = 0;
     for (int low = first, size = 1; low < last;) {
       size = min(size, max(last - 1 - low, 1));
-      const TileClass found = classify({low * p_.keys, min((low + size) * p_.keys, range.end)});
+      const TileClass found = classify({low * keys_, min((low + size) * keys_, range.end)});
       if (found == TileClass::kPartial && size > 1) {
         size /= 2;
         continue;
@@ -63,13 +62,13 @@ class MaskOracle {
 
   // The first place, of whole key tiles, with so many visible tiles between it and range.begin.
   WL_FN int key_after(Range range, int total, int wanted) {
-    const int span = (range.end - range.begin - 1) / p_.keys + 1;
-    if (total == span) return range.begin + wanted * p_.keys;
+    const int span = (range.end - range.begin - 1) / keys_ + 1;
+    if (total == span) return range.begin + wanted * keys_;
     int low = 0, high = span, before = 0;  // key tiles; fewer than wanted lie before low
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      const int begin = range.begin + low * p_.keys;
-      const int count = before + visible({begin, min(range.begin + middle * p_.keys, range.end)});
+      const int begin = range.begin + low * keys_;
+      const int count = before + visible({begin, min(range.begin + middle * keys_, range.end)});
       if (count >= wanted) {
         high = middle;
       } else {
@@ -77,7 +76,7 @@ class MaskOracle {
         before = count;
       }
     }
-    return range.begin + high * p_.keys;
+    return range.begin + high * keys_;
   }
 
  private:
@@ -102,7 +101,7 @@ class MaskOracle {
   }
 
   const Params& p_;
-  int kv_len_;
+  int keys_, kv_len_;
   TileInfo info_;
   Range q_pos_;
 };

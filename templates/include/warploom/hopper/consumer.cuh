@@ -7,10 +7,12 @@
 
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/hook_lanes.cuh>
+#include <warploom/hopper/lists.cuh>
 #include <warploom/hopper/mma.cuh>
 #include <warploom/hopper/output.cuh>
 #include <warploom/merge.cuh>
 #include <warploom/row_merges.cuh>
+#include <warploom/stamp.cuh>
 
 namespace warploom::hopper {
 
@@ -45,8 +47,9 @@ class Consumer {
   }
 
   WL_FN void run(const typename K::Params& p) {
-    int left = __ldg(p.cta_indptr + blockIdx.x + 1) - __ldg(p.cta_indptr + blockIdx.x);
-    for (; left > 0; --left) run_item(p);
+    for_each_list<K>(p, shared_, [&](const List& list) {
+      for (int left = list.end - list.begin; left > 0; --left) run_item(p);
+    });
     if constexpr (C::kComposed) merge_composed_rows(Item<K>{p, shared_});
   }
 
@@ -55,6 +58,7 @@ class Consumer {
     barrier_wait(&barriers_.item_full[item_ring_.stage], item_ring_.phase);
     shared_.item_stage = item_ring_.stage;
     const Item<K> item{p, shared_};
+    const Stamp<K> stamp(p, item.facts().index);
     const ThreadRows<K> rows(item);
     barrier_wait(&barriers_.q_full[query_ring_.stage], query_ring_.phase);
     take_queries(item);

@@ -2,18 +2,22 @@
 // open.
 #pragma once
 
-#include <warploom/hopper/shared.cuh>
+#include <warploom/hopper/lists.cuh>
 
 namespace warploom::hopper {
 
-// Opens one item after another; the threads of `kThreads` must be whole warps.
+// Opens the items of one list after another; the threads of `kThreads` must be whole warps.
 template <class K, int kThreads>
 class ItemOpener {
  public:
-  WL_FN ItemOpener(const typename K::Params& p, int first, int end)
-      : index_(first), end_(end), next_(load_first_opening<K>(p).item) {}
+  WL_FN void begin(const typename K::Params& p, const List& list) {
+    list_ = list;
+    index_ = list.begin;
+    is_first_ = true;
+    next_ = load_first_opening<K>(p, list.number).item;
+  }
 
-  WL_FN bool has_next() const { return index_ < end_; }
+  WL_FN bool has_next() const { return index_ < list_.end; }
   WL_FN Item<K> open_next(const typename K::Params& p, Shared<K> shared, unsigned thread) {
     auto& barriers = shared.barriers();
     // With one slot, nobody may write the next item while another thread reads this one: consumers
@@ -36,12 +40,13 @@ class ItemOpener {
  private:
   // Read when it is needed, to spare registers; the first one came with its item's cache line.
   WL_FN typename K::Segment segment(const typename K::Params& p) const {
-    if (is_first_) return load_first_opening<K>(p).segment;
+    if (is_first_) return load_first_opening<K>(p, list_.number).segment;
     return load_record<typename K::Segment>(p.segments, next_.segment);
   }
 
-  int index_, end_;
-  bool is_first_ = true;
+  List list_;
+  int index_;
+  bool is_first_;
   typename K::WorkItem next_;
   Ring<Shared<K>::kItemStages> ring_;
 };

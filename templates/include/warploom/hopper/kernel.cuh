@@ -11,18 +11,16 @@
 
 namespace warploom::hopper {
 
-template <class K>
-WL_FN void run_hopper_kernel(const typename K::Params& p) {
-  // Consumers, producer, transformer; codegen/attention/hopper_registers.py shares the registers.
+// Consumers, producer, transformer; codegen/attention/hopper_registers.py shares the registers.
+template <class K, class BeforeWork>
+WL_FN void run_groups(const typename K::Params& p, Shared<K> shared, const BeforeWork& await) {
   using C = typename K::Config;
   constexpr int kConsumers = C::kRows / 64;
   static_assert(C::kWarps == 4 * kConsumers && kConsumers + C::kTransformer <= 3,
                 "an SM has 65,536 registers");
-  extern __shared__ __align__(1024) char shared_memory[];
-  const Shared<K> shared{shared_memory};
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  await_earlier_kernels();
+  await();
   const int group = __shfl_sync(kAllLanes, int(threadIdx.x) / 128, 0);
   if (group == kConsumers) {
     if constexpr (C::kProducerRegisters > 0) set_registers_down<C::kProducerRegisters>();
@@ -34,6 +32,12 @@ WL_FN void run_hopper_kernel(const typename K::Params& p) {
     if constexpr (C::kConsumerRegisters > 0) set_registers_up<C::kConsumerRegisters>();
     Consumer<K>(shared, group).run(p);
   }
+}
+
+template <class K>
+WL_FN void run_hopper_kernel(const typename K::Params& p) {
+  extern __shared__ __align__(1024) char shared_memory[];
+  run_groups(p, Shared<K>{shared_memory}, [] { await_earlier_kernels(); });
 }
 
 }  // namespace warploom::hopper

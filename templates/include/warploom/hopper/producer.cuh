@@ -17,42 +17,49 @@ namespace warploom::hopper {
 
 // Copies keys or values of the items that others open, by one warp.
 template <bool kOfValues, class K>
-WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared, int items) {
+WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared) {
   BulkProducer<K, kOfValues> tokens;
   OpenedItems<K> opened{p, shared};
-  for (; items > 0; --items) {
-    const Item<K> item = opened.next();
-    tokens.copy(item);
-    barrier_tell(&shared.barriers().item_empty[item.arena.item_stage]);
-  }
+  for_each_list<K>(p, shared, [&](const List& list) {
+    for (int items = list.end - list.begin; items > 0; --items) {
+      const Item<K> item = opened.next();
+      tokens.copy(item);
+      barrier_tell(&shared.barriers().item_empty[item.arena.item_stage]);
+    }
+  });
 }
 
 template <class K>
 WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
   const unsigned thread = threadIdx.x % kProducerThreads;
-  const int begin = __ldg(p.cta_indptr + blockIdx.x), end = __ldg(p.cta_indptr + blockIdx.x + 1);
   if constexpr (!K::Config::kBulk) {
-    ItemOpener<K, kProducerThreads> items(p, begin, end);
+    ItemOpener<K, kProducerThreads> items;
     QueryProducer<K, kProducerThreads> queries;
     GatherProducer<K> tokens;
-    while (items.has_next()) {
-      const Item<K> item = items.open_next(p, shared, thread);
-      queries.copy(item, thread);
-      tokens.copy(item, thread);
-    }
+    for_each_list<K>(p, shared, [&](const List& list) {
+      items.begin(p, list);
+      while (items.has_next()) {
+        const Item<K> item = items.open_next(p, shared, thread);
+        queries.copy(item, thread);
+        tokens.copy(item, thread);
+      }
+    });
   } else if (thread < kWarpSize) {
-    produce_in_bulk<false>(p, shared, end - begin);
+    produce_in_bulk<false>(p, shared);
   } else if (thread < 2 * kWarpSize) {
-    produce_in_bulk<true>(p, shared, end - begin);
+    produce_in_bulk<true>(p, shared);
   } else {
-    ItemOpener<K, kBulkQueryThreads> items(p, begin, end);
+    ItemOpener<K, kBulkQueryThreads> items;
     QueryProducer<K, kBulkQueryThreads> queries;
     ColumnProducer<K> columns;
-    while (items.has_next()) {
-      const Item<K> item = items.open_next(p, shared, thread - 2 * kWarpSize);
-      queries.copy(item, thread - 2 * kWarpSize);
-      if constexpr (Shared<K>::kStagesColumns) columns.produce(item, thread - 2 * kWarpSize);
-    }
+    for_each_list<K>(p, shared, [&](const List& list) {
+      items.begin(p, list);
+      while (items.has_next()) {
+        const Item<K> item = items.open_next(p, shared, thread - 2 * kWarpSize);
+        queries.copy(item, thread - 2 * kWarpSize);
+        if constexpr (Shared<K>::kStagesColumns) columns.produce(item, thread - 2 * kWarpSize);
+      }
+    });
   }
 }
 

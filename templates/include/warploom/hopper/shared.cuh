@@ -11,6 +11,11 @@ namespace warploom::hopper {
 template <class K>
 constexpr bool kHasTransformer = K::Config::kTransformer;
 
+// Numbers that a CTA drew in a launch of two roles: its own, and those of shared lists by turns.
+struct Drawn {
+  unsigned cta, lists[2];
+};
+
 // The slab has one row for every kRowThreads consumer threads: output leaves the registers through
 // it.
 template <class K>
@@ -100,6 +105,10 @@ struct Shared {
   }
   WL_FN ItemFacts<K>& facts() const { return staged_item().facts; }
   WL_FN Row<K>& row(int r) const { return staged_item().rows[r]; }
+  // Behind what either role has there. Read anew each time: registers are for tiles.
+  WL_FN volatile Drawn& drawn() const {
+    return *reinterpret_cast<volatile Drawn*>(base + K::kDrawnAt);
+  }
   WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + At::kBarriers); }
 
   // Waits for all consumer threads.

@@ -1,0 +1,223 @@
+"""Mixed batches, a prefill chunk and decodes, beside two kernels in turn and fused ones of peers.
+
+    python benchmarks/mixed.py [--tables mixed mixed_pure] [--drawn N] [--quick] [--limit SECONDS]
+                               [--only "one plan,two in turn"] [--device cpu --tiny]
+
+bf16, heads of 128, pages of 16; figures are microseconds of one layer. Rows of ours: "one plan" is
+one wrapper that plans the whole batch and chooses roles by itself, "one tile" the same without
+roles, "two in turn" and "two streams" a wrapper for each kind of request, "... alone" each half,
+which bounds all others. Of a row with several ways (`kept` in its params) the fastest counts.
+"mixed" has twelve batches with goals, "mixed_drawn" N as a server meets them, "mixed_pure" batches
+of one kind through a wrapper that has planned a mixed one. A run that its limit ends keeps what it
+has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import mixed_goals
+import mixed_ours
+import peers_mixed
+import torch
+from batches import Shape, Truth, label, make_inputs
+from harness import (
+    QUICK,
+    Case,
+    Check,
+    Effort,
+    Implementation,
+    Report,
+    Row,
+    copies_needed,
+    placed,
+    time_one,
+)
+from mixed_batches import (
+    CHUNKS,
+    CONTEXTS,
+    DECODES,
+    KINDS,
+    Batch,
+    cases,
+    check_of,
+    drawn_batches,
+    make_mixed,
+    table_batches,
+)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tables import measured_ceiling
+
+CEILINGS = ("matmul", "copy", "read")
+TABLES = ("mixed", "mixed_drawn", "mixed_pure")
+DRAWN = 24
+
+Ways = dict[str, list[Implementation]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case and its rows.
+
+    Attributes:
+        case: name and sizes.
+        make: makes one set of inputs.
+        check: the truth for one.
+        ways: row -> contestants, of which the fastest counts.
+        told: row -> what is kept beside its figure, asked for after it was timed.
+    """
+
+    case: Case
+    make: Callable[[torch.device], Any]
+    check: Callable[[Any], Check]
+    ways: Ways
+    told: dict[str, Callable[[Any], dict[str, Any]]]
+
+
+def mixed_trial(batch: Batch, on_gpu: bool) -> Trial:
+    kind, (q_heads, kv_heads) = KINDS[batch.kind], batch.heads
+    ways = (
+        mixed_ours.ways(kind, on_gpu)
+        | peers_mixed.serial_ways(kind, q_heads // kv_heads)
+        | peers_mixed.fused_ways(kind)
+    )
+    told = {mixed_goals.ONE_PLAN: partial(mixed_ours.facts_of_plan, kind)}
+    return Trial(batch.case, partial(make_mixed, batch), check_of(batch), ways, told)
+
+
+def pure_trials(small: bool) -> Iterator[Trial]:
+    """Chunks alone and decodes alone; the wrapper has planned a small mixed batch before."""
+    scale, heads, dim = (64, (4, 2), 64) if small else (1, (32, 8), 128)
+    for context in CONTEXTS:
+        keys = context // scale
+        rows = {f"chunk {label(n)}/{label(context)}": (n // scale,) for n in CHUNKS}
+        counts = {f"{n} x {label(context)}": n // 32 if small else n for n in DECODES}
+        rows |= {name: (1,) * count for name, count in counts.items()}
+        for name, q_lens in rows.items():
+            sizes = *heads, dim, torch.bfloat16, 16
+            shape = Shape(q_lens, (keys,) * len(q_lens), *sizes)
+            yield pure_trial(name, shape, Shape((256 // scale, 1, 1), (keys,) * 3, *sizes))
+
+
+def pure_trial(name: str, shape: Shape, before: Shape) -> Trial:
+    kind = KINDS["causal"]
+
+    def after_mixed(inputs: Sequence[Any]) -> Any:
+        mixed = make_inputs(before, inputs[0].q.device)
+        return mixed_ours.run_after_mixed(kind, mixed, inputs)
+
+    one_plan = Implementation(mixed_goals.ONE_PLAN, after_mixed)
+    one_tile = Implementation(mixed_goals.ONE_TILE, partial(mixed_ours.run_pure, kind))
+    ways = {one.name: [one] for one in (one_plan, one_tile)}
+    case = Case(name, 0.0, "us", shape.bytes, shape.describe())
+    return Trial(case, partial(make_inputs, shape), Truth().check, ways, {})
+
+
+def trials_of(table: str, options: argparse.Namespace) -> list[Trial]:
+    on_gpu = options.device.type == "cuda"
+    small = options.tiny or not on_gpu
+    if table == "mixed_pure":
+        trials = list(pure_trials(small))
+        return trials[::4] if options.quick else trials
+    drawn = table == "mixed_drawn"
+    batches = cases(drawn_batches(options.drawn) if drawn else table_batches(), small)
+    if options.quick and not drawn:
+        batches = batches[::4]
+    return [mixed_trial(batch, on_gpu) for batch in batches]
+
+
+def fastest(name: str, rows: Sequence[Row]) -> Row:
+    """The row of the fastest way under one name, or the reason of the first that has no figure."""
+    best = min(rows, key=lambda row: float("inf") if row.ms is None else row.ms)
+    if len(rows) == 1:
+        return replace(best, impl=name)
+    kept = {"kept": best.impl} if best.value is not None else {}
+    return replace(best, impl=name, params={**best.params, **kept})
+
+
+def wanted_rows(ways: Ways, only: str) -> Ways:
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    return {row: found for row, found in ways.items() if not names or row in names}
+
+
+class Run:
+    """One table that is being measured, until the clock reaches `end`."""
+
+    def __init__(self, table: str, options: argparse.Namespace, end: float) -> None:
+        self.table, self.device, self.only, self.end = table, options.device, options.only, end
+        self.effort = QUICK if options.quick or options.tiny else Effort()
+        self.trials = trials_of(table, options)
+        self.report = Report(table, self.device, options.out)
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.end
+
+    def measure(self) -> None:
+        for name in CEILINGS:
+            ceiling = measured_ceiling(name, self.device, self.effort)
+            self.report.add(replace(ceiling, benchmark=self.table))
+        columns = (TextColumn("timing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   TextColumn("{task.description}"))  # fmt: skip
+        total = sum(len(wanted_rows(trial.ways, self.only)) for trial in self.trials)
+        with Progress(*columns, console=self.report.console) as bar:
+            task = bar.add_task("", total=total)
+            for trial in self.trials:
+                if self.over:
+                    bar.console.print("the limit ended the run")
+                    break
+                bar.update(task, description=trial.case.name)
+                self.time_case(trial, partial(bar.advance, task))
+                gc.collect()  # graphs and workspaces of peers, before the next batch is made
+                torch.cuda.empty_cache()
+        self.report.finish()
+        summary = mixed_goals.SUMMARIES[self.table](self.report.rows)
+        told = "\n".join(summary)
+        self.report.console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+    def time_case(self, trial: Trial, advance: Callable[[], None]) -> None:
+        torch.manual_seed(0)
+        copies = copies_needed(trial.case, self.device)
+        inputs = [trial.make(self.device) for _ in range(copies)]
+        check = trial.check(inputs[0])
+        for name, ways in wanted_rows(trial.ways, self.only).items():
+            if self.over:
+                return
+            timed = [
+                time_one(self.table, trial.case, way, inputs, check, self.effort, self.device)
+                for way in ways
+            ]
+            row = fastest(name, timed)
+            if row.value is not None and name in trial.told:
+                told = trial.told[name](inputs[0])
+                row = replace(row, params={**row.params, **told})
+            self.report.add(row)
+            if "way" in row.params:
+                self.report.console.print(f"    {row.params['way']}", highlight=False)
+            advance()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    begin = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--drawn", type=int, default=DRAWN, help="batches of mixed_drawn")
+    parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
+    parser.add_argument("--only", default="", help='comma-separated rows, e.g. "one plan"')
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds, compiling included")
+    parser.add_argument("--tiny", action="store_true", help="small batches, as a CPU always has")
+    options = placed(parser, argv)
+    for table in options.tables:
+        if table == "mixed_drawn" and options.drawn < 1:
+            continue
+        Run(table, options, begin + options.limit).measure()
+
+
+if __name__ == "__main__":
+    main()

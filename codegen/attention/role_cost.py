@@ -1,0 +1,62 @@
+"""What key tiles of two roles cost, from which CTAs are shared out: prefills compute, decodes read.
+
+First guesses for an H200, by FLOPs and bytes; other GPUs are planned for by the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.spec import AttentionSpec
+
+# One SM takes 1.8 us for 128 rows by 128 keys of 128 lanes in either product.
+_PREFILL_PS = 1_800_000
+_PREFILL_SIZE = 128 * 128 * (128 + 128)
+_BYTES = 2  # of the elements there; tensor cores take as much longer for larger ones
+_SM_BANDWIDTH = 52  # GB/s that decoding reads on one SM beside others that compute
+_BANDWIDTH = 4200  # GB/s, and on all
+# Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
+# where it asks how many threads are worth starting.
+_ROWS_OF_A_KEY = 16
+_NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
+
+
+@dataclass(frozen=True)
+class RoleCost:
+    """What two roles cost.
+
+    Attributes:
+        prefill, decode: picoseconds that one SM takes for a key tile of each; on a CPU they are
+            known in proportion alone.
+        saturating: SMs that decode as fast as memory lets all.
+    """
+
+    prefill: int
+    decode: int
+    saturating: int
+
+
+def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
+    """Prices on a GPU.
+
+    Args:
+        spec: lanes and types.
+        tile: with that of the decodes.
+    """
+    assert tile.decode is not None  # it has two roles
+    lanes = spec.head_dim_qk + spec.head_dim_v
+    size = tile.rows * tile.keys * lanes * max(spec.dtype.bytes, _BYTES) // _BYTES
+    read = tile.decode.keys * lanes * spec.stored_dtype.bytes
+    return RoleCost(
+        prefill=-(-size * _PREFILL_PS // _PREFILL_SIZE),
+        decode=-(-read * 1000 // _SM_BANDWIDTH),
+        saturating=-(-_BANDWIDTH // _SM_BANDWIDTH),
+    )
+
+
+def role_cost_on_cpu(tile: TileConfig) -> RoleCost:
+    """Prices on a CPU: a key costs a tile its rows, and some more for being read."""
+    assert tile.decode is not None  # it has two roles
+    prefill, decode = (own.keys * (own.rows + _ROWS_OF_A_KEY) for own in (tile, tile.decode))
+    return RoleCost(prefill, decode, _NEVER)

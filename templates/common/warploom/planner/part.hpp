@@ -1,0 +1,297 @@
+// A part of a plan: the items of one tile, for the CTAs or lists that its shape names. Works out
+// where lines are cut, then writes items and their merges. A plan of one role has one part.
+#pragma once
+
+#include <warploom/opening.hpp>
+#include <warploom/planner/batch.hpp>
+#include <warploom/planner/scratch.hpp>
+#include <warploom/planner/shape.hpp>
+#include <warploom/planner/tiles.hpp>
+
+#include <warploom/planner/line.hpp>
+
+namespace warploom {
+
+// Of a part.
+struct PartTotals {
+  int items, merges, slots;
+};
+
+template <class K, class Team, class Shape>
+class Part {
+  using Params = typename K::Params;
+  using Segment = typename K::Segment;
+  using WorkItem = typename K::WorkItem;
+  using Merge = typename K::Merge;
+
+ public:
+  WL_FN Part(const Params& p, const Shape& shape, Team& team, char* memory)
+      : p_(p), z_(shape), team_(team), s_(shape, memory), batch_{p} {}
+
+  // Counts query tiles; of a batch with something wrong in it, if that is not known yet, nothing.
+  template <bool kChecks>
+  WL_FN PlanStatus count_tiles() {
+    const Range mine = team_.range(p_.num_requests);
+    int wrong = 0, tiles = 0;
+    bool several = false;
+    if (kChecks && p_.num_requests == 0) wrong = int(batch_.check_empty());
+    team_.each(mine, [&](int r) {
+      if (kChecks && wrong == 0) wrong = int(batch_.check(r));
+      const int own = wrong == 0 ? tiles_of(z_, batch_.fused_rows(r)) : 0;
+      tiles += own;
+      several |= own > 1;
+    });
+    if (team_.any(wrong != 0)) return worst(wrong);
+    has_several_ = team_.any(several);
+    wide total = 0;
+    int first = int(team_.before(tiles, total));
+    team_.each(mine, [&](int r) {
+      s_.first_tile[r] = first;
+      first += tiles_of(z_, batch_.fused_rows(r));
+    });
+    tiles_ = int(total);
+    if (team_.is_first()) s_.first_tile[p_.num_requests] = tiles_;
+    team_.sync();
+    return PlanStatus::kGood;
+  }
+
+  WL_FN int tiles() const { return tiles_; }
+  WL_FN char* scratch_end() const { return s_.end; }
+
+  // Asks the mask, and lays the tiles on the line.
+  WL_FN Line<Shape, Team> lay() {
+    ask_mask();
+    Line<Shape, Team> line(z_, team_, s_, tiles_);
+    line.lay(has_several_);
+    return line;
+  }
+
+  // Takes boundaries that have been found.
+  WL_FN void cut(const Line<Shape, Team>& line) {
+    items_ = line.items();
+    marks_ = line.best();
+    count_cuts();
+  }
+
+  WL_FN PartTotals totals() const {
+    return {z_.lines * (items_ + total_.cuts), z_.lines * total_.opens,
+            z_.lines * (total_.cuts + total_.opens)};
+  }
+  // Items before column i, of lines that have no others.
+  WL_FN int items_before(int i) const { return marks_[i].item + s_.counts[i].cuts; }
+
+  // Writes where the lists of all columns begin.
+  WL_FN void write_indptr() const {
+    team_.each(team_.range(z_.columns), [&](int i) {
+      const Column here = column(i);
+      team_.each({0, z_.lines}, [&](int line) {
+        p_.cta_indptr[list_of(z_, i * z_.lines + line)] = here.begin + line * here.items;
+      });
+    });
+  }
+
+  // A device writes pieces and whole items side by side, by different warps.
+  WL_FN void write_items() {
+    team_.each_line(z_.columns, z_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
+    if constexpr (Team::kIsHost) {
+      team_.each({0, z_.columns}, [&](int i) { write_column(i); });
+    } else {
+      write_side_by_side();
+    }
+  }
+
+ private:
+  WL_FN PlanStatus worst(int wrong) const {
+    int found = int(PlanStatus::kMaxBlocks);
+    while (!team_.any(wrong == found)) --found;
+    return PlanStatus(found);
+  }
+
+  WL_FN QueryTile tile(int t, int segment) const {
+    const int row = (s_.first_tile[segment + 1] - 1 - t) * z_.rows;  // the last rows come first
+    return {segment, row, min(row + z_.rows, batch_.fused_rows(segment))};
+  }
+  WL_FN MaskOracle<K> mask_of(int t) const {
+    const int segment = s_.segment[t];
+    return {p_, z_.keys, tile(t, segment), batch_.q_len(segment), int(batch_.kv_len(segment))};
+  }
+
+  WL_FN void ask_mask() {
+    const bool is_one_each = !has_several_ && tiles_ == p_.num_requests;
+    const auto first_tile = [this](int r) { return s_.first_tile[r]; };
+    int segment = -1;
+    team_.each(team_.range(tiles_), [&](int t) {
+      if (segment < 0) segment = is_one_each ? t : last_not_above(p_.num_requests, t, first_tile);
+      while (s_.first_tile[segment + 1] <= t) ++segment;
+      s_.segment[t] = segment;
+      MaskOracle<K> mask = mask_of(t);
+      const Range keys = mask.bounds();
+      const int visible = mask.visible(keys);
+      s_.keys[t] = visible > 0 ? keys : Range{0, 0};
+      s_.visible[t] = visible;
+    });
+    team_.sync();
+  }
+
+  // Numbers the cuts along the line, and finds the key of each.
+  WL_FN void count_cuts() {
+    const Range mine = team_.range(z_.columns + 1);
+    wide found = 0, total = 0;
+    team_.each(mine, [&](int i) { found += cut_at(i); });
+    wide before = team_.before(found, total);
+    team_.each(mine, [&](int i) {
+      before += cut_at(i);
+      s_.counts[i] = {int(before), int(before >> 32)};
+      if (marks_[i].visible > 0) {
+        const int t = tile_at(marks_[i].item);
+        s_.cut_key[i] = mask_of(t).key_after(s_.keys[t], s_.visible[t], marks_[i].visible);
+      }
+    });
+    total_ = {int(total), int(total >> 32)};
+    team_.sync();
+  }
+
+  // 1 for a boundary that cuts an item where none before it does, and 2^32 if none before it cuts
+  // that item at all.
+  WL_FN wide cut_at(int i) const {
+    const Mark mark = marks_[i];
+    if (mark.visible == 0) return 0;
+    const Mark before = marks_[i - 1];  // boundary 0 cuts nothing
+    if (before.item != mark.item || before.visible == 0) return (wide(1) << 32) + 1;
+    return before.visible != mark.visible;
+  }
+
+  // The CTAs of one column: how many items they have, of these partial ones at their begin and end.
+  struct Column {
+    int begin, items, lead, trail;
+  };
+  WL_FN Column column(int i) const {
+    const Mark first = marks_[i], last = marks_[i + 1];
+    const int begin = first.item + s_.counts[i].cuts;
+    return {item_base(z_, i) + z_.lines * begin, last.item + s_.counts[i + 1].cuts - begin,
+            first.visible > 0, last.visible > 0 && last.item > first.item};
+  }
+
+  WL_FN int tile_at(int item) const { return s_.order[item - head_of(z_, tiles_, item) * tiles_]; }
+  WL_FN WorkItem item_of(int item) const {  // every member by name, as in Batch::segment
+    const int t = tile_at(item), segment = s_.segment[t];
+    WorkItem work;
+    work.segment = segment;
+    work.kv_head = head_of(z_, tiles_, item);
+    work.row_begin = tile(t, segment).row_begin;
+    work.kv_begin = s_.keys[t].begin;
+    work.kv_end = s_.keys[t].end;
+    work.slot = work.merge = -1;
+    set_role(z_, work);
+    return work;
+  }
+  // The head is written last, so that `work` stays in registers from head to head.
+  WL_FN WorkItem& write(int index, const WorkItem& work, int kv_head) {
+    WorkItem& item = reinterpret_cast<WorkItem*>(p_.items)[index];
+    item = work;
+    item.kv_head = kv_head;
+    return item;
+  }
+
+  // The first item of the CTA at this line of column i, of which `work` is that of the first line.
+  WL_FN void write_opening(int i, int line, const WorkItem& work) {
+    Opening<K>& opening =
+        reinterpret_cast<Opening<K>*>(p_.openings)[list_of(z_, i * z_.lines + line)];
+    opening.item = work;
+    opening.item.kv_head = work.kv_head + line;
+    opening.segment = batch_.template segment<Segment>(work.segment);
+  }
+
+  // The whole items of column i. A thread alone writes faster from neighbour to neighbour than from
+  // line to line.
+  WL_FN void write_column(int i) {
+    const Column here = column(i);
+    const int first = marks_[i].item + here.lead, whole = marks_[i + 1].item - first;
+    WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + here.items - whole;
+    for (int n = 0; n < whole; ++n) items[n] = item_of(first + n);
+    for (int line = 1; line < z_.lines; ++line) {
+      team_.copy_items(items, items + line * here.items, whole, line);
+    }
+    if (whole == 0 || whole < here.items) return;  // a piece comes first
+    const WorkItem work = item_of(first);
+    for (int line = 0; line < z_.lines; ++line) write_opening(i, line, work);
+  }
+
+  // All whole items.
+  WL_FN void write_side_by_side() {
+    const auto first_whole = [this](int i) { return marks_[i].item + (marks_[i].visible > 0); };
+    int i = -1;  // column of the item; items ascend
+    const auto write_whole = [&](int item, Range lines) {
+      if (i < 0) i = last_not_above(z_.columns, item, first_whole);
+      while (i + 1 < z_.columns && first_whole(i + 1) <= item) ++i;
+      if (marks_[i + 1].item <= item) return;  // it is cut
+      const Column here = column(i);
+      const WorkItem work = item_of(item);
+      const int before = here.trail + item - marks_[i].item;  // items of the CTA
+      for (int line = lines.begin; line < lines.end; ++line) {
+        write(here.begin + before + line * here.items, work, work.kv_head + line);
+        if (before == 0) write_opening(i, line, work);
+      }
+    };
+    team_.each_line(items_, z_.lines, write_whole, z_.columns);
+  }
+
+  // The partial items of column i, which come first in each CTA, and the merge that one opens.
+  WL_FN void write_pieces(int i, Range lines) {
+    const Mark first = marks_[i], last = marks_[i + 1];
+    const Column here = column(i);
+    if (here.items == 0) return;
+    const bool opens = last.visible > 0 && (last.item > first.item || first.visible == 0);
+    for (int piece = 0; piece < here.lead + opens; ++piece) {
+      const bool leads = here.lead && piece == 0;
+      write_piece(i, here, piece, leads, lines);
+      if (!leads) write_merge(i + 1, lines);
+    }
+  }
+
+  // The piece before boundary i + 1 opens its item; the one that leads ends there, or before.
+  WL_FN void write_piece(int i, const Column& here, int piece, bool leads, Range lines) {
+    const int item_index = leads ? marks_[i].item : marks_[i + 1].item;
+    WorkItem work = item_of(item_index);
+    if (leads) work.kv_begin = s_.cut_key[i];
+    if (marks_[i + 1].item == item_index) work.kv_end = s_.cut_key[i + 1];
+    const CutCount count = s_.counts[leads ? i : i + 1];
+    const int slot = slot_base(z_) + count.cuts + count.opens - (leads ? 1 : 2);
+    const int merge = merge_base(z_) + count.opens - 1;
+    const int kv_head = work.kv_head;
+    team_.each(lines, [&](int line) {
+      work.slot = slot + line * (total_.cuts + total_.opens);
+      work.merge = merge + line * total_.opens;
+      write(here.begin + line * here.items + piece, work, kv_head + line);
+      if (piece == 0) write_opening(i, line, work);
+    });
+  }
+
+  // The merge of the item that boundary i is the first to cut.
+  WL_FN void write_merge(int i, Range lines) {
+    const CutCount count = s_.counts[i];
+    const int last = i + last_not_above(z_.columns + 1 - i, marks_[i].item, [this, i](int further) {
+                       return marks_[i + further].item;
+                     });
+    const int num_slots = s_.counts[last].cuts - count.cuts + 2;
+    team_.each(lines, [&](int line) {
+      Merge& merge = reinterpret_cast<Merge*>(
+          p_.merges)[merge_base(z_) + line * total_.opens + count.opens - 1];
+      merge.first_slot =
+          slot_base(z_) + count.cuts + count.opens - 2 + line * (total_.cuts + total_.opens);
+      merge.num_slots = num_slots;
+    });
+  }
+
+  const Params& p_;
+  const Shape& z_;
+  Team& team_;
+  Scratch s_;
+  Batch<Params> batch_;
+  int tiles_ = 0, items_ = 0;
+  bool has_several_ = false;
+  const Mark* marks_ = nullptr;
+  CutCount total_ = {0, 0};
+};
+
+}  // namespace warploom

@@ -1,0 +1,63 @@
+// Which lists of work items a CTA goes through: its own, or, in a launch of two roles, its own of
+// prefill and then those that any CTA may claim, until none is left.
+#pragma once
+
+#include <warploom/hopper/shared.cuh>
+
+namespace warploom::hopper {
+
+struct List {
+  unsigned number;
+  int begin, end;  // items
+};
+
+template <class K>
+WL_FN List list_of(const typename K::Params& p, unsigned number) {
+  return {number, __ldg(p.cta_indptr + number), __ldg(p.cta_indptr + number + 1)};
+}
+
+template <class K, class = void>
+struct ClaimsLists {
+  static constexpr bool kDoes = false;
+};
+template <class K>
+struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared))> {
+  static constexpr bool kDoes = true;
+};
+
+// Draws the number of a shared list, at least num_shared if there is none left. Each CTA draws one
+// such number: who draws the last of them leaves the counter at zero for the next launch.
+WL_FN unsigned claim_list(unsigned* claims, unsigned num_shared, unsigned num_active) {
+  const unsigned drawn = atomicAdd(claims, 1u);
+  if (drawn == num_shared + num_active - 1) *claims = 0;
+  return drawn;
+}
+
+// Does work(list) for one list after another; all threads of the CTA go through the same ones. A
+// thread of the producer, which is done first, draws the next while others compute. It is never
+// two lists ahead of another thread, so that two places for what it drew are enough.
+template <class K, class Work>
+WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Work& work) {
+  if constexpr (!ClaimsLists<K>::kDoes) {
+    work(list_of<K>(p, blockIdx.x));
+  } else {
+    // Nothing is kept in registers while a list is worked through, nor read before it is needed.
+    const volatile auto& header =
+        *reinterpret_cast<const volatile typename K::PlanHeader*>(p.header);
+    work(list_of<K>(p, shared.drawn().cta));
+    if (header.num_shared == 0 || shared.drawn().cta >= header.num_active) return;
+#pragma unroll 1
+    for (int turn = 0;; turn ^= 1) {
+      volatile unsigned& drawn = shared.drawn().lists[turn];
+      if (threadIdx.x == Sizes<K>::kThreads) {
+        drawn = claim_list(p.claims, header.num_shared, header.num_active);
+      }
+      named_sync(kListBarrier, K::kCtaThreads);
+      const unsigned number = drawn;
+      if (number >= header.num_shared) return;
+      work(list_of<K>(p, 2 * gridDim.x + number));
+    }
+  }
+}
+
+}  // namespace warploom::hopper

@@ -1,0 +1,64 @@
+// Prefill and decode in one launch (POD-Attention): each CTA streams its list of decode items with a
+// tile of few rows, and then does what there is of prefill as any Hopper kernel. The plan mostly
+// gives a CTA one of the two, so that some SMs read memory while others compute.
+#pragma once
+
+#include <warploom/hopper/kernel.cuh>
+#include <warploom/portable.cuh>
+
+namespace warploom::hopper {
+
+// The arena of a decode tile whose threads are not all threads of the CTA. Beside it others compute
+// with keys that should stay in L2, while what decodes read passes through: requests that share
+// keys are told so by their format.
+template <class K>
+struct DecodeArena : Arena<K> {
+  static constexpr bool kReadsOnce = true;
+  WL_FN static void sync_all() { named_sync(kRoleBarrier, K::kTileThreads); }
+};
+
+// Whether the multiprocessor should decode if `share` of 2^16 do. They lie evenly over groups that
+// share a way to L2 (GPCs), which carries 600 GB/s on an H200, the reads of 12 that decode:
+// neighbouring pairs are of different groups, and every sixteenth is of the same one.
+WL_FN bool should_decode(unsigned sm, unsigned share) {
+  constexpr unsigned kGolden = 40503;  // of 2^16: multiples of it lie evenly
+  const unsigned place = sm / 16 * kGolden + sm % 2 * 0x8000u + sm % 16 / 2 * 0x2000u;
+  return (place & 0xffffu) < share;
+}
+
+// Which CTA of the plan this one is: the first ones decode, and which multiprocessors have these
+// only they know. Those that want to decode take numbers from the first on, the others from the
+// last; one counter holds how many of both have drawn, and who finds that none is left of a kind
+// has a number of the other. The last to draw leaves zero.
+template <class K>
+WL_FN void draw_cta(const typename K::Params& p, Shared<K> shared) {
+  if (threadIdx.x == 0) {
+    const auto& header = *reinterpret_cast<const typename K::PlanHeader*>(p.header);
+    const unsigned share = (unsigned(__ldg(&header.num_decodes)) << 16) / gridDim.x;
+    const bool decodes = should_decode(sm_number(), share);
+    const unsigned before = atomicAdd(p.claims + 1, decodes ? 1u : 0x10000u);
+    const unsigned from_first = before & 0xffffu, from_last = before >> 16;
+    shared.drawn().cta = decodes ? from_first : gridDim.x - 1 - from_last;
+    if (from_first + from_last == gridDim.x - 1) p.claims[1] = 0;
+  }
+  __syncthreads();
+}
+
+template <class Prefill, class Decode>
+WL_FN void run_role_kernel(const typename Prefill::Params& p) {
+  extern __shared__ __align__(1024) char shared_memory[];
+  static_assert(Decode::kTileThreads == Sizes<Decode>::kThreads + kWarpSize &&
+                    Decode::kTileThreads <= Prefill::kCtaThreads,
+                "a decode tile is streamed by the first threads of the CTA");
+  await_earlier_kernels();
+  const Shared<Prefill> shared{shared_memory};
+  draw_cta(p, shared);
+  if (threadIdx.x < Decode::kTileThreads) {
+    stream_list<Decode>(p, shared_memory, gridDim.x + shared.drawn().cta);
+  }
+  fence_async_proxy();  // tensor copies write where decode tiles were
+  __syncthreads();
+  run_groups(p, shared, [] {});
+}
+
+}  // namespace warploom::hopper

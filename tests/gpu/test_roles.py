@@ -1,0 +1,112 @@
+"""Prefill and decode in one launch on a GPU: mixes get it by themselves, and graphs replay it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import warploom as wl
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.variants.variant import Variant
+from warploom.runtime.devices.device import cuda_facts
+from warploom.runtime.trials.case import Case, Setup
+from warploom.runtime.trials.trials import mismatch
+
+pytestmark = pytest.mark.gpu
+
+TILE = TileConfig(128, 128, 8, 2, "hopper", 1, decode=TileConfig(16, 128, 4, 2))
+SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
+PAGE = 16
+BATCHES = [
+    ((300, *(1,) * 20), (2000, *range(100, 2100, 100))),
+    ((1,) * 21, (900,) * 21),  # decodes alone
+    ((200, 150), (1500, 150)),  # prefills alone
+    ((), ()),
+    ((1, 0, 340, 4, 1), (4000, 7, 340, 900, 1)),
+]
+
+
+@pytest.fixture(autouse=True)
+def _on_hopper(cuda: torch.device) -> None:
+    if "hopper" not in cuda_facts(cuda.index).arch.templates:
+        pytest.skip("roles on GPUs need sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("variant", "kv_format", "dim", "tile"),
+    [
+        (wl.Causal(), wl.Paged(16), 128, None),
+        (wl.Causal() & wl.SoftCap(20.0), wl.Paged(1), 128, None),
+        (wl.Alibi() & wl.Causal(), wl.Ragged(), 64, None),
+        (wl.Causal() & wl.SlidingWindow(300), wl.Ragged(), 96, None),
+        (wl.Causal() & wl.Rope(), wl.Paged(16), 128, TILE),
+        (wl.FlashSigmoid(bias=-2.0), wl.Paged(3), 128, TILE),
+    ],
+)
+def test_mixes_agree_with_the_oracle(
+    variant: Variant, kv_format: KVFormat, dim: int, tile: TileConfig | None
+) -> None:
+    setup = Setup(kv_format, "bfloat16", dim, dim, device="cuda", tile=tile)
+    for seed, (q_lens, kv_lens) in enumerate(BATCHES):
+        for sm_limit in (None, 1, 40):
+            case = Case(setup, q_lens, kv_lens, 2, 4, seed=seed, sm_limit=sm_limit)
+            found = mismatch(variant, case)
+            assert found is None, f"{case}: {found}"
+
+
+def arrays(q_lens: Any, kv_lens: Any, device: Any) -> dict[str, Any]:
+    pages = [-(-n // PAGE) for n in kv_lens]
+    found = {
+        "qo_indptr": np.cumsum([0, *q_lens]),
+        "kv_indptr": np.cumsum([0, *pages]),
+        "kv_indices": np.random.default_rng(len(pages)).permutation(sum(pages)),
+        "last_page_len": np.array([(n - 1) % PAGE + 1 if n else 0 for n in kv_lens]),
+    }
+    return {k: torch.tensor(v, dtype=torch.int32, device=device) for k, v in found.items()}
+
+
+def test_a_mix_takes_two_roles_and_others_one(cuda: Any) -> None:
+    wrapper = wl.AttentionWrapper(wl.Causal(), kv_format=wl.Paged(PAGE), device=cuda, **SHAPE)
+    for (q_lens, kv_lens), mixes in zip(BATCHES, (1, 0, 0, 0, 1), strict=True):
+        wrapper.plan(**arrays(q_lens, kv_lens, "cpu"))
+        assert wrapper.planned is not None and wrapper.choice is not None
+        assert bool(wrapper.choice.tile.of_roles) == bool(mixes)
+        assert wrapper.planned.by == "the host, natively"
+
+
+@pytest.mark.parametrize("planner", ["cpu", "cuda"])
+def test_one_graph_serves_any_mix(cuda: Any, planner: str) -> None:
+    """Counters are left at zero, whoever plans; the plan before the last replay is the one run."""
+    bounds = wl.Bounds(32, 400, 4096, 2048)
+    variant, device = wl.Causal(), cuda
+    shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": device}
+    wrapper = wl.AttentionWrapper(variant, bounds=bounds, cuda_graph=True, tile=TILE, **shape)
+    other = wl.AttentionWrapper(variant, tile=replace(TILE, decode=None), **shape)
+    cache = torch.randn(2048, 2, PAGE, 2, 128, device=device, dtype=torch.bfloat16)
+    q = torch.randn(400, 8, 128, device=device, dtype=torch.bfloat16)
+    out = torch.zeros_like(q)
+
+    def plan(q_lens: Any, kv_lens: Any) -> None:
+        wrapper.plan(**arrays(q_lens, kv_lens, planner), **more)
+
+    more = {"q_rows": 400} if planner == "cuda" else {}
+    plan(*BATCHES[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        wrapper.run(q, cache, out=out)
+    for q_lens, kv_lens in BATCHES * 2:
+        plan(q_lens, kv_lens)
+        for _ in range(3):
+            out.zero_()
+            graph.replay()
+        count = sum(q_lens)
+        if not count:
+            continue
+        other.plan(**arrays(q_lens, kv_lens, "cpu"))
+        expected = other.run(q[:count], cache)
+        torch.testing.assert_close(out[:count], expected, atol=2e-2, rtol=2e-2)

@@ -1,0 +1,186 @@
+"""Plans that only replays make, with a device that only says that it is captured.
+
+The planner of the host stands for the kernel of the device: what is launched under capture runs
+when the graph is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.fake_stream import FakeStream
+
+import warploom as wl
+from warploom.errors import NotPlanned, NotReplayed
+from warploom.runtime.devices import graph, workspace
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import OnDevice
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.planning import device_strategy, places, planner
+from warploom.runtime.planning.device_strategy import DeviceStrategy
+from warploom.runtime.planning.host_strategy import HostPlanner
+from warploom.runtime.planning.places import Site
+from warploom.scheduler.verify import verify
+
+PAGE = 4
+BOUNDS = wl.Bounds(max_requests=4, max_q_rows=4, max_kv_len=64, max_blocks=64)
+
+
+class Device:
+    """Takes launches, and keeps those of a capture for replays."""
+
+    def __init__(self) -> None:
+        self.is_capturing = False
+        self.graph: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        for launch in self.graph:
+            launch()
+
+
+class Params:
+    def set(self, name: str, value: int) -> None:
+        assert name == "votes"
+
+
+class PlannerOfDevice:
+    """In place of `DevicePlanner`."""
+
+    params = Params()
+
+    def __init__(self, device: Device, planner: HostPlanner) -> None:
+        self.device, self.planner = device, planner
+
+    def write(self, batch: OnDevice, inputs: Inputs, site: Site, address: int) -> None:
+        qo, kv, last, indices = batch.tensors
+
+        def plan() -> None:
+            measured = self.planner.measure(Arguments(qo, kv, indices, last), batch.bounds)
+            assert measured is not None
+            self.planner.plan(inputs, site, address)
+
+        self.enqueued = plan
+
+    def launch(self, stream: int) -> None:
+        if self.device.is_capturing:
+            self.device.graph.append(self.enqueued)
+        else:
+            self.enqueued()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    found = Device()
+
+    def planner_of(strategy: DeviceStrategy, site: Site) -> PlannerOfDevice:
+        spec, heads = strategy._rules.spec, strategy._rules.heads
+        return PlannerOfDevice(found, HostPlanner(spec.variant, spec.kv_format, heads.group_size))
+
+    def lengths(given: Arguments, *_: Any) -> tuple[Any, ...]:
+        return given.qo_indptr, given.kv_indptr, given.last_page_len, given.kv_indices
+
+    for module in (graph, workspace, places, planner):
+        monkeypatch.setattr(module, "is_capturing", lambda _: found.is_capturing)
+    monkeypatch.setattr(device_strategy, "device_lengths", lengths)
+    monkeypatch.setattr(DeviceStrategy, "_planner", planner_of)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: FakeStream(1))
+    yield found
+    found.is_capturing = False
+
+
+def make() -> wl.AttentionWrapper:
+    attention = wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Paged(PAGE), num_q_heads=4, num_kv_heads=2, head_dim=16,
+        dtype="float32", device="cpu", bounds=BOUNDS, cuda_graph=True,
+    )  # fmt: skip
+    strategy: Any = attention._planner._strategies[0]
+    assert isinstance(strategy, DeviceStrategy)
+    strategy._may_be = True
+    return attention
+
+
+def lists(*kv_lens: int) -> list[torch.Tensor]:
+    """qo_indptr, kv_indptr, kv_indices and last_page_len of requests with one query row each."""
+    lens = np.array(kv_lens)
+    pages = -(-lens // PAGE)
+    parts = (
+        np.arange(len(lens) + 1),
+        np.append(0, np.cumsum(pages)),
+        np.arange(pages.sum()),
+        (lens - 1) % PAGE + 1,
+    )
+    return [torch.from_numpy(part.astype(np.int32)) for part in parts]
+
+
+def captured(device: Device, attention: wl.AttentionWrapper, given: list[torch.Tensor]) -> Any:
+    device.is_capturing = True
+    attention.plan(*given)
+    device.is_capturing = False
+    assert attention.planned is not None and type(attention.planned.batch) is OnDevice
+    return attention.planned
+
+
+def junk(attention: wl.AttentionWrapper, value: int) -> None:
+    attention._planner._memory.workspace.plan_ints.fill_(value)
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 7, 2**31 - 1])
+def test_memory_without_a_plan_is_not_read_as_one(device: Device, value: int) -> None:
+    attention = make()
+    planned = captured(device, attention, lists(9, 30))
+    junk(attention, value)
+    for read in (lambda: planned.plan, lambda: planned.visibility, lambda: planned.batch.kv_lens):
+        with pytest.raises(NotReplayed, match="Replay the graph first"):
+            read()
+    facts = attention.explain().facts
+    assert str(facts["plan"]).startswith("not made yet, by the device: ")
+    assert "work items" not in facts and "workspace" in facts and "kernel" in facts
+
+
+def test_an_earlier_plan_is_not_told_as_the_captured_one(device: Device) -> None:
+    attention = make()
+    attention.plan(*lists(5))
+    assert "5 keys" in str(attention.explain().facts["batch"])
+    planned = captured(device, attention, lists(9, 30))
+    with pytest.raises(NotPlanned):
+        _ = planned.plan
+    assert "batch" not in attention.explain().facts
+
+
+def test_what_a_replay_made_is_told(device: Device) -> None:
+    attention = make()
+    planned = captured(device, attention, lists(9, 30))
+    junk(attention, -1)
+    device.replay()
+    verify(planned.plan, planned.visibility)
+    assert "39 keys" in str(attention.explain().facts["batch"])
+    assert "plan" not in attention.explain().facts
+
+
+def test_of_two_graphs_the_one_that_was_replayed_is_told(device: Device) -> None:
+    attention = make()
+    captured(device, attention, lists(5))
+    first, device.graph = device.graph, []
+    planned = captured(device, attention, lists(9, 30))
+    device.replay()
+    second, device.graph = device.graph, first
+    device.replay()
+    with pytest.raises(NotReplayed):
+        _ = planned.plan
+    device.graph = second
+    device.replay()
+    assert planned.plan.segments["kv_len"].tolist() == [9, 30]
+
+
+def test_a_status_that_nobody_wrote_is_no_reason(device: Device) -> None:
+    attention = make()
+    captured(device, attention, lists(9, 30))
+    junk(attention, 2**31 - 1)
+    with pytest.raises(NotReplayed):
+        attention.check_plan()
+    device.replay()
+    attention.check_plan()

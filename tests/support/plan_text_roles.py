@@ -1,0 +1,107 @@
+"""Plans of two roles as text; the definition of what `role_lists.build` computes.
+
+What it does for one role is in `plan_text_stream_k`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+
+from support.plan_text import Item, query_tiles, work_list
+from support.plan_text_stream_k import Line, cut, length, mark_at, ordered, partition
+from warploom.scheduler.layout import MERGE, ROLE_ITEM
+from warploom.scheduler.problem import Problem, WorkList
+from warploom.scheduler.role_lists import SHARED
+from warploom.scheduler.stream_k import SNAP
+
+
+def build(problem: Problem) -> WorkList:
+    """Plans one batch.
+
+    1. Share out the CTAs by what either role would take.
+    2. Partition decodes for the first of them, as if they were alone.
+    3. Lay prefills of all heads on one line. Cut most of it into a part for each of the CTAs that
+       remain, and the rest into shared parts.
+    4. List prefills of each CTA, decodes of each CTA, and shared parts.
+    """
+    prefill, decode = problem.by_role()
+    for_prefill, for_decode = _share_out(problem, prefill, decode)
+    own, shared, merges = _prefills(prefill, for_prefill)
+    decodes, more = partition(decode, for_decode) if for_decode else ([], [])
+    slots = sum(count for _, count in merges)
+    decodes = [[_behind(item, slots, len(merges)) for item in line] for line in decodes]
+    none: list[Line] = [[] for _ in range(problem.num_ctas)]
+    first = [*none[: problem.active_ctas - for_prefill], *own]
+    roles = [
+        work_list(prefill, _filled(first, none), []),
+        work_list(decode, _filled(decodes, none), []),
+        work_list(prefill, _filled(shared, none), []),
+    ]
+    found = _joined(problem, roles, [*merges, *((at + slots, n) for at, n in more)], len(shared))
+    return replace(found, num_decodes=len(decodes) if any(decodes) else 0)
+
+
+def _share_out(problem: Problem, prefill: Problem, decode: Problem) -> tuple[int, int]:
+    assert problem.prices is not None
+    active = problem.active_ctas
+    by_role = zip((prefill, decode), problem.prices.units, strict=True)
+    times = [length(part, list(query_tiles(part))) * unit for part, unit in by_role]
+    if not all(times):
+        return (active, 0) if times[0] else (0, active)
+    if active == 1:
+        return 1, 1
+    longest = max(Fraction(times[1], problem.prices.saturating), Fraction(sum(times), active))
+    taken = min(max(ceil(times[0] / longest), 1), active - 1)
+    return taken, active - taken
+
+
+def _prefills(problem: Problem, ctas: int) -> tuple[list[Line], list[Line], list[tuple[int, int]]]:
+    """Parts of CTAs, shared parts, and merges."""
+    heads = [
+        [i for i in query_tiles(problem) if i.kv_head == h] for h in range(problem.num_kv_heads)
+    ]
+    line = [item for items in heads for item in ordered(items)]
+    if not line:
+        return [[] for _ in range(ctas)], [], []
+    total, least = length(problem, line), problem.cost_model.least_part
+    rest = total // SHARED
+    shared = min(ctas, rest // least) if problem.active_ctas > 1 else 0
+    if not shared:
+        rest = 0
+    own = max(1, min(ctas, (total - rest) // least))
+    places = [i * (total - rest) // own for i in range(own)]
+    places += [total - rest + i * rest // max(shared, 1) for i in range(shared + 1)]
+    snap = (total - rest) // (own * SNAP)
+    marks = [mark_at(problem, line, at, snap) for at in places]
+    work, merges = cut(problem, [line], marks, own + shared)
+    return _filled(work[:own], [[]] * ctas), work[own:], merges
+
+
+def _behind(item: Item, slots: int, merges: int) -> Item:
+    if item.slot < 0:
+        return item
+    return replace(item, slot=item.slot + slots, merge=item.merge + merges)
+
+
+def _filled(lists: list[Line], none: list[Line]) -> list[Line]:
+    return [*lists, *none[len(lists) :]]
+
+
+def _joined(
+    problem: Problem, parts: list[WorkList], merges: list[tuple[int, int]], num_shared: int
+) -> WorkList:
+    assert problem.prices is not None
+    items = np.concatenate([part.items for part in parts]).view(ROLE_ITEM.dtype)
+    counts = [len(part.items) for part in parts]
+    items["role"] = np.repeat([0, 1, 0], counts)
+    prefill, decode = problem.prices.units
+    loads = [
+        part.loads * unit for part, unit in zip(parts, (prefill, decode, prefill), strict=True)
+    ]
+    lengths = np.concatenate([np.diff(part.cta_indptr) for part in parts])
+    indptr = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    return WorkList(indptr, items, np.array(merges, MERGE.dtype), np.concatenate(loads), num_shared)

@@ -1,0 +1,102 @@
+"""Errors of declaring and tracing a variant; users find them in `warploom.errors`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.error_base import WarploomError
+
+
+class VariantError(WarploomError):
+    """Base of mistakes in a variant's declaration or functors."""
+
+
+class BranchOnSymbol(VariantError):
+    message = (
+        "a functor decided a Python `if`, `and`, `or`, `not`, `while`, `min`, `max` or a chained "
+        "comparison on a value that is known only inside the kernel. Use warploom.where(condition, "
+        "a, b), minimum and maximum, and &, |, ~ for logic, with comparisons in parentheses: "
+        "(a <= b) & (c < d)."
+    )
+
+
+class WrongResult(VariantError):
+    message = "{hook} of {variant} returned {got}; expected {expected}."
+
+
+class UnknownHook(VariantError):
+    message = (
+        "{variant} defines {name!r}, which is no hook of a variant. Did you mean {suggestion!r}?"
+    )
+
+
+class WrongSignature(VariantError):
+    message = "{hook} of {variant} takes {got}; expected {expected}."
+
+
+class NoFunctor(WrongSignature):
+    message = "{hook} of {variant} is {got}; expected {expected}."
+
+
+class EndlessFunctor(VariantError):
+    message = (
+        "{hook} of {variant} calls itself without end, or far too deep. Compute with its "
+        "arguments: a loop with a fixed count repeats steps, super() has the base class's hook."
+    )
+
+
+class FieldMisuse(VariantError):
+    message = "field {name!r} of {variant}: {reason}.{remedy}"
+
+    def __init__(self, *, remedy: str = "", **facts: Any) -> None:
+        super().__init__(remedy=remedy and f" {remedy.lstrip()}", **facts)
+
+
+class WrongDeclaration(FieldMisuse):
+    """An argument of `Scalar`, `Tensor` or `Output`, before the field has a name."""
+
+    message = "argument {name!r} of {variant}: {reason}.{remedy}"
+
+
+class UndeclaredField(VariantError, AttributeError):
+    message = (
+        "{variant} has no {name!r}. Declare it in the class: {name} = Scalar('float32') for a "
+        "number, or Tensor('float32', roles) for a tensor, and give its value with the others."
+    )
+
+
+class PositionOfSelf(UndeclaredField):
+    message = (
+        "{variant} has no {name!r}: it is a part of the position, at.{name}. A functor takes self "
+        "first and the position last; is one written (at, self)?"
+    )
+
+
+class CannotTrace(VariantError):
+    message = "{what} cannot be traced into a kernel. {remedy}"
+
+
+class NoNumber(CannotTrace, AttributeError):
+    """Also an AttributeError: libraries ask for `.item` to tell whether a value is a number."""
+
+
+class GlobalMutated(VariantError):
+    message = (
+        "{hook} of {variant} changed {name!r} while it was traced. A functor must be a pure "
+        "function of its arguments and the variant's fields."
+    )
+
+
+class ImpureFunctor(VariantError):
+    message = "{hook} of {variant} gave two different graphs when traced twice. Remove {cause}."
+
+
+class ChainClash(VariantError):
+    message = "cannot chain {left} with {right}: {reason}."
+
+
+class NoUnion(VariantError):
+    message = (
+        "{left} | {right}: variants have no union. Write one variant whose logits_mask joins both "
+        "conditions with |; {left} & {right} shows what both show."
+    )
