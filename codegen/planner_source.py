@@ -155,7 +155,7 @@ def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
 
 
 def role_scratch_bytes(max_tiles: int, max_requests: int, active_ctas: int) -> int:
-    """The same where there are two roles: prefills, with as many shared parts, and decodes behind."""
+    """The same where there are two roles: of prefills, with shared parts, and of decodes behind."""
     prefills = scratch_bytes(max_tiles, max_requests, 2 * active_ctas)
     return -(-prefills // 8) * 8 + scratch_bytes(max_requests, max_requests, active_ctas)
 
