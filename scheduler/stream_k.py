@@ -1,7 +1,7 @@
 """The Stream-K partition: items end to end on lines, cut at multiples of the mean load.
 
 Prefix sums and searches only, so that a device can plan as well as a host: the native planner
-(`templates/common/warploom/planner/planner.hpp`) is the same algorithm and gives the same bits.
+(`templates/common/warploom/planner/`) is the same algorithm and gives the same bits.
 This is Stream-K's division of work with four changes. Each key/value head has a line of its own,
 cut at the same places: CTAs that run at the same time then read all heads of the same tokens, which
 lie side by side in memory. Long and short tiles take turns on the line, so that whole items often

@@ -138,8 +138,8 @@ class Measured(Batch):
 
     @property
     def row_counts(self) -> npt.NDArray[np.int32]:
-        counts: npt.NDArray[np.int32] = np.diff(np.asarray(self.lengths.kept[0]))
-        return counts
+        ends: npt.NDArray[np.int32] = np.asarray(self.lengths.kept[0])
+        return ends[1:] - ends[:-1]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -127,13 +127,14 @@ class AttentionDeclaration(Declaration):
             yield from ((source, target) for source in kernels.sources(one))
         if not options.may_plan_natively:
             return
+        planner = PlannerSpec(spec.variant, options.has_roles)
+        structs = c_structs(roles=options.has_roles)
         stored = self._wrapper.planned_format(spec.kv_format)
         if stored.native_storage is not None:
-            source = PlannerSpec(spec.variant).render("cpp", c_structs())
-            yield from ((source, host) for host in hosts)
+            yield from ((planner.render("cpp", structs), host) for host in hosts)
         declared = options.bounds is not None
         if isinstance(target, Arch) and declared and stored.plans_on_device:
-            yield PlannerSpec(spec.variant).render("cuda", c_structs()), target
+            yield planner.render("cuda", structs), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
         kind = "cuda" if isinstance(target, Arch) else "cpu"

@@ -37,7 +37,8 @@ MASKS = (wl.Variant(), wl.SlidingWindow(500), wl.PrefixLM())
 
 
 @pytest.mark.nvrtc
+@pytest.mark.parametrize("has_roles", [False, True], ids=["one role", "two roles"])
 @pytest.mark.parametrize(("arch", "variant"), list(zip(ARCHS, cycle(MASKS))))
-def test_planners_compile_without_spills(arch: str, variant: wl.Variant) -> None:
-    source = PlannerSpec(trace(variant)).render("cuda", c_structs())
+def test_planners_compile_without_spills(arch: str, variant: wl.Variant, has_roles: bool) -> None:
+    source = PlannerSpec(trace(variant), has_roles).render("cuda", c_structs(roles=has_roles))
     assert run_nvrtc(source.text, ARCHS[arch], source.name).spill_bytes == 0

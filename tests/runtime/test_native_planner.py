@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import warploom as wl
 from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import PlannerSpec, scratch_bytes
+from warploom.codegen.planner_source import PlannerSpec, role_scratch_bytes, scratch_bytes
 from warploom.codegen.source import TileConfig
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.formats import KVFormat
@@ -29,11 +29,13 @@ from warploom.runtime.formats.base import Arguments
 from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
 from warploom.scheduler.layout import c_structs
 from warploom.scheduler.plan import Plan, make_plan
+from warploom.scheduler.roles import RolePrices
 from warploom.scheduler.verify import verify
 
 UNTOUCHED = -7
@@ -64,6 +66,13 @@ VARIANTS: dict[str, Any] = {
 TRACED: dict[str, TracedVariant] = {name: trace(variant) for name, variant in VARIANTS.items()}
 
 
+TILES = [
+    TileConfig(16, 32), TileConfig(64, 64), TileConfig(12, 256),
+    TileConfig(64, 64, decode=TileConfig(16, 32)), TileConfig(128, 128, decode=TileConfig(16, 128)),
+    TileConfig(24, 32, decode=TileConfig(4, 256)),
+]  # fmt: skip
+
+
 def page_table(kv_lens: Any, page: int, rng: Any) -> tuple[Any, ...]:
     pages = -(-kv_lens // page)
     indptr = np.concatenate(([0], np.cumsum(pages))).astype(np.int32)
@@ -84,6 +93,8 @@ def draw_lengths(data: st.DataObject) -> tuple[Any, Any, Any]:
     }[kind]
     rows = data.draw(st.sampled_from([1, 1, 4, 40]), label="rows")
     q_lens = rng.integers(0, rows + 1, size) if rows > 1 else np.ones(size, int)
+    if size and data.draw(st.booleans(), label="a chunk"):
+        q_lens[rng.integers(size)] = rng.integers(1, 700)
     return q_lens, kv_lens, rng
 
 
@@ -101,12 +112,23 @@ def draw_arguments(data: st.DataObject, kv_format: KVFormat) -> tuple[tuple[Any,
 class Planners:
     """NumPy's planner and the native one, for one batch."""
 
-    def __init__(self, name: str, kv_format: KVFormat, heads: Heads, inputs: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        kv_format: KVFormat,
+        heads: Heads,
+        inputs: Any,
+        has_roles: bool = False,
+    ) -> None:
         self.traced, self.format, self.heads, self.inputs = TRACED[name], kv_format, heads, inputs
-        self.native = HostPlanner(self.traced, kv_format, heads.group_size)
+        self.native = HostPlanner(self.traced, kv_format, heads.group_size, has_roles)
 
     def numpy_plan(
-        self, arguments: tuple[Any, ...], tile: TileConfig, site: Site
+        self,
+        arguments: tuple[Any, ...],
+        tile: TileConfig,
+        site: Site,
+        prices: RolePrices | None = None,
     ) -> tuple[Plan, Any]:
         batch = make_batch(self.format, *arguments)
         analysis = TileAnalysis(self.traced, self.inputs.scalars, self.inputs.known)
@@ -115,7 +137,7 @@ class Planners:
             batch.segments, num_kv_heads=self.heads.num_kv, group_size=self.heads.group_size,
             rows=tile.rows, keys=tile.keys, num_ctas=site.room.num_ctas,
             visibility=visibility, capacity=site.room, sm_limit=site.active_ctas, stream_k=True,
-            indices=batch.indices,
+            indices=batch.indices, smaller=smaller_roles(tile), prices=prices,
         )  # fmt: skip
         return plan, visibility
 
@@ -135,7 +157,14 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
     arguments, kv_lens = draw_arguments(data, kv_format)
     num_kv = data.draw(st.sampled_from([1, 2, 5, 8]), label="heads")
     heads = Heads(num_kv * data.draw(st.sampled_from([1, 3, 4])), num_kv)
-    tile = TileConfig(*data.draw(st.sampled_from([(16, 32), (64, 64), (12, 256)]), label="tile"))
+    tile = data.draw(st.sampled_from(TILES), label="tile")
+    prices = None
+    if tile.decode is not None:
+        price = st.one_of(st.just(1), st.integers(1, 2_000_000))
+        prices = RolePrices(
+            (data.draw(price, label="prefill"), data.draw(price, label="decode")),
+            data.draw(st.integers(1, 600), label="saturating"),
+        )
     num_ctas = data.draw(st.integers(1, 528), label="CTAs")
     active = data.draw(st.integers(1, num_ctas), label="limit")
     name = data.draw(st.sampled_from(list(VARIANTS)), label="mask")
@@ -152,31 +181,45 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
     )  # fmt: skip
     room = capacity(
         bounds, rows=tile.rows, keys=tile.keys, num_kv_heads=num_kv,
-        group_size=heads.group_size, num_ctas=num_ctas,
+        group_size=heads.group_size, num_ctas=num_ctas, smaller=smaller_roles(tile),
     )  # fmt: skip
-    planners = Planners(name, kv_format, heads, inputs)
-    site = Site.of(kv_format, heads, tile, room, active)
-    plan, visibility = planners.numpy_plan(arguments, tile, site)
+    planners = Planners(name, kv_format, heads, inputs, tile.decode is not None)
+    site = Site.of(kv_format, heads, tile, room, active, prices)
+    plan, visibility = planners.numpy_plan(arguments, tile, site, prices)
     verify(plan, visibility)
     expected = plan.pack(room, np.full(room.total_ints, UNTOUCHED, np.int32))
     openings = expected[room.offsets["openings"] :][: room.sizes["openings"]]
-    openings.reshape(num_ctas, -1)[np.diff(plan.cta_indptr) == 0] = UNTOUCHED  # nobody reads them
+    nobody_reads = np.diff(plan.cta_indptr) == 0
+    openings.reshape(plan.num_lists, -1)[nobody_reads] = UNTOUCHED
     assert np.array_equal(planners.native_plan(arguments, site, bounds), expected)
 
 
+ROLES = TileConfig(16, 32, decode=TileConfig(4, 64))
+
+
+@pytest.mark.parametrize("tile", [TileConfig(16, 32), ROLES], ids=["one role", "two roles"])
 @pytest.mark.parametrize(("requests", "rows", "ctas"), [(1, 1, 1), (7, 3, 40), (300, 1, 528)])
-def test_scratch_memory_is_as_large_as_it_says(requests: int, rows: int, ctas: int) -> None:
-    heads, tile = Heads(4, 1), TileConfig(16, 32)
-    planners = Planners("causal", wl.Ragged(), heads, SimpleNamespace(scalars={}, known={}))
+def test_scratch_memory_is_as_large_as_it_says(
+    requests: int, rows: int, ctas: int, tile: TileConfig
+) -> None:
+    heads, prices = Heads(4, 1), RolePrices((1, 1), 1) if tile.decode else None
+    inputs = SimpleNamespace(scalars={}, known={})
+    planners = Planners("causal", wl.Ragged(), heads, inputs, tile.decode is not None)
     lens = np.arange(1, requests + 1) * 37 % 5000
     arguments = np.arange(requests + 1) * rows, np.append(0, np.cumsum(lens)), None, None
     arguments = tuple(None if a is None else a.astype(np.int32) for a in arguments)
     bounds = Bounds(requests, requests * rows, 5000)
-    room = capacity(bounds, rows=16, keys=32, num_kv_heads=1, group_size=4, num_ctas=ctas)
-    site = Site.of(wl.Ragged(), heads, tile, room, ctas)
+    room = capacity(
+        bounds, rows=16, keys=32, num_kv_heads=1, group_size=4, num_ctas=ctas,
+        smaller=smaller_roles(tile),
+    )  # fmt: skip
+    site = Site.of(wl.Ragged(), heads, tile, room, ctas, prices)
     planners.native_plan(arguments, site, bounds)
     host: Any = planners.native
     size = scratch_bytes(requests * rows * 4 // 16 + requests, requests, ctas)
+    if tile.decode is not None:
+        size = role_scratch_bytes(requests * rows * 4 // 16 + requests, requests, ctas)
+    assert site.scratch == size
     host._scratch = np.full(4 * size + 4096, 0xAB, np.uint8)
     host._scratch_at = -(-host._scratch.ctypes.data // 16) * 16
     planners.native_plan(arguments, site, bounds)

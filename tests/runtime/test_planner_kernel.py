@@ -21,10 +21,12 @@ from warploom.runtime.formats.base import Arguments
 from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
 from warploom.scheduler.layout import c_structs
+from warploom.scheduler.roles import RolePrices
 
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
 TEMPLATES = Path(warploom.templates.__file__).parent
@@ -42,9 +44,10 @@ extern "C" __attribute__((visibility("default"))) void emulate(
 class Emulated:
     """The planner kernel of one mask."""
 
-    def __init__(self, variant: Any, folder: Path) -> None:
-        target, traced = host_target(), trace(variant)
-        text = PlannerSpec(traced).render("cuda", c_structs()).text
+    def __init__(self, variant: Any, site: Site, folder: Path) -> None:
+        target, traced, has_roles = host_target(), trace(variant), site.room.num_roles > 1
+        self.site = site
+        text = PlannerSpec(traced, has_roles).render("cuda", c_structs(roles=has_roles)).text
         source, library = folder / "kernel.cpp", folder / "kernel.so"
         source.write_text('#include "cuda_intrinsics.hpp"\n' + text + _HARNESS)
         folders = (EMULATION, *(TEMPLATES / name for name in ("include", "cpu", "common")))
@@ -56,15 +59,16 @@ class Emulated:
         assert done.returncode == 0, done.stderr
         self._run = ctypes.CDLL(str(library))["emulate"]
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_int)
-        self.params = PlannerParams(traced)
+        self.params = PlannerParams(traced, has_roles)
         self.votes = np.zeros(1, np.int32)
         self.params.set("votes", self.votes.ctypes.data)
         self.inputs: Any = SimpleNamespace(scalars=variant.inputs(), known={})
         self.params.write_inputs(self.inputs.scalars)
-        self.native = HostPlanner(traced, wl.Paged(PAGE), HEADS.group_size)
+        self.native = HostPlanner(traced, wl.Paged(PAGE), HEADS.group_size, has_roles)
 
-    def plan(self, lengths: Any, site: Site, address: int, grid: tuple[int, int, int]) -> None:
+    def plan(self, lengths: Any, address: int, grid: tuple[int, int, int]) -> None:
         """As `HostPlanner.plan`, with lengths checked against the bounds."""
+        site = self.site
         bounds = site.room.bounds
         assert site.scratch < 2**20 - 528
         self.params.write_lengths(*lengths.addresses)
@@ -78,22 +82,30 @@ class Emulated:
 
 
 HEADS = Heads(8, 2)
-SITE = Site.of(
-    wl.Paged(PAGE),
-    HEADS,
-    TileConfig(16, 32),
-    capacity(
-        Bounds(REQUESTS, REQUESTS * 5, LONGEST, 40_000),
-        rows=16, keys=32, num_kv_heads=2, group_size=4, num_ctas=70,
-    ),
-    66,
-)  # fmt: skip
+BOUNDS = Bounds(REQUESTS, REQUESTS * 5, LONGEST, 40_000)
 
 
-@pytest.fixture(scope="module", params=["all", "causal", "window"])
+def site_of(tile: TileConfig) -> Site:
+    room = capacity(
+        BOUNDS, rows=16, keys=32, num_kv_heads=2, group_size=4, num_ctas=70,
+        smaller=smaller_roles(tile),
+    )  # fmt: skip
+    prices = RolePrices((900, 70), 40) if tile.decode else None
+    return Site.of(wl.Paged(PAGE), HEADS, tile, room, 66, prices)
+
+
+TILES = {"one role": TileConfig(16, 32), "two roles": TileConfig(16, 32, decode=TileConfig(4, 64))}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(mask, tile) for tile in TILES for mask in ("all", "causal", "window")],
+    ids=", ".join,
+)
 def emulated(request: Any, tmp_path_factory: Any) -> Emulated:
+    mask, tile = request.param
     variants = {"all": wl.Variant(), "causal": wl.Causal(), "window": wl.SlidingWindow(500)}
-    return Emulated(variants[request.param], tmp_path_factory.mktemp("planner"))
+    return Emulated(variants[mask], site_of(TILES[tile]), tmp_path_factory.mktemp("planner"))
 
 
 @pytest.mark.parametrize("descending", [0, 1])
@@ -111,12 +123,14 @@ def test_kernels_write_the_plans_of_the_host(
             }[kind]
             q_lens = rng.integers(0, rows + 1, size) if rows > 1 else np.ones(size, int)
             arguments = paged(q_lens, kv_lens, rng)
-            batch = emulated.native.measure(Arguments(*arguments), SITE.room.bounds)
+            batch = emulated.native.measure(Arguments(*arguments), emulated.site.room.bounds)
             assert batch is not None
-            expected, found = (np.full(SITE.room.total_ints, -7, np.int32) for _ in range(2))
-            emulated.native.plan(emulated.inputs, SITE, expected.ctypes.data)
+            expected, found = (
+                np.full(emulated.site.room.total_ints, -7, np.int32) for _ in range(2)
+            )
+            emulated.native.plan(emulated.inputs, emulated.site, expected.ctypes.data)
             grid = blocks, threads, descending
-            emulated.plan(batch.lengths, SITE, found.ctypes.data, grid)
+            emulated.plan(batch.lengths, found.ctypes.data, grid)
             assert np.array_equal(found, expected)
 
 
@@ -125,11 +139,11 @@ def test_kernels_refuse_what_passes_the_bounds(emulated: Emulated) -> None:
     arguments = paged(np.ones(2, int), np.array([LONGEST + 1, 5]), rng)
     batch = emulated.native.measure(Arguments(*arguments), None)
     assert batch is not None
-    found = np.full(SITE.room.total_ints, -7, np.int32)
-    emulated.plan(batch.lengths, SITE, found.ctypes.data, (2, 64, 0))
+    found = np.full(emulated.site.room.total_ints, -7, np.int32)
+    emulated.plan(batch.lengths, found.ctypes.data, (2, 64, 0))
     assert found[:5].tolist() == [0, 0, 0, 0, 10]
-    indptr = SITE.room.offsets["cta_indptr"]
-    assert not found[indptr : indptr + 71].any()
+    indptr = emulated.site.room.offsets["cta_indptr"]
+    assert not found[indptr : indptr + emulated.site.room.num_lists + 1].any()
 
 
 def test_kernels_refuse_lists_without_requests_that_begin_elsewhere(emulated: Emulated) -> None:
@@ -139,8 +153,8 @@ def test_kernels_refuse_lists_without_requests_that_begin_elsewhere(emulated: Em
         batch = emulated.native.measure(Arguments(qo, kv, empty, last), None)
         assert batch is not None
         qo[0], kv[0] = starts
-        found = np.full(SITE.room.total_ints, -7, np.int32)
-        emulated.plan(batch.lengths, SITE, found.ctypes.data, (2, 64, 0))
+        found = np.full(emulated.site.room.total_ints, -7, np.int32)
+        emulated.plan(batch.lengths, found.ctypes.data, (2, 64, 0))
         assert found[:5].tolist() == [0, 0, 0, 0, status]
 
 
@@ -160,8 +174,8 @@ def test_kernels_refuse_negative_pages(
         batch = emulated.native.measure(Arguments(qo, kv, pages[begin : begin + 31], last), None)
         assert batch is not None
         pages[begin + at] = -1
-        found = np.full(SITE.room.total_ints, -7, np.int32)
-        emulated.plan(batch.lengths, SITE, found.ctypes.data, (blocks, 64, 0))
+        found = np.full(emulated.site.room.total_ints, -7, np.int32)
+        emulated.plan(batch.lengths, found.ctypes.data, (blocks, 64, 0))
         is_refused = at < behind
         assert found[4] == (6 if is_refused else 0)
         assert (found[0] > 0) == (rows > 0 and not is_refused)

@@ -16,7 +16,7 @@ from warploom.codegen.attention.templates import CUDA
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.source import TileConfig
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import ArgumentError, UnsupportedSpec
+from warploom.errors import ArgumentError, NoHostCompiler, UnsupportedSpec
 from warploom.runtime.declaring.declare import make_spec
 from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.trials.case import Case, Setup
@@ -200,15 +200,31 @@ def test_explain_has_a_line_for_each_role() -> None:
     assert not [name for name in alone.explain().facts if name.startswith("role ")]
 
 
-def test_declarations_ask_for_the_one_kernel_that_plans_take() -> None:
+def test_declarations_ask_for_one_kernel_and_a_planner_of_two_roles() -> None:
     declared = wl.AttentionDeclaration(
         wl.Causal(), num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", tile=BOTH
     )
-    (source, _), *others = declared.jobs(host_target(), [host_target()])
+    (source, _), (planner, _) = declared.jobs(host_target(), [host_target()])
     assert "PrefillConfig" in source.text and "DecodeConfig" in source.text
-    assert others == []  # no native planner knows two tiles
+    assert "RolePlanner" in planner.text
     wrapper = declared.on("cpu")
     assert [job[0] for job in wrapper.build_jobs()] == [source]
+
+
+def test_numpy_plans_what_the_host_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    natively, by_numpy = hybrid(BOTH), hybrid(BOTH)
+    natively.plan(**lengths())
+
+    def missing(*_: Any) -> Any:
+        raise NoHostCompiler(tried="c++")
+
+    monkeypatch.setattr("warploom.runtime.planning.host_strategy.HostPlanner", missing)
+    by_numpy.plan(**lengths())
+    assert natively.planned is not None and by_numpy.planned is not None
+    assert by_numpy.planned.by == "NumPy"
+    found, expected = natively.planned.plan, by_numpy.planned.plan
+    for name in ("header", "cta_indptr", "items", "merges", "segments", "loads"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
 
 
 @pytest.mark.parametrize("template", CUDA, ids=lambda found: type(found).__name__)
