@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from warploom.runtime.declaring.declare import make_spec
 from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
+from warploom.runtime.wrappers import explain as explain_module
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import c_structs
@@ -249,3 +251,13 @@ def test_templates_for_gpus_have_one_role(template: Any) -> None:
 def test_refusals(tile: TileConfig, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ArgumentError, match=reason):
         hybrid(tile, **options)
+
+
+def test_explain_tells_the_predicted_time_of_a_gpu() -> None:
+    wrapper = hybrid(BOTH)
+    wrapper.plan(**lengths())
+    assert wrapper.planned is not None
+    plan = replace(wrapper.planned.plan, prices=RolePrices((1000, 500), 2))
+    told: Any = explain_module.__dict__["_roles"](plan, "CTA", True)
+    assert told["predicted time"] == f"{1e6 * (plan.predicted_seconds or 0):.1f} us"
+    assert plan.predicted_seconds
