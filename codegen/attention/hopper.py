@@ -78,6 +78,8 @@ class Hopper(CudaTemplate):
             return "composed tiles hold rows of several requests, and have no roles"
         if not _DECODE.has(decode):
             return f"decodes stream through portable tiles of 16 rows, not {decode.label}"
+        if self._has_group(spec):
+            return "a group of its own transforms staged rows, and leaves decodes too few registers"
         threads = self.threads(spec, tile)
         if _DECODE.threads(decode) > threads:
             return f"its CTAs have {threads} threads, fewer than {decode.label} takes"

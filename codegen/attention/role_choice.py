@@ -12,21 +12,20 @@ from warploom.dsl.types.spec import AttentionSpec
 
 FEW_ROWS, MANY_ROWS = 16, 64  # fused, of a request: at most for decode, and more for prefill
 _WARP_KEYS = 32  # of a warp that streams; each looks up one
-_WIDEST = 128  # lanes; tiles of wider heads stream with more registers than a CTA of roles has
+_LANES = 128  # of heads that were measured; wider ones stream with more registers than there are
 _REASON = "requests of few rows and of many: decodes stream keys on some SMs while others compute"
 
 
 def role_choice(spec: AttentionSpec, arch: Arch) -> TileChoice | None:
     """Tiles for batches that mix decodes and prefills; None if one tile serves such batches.
 
-    Groups that transform staged rows, and heads of more than 128 lanes, leave decodes too few
-    registers.
+    Groups that transform staged rows, and wide heads, leave decodes too few registers.
 
     Args:
         spec: what to compute.
         arch: where.
     """
-    if max(spec.head_dim_qk, spec.head_dim_v) > _WIDEST or spec.kv_format.composed:
+    if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES) or spec.kv_format.composed:
         return None
     tall = [tile for tile in HOPPER.tiles(spec, arch, Work(MANY_ROWS + 1)) if tile.rows == 128]
     most = [

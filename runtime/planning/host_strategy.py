@@ -40,6 +40,7 @@ class HostStrategy:
         self._planner: HostPlanner | None = None
         self._of_roles: HostPlanner | None = None  # of batches that alone take two roles
         self._given: Arguments | None = None  # that were measured last
+        self._kept: tuple[object, ...] = ()
         rules = places.rules
         stored = format_of(rules.spec.kv_format)
         self._may_be = stored.native_storage is not None and rules.options.may_plan_natively
@@ -101,7 +102,9 @@ class HostStrategy:
         if self._of_roles is None:
             spec, group = rules.spec, rules.heads.group_size
             self._of_roles = HostPlanner(spec.variant, spec.kv_format, group, has_roles=True)
-        self._of_roles.measure(given, rules.options.bounds)
+        measured = self._of_roles.measure(given, rules.options.bounds)
+        assert measured is not None  # the other planner has measured it, too
+        self._kept = measured.lengths.kept  # what it converted, until it has planned
         return self._of_roles
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:

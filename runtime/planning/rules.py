@@ -133,7 +133,7 @@ class Rules:
 
     @cached_property
     def _may_mix(self) -> bool:
-        """Not with bounds: each wrapper would build one more kernel, for mixes that may not come."""
+        """Not with bounds: wrappers would build one more kernel, for mixes that may not come."""
         options = self.options
         is_free = not options.batch_invariant and options.bounds is None
         return is_free and self._kernels.of_roles is not None

@@ -59,7 +59,7 @@ def test_parameters_say_which_tensors_are_written() -> None:
 
 
 def test_variants_without_outputs_have_no_word_of_it() -> None:
-    tile = TileConfig(16, 32, 2, 2)
+    tile = TileConfig(16, 64, 2, 2)
     for render in (render_cuda, render_cpu):
         text = render(spec(wl.Causal() & wl.Alibi()), tile, c_structs()).text
         assert "ecord(" not in text

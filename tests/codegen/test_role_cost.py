@@ -22,8 +22,8 @@ def spec(lanes: int, stored: str | None = None) -> AttentionSpec:
 
 def test_prices_follow_flops_and_bytes() -> None:
     found = role_cost(spec(128), TILE)
-    assert found.prefill == 1_800_000 and found.saturating == 70
-    assert found.decode == -(-64 * 256 * 2 * 1000 // 60)  # bytes at 60 GB/s
+    assert found.prefill == 1_800_000 and found.saturating == 81
+    assert found.decode == -(-64 * 256 * 2 * 1000 // 52)  # bytes at 52 GB/s
     assert role_cost(spec(64), TILE).prefill == 900_000
     half = role_cost(spec(128), replace(TILE, rows=64))
     assert half.prefill == 900_000 and half.decode == found.decode

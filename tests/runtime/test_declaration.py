@@ -51,7 +51,7 @@ DECLARATIONS = [
     declared(kv_format=wl.Composed(16), bounds=BOUNDS, cuda_graph=True),
     declared(kv_format=wl.Ragged(), bounds=BOUNDS, batch_invariant=True, num_kv_heads=1),
     declared(kv_format=wl.Ragged(), batch_invariant=True),
-    declared(kv_format=wl.Ragged(), tile=wl.TileConfig(64, 32, 2, 2)),
+    declared(kv_format=wl.Ragged(), tile=wl.TileConfig(64, 64, 2, 2)),
 ]
 
 

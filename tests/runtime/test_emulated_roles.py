@@ -18,7 +18,7 @@ JOBS: list[tuple[Variant, KVFormat, str, int, TileConfig]] = [
     (wl.Causal(), wl.Paged(16), "bfloat16", 64, TILE),
     (wl.Causal(), wl.Ragged(), "float16", 128, TALL),
     (wl.Causal() & wl.SoftCap(5.0), wl.Paged(1), "bfloat16", 64, TILE),
-    (wl.Causal() & wl.Rope(), wl.Paged(16), "bfloat16", 64, TALL),
+    (wl.Causal() & wl.Alibi(), wl.Paged(16), "bfloat16", 64, TALL),
     (wl.Causal() & wl.SlidingWindow(40), wl.Ragged(), "bfloat16", 96, TALL),
     (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(3), "float16", 64, TILE),
 ]
