@@ -180,6 +180,10 @@ def verify_plans() -> bool:
     return _flag("WARPLOOM_VERIFY_PLANS", False)
 
 
+def mixed_roles() -> bool:
+    return _flag("WARPLOOM_MIXED_ROLES", False)
+
+
 def trace() -> bool:
     return _flag("WARPLOOM_TRACE", False)
 

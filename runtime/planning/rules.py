@@ -15,6 +15,7 @@ from warploom.codegen.source import TileChoice, TileConfig
 from warploom.codegen.stamps import STAMP
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
+from warploom.env import mixed_roles
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.batch import Arrays, Batch, OnDevice
@@ -135,7 +136,7 @@ class Rules:
     def _may_mix(self) -> bool:
         """Not with bounds: wrappers would build one more kernel, for mixes that may not come."""
         options = self.options
-        is_free = not options.batch_invariant and options.bounds is None
+        is_free = mixed_roles() and not options.batch_invariant and options.bounds is None
         return is_free and self._kernels.of_roles is not None
 
     def _choose(self, batch: Batch) -> TileChoice:

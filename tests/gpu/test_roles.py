@@ -32,7 +32,8 @@ BATCHES = [
 
 
 @pytest.fixture(autouse=True)
-def _on_hopper(cuda: torch.device) -> None:
+def _on_hopper(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPLOOM_MIXED_ROLES", "1")
     if "hopper" not in cuda_facts(cuda.index).arch.templates:
         pytest.skip("roles on GPUs need sm_90a")
 
