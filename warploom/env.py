@@ -48,6 +48,7 @@ SETTINGS = (
         "0",
     ),
     Setting(
+        "WARPLOOM_MIXED_ROLES",
         "WARPLOOM_TRACE",
         "1 builds attention kernels that tell when each work item ran; slower",
         "0",
