@@ -49,6 +49,10 @@ SETTINGS = (
     ),
     Setting(
         "WARPLOOM_MIXED_ROLES",
+        "1 gives batches of prefills and decodes two tiles in one launch on Hopper; on trial",
+        "0",
+    ),
+    Setting(
         "WARPLOOM_TRACE",
         "1 builds attention kernels that tell when each work item ran; slower",
         "0",
