@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -30,6 +31,20 @@ def quietly(run: Callable[[], torch.Tensor]) -> torch.Tensor:
         except RuntimeError as refusal:
             reasons = [str(one.message).splitlines()[0] for one in said]
             raise NotAvailable("; ".join([*reasons[:2], str(refusal).splitlines()[0]])) from refusal
+
+
+def package(module: str, name: str, device: torch.device) -> Any:
+    """A library whose kernels are for GPUs.
+
+    Raises:
+        NotAvailable: the device is none, or why the library is not there.
+    """
+    if device.type != "cuda":
+        raise NotAvailable(f"{name} has no CPU kernels")
+    try:
+        return import_module(module)
+    except Exception as missing:  # a partial install fails in many ways; each is the reason
+        raise NotAvailable(f"{type(missing).__name__}: {missing}") from missing
 
 
 # --- warploom -----------------------------------------------------------------------------------

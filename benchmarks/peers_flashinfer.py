@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from batches import Inputs
 from harness import Implementation, NotAvailable, Thunk
+from peers import package
 
 WORKSPACE_BYTES = 2 << 30  # its habitual 128 to 384 MiB are too few for 32 key/value heads
 
@@ -39,13 +40,7 @@ struct HeadBias {
 
 def library(device: torch.device) -> Any:
     """The package, or `NotAvailable`."""
-    if device.type != "cuda":
-        raise NotAvailable("FlashInfer has no CPU kernels")
-    try:
-        import flashinfer  # pyright: ignore[reportMissingImports]
-    except Exception as missing:  # a partial install fails in many ways; each is the reason
-        raise NotAvailable(f"{type(missing).__name__}: {missing}") from missing
-    return flashinfer
+    return package("flashinfer", "FlashInfer", device)
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ import torch
 from batches import Inputs
 from harness import Implementation, NotAvailable, Thunk
 from mixed_batches import Kind, Mixed
+from peers import package
 
 Halves = Callable[[Sequence[Inputs]], Sequence[Thunk]]
 LEAST_CUDNN = (1, 32)  # of the front end
@@ -125,16 +126,6 @@ def run_batch_pod(kind: Kind, batches: Sequence[Mixed]) -> list[Thunk]:
 # --- FlashAttention-3 -----------------------------------------------------------------------------
 
 
-def fa3_library(device: torch.device) -> Any:
-    if device.type != "cuda":
-        raise NotAvailable("FlashAttention-3 has no CPU kernels")
-    try:
-        import flash_attn_interface  # pyright: ignore[reportMissingImports]
-    except Exception as missing:  # a partial build fails in many ways; each is the reason
-        raise NotAvailable(f"{type(missing).__name__}: {missing}") from missing
-    return flash_attn_interface
-
-
 def padded_pages(inputs: Inputs) -> torch.Tensor:
     """int32 [requests, most pages] on the device; what is behind a request's pages is 0."""
     lists = inputs.indices.tensor_split(inputs.kv_indptr[1:-1].tolist())
@@ -149,7 +140,7 @@ def lengths_of(lens: Sequence[int], device: torch.device) -> torch.Tensor:
 def run_fa3(kind: Kind, inputs: Sequence[Inputs]) -> list[Thunk]:
     """Its kernel for caches in pages, for requests of any lengths."""
     first, device = inputs[0], inputs[0].q.device
-    attend = fa3_library(device).flash_attn_with_kvcache
+    attend = package("flash_attn_interface", "FlashAttention-3", device).flash_attn_with_kvcache
     options: dict[str, Any] = {
         "page_table": padded_pages(first),
         "cache_seqlens": lengths_of(first.shape.kv_lens, device),
@@ -168,12 +159,7 @@ def run_fa3(kind: Kind, inputs: Sequence[Inputs]) -> list[Thunk]:
 
 
 def cudnn_library(device: torch.device) -> Any:
-    if device.type != "cuda":
-        raise NotAvailable("cuDNN has no CPU kernels")
-    try:
-        import cudnn  # pyright: ignore[reportMissingImports]
-    except Exception as missing:
-        raise NotAvailable(f"{type(missing).__name__}: {missing}") from missing
+    cudnn = package("cudnn", "cuDNN", device)
     version = tuple(int(part) for part in cudnn.__version__.split(".")[:2])
     if version < LEAST_CUDNN:
         wanted = ".".join(map(str, LEAST_CUDNN))

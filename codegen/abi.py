@@ -46,7 +46,6 @@ _POINTERS = (
     ("float*", "partial_o", "[slot, row of tile, head_dim_v] partial outputs"),
     ("float*", "partial_state", "[slot, row of tile, 2] largest logit, and sum relative to it"),
     ("unsigned*", "arrivals", "one counter per merge record; zero between launches"),
-    ("unsigned*", "claims", "of shared lists, in plans of two roles; zero between launches"),
 )
 
 # What kernels have besides that tell the largest scores: the headers look for it.

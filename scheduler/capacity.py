@@ -60,11 +60,6 @@ class Capacity:
         """Lists of items; see `lists_of`."""
         return lists_of(self.num_ctas, self.num_roles)
 
-    @property
-    def claims_bytes(self) -> int:
-        """Of two counters in launches of two roles: lists claimed, and CTAs that drew a number."""
-        return 0 if self.num_roles == 1 else 8
-
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Section name -> length in int32."""
@@ -103,8 +98,6 @@ class WorkspaceSize:
         partial_state_bytes: float32 [max_slots, rows, 2], largest logit and sum.
         arrivals_bytes: uint32 [max_merges], zero between launches.
         votes_bytes: uint32 of a planner on the device, zero between launches.
-        claims_bytes: uint32 [2] of claimed lists and of CTAs that drew their number, zero between
-            launches; in plans of two roles.
         stamps_bytes: a record of each item's times, where kernels tell them.
     """
 
@@ -113,14 +106,13 @@ class WorkspaceSize:
     partial_state_bytes: int
     arrivals_bytes: int
     votes_bytes: int = 4
-    claims_bytes: int = 0
     stamps_bytes: int = 0
 
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Part name, as of the fields, -> first byte; total -> end."""
         offsets, end = {}, 0
-        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes", "claims", "stamps"):
+        for name in ("plan", "partial_o", "partial_state", "arrivals", "votes", "stamps"):
             offsets[name] = end
             end += -(-getattr(self, f"{name}_bytes") // 256) * 256
         return offsets | {"total": end}
@@ -235,6 +227,5 @@ def workspace_size(room: Capacity, head_dim_v: int, stamp_bytes: int = 0) -> Wor
         partial_state_bytes=8 * partial_rows,
         arrivals_bytes=4 * room.max_merges,
         votes_bytes=room.votes_bytes,
-        claims_bytes=room.claims_bytes,
         stamps_bytes=stamp_bytes * room.max_items,
     )

@@ -111,6 +111,8 @@ ROLE_HEADER = Record(
         ("num_shared", "shared lists in use, which any CTA claims when it is done"),
         ("num_active", "CTAs that may have work; those from there on claim nothing"),
         ("num_decodes", "CTAs that decode: the first ones"),
+        ("claimed", "counts claims of shared lists; 0 between launches"),
+        ("drawn", "counts CTAs that drew their number; 0 between launches"),
     ),
 )
 

@@ -85,10 +85,13 @@ class Plan:
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
         """Joins what was asked and what a planner found."""
         counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots, 0
-        roles = (work.num_shared, problem.active_ctas, work.num_decodes)
-        record = ROLE_HEADER if problem.smaller else HEADER
+        header = np.zeros(1, HEADER.dtype)
+        if problem.smaller:
+            counts += work.num_shared, problem.active_ctas, work.num_decodes, 0, 0
+            header = np.zeros(1, ROLE_HEADER.dtype)
+        header[0] = counts
         return cls(
-            header=np.array([counts + roles * bool(problem.smaller)], record.dtype),
+            header=header,
             cta_indptr=work.cta_indptr,
             items=work.items,
             segments=problem.segments,

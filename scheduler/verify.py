@@ -135,6 +135,11 @@ def _counts(plan: Plan) -> _Checks:
         shared = is_empty[len(owner) :] | in_use
         yield 0 <= plan.num_shared <= plan.num_ctas, "the header counts shared lists beyond all"
         yield shared, "a shared list that no CTA claims has work"
+        decodes = np.flatnonzero(~is_empty[plan.num_ctas : 2 * plan.num_ctas])
+        behind = decodes >= header["num_decodes"]
+        yield ~behind, "a CTA behind those that the header says decode does"
+        yield header["num_decodes"] <= plan.active_ctas, "more CTAs decode than may have work"
+        yield header["claimed"] == header["drawn"] == 0, "a counter of the header is not zero"
 
 
 def _ranges(plan: Plan, work: _Work) -> _Checks:

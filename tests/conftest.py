@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,13 @@ if settings is not None:
     settings.register_profile("random", deadline=None)
     settings.register_profile("same", deadline=None, derandomize=True)
     settings.load_profile("same" if os.environ.get("CI") else "random")
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """That of benchmarks/, whose other modules can be imported beside it."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    return import_module("harness")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,16 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import harness  # pyright: ignore[reportMissingImports]
-
-    return harness
 
 
 @pytest.fixture

@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import harness  # pyright: ignore[reportMissingImports]
-
-    return harness
 
 
 @pytest.fixture
@@ -259,6 +250,6 @@ def test_pages_are_padded_for_peers_that_want_a_rectangle(batches: ModuleType) -
     padded = peers.padded_pages(part)
     assert padded.shape == (3, 3) and padded.dtype == torch.int32
     for row, length in enumerate(part.shape.kv_lens):
-        pages = padded[row, : -(-length // 16)].long()
+        pages = padded[row, : -(-length // 16)].to(torch.int64)
         kept = part.k[pages].flatten(0, 1)[:length]
         assert torch.equal(kept, part.stored(part.k, row))

@@ -12,30 +12,25 @@ from warploom.dsl.types.spec import AttentionSpec
 
 FEW_ROWS, MANY_ROWS = 16, 64  # fused, of a request: at most for decode, and more for prefill
 _WARP_KEYS = 32  # of a warp that streams; each looks up one
-_LANES = 128  # of heads that were measured; wider ones stream with more registers than there are
+_MOST_WARPS = 11  # of three groups of four, one is for prefetching
 _REASON = "requests of few rows and of many: decodes stream keys on some SMs while others compute"
 
 
 def role_choice(spec: AttentionSpec, arch: Arch) -> TileChoice | None:
     """Tiles for batches that mix decodes and prefills; None if one tile serves such batches.
 
-    Groups that transform staged rows, and wide heads, leave decodes too few registers.
+    The most warps that shared memory holds: each asks for keys of its own.
 
     Args:
         spec: what to compute.
         arch: where.
     """
-    if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES) or spec.kv_format.composed:
-        return None
-    tall = [tile for tile in HOPPER.tiles(spec, arch, Work(MANY_ROWS + 1)) if tile.rows == 128]
-    most = [
-        replace(tile, decode=TileConfig(FEW_ROWS, _WARP_KEYS * warps, warps, 2))
-        for tile in tall
-        for warps in range(11, 0, -1)
-    ]
-    for tile in most:
-        if HOPPER.obstacle(spec, tile) or HOPPER.threads(spec, tile) > 384:
-            continue
-        if HOPPER.launch(spec, tile, arch).shared_bytes <= arch.shared_per_cta:
-            return TileChoice(tile, _REASON)
+    for tall in HOPPER.tiles(spec, arch, Work(MANY_ROWS + 1)):
+        for warps in range(_MOST_WARPS, 0, -1):
+            streamed = TileConfig(FEW_ROWS, _WARP_KEYS * warps, warps, stages=2)
+            tile = replace(tall, decode=streamed)
+            if HOPPER.obstacle(spec, tile):
+                continue
+            if HOPPER.launch(spec, tile, arch).shared_bytes <= arch.shared_per_cta:
+                return TileChoice(tile, _REASON)
     return None

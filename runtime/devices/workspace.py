@@ -124,7 +124,7 @@ class Workspace:
             self.streams.current()
 
     def address(self, part: str) -> int:
-        """Address of a part: plan, partial_o, partial_state, arrivals, votes or claims."""
+        """Address of a part: plan, partial_o, partial_state, arrivals, votes or stamps."""
         return self._memory.data_ptr() + self.size.offsets[part]
 
     @property

@@ -24,7 +24,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.places import Place, Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.strategy import Planned
-from warploom.runtime.tensors.index_arrays import IndexReader
+from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.layout import c_structs
 
@@ -38,9 +38,7 @@ class HostStrategy:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._planner: HostPlanner | None = None
-        self._of_roles: HostPlanner | None = None  # of batches that alone take two roles
-        self._given: Arguments | None = None  # that were measured last
-        self._kept: tuple[object, ...] = ()
+        self._of_roles: HostPlanner | None = None  # of mixed batches, where others have one role
         rules = places.rules
         stored = format_of(rules.spec.kv_format)
         self._may_be = stored.native_storage is not None and rules.options.may_plan_natively
@@ -60,13 +58,13 @@ class HostStrategy:
         return self._planner
 
     def prepare(self) -> None:
-        self._found()
+        if self._found() is not None and self._places.rules.of_mixes is not None:
+            self._planner_of_roles()
 
     def read(self, given: Arguments) -> Measured | None:
         planner = self._planner or self._found()
         if planner is None or given.kv_lens is not None:
             return None
-        self._given = given
         return planner.measure(given, self._places.rules.options.bounds)
 
     def takes(self, batch: Batch, inputs: Inputs) -> bool:
@@ -88,23 +86,25 @@ class HostStrategy:
         if count and not batch.lengths.addresses[3]:  # page numbers on the device stay there
             used -= count
             target[used : used + count].copy_(batch.lengths.kept[3][:count])
-        planner = self._planner_of(place)
+        planner = self._planner_of(place, batch)
         planner.plan(inputs, place.site, memory.upload.stage(target).address)
         memory.upload.send(used)
         return places.planned(batch, place, inputs, "the host, natively")
 
-    def _planner_of(self, place: Place) -> HostPlanner:
-        """The planner for a place; that of two roles measures the batch, too."""
-        rules, given = self._places.rules, self._given
-        assert self._planner is not None and given is not None
+    def _planner_of(self, place: Place, batch: Measured) -> HostPlanner:
+        """The planner for a place: that which measured the batch, or that of two roles."""
+        rules = self._places.rules
+        assert self._planner is not None
         if not place.kernel.tile.of_roles or rules.options.has_roles:
             return self._planner
+        planner = self._planner_of_roles()
+        planner.take(batch, rules.options.bounds)
+        return planner
+
+    def _planner_of_roles(self) -> HostPlanner:
         if self._of_roles is None:
-            spec, group = rules.spec, rules.heads.group_size
+            spec, group = self._places.rules.spec, self._places.rules.heads.group_size
             self._of_roles = HostPlanner(spec.variant, spec.kv_format, group, has_roles=True)
-        measured = self._of_roles.measure(given, rules.options.bounds)
-        assert measured is not None  # the other planner has measured it, too
-        self._kept = measured.lengths.kept  # what it converted, until it has planned
         return self._of_roles
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
@@ -175,27 +175,35 @@ class HostPlanner:
             if indices is None or last is None:
                 return None
             lengths = self._read(qo, kv, last, indices)
-            ends, kv_ends, requests, pages = lengths.counts
-            self.params.write_lengths(*lengths.addresses)
+            ends, kv_ends, requests, _ = lengths.counts
         else:
             if not (indices is last is None):
                 return None
-            lengths, pages = self._read(qo, kv), 0
+            lengths = self._read(qo, kv)
             ends, kv_ends = lengths.counts
             requests = ends - 1
-            self.params.write_lengths(*lengths.addresses, 0, 0)
         if requests != ends - 1 or kv_ends != ends or not 0 <= requests <= self._most_requests:
             return None
-        largest = self._largest
-        self.params.write_batch(
-            requests, largest.max_q_rows, largest.max_kv_len, min(largest.max_blocks, pages)
-        )
+        self._point_to(lengths, requests)
         if self._measure(self.params.address, self._found_at) != 0:
             return None
         busy, q_rows, total, longest_q, longest, blocks, extent = _MEASURE.unpack(self._found)
         mean = total / busy if busy else 1.0
         known = Sizes(requests, requests, total, mean, total, longest_q, longest, blocks)
         return Measured(partial(self._lower, given), q_rows, extent, known, lengths=lengths)
+
+    def take(self, batch: Measured, bounds: Bounds | None) -> None:
+        """Take up a batch that another planner has measured, which `plan` is to plan next."""
+        if bounds is not self._bounds:
+            self._take(bounds)
+        self._point_to(batch.lengths, batch.sizes.num_requests)
+
+    def _point_to(self, lengths: IndexArrays, requests: int) -> None:
+        largest, pages = self._largest, lengths.counts[3] if self._is_paged else 0
+        self.params.write_lengths(*lengths.addresses, *(() if self._is_paged else (0, 0)))
+        self.params.write_batch(
+            requests, largest.max_q_rows, largest.max_kv_len, min(largest.max_blocks, pages)
+        )
 
     def _lower(self, given: Arguments) -> Arrays:
         return make_batch(self._format, *given[:4]).arrays
@@ -215,7 +223,7 @@ class HostPlanner:
         self._scratch_at = -(-self._scratch.ctypes.data // 16) * 16
 
     def plan(self, inputs: Inputs, site: Site, address: int) -> None:
-        """Write the plan of the batch that was measured last to host memory.
+        """Write the plan of the batch that was measured, or taken up, last to host memory.
 
         Args:
             inputs: known ones.

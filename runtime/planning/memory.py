@@ -77,7 +77,7 @@ class PlanMemory:
         for section, offset in room.offsets.items():
             self._params.set(section, begin + 4 * offset)
         stamps = ("stamps",) if self._rules.spec.stamps else ()
-        for part in ("partial_o", "partial_state", "arrivals", "claims", *stamps):
+        for part in ("partial_o", "partial_state", "arrivals", *stamps):
             if part not in room.offsets:
                 self._params.set(part, self.workspace.address(part))
         self._addressed = target

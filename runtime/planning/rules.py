@@ -18,7 +18,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.env import mixed_roles
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.batch import Arrays, Batch, OnDevice
+from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
@@ -119,25 +119,26 @@ class Rules:
 
     def choice(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that for a batch."""
-        mixed = self._kernels.of_roles if self.fixed is None and self._mixes(batch) else None
-        return self.fixed or mixed or self._choose(batch)
+        if self.fixed is None and self.of_mixes is not None and self._mixes(batch):
+            return self.of_mixes
+        return self.fixed or self._choose(batch)
+
+    @cached_property
+    def of_mixes(self) -> TileChoice | None:
+        """The tiles of batches that have decodes and prefills; None if one tile serves these, too.
+
+        Not with bounds: wrappers would build one more kernel, for mixes that may not come.
+        """
+        is_free = mixed_roles() and self.fixed is None and self.options.bounds is None
+        return self._kernels.of_roles if is_free else None
 
     def _mixes(self, batch: Batch) -> bool:
-        """Whether a batch has requests of few rows and of many. Devices tell no lengths."""
+        """Whether a batch has requests of few rows and of many."""
         sizes, group = batch.sizes, self.heads.group_size
         if sizes.num_segments < 2 or sizes.longest_q * group <= MANY_ROWS:
             return False
-        if isinstance(batch, OnDevice) or not self._may_mix:
-            return False
         fused = batch.row_counts * group
         return bool(((fused > 0) & (fused <= FEW_ROWS)).any())
-
-    @cached_property
-    def _may_mix(self) -> bool:
-        """Not with bounds: wrappers would build one more kernel, for mixes that may not come."""
-        options = self.options
-        is_free = mixed_roles() and not options.batch_invariant and options.bounds is None
-        return is_free and self._kernels.of_roles is not None
 
     def _choose(self, batch: Batch) -> TileChoice:
         """By its segments, and their mean number of fused rows."""
@@ -151,7 +152,7 @@ class Rules:
         )
 
     def _candidates(self) -> list[TileChoice]:
-        mixed = [self._kernels.of_roles] if self._may_mix and self._kernels.of_roles else []
+        mixed = [] if self.of_mixes is None else [self.of_mixes]
         return [*self._kernels.candidates(self.heads.group_size), *mixed]
 
     # Sizes

@@ -302,5 +302,5 @@ def _memory(planned: Planned) -> dict[str, object]:
     return {
         "workspace": f"{size.total:,} B: plan {size.plan_bytes:,}, partial output "
         f"{size.partial_o_bytes:,}, states {size.partial_state_bytes:,}, "
-        f"counters {size.arrivals_bytes + size.votes_bytes + size.claims_bytes:,}"
+        f"counters {size.arrivals_bytes + size.votes_bytes:,}"
     }

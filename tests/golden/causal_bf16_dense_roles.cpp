@@ -6,7 +6,7 @@
 
 namespace warploom {
 
-struct alignas(16) PlanHeader {
+struct alignas(4) PlanHeader {
   int num_items;  // work items in all
   int num_segments;  // segments
   int num_merges;  // tiles that were split; row merges in a composed plan
@@ -15,6 +15,8 @@ struct alignas(16) PlanHeader {
   int num_shared;  // shared lists in use, which any CTA claims when it is done
   int num_active;  // CTAs that may have work; those from there on claim nothing
   int num_decodes;  // CTAs that decode: the first ones
+  int claimed;  // counts claims of shared lists; 0 between launches
+  int drawn;  // counts CTAs that drew their number; 0 between launches
 };
 
 struct alignas(16) Segment {
@@ -64,7 +66,6 @@ struct Params {
   float* partial_o;  // [slot, row of tile, head_dim_v] partial outputs
   float* partial_state;  // [slot, row of tile, 2] largest logit, and sum relative to it
   unsigned* arrivals;  // one counter per merge record; zero between launches
-  unsigned* claims;  // of shared lists, in plans of two roles; zero between launches
   long long q_batch_stride;  // elements
   long long q_row_stride;  // elements
   long long q_head_stride;  // elements

@@ -61,7 +61,6 @@ struct Params {
   float* partial_o;  // [slot, row of tile, head_dim_v] partial outputs
   float* partial_state;  // [slot, row of tile, 2] largest logit, and sum relative to it
   unsigned* arrivals;  // one counter per merge record; zero between launches
-  unsigned* claims;  // of shared lists, in plans of two roles; zero between launches
   long long q_batch_stride;  // elements
   long long q_row_stride;  // elements
   long long q_head_stride;  // elements

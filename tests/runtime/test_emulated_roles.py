@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.emulator import Emulator
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.emulator import CTAS, Emulator
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -12,24 +14,35 @@ from warploom.dsl.variants.variant import Variant
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 
-TILE = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(16, 64, 2, 2))
+SMALL = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(16, 64, 2, 2))
 TALL = TileConfig(128, 64, 8, 2, "hopper", 1, decode=TileConfig(16, 96, 3, 2))
-JOBS: list[tuple[Variant, KVFormat, str, int, TileConfig]] = [
-    (wl.Causal(), wl.Paged(16), "bfloat16", 64, TILE),
-    (wl.Causal(), wl.Ragged(), "float16", 128, TALL),
-    (wl.Causal() & wl.SoftCap(5.0), wl.Paged(1), "bfloat16", 64, TILE),
-    (wl.Causal() & wl.Alibi(), wl.Paged(16), "bfloat16", 64, TALL),
-    (wl.Causal() & wl.SlidingWindow(40), wl.Ragged(), "bfloat16", 96, TALL),
-    (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(3), "float16", 64, TILE),
+JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
+    (wl.Causal(), wl.Paged(16), "bfloat16", SMALL),
+    (wl.Causal(), wl.Ragged(), "float16", TALL),
+    (wl.Causal() & wl.SoftCap(5.0), wl.Paged(1), "bfloat16", SMALL),
+    (wl.Causal() & wl.Alibi(), wl.Paged(16), "bfloat16", TALL),
+    (wl.Causal() & wl.SlidingWindow(40), wl.Ragged(), "bfloat16", TALL),
+    (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(3), "float16", SMALL),
+]
+MIXES = [
+    ([70, 1, 0, 33, 1, 2], [130, 257, 40, 33, 500, 64]),
+    ([1, 4, 1], [300, 40, 0]),  # decodes alone
+    ([100, 60], [200, 60]),  # prefills alone
+    ([1, 90, 1, 1], [64, 700, 32, 1000]),
 ]
 
 
-def check(emulator: Emulator, job: int, q_lens: list[int], kv_lens: list[int], order: int) -> None:
-    variant, kv_format, dtype, dim, tile = JOBS[job]
-    case = Case(
-        Setup(kv_format, dtype, dim, dim, tile=tile),
-        tuple(q_lens), tuple(kv_lens), num_kv_heads=2, group_size=4, seed=order,
-    )  # fmt: skip
+def check(
+    emulator: Emulator,
+    job: int,
+    lengths: tuple[list[int], list[int]],
+    order: int,
+    sm_limit: int | None = None,
+) -> None:
+    variant, kv_format, dtype, tile = JOBS[job]
+    q_lens, kv_lens = map(tuple, lengths)
+    setup = Setup(kv_format, dtype, 128, 128, tile=tile)
+    case = Case(setup, q_lens, kv_lens, 2, 4, seed=order, sm_limit=sm_limit)
     emulator.order = order
     found = mismatch(variant, case)
     assert found is None, f"order {order}: {case}: {found}"
@@ -37,10 +50,28 @@ def check(emulator: Emulator, job: int, q_lens: list[int], kv_lens: list[int], o
 
 @pytest.mark.parametrize("job", range(len(JOBS)))
 def test_mixes_are_right(emulator: Emulator, job: int) -> None:
-    for order, (q_lens, kv_lens) in enumerate([
-        ([70, 1, 0, 33, 1, 2], [130, 257, 40, 33, 500, 64]),
-        ([1, 4, 1], [300, 40, 0]),  # decodes alone
-        ([100, 60], [200, 60]),  # prefill alone
-        ([1, 90, 1, 1], [64, 700, 32, 1000]),
-    ]):  # fmt: skip
-        check(emulator, job, q_lens, kv_lens, order + 7 * job)
+    for order, lengths in enumerate(MIXES):
+        check(emulator, job, lengths, order + 7 * job)
+
+
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from((0, 1, 1, 1, 2, 4, 5, 17, 40, 90)), st.integers(0, 400)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(requests=[(3, 0), (1, 64), (3, 76), (31, 15)], sm_limit=2, order=1)
+@given(
+    requests=REQUESTS,
+    sm_limit=st.none() | st.integers(1, CTAS),
+    order=st.integers(0, 1000),
+)
+def test_any_mix_is_right_in_any_order(
+    emulator: Emulator, requests: list[tuple[int, int]], sm_limit: int | None, order: int
+) -> None:
+    """A few CTAs have both roles, claim what is shared, or may not work at all."""
+    q_lens, kv_lens = (list(x) for x in zip(*requests, strict=True))
+    for job in (0, 1):
+        check(emulator, job, (q_lens, kv_lens), order, sm_limit)

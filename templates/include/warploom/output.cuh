@@ -80,7 +80,7 @@ struct RowStore {
     if (!exists) return;
     // Composed plans count rows, not slots.
     const long long slot_row =
-        static_cast<long long>(item.facts().slot) * (C::kComposed ? 1 : kSlotRows<C>) + row;
+        static_cast<long long>(item.facts().slot) * (C::kComposed ? 1 : kSlotRows<C>)+row;
     float* to = item.p.partial_o + slot_row * C::kHeadDimV;
 #pragma unroll
     for (int lane = first_lane(); lane < C::kHeadDimV; lane += S::kBlock) {

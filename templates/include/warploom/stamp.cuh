@@ -1,5 +1,5 @@
-// When each work item ran, in kernels that are made to tell it (WARPLOOM_TRACE): their Params have a
-// place for it (codegen/abi.py).
+// When each work item ran, in kernels that are made to tell it (WARPLOOM_TRACE): their Params have
+// a place for it (codegen/abi.py).
 #pragma once
 
 #include <warploom/ptx.cuh>

@@ -25,11 +25,19 @@ struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared))> {
   static constexpr bool kDoes = true;
 };
 
+// What a plan says of its lists, and the counters that launches leave at zero. Read anew each time.
+template <class K>
+WL_FN volatile typename K::PlanHeader& header_of(const typename K::Params& p) {
+  return *reinterpret_cast<volatile typename K::PlanHeader*>(const_cast<int*>(p.header));
+}
+
 // Draws the number of a shared list, at least num_shared if there is none left. Each CTA draws one
 // such number: who draws the last of them leaves the counter at zero for the next launch.
-WL_FN unsigned claim_list(unsigned* claims, unsigned num_shared, unsigned num_active) {
-  const unsigned drawn = atomicAdd(claims, 1u);
-  if (drawn == num_shared + num_active - 1) *claims = 0;
+template <class Header>
+WL_FN unsigned claim_list(volatile Header& header) {
+  auto* claimed = reinterpret_cast<unsigned*>(const_cast<int*>(&header.claimed));
+  const unsigned drawn = atomicAdd(claimed, 1u);
+  if (drawn == unsigned(header.num_shared + header.num_active) - 1) *claimed = 0;
   return drawn;
 }
 
@@ -42,16 +50,13 @@ WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Wo
     work(list_of<K>(p, blockIdx.x));
   } else {
     // Nothing is kept in registers while a list is worked through, nor read before it is needed.
-    const volatile auto& header =
-        *reinterpret_cast<const volatile typename K::PlanHeader*>(p.header);
+    volatile auto& header = header_of<K>(p);
     work(list_of<K>(p, shared.drawn().cta));
     if (header.num_shared == 0 || shared.drawn().cta >= header.num_active) return;
 #pragma unroll 1
     for (int turn = 0;; turn ^= 1) {
       volatile unsigned& drawn = shared.drawn().lists[turn];
-      if (threadIdx.x == Sizes<K>::kThreads) {
-        drawn = claim_list(p.claims, header.num_shared, header.num_active);
-      }
+      if (threadIdx.x == Sizes<K>::kThreads) drawn = claim_list(header);
       named_sync(kListBarrier, K::kCtaThreads);
       const unsigned number = drawn;
       if (number >= header.num_shared) return;

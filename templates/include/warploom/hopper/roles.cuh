@@ -1,5 +1,5 @@
-// Prefill and decode in one launch (POD-Attention): each CTA streams its list of decode items with a
-// tile of few rows, and then does what there is of prefill as any Hopper kernel. The plan mostly
+// Prefill and decode in one launch (POD-Attention): each CTA streams its list of decode items with
+// a tile of few rows, and then does what there is of prefill as any Hopper kernel. The plan mostly
 // gives a CTA one of the two, so that some SMs read memory while others compute.
 #pragma once
 
@@ -33,13 +33,14 @@ WL_FN bool should_decode(unsigned sm, unsigned share) {
 template <class K>
 WL_FN void draw_cta(const typename K::Params& p, Shared<K> shared) {
   if (threadIdx.x == 0) {
-    const auto& header = *reinterpret_cast<const typename K::PlanHeader*>(p.header);
-    const unsigned share = (unsigned(__ldg(&header.num_decodes)) << 16) / gridDim.x;
+    auto& header = header_of<K>(p);
+    auto* drawn = reinterpret_cast<unsigned*>(const_cast<int*>(&header.drawn));
+    const unsigned share = (unsigned(header.num_decodes) << 16) / gridDim.x;
     const bool decodes = should_decode(sm_number(), share);
-    const unsigned before = atomicAdd(p.claims + 1, decodes ? 1u : 0x10000u);
+    const unsigned before = atomicAdd(drawn, decodes ? 1u : 0x10000u);
     const unsigned from_first = before & 0xffffu, from_last = before >> 16;
     shared.drawn().cta = decodes ? from_first : gridDim.x - 1 - from_last;
-    if (from_first + from_last == gridDim.x - 1) p.claims[1] = 0;
+    if (from_first + from_last == gridDim.x - 1) *drawn = 0;
   }
   __syncthreads();
 }

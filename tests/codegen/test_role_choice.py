@@ -1,0 +1,95 @@
+"""Two tiles in one launch of the Hopper template: who gets them, and that they compile."""
+
+from __future__ import annotations
+
+import pytest
+
+import warploom as wl
+from warploom.codegen.attention.role_choice import role_choice
+from warploom.codegen.attention.templates import HOPPER
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.nvrtc import run_nvrtc
+from warploom.dsl.types.dtypes import dtype, kv_dtype
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import UnsupportedSpec
+from warploom.scheduler.layout import c_structs
+
+CAUSAL = wl.Causal()
+SM90 = arch_named("sm_90a")
+FORMATS = [wl.Paged(16), wl.Paged(1), wl.Ragged(), wl.BlockSparse((16, 8)), wl.Rolling(512, 4)]
+
+
+def spec(
+    variant: Variant = CAUSAL,
+    kv_format: KVFormat = FORMATS[0],
+    lanes: int = 128,
+    stored: str | None = None,
+) -> AttentionSpec:
+    found = None if stored is None else kv_dtype(stored)
+    traced = trace(variant)
+    return AttentionSpec(traced, lanes, lanes, dtype("bfloat16"), kv_format, found)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        spec(lanes=64),
+        spec(lanes=256),
+        spec(wl.Causal() & wl.Rope()),
+        spec(kv_format=wl.Composed(16)),
+        spec(stored="float8_e4m3fn"),
+    ],
+    ids=["64 lanes", "256 lanes", "rope", "composed", "fp8"],
+)
+def test_what_has_one_tile(refused: AttentionSpec) -> None:
+    assert role_choice(refused, SM90) is None
+
+
+def test_others_have_one_tile_on_other_architectures() -> None:
+    assert role_choice(spec(), arch_named("sm_80")) is None
+    assert role_choice(spec(), arch_named("sm_100a")) is None
+
+
+def test_heads_that_were_not_understood_are_refused_by_name() -> None:
+    choice = role_choice(spec(), SM90)
+    assert choice is not None
+    with pytest.raises(UnsupportedSpec, match="on trial, for heads of 128 lanes"):
+        HOPPER.kernel(spec(lanes=64), choice.tile)
+    with pytest.raises(UnsupportedSpec, match="transforms staged rows"):
+        HOPPER.kernel(spec(wl.Causal() & wl.Rope()), choice.tile)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS, ids=str)
+def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat) -> None:
+    choice = role_choice(spec(kv_format=kv_format), SM90)
+    assert choice is not None and choice.tile.decode is not None
+    decode = choice.tile.decode
+    assert decode.rows == 16 and decode.keys == 32 * decode.warps and decode.warps >= 4
+    shape = HOPPER.launch(spec(kv_format=kv_format), choice.tile, SM90)
+    assert shape.shared_bytes <= SM90.shared_per_cta and shape.ctas_per_sm == 1
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize(
+    ("variant", "kv_format"),
+    [
+        (wl.Causal(), wl.Paged(16)),
+        (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Ragged()),
+        (wl.FlashSigmoid(bias=-2.0), wl.Paged(1)),
+    ],
+    ids=["causal", "cap and bias", "sigmoid"],
+)
+def test_kernels_compile_for_what_a_cta_is_launched_with(
+    variant: Variant, kv_format: KVFormat
+) -> None:
+    of = spec(variant, kv_format)
+    choice = role_choice(of, SM90)
+    assert choice is not None
+    source = HOPPER.kernel(of, choice.tile).render("cuda", c_structs(roles=True))
+    used = read_resources(run_nvrtc(source.text, SM90, source.name).cubin)
+    assert used.registers * HOPPER.launch(of, choice.tile, SM90).threads <= 65_536
