@@ -343,7 +343,7 @@ torch.export.save(torch.export.export(Layer(), given), sys.argv[1])
 
 def test_programs_of_another_process_run_no_variant_of_this_one(tmp_path: Path) -> None:
     path = tmp_path / "program.pt2"
-    subprocess.run([sys.executable, "-c", EXPORT, str(path)], check=True)
+    subprocess.run([sys.executable, "-c", EXPORT, str(path)], check=True, cwd=tmp_path)
     q = torch.ones(1, 4, 4, 16)
     kept = [Causal() & SoftCap(float(cap)) for cap in range(1, 4)]
     for variant in kept:  # whatever number they had in a process of their own
@@ -366,6 +366,6 @@ assert "torch._dynamo" not in sys.modules
 """
 
 
-def test_eager_calls_do_not_wait_for_dynamo() -> None:
+def test_eager_calls_do_not_wait_for_dynamo(tmp_path: Path) -> None:
     """Importing it takes seconds, which the first call of a process would pay."""
-    subprocess.run([sys.executable, "-c", EAGER], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", EAGER], check=True, timeout=120, cwd=tmp_path)
