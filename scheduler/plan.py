@@ -85,11 +85,11 @@ class Plan:
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
         """Joins what was asked and what a planner found."""
         counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots, 0
-        header = np.zeros(1, HEADER.dtype)
+        of_roles = work.num_shared, problem.active_ctas, work.num_decodes, 0, 0
         if problem.smaller:
-            counts += work.num_shared, problem.active_ctas, work.num_decodes, 0, 0
-            header = np.zeros(1, ROLE_HEADER.dtype)
-        header[0] = counts
+            header = np.array([counts + of_roles], ROLE_HEADER.dtype)
+        else:
+            header = np.array([counts], HEADER.dtype)
         return cls(
             header=header,
             cta_indptr=work.cta_indptr,

@@ -123,18 +123,19 @@ class AttentionDeclaration(Declaration):
         """
         spec, heads, options, parts = self._checked(target)
         kernels = KernelChoice(parts[0], target, *parts[1:])
-        for one in _choices(kernels, parts, heads, options):
+        choices = list(_choices(kernels, parts, heads, options))
+        for one in choices:
             yield from ((source, target) for source in kernels.sources(one))
         if not options.may_plan_natively:
             return
-        planner = PlannerSpec(spec.variant, options.has_roles)
-        structs = c_structs(roles=options.has_roles)
         stored = self._wrapper.planned_format(spec.kv_format)
-        if stored.native_storage is not None:
-            yield from ((planner.render("cpp", structs), host) for host in hosts)
         declared = options.bounds is not None
-        if isinstance(target, Arch) and declared and stored.plans_on_device:
-            yield planner.render("cuda", structs), target
+        for has_roles in sorted({bool(one.tile.of_roles) for one in choices}):
+            planner, structs = PlannerSpec(spec.variant, has_roles), c_structs(roles=has_roles)
+            if stored.native_storage is not None:
+                yield from ((planner.render("cpp", structs), host) for host in hosts)
+            if isinstance(target, Arch) and declared and stored.plans_on_device:
+                yield planner.render("cuda", structs), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
         kind = "cuda" if isinstance(target, Arch) else "cpu"

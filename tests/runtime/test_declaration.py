@@ -135,6 +135,38 @@ def test_every_source_of_every_batch_on_every_gpu_is_named(
     assert named == met | planners  # nothing is built for nobody
 
 
+def of_lengths(q: list[int]) -> Batch:
+    ends = np.append(0, np.cumsum(q)).astype(np.int32)
+    return make_batch(wl.Ragged(), ends, ends * 9)
+
+
+def test_mixed_batches_get_two_roles_where_asked_for(
+    planner: Callable[..., tuple[Planner, Kernels]],
+    host: HostTarget,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hopper, older = ARCHS["sm_90a"], ARCHS["sm_80"]
+    plain = declared(kv_format=wl.Ragged())
+    assert not planner(plain, hopper, 132)[0].rules.choice(of_lengths([300, 1, 1])).tile.of_roles
+    monkeypatch.setenv("WARPLOOM_MIXED_ROLES", "1")
+    rules = planner(plain, hopper, 132)[0].rules
+    assert rules.choice(of_lengths([300, 1, 0, 1])).tile.of_roles
+    assert rules.choice(of_lengths([1, 300, 4])).tile.of_roles  # of 16 fused rows at most
+    for others in ([1, 1, 1], [300, 300], [300], [], [300, 0, 5], [16, 1, 1]):
+        assert not rules.choice(of_lengths(others)).tile.of_roles, others
+    with_bounds = declared(kv_format=wl.Ragged(), bounds=BOUNDS)
+    for declaration, arch in ((with_bounds, hopper), (plain, older)):
+        found = planner(declaration, arch, 132)[0].rules
+        assert not found.choice(of_lengths([300, 1, 1])).tile.of_roles
+    jobs = list(plain.jobs(hopper, [host]))
+    assert {source.code for source, _ in jobs} >= {
+        source.code
+        for batch in (of_lengths([300, 1, 1]), of_lengths([1, 1]))
+        for source in planner(plain, hopper, 132)[1].sources(rules.choice(batch))
+    }
+    assert sum("warploom_planner" in source.code for source, of in jobs if of is host) == 2
+
+
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=range(len(DECLARATIONS)))
 def test_every_source_of_every_batch_on_the_cpu_is_named(
     declaration: wl.AttentionDeclaration, host: HostTarget, monkeypatch: pytest.MonkeyPatch
