@@ -21,7 +21,7 @@ from warploom.scheduler.layout import (
     WORK_ITEM,
     Record,
 )
-from warploom.scheduler.roles import Role, lists_of
+from warploom.scheduler.roles import MOST_CTAS, Role, lists_of
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,8 @@ def capacity(
             rows of any; but there are up to 2 * num_ctas lists with work, and cuts between them.
 
     Raises:
-        ArgumentError: the bounds need more records than int32 can count.
+        ArgumentError: the bounds need more records than int32 can count, or two roles have more CTAs
+            than one counter holds.
     """
     tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
     if split_size is None:
@@ -195,6 +196,9 @@ def capacity(
         most = most if pieces is None else most.within(pieces)
         items, merges, slots = most.items, most.merges, most.slots
     sections = items, bounds.segments, merges, slots, bounds.max_blocks
+    if smaller and num_ctas > MOST_CTAS:
+        reason = f"is {num_ctas}; plans of two roles have at most {MOST_CTAS}"
+        raise ArgumentError(name="num_ctas", reason=reason)
     result = Capacity(bounds, num_ctas, *sections, slot_rows=rows, num_roles=1 + len(smaller))
     if max(result.total_ints, slots * rows) > INT32_MAX:
         reason = f"need {items} work items and {slots} partial slots, beyond what int32 counts"

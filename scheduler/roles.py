@@ -19,6 +19,8 @@ from warploom.scheduler.layout import Ints, Records
 
 FIRST = "prefill"  # what the role with the most rows is called
 _MOST = 2  # roles of a plan
+# One counter of 32 bits holds how many CTAs have drawn a number from either end (hopper/roles.cuh).
+MOST_CTAS = 2**16 - 1
 
 
 @dataclass(frozen=True)
