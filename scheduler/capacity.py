@@ -180,8 +180,8 @@ def capacity(
             rows of any; but there are up to 2 * num_ctas lists with work, and cuts between them.
 
     Raises:
-        ArgumentError: the bounds need more records than int32 can count, or two roles have more CTAs
-            than one counter holds.
+        ArgumentError: the bounds need more records than int32 can count, or two roles have more
+            CTAs than one counter holds.
     """
     tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
     if split_size is None:

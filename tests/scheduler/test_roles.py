@@ -361,7 +361,7 @@ def test_slots_have_room_for_the_largest_tile(kit: Any) -> None:
     assert size.plan_bytes == 4 * room.total_ints
     assert size.total == size.offsets["stamps"]
     with pytest.raises(ArgumentError, match="at most 65535"):
-        capacity(bounds, **case.numbers | {"num_ctas": 2**16})
+        capacity(bounds, **{**case.numbers, "num_ctas": 2**16})
     case.numbers["smaller"] = ()
     alone = workspace_size(capacity(bounds, **case.numbers), 32)
     assert alone.total == alone.offsets["stamps"]
