@@ -21,7 +21,7 @@ FUZZ      := --jobs $(FUZZ_JOBS) $(if $(SEED),--seed $(SEED))
 
 comma   := ,
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q
-FOLDERS := dsl templates codegen scheduler runtime
+FOLDERS := dsl templates codegen scheduler runtime serving engines
 LINKS   := build/links/warploom
 HEADERS := $(wildcard templates/*/warploom/*.cuh templates/*/warploom/*.hpp templates/*/warploom/*/*.cuh)
 

@@ -129,7 +129,7 @@ def test_the_glossary_is_in_order_and_its_names_are_those_of_the_sources() -> No
     terms = [row[0].strip() for row in rows]
     assert terms == sorted(terms, key=lambda term: re.sub(r"[^\w ]", "", term.lower()))
     assert [row[0] for row in rows if len(row) != 3 or not row[2].strip()] == []
-    folders = ("warploom", "dsl", "codegen", "templates", "scheduler", "runtime")
+    folders = ("warploom", "dsl", "codegen", "templates", "scheduler", "runtime", "serving")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.*")]
     text = " ".join(x.read_text() for x in files if x.suffix in (".py", ".cuh", ".hpp", ".j2"))
     words = set(re.findall(r"\w+", text))

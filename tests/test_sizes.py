@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("warploom", "dsl", "codegen", "scheduler", "runtime", "templates")
+FOLDERS = ("warploom", "dsl", "codegen", "scheduler", "runtime", "templates", "serving", "engines")
 FOLDERS += ("examples", "benchmarks", "tests", "docs")
 MAX_FILE, MAX_FUNCTION = 400, 60
 
