@@ -36,9 +36,7 @@ _ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 _DRAWN_BYTES = 16  # numbers that a CTA of two roles drew (Drawn in shared.cuh)
 _DECODE = Streamed()  # of the role with few rows
-# Of heads, in launches of two roles. Wider ones leave decodes too few registers; some of 64 ended
-# with an illegal instruction, which nobody has explained yet (decision 0044).
-_ROLE_LANES = 128
+_ROLE_LANES = 128  # of heads, at most: wider ones leave decodes too few registers
 
 
 class Hopper(CudaTemplate):
@@ -79,8 +77,8 @@ class Hopper(CudaTemplate):
         """Why one launch cannot have this tile and that of decodes (decision 0043)."""
         if spec.kv_format.composed:
             return "composed tiles hold rows of several requests, and have no roles"
-        if (spec.head_dim_qk, spec.head_dim_v) != (_ROLE_LANES, _ROLE_LANES):
-            return f"two roles are on trial, for heads of {_ROLE_LANES} lanes alone"
+        if max(spec.head_dim_qk, spec.head_dim_v) > _ROLE_LANES:
+            return f"heads of more than {_ROLE_LANES} lanes leave decodes too few registers"
         if not _DECODE.has(decode):
             return f"decodes stream through portable tiles of 16 rows, not {decode.label}"
         if self._has_group(spec):

@@ -15,6 +15,8 @@ _REGISTER_COUNT = 0x2F  # payload: symbol, registers
 _FRAME_SIZE = 0x11  # payload: symbol, bytes of local memory per thread
 _MAX_THREADS = 0x05  # payload: x, y, z of __launch_bounds__
 
+_BARE_COPY = 0xDAE  # low bits of LDGSTS without a descriptor; with one they are 0xFAE
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -70,6 +72,21 @@ def read_resources(cubin: bytes, entry: str = "warploom_kernel") -> Resources:
         )
     except (struct.error, KeyError, IndexError, UnicodeDecodeError) as error:
         raise ValueError(f"{_NOT_A_CUBIN}: {error!r}") from error
+
+
+def has_broken_copies(cubin: bytes) -> bool:
+    """Whether a copy from global to shared memory lacks the descriptor of its source.
+
+    ptxas of CUDA 13.0.88 writes such instructions where a copy with a hint for L2 goes to the very
+    address that a register holds, and a GPU ends the kernel with "illegal instruction"; 13.5.37
+    does not. Right copies have other low bits on every architecture from sm_80 to sm_120.
+
+    Raises:
+        ValueError: the bytes are no cubin.
+    """
+    texts = (x.data for x in _sections(cubin) if x.name.startswith(".text"))
+    firsts = (memoryview(text).cast("Q")[::2] for text in texts)  # of the two words of each
+    return any(word & 0xFFF == _BARE_COPY for words in firsts for word in words)
 
 
 def _sections(elf: bytes) -> Iterator[_Section]:

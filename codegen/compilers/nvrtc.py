@@ -16,6 +16,7 @@ from warploom import env
 from warploom.codegen.compilers import pch
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.compiler_log import first_errors
+from warploom.codegen.compilers.cubin import has_broken_copies
 from warploom.codegen.compilers.headers import CudaToolchain, find_toolchain
 from warploom.codegen.compilers.nvrtc_worker import PchResult, Reply, Request, compile_program
 from warploom.codegen.compilers.options import CudaOptions
@@ -26,6 +27,10 @@ from warploom.errors import CompileError, NoCudaCompiler
 _WORKER = (
     "import sys; sys.path[:] = sys.argv[1:]; "
     "from warploom.codegen.compilers.nvrtc_worker import main; main()"
+)
+_BROKEN_COPIES = (
+    "the compiler wrote a copy to shared memory that no GPU takes, a fault of CUDA 13.0 that "
+    "13.5 does not have: install a newer nvidia-cuda-nvrtc, or choose another tile"
 )
 _SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
 
@@ -73,8 +78,20 @@ def run_nvrtc(
         CompileError: the source does not compile, or the compiler broke down.
         NoCudaCompiler: a CUDA package is missing.
     """
+    options = options or CudaOptions()
+    done = _run(text, arch, name, options, kept, use_pch)
+    if has_broken_copies(done.cubin):
+        done = _run(text, arch, name, replace(options, cache_hints=False), kept, use_pch=False)
+        if has_broken_copies(done.cubin):
+            raise _refused("error: " + _BROKEN_COPIES, find_toolchain(), name, kept)
+    return done
+
+
+def _run(
+    text: str, arch: Arch, name: str, options: CudaOptions, kept: Path | None, use_pch: bool
+) -> Compiled:
     tools = find_toolchain()
-    flags = (*(options or CudaOptions()).flags(arch), *tools.include_flags())
+    flags = (*options.flags(arch), *tools.include_flags())
     image = pch.choose(
         env.cache_dir() / "pch" if use_pch and _pch_works(tools) else None,
         text,
@@ -99,13 +116,17 @@ def run_nvrtc(
             what=f"{reply.missing}: {reply.log};", extra=f"cu{tools.nvrtc_version[0]}"
         )
     if reply.cubin is None:
-        raise CompileError(
-            compiler="NVRTC {}.{}".format(*tools.nvrtc_version),
-            kernel=name,
-            path=kept or "nowhere",
-            log=first_errors(with_places(reply.log, f"{name}.cu", str(kept or f"{name}.cu"))),
-        )
+        raise _refused(reply.log, tools, name, kept)
     return Compiled(reply.cubin, reply.log, time.perf_counter() - begin, reply.pch)
+
+
+def _refused(log: str, tools: CudaToolchain, name: str, kept: Path | None) -> CompileError:
+    return CompileError(
+        compiler="NVRTC {}.{}".format(*tools.nvrtc_version),
+        kernel=name,
+        path=kept or "nowhere",
+        log=first_errors(with_places(log, f"{name}.cu", str(kept or f"{name}.cu"))),
+    )
 
 
 def with_places(log: str, file_name: str, shown: str) -> str:

@@ -19,12 +19,14 @@ class CudaOptions:
         line_info: maps instructions to source lines, for profilers and compute-sanitizer.
         racecheck: the kernels of compute-sanitizer's racecheck, in which every thread arrives at
             barriers for itself.
+        cache_hints: whether copies may tell L2 that what they read is read once.
         max_registers: limit of registers per thread, or None for the compiler's choice.
     """
 
     std: str = "c++17"
     line_info: bool = False
     racecheck: bool = False
+    cache_hints: bool = True
     max_registers: int | None = None
 
     def flags(self, arch: Arch) -> tuple[str, ...]:
@@ -39,6 +41,8 @@ class CudaOptions:
             flags.append("--generate-line-info")
         if self.racecheck:
             flags.append("-DWARPLOOM_RACECHECK")
+        if not self.cache_hints:
+            flags.append("-DWARPLOOM_NO_CACHE_HINTS")
         if self.max_registers is not None:
             flags.append(f"--maxrregcount={self.max_registers}")
         return tuple(flags)

@@ -7,6 +7,14 @@
 
 namespace warploom {
 
+// Whether copies may carry a hint for L2. ptxas of CUDA 13.0 wrote some that do wrongly, and such a
+// kernel is compiled once more without (codegen/compilers/nvrtc.py).
+#ifdef WARPLOOM_NO_CACHE_HINTS
+constexpr bool kHintsL2 = false;
+#else
+constexpr bool kHintsL2 = true;
+#endif
+
 // createpolicy's answer for L2::evict_first, as a number: what is read once makes room first.
 constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull;
 
@@ -16,7 +24,7 @@ constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull;
 template <bool kOnce = false, class Element>
 WL_FN void copy_vector(const Element* from, Element* to, bool exists) {
   // A sign, because what tells absent rows from others is one.
-  if constexpr (kOnce) {
+  if constexpr (kOnce && kHintsL2) {
     asm volatile(
         "{\n"
         "  .reg .pred ignore;\n"
