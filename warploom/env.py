@@ -49,8 +49,8 @@ SETTINGS = (
     ),
     Setting(
         "WARPLOOM_MIXED_ROLES",
-        "1 gives batches of prefills and decodes two tiles in one launch on Hopper; on trial",
-        "0",
+        "0 gives batches of prefills and decodes one tile on Hopper, not one for each",
+        "1",
     ),
     Setting(
         "WARPLOOM_TRACE",
@@ -186,7 +186,7 @@ def verify_plans() -> bool:
 
 
 def mixed_roles() -> bool:
-    return _flag("WARPLOOM_MIXED_ROLES", False)
+    return _flag("WARPLOOM_MIXED_ROLES", True)
 
 
 def trace() -> bool:

@@ -19,6 +19,10 @@ _BANDWIDTH = 4200  # GB/s, and on all
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
+# Plans of two roles lost to one tile where a run is short, or where hardly anything decodes: the
+# few CTAs that do end last, and nobody helps them.
+_SHORT = 150_000_000  # picoseconds
+_LEAST_SHARE = 0.04  # of all CTAs' time that decodes take
 _NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
 
 
@@ -53,6 +57,19 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
         decode=-(-read * 1000 // _SM_BANDWIDTH),
         saturating=-(-_BANDWIDTH // _SM_BANDWIDTH),
     )
+
+
+def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int) -> bool:
+    """Whether two roles are faster than one tile, by 20 drawn batches on an H100 (decision 0044).
+
+    Args:
+        cost: of the key tiles of both.
+        prefills, decodes: key tiles of all heads.
+        ctas: that may get work.
+    """
+    reading = decodes * cost.decode
+    total = prefills * cost.prefill + reading
+    return total >= ctas * _SHORT and reading >= _LEAST_SHARE * total
 
 
 def role_cost_on_cpu(tile: TileConfig) -> RoleCost:

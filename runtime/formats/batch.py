@@ -108,6 +108,10 @@ class Batch:
         counts: npt.NDArray[np.int32] = self.segments["num_q"]
         return counts
 
+    def key_counts(self, block: int) -> npt.NDArray[np.int64]:
+        """Keys of each segment; where they come in blocks of that size, perhaps of whole blocks."""
+        return self.segments["kv_count"].astype(np.int64)
+
     @property
     def num_requests(self) -> int:
         return len(self.q_lens) if self.known is None else self.known.num_requests
@@ -140,6 +144,10 @@ class Measured(Batch):
     def row_counts(self) -> npt.NDArray[np.int32]:
         ends: npt.NDArray[np.int32] = np.asarray(self.lengths.kept[0])
         return ends[1:] - ends[:-1]
+
+    def key_counts(self, block: int) -> npt.NDArray[np.int64]:
+        ends = np.asarray(self.lengths.kept[1]).astype(np.int64)
+        return (ends[1:] - ends[:-1]) * max(1, block)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

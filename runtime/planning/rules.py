@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from warploom.codegen.attention.role_choice import FEW_ROWS, MANY_ROWS
-from warploom.codegen.attention.role_cost import role_cost, role_cost_on_cpu
+from warploom.codegen.attention.role_cost import pays, role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.codegen.stamps import STAMP
 from warploom.dsl.masks.intervals import TileAnalysis
@@ -119,8 +120,9 @@ class Rules:
 
     def choice(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that for a batch."""
-        if self.fixed is None and self.of_mixes is not None and self._mixes(batch):
-            return self.of_mixes
+        mixed = self.of_mixes
+        if mixed is not None and self._mixes(batch, mixed):
+            return mixed
         return self.fixed or self._choose(batch)
 
     @cached_property
@@ -132,13 +134,23 @@ class Rules:
         is_free = mixed_roles() and self.fixed is None and self.options.bounds is None
         return self._kernels.of_roles if is_free else None
 
-    def _mixes(self, batch: Batch) -> bool:
-        """Whether a batch has requests of few rows and of many."""
+    def _mixes(self, batch: Batch, choice: TileChoice) -> bool:
+        """Whether a batch has requests of few rows and of many, and two roles pay."""
         sizes, group = batch.sizes, self.heads.group_size
         if sizes.num_segments < 2 or sizes.longest_q * group <= MANY_ROWS:
             return False
-        fused = batch.row_counts * group
-        return bool(((fused > 0) & (fused <= FEW_ROWS)).any())
+        fused = batch.row_counts.astype(np.int64) * group
+        decodes = (fused > 0) & (fused <= FEW_ROWS)
+        if not decodes.any():
+            return False
+        tile, keys = choice.tile, batch.key_counts(self.spec.kv_format.block_kv)
+        assert tile.decode is not None  # it has two roles
+        many = -(-fused // tile.rows) * -(-keys // tile.keys)
+        few = int((-(-keys[decodes] // tile.decode.keys)).sum())
+        tiles = int(many[~decodes].sum()) * self.heads.num_kv, few * self.heads.num_kv
+        sms = cuda_facts(self.device.index).num_sms
+        ctas = min(sms, self.options.sm_limit or sms)
+        return pays(role_cost(self.spec, tile), *tiles, ctas)
 
     def _choose(self, batch: Batch) -> TileChoice:
         """By its segments, and their mean number of fused rows."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,33 +137,43 @@ def test_every_source_of_every_batch_on_every_gpu_is_named(
     assert named == met | planners  # nothing is built for nobody
 
 
-def of_lengths(q: list[int]) -> Batch:
+def of_lengths(q: list[int], keys: int = 40_000) -> Batch:
     ends = np.append(0, np.cumsum(q)).astype(np.int32)
-    return make_batch(wl.Ragged(), ends, ends * 9)
+    lengths = [keys if n else 0 for n in q]
+    return make_batch(wl.Ragged(), ends, np.append(0, np.cumsum(lengths)).astype(np.int32))
 
 
-def test_mixed_batches_get_two_roles_where_asked_for(
+def test_mixed_batches_get_two_roles_where_they_pay(
     planner: Callable[..., tuple[Planner, Kernels]],
     host: HostTarget,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hopper, older = ARCHS["sm_90a"], ARCHS["sm_80"]
+    many = [1] * 40
     plain = declared(kv_format=wl.Ragged())
-    assert not planner(plain, hopper, 132)[0].rules.choice(of_lengths([300, 1, 1])).tile.of_roles
-    monkeypatch.setenv("WARPLOOM_MIXED_ROLES", "1")
     rules = planner(plain, hopper, 132)[0].rules
-    assert rules.choice(of_lengths([300, 1, 0, 1])).tile.of_roles
-    assert rules.choice(of_lengths([1, 300, 4])).tile.of_roles  # of 16 fused rows at most
-    for others in ([1, 1, 1], [300, 300], [300], [], [300, 0, 5], [16, 1, 1]):
+    assert rules.choice(of_lengths([900, *many, 0])).tile.of_roles
+    assert rules.choice(of_lengths([*many, 900, 4])).tile.of_roles  # of 16 fused rows at most
+    for others in (many, [900, 900], [900], [], [900, 0, 5], [16, *many]):
         assert not rules.choice(of_lengths(others)).tile.of_roles, others
+    short = [900, *many], 900
+    assert not rules.choice(of_lengths(*short)).tile.of_roles
+    assert not rules.choice(of_lengths([4000, 4000, 1])).tile.of_roles  # hardly anything decodes
+    windowed = declared(wl.Causal() & wl.SlidingWindow(4096), kv_format=wl.Ragged())
+    of_windows = planner(windowed, hopper, 132)[0].rules
+    assert not of_windows.choice(of_lengths([900, *many])).tile.of_roles
+    monkeypatch.setenv("WARPLOOM_MIXED_ROLES", "0")
+    off = planner(plain, hopper, 132)[0].rules
+    assert not off.choice(of_lengths([900, *many])).tile.of_roles
+    monkeypatch.delenv("WARPLOOM_MIXED_ROLES")
     with_bounds = declared(kv_format=wl.Ragged(), bounds=BOUNDS)
     for declaration, arch in ((with_bounds, hopper), (plain, older)):
         found = planner(declaration, arch, 132)[0].rules
-        assert not found.choice(of_lengths([300, 1, 1])).tile.of_roles
+        assert not found.choice(of_lengths([900, *many])).tile.of_roles
     jobs = list(plain.jobs(hopper, [host]))
     assert {source.code for source, _ in jobs} >= {
         source.code
-        for batch in (of_lengths([300, 1, 1]), of_lengths([1, 1]))
+        for batch in (of_lengths([900, *many]), of_lengths([1, 1]))
         for source in planner(plain, hopper, 132)[1].sources(rules.choice(batch))
     }
     assert sum("warploom_planner" in source.code for source, of in jobs if of is host) == 2
@@ -273,3 +285,30 @@ def test_mistakes_are_told_before_anything_is_built(
 ) -> None:
     with pytest.raises(error, match=match):
         list(declared(**given).jobs(ARCHS["sm_90a"], []))
+
+
+def test_mixed_batches_of_the_sweep_get_the_faster_way(
+    planner: Callable[..., tuple[Planner, Kernels]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded on an H100: 12 even batches and 20 drawn ones, each with two roles and one tile."""
+    benchmarks = Path(__file__).resolve().parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(str(benchmarks))
+    mixed = __import__("mixed_batches")
+    _, *rows = map(json.loads, (benchmarks / "results/role_sweep.jsonl").read_text().splitlines())
+    times = {(row["case"], row["impl"]): row["value"] for row in rows}
+    losses, gains = [], []
+    for batch in (*mixed.table_batches(), *mixed.drawn_batches(20)):
+        q_heads, kv_heads = batch.heads
+        variant = wl.Causal()
+        if batch.kind != "causal":
+            variant &= wl.SoftCap(5.0) if batch.kind == "soft-cap" else wl.SlidingWindow(4095)
+        ends = (np.append(0, np.cumsum(x)) for x in (batch.shape.q_lens, batch.shape.kv_lens))
+        of = declared(variant, kv_format=wl.Ragged(), num_q_heads=q_heads, num_kv_heads=kv_heads)
+        rules = planner(of, ARCHS["sm_90a"], 132)[0].rules
+        chosen = rules.choice(make_batch(wl.Ragged(), *(x.astype(np.int32) for x in ends)))
+        two, one = times[batch.name, "two roles"], times[batch.name, "one tile"]
+        took = two if chosen.tile.of_roles else one
+        losses.append(took / min(two, one))
+        gains.append(one / took)
+    assert len(losses) == 32 and max(losses) < 1.1
+    assert min(gains) > 0.99 and np.exp(np.log(gains).mean()) > 1.09
