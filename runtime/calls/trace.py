@@ -149,10 +149,10 @@ class Trace:
         if not len(self.items):
             return "no work items"
         busy = list(self.busy().values())
+        places = f"1 {self.place}" if len(busy) == 1 else f"{len(busy)} {self.place}s"
         return (
-            f"{self.span_us:,.1f} us; {len(busy)} {self.place}s busy for {np.mean(busy):.0%} of "
-            f"it, the least for {min(busy):.0%}; predicted end {self.predicted.us:,.1f} us "
-            f"({self.predicted.by})"
+            f"{self.span_us:,.1f} us; {places} busy for {np.mean(busy):.0%} of it, the least for "
+            f"{min(busy):.0%}; predicted end {self.predicted.us:,.1f} us ({self.predicted.by})"
         )
 
     def __rich__(self) -> Table:

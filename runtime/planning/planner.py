@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from warploom.codegen.source import TileChoice, TileConfig
@@ -154,7 +155,8 @@ class Planner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # nobody has told us of the streams of replays
         plan, _ = planned.read()
-        stamps = np.array(workspace.stamps.cpu()).view(STAMP)[: len(plan.items)]
+        memory: npt.NDArray[np.uint8] = workspace.stamps.cpu().numpy()
+        stamps = memory.view(STAMP)[: len(plan.items)].copy()  # on the CPU runs write there
         missing = int((stamps["end"] == 0).sum())
         if missing:
             raise NotRun(missing=missing, items=len(stamps))
