@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from warploom.runtime.calls.trace import Trace
+from warploom.runtime.calls.run_times import RunTimes
 
 Event = dict[str, Any]
 
 
-def write_events(trace: Trace, path: Path) -> None:
+def write_events(trace: RunTimes, path: Path) -> None:
     """Write one JSON object with all events."""
     about = {"kernel": trace.kernel, "device": trace.device, "summary": trace.summary}
     document = {
@@ -28,7 +27,7 @@ def write_events(trace: Trace, path: Path) -> None:
     path.write_text(json.dumps(document))
 
 
-def _lanes(trace: Trace) -> Iterator[Event]:
+def _lanes(trace: RunTimes) -> Iterator[Event]:
     """Names of processes and of their threads, and the order of the former."""
     for sm, lane in trace.lanes[0].tolist():
         process = f"SM {sm}" if trace.on_gpu else trace.device
@@ -39,7 +38,7 @@ def _lanes(trace: Trace) -> Iterator[Event]:
         yield {"name": "thread_name", **at, "args": {"name": thread}}
 
 
-def _items(trace: Trace) -> Iterator[Event]:
+def _items(trace: RunTimes) -> Iterator[Event]:
     names = trace.items.dtype.names or ()
     lanes, lane = trace.lanes
     for number, (record, place) in enumerate(
@@ -66,7 +65,7 @@ def _items(trace: Trace) -> Iterator[Event]:
         }
 
 
-def _prediction(trace: Trace) -> Event:
+def _prediction(trace: RunTimes) -> Event:
     return {
         "name": "predicted end",
         "ph": "i",
@@ -78,7 +77,7 @@ def _prediction(trace: Trace) -> Event:
     }
 
 
-def _place(trace: Trace, sm: int, lane: int) -> Event:
+def _place(trace: RunTimes, sm: int, lane: int) -> Event:
     return {"pid": sm if trace.on_gpu else 0, "tid": lane}
 
 

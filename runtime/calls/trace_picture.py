@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from warploom.runtime.calls.run_times import RunTimes
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from warploom.runtime.calls.trace import Trace
 
 COLORS = {"prefill": "#c2410c", "decode": "#1d4ed8", "single": "#0f766e"}
 _INK = "#1f3b57"
@@ -22,7 +22,7 @@ _MOST_TICKS = 24
 Floats = npt.NDArray[np.float64]
 
 
-def paint(trace: Trace) -> Figure:
+def paint(trace: RunTimes) -> Figure:
     """The picture, as a figure of matplotlib without a window."""
     from matplotlib.figure import Figure
 
@@ -63,7 +63,7 @@ def places(lanes: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
     return line + _GAP / 2 + (np.arange(len(lanes)) - first[line]) * height, height
 
 
-def _draw_items(axes: Axes, trace: Trace, top: Floats, height: Floats) -> None:
+def _draw_items(axes: Axes, trace: RunTimes, top: Floats, height: Floats) -> None:
     from matplotlib.collections import PolyCollection
 
     items, (lanes, lane) = trace.items, trace.lanes
@@ -86,6 +86,6 @@ def _draw_items(axes: Axes, trace: Trace, top: Floats, height: Floats) -> None:
         )
 
 
-def _draw_prediction(axes: Axes, trace: Trace) -> None:
+def _draw_prediction(axes: Axes, trace: RunTimes) -> None:
     label = f"predicted end {trace.predicted.us:,.1f} us, {trace.predicted.by}"
     axes.axvline(trace.predicted.us, color=_INK, linestyle="--", linewidth=1.2, label=label)

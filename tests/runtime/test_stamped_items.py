@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import warploom as wl
 from warploom.codegen.stamps import STAMP
+from warploom.runtime.calls.run_times import predicted
 from warploom.runtime.calls.stamped_items import stamped_items
-from warploom.runtime.calls.trace import predicted
 from warploom.runtime.formats import make_batch
 from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
 from warploom.scheduler.layout import Records
@@ -50,9 +50,7 @@ def stamped(plan: Plan, seed: int = 0) -> Records:
 
 @settings(max_examples=40)
 @given(requests=LENGTHS, group=st.sampled_from([1, 2, 8]), two_roles=st.booleans())
-def test_items_are_the_batch(
-    requests: list[tuple[int, int]], group: int, two_roles: bool
-) -> None:
+def test_items_are_the_batch(requests: list[tuple[int, int]], group: int, two_roles: bool) -> None:
     """Tiles are whole query rows here: each row meets each key of its request once per head."""
     plan = plan_of(requests, group, two_roles)
     items = stamped(plan)

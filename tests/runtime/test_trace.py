@@ -1,4 +1,4 @@
-"""`wl.trace`: items of real runs lie within the time that was measured around them, and files agree."""
+"""`wl.trace`: items of real runs lie within the time around them, and files agree with them."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def test_events_tell_what_an_item_is(tmp_path: Path) -> None:
 
 def drawn_lines(found: Trace) -> set[tuple[float, float]]:
     """Upper and lower ends of the bars in a picture."""
-    bars = [c.get_paths() for c in paint(found).axes[0].collections]
-    return {
-        (round(float(path.vertices[:, 1].min()), 6), round(float(path.vertices[:, 1].max()), 6))
-        for paths in bars
-        for path in paths
-    }
+    lines = set()
+    for collection in paint(found).axes[0].collections:
+        for path in collection.get_paths():
+            y = np.asarray(path.vertices)[:, 1]
+            lines.add((round(float(y.min()), 6), round(float(y.max()), 6)))
+    return lines
 
 
 @pytest.mark.usefixtures("emulator")
