@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import warploom as wl
@@ -67,7 +67,16 @@ def test_items_are_the_batch(requests: list[tuple[int, int]], group: int, two_ro
 
 
 @settings(max_examples=30)
-@given(requests=LENGTHS, group=st.sampled_from([1, 2]), shared=st.integers(0, 60))
+@example(requests=[(1, 290), (2, 270), (1, 300), (5, 260)], group=2, shared=60)
+@given(
+    requests=st.lists(
+        st.tuples(st.sampled_from([0, 1, 1, 2, 5, 40]), st.integers(0, 300)),
+        min_size=1,
+        max_size=8,
+    ),
+    group=st.sampled_from([1, 2]),
+    shared=st.integers(0, 60),
+)
 def test_items_of_composed_plans_are_the_batch(
     requests: list[tuple[int, int]], group: int, shared: int
 ) -> None:
@@ -92,10 +101,18 @@ def test_items_of_composed_plans_are_the_batch(
     items = stamped(plan)
     size = (items["q_end"] - items["q_begin"]) * (items["kv_end"] - items["kv_begin"])
     assert size.sum() == 2 * sum(q * kv for q, kv in requests)
-    assert (items["kv_end"] <= max(kv_lens)).all()
-    for item in items[items["request"] >= 0]:
-        q_len, kv_len = requests[item["request"]]
-        assert 0 <= item["q_begin"] < item["q_end"] <= q_len and item["kv_end"] <= kv_len
+    alone, together = items[items["request"] >= 0], items[items["request"] < 0]
+    met = {(r, head): np.zeros(size, int) for r, size in enumerate(requests) for head in (0, 1)}
+    for item in alone:
+        rows, keys = slice(item["q_begin"], item["q_end"]), slice(item["kv_begin"], item["kv_end"])
+        assert rows.stop <= requests[item["request"]][0]
+        met[item["request"], item["kv_head"]][rows, keys] += 1
+    of_several = np.zeros((2, max(kv_lens)), bool)
+    for item in together:
+        of_several[item["kv_head"], item["kv_begin"] : item["kv_end"]] = True
+    for (_, head), count in met.items():  # what no tile of its own has, tiles of several have
+        assert (count <= 1).all()
+        assert of_several[head, : count.shape[1]][(count == 0).any(axis=0)].all()
 
 
 def test_times_are_microseconds_since_the_first_item() -> None:
