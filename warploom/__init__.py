@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from warploom.runtime.calls.huggingface import register_huggingface as register_huggingface
     from warploom.runtime.calls.merge import merge_state as merge_state
     from warploom.runtime.calls.merge import merge_states as merge_states
+    from warploom.runtime.calls.trace import trace as trace
     from warploom.runtime.inputs.aux_outputs import AuxOutput as AuxOutput
     from warploom.runtime.inputs.aux_outputs import AuxRequest as AuxRequest
     from warploom.runtime.wrappers.append import Appender as Appender
@@ -205,6 +206,7 @@ _HOME = {
     "AttentionWrapper": "warploom.runtime.wrappers.wrapper",
     "PageSelectionWrapper": "warploom.runtime.wrappers.selection",
     "draw_mask": "warploom.runtime.calls.draw",
+    "trace": "warploom.runtime.calls.trace",
 }
 
 if not TYPE_CHECKING:  # there the imports above say it

@@ -223,6 +223,20 @@ class BatchRefused(ArgumentError):
     )
 
 
+class NotTraced(ArgumentError):
+    message = (
+        "kernels of this wrapper tell no times: WARPLOOM_TRACE was not set when it was made. Set "
+        "WARPLOOM_TRACE=1, make the wrapper anew, and plan and run it."
+    )
+
+
+class NotRun(ArgumentError):
+    message = (
+        "{missing} of {items} work items have not run since plan() was called. Call run(), or "
+        "replay the CUDA graph that holds it, and ask again."
+    )
+
+
 class PlanInvalid(WarploomError):
     message = (
         "the plan breaks an invariant: {reason}. This is a bug of warploom; please report it with "

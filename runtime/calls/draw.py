@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +13,8 @@ from warploom.dsl.reference import visible
 from warploom.dsl.values.arrays import to_numpy
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.errors import ArgumentError, MissingPackage
+from warploom.errors import ArgumentError
+from warploom.runtime.calls.pictures import picture_path
 from warploom.runtime.declaring.declare import checked_count, checked_number
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def draw_mask(
         MissingInput, UnknownInput: `inputs` lacks a field of the mask, or names none.
         MissingPackage: matplotlib is not installed.
     """
-    target = _checked_path(path)
+    target = picture_path(path, "draw_mask()")
     variant = as_variant(variant)
     kv_len = q_len if kv_len is None else kv_len
     heads = {"q_head": q_head, "num_q_heads": num_q_heads}
@@ -142,24 +142,6 @@ def _check_sizes(q_len: Any, kv_len: Any, tile: Any, q_head: Any, num_q_heads: A
         raise ArgumentError(name="tile", reason=reason)
     for side in tile:
         checked_count("tile", side)
-
-
-def _checked_path(path: str | Path) -> Path:
-    """The path, if matplotlib writes files with its ending."""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as error:
-        raise MissingPackage(
-            what="draw_mask()", package="matplotlib", requirement="matplotlib>=3.8"
-        ) from error
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(name="path", reason=f"is {path!r}; expected the name of a file")
-    target = Path(path)
-    known = sorted(FigureCanvasBase.get_supported_filetypes())
-    if target.suffix[1:].lower() not in known:  # without an ending, the file got another name
-        reason = f"{str(path)!r} ends in no format of pictures; end it in .png, .svg or another of "
-        raise ArgumentError(name="path", reason=reason + ", ".join(known))
-    return target
 
 
 def _shaded(color: str) -> str:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from warploom.codegen.source import TileChoice, TileConfig
+from warploom.codegen.stamps import STAMP
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.env import verify_plans
-from warploom.errors import ArgumentError, BatchRefused, NotReplayed
+from warploom.errors import ArgumentError, BatchRefused, NotReplayed, NotRun
 from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.workspace import Workspace
@@ -35,7 +38,8 @@ from warploom.runtime.planning.strategy import Planned, Strategy
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import WorkspaceSize
-from warploom.scheduler.layout import HEADER
+from warploom.scheduler.layout import HEADER, Records
+from warploom.scheduler.plan import Plan
 
 _REMEDY = "Call it before or after, or declare bounds and give lengths that lie on the device."
 
@@ -127,6 +131,36 @@ class Planner:
             raise NotReplayed
         if status != GOOD:
             raise BatchRefused(reason=REASONS[status])
+
+    def stamps(self, planned: Planned) -> tuple[Plan, Records]:
+        """When each work item ran last, by kernels that tell it; waits for the device.
+
+        Args:
+            planned: the last plan.
+
+        Returns:
+            The plan as it lies in memory, where replays may have made it anew, and a STAMP record
+            for each of its items.
+
+        Raises:
+            NotRun: an item has not run since it was planned.
+            PlanMismatch: another wrapper has planned there since.
+            ForbiddenUnderCapture: the current stream is being captured.
+            NotReplayed: no replay has made the plan of the lengths that lie on the device.
+        """
+        remedy = "Ask before the capture, or between replays."
+        refuse_under_capture(self._device, "times of work items were asked for", remedy)
+        workspace = self._memory.workspace
+        workspace.check_held()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # nobody has told us of the streams of replays
+        plan, _ = planned.read()
+        memory: npt.NDArray[np.uint8] = workspace.stamps.cpu().numpy()
+        stamps = memory.view(STAMP)[: len(plan.items)].copy()  # on the CPU runs write there
+        missing = int((stamps["end"] == 0).sum())
+        if missing:
+            raise NotRun(missing=missing, items=len(stamps))
+        return plan, stamps
 
     def choices(self) -> list[TileChoice]:
         """Every choice that a plan can have."""

@@ -13,7 +13,7 @@ from warploom.counters import count
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.values.stand_ins import unseen
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import NotPlanned
+from warploom.errors import ArgumentError, NotPlanned, NotTraced
 from warploom.logs import log
 from warploom.runtime.devices.device import Backend
 from warploom.runtime.devices.graph import refuse_under_capture
@@ -30,6 +30,8 @@ from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.calls import explained
 from warploom.runtime.wrappers.guard import Guard
 from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.layout import Records
+from warploom.scheduler.plan import Plan
 
 
 class Planning(Uncopied):
@@ -144,6 +146,30 @@ class Planning(Uncopied):
             raise self._not_planned()
         if isinstance(self._batch, OnDevice):
             self._planner.check_status()
+
+    def stamps(self) -> tuple[Plan, Records]:
+        """The last plan and when its work items ran, for `wl.trace`; see `Planner.stamps`.
+
+        Raises:
+            ArgumentError: the back end is the reference, which runs no kernels.
+            NotTraced: kernels tell no times.
+            Those of `check_plan` and `Planner.stamps`.
+            InUse: another thread plans.
+        """
+        if self.backend == "reference":
+            reason = "is 'reference', which runs no kernels; leave it out for those of the device"
+            raise ArgumentError(name="backend", reason=reason)
+        if not self._planner.rules.spec.stamps:  # planning it would not help
+            raise NotTraced
+        held = self._guard
+        if not held.try_enter(False):
+            held.wait()
+        try:
+            self.check_plan()
+            assert self.planned is not None
+            return self._planner.stamps(self.planned)
+        finally:
+            held.leave()
 
     @property
     def choice(self) -> TileChoice | None:

@@ -184,3 +184,22 @@ def test_a_status_that_nobody_wrote_is_no_reason(device: Device) -> None:
         attention.check_plan()
     device.replay()
     attention.check_plan()
+
+
+def test_a_trace_is_of_what_the_last_replay_made(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARPLOOM_TRACE", "1")
+    attention, given = make(), lists(9, 30)
+    captured(device, attention, given)
+    with pytest.raises(NotReplayed):
+        wl.trace(attention)
+    q, cache = torch.randn(4, 4, 16), torch.randn(2, 12, PAGE, 2, 16)
+    for kv_lens in ((9, 30), (30, 11)):
+        for mine, new in zip(given, lists(*kv_lens), strict=True):
+            mine.copy_(new)
+        device.replay()
+        attention.run(q, tuple(cache))
+        items = wl.trace(attention).items
+        ends = [items["kv_end"][items["request"] == request].max() for request in (0, 1)]
+        assert ends == list(kv_lens)
