@@ -14,8 +14,8 @@ from warploom.codegen.attention.shared_memory import (
     items_region,
     padded_dims,
 )
-from warploom.codegen.attention.streamed import Streamed
-from warploom.codegen.attention.template import CudaTemplate, Template, Work
+from warploom.codegen.attention.template import Work
+from warploom.codegen.attention.two_roles import TwoRoles
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.logits_hooks import column_state_bytes
@@ -34,12 +34,9 @@ _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
-_DRAWN_BYTES = 16  # numbers that a CTA of two roles drew (Drawn in shared.cuh)
-_DECODE = Streamed()  # of the role with few rows
-_ROLE_LANES = 128  # of heads, at most: wider ones leave decodes too few registers
 
 
-class Hopper(CudaTemplate):
+class Hopper(TwoRoles):
     """A producer group copies, one to three groups of 64 rows compute (decision 0011).
 
     Attributes:
@@ -51,7 +48,6 @@ class Hopper(CudaTemplate):
     name = "hopper"
     remedy = f"Use a tile of {2 * WARPGROUP_ROWS} rows, or a portable one."
     has_tensor_maps = True
-    takes_roles = True
 
     def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:
         """Its kernels transform staged tiles so."""
@@ -62,7 +58,9 @@ class Hopper(CudaTemplate):
             return _NO_NARROW_KEYS
         if self.transforms == "group" and not _has_transformer(spec):
             return "no group of its own could transform what these heads stage"
-        if tile.decode is not None and (why := self._role_obstacle(spec, tile, tile.decode)):
+        if tile.decode is not None and self._has_group(spec):
+            return "a group of its own transforms staged rows, and leaves decodes too few registers"
+        if why := self.role_obstacle(spec, tile):
             return why
         crowd = _three_groups_obstacle(spec) if tile.rows > 2 * WARPGROUP_ROWS else None
         return crowd and f"a thread of three groups has 144 registers, and {crowd}"
@@ -71,49 +69,13 @@ class Hopper(CudaTemplate):
         """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
         return 32 * (tile.warps + 4 + 4 * self._has_group(spec))
 
-    def _role_obstacle(
-        self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig
-    ) -> str | None:
-        """Why one launch cannot have this tile and that of decodes (decision 0043)."""
-        if spec.kv_format.composed:
-            return "composed tiles hold rows of several requests, and have no roles"
-        if max(spec.head_dim_qk, spec.head_dim_v) > _ROLE_LANES:
-            return f"heads of more than {_ROLE_LANES} lanes leave decodes too few registers"
-        if not _DECODE.has(decode):
-            return f"decodes stream through portable tiles of 16 rows, not {decode.label}"
-        if self._has_group(spec):
-            return "a group of its own transforms staged rows, and leaves decodes too few registers"
-        threads = self.threads(spec, tile)
-        if _DECODE.threads(decode) > threads:
-            return f"its CTAs have {threads} threads, fewer than {decode.label} takes"
-        return _DECODE.obstacle(spec, decode)
-
-    def of_role(self, tile: TileConfig) -> Template:
-        """Tiles of few rows are streamed."""
-        return _DECODE if _DECODE.has(tile) else self
-
-    def role_context(self, spec: AttentionSpec, tile: TileConfig) -> Config:
-        if tile.decode is None:
-            return {}
-        return {
-            "drawn_at": self._both_bytes(spec, tile, tile.decode),
-            "cta_threads": self.threads(spec, tile),
-            "decode_threads": _DECODE.threads(tile.decode),
-        }
+    def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
+        return self.threads(spec, tile)
 
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
-        """Roles take turns in the shared memory of a CTA."""
         self.check(spec, tile)
-        if tile.decode is None:
-            bytes_of = self.memory(spec, tile).bytes
-        else:
-            bytes_of = self._both_bytes(spec, tile, tile.decode) + _DRAWN_BYTES
-        return LaunchShape(self.threads(spec, tile), bytes_of, 1, overlaps=True)
-
-    def _both_bytes(self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig) -> int:
-        """Shared memory in which two roles take turns."""
-        both = self.memory(spec, tile).bytes, _DECODE.memory(spec, decode).bytes
-        return round_up(max(both), _DRAWN_BYTES)
+        threads, shared = self.threads(spec, tile), self.shared_bytes(spec, tile)
+        return LaunchShape(threads, shared, 1, overlaps=True)
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
         return f"{self.threads(spec, tile)}, 1"

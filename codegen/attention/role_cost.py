@@ -1,6 +1,7 @@
 """What key tiles of two roles cost, from which CTAs are shared out: prefills compute, decodes read.
 
-First guesses for an H200, by FLOPs and bytes; other GPUs are planned for by the same ones.
+First guesses for an H200, by FLOPs and bytes (those of portable tiles were never measured); other
+GPUs are planned for by the same ones.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-# One SM takes 1.8 us for 128 rows by 128 keys of 128 lanes in either product.
-_PREFILL_PS = 1_800_000
+# One SM takes so long for 128 rows by 128 keys of 128 lanes in either product.
+_PREFILL_PS = {"hopper": 1_800_000, "portable": 3_300_000}
 _PREFILL_SIZE = 128 * 128 * (128 + 128)
 _BYTES = 2  # of the elements there; tensor cores take as much longer for larger ones
 _SM_BANDWIDTH = 52  # GB/s that decoding reads on one SM beside others that compute
@@ -53,7 +54,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     size = tile.rows * tile.keys * lanes * max(spec.dtype.bytes, _BYTES) // _BYTES
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
     return RoleCost(
-        prefill=-(-size * _PREFILL_PS // _PREFILL_SIZE),
+        prefill=-(-size * _PREFILL_PS[tile.template] // _PREFILL_SIZE),
         decode=-(-read * 1000 // _SM_BANDWIDTH),
         saturating=-(-_BANDWIDTH // _SM_BANDWIDTH),
     )

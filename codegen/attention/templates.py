@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from warploom.codegen.attention.cpu import Cpu
 from warploom.codegen.attention.hopper import Hopper
-from warploom.codegen.attention.portable import Tall
 from warploom.codegen.attention.single import SingleRow
 from warploom.codegen.attention.streamed import Streamed
+from warploom.codegen.attention.tall import Tall
 from warploom.codegen.attention.template import CudaTemplate
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape

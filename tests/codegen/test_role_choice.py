@@ -6,10 +6,11 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.attention.role_choice import role_choice
-from warploom.codegen.attention.templates import HOPPER
-from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.attention.templates import HOPPER, TALL
+from warploom.codegen.compilers.arch import ARCHS, Arch, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
+from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype, kv_dtype
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
@@ -94,3 +95,29 @@ def test_kernels_compile_for_what_a_cta_is_launched_with(
     source = HOPPER.kernel(of, choice.tile).render("cuda", c_structs(roles=True))
     used = read_resources(run_nvrtc(source.text, SM90, source.name).cubin)
     assert used.registers * HOPPER.launch(of, choice.tile, SM90).threads <= 65_536
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
+def test_portable_roles_compile_everywhere(arch: Arch) -> None:
+    of = spec(wl.Causal() & wl.SoftCap(30.0))
+    tile = TileConfig(64, 32, 4, 2, decode=TileConfig(16, 64, 2, 2))
+    source = TALL.kernel(of, tile).render("cuda", c_structs(roles=True))
+    made = run_nvrtc(source.text, arch, source.name)
+    shape = TALL.launch(of, tile, arch)
+    assert made.spill_bytes == 0 and shape.threads == 128
+    assert shape.ctas_per_sm >= 1 and shape.shared_bytes <= arch.shared_per_cta
+
+
+@pytest.mark.parametrize(
+    ("decode", "reason"),
+    [
+        (TileConfig(16, 128, 4, 2), "128 threads, fewer than"),
+        (TileConfig(16, 64, 2, 2, "hopper"), "stream through portable tiles"),
+        (TileConfig(32, 64, 2, 2), "stream through portable tiles"),
+    ],
+)
+def test_portable_roles_that_cannot_be_are_refused(decode: TileConfig, reason: str) -> None:
+    with pytest.raises(UnsupportedSpec, match=reason):
+        TALL.kernel(spec(), TileConfig(64, 32, 4, 2, decode=decode))

@@ -32,6 +32,7 @@ BATCHES = [
     ((1, 0, 340, 4, 1), (4000, 7, 340, 900, 1)),
     ((3, 1, 3, 31), (0, 64, 76, 15)),
 ]
+PORTABLE = TileConfig(64, 64, 4, 2, decode=TileConfig(16, 64, 2, 2))
 LONG = (1024, *(1,) * 32), (16384,) * 33  # for which two roles pay
 
 
@@ -52,6 +53,8 @@ def _on_hopper(cuda: torch.device) -> None:
         # compiled without hints for L2 where ptxas breaks copies that have some
         (wl.FlashSigmoid(bias=-2.0), wl.Ragged(), "float16", (64, 40), SMALL),
         (wl.Causal(), wl.Paged(16), "bfloat16", (64, 64), SMALL),
+        (wl.Causal(), wl.Paged(16), "bfloat16", (128, 128), PORTABLE),
+        (wl.Causal() & wl.Rope(), wl.Ragged(), "float16", (64, 64), PORTABLE),
     ],
 )
 def test_mixes_agree_with_the_oracle(

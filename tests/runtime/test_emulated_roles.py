@@ -1,4 +1,4 @@
-"""Prefill and decode in one launch of the Hopper template, run by fibers on the host."""
+"""Prefill and decode in one launch of either template, run by fibers on the host."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from warploom.runtime.trials.trials import mismatch
 
 SMALL = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(16, 64, 2, 2))
 TALL = TileConfig(128, 64, 8, 2, "hopper", 1, decode=TileConfig(16, 96, 3, 2))
+SHORT = TileConfig(64, 64, 4, 2, decode=TileConfig(16, 64, 2, 2))
+WIDE = TileConfig(128, 32, 8, 2, decode=TileConfig(16, 128, 4, 2))
 JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Causal(), wl.Paged(16), "bfloat16", SMALL),
     (wl.Causal(), wl.Ragged(), "float16", TALL),
@@ -23,6 +25,9 @@ JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Causal() & wl.Alibi(), wl.Paged(16), "bfloat16", TALL),
     (wl.Causal() & wl.SlidingWindow(40), wl.Ragged(), "bfloat16", TALL),
     (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(3), "float16", SMALL),
+    (wl.Causal() & wl.Rope(), wl.Paged(16), "bfloat16", SHORT),
+    (wl.Causal() & wl.SoftCap(5.0), wl.Ragged(), "float16", WIDE),
+    (wl.FlashSigmoid(bias=-2.0), wl.Rolling(64, 4), "bfloat16", SHORT),
 ]
 MIXES = [
     ([70, 1, 0, 33, 1, 2], [130, 257, 40, 33, 500, 64]),
@@ -73,5 +78,5 @@ def test_any_mix_is_right_in_any_order(
 ) -> None:
     """A few CTAs have both roles, claim what is shared, or may not work at all."""
     q_lens, kv_lens = (list(x) for x in zip(*requests, strict=True))
-    for job in (0, 1):
+    for job in (0, 1, 6):
         check(emulator, job, (q_lens, kv_lens), order, sm_limit)

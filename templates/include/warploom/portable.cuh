@@ -36,10 +36,10 @@ WL_FN void run_item(const Item<K>& item) {
 
 // Many rows: each warp has its own, and all see the same keys.
 template <class K>
-WL_FN void run_tall_kernel(const typename K::Params& p, char* shared_memory) {
+WL_FN void run_tall_list(const typename K::Params& p, char* shared_memory, unsigned list) {
   const Item<K> item{p, {shared_memory, 0}};
-  int index = __ldg(p.cta_indptr + blockIdx.x);
-  while (index < __ldg(p.cta_indptr + blockIdx.x + 1)) {
+  int index = __ldg(p.cta_indptr + list);
+  while (index < __ldg(p.cta_indptr + list + 1)) {
     const Stamp<K> stamp(p, index);
     item.open(load_opening<K>(p, index), index, threadIdx.x, Sizes<K>::kThreads);
     __syncthreads();
@@ -47,7 +47,12 @@ WL_FN void run_tall_kernel(const typename K::Params& p, char* shared_memory) {
     index = item.facts().index + 1;
     __syncthreads();  // slabs and facts are read; the next item takes their place
   }
-  if constexpr (K::Config::kComposed) merge_composed_rows(item);
+}
+
+template <class K>
+WL_FN void run_tall_kernel(const typename K::Params& p, char* shared_memory) {
+  run_tall_list<K>(p, shared_memory, blockIdx.x);
+  if constexpr (K::Config::kComposed) merge_composed_rows(Item<K>{p, {shared_memory, 0}});
 }
 
 template <class K>

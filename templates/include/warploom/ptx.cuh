@@ -87,6 +87,10 @@ template <int kThreads>
 WL_FN void sync_some() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
+// The same at a hardware barrier of that number; 0 is __syncthreads.
+WL_FN void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // Adds 1 and returns what was there. What threads of this CTA wrote before a barrier in front can
 // be seen by whoever counts later and then meets a barrier of its own.

@@ -36,6 +36,8 @@ void sync_some() {
   fibers::wait(fibers::barriers[fibers::barriers.size() - 2], kThreads);
 }
 
+inline void named_sync(int id, int threads) { fibers::wait(fibers::named[id], threads); }
+
 inline unsigned count_release_acquire(unsigned* counter) { return (*counter)++; }
 
 inline unsigned load_acquire(const unsigned* address) { return *address; }

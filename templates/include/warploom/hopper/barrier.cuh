@@ -35,7 +35,7 @@ constexpr int kWarpgroupBarrier = 5;  // + group: the 128 threads of a group
 constexpr int kOpenersBarrier = 8;    // those of the producer group that open items
 constexpr int kTransformBarrier = 9;  // the group that transforms staged tiles
 constexpr int kListBarrier = 10;      // all threads, between two lists of items
-constexpr int kRoleBarrier = 11;      // all threads of a decode tile
+// 11: all threads of a decode tile (roles.cuh)
 
 // Position in a ring of kStages buffers; the phase flips each time round.
 template <int kStages>

@@ -3,18 +3,9 @@
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
+#include <warploom/lists.cuh>
 
 namespace warploom::hopper {
-
-struct List {
-  unsigned number;
-  int begin, end;  // items
-};
-
-template <class K>
-WL_FN List list_of(const typename K::Params& p, unsigned number) {
-  return {number, __ldg(p.cta_indptr + number), __ldg(p.cta_indptr + number + 1)};
-}
 
 template <class K, class = void>
 struct ClaimsLists {
@@ -24,22 +15,6 @@ template <class K>
 struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared))> {
   static constexpr bool kDoes = true;
 };
-
-// What a plan says of its lists, and the counters that launches leave at zero. Read anew each time.
-template <class K>
-WL_FN volatile typename K::PlanHeader& header_of(const typename K::Params& p) {
-  return *reinterpret_cast<volatile typename K::PlanHeader*>(const_cast<int*>(p.header));
-}
-
-// Draws the number of a shared list, at least num_shared if there is none left. Each CTA draws one
-// such number: who draws the last of them leaves the counter at zero for the next launch.
-template <class Header>
-WL_FN unsigned claim_list(volatile Header& header) {
-  auto* claimed = reinterpret_cast<unsigned*>(const_cast<int*>(&header.claimed));
-  const unsigned drawn = atomicAdd(claimed, 1u);
-  if (drawn == unsigned(header.num_shared + header.num_active) - 1) *claimed = 0;
-  return drawn;
-}
 
 // Does work(list) for one list after another; all threads of the CTA go through the same ones. A
 // thread of the producer, which is done first, draws the next while others compute. It is never

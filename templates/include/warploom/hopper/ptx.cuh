@@ -60,10 +60,6 @@ WL_FN void barrier_wait(Barrier* barrier, int parity) {
 // that is synchronised with this one afterwards.
 WL_FN void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-WL_FN void named_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 WL_FN void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

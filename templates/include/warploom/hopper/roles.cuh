@@ -4,18 +4,9 @@
 #pragma once
 
 #include <warploom/hopper/kernel.cuh>
-#include <warploom/portable.cuh>
+#include <warploom/roles.cuh>
 
 namespace warploom::hopper {
-
-// The arena of a decode tile whose threads are not all threads of the CTA. Beside it others compute
-// with keys that should stay in L2, while what decodes read passes through: requests that share
-// keys are told so by their format.
-template <class K>
-struct DecodeArena : Arena<K> {
-  static constexpr bool kReadsOnce = true;
-  WL_FN static void sync_all() { named_sync(kRoleBarrier, K::kTileThreads); }
-};
 
 // Whether the multiprocessor should decode if `share` of 2^16 do. They lie evenly over groups that
 // share a way to L2 (GPCs), which carries 600 GB/s on an H200, the reads of 12 that decode:

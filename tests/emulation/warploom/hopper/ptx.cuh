@@ -55,7 +55,6 @@ inline void barrier_wait(Barrier* barrier, int parity) {
 }
 inline void fence_async_proxy() {}
 
-inline void named_sync(int id, int threads) { fibers::wait(fibers::named[id], threads); }
 inline void named_arrive(int id, int threads) { fibers::arrive(fibers::named[id], threads); }
 
 template <int>

@@ -1,0 +1,96 @@
+"""Tiles of 64 rows and more of the portable template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from warploom.codegen.attention.portable import (
+    MOST_REGISTERS,
+    STREAMED_ROWS,
+    Staged,
+    mask_reads_inputs,
+)
+from warploom.codegen.attention.template import SMALL_HEADS, Work
+from warploom.codegen.attention.two_roles import TwoRoles
+from warploom.codegen.compilers.arch import REGISTERS_PER_SM, Arch
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.spec import AttentionSpec
+
+
+class Tall(TwoRoles, Staged):
+    """64 or 128 rows: each warp has its own, and all see the same keys."""
+
+    remedy = "Use another tile, or one without `decode`."
+
+    def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
+        return self.role_obstacle(spec, tile)
+
+    def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
+        return self.threads(tile)
+
+    def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
+        """As many CTAs as leave a thread all registers.
+
+        Not told, the compiler may save some for more CTAs, and spill.
+        """
+        threads = self.threads(tile)
+        return f"{threads}, {REGISTERS_PER_SM // (MOST_REGISTERS * threads)}"
+
+    def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
+        """In the order of speed on an H200.
+
+        One tile of keys is copied while another is used: two stages are the least. 32 rows per warp
+        halve the reads of keys from shared memory, but the output of wide heads would not fit the
+        registers then.
+        """
+        if work.rows <= STREAMED_ROWS:
+            return
+        widest = max(spec.head_dim_qk, spec.head_dim_v)
+        if work.rows > 64 and widest <= 128 and not spec.is_narrow:
+            tight = _needs_registers(spec, arch)
+            if widest <= 64 and not tight:
+                yield TileConfig(128, 128, 4, 2)
+            if widest <= 64 or not tight:
+                yield TileConfig(128, 64, 4, 2)
+            yield TileConfig(128, 32, 4, 2)
+        if work.rows > 64:
+            yield from (TileConfig(128, keys, 8, 2) for keys in (64, 32))
+        if widest <= 128:
+            yield TileConfig(64, 32, 2, 2)
+        yield from (TileConfig(64, keys, 4, 2) for keys in (32, 64))
+
+    def tiles(self, spec: AttentionSpec, arch: Arch, work: Work) -> list[TileConfig]:
+        """The best first: by an SM with all its CTAs, first one number, then the warps.
+
+        Many rows wait for the tensor cores and shared memory, so that rows which use the same keys
+        count.
+        """
+
+        def merit(tile: TileConfig) -> tuple[int, int]:
+            ctas = self.launch(spec, tile, arch).ctas_per_sm
+            return ctas * tile.rows, ctas * tile.warps
+
+        return sorted(super().tiles(spec, arch, work), key=merit, reverse=True)  # stable
+
+    def weighed(self, spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
+        medium = SMALL_HEADS < max(spec.head_dim_qk, spec.head_dim_v) <= 128
+        sizes = (64, 32, 2, 2) if medium else (64, 64, 4, 2)
+        return self.fitting(spec, arch, [TileConfig(*sizes)])
+
+    def kind(self, tile: TileConfig) -> str:
+        return "tall"
+
+    def share(self, tile: TileConfig) -> str:
+        return f"each of {tile.warps} warps has {tile.rows // tile.warps} rows"
+
+
+def _needs_registers(spec: AttentionSpec, arch: Arch) -> bool:
+    """True if hooks on logits leave the largest tiles too few registers.
+
+    A sweep found spills where logits are transformed or the mask reads inputs, and on newer
+    architectures with any mask.
+    """
+    hooks = spec.variant.hooks
+    if "logits_mask" not in hooks or "logits_transform" in hooks:
+        return "logits_transform" in hooks
+    return mask_reads_inputs(spec) or arch.capability >= (10, 0)

@@ -1,0 +1,66 @@
+"""Templates whose launches may hold a tile for prefills and one for decodes (decision 0044)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from warploom.codegen.attention.streamed import Streamed
+from warploom.codegen.attention.template import CudaTemplate, Template
+from warploom.codegen.render import Config
+from warploom.codegen.sizes import round_up
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.spec import AttentionSpec
+
+_LANES = 128  # of heads, at most: wider ones leave decodes too few registers
+_DRAWN_BYTES = 16  # numbers that a CTA drew (Drawn in hopper/shared.cuh)
+_DECODE = Streamed()  # of the role with few rows
+
+
+class TwoRoles(CudaTemplate):
+    """Decodes stream by the first warps of a CTA, in the memory that prefills then have."""
+
+    takes_roles = True
+
+    @abstractmethod
+    def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
+        """Threads of a CTA."""
+
+    def role_obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
+        """Why a launch cannot have the tile of decodes beside the other; None without one."""
+        decode = tile.decode
+        if decode is None:
+            return None
+        if spec.kv_format.composed:
+            return "composed tiles hold rows of several requests, and have no roles"
+        if max(spec.head_dim_qk, spec.head_dim_v) > _LANES:
+            return f"heads of more than {_LANES} lanes leave decodes too few registers"
+        if not _DECODE.has(decode):
+            return f"decodes stream through portable tiles of 16 rows, not {decode.label}"
+        threads = self.cta_threads(spec, tile)
+        if _DECODE.threads(decode) > threads:
+            return f"its CTAs have {threads} threads, fewer than {decode.label} takes"
+        return _DECODE.obstacle(spec, decode)
+
+    def of_role(self, tile: TileConfig) -> Template:
+        """Tiles of few rows are streamed."""
+        return _DECODE if _DECODE.has(tile) else self
+
+    def role_context(self, spec: AttentionSpec, tile: TileConfig) -> Config:
+        if tile.decode is None:
+            return {}
+        return {
+            "drawn_at": self._drawn_at(spec, tile, tile.decode),
+            "cta_threads": self.cta_threads(spec, tile),
+            "decode_threads": _DECODE.threads(tile.decode),
+        }
+
+    def shared_bytes(self, spec: AttentionSpec, tile: TileConfig) -> int:
+        """Shared memory of a CTA, in which roles take turns."""
+        if tile.decode is None:
+            return self.memory(spec, tile).bytes
+        return self._drawn_at(spec, tile, tile.decode) + _DRAWN_BYTES
+
+    def _drawn_at(self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig) -> int:
+        """Where behind both roles' memory the numbers lie."""
+        both = self.memory(spec, tile).bytes, _DECODE.memory(spec, decode).bytes
+        return round_up(max(both), _DRAWN_BYTES)
