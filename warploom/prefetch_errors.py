@@ -5,8 +5,6 @@ from __future__ import annotations
 from warploom.errors import ArgumentError, WarploomError
 
 
-
-
 class BadBudget(ArgumentError):
     message = (
         "max_bytes is {got}; expected how many bytes may be brought into the cache, an integer "
@@ -34,4 +32,6 @@ class CannotPrefetch(ArgumentError):
 
 
 class NoSuchAccelerator(WarploomError):
-    message = "the model knows no accelerator {name!r}; it knows {known}. Make an Accelerator of it."
+    message = (
+        "there is no accelerator {name!r} among {known}. Declare an Accelerator."
+    )

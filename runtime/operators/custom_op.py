@@ -269,9 +269,7 @@ def run_op(
     inputs = _unpack(tensors, bools, ints, floats, names)
     asked = AuxRequest(return_lse, return_max_scores)
     with torch.no_grad():
-        return _three(
-            *wrapper_of(handle).run(q, (k, v), return_aux=asked, **inputs)
-        )
+        return _three(*wrapper_of(handle).run(q, (k, v), return_aux=asked, **inputs))
 
 
 @torch.library.custom_op("warploom::attention", mutates_args=())

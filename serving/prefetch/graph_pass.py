@@ -273,7 +273,11 @@ def inductor_pass(
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    options: dict[str, Any] = {"sms": sms, "collectives": tuple(collectives), "readers": tuple(readers)}
+    options: dict[str, Any] = {
+        "sms": sms,
+        "collectives": tuple(collectives),
+        "readers": tuple(readers),
+    }
 
     class InductorPass(CustomGraphPass):
         def __init__(self) -> None:

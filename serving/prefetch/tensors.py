@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ def beside(
         current.wait_stream(side)
 
 
-@lru_cache(maxsize=None)
+@cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a device for prefetches."""
     return torch.cuda.Stream(device)

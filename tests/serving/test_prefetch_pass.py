@@ -221,4 +221,7 @@ def test_two_ranks_compute_the_same_with_and_without(tmp_path: Path) -> None:
         order = [x for x in found["dtensor"]["graph"].split() if "all_red" in x or "loom" in x
                  or "wait" in x]  # fmt: skip
         names = [x.split(".")[1] for x in order]
-        assert names == ["all_reduce", "prefetch", "wait_tensor"] * 3 + ["all_reduce", "wait_tensor"]
+        assert names == ["all_reduce", "prefetch", "wait_tensor"] * 3 + [
+            "all_reduce",
+            "wait_tensor",
+        ]

@@ -100,7 +100,9 @@ def of_inductor() -> dict[str, Any]:
         torch._inductor.config.post_grad_custom_post_pass = own
         after, code = run_and_get_code(torch.compile(model), x)
     names = "_c10d_functional", "warploom"
-    called = [line for line in code[0].splitlines() if any(f"ops.{name}." in line for name in names)]
+    called = [
+        line for line in code[0].splitlines() if any(f"ops.{name}." in line for name in names)
+    ]
     return {
         "same": torch.equal(before, after),
         "bytes": [one.bytes for one in own.inserted[0]],
