@@ -84,7 +84,9 @@ def _draw_budgets(axes: Any) -> None:
     size = all_reads()[-1].bytes
     for collective in COLLECTIVES:
         saved = [1e6 * predict(H200, collective, size, n).saved for n in budgets]
-        axes.plot([n / 1e6 for n in budgets], saved, label=f"{1e6 * collective:.0f} us, dot: chosen")
+        axes.plot(
+            [n / 1e6 for n in budgets], saved, label=f"{1e6 * collective:.0f} us, dot: chosen"
+        )
         best = best_bytes(H200, collective, size)
         axes.plot(best / 1e6, 1e6 * predict(H200, collective, size, best).saved, "k.", ms=7)
     title = "Predicted: H200, 70B/TP8 MLP"

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from warploom.serving.prefetch.model_shapes import ModelShape as ModelShape
     from warploom.serving.prefetch.predictions import predictions as predictions
     from warploom.serving.prefetch.tensors import beside as beside
+    from warploom.serving.prefetch.tensors import beside_pages as beside_pages
     from warploom.serving.prefetch.tensors import prefetch as prefetch
 
 _HOME = {
     "beside": "tensors",
+    "beside_pages": "tensors",
     "prefetch": "tensors",
     "Insertion": "graph_pass",
     "inductor_pass": "graph_pass",

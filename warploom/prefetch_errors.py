@@ -32,6 +32,4 @@ class CannotPrefetch(ArgumentError):
 
 
 class NoSuchAccelerator(WarploomError):
-    message = (
-        "there is no accelerator {name!r} among {known}. Declare an Accelerator."
-    )
+    message = "there is no accelerator {name!r} among {known}. Declare an Accelerator."

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import cast
 
 import torch
 
 from warploom.logs import log
 from warploom.prefetch_errors import BudgetTooSmall, CannotPrefetch
 from warploom.runtime.operators.custom_op import wrapper_of
-from warploom.serving.prefetch.tensors import prefetch, side_stream
-
-
-class _Prefetching(Protocol):
-    def prefetch(self, kv: Any, max_bytes: int | None = None, *, sms: int = ...) -> int: ...
+from warploom.serving.prefetch.tensors import Pages, prefetch, side_stream
 
 
 @contextmanager
@@ -70,7 +66,7 @@ def prefetch_pages_op(
         k, v, max_bytes, sms: of `AttentionWrapper.prefetch`.
         handle: of the wrapper, as its run in the graph has it.
     """
-    wrapper = cast(_Prefetching, wrapper_of(handle))
+    wrapper = cast(Pages, wrapper_of(handle))
     with _stream(k.device, aside):
         try:
             wrapper.prefetch((k, v), max_bytes, sms=sms)

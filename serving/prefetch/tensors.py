@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -126,6 +126,12 @@ def _table(
     return table
 
 
+class Pages(Protocol):
+    """What prefetches the pages of a plan: a wrapper."""
+
+    def prefetch(self, kv: Any, max_bytes: int | None = None, *, sms: int = SMS) -> int: ...
+
+
 @contextmanager
 def beside(
     tensors: Any, max_bytes: int | None = None, *, sms: int = SMS, keep: bool = False
@@ -141,16 +147,35 @@ def beside(
     hold it. Arguments and errors are those of `prefetch`; the bytes asked for are the block's
     value.
     """
-    first = _several(tensors)[0] if _several(tensors) else None
-    device = getattr(first, "device", None)
+    device = getattr(next(iter(_several(tensors)), None), "device", None)
+    with _aside(device, partial(prefetch, tensors, max_bytes, sms=sms, keep=keep)) as asked:
+        yield asked
+
+
+@contextmanager
+def beside_pages(
+    wrapper: Pages, kv: Any, max_bytes: int | None = None, *, sms: int = SMS
+) -> Iterator[int]:
+    """Bring pages that a wrapper's next run will read into L2, as `beside` does tensors.
+
+    Arguments and errors are those of `AttentionWrapper.prefetch`.
+    """
+    device = getattr(next(iter(_several(kv)), None), "device", None)
+    with _aside(device, partial(wrapper.prefetch, kv, max_bytes, sms=sms)) as asked:
+        yield asked
+
+
+@contextmanager
+def _aside(device: torch.device | None, call: Callable[[], int]) -> Iterator[int]:
+    """A call on the side stream of a device, behind what the current stream has so far."""
     if device is None or device.type != "cuda":
-        yield prefetch(tensors, max_bytes, sms=sms, keep=keep)
+        yield call()
         return
     current, side = torch.cuda.current_stream(device), side_stream(device)
     side.wait_stream(current)
     try:
         with torch.cuda.stream(side):
-            asked = prefetch(tensors, max_bytes, sms=sms, keep=keep)
+            asked = call()
         yield asked
     finally:
         current.wait_stream(side)

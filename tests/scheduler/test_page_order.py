@@ -20,8 +20,7 @@ ROLES: dict[str, Any] = {"smaller": (Role("decode", 4, 32),), "prices": RolePric
 
 def queues(plan: Plan) -> list[list[Any]]:
     """What each CTA computes, in turn; CTAs that claim a shared list count as one each."""
-    ends = plan.cta_indptr
-    lists = [list(plan.items[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    lists = [list(own) for own in np.split(plan.items, plan.cta_indptr[1:-1])]
     if len(plan.roles) == 1:
         return lists
     own = [lists[plan.num_ctas + i] + lists[i] for i in range(plan.num_ctas)]

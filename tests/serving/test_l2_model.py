@@ -38,7 +38,7 @@ def test_the_numbers_of_the_text_within_ten_percent() -> None:
 
 
 def test_trends_of_figures_without_numbers() -> None:
-    """Figure 9: more L2 bandwidth and more arithmetic help; figure 10: reads shrink, links do not."""
+    """Figure 9: bandwidth of L2 and arithmetic help; figure 10: reads shrink, links do not."""
     assert speedup_by_l2_bandwidth(4) < speedup_by_l2_bandwidth(12) < speedup_by_l2_bandwidth(24)
     assert speedup_by_l2_bandwidth(12, 200) < speedup_by_l2_bandwidth(12, 3200)
     few, many = scale_out(8), scale_out(128)
