@@ -122,7 +122,7 @@ def readers(device: torch.device, tiny: bool) -> Iterator[tuple[str, Callable[[]
 
 def step(stand_in: StandIn, reader: Reader, seconds: float, budget: int, sms: int) -> torch.Tensor:
     """The collective, the prefetch beside it, and the reads."""
-    if budget >= reader.least:
+    if budget:
         with reader.fetch(budget, sms):
             stand_in(seconds)
     else:
@@ -158,12 +158,13 @@ class Bench:
         )  # fmt: skip
 
     def rows(self, copies: list[Reader], durations: Any, budgets: Any) -> Iterator[Row]:
+        first = copies[0]
         for seconds in durations:
             yield self.row(copies, seconds, 0, "none")
-            for budget in (n for n in budgets if n * MB < 1.5 * copies[0].bytes):
-                yield self.row(copies, seconds, budget * MB, f"{budget} MB")
-            chosen = best_bytes(self.chip, seconds, copies[0].bytes)
-            yield self.row(copies, seconds, chosen, "chosen")
+            for budget in (n * MB for n in budgets if n * MB < 1.5 * first.bytes):
+                yield self.row(copies, seconds, budget, f"{budget // MB} MB")
+            chosen = best_bytes(self.chip, seconds, first.bytes)
+            yield self.row(copies, seconds, chosen if chosen >= first.least else 0, "chosen")
 
 
 def read_bandwidth(device: torch.device, effort: Effort) -> float:
