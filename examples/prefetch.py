@@ -4,7 +4,7 @@ import torch
 from torch.fx import symbolic_trace
 
 import warploom as wl
-from warploom.prefetch import H200, best_bytes, beside, beside_pages, predict, prefetch_pass
+from warploom.prefetch import H200, beside, beside_pages, best_bytes, predict, prefetch_pass
 
 # kernels for GPUs compute in 16-bit types, those for CPUs in float32 too
 DEVICE, DTYPE = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)

@@ -184,4 +184,4 @@ def _aside(device: torch.device | None, call: Callable[[], int]) -> Iterator[int
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a device for prefetches."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
