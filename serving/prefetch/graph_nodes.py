@@ -84,16 +84,29 @@ def source_of(node: Node) -> Node:
 
 
 def is_stored(node: Node) -> bool:
-    """Memory that is there before the graph runs, or a view of it."""
-    while name_of(node) in _WHOLE | _PART and isinstance(node.args[0], Node):
-        node = node.args[0]
+    """Memory that is there before the graph runs, or a view of it that needs nothing else."""
+    while name_of(node) in _WHOLE | _PART and len(node.all_input_nodes) == 1:
+        node = node.all_input_nodes[0]
     return node.op in ("placeholder", "get_attr")
 
 
-def size_of(node: Node, module: GraphModule | None) -> int | None:
-    """Bytes of a tensor without gaps whose size is known before the graph runs; None of others."""
-    tensor = _tensor_of(node, module)
-    if tensor is None or not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):
+def size_of(node: Node, module: GraphModule | None, device: torch.device | None) -> int | None:
+    """Bytes of a tensor that can be prefetched, if they are known before the graph runs.
+
+    Args:
+        node: what makes it.
+        module: whose graph it is, for attributes.
+        device: where it must be, if that is known.
+    """
+    tensor = tensor_of(node, module)
+    if tensor is None or (device is not None and tensor.device != device):
+        return None
+    return dense_size(tensor)
+
+
+def dense_size(tensor: torch.Tensor) -> int | None:
+    """Bytes of a tensor; None if it has gaps, no elements, or sizes that vary."""
+    if not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):
         return None
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or span != tensor.numel():
@@ -101,7 +114,7 @@ def size_of(node: Node, module: GraphModule | None) -> int | None:
     return int(tensor.numel() * tensor.element_size())
 
 
-def _tensor_of(node: Node, module: GraphModule | None) -> torch.Tensor | None:
+def tensor_of(node: Node, module: GraphModule | None) -> torch.Tensor | None:
     """The tensor, or the fake that a compiler has put in its place."""
     for key in ("val", "example_value"):
         if isinstance(node.meta.get(key), torch.Tensor):

@@ -24,6 +24,7 @@ from warploom.runtime.devices.device import resolve_device
 from warploom.runtime.launching.prefetch import LINE, SMS, checked_budget
 from warploom.serving.prefetch.graph_nodes import (
     RUN,
+    dense_size,
     is_launch,
     is_reader,
     is_stored,
@@ -31,6 +32,7 @@ from warploom.serving.prefetch.graph_nodes import (
     name_of,
     size_of,
     source_of,
+    tensor_of,
 )
 from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op, prefetch_pages_op
 
@@ -91,7 +93,7 @@ class _Pass:
         place = {node: i for i, node in enumerate(nodes)}
         found = []
         for i, node in enumerate(nodes):
-            if self._communicates(node) and "coalesced" not in name_of(node):
+            if self._communicates(node) and node.all_input_nodes and not _has_several(node):
                 self.flying = [read for read in self.flying if place[read.reader] > i]
                 steps = self._steps(node, nodes[i + 1 :])
                 if steps:
@@ -127,7 +129,7 @@ class _Pass:
                 given = _arguments(reader)
                 steps += [reader] if is_stored(given["k"]) and is_stored(given["v"]) else []
                 continue
-            for key, size in self._memory(reader):
+            for key, size in self._memory(reader, collective):
                 taken = min(size, left)
                 if key in known or taken < LINE:
                     continue
@@ -142,15 +144,22 @@ class _Pass:
         self._left = left
         return steps if left >= LINE else [step for step in steps if isinstance(step, list)]
 
-    def _memory(self, reader: Node) -> Iterator[tuple[Node | str, int]]:
-        """Memory that a node reads and that was there before the graph ran, and its bytes."""
+    def _memory(self, reader: Node, collective: Node) -> Iterator[tuple[Node | str, int]]:
+        """Memory that a node reads and that was there before the graph ran, and its bytes.
+
+        It is on the collective's device, where that is known.
+        """
         layer = self._linear(reader)
         if layer is not None:
-            yield f"{reader.target}.weight", layer.weight.numel() * layer.weight.element_size()
+            size = dense_size(layer.weight)
+            if size is not None:
+                yield f"{reader.target}.weight", size
             return
+        made = tensor_of(collective, self.module)
         for node in reader.all_input_nodes:
             source = source_of(node)
-            size = size_of(source, self.module) if is_stored(source) else None
+            device = None if made is None else made.device
+            size = size_of(source, self.module, device) if is_stored(source) else None
             if size is not None:
                 yield str(source.target) if source.op == "get_attr" else source, size
 
@@ -187,11 +196,16 @@ class _Pass:
 
     def _lifted(self, key: Node | str) -> Node:
         """The memory as a node that comes before where it is needed."""
-        if isinstance(key, str):
-            return self.graph.get_attr(key)
-        if key.op in ("placeholder", "get_attr"):
+        if isinstance(key, str) or key.op == "get_attr":
+            return self.graph.get_attr(key if isinstance(key, str) else str(key.target))
+        if key.op == "placeholder":
             return key
         return self.graph.node_copy(key, self._lifted)
+
+
+def _has_several(collective: Node) -> bool:
+    """Whether it makes a list of tensors, of which none stands for the whole."""
+    return "coalesced" in name_of(collective)
 
 
 def _arguments(run: Node) -> dict[str, Any]:
@@ -219,11 +233,13 @@ def prefetch_pass(
 ) -> list[Insertion]:
     """Insert prefetches into a graph, beside each collective those of what is read behind it.
 
-    Results never change: a prefetch has none. Collectives of torch (`_c10d_functional`) have them
-    between launch and wait. A model that has none stays as it is, and so does a graph that the pass
-    has seen. Weights are placeholders and attributes that products and attention read, whole or in
-    views; sizes come from what a compiler has noted (`meta["val"]`), or from the module. Runs of a
-    wrapper (`warploom::run`) have the pages of their plan prefetched, with what weights leave.
+    For inference: results never change, since a prefetch has none, but torch counts a write to what
+    the collective makes, and a backward pass would refuse that. Collectives of torch
+    (`_c10d_functional`) have them between launch and wait. A model that has none stays as it is,
+    and so does a graph that the pass has seen. Weights are placeholders and attributes that
+    products and attention read, whole or in views; sizes come from what a compiler has noted
+    (`meta["val"]`), or from the module. Runs of a wrapper (`warploom::run`) have the pages of their
+    plan prefetched, with what weights leave.
 
     Args:
         graph: an FX graph, or a module of one, which is compiled again.

@@ -121,6 +121,41 @@ def test_what_is_in_flight_counts_and_is_not_fetched_again() -> None:
     ]
 
 
+class Stacked(nn.Module):
+    """Weights of several layers in one tensor, columns of another, and one elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Parameter(torch.randn(3, 64, 64))
+        self.wide = nn.Parameter(torch.randn(64, 128))
+        self.away = nn.Parameter(torch.empty(64, 64, device="meta"))
+
+    def forward(self, x: Any) -> Any:
+        y = waited(launched(x))
+        z = torch.matmul(y, torch.ops.aten.select.int(self.stack, 0, 1))
+        z = torch.matmul(z, torch.ops.aten.slice.Tensor(self.wide, 1, 0, 64))
+        return torch.matmul(z, self.away)
+
+
+def test_views_are_fetched_if_they_are_blocks_on_this_device() -> None:
+    module = symbolic_trace(Stacked())
+    for node in module.graph.nodes:  # as a compiler would note it
+        name = str(node.target)
+        if name in ("stack", "wide", "away"):
+            node.meta["val"] = getattr(module, name)
+        elif "select" in name:
+            node.meta["val"] = module.stack[1]
+        elif "slice" in name:
+            node.meta["val"] = module.wide[:, :64]
+        elif "all_reduce" in name:
+            node.meta["val"] = torch.empty(1, 64)
+    (found,) = prefetch_pass(module, 1 << 20)
+    assert found.bytes == WEIGHT and len(found.tensors) == 1
+    module.graph.lint()
+    (node,) = (n for n in module.graph.nodes if str(n.target) == "warploom.prefetch.default")
+    assert [str(n.target) for n in node.args[1]] == ["aten.select.int"]
+
+
 @pytest.fixture(scope="module")
 def library() -> Iterator[torch.library.Library]:
     made = torch.library.Library("warploom_test", "DEF")
