@@ -15,8 +15,9 @@ from warploom.codegen.prefetch import SPAN, PrefetchSpec
 
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("arch", "keep"), [*((arch, False) for arch in ARCHS), ("sm_80", True), ("sm_90a", True)]
+)
 def test_every_architecture(arch: str, keep: bool, tmp_path: Path) -> None:
     source = PrefetchSpec(keep).render("cuda")
     compiled = run_nvrtc(source.text, arch_named(arch), source.name)
