@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from warploom.prefetch import (
-    H200,
     L2_MEGABYTES,
     MODELS,
     best_bytes,
@@ -65,8 +64,9 @@ def draw(path: Path) -> None:
 
 
 def _draw_latencies(axes: Any) -> None:
-    for model in MODELS:
-        axes.plot(L2_MEGABYTES, latencies(model), lw=1, label=model.name)
+    for i, model in enumerate(MODELS):
+        style = {"color": f"C{i % 6}", "ls": "--" if i >= 6 else "-"}
+        axes.plot(L2_MEGABYTES, latencies(model), lw=1, label=model.name, **style)
     axes.set(title="Decoding by L2 (paper, fig. 6)", xlabel="L2, MB", ylabel="of that at 8 MB")
     axes.legend(fontsize=6, ncols=2)
 
@@ -79,19 +79,17 @@ def _draw_densities(axes: Any) -> None:
 
 
 def _draw_budgets(axes: Any) -> None:
-    """Of one GPU, since where a prefetch begins to pollute is what a user chooses by."""
-    budgets = [n * 1e6 for n in range(0, 61)]
-    size = all_reads()[-1].bytes
-    for collective in COLLECTIVES:
-        saved = [1e6 * predict(H200, collective, size, n).saved for n in budgets]
-        axes.plot(
-            [n / 1e6 for n in budgets], saved, label=f"{1e6 * collective:.0f} us, dot: chosen"
-        )
-        best = best_bytes(H200, collective, size)
-        axes.plot(best / 1e6, 1e6 * predict(H200, collective, size, best).saved, "k.", ms=7)
-    title = "Predicted: H200, 70B/TP8 MLP"
-    axes.set(title=title, xlabel="MB asked for", ylabel="us saved")
-    axes.legend(fontsize=7, title="collective", title_fontsize=7)
+    """Where prefetching begins to pollute, beside a collective of 10 us."""
+    budgets = [n * 1e6 for n in range(0, 101)]
+    size, collective = all_reads()[-1].bytes, 10e-6
+    for chip in CHIPS:
+        saved = [1e6 * predict(chip, collective, size, n).saved for n in budgets]
+        axes.plot([n / 1e6 for n in budgets], saved, label=chip.name)
+        best = best_bytes(chip, collective, size)
+        axes.plot(best / 1e6, 1e6 * predict(chip, collective, size, best).saved, "k.", ms=7)
+    title = "Predicted: 10 us, then a 70B/TP8 MLP"
+    axes.set(title=title, xlabel="MB asked for (dot: chosen)", ylabel="us saved")
+    axes.legend(fontsize=7)
 
 
 def main(arguments: list[str]) -> None:
