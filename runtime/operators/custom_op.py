@@ -75,6 +75,11 @@ def register_wrapper(wrapper: Runner) -> int:
     return handle
 
 
+def wrapper_of(handle: int) -> Runner:
+    """The wrapper with this handle; raises ArgumentError if it is gone."""
+    return _found(_wrappers, handle, "wrapper")
+
+
 def _found(table: Mapping[int, T], handle: int, what: str) -> T:
     """What lives under a handle.
 
@@ -264,9 +269,7 @@ def run_op(
     inputs = _unpack(tensors, bools, ints, floats, names)
     asked = AuxRequest(return_lse, return_max_scores)
     with torch.no_grad():
-        return _three(
-            *_found(_wrappers, handle, "wrapper").run(q, (k, v), return_aux=asked, **inputs)
-        )
+        return _three(*wrapper_of(handle).run(q, (k, v), return_aux=asked, **inputs))
 
 
 @torch.library.custom_op("warploom::attention", mutates_args=())

@@ -48,7 +48,7 @@ from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.calls import explained
 from warploom.runtime.wrappers.guard import Guard
-from warploom.runtime.wrappers.running import Running
+from warploom.runtime.wrappers.prefetching import Prefetching
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import WorkspaceSize
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from warploom.runtime.wrappers.explain import Explanation
 
 
-class AttentionWrapper(Running):
+class AttentionWrapper(Prefetching):
     """Attention of one variant over one KV format, for batches of any lengths.
 
     A wrapper serves one batch at a time. Threads may run the same plan, one after the other; those

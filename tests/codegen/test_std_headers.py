@@ -11,6 +11,7 @@ from support.std_headers import TEMPLATES, std_headers
 from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.codegen.compilers.hostcc import HostTarget, host_target
 from warploom.codegen.planner_source import PlannerSpec
+from warploom.codegen.prefetch import PrefetchSpec
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
@@ -37,6 +38,7 @@ def texts() -> dict[str, str]:
     return found | {
         "planner": PlannerSpec(traced).render("cpp", c_structs()).text,
         "append": append.render("cpp").text,
+        "prefetch": PrefetchSpec().render("cpp").text,
     }
 
 

@@ -1,0 +1,140 @@
+"""Launches of the kernel that brings memory into the last-level cache, and the table it reads."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from warploom import forks
+from warploom.codegen.abi import Packer
+from warploom.codegen.compilers.hostcc import host_target
+from warploom.codegen.prefetch import SOURCES, SPAN, PrefetchSpec
+from warploom.errors import ArgumentError
+from warploom.prefetch_errors import BadBudget
+from warploom.runtime.devices.device import cuda_facts
+from warploom.runtime.devices.loaded import load
+from warploom.runtime.devices.params import Block
+from warploom.runtime.devices.upload import Upload
+from warploom.scheduler.layout import Ints, Records
+
+LINE = 128  # bytes of a line of L2; less is no budget
+SMS = 8  # CTAs of a prefetch, one on an SM
+_PIECE = 16 * 1024  # bytes that one instruction asks for, so that CTAs share large tensors
+_HOST_BYTES = 1 << 20  # a share of a core's own cache
+_INTS = SPAN.itemsize // 4
+
+
+def cut(offsets: Ints, sizes: Ints, sources: Ints, most: int) -> Records:
+    """Records of the kernel's table: spans in their order, the last cut off, in pieces.
+
+    Args:
+        offsets, sizes: int64 [spans], in bytes.
+        sources: int64 [spans], what the offsets count from.
+        most: bytes in all.
+    """
+    before = np.cumsum(sizes) - sizes
+    kept = np.clip(most - before, 0, sizes)
+    pieces = -(-kept // _PIECE)
+    span = np.repeat(np.arange(len(kept)), pieces)
+    at = (np.arange(len(span)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * _PIECE
+    records: Records = np.zeros(len(span), SPAN)
+    records["offset"] = offsets[span] + at
+    records["bytes"] = np.minimum(kept[span] - at, _PIECE)
+    records["source"] = sources[span]
+    return records
+
+
+def most_records(spans: int, size: int) -> int:
+    """Records that so many spans of one size are cut into."""
+    return spans * -(-size // _PIECE)
+
+
+def checked_budget(max_bytes: int | None, device: torch.device) -> int:
+    """The budget, or by default half of L2: what follows the collective needs some, too.
+
+    Raises:
+        BadBudget: it is no integer, or negative.
+    """
+    if max_bytes is None:
+        return cuda_facts(device.index).l2_bytes // 2 if device.type == "cuda" else _HOST_BYTES
+    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
+        raise BadBudget(got=repr(max_bytes), least=LINE)
+    return max_bytes
+
+
+class SpanTable:
+    """The kernel's table, at an address that stays: a captured launch reads what is there.
+
+    Attributes:
+        most: records that it holds.
+        address: of it.
+    """
+
+    def __init__(self, device: torch.device, most: int) -> None:
+        self.most = most
+        self._memory = torch.empty((1 + most) * _INTS, dtype=torch.int32, device=device)
+        self._upload = Upload(device)
+        self.address = self._memory.data_ptr()
+
+    def write(self, records: Records) -> None:
+        """Enqueue new contents on the current stream."""
+        used = (1 + len(records)) * _INTS
+        table = self._upload.stage(self._memory).buffer[:used].numpy().view(SPAN)
+        table[0] = len(records), 0, 0
+        table[1:] = records
+        self._upload.send(used)
+
+    def read(self) -> Records:
+        """What it holds, for tests and to look at; waits for the device."""
+        table: Records = self._memory.cpu().numpy().view(SPAN)
+        return table[1 : 1 + int(table["offset"][0])]
+
+
+class Prefetcher:
+    """The kernel on one device, with so many CTAs. Threads take turns."""
+
+    def __init__(self, device: torch.device, sms: int, keep: bool) -> None:
+        """Build and load it.
+
+        Raises:
+            CompileForbidden: it is new, and a CUDA graph is being captured.
+            NoGpu, NoHostCompiler, NoCudaCompiler: the compiler is missing.
+        """
+        self._device = device
+        spec = PrefetchSpec(keep)
+        packer = Packer(spec.fields)
+        self._block = Block(packer, packer.size)
+        self._write = self._block.writer("Q", ("spans", *SOURCES))
+        self._lock = forks.lock()
+        on_gpu = device.type == "cuda"
+        target = cuda_facts(device.index).arch if on_gpu else host_target()
+        source = spec.render("cuda" if on_gpu else "cpp")
+        self._launch = load(spec, source, target, device, sms, 1).bind(self._block)
+
+    def launch(self, table: SpanTable, first_source: int = 0, second_source: int = 0) -> None:
+        """Enqueue a prefetch of what the table then holds on the current stream."""
+        with self._lock:
+            self._write(table.address, first_source, second_source)
+            if self._device.type == "cpu":
+                self._launch(0)
+                return
+            with torch.cuda.device(self._device):
+                self._launch(torch.cuda.current_stream(self._device).cuda_stream)
+
+
+def prefetcher(device: torch.device, sms: int = SMS, keep: bool = False) -> Prefetcher:
+    """The kernel for a device.
+
+    Raises:
+        ArgumentError: the device has not so many SMs.
+        and those of `Prefetcher`.
+    """
+    most = cuda_facts(device.index).num_sms if device.type == "cuda" else 1 << 16
+    if isinstance(sms, bool) or not isinstance(sms, int) or not 1 <= sms <= most:
+        raise ArgumentError(name="sms", reason=f"is {sms!r}; expected 1 to {most}")
+    return _made(device, sms, keep)
+
+
+_made = lru_cache(maxsize=None)(Prefetcher)

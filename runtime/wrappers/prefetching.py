@@ -1,0 +1,188 @@
+"""`prefetch` of `AttentionWrapper`: pages of keys into L2, in the order of the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.values.stand_ins import unseen
+from warploom.errors import ForbiddenUnderCapture
+from warploom.prefetch_errors import BudgetTooSmall, CannotPrefetch
+from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.batch import Batch, OnDevice
+from warploom.runtime.formats.paged import Pages
+from warploom.runtime.formats.selected import SelectedBatch
+from warploom.runtime.inputs.args import check_key_values, checked_kv, key_value
+from warploom.runtime.launching.prefetch import (
+    SMS,
+    SpanTable,
+    checked_budget,
+    cut,
+    most_records,
+    prefetcher,
+)
+from warploom.runtime.planning.strategy import Planned
+from warploom.runtime.tensors.dense import block_bytes
+from warploom.runtime.wrappers.running import Running
+from warploom.scheduler.page_order import page_order
+
+_REMEDY = "Call it once before the capture, with this cache and this budget."
+
+
+class PageTable:
+    """The pages of a plan as the kernel's table, for caches of one layout.
+
+    Attributes:
+        layout: bytes from page to page and bytes of a page, of keys and of values.
+        most: pages that are prefetched.
+        planned: whose pages the table holds; None before.
+    """
+
+    def __init__(
+        self, device: torch.device, layout: tuple[int, int, int, int], most: int, room: int
+    ) -> None:
+        """Begin without pages.
+
+        Args:
+            device: of the cache.
+            layout, most: the attributes.
+            room: pages that the table can hold.
+        """
+        self.layout, self.most = layout, most
+        self.planned: Planned | None = None
+        _, keys, _, values = layout
+        self.table = SpanTable(device, most_records(room, keys) + most_records(room, values))
+        self._room = room
+        self.bytes = 0  # of what is prefetched
+
+    def holds(self, planned: Planned) -> bool:
+        """Whether there is room for the pages of a plan."""
+        return min(self.most, len(planned.plan.indices)) <= self._room
+
+    def write(self, planned: Planned, page_size: int) -> None:
+        """Enqueue the pages of a plan: each one's keys, then its values."""
+        key_step, keys, value_step, values = self.layout
+        pages = page_order(planned.plan, page_size)[: self.most].astype(np.int64)
+        offsets = np.stack([pages * key_step, pages * value_step], axis=1).reshape(-1)
+        sizes = np.tile(np.array([keys, values], np.int64), len(pages))
+        sources = np.tile(np.arange(2), len(pages))
+        self.bytes = len(pages) * (keys + values)
+        self.table.write(cut(offsets, sizes, sources, self.bytes))
+        self.planned = planned
+
+
+class Prefetching(Running):
+    """The part of a wrapper that prefetches."""
+
+    _pages: PageTable | None = None  # once there was a prefetch
+
+    @unseen
+    def prefetch(self, kv: Any, max_bytes: int | None = None, *, sms: int = SMS) -> int:
+        """Bring pages that the next run will read into L2, on the caller's current stream.
+
+        Only a plan knows which those are, and in which order: the first work items of all CTAs come
+        first. Enqueue it beside what the run waits for, such as a collective; it changes no result.
+        The pages are worked out at the first call after a plan, so layers share them. A wrapper
+        that has prefetched works them out in each `plan`, into the same memory, so that a captured
+        prefetch follows the plan as a captured run does: under the same bounds, with
+        `cuda_graph=True`.
+
+        Args:
+            kv: the cache, as `run` takes it. A page must be one block of memory.
+            max_bytes: of keys and values together; whole pages only. None: half of L2.
+            sms: CTAs that ask, each on an SM.
+
+        Returns:
+            Bytes that are asked for: less than the budget, if the plan reads less.
+
+        Raises:
+            NotPlanned: there is no plan, or the last one was refused.
+            BadBudget, BudgetTooSmall: it is no number of bytes, or below a page.
+            CannotPrefetch: the host does not know the pages, or there are none.
+            HasGaps: a page is no block of memory.
+            WrongDevice, WrongShape, IndexOutOfRange: not the cache of this wrapper.
+            ForbiddenUnderCapture: what has to be worked out first, while a graph is captured.
+            InUse: another thread plans.
+        """
+        held = self._guard
+        if not held.try_enter(False):
+            held.wait()
+        try:
+            return self._prefetch(kv, max_bytes, sms)
+        finally:
+            held.leave()
+
+    def _prefetch(self, kv: Any, max_bytes: int | None, sms: int) -> int:
+        planned = self._planned_pages()
+        k, v = key_value(checked_kv(kv, self.kv_format, shared=True))
+        check_key_values(k, v, self._geometry, planned.batch)
+        layout = (*block_bytes(k, "k"), *block_bytes(v, "v"))
+        budget, needed = checked_budget(max_bytes, self.device), layout[1] + layout[3]
+        if budget < needed:
+            raise BudgetTooSmall(got=budget, what="a page of keys and values", needed=needed)
+        pages = self._table_of(planned, layout, budget // needed)
+        prefetcher(self.device, sms).launch(pages.table, k.data_ptr(), v.data_ptr())
+        return pages.bytes
+
+    def _planned_pages(self) -> Planned:
+        """The plan whose pages are known; raises as `prefetch` does."""
+        batch = self._batch
+        if batch is None:
+            raise self._not_planned()
+        if self.planned is None:
+            raise CannotPrefetch(
+                reason="the reference back end reads no memory", remedy="Leave backend= out."
+            )
+        if not isinstance(format_of(self.kv_format), Pages):
+            raise CannotPrefetch(
+                reason=f"{self.kv_format} has no pages",
+                remedy="Give k and v to warploom.prefetch.prefetch.",
+            )
+        if isinstance(batch, SelectedBatch):
+            raise CannotPrefetch(
+                reason="a selection on the device says which pages are read",
+                remedy="Prefetch weights meanwhile (warploom.prefetch.prefetch).",
+            )
+        if isinstance(batch, OnDevice):
+            raise CannotPrefetch(
+                reason="the device planned, and the host knows no pages",
+                remedy="Give plan() its index arrays on the host.",
+            )
+        return self.planned
+
+    def _table_of(
+        self, planned: Planned, layout: tuple[int, int, int, int], most: int
+    ) -> PageTable:
+        """The pages of a plan on the device."""
+        pages = self._pages
+        if pages is not None and (pages.layout, pages.most) == (layout, most):
+            if pages.planned is planned:
+                return pages
+            if pages.holds(planned):
+                self._write(pages, planned)
+                return pages
+        if is_capturing(self.device):
+            raise ForbiddenUnderCapture(what="prefetch() met a new cache or budget", remedy=_REMEDY)
+        bounds = self._bounds
+        room = len(planned.plan.indices) if bounds is None else bounds.max_blocks
+        pages = PageTable(self.device, layout, most, min(most, room))
+        self._write(pages, planned)
+        self._pages = pages
+        return pages
+
+    def _write(self, pages: PageTable, planned: Planned) -> None:
+        if is_capturing(self.device):
+            raise ForbiddenUnderCapture(what="prefetch() met a new plan", remedy=_REMEDY)
+        pages.write(planned, self.kv_format.block_kv)
+
+    def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
+        """Plan; a captured prefetch must see the pages of the new plan, too."""
+        super()._take(batch, inputs)
+        pages, planned = self._pages, self.planned
+        if pages is None or planned is None or isinstance(planned.batch, OnDevice):
+            return
+        if pages.holds(planned):
+            self._write(pages, planned)

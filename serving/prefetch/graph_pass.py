@@ -1,0 +1,309 @@
+"""PRESERVE's algorithm on FX graphs: prefetches beside collectives of what is read behind them.
+
+Algorithm 1 of the paper: from each collective on, the products and attentions that depend on it, up
+to the next collective, have their weights and keys prefetched while it runs, under a limit of what
+L2 holds. Three things differ. Nodes are visited in the order of the graph, which is that of use,
+where the paper goes breadth first. What passes the limit is cut off there, where the paper leaves
+it out: half of a weight that L2 cannot hold is still worth its time. And what an earlier collective
+has prefetched and nobody has read yet counts against the limit, and is not fetched again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from warploom.errors import ArgumentError
+from warploom.logs import log
+from warploom.runtime.devices.device import resolve_device
+from warploom.runtime.launching.prefetch import LINE, SMS, checked_budget
+from warploom.serving.prefetch.graph_nodes import (
+    RUN,
+    dense_size,
+    is_launch,
+    is_reader,
+    is_stored,
+    linear_of,
+    name_of,
+    size_of,
+    source_of,
+    tensor_of,
+)
+from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op, prefetch_pages_op
+
+_OURS = ("warploom::prefetch", "warploom::prefetch_pages", "warploom::join_prefetch")
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """What is prefetched beside one collective.
+
+    Attributes:
+        collective: name of its node.
+        tensors: names of placeholders, attributes and views, in order of use.
+        bytes: of them, as far as they fit the limit.
+        pages: runs of wrappers whose pages are prefetched.
+    """
+
+    collective: str
+    tensors: tuple[str, ...]
+    bytes: int
+    pages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Memory that a node reads.
+
+    Attributes:
+        key: its node, or the path of an attribute.
+        bytes: that are prefetched.
+        reader: the node.
+    """
+
+    key: Node | str
+    bytes: int
+    reader: Node
+
+
+_Step: TypeAlias = "list[_Read] | Node"  # tensors of one prefetch, or a run whose pages are
+
+
+@dataclass
+class _Pass:
+    """One graph, with what is on its way to L2 at the collective in hand."""
+
+    graph: Graph
+    module: GraphModule | None
+    limit: int
+    sms: int
+    collectives: frozenset[str]
+    readers: frozenset[str]
+    flying: list[_Read] = field(default_factory=list)
+
+    def run(self) -> list[Insertion]:
+        nodes = list(self.graph.nodes)
+        if any(name_of(node) in _OURS for node in nodes):
+            return []  # the pass was here before
+        place = {node: i for i, node in enumerate(nodes)}
+        found = []
+        for i, node in enumerate(nodes):
+            if self._communicates(node) and node.all_input_nodes and not _has_several(node):
+                self.flying = [read for read in self.flying if place[read.reader] > i]
+                steps = self._steps(node, nodes[i + 1 :])
+                if steps:
+                    self._insert(node, steps)
+                    found.append(_told(node, steps))
+        return found
+
+    def _communicates(self, node: Node) -> bool:
+        return is_launch(node) or name_of(node) in self.collectives
+
+    def _readers_behind(self, collective: Node, following: Sequence[Node]) -> Iterator[Node]:
+        """Nodes that read memory and wait for a collective, up to the next one that does."""
+        reached = {collective}
+        for node in following:
+            if reached.isdisjoint(node.all_input_nodes):
+                continue
+            if self._communicates(node):
+                return
+            reached.add(node)
+            if is_reader(node, self.readers) or name_of(node) == RUN or self._linear(node):
+                yield node
+
+    def _linear(self, node: Node) -> torch.nn.Linear | None:
+        return linear_of(node, self.module)
+
+    def _steps(self, collective: Node, following: Sequence[Node]) -> list[_Step]:
+        """What to prefetch beside a collective, in the order of use, within the limit."""
+        steps: list[_Step] = []
+        known = {read.key for read in self.flying}
+        left = self.limit - sum(read.bytes for read in self.flying)
+        for reader in self._readers_behind(collective, following):
+            if name_of(reader) == RUN:
+                given = _arguments(reader)
+                steps += [reader] if is_stored(given["k"]) and is_stored(given["v"]) else []
+                continue
+            for key, size in self._memory(reader, collective):
+                taken = min(size, left)
+                if key in known or taken < LINE:
+                    continue
+                known.add(key)
+                read = _Read(key, taken, reader)
+                self.flying.append(read)
+                left -= taken
+                if steps and isinstance(steps[-1], list):
+                    steps[-1].append(read)
+                else:
+                    steps.append([read])
+        self._left = left
+        return steps if left >= LINE else [step for step in steps if isinstance(step, list)]
+
+    def _memory(self, reader: Node, collective: Node) -> Iterator[tuple[Node | str, int]]:
+        """Memory that a node reads and that was there before the graph ran, and its bytes.
+
+        It is on the collective's device, where that is known.
+        """
+        layer = self._linear(reader)
+        if layer is not None:
+            size = dense_size(layer.weight)
+            if size is not None:
+                yield f"{reader.target}.weight", size
+            return
+        made = tensor_of(collective, self.module)
+        for node in reader.all_input_nodes:
+            source = source_of(node)
+            device = None if made is None else made.device
+            size = size_of(source, self.module, device) if is_stored(source) else None
+            if size is not None:
+                yield str(source.target) if source.op == "get_attr" else source, size
+
+    def _insert(self, collective: Node, steps: Sequence[_Step]) -> None:
+        """Put the operators where they run beside the collective.
+
+        One that launches its work elsewhere has them behind it; one that computes on the current
+        stream has them before it, on the side stream.
+        """
+        aside = not is_launch(collective)
+        after = collective.all_input_nodes[0] if aside else collective
+        runs = sum(isinstance(step, Node) for step in steps)
+        with self.graph.inserting_before(collective if aside else collective.next):
+            for step in steps:
+                if isinstance(step, Node):
+                    self._prefetch_pages(after, step, self._left // runs, aside)
+                else:
+                    tensors = [self._lifted(read.key) for read in step]
+                    most = sum(read.bytes for read in step)
+                    arguments = after, tensors, most, self.sms, aside
+                    self._call(prefetch_op, arguments)
+        if aside:
+            with self.graph.inserting_after(collective):
+                self._call(join_prefetch_op, (collective,))
+
+    def _prefetch_pages(self, after: Node, run: Node, most: int, aside: bool) -> None:
+        given = _arguments(run)
+        k, v = (self._lifted(given[name]) for name in ("k", "v"))
+        self._call(prefetch_pages_op, (after, k, v, given["handle"], most, self.sms, aside))
+
+    def _call(self, operator: Any, arguments: tuple[Any, ...]) -> None:
+        node = self.graph.call_function(operator._opoverload, arguments)
+        node.meta["val"] = None
+
+    def _lifted(self, key: Node | str) -> Node:
+        """The memory as a node that comes before where it is needed."""
+        if isinstance(key, str) or key.op == "get_attr":
+            return self.graph.get_attr(key if isinstance(key, str) else str(key.target))
+        if key.op == "placeholder":
+            return key
+        return self.graph.node_copy(key, self._lifted)
+
+
+def _has_several(collective: Node) -> bool:
+    """Whether it makes a list of tensors, of which none stands for the whole."""
+    return "coalesced" in name_of(collective)
+
+
+def _arguments(run: Node) -> dict[str, Any]:
+    """Arguments of an operator's node by their names."""
+    target = run.target
+    assert isinstance(target, torch._ops.OpOverload)
+    names = [argument.name for argument in target._schema.arguments]
+    return {**dict(zip(names, run.args, strict=False)), **run.kwargs}
+
+
+def _told(collective: Node, steps: Sequence[_Step]) -> Insertion:
+    reads = [read for step in steps if isinstance(step, list) for read in step]
+    names = tuple(key if isinstance(key, str) else key.name for key in (x.key for x in reads))
+    pages = tuple(step.name for step in steps if isinstance(step, Node))
+    return Insertion(collective.name, names, sum(read.bytes for read in reads), pages)
+
+
+def prefetch_pass(
+    graph: Graph | GraphModule,
+    max_bytes: int | None = None,
+    *,
+    sms: int = SMS,
+    collectives: Iterable[str] = (),
+    readers: Iterable[str] = (),
+) -> list[Insertion]:
+    """Insert prefetches into a graph, beside each collective those of what is read behind it.
+
+    For inference: results never change, since a prefetch has none, but torch counts a write to what
+    the collective makes, and a backward pass would refuse that. Collectives of torch
+    (`_c10d_functional`) have them between launch and wait. A model that has none stays as it is,
+    and so does a graph that the pass has seen. Weights are placeholders and attributes that
+    products and attention read, whole or in views; sizes come from what a compiler has noted
+    (`meta["val"]`), or from the module. Runs of a wrapper (`warploom::run`) have the pages of their
+    plan prefetched, with what weights leave.
+
+    Args:
+        graph: an FX graph, or a module of one, which is compiled again.
+        max_bytes: most that is on its way at any time. None: half of the L2 of the current device.
+        sms: CTAs of a prefetch.
+        collectives: operators that communicate on the current stream, as "vllm::all_reduce": their
+            prefetches run on the side stream.
+        readers: further operators that read weights.
+
+    Returns:
+        What was inserted, in the order of the graph.
+
+    Raises:
+        BadBudget: `max_bytes` is no number of bytes.
+        ArgumentError: a name without "::".
+    """
+    limit = checked_budget(max_bytes, resolve_device(None))
+    names = frozenset(collectives), frozenset(readers)
+    for name in (*names[0], *names[1]):
+        if "::" not in name:
+            reason = f"{name!r} names no operator; expected one as 'vllm::all_reduce'"
+            raise ArgumentError(name="collectives or readers", reason=reason)
+    module = graph if isinstance(graph, GraphModule) else graph.owning_module
+    inner = graph.graph if isinstance(graph, GraphModule) else graph
+    found = _Pass(inner, module, limit, sms, *names).run()
+    if found:
+        inner.lint()
+        if isinstance(graph, GraphModule):
+            graph.recompile()
+    log.debug("prefetches beside %d collectives: %s", len(found), found)
+    return found
+
+
+def inductor_pass(
+    max_bytes: int | None = None,
+    *,
+    sms: int = SMS,
+    collectives: Iterable[str] = (),
+    readers: Iterable[str] = (),
+) -> Any:
+    """`prefetch_pass` for Inductor, after its own passes:
+
+        torch._inductor.config.post_grad_custom_post_pass = inductor_pass()
+
+    Arguments are those of `prefetch_pass`; Inductor's cache knows them. Its attribute `inserted`
+    has what was inserted into each graph.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    options: dict[str, Any] = {
+        "sms": sms,
+        "collectives": tuple(collectives),
+        "readers": tuple(readers),
+    }
+
+    class InductorPass(CustomGraphPass):
+        def __init__(self) -> None:
+            self.inserted: list[list[Insertion]] = []
+
+        def __call__(self, graph: Graph) -> None:
+            self.inserted.append(prefetch_pass(graph, max_bytes, **options))
+
+        def uuid(self) -> str:
+            text = f"warploom.prefetch {max_bytes} {sorted(options.items())}"
+            return hashlib.sha256(text.encode()).hexdigest()
+
+    return InductorPass()

@@ -1,0 +1,187 @@
+"""Tensors into L2, on the current stream or beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from warploom import forks
+from warploom.dsl.values.stand_ins import unseen
+from warploom.errors import ArgumentError, ForbiddenUnderCapture, WrongDevice
+from warploom.prefetch_errors import BudgetTooSmall
+from warploom.runtime.devices.device import resolve_device
+from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.launching.prefetch import (
+    LINE,
+    SMS,
+    SpanTable,
+    checked_budget,
+    cut,
+    prefetcher,
+)
+from warploom.runtime.tensors.dense import dense_bytes
+from warploom.runtime.tensors.tensors import as_torch
+
+_MOST_TABLES = 256  # kept for calls to come; those that graphs hold do not count
+_REMEDY = "Call it once before the capture, with these tensors and this budget."
+
+
+@unseen
+def prefetch(
+    tensors: Any, max_bytes: int | None = None, *, sms: int = SMS, keep: bool = False
+) -> int:
+    """Bring tensors into L2, on the caller's current stream, without waiting for them.
+
+    It changes no result. Enqueue it beside what the reader of the tensors waits for: behind a
+    collective that runs on a stream of its own, or in `beside`. A CUDA graph that holds it asks for
+    the same addresses at each replay, so the tensors must outlive the graph. On the CPU it fetches
+    into the caches of the calling core.
+
+    Args:
+        tensors: one, or several in the order in which they will be read. Their elements must fill
+            a block of memory, in any order of axes.
+        max_bytes: of all of them; the last is cut off there. None: half of L2.
+        sms: CTAs that ask, each on an SM. The collective has the others.
+        keep: mark the lines as the last to be evicted.
+
+    Returns:
+        Bytes that are asked for.
+
+    Raises:
+        ArgumentError: no tensors, or more CTAs than the device has SMs.
+        BadBudget, BudgetTooSmall: `max_bytes` is no number of bytes, or below a line of 128.
+        HasGaps: memory of others lies between a tensor's elements.
+        WrongDevice: tensors on several devices.
+        ForbiddenUnderCapture: tensors that are new, while a graph is captured.
+        UnsupportedSpec: tensors that are neither on a CUDA device nor on the CPU.
+    """
+    given = [as_torch(x, f"tensors[{i}]", shared=True) for i, x in enumerate(_several(tensors))]
+    if not given:
+        raise ArgumentError(name="tensors", reason="is empty; give what will be read next")
+    device = resolve_device(given[0].device)
+    for i, tensor in enumerate(given):
+        if tensor.device != device:
+            raise WrongDevice(name=f"tensors[{i}]", got=str(tensor.device), expected=str(device))
+    most = checked_budget(max_bytes, device)
+    if most < LINE:
+        raise BudgetTooSmall(got=most, what="a line of L2", needed=LINE)
+    kernel = prefetcher(device, sms, keep)
+    sizes = tuple(dense_bytes(x, f"tensors[{i}]") for i, x in enumerate(given))
+    kernel.launch(_table(device, tuple(x.data_ptr() for x in given), sizes, most))
+    return min(most, sum(sizes))
+
+
+def _several(tensors: Any) -> Sequence[Any]:
+    return tensors if isinstance(tensors, (list, tuple)) else [tensors]
+
+
+class _Tables:
+    """Tables of tensors that were prefetched before, the last ones and those that graphs read."""
+
+    def __init__(self) -> None:
+        self._lock = forks.lock()
+        self._known: dict[tuple[object, ...], SpanTable] = {}
+        self._captured: dict[tuple[object, ...], SpanTable] = {}
+
+    def get(self, key: tuple[object, ...], is_captured: bool) -> SpanTable | None:
+        with self._lock:
+            found = self._captured.get(key) or self._known.pop(key, None)
+            if found is not None:
+                (self._captured if is_captured else self._known)[key] = found
+            return found
+
+    def put(self, key: tuple[object, ...], table: SpanTable) -> None:
+        with self._lock:
+            self._known[key] = table
+            while len(self._known) > _MOST_TABLES:
+                del self._known[next(iter(self._known))]
+
+
+_tables = _Tables()
+
+
+def _table(
+    device: torch.device, addresses: tuple[int, ...], sizes: tuple[int, ...], most: int
+) -> SpanTable:
+    """The spans of tensors on the device, written at their first prefetch.
+
+    One that a launch may still read is not freed under it: its memory is torch's, on this stream.
+    """
+    key, captured = (device, addresses, sizes, most), is_capturing(device)
+    found = _tables.get(key, captured)
+    if found is not None:
+        return found
+    if captured:
+        raise ForbiddenUnderCapture(what="prefetch() met new tensors", remedy=_REMEDY)
+    offsets, lengths = np.array(addresses, np.int64), np.array(sizes, np.int64)
+    records = cut(offsets, lengths, np.zeros_like(offsets), most)
+    table = SpanTable(device, len(records))
+    table.write(records)
+    _tables.put(key, table)
+    return table
+
+
+class Pages(Protocol):
+    """What prefetches the pages of a plan: a wrapper."""
+
+    def prefetch(self, kv: Any, max_bytes: int | None = None, *, sms: int = SMS) -> int: ...
+
+
+@contextmanager
+def beside(
+    tensors: Any, max_bytes: int | None = None, *, sms: int = SMS, keep: bool = False
+) -> Iterator[int]:
+    """Bring tensors into L2 on a side stream while the block's work is enqueued.
+
+    For collectives on the current stream, as custom all-reduces are:
+
+        with beside([layer.gate_up, layer.down]):
+            all_reduce(x)
+
+    What follows the block waits for the kernel that asks, and not for the memory. A CUDA graph may
+    hold it. Arguments and errors are those of `prefetch`; the bytes asked for are the block's
+    value.
+    """
+    device = getattr(next(iter(_several(tensors)), None), "device", None)
+    with _aside(device, partial(prefetch, tensors, max_bytes, sms=sms, keep=keep)) as asked:
+        yield asked
+
+
+@contextmanager
+def beside_pages(
+    wrapper: Pages, kv: Any, max_bytes: int | None = None, *, sms: int = SMS
+) -> Iterator[int]:
+    """Bring pages that a wrapper's next run will read into L2, as `beside` does tensors.
+
+    Arguments and errors are those of `AttentionWrapper.prefetch`.
+    """
+    device = getattr(next(iter(_several(kv)), None), "device", None)
+    with _aside(device, partial(wrapper.prefetch, kv, max_bytes, sms=sms)) as asked:
+        yield asked
+
+
+@contextmanager
+def _aside(device: torch.device | None, call: Callable[[], int]) -> Iterator[int]:
+    """A call on the side stream of a device, behind what the current stream has so far."""
+    if device is None or device.type != "cuda":
+        yield call()
+        return
+    current, side = torch.cuda.current_stream(device), side_stream(device)
+    side.wait_stream(current)
+    try:
+        with torch.cuda.stream(side):
+            asked = call()
+        yield asked
+    finally:
+        current.wait_stream(side)
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device for prefetches."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

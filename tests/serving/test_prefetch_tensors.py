@@ -1,0 +1,150 @@
+"""`prefetch` of tensors: what it asks for, what it refuses, and that graphs keep it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from warploom.errors import ArgumentError, ForbiddenUnderCapture, UnsupportedSpec, WrongDevice
+from warploom.prefetch import beside, prefetch
+from warploom.prefetch_errors import BadBudget, BudgetTooSmall, HasGaps
+from warploom.serving.prefetch import tensors as module
+from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """No tensors were met before."""
+    made = module._Tables()
+    monkeypatch.setattr(module, "_tables", made)
+    return made
+
+
+def asked(tables: Any) -> list[tuple[int, int]]:
+    """(address, bytes) of the last table, neighbours joined."""
+    records = list(tables._known.values())[-1].read()
+    found: list[tuple[int, int]] = []
+    for offset, size in zip(records["offset"].tolist(), records["bytes"].tolist(), strict=True):
+        if found and sum(found[-1]) == offset:
+            offset, size = found[-1][0], found.pop()[1] + size
+        found.append((offset, size))
+    return found
+
+
+def test_tensors_in_their_order_up_to_the_budget(tables: Any) -> None:
+    a, b, c = torch.randn(300, 100), torch.randn(50, 64).t(), torch.randn(7)
+    sizes = [120_000, 12_800, 28]
+    assert prefetch([a, b, c], 1 << 20) == sum(sizes)
+    expected = list(zip((x.data_ptr() for x in (a, b, c)), sizes, strict=True))
+    assert asked(tables) == expected
+    assert prefetch([a, b, c], 125_000) == 125_000
+    assert asked(tables) == [expected[0], (b.data_ptr(), 5_000)]
+    assert prefetch(c) == 28  # one tensor, and the default
+
+
+def test_values_stay() -> None:
+    x = torch.randn(1000)
+    before = x.clone()
+    with beside([x], 4096) as size:
+        assert size == 4000
+    assert torch.equal(x, before)
+
+
+def test_known_tensors_write_no_table(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(100), torch.randn(100)
+    prefetch(x, 1000)
+    (first,) = tables._known.values()
+    monkeypatch.setattr(module, "is_capturing", lambda device: True)
+    prefetch(x, 1000)
+    assert list(tables._captured.values()) == [first]
+    with pytest.raises(ForbiddenUnderCapture, match="before the capture"):
+        prefetch(y, 1000)
+
+
+def test_old_tables_go_but_not_those_of_graphs(
+    tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_TABLES", 3)
+    kept = [torch.randn(100) for _ in range(5)]
+    prefetch(kept[0], 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "is_capturing", lambda device: True)
+        prefetch(kept[0], 1000)
+    for x in kept[1:]:
+        prefetch(x, 1000)
+    assert len(tables._known) == 3 and len(tables._captured) == 1
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.5, "1", True])
+def test_no_budgets(wrong: Any) -> None:
+    with pytest.raises(BadBudget, match="max_bytes"):
+        prefetch(torch.randn(100), wrong)
+
+
+def test_refusals() -> None:
+    x = torch.randn(100, 100)
+    with pytest.raises(BudgetTooSmall, match="line"):
+        prefetch(x, 127)
+    with pytest.raises(HasGaps, match=r"tensors\[1\]"):
+        prefetch([x, x[:, :50]], 1000)
+    with pytest.raises(ArgumentError, match="empty"):
+        prefetch([], 1000)
+    with pytest.raises(ArgumentError, match="sms"):
+        prefetch(x, 1000, sms=0)
+    with pytest.raises(WrongDevice):
+        prefetch([x, x.to("meta")], 1000)
+    with pytest.raises(UnsupportedSpec):
+        prefetch(x.to("meta"), 1000)
+
+
+def test_threads_share_the_kernel() -> None:
+    xs = [torch.randn(1000) for _ in range(4)]
+    errors = []
+
+    def work(x: torch.Tensor) -> None:
+        try:
+            assert all(prefetch(x, 4000) == 4000 for _ in range(50))
+        except AssertionError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in xs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_operators_are_what_they_say() -> None:
+    x, weight = torch.randn(3), torch.randn(40)
+    given: tuple[Any, ...]
+    for operator, given in ((prefetch_op, (x, [weight], 1000, 2, True)), (join_prefetch_op, (x,))):
+        checks = ("test_schema", "test_faketensor")
+        torch.library.opcheck(operator._opoverload, given, test_utils=checks)
+
+
+def test_compilers_keep_the_operator() -> None:
+    weight = torch.randn(40, 40)
+    graphs = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch.ops.warploom.prefetch(y, [weight], 4000, 2, False)
+        return y @ weight
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        from torch._dynamo.backends.common import aot_autograd
+
+        def compiler(inner: Any, _: Any) -> Any:
+            graphs.append(inner)
+            return inner
+
+        return aot_autograd(fw_compiler=compiler)(graph, inputs)
+
+    x = torch.randn(3, 40)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(model, backend=backend, fullgraph=True)(x), model(x))
+    assert "warploom" in str(graphs[0].graph)

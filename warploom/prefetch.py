@@ -1,0 +1,77 @@
+"""Weights and keys into L2 while a collective runs: by hand, by a graph pass, and as a model.
+
+After PRESERVE (Yüzgüler et al., 2025). `docs/prefetch.md` begins with the pass. Keys are prefetched
+by the wrapper that will read them, `AttentionWrapper.prefetch`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from warploom.serving.prefetch.accelerators import B200 as B200
+    from warploom.serving.prefetch.accelerators import H100 as H100
+    from warploom.serving.prefetch.accelerators import H200 as H200
+    from warploom.serving.prefetch.accelerators import PAPER as PAPER
+    from warploom.serving.prefetch.accelerators import Accelerator as Accelerator
+    from warploom.serving.prefetch.accelerators import accelerator_named as accelerator_named
+    from warploom.serving.prefetch.exploration import L2_MEGABYTES as L2_MEGABYTES
+    from warploom.serving.prefetch.exploration import Comparison as Comparison
+    from warploom.serving.prefetch.exploration import comparisons as comparisons
+    from warploom.serving.prefetch.exploration import densities as densities
+    from warploom.serving.prefetch.exploration import latencies as latencies
+    from warploom.serving.prefetch.graph_pass import Insertion as Insertion
+    from warploom.serving.prefetch.graph_pass import inductor_pass as inductor_pass
+    from warploom.serving.prefetch.graph_pass import prefetch_pass as prefetch_pass
+    from warploom.serving.prefetch.l2_model import Prediction as Prediction
+    from warploom.serving.prefetch.l2_model import Serving as Serving
+    from warploom.serving.prefetch.l2_model import best_bytes as best_bytes
+    from warploom.serving.prefetch.l2_model import decode_seconds as decode_seconds
+    from warploom.serving.prefetch.l2_model import end_to_end_seconds as end_to_end_seconds
+    from warploom.serving.prefetch.l2_model import predict as predict
+    from warploom.serving.prefetch.model_shapes import MODELS as MODELS
+    from warploom.serving.prefetch.model_shapes import ModelShape as ModelShape
+    from warploom.serving.prefetch.predictions import predictions as predictions
+    from warploom.serving.prefetch.tensors import beside as beside
+    from warploom.serving.prefetch.tensors import beside_pages as beside_pages
+    from warploom.serving.prefetch.tensors import prefetch as prefetch
+
+_HOME = {
+    "beside": "tensors",
+    "beside_pages": "tensors",
+    "prefetch": "tensors",
+    "Insertion": "graph_pass",
+    "inductor_pass": "graph_pass",
+    "prefetch_pass": "graph_pass",
+    "Accelerator": "accelerators",
+    "PAPER": "accelerators",
+    "H100": "accelerators",
+    "H200": "accelerators",
+    "B200": "accelerators",
+    "accelerator_named": "accelerators",
+    "ModelShape": "model_shapes",
+    "MODELS": "model_shapes",
+    "Serving": "l2_model",
+    "Prediction": "l2_model",
+    "predict": "l2_model",
+    "best_bytes": "l2_model",
+    "decode_seconds": "l2_model",
+    "end_to_end_seconds": "l2_model",
+    "L2_MEGABYTES": "exploration",
+    "Comparison": "exploration",
+    "comparisons": "exploration",
+    "latencies": "exploration",
+    "densities": "exploration",
+    "predictions": "predictions",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(import_module(f"warploom.serving.prefetch.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

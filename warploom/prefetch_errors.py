@@ -1,0 +1,35 @@
+"""Errors of prefetching; the others are in `warploom.errors`."""
+
+from __future__ import annotations
+
+from warploom.errors import ArgumentError, WarploomError
+
+
+class BadBudget(ArgumentError):
+    message = (
+        "max_bytes is {got}; expected how many bytes may be brought into the cache, an integer "
+        "from {least} on, or None for a share of the device's L2."
+    )
+
+
+class BudgetTooSmall(BadBudget):
+    message = (
+        "max_bytes is {got}, and {what} has {needed} bytes: nothing would be prefetched. Raise it, "
+        "or leave the call out."
+    )
+
+
+class HasGaps(ArgumentError):
+    message = (
+        "{name} has shape {shape} and strides {strides}: memory between its elements belongs to "
+        "other tensors. Give the tensor that it is a view of, or call .contiguous() once and keep "
+        "what it returns."
+    )
+
+
+class CannotPrefetch(ArgumentError):
+    message = "keys cannot be prefetched: {reason}. {remedy}"
+
+
+class NoSuchAccelerator(WarploomError):
+    message = "there is no accelerator {name!r} among {known}. Declare an Accelerator."
