@@ -1,10 +1,9 @@
 """An LLM engine: all that is to be written around warploom to serve requests, in one file.
 
-`PagedModel` is what touches attention: it plans once for each pass, and in each layer appends and
-attends. `Engine` decides what a pass computes: decodes and chunks of prompts under one budget of
-rows; pages that requests share; tokens guessed by a draft; whom to stop when pages run out. What
-else is needed lies in `engine_parts`. Run it to watch it serve random requests, and to see that
-each gets the tokens that it gets alone: `python engine.py --help`. docs/engine.md explains it.
+`PagedModel` touches attention: it plans once for each pass, and each layer appends and attends.
+`Engine` decides what a pass computes: decodes and chunks of prompts under one budget of rows; pages
+that requests share; tokens guessed by a draft; whom to stop when pages run out. Run it to see it
+serve random requests, each with the tokens that it gets alone. docs/engine.md is its guide.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import click
 import torch
 from engine_parts.drafts import Draft, EarlyExit, PromptLookup
 from engine_parts.model import Decoder, Shape
-from engine_parts.pages import PageTree, pages_for
+from engine_parts.pages import PageTree
 from engine_parts.requests import Forward, Part, Request, State
 from engine_parts.traffic import Traffic, alone
 from engine_parts.view import View
@@ -37,17 +36,17 @@ class QueryRope(wl.Rope):  # the keys are rotated as they are appended
 class PagedModel:
     """A decoder over a paged cache; its rows do not depend on what else is in a pass."""
 
-    def __init__(self, model: Decoder, num_pages: int, page_size: int) -> None:
-        shape, self.model, self.page_size = model.shape, model, page_size
+    def __init__(self, model: Decoder, tree: PageTree) -> None:
+        shape, self.model, self.tree = model.shape, model, tree
         declared = {
             "num_q_heads": shape.q_heads, "num_kv_heads": shape.kv_heads, "dtype": DTYPE,
-            "head_dim": shape.head_dim, "kv_format": wl.Paged(page_size), "device": DEVICE,
+            "head_dim": shape.head_dim, "kv_format": wl.Paged(tree.page_size), "device": DEVICE,
         }  # fmt: skip
-        variant = wl.Causal() & QueryRope()
-        self.attention = wl.AttentionWrapper(variant, batch_invariant=True, **declared)
+        rotated = wl.Causal() & QueryRope()
+        self.attention = wl.AttentionWrapper(rotated, **declared, batch_invariant=True)
         self.append = wl.Appender(wl.Rope(), **declared)
-        size = (shape.layers, 2, num_pages, page_size, shape.kv_heads, shape.head_dim)
-        self.caches = torch.zeros(size, dtype=DTYPE, device=DEVICE)
+        size = (tree.num_pages, tree.page_size, shape.kv_heads, shape.head_dim)
+        self.caches = torch.zeros(shape.layers, 2, *size, dtype=DTYPE, device=DEVICE)
 
     @torch.no_grad()
     def __call__(self, parts: list[Part], layers: int | None = None) -> torch.Tensor:
@@ -65,13 +64,12 @@ class PagedModel:
 
     def _tables(self, parts: list[Part]) -> list[torch.Tensor]:
         """indptr of rows, indptr and indices of pages, and tokens in each last page."""
-        size = self.page_size
-        listed = [part.pages[: pages_for(part.end, size)] for part in parts]
+        listed = [part.pages[: self.tree.pages_for(part.end)] for part in parts]
         lists = (
             [0, *accumulate(len(part.tokens) for part in parts)],
             [0, *accumulate(map(len, listed))],
             [page for pages in listed for page in pages],
-            [(part.end - 1) % size + 1 for part in parts],
+            [(part.end - 1) % self.tree.page_size + 1 for part in parts],
         )
         return [torch.tensor(numbers, dtype=torch.int32) for numbers in lists]
 
@@ -115,7 +113,7 @@ class Engine:
         request = Request(list(prompt), len(prompt), len(prompt) + max_tokens, stop)
         if not prompt or max_tokens < 1:
             raise ValueError("a request has a prompt, and generates at least one token")
-        if self._pages_for(request.limit) > self.tree.num_pages:
+        if self.tree.pages_for(request.limit) > self.tree.num_pages:
             raise ValueError(f"{request.limit} tokens never fit into {self.tree.num_pages} pages")
         self.waiting.append(request)
         return request
@@ -182,11 +180,10 @@ class Engine:
 
     def _reserve(self, request: Request, tokens: int) -> int:
         """Take pages up to so many tokens, as far as there are any; tokens that have room."""
-        while len(request.pages) < self._pages_for(tokens):
-            page = self.tree.take()
-            if page is None:
-                break
+        missing = self.tree.pages_for(tokens) - len(request.pages)
+        while missing > 0 and (page := self.tree.take()) is not None:
             request.pages.append(page)
+            missing -= 1
         return min(tokens, len(request.pages) * self.tree.page_size)
 
     def _preempt(self, request: Request) -> None:
@@ -202,7 +199,7 @@ class Engine:
         The last token is always computed: its row chooses the next one.
         """
         request.nodes = self.tree.match(request.tokens[:-1])
-        missing = self._pages_for(len(request.tokens)) - len(request.nodes)
+        missing = self.tree.pages_for(len(request.tokens)) - len(request.nodes)
         if missing > self.tree.available:
             self._release(request, "waiting")
             return False
@@ -259,17 +256,13 @@ class Engine:
 
     def _release(self, request: Request, state: State) -> None:
         self.tree.release(request.nodes, request.pages[len(request.nodes) :])
-        request.nodes, request.pages, request.computed = [], [], 0
-        request.state = state
-
-    def _pages_for(self, tokens: int) -> int:
-        return pages_for(tokens, self.tree.page_size)
+        request.nodes, request.pages, request.computed, request.state = [], [], 0, state
 
 
 @click.command(context_settings={"show_default": True})
 @click.option("--requests", default=60, help="How many to serve.")
 @click.option("--cancelled", default=0.1, help="Share of them that is cancelled at a random time.")
-@click.option("--pages", default=96, help="Pages of the cache.")
+@click.option("--pages", default=64, help="Pages of the cache.")
 @click.option("--page-size", default=16, help="Tokens of a page.")
 @click.option("--budget", default=64, help="Rows of a pass, at most.")
 @click.option("--running", default=24, help="Requests in a pass, at most.")
@@ -283,26 +276,22 @@ def main(
 ) -> None:  # fmt: skip
     """Serve random requests, then compute each one alone and compare the tokens."""
     decoder = Decoder(Shape(), DEVICE)
-    model = PagedModel(decoder, pages, page_size)
+    tree, unused = PageTree(pages, page_size), PageTree(pages, page_size)
+    model, reference = PagedModel(decoder, tree), PagedModel(decoder, unused)
+    guesses = EarlyExit(model) if draft == "layer" else PromptLookup()
     engine = Engine(
-        model, PageTree(pages, page_size), budget=budget, most_running=running,
-        speculate=speculate, draft=EarlyExit(model) if draft == "layer" else PromptLookup(),
-    )  # fmt: skip
+        model, tree, budget=budget, most_running=running, draft=guesses, speculate=speculate
+    )
     traffic = Traffic(requests, cancelled, decoder.shape.vocabulary, seed)
     with View(engine) as view:
         while traffic.feed(engine):
             engine.step()
             view.update()
-    lost = pages - engine.tree.available
-    different = sum(
-        request.tokens != alone(model, request, page_size)
-        for request in track(traffic.requests, "each alone")
-    )
+    lost, served = pages - tree.available, track(traffic.requests, "each alone")
+    different = sum(request.tokens != alone(reference, request, unused) for request in served)
     ended = Counter(request.state for request in traffic.requests)
-    print(
-        f"{ended['done']} requests done, {ended['cancelled']} cancelled; {lost} pages lost; "
-        f"{different} requests with other tokens than alone"
-    )
+    result = f"{lost} pages lost, {different} with other tokens than alone"
+    print(f"{ended['done']} requests done, {ended['cancelled']} cancelled; {result}")
     sys.exit(lost > 0 or different > 0)
 
 

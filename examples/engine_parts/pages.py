@@ -31,11 +31,6 @@ class Node:
     children: dict[tuple[int, ...], Node] = field(default_factory=dict, repr=False)
 
 
-def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that so many tokens fill, the last one perhaps in part."""
-    return -(-tokens // page_size)
-
-
 class PageTree:
     """All pages of a cache.
 
@@ -51,6 +46,10 @@ class PageTree:
         self.root = Node(None, (), -1)
         self.idle: dict[Node, None] = {}
         self._free = list(range(num_pages - 1, -1, -1))
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that so many tokens lie in, the last one perhaps not full."""
+        return -(-tokens // self.page_size)
 
     @property
     def free(self) -> int:

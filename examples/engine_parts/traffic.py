@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from engine_parts.pages import pages_for
+from engine_parts.pages import PageTree
 from engine_parts.requests import Forward, Part, Request
 
 if TYPE_CHECKING:  # the engine imports this module
     from engine import Engine
 
 SYSTEMS, DOCUMENTS = 5, 4  # beginnings that prompts share, and what may follow each of them
-LONGEST_SYSTEM, LONGEST_DOCUMENT, LONGEST_OWN, LONGEST_OUTPUT = 80, 40, 40, 40  # tokens
+LONGEST_SYSTEM, LONGEST_DOCUMENT, LONGEST_OWN, LONGEST_OUTPUT = 80, 40, 40, 24  # tokens
 ARRIVALS, BACKLOG = 2.0, 40  # requests for each step, and of those waiting at most
 PATIENCE = 40  # steps after which a request that will be cancelled is, at most
 STOP = 0  # a token that ends every other request
@@ -24,8 +24,6 @@ class Traffic:
     Attributes:
         requests: all that were submitted.
     """
-
-    longest = LONGEST_SYSTEM + LONGEST_DOCUMENT + LONGEST_OWN + LONGEST_OUTPUT
 
     def __init__(self, count: int, cancelled: float, vocabulary: int, seed: int) -> None:
         self.requests: list[Request] = []
@@ -67,13 +65,14 @@ class Traffic:
         return self._random.integers(self._vocabulary, size=length).tolist()
 
 
-def alone(forward: Forward, request: Request, page_size: int) -> list[int]:
+def alone(forward: Forward, request: Request, tree: PageTree) -> list[int]:
     """What a request should have: its prompt in one pass, then token by token, and nobody beside.
 
-    Shares nothing with an engine but the model. Ends where the request was cancelled.
+    No engine has a part in it. Pages are those of an unused tree. A cancelled request is followed
+    as far as it came.
     """
     tokens, begin = request.tokens[: request.prompt_length], 0
-    pages = list(range(pages_for(request.limit, page_size)))
+    pages = list(range(tree.pages_for(request.limit)))
     limit = request.limit if request.state == "done" else len(request.tokens)
     while len(tokens) < limit:
         token = int(forward([Part(pages, begin, tokens[begin:])], None)[-1])
