@@ -13,6 +13,7 @@ from collections import Counter, deque
 from itertools import accumulate
 
 import click
+import numpy as np
 import torch
 from engine_parts.drafts import Draft, EarlyExit, PromptLookup
 from engine_parts.model import Decoder, Shape
@@ -62,7 +63,7 @@ class PagedModel:
         tokens = torch.tensor([token for part in parts for token in part.tokens], device=DEVICE)
         return self.model(tokens, attend, layers).argmax(-1).cpu()
 
-    def _tables(self, parts: list[Part]) -> list[torch.Tensor]:
+    def _tables(self, parts: list[Part]) -> list[np.ndarray]:
         """indptr of rows, indptr and indices of pages, and tokens in each last page."""
         listed = [part.pages[: self.tree.pages_for(part.end)] for part in parts]
         lists = (
@@ -71,7 +72,7 @@ class PagedModel:
             [page for pages in listed for page in pages],
             [(part.end - 1) % self.tree.page_size + 1 for part in parts],
         )
-        return [torch.tensor(numbers, dtype=torch.int32) for numbers in lists]
+        return [np.array(numbers, np.int32) for numbers in lists]
 
 
 class Engine:
