@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -188,7 +189,10 @@ def dense(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     return decoder(torch.tensor(tokens), attend, None)
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="scores in 16 bits differ more")
+IN_FLOAT32 = pytest.mark.skipif(DEVICE != "cpu", reason="the model computes on the GPU, in 16 bits")
+
+
+@IN_FLOAT32
 def test_the_paged_model_chooses_what_torch_chooses() -> None:
     decoder = Decoder(Shape(), "cpu")
     tokens = torch.randint(128, (90,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -213,6 +217,25 @@ def test_rows_do_not_depend_on_their_batch() -> None:
     for rows in (1, 3, 17, 64):
         parts = [decoder(part, attend, None) for part in tokens.split(rows)]
         assert torch.equal(torch.cat(parts), together)
+
+
+@IN_FLOAT32
+@pytest.mark.parametrize("begin", [0, 480, 3000])  # at 2048 keys splits begin
+@pytest.mark.parametrize("chunks", [[1] * 60, [7, 50, 1, 2], [33, 27]])
+def test_attention_does_not_depend_on_how_rows_are_cut(begin: int, chunks: list[int]) -> None:
+    model = PagedModel(Decoder(Shape(), "cpu"), PageTree(192, 16))
+    generator = torch.Generator().manual_seed(begin)
+    cache = torch.randn(2, 192, 16, 2, 32, generator=generator)
+    q = torch.randn(60, 4, 32, generator=generator)
+
+    def attend(first: int, end: int) -> torch.Tensor:
+        part = Part(list(range(192)), begin + first, [0] * (end - first))
+        model.attention.plan(*model._tables([part]))
+        return model.attention.run(q[first:end], tuple(cache))
+
+    ends = list(accumulate(chunks))
+    parts = [attend(end - rows, end) for rows, end in zip(chunks, ends, strict=True)]
+    assert torch.equal(torch.cat(parts), attend(0, 60))
 
 
 def test_the_view_draws_a_terminal(
