@@ -152,13 +152,13 @@ class Engine:
         """Rows for each request of a pass: those that run, oldest first, then new ones.
 
         A decode is a request that lacks one row, and a prompt one that lacks many: no other
-        difference is made.
+        difference is made. Only the youngest may lack many, so the budget has a row for each.
         """
         batch: dict[Request, int] = {}
         budget, preempted = self.budget, self.counts["preempted"]
         for request in list(self.running):
             rows = min(len(request.tokens) - request.computed, budget)
-            if rows and self._make_room(request, request.computed + rows):
+            if self._make_room(request, request.computed + rows):
                 batch[request] = rows
                 budget -= rows
         admitting = self.counts["preempted"] == preempted  # or it would be preempted again

@@ -160,6 +160,17 @@ def test_requests_that_can_never_run_are_refused() -> None:
     assert not engine.busy
 
 
+def test_who_is_preempted_goes_on_before_those_who_never_ran() -> None:
+    tree = PageTree(4, 2)
+    engine = Engine(HashedModel(2), tree, most_running=2)
+    old, young, new = (engine.submit([first], 6) for first in range(3))
+    while not engine.counts["preempted"]:
+        engine.step()
+    assert engine.running == [old] and list(engine.waiting) == [young, new]
+    engine.run()
+    assert all(is_right(request) and request.state == "done" for request in (old, young, new))
+
+
 def test_a_request_that_is_done_stays_done() -> None:
     engine = Engine(HashedModel(4), PageTree(3, 4))
     request = engine.submit([1, 2], 3)
