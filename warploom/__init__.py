@@ -105,6 +105,8 @@ if TYPE_CHECKING:
     from warploom.runtime.wrappers.selection import PageSelectionWrapper as PageSelectionWrapper
     from warploom.runtime.wrappers.wrapper import AttentionWrapper as AttentionWrapper
     from warploom.scheduler.bounds import Bounds as Bounds
+    from warploom.serving.virtual_memory.cache import VirtualCache as VirtualCache
+    from warploom.serving.virtual_memory.pool import MemoryPool as MemoryPool
 
 __version__ = "0.1.0"
 
@@ -205,6 +207,8 @@ _HOME = {
     "AttentionWrapper": "warploom.runtime.wrappers.wrapper",
     "PageSelectionWrapper": "warploom.runtime.wrappers.selection",
     "draw_mask": "warploom.runtime.calls.draw",
+    "MemoryPool": "warploom.serving.virtual_memory.pool",
+    "VirtualCache": "warploom.serving.virtual_memory.cache",
 }
 
 if not TYPE_CHECKING:  # there the imports above say it
