@@ -1,4 +1,4 @@
-"""Errors of virtual caches and of the pools that they share; the others are in `warploom.errors`."""
+"""Errors of virtual caches and of their pools; the others are in `warploom.errors`."""
 
 from __future__ import annotations
 

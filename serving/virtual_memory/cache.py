@@ -315,12 +315,11 @@ class VirtualCache:
         counts = -(-tokens // block)
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         place = np.arange(indptr[-1]) - np.repeat(indptr[:-1], counts)
+        last = np.where(counts > 0, tokens - (counts - 1) * block, 0)
         return {
             "kv_indptr": indptr,
             "kv_indices": (np.repeat(slots * per_slot, counts) + place).astype(np.int32),
-            "last_page_len": np.where(counts > 0, tokens - (counts - 1) * block, 0).astype(
-                np.int32
-            ),
+            "last_page_len": last.astype(np.int32),
         }
 
     def close(self) -> None:
