@@ -330,6 +330,7 @@ class VirtualCache:
         """
         if self._tenant.is_open:
             self._mapper.remove(self._tenant)
+        self._forget.detach()
         self._requests.clear()
         self._kv.clear()
         self._memory = None

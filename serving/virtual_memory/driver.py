@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+
+from warploom.memory_errors import ReservationFailed
+from warploom.tables import in_bytes
 
 
 class Driver(Protocol):
@@ -73,6 +77,9 @@ class Addresses:
     """
 
     def __init__(self, driver: Driver, size: int) -> None:
+        """Reserve them; raises ReservationFailed."""
+        if size > sys.maxsize:  # which C would cut off without a word
+            raise ReservationFailed(size=in_bytes(size), reason="there are 63 bits")
         self.first, self.size = driver.reserve(size), size
         done = weakref.finalize(self, _free, driver, self.first, size, os.getpid())
         done.atexit = False  # the end of the process does it

@@ -292,7 +292,8 @@ class Ledger:
         """Have so many FREE pages that a span's model may take, or raise and change nothing."""
         model = span.model
         own = model.surplus - span.surplus * model.streams
-        over = max(0, model.used + pages - model.limit)
+        is_limited = model.limit < self.num_pages  # else the pool is its limit
+        over = max(0, model.used + pages - model.limit) if is_limited else 0
         if over > own:
             reason = f"and has {model.used} of the {model.limit} that its limit allows"
             remedy = "Release a request, or declare a larger limit_bytes."

@@ -118,7 +118,8 @@ class Twin:
         kind, cells = self.kinds[model], self.cells[at]
         need = int((cells[:rows] == NONE).sum()) * kind.streams
         keep = np.arange(len(self.owner)) == at
-        while need and self.used()[model] + need > kind.limit:
+        limit = kind.limit if kind.limit < self.num_pages else 2 * self.num_pages + need
+        while need and self.used()[model] + need > limit:
             if not self.drop_oldest(model, but=keep, only=True):
                 self.cells = before
                 return LimitReached
