@@ -74,6 +74,9 @@ TITLES = {
     "key_transforms": "Ways to transform keys of causal attention, ragged, bf16",
     "cpu_attention": "Attention on the CPU",
     "run_overhead": "Host time of one call",
+    "virtual_growth": "Growth of a generation's requests, pages of 2 MiB for 16 tokens: host time",
+    "virtual_attention": "Attention over virtual caches beside others, heads of 128, bf16",
+    "virtual_handover": "Until a new request has memory that another one had: host time",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 

@@ -24,6 +24,7 @@ from warploom.tables import in_bytes
 
 _NO_ACCESS, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 _FIXED = 0x10  # MAP_FIXED, which Python does not name: exactly there, in place of what there is
+_POPULATE = 0x8000  # MAP_POPULATE: touched for the first time here, and not by kernels
 _PUNCH_HOLE = 0x1 | 0x2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -74,10 +75,11 @@ class HostDriver:
             raise self._failed("fallocate", 1, _last_error())
 
     def map(self, address: int, handles: Sequence[int]) -> None:
+        flags = mmap.MAP_SHARED | _FIXED | _POPULATE
         try:
             for place, offset, pages in _runs(handles, self.page_bytes):
                 at, size = address + place * self.page_bytes, pages * self.page_bytes
-                _mmap(at, size, _READ_WRITE, mmap.MAP_SHARED | _FIXED, self._file, offset)
+                _mmap(at, size, _READ_WRITE, flags, self._file, offset)
         except OSError as error:
             self.unmap(address, len(handles))
             raise self._failed("mmap", len(handles), error) from error
