@@ -19,7 +19,18 @@ from typing import Any
 
 import torch
 from batches import Inputs, Shape, Truth, lengths, make_inputs
-from harness import QUICK, Case, Effort, Implementation, Report, Row, Thunk, arguments, time_one
+from harness import (
+    QUICK,
+    Case,
+    Check,
+    Effort,
+    Implementation,
+    Report,
+    Row,
+    Thunk,
+    arguments,
+    time_one,
+)
 
 import warploom as wl
 
@@ -97,6 +108,7 @@ def growth(report: Report, device: torch.device, quick: bool) -> None:
             for request in names:
                 paged.grow(request, length)
 
+        generation(0, trim=True, ahead=False)  # the first touch of memory is dearer
         ways = {
             "paged": step_times(requests, tokens, of_pages),
             "virtual, mapped by grow": generation(0, trim=True, ahead=False),
@@ -270,9 +282,12 @@ def attention(report: Report, device: torch.device, quick: bool) -> None:
         ]
     for name, q_lens, kv_lens in sizes[:1] if quick else sizes:
         shape = Shape(q_lens, kv_lens, *heads, 128, torch.bfloat16, PAGE)
-        is_decode = max(q_lens) == 1
-        work = shape.bytes / 1e9 if is_decode else shape.flops() / 1e12
-        case = Case(name, work, "GB/s" if is_decode else "TFLOP/s", shape.bytes, shape.describe())
+        work, unit = shape.flops() / 1e12, "TFLOP/s"
+        if max(q_lens) == 1:
+            work, unit = shape.bytes / 1e9, "GB/s"
+        elif not on_gpu:
+            work, unit = shape.flops() / 1e9, "GFLOP/s"
+        case = Case(name, work, unit, shape.bytes, shape.describe())
         inputs = [make_inputs(shape, device) for _ in range(4 if on_gpu else 1)]
         check = Truth().check(inputs[0])
         with ExitStack() as stack:
@@ -284,10 +299,33 @@ def attention(report: Report, device: torch.device, quick: bool) -> None:
                 "virtual, as pages": partial(virtual, page_size=PAGE),
                 "virtual, by token": partial(virtual, num_layers=layers, order=BY_TOKEN),
             }
-            for way, calls in ways.items():
-                one = Implementation(way, lambda given, calls=calls: list(calls(given)))
+            if not on_gpu:
+                calls = {way: next(make(inputs)) for way, make in ways.items()}
+                in_turn(report, case, calls, check, rounds=5 if quick else 101)
+                continue
+            for way, make in ways.items():
+                one = Implementation(way, lambda given, make=make: list(make(given)))
                 effort = QUICK if quick else Effort()
                 report.add(time_one(report.benchmark, case, one, inputs, check, effort, device))
+
+
+def in_turn(report: Report, case: Case, calls: dict[str, Thunk], check: Check, rounds: int) -> None:
+    """Time calls on the CPU in turn, so that what else it does falls on all of them alike."""
+    errors = {way: check.relative_error(call()) for way, call in calls.items()}
+    times: dict[str, list[float]] = {way: [] for way in calls}
+    for _ in range(rounds):
+        for way, call in calls.items():
+            times[way] += repeated(call, 1)
+    for way, taken in times.items():
+        taken.sort()
+        low, median, high = (taken[len(taken) * part // 10] / 1e3 for part in (1, 5, 9))
+        right = errors[way] <= check.tolerance
+        report.add(
+            Row(report.benchmark, case.name, way, round(case.work / median * 1e3, 2) if right else None,
+                case.unit, ms=round(median, 4), ms_low=round(low, 4), ms_high=round(high, 4),
+                samples=rounds, error=float(f"{errors[way]:.3g}"), params=case.params,
+                note="" if right else "wrong: relative error")
+        )  # fmt: skip
 
 
 TABLES: dict[str, Callable[[Report, torch.device, bool], None]] = {
@@ -301,6 +339,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = arguments(__doc__ or "", argv, tuple(TABLES))
     for name in options.tables:
         report = Report(f"virtual_{name}", options.device, options.out)
+        if options.device.type == "cpu":
+            from cpu_attention import cpu_name
+
+            report.facts["device"] = f"CPU twin on {cpu_name()}"
         with torch.inference_mode():
             TABLES[name](report, options.device, options.quick)
         report.finish()
