@@ -319,12 +319,13 @@ def in_turn(report: Report, case: Case, calls: dict[str, Thunk], check: Check, r
     for way, taken in times.items():
         taken.sort()
         low, median, high = (taken[len(taken) * part // 10] / 1e3 for part in (1, 5, 9))
-        right = errors[way] <= check.tolerance
+        is_right = errors[way] <= check.tolerance
+        value = round(case.work / median * 1e3, 2) if is_right else None
         report.add(
-            Row(report.benchmark, case.name, way, round(case.work / median * 1e3, 2) if right else None,
-                case.unit, ms=round(median, 4), ms_low=round(low, 4), ms_high=round(high, 4),
-                samples=rounds, error=float(f"{errors[way]:.3g}"), params=case.params,
-                note="" if right else "wrong: relative error")
+            Row(report.benchmark, case.name, way, value, case.unit, ms=round(median, 4),
+                ms_low=round(low, 4), ms_high=round(high, 4), samples=rounds,
+                error=float(f"{errors[way]:.3g}"), params=case.params,
+                note="" if is_right else "wrong: relative error")
         )  # fmt: skip
 
 

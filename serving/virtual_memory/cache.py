@@ -26,6 +26,7 @@ from warploom.serving.virtual_memory.geometry import Geometry
 from warploom.serving.virtual_memory.ledger import Span
 from warploom.serving.virtual_memory.mapper import Tenant
 from warploom.serving.virtual_memory.pool import MemoryPool
+from warploom.serving.virtual_memory.views import Views, page_tables
 
 _MOST_PAGES = 2**31 - 1
 
@@ -116,13 +117,13 @@ class VirtualCache:
         counts |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
         for what, count in counts.items():
             checked_count(what, count)
-        self._dtype = _storage(dtype)
+        stored = _storage(dtype)
         sizes = {"layer": num_layers, "kv": 2, "head": num_kv_heads}
         order = order if isinstance(order, str) else tuple(order)
         if page_size is not None:
             checked_count("page_size", page_size)
         geometry = Geometry(
-            sizes, head_dim, self._dtype.itemsize, order, max_tokens, pool.page_bytes, page_size
+            sizes, head_dim, stored.itemsize, order, max_tokens, pool.page_bytes, page_size
         )
         if max_requests * geometry.blocks_per_slot > _MOST_PAGES:
             pages = max_requests * geometry.blocks_per_slot
@@ -136,8 +137,7 @@ class VirtualCache:
         self._tenant, memory = self._mapper.add(name, geometry, max_requests, guaranteed, limit)
         self._forget = weakref.finalize(self, self._mapper.abandon, self._tenant)
         self._forget.atexit = False
-        self._memory: torch.Tensor | None = memory.view(self._dtype)
-        self._kv: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._views: Views | None = Views(memory.view(stored), geometry, max_requests, layout)
         self._requests: dict[Hashable, _Request] = {}
 
     def _budget(self, guaranteed_bytes: int, limit_bytes: int | None) -> tuple[int, int]:
@@ -278,13 +278,8 @@ class VirtualCache:
             a page is a slot with all its tokens.
         """
         self._checked_tenant()
-        if layer not in self._kv:
-            geometry = self._geometry
-            pages = (self.slots - 1) * geometry.blocks_per_slot
-            pages += geometry.capacity // geometry.block
-            shape, outer = (pages, geometry.block), geometry.block_bytes
-            self._kv[layer] = self._pair(self._layer(layer), 0, shape, (outer,))
-        return self._kv[layer]
+        assert self._views is not None
+        return self._views.kv(layer)
 
     def view(self, request: Hashable, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one request, as many as it has tokens.
@@ -294,8 +289,8 @@ class VirtualCache:
             layout HND, that share the cache's memory. They must not be used when it is released.
         """
         held = self._held(request)
-        first = held.span.slot * self._geometry.slot_bytes
-        return self._pair(self._layer(layer), first, (held.tokens,), ())
+        assert self._views is not None
+        return self._views.of_slot(held.span.slot, held.tokens, layer)
 
     def tables(self, requests: Iterable[Hashable]) -> dict[str, np.ndarray[Any, Any]]:
         """`kv_indptr`, `kv_indices` and `last_page_len` of a batch: of `plan`, and of `append`.
@@ -309,18 +304,9 @@ class VirtualCache:
             int32 arrays by name.
         """
         held = [self._held(request) for request in requests]
-        slots = np.array([one.span.slot for one in held], np.int32)
-        tokens = np.array([one.tokens for one in held], np.int32)
-        block, per_slot = self._geometry.block, self._geometry.blocks_per_slot
-        counts = -(-tokens // block)
-        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        place = np.arange(indptr[-1]) - np.repeat(indptr[:-1], counts)
-        last = np.where(counts > 0, tokens - (counts - 1) * block, 0)
-        return {
-            "kv_indptr": indptr,
-            "kv_indices": (np.repeat(slots * per_slot, counts) + place).astype(np.int32),
-            "last_page_len": last.astype(np.int32),
-        }
+        return page_tables(
+            self._geometry, [one.span.slot for one in held], [one.tokens for one in held]
+        )
 
     def close(self) -> None:
         """End all requests and give all pages back, when the device is done with its work.
@@ -332,8 +318,7 @@ class VirtualCache:
             self._mapper.remove(self._tenant)
         self._forget.detach()
         self._requests.clear()
-        self._kv.clear()
-        self._memory = None
+        self._views = None
 
     def __enter__(self) -> VirtualCache:
         return self
@@ -348,31 +333,6 @@ class VirtualCache:
             f"VirtualCache({model.name}: {len(self._requests)} of {self.slots} requests, "
             f"{tokens} tokens, {model.used} pages, {model.surplus} of them reusable)"
         )
-
-    def _pair(
-        self, layer: int, first: int, shape: tuple[int, ...], strides: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values at [..., token, head, dim], whose first bytes and strides are given."""
-        geometry, item = self._geometry, self._dtype.itemsize
-        assert self._memory is not None
-        strides += (geometry.stride("token"), geometry.stride("head"), item)
-        shape += (geometry.sizes["head"], geometry.head_dim)
-        steps = [stride // item for stride in strides]
-        first += layer * geometry.stride("layer")
-        k, v = (
-            self._memory.as_strided(shape, steps, (first + i * geometry.stride("kv")) // item)
-            for i in range(2)
-        )
-        if self.kv_format.layout == "HND":
-            return k.transpose(-3, -2), v.transpose(-3, -2)
-        return k, v
-
-    def _layer(self, layer: int) -> int:
-        layers = self._geometry.sizes["layer"]
-        if not (isinstance(layer, int) and 0 <= layer < layers):
-            reason = f"is {layer!r}; the model has layers 0 to {layers - 1}"
-            raise ArgumentError(name="layer", reason=reason)
-        return layer
 
     def _length(self, name: str, request: Hashable, tokens: int) -> int:
         tokens = checked_number(name, tokens)
