@@ -30,6 +30,7 @@ from warploom.memory_errors import (
     ReservationFailed,
 )
 from warploom.serving.virtual_memory import host_driver
+from warploom.serving.virtual_memory.driver import Addresses
 
 PAGE = 4096
 SHAPE: dict[str, Any] = {
@@ -213,6 +214,28 @@ def test_where_memory_is_refused_nothing_is_mapped_and_it_can_be_tried_again(
     assert not has_access(maps[0])
     cache.grow("a", 8)
     assert has_access(maps[0]) and pool.stats().mapped == 2
+
+
+def test_pages_that_do_not_lie_side_by_side_are_mapped_all_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = host_driver.HostDriver(PAGE, 4)
+    addresses, original = Addresses(driver, 4 * PAGE), host_driver._mmap
+    handles = [driver.create(page) for page in (0, 1, 3, 2)]  # three runs
+    driver.map(addresses.first, handles)
+    assert [has_access(addresses.first + i * PAGE) for i in range(4)] == [True] * 4
+    driver.unmap(addresses.first, 4)
+
+    def refuse(address: int, size: int, access: int, *rest: int) -> int:
+        if access and address == addresses.first + 3 * PAGE:
+            raise OSError(12, "Cannot allocate memory")
+        return original(address, size, access, *rest)
+
+    monkeypatch.setattr(host_driver, "_mmap", refuse)
+    with pytest.raises(PageFailed, match=r"mmap failed for 16 KiB"):
+        driver.map(addresses.first, handles)
+    assert not any(has_access(addresses.first + i * PAGE) for i in range(4))
+    driver.close()
 
 
 def has_access(address: int) -> bool:
