@@ -339,8 +339,9 @@ TABLES: dict[str, Callable[[Report, torch.device, bool], None]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     options = arguments(__doc__ or "", argv, tuple(TABLES))
     for name in options.tables:
-        report = Report(f"virtual_{name}", options.device, options.out)
-        if options.device.type == "cpu":
+        twin = "_cpu" if options.device.type == "cpu" else ""
+        report = Report(f"virtual_{name}{twin}", options.device, options.out)
+        if twin:
             from cpu_attention import cpu_name
 
             report.facts["device"] = f"CPU twin on {cpu_name()}"

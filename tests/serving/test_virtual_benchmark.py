@@ -16,10 +16,10 @@ def test_growth_and_handover_have_all_their_ways(harness: ModuleType, tmp_path: 
     benchmark = __import__("virtual_cache")
     tables = ["--tables", "growth", "handover"]
     benchmark.main(["--device", "cpu", "--quick", "--out", str(tmp_path), *tables])
-    _, rows = harness.load_rows(tmp_path / "virtual_growth.jsonl")
+    _, rows = harness.load_rows(tmp_path / "virtual_growth_cpu.jsonl")
     us = {row.impl: row.value for row in rows if row.case == "a token, mean"}
     assert us["virtual, taken over"] < us["virtual, mapped by grow"] / 10
-    _, rows = harness.load_rows(tmp_path / "virtual_handover.jsonl")
+    _, rows = harness.load_rows(tmp_path / "virtual_handover_cpu.jsonl")
     for pages in (1, 16):
         us = {row.impl: row.value for row in rows if row.params["pages"] == pages}
         assert len(us) == 4 and us["own next request"] < us["another model's request"]
