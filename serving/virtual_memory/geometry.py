@@ -1,4 +1,4 @@
-"""Where each number of a virtual cache lies: streams, records and strides."""
+"""Where each number of a virtual cache lies: planes, records and strides."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _WHOLE_TILES = 384  # tokens that tiles of 64, 96 and 128 keys fill evenly
 class Geometry:
     """One request's addresses, and how they follow one another from request to request.
 
-    What stands before "token" in `order` has addresses of its own, a *stream*, which grows with the
+    What stands before "token" in `order` has addresses of its own, a *plane*, which grows with the
     tokens. What stands behind it is part of a token's *record*; records lie side by side in their
-    stream, whether or not they fill pages evenly.
+    plane, whether or not they fill pages evenly.
 
     Attributes:
         sizes: of the axes "layer", "kv" and "head", by name.
@@ -52,7 +52,7 @@ class Geometry:
 
     @cached_property
     def outer(self) -> Sequence[str]:
-        """Axes of the streams."""
+        """Axes of the planes."""
         return tuple(self.order)[: tuple(self.order).index("token")]
 
     @cached_property
@@ -61,13 +61,13 @@ class Geometry:
         return tuple(self.order)[tuple(self.order).index("token") + 1 :]
 
     @cached_property
-    def streams(self) -> int:
+    def planes(self) -> int:
         """Runs of addresses that a request has."""
         return math.prod(self.sizes[axis] for axis in self.outer)
 
     @cached_property
     def record_bytes(self) -> int:
-        """Of a token in one stream."""
+        """Of a token in one plane."""
         return math.prod(self.sizes[axis] for axis in self.inner) * self.head_dim * self.item_bytes
 
     @cached_property
@@ -82,12 +82,12 @@ class Geometry:
 
     @cached_property
     def max_rows(self) -> int:
-        """Pages that a stream has addresses for."""
+        """Pages that a plane has addresses for."""
         return -(-self.capacity * self.record_bytes // self.page_bytes)
 
     @cached_property
-    def stream_bytes(self) -> int:
-        """From one stream to the next."""
+    def plane_bytes(self) -> int:
+        """From one plane to the next."""
         return self.max_rows * self.page_bytes
 
     @cached_property
@@ -98,7 +98,7 @@ class Geometry:
     @cached_property
     def slot_bytes(self) -> int:
         """From one request to the next; pages of page tables divide it."""
-        size = self.streams * self.stream_bytes
+        size = self.planes * self.plane_bytes
         if self.page_size is None:
             return size
         unit = math.lcm(self.page_bytes, self.block * self.record_bytes)
@@ -115,14 +115,14 @@ class Geometry:
         return min(self.block, _MOST_KEYS_OF_A_TILE) - 1
 
     def rows(self, tokens: int) -> int:
-        """Pages of each stream that so many tokens need."""
+        """Pages of each plane that so many tokens need."""
         if tokens == 0:
             return 0
         reached = min(tokens + self.margin, self.capacity)
         return -(-reached * self.record_bytes // self.page_bytes)
 
     def tokens(self, rows: int) -> int:
-        """The most tokens that so many pages of each stream are enough for."""
+        """The most tokens that so many pages of each plane are enough for."""
         if rows >= self.max_rows:
             return self.max_tokens
         fit = rows * self.page_bytes // self.record_bytes - self.margin
@@ -133,13 +133,13 @@ class Geometry:
         if axis == "token":
             return self.record_bytes
         axes, unit = (
-            (self.outer, self.stream_bytes)
+            (self.outer, self.plane_bytes)
             if axis in self.outer
             else (self.inner, self.head_dim * self.item_bytes)
         )
         behind = axes[axes.index(axis) + 1 :]
         return unit * math.prod(self.sizes[other] for other in behind)
 
-    def offset(self, slot: int, stream: int, row: int) -> int:
+    def offset(self, slot: int, plane: int, row: int) -> int:
         """Bytes from the first address to a page."""
-        return slot * self.slot_bytes + stream * self.stream_bytes + row * self.page_bytes
+        return slot * self.slot_bytes + plane * self.plane_bytes + row * self.page_bytes

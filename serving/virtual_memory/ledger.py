@@ -1,8 +1,8 @@
 """Whose each page is, and in which state: decisions alone, without memory, threads or devices.
 
 xLLM's xTensor (section 4.3) keeps for each physical page its state and its owner. Here an owner is
-a span, the addresses of one request of one model. Its pages come in rows, one page for each stream
-of the span (such as the keys of a layer), since all streams grow together:
+a span, the addresses of one request of one model. Its pages come in rows, one page for each plane
+of the span (such as the keys of a layer), since all planes grow together:
 
     row    0 ......... held ......... mapped          rows of a request are MAPPED, or ALLOCATED as
            |  MAPPED    |  REUSABLE    |              long as they have no addresses; what a former
@@ -50,7 +50,7 @@ class Span:
     Attributes:
         model: whose it is.
         slot: its number there.
-        pages: row by row, one of each stream.
+        pages: row by row, one of each plane.
         mapped: rows that have addresses, from the first on.
         held: rows of the request, from the first on.
         is_live: there is a request.
@@ -71,9 +71,9 @@ class Span:
         return max(0, self.mapped - self.held)
 
     def row(self, index: int) -> list[int]:
-        """Pages of a row, one for each stream."""
-        streams = self.model.streams
-        return self.pages[index * streams : (index + 1) * streams]
+        """Pages of a row, one for each plane."""
+        planes = self.model.planes
+        return self.pages[index * planes : (index + 1) * planes]
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class Model:
 
     Attributes:
         name: for messages.
-        streams: pages in a row.
+        planes: pages in a row.
         guaranteed: pages that no other model can take.
         limit: pages that it has at most.
         spans: by slot.
@@ -91,7 +91,7 @@ class Model:
     """
 
     name: str
-    streams: int
+    planes: int
     guaranteed: int
     limit: int
     spans: list[Span] = field(default_factory=list, repr=False)
@@ -106,7 +106,7 @@ class Model:
     @property
     def spare(self) -> int:
         """REUSABLE pages, in whole rows, that others may take."""
-        above = max(0, self.used - self.guaranteed) // self.streams * self.streams
+        above = max(0, self.used - self.guaranteed) // self.planes * self.planes
         return min(self.surplus, above)
 
 
@@ -138,21 +138,21 @@ class Ledger:
         self.models: list[Model] = []
         self.reused = 0
 
-    def add(self, name: str, streams: int, slots: int, guaranteed: int, limit: int) -> Model:
+    def add(self, name: str, planes: int, slots: int, guaranteed: int, limit: int) -> Model:
         """Let another model share the pool.
 
         Raises:
             BudgetTooSmall: the pool or the limit holds less than is guaranteed, or than a row.
             PoolExhausted: others hold what shall be guaranteed.
         """
-        least = max(streams, guaranteed)
+        least = max(planes, guaranteed)
         for what, pages in (("the pool", self.num_pages), ("limit_bytes", limit)):
             if pages < least:
-                why = "what is guaranteed" if guaranteed > streams else "the first page of each of "
-                why += "" if guaranteed > streams else f"{streams} streams that a request has"
+                why = "what is guaranteed" if guaranteed > planes else "the first page of each of "
+                why += "" if guaranteed > planes else f"{planes} planes that a request has"
                 size = self._page_bytes
                 raise BudgetTooSmall(name=what, got=pages * size, needed=least * size, what=why)
-        model = Model(name, streams, guaranteed, limit)
+        model = Model(name, planes, guaranteed, limit)
         owed = sum(other.owed for other in self.models)
         shortage = guaranteed + owed - len(self._free)
         spare = sum(other.spare for other in self.models)
@@ -207,13 +207,13 @@ class Ledger:
         """
         if rows <= span.held:
             return
-        model, streams = span.model, span.model.streams
-        missing = (rows - max(span.held, span.mapped)) * streams
+        model, planes = span.model, span.model.planes
+        missing = (rows - max(span.held, span.mapped)) * planes
         if missing > 0:
             self._make_room(span, missing)
             span.pages += [self._free.pop() for _ in range(missing)]
             model.used += missing
-        taken = (min(rows, span.mapped) - min(span.held, span.mapped)) * streams
+        taken = (min(rows, span.mapped) - min(span.held, span.mapped)) * planes
         model.surplus -= taken
         self.reused += taken
         span.held = rows
@@ -232,12 +232,12 @@ class Ledger:
         """
         if not span.is_live:
             raise NotReserved(model=span.model.name, request=f"in slot {span.slot}")
-        model, streams = span.model, span.model.streams
-        unmapped = span.pages[span.mapped * streams :]
-        del span.pages[span.mapped * streams :]
+        model, planes = span.model, span.model.planes
+        unmapped = span.pages[span.mapped * planes :]
+        del span.pages[span.mapped * planes :]
         self._free += reversed(unmapped)
         model.used -= len(unmapped)
-        model.surplus += min(span.held, span.mapped) * streams
+        model.surplus += min(span.held, span.mapped) * planes
         span.held, span.is_live, span.fence = 0, False, fence
         self._released.pop(span, None)
         if span.mapped:
@@ -256,7 +256,7 @@ class Ledger:
         before = model.surplus
         wanted = before if pages is None else min(pages, before)
         for span in [span for span in self._released if span.model is model]:
-            rows = -(-(wanted - (before - model.surplus)) // model.streams)
+            rows = -(-(wanted - (before - model.surplus)) // model.planes)
             self._drop(span, min(rows, span.surplus))
         return before - model.surplus
 
@@ -264,7 +264,7 @@ class Ledger:
         """Pages in each state, of all models."""
         reusable = sum(model.surplus for model in self.models)
         unmapped = sum(
-            max(0, span.held - span.mapped) * model.streams
+            max(0, span.held - span.mapped) * model.planes
             for model in self.models
             for span in model.spans
         )
@@ -283,7 +283,7 @@ class Ledger:
         for model in self.models:
             for span in model.spans:
                 for i, page in enumerate(span.pages):
-                    row = i // model.streams
+                    row = i // model.planes
                     held, mapped = row < span.held, row < span.mapped
                     state = State.MAPPED if held and mapped else State.ALLOCATED
                     yield page, state if held else State.REUSABLE, span
@@ -291,7 +291,7 @@ class Ledger:
     def _make_room(self, span: Span, pages: int) -> None:
         """Have so many FREE pages that a span's model may take, or raise and change nothing."""
         model = span.model
-        own = model.surplus - span.surplus * model.streams
+        own = model.surplus - span.surplus * model.planes
         is_limited = model.limit < self.num_pages  # else the pool is its limit
         over = max(0, model.used + pages - model.limit) if is_limited else 0
         if over > own:
@@ -324,13 +324,13 @@ class Ledger:
         """
         got = 0
         for span in list(self._released) if pages > 0 else ():
-            owner, streams = span.model, span.model.streams
+            owner, planes = span.model, span.model.planes
             if span is keep or (only and owner is not model):
                 continue
-            most = span.surplus if owner is model else min(span.surplus, owner.spare // streams)
-            rows = min(most, -(-(pages - got) // streams))
+            most = span.surplus if owner is model else min(span.surplus, owner.spare // planes)
+            rows = min(most, -(-(pages - got) // planes))
             self._drop(span, rows)
-            got += rows * streams
+            got += rows * planes
             if got >= pages:
                 break
         return got
@@ -339,7 +339,7 @@ class Ledger:
         """Free the last rows of a span, which are REUSABLE."""
         if rows <= 0:
             return
-        model, count = span.model, rows * span.model.streams
+        model, count = span.model, rows * span.model.planes
         span.mapped -= rows
         self._free += reversed(span.pages[-count:])
         del span.pages[-count:]

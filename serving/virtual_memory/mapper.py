@@ -25,7 +25,7 @@ class Tenant:
     Attributes:
         model: in the ledger.
         addresses: of all its spans.
-        geometry: where each span and stream lies in them.
+        geometry: where each span and plane lies in them.
         is_open: it shares the pool; else no page is at its addresses.
     """
 
@@ -34,9 +34,9 @@ class Tenant:
     geometry: Geometry
     is_open: bool = True
 
-    def address(self, span: Span, stream: int, row: int) -> int:
+    def address(self, span: Span, plane: int, row: int) -> int:
         """Where a page of a span belongs."""
-        return self.addresses.first + self.geometry.offset(span.slot, stream, row)
+        return self.addresses.first + self.geometry.offset(span.slot, plane, row)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Mapper:
         self._thread: ThreadPoolExecutor | None = None
         self._closed = False
         self._maps = self._unmaps = 0
-        self._streams_unmapped = 0  # of the first entry of `unmaps`
+        self._planes_unmapped = 0  # of the first entry of `unmaps`
         try:
             for page in range(ledger.num_pages if preallocate else 0):
                 self._handle(page)
@@ -125,7 +125,7 @@ class Mapper:
         with self._entered("a virtual cache cannot be made"):
             addresses = Addresses(self._driver, slots * geometry.slot_bytes)
             memory = self._driver.tensor(addresses)
-            model = self._ledger.add(name, geometry.streams, slots, guaranteed, limit)
+            model = self._ledger.add(name, geometry.planes, slots, guaranteed, limit)
             tenant = Tenant(model, addresses, geometry)
             self._tenants[model] = tenant
         return tenant, memory
@@ -264,23 +264,23 @@ class Mapper:
                     self._map(tenant, span)
 
     def _map(self, tenant: Tenant, span: Span) -> None:
-        """Give addresses to rows that have none, in all streams or in none."""
-        first, rows, streams = span.mapped, span.held - span.mapped, tenant.model.streams
+        """Give addresses to rows that have none, in all planes or in none."""
+        first, rows, planes = span.mapped, span.held - span.mapped, tenant.model.planes
         if rows <= 0:
             return
         self._flush()
         done: list[int] = []
         try:
-            for stream in range(streams):
-                pages = span.pages[first * streams + stream : span.held * streams : streams]
-                address = tenant.address(span, stream, first)
+            for plane in range(planes):
+                pages = span.pages[first * planes + plane : span.held * planes : planes]
+                address = tenant.address(span, plane, first)
                 self._driver.map(address, [self._handle(page) for page in pages])
                 done.append(address)
         except BaseException:
             for address in done:
                 self._driver.unmap(address, rows)
             raise
-        self._maps += rows * streams
+        self._maps += rows * planes
         self._ledger.map_held(span)
 
     def _flush(self) -> None:
@@ -290,12 +290,12 @@ class Mapper:
             unmap = unmaps[0]
             tenant = self._tenants[unmap.span.model]
             self._driver.wait(unmap.fence)
-            while self._streams_unmapped < tenant.model.streams:
-                address = tenant.address(unmap.span, self._streams_unmapped, unmap.first)
+            while self._planes_unmapped < tenant.model.planes:
+                address = tenant.address(unmap.span, self._planes_unmapped, unmap.first)
                 self._driver.unmap(address, unmap.rows)
-                self._streams_unmapped += 1
-            self._unmaps += unmap.rows * tenant.model.streams
-            self._streams_unmapped = 0
+                self._planes_unmapped += 1
+            self._unmaps += unmap.rows * tenant.model.planes
+            self._planes_unmapped = 0
             unmaps.popleft()
 
     def _handle(self, page: int) -> int:

@@ -84,8 +84,8 @@ def test_no_page_is_unmapped_that_kernels_may_read(driver: FakeDriver) -> None:
 def addresses(cache: wl.VirtualCache, request: object) -> set[int]:
     """Of all pages that the request holds and that are mapped."""
     span, tenant = cache._requests[request].span, cache._tenant
-    rows, streams = range(min(span.held, span.mapped)), range(tenant.model.streams)
-    return {tenant.address(span, stream, row) for row in rows for stream in streams}
+    rows, planes = range(min(span.held, span.mapped)), range(tenant.model.planes)
+    return {tenant.address(span, plane, row) for row in rows for plane in planes}
 
 
 def test_what_the_driver_refuses_is_undone(driver: FakeDriver) -> None:

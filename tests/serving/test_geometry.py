@@ -59,7 +59,7 @@ def test_page_tables_lead_to_the_tokens_of_the_request(geometry: Geometry, data:
 
 @settings(max_examples=100)
 @given(geometry=GEOMETRIES)
-def test_no_two_numbers_share_a_place_or_cross_into_another_stream(geometry: Geometry) -> None:
+def test_no_two_numbers_share_a_place_or_cross_into_another_plane(geometry: Geometry) -> None:
     axes = geometry.sizes | {"token": 5}
     vector = geometry.head_dim * geometry.item_bytes
     places = [
@@ -69,8 +69,8 @@ def test_no_two_numbers_share_a_place_or_cross_into_another_stream(geometry: Geo
     ordered = np.sort(places)
     assert (np.diff(ordered) >= vector).all()
     last = geometry.capacity * geometry.record_bytes
-    assert last <= geometry.stream_bytes and geometry.stream_bytes % PAGE == 0
-    assert geometry.streams * geometry.stream_bytes <= geometry.slot_bytes
+    assert last <= geometry.plane_bytes and geometry.plane_bytes % PAGE == 0
+    assert geometry.planes * geometry.plane_bytes <= geometry.slot_bytes
     assert geometry.slot_bytes % geometry.block_bytes == 0
 
 

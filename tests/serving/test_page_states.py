@@ -29,13 +29,13 @@ class Pages(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.both.models) < 3)
     @rule(
-        streams=st.sampled_from((1, 2, 3)),
+        planes=st.sampled_from((1, 2, 3)),
         slots=st.integers(1, 4),
         guaranteed=st.integers(0, PAGES + 1),
         limit=st.integers(1, PAGES),
     )
-    def add(self, streams: int, slots: int, guaranteed: int, limit: int) -> None:
-        self.both.add(Kind(streams, slots, guaranteed, limit, ROWS))
+    def add(self, planes: int, slots: int, guaranteed: int, limit: int) -> None:
+        self.both.add(Kind(planes, slots, guaranteed, limit, ROWS))
 
     @precondition(lambda self: self.both.models)
     @rule(data=st.data())
@@ -86,7 +86,7 @@ def test_a_long_random_run() -> None:
 
 def test_a_page_goes_through_its_four_states() -> None:
     ledger = Ledger(1)
-    model = ledger.add("m", streams=1, slots=1, guaranteed=0, limit=1)
+    model = ledger.add("m", planes=1, slots=1, guaranteed=0, limit=1)
 
     def state() -> State:
         return next(state for _, state, _ in ledger.pages())
@@ -105,7 +105,7 @@ def test_a_page_goes_through_its_four_states() -> None:
 
 def used_and_released(ledger: Ledger, *rows: int) -> list[int]:
     """Spans of one model after requests of these sizes; slots by size."""
-    model = ledger.add("m", streams=1, slots=len(rows), guaranteed=0, limit=ledger.num_pages)
+    model = ledger.add("m", planes=1, slots=len(rows), guaranteed=0, limit=ledger.num_pages)
     spans = [ledger.open(model, count) for count in rows]
     for span in spans:
         ledger.map_held(span)
@@ -127,7 +127,7 @@ def test_the_span_that_fits_best_is_reused(wanted: int, found: int) -> None:
 def test_what_a_long_request_left_behind_a_short_one_is_still_reusable() -> None:
     ledger = Ledger(5)
     used_and_released(ledger, 5)
-    other = ledger.add("other", streams=1, slots=1, guaranteed=0, limit=5)
+    other = ledger.add("other", planes=1, slots=1, guaranteed=0, limit=5)
     short = ledger.open(ledger.models[0], 2)
     ledger.open(other, 3)
     assert (short.held, short.mapped) == (2, 2) and len(ledger.unmaps) == 1
@@ -137,22 +137,22 @@ def test_what_a_long_request_left_behind_a_short_one_is_still_reusable() -> None
 
 def test_who_was_released_first_gives_first() -> None:
     ledger = Ledger(6)
-    model = ledger.add("m", streams=2, slots=4, guaranteed=0, limit=6)
+    model = ledger.add("m", planes=2, slots=4, guaranteed=0, limit=6)
     spans = [ledger.open(model, 1) for _ in range(3)]
     for span in spans:
         ledger.map_held(span)
     for span in (spans[1], spans[0], spans[2]):
         ledger.release(span)
     ledger.open(model, 1)  # takes the first span as it is
-    model_2 = ledger.add("n", streams=1, slots=1, guaranteed=0, limit=6)
+    model_2 = ledger.add("n", planes=1, slots=1, guaranteed=0, limit=6)
     ledger.open(model_2, 1)
     assert [unmap.span for unmap in ledger.unmaps] == [spans[1]]
 
 
 def test_guarantees_and_limits_hold() -> None:
     ledger = Ledger(10)
-    first = ledger.add("first", streams=1, slots=2, guaranteed=4, limit=10)
-    second = ledger.add("second", streams=1, slots=2, guaranteed=0, limit=5)
+    first = ledger.add("first", planes=1, slots=2, guaranteed=4, limit=10)
+    second = ledger.add("second", planes=1, slots=2, guaranteed=0, limit=5)
     with pytest.raises(LimitReached, match=r"second needs 6 .* has 0 of the 5"):
         ledger.open(second, 6)
     span = ledger.open(second, 5)
@@ -161,8 +161,8 @@ def test_guarantees_and_limits_hold() -> None:
     with pytest.raises(PoolExhausted, match=r"6 more pages .* 5 of 10 can be had"):
         ledger.open(first, 6)
     with pytest.raises(PoolExhausted, match=r"6 more pages .* guaranteed"):
-        ledger.add("third", streams=1, slots=1, guaranteed=6, limit=10)
-    third = ledger.add("third", streams=1, slots=1, guaranteed=0, limit=10)
+        ledger.add("third", planes=1, slots=1, guaranteed=6, limit=10)
+    third = ledger.add("third", planes=1, slots=1, guaranteed=0, limit=10)
     with pytest.raises(PoolExhausted, match=r"2 more pages .* 1 of 10 can be had"):
         ledger.open(third, 2)
     ledger.open(first, 4)
@@ -170,18 +170,18 @@ def test_guarantees_and_limits_hold() -> None:
 
 def test_budgets_below_what_a_request_needs_are_refused() -> None:
     ledger = Ledger(4)
-    with pytest.raises(BudgetTooSmall, match=r"each of 5 streams"):
-        ledger.add("m", streams=5, slots=1, guaranteed=0, limit=4)
+    with pytest.raises(BudgetTooSmall, match=r"each of 5 planes"):
+        ledger.add("m", planes=5, slots=1, guaranteed=0, limit=4)
     with pytest.raises(BudgetTooSmall, match=r"limit_bytes is 1 .* at least 2"):
-        ledger.add("m", streams=2, slots=1, guaranteed=0, limit=1)
+        ledger.add("m", planes=2, slots=1, guaranteed=0, limit=1)
     with pytest.raises(BudgetTooSmall, match=r"the pool is 4 .* at least 5, what is guaranteed"):
-        ledger.add("m", streams=2, slots=1, guaranteed=5, limit=9)
+        ledger.add("m", planes=2, slots=1, guaranteed=5, limit=9)
     assert ledger.models == []
 
 
 def test_double_frees_and_too_many_requests_are_refused() -> None:
     ledger = Ledger(4)
-    model = ledger.add("m", streams=1, slots=1, guaranteed=0, limit=4)
+    model = ledger.add("m", planes=1, slots=1, guaranteed=0, limit=4)
     span = ledger.open(model, 1)
     with pytest.raises(OutOfSlots, match=r"all 1 places of m"):
         ledger.open(model, 1)

@@ -35,7 +35,7 @@ NONE, ALLOCATED, MAPPED, REUSABLE = map(int, State)
 class Kind:
     """A model as the twin knows it; all in pages but `slots` and `rows`."""
 
-    streams: int
+    planes: int
     slots: int
     guaranteed: int
     limit: int
@@ -58,7 +58,7 @@ class Twin:
         """Pages of each model."""
         rows = np.count_nonzero(self.cells, axis=1)
         return {
-            model: int(rows[self.owner == model].sum()) * kind.streams
+            model: int(rows[self.owner == model].sum()) * kind.planes
             for model, kind in self.kinds.items()
         }
 
@@ -79,7 +79,7 @@ class Twin:
         return self.free(used) - self.owed(used, model)
 
     def add(self, model: int, kind: Kind) -> type[VirtualMemoryError] | None:
-        if max(kind.guaranteed, kind.streams) > min(self.num_pages, kind.limit):
+        if max(kind.guaranteed, kind.planes) > min(self.num_pages, kind.limit):
             return BudgetTooSmall
         before = self.cells.copy()
         while self.open_to(None) < kind.guaranteed:
@@ -116,7 +116,7 @@ class Twin:
     def extend(self, at: int, rows: int) -> type[VirtualMemoryError] | None:
         model, before = int(self.owner[at]), self.cells.copy()
         kind, cells = self.kinds[model], self.cells[at]
-        need = int((cells[:rows] == NONE).sum()) * kind.streams
+        need = int((cells[:rows] == NONE).sum()) * kind.planes
         keep = np.arange(len(self.owner)) == at
         limit = kind.limit if kind.limit < self.num_pages else 2 * self.num_pages + need
         while need and self.used()[model] + need > limit:
@@ -137,7 +137,7 @@ class Twin:
         takes = (self.cells == REUSABLE).any(1) & ~np.asarray(but)
         used = self.used()
         for other, kind in self.kinds.items():
-            if other != model and (only or used[other] - kind.streams < kind.guaranteed):
+            if other != model and (only or used[other] - kind.planes < kind.guaranteed):
                 takes &= self.owner != other
         if not takes.any():
             return False
@@ -160,10 +160,10 @@ class Twin:
 
     def trim(self, model: int, pages: int | None) -> int:
         mine, freed = self.owner == model, 0
-        total = int((self.cells[mine] == REUSABLE).sum()) * self.kinds[model].streams
+        total = int((self.cells[mine] == REUSABLE).sum()) * self.kinds[model].planes
         while freed < (total if pages is None else min(pages, total)):
             assert self.drop_oldest(model, but=~mine, only=True)
-            freed += self.kinds[model].streams
+            freed += self.kinds[model].planes
         return freed
 
 
@@ -173,7 +173,7 @@ class SideBySide:
     def __init__(self, num_pages: int, max_rows: int) -> None:
         self.ledger, self.twin = Ledger(num_pages), Twin(num_pages, max_rows)
         self.models: dict[int, Model] = {}
-        self.table: dict[tuple[int, int, int], int] = {}  # (span, stream, row) -> page
+        self.table: dict[tuple[int, int, int], int] = {}  # (span, plane, row) -> page
         self.names = 0
 
     def spans(self) -> list[Span]:
@@ -183,7 +183,7 @@ class SideBySide:
     def add(self, kind: Kind) -> None:
         expected, name = self.twin.add(self.names, kind), self.names
         self.names += 1
-        sizes = kind.streams, kind.slots, kind.guaranteed, kind.limit
+        sizes = kind.planes, kind.slots, kind.guaranteed, kind.limit
         got = raised(lambda: self.models.update({name: self.ledger.add(str(name), *sizes)}))
         assert got is expected, (got, expected)
 
@@ -216,8 +216,8 @@ class SideBySide:
         self.twin.map(at)
         span = self.spans()[at]
         for row in range(span.mapped, span.held):
-            for stream, page in enumerate(span.row(row)):
-                place = id(span), stream, row
+            for plane, page in enumerate(span.row(row)):
+                place = id(span), plane, row
                 assert place not in self.table, "mapped over a page"
                 self.table[place] = page
         self.ledger.map_held(span)
@@ -233,8 +233,8 @@ class SideBySide:
         while self.ledger.unmaps:
             unmap = self.ledger.unmaps.popleft()
             for row in range(unmap.first, unmap.first + unmap.rows):
-                for stream in range(unmap.span.model.streams):
-                    del self.table[id(unmap.span), stream, row]  # KeyError: nothing is there
+                for plane in range(unmap.span.model.planes):
+                    del self.table[id(unmap.span), plane, row]  # KeyError: nothing is there
 
     def compare(self) -> None:
         """Counts, and the state of each row; cheap enough for each operation."""
@@ -264,10 +264,10 @@ class SideBySide:
         assert found == self.ledger.counts()
         self.flush()
         expected = {
-            (id(span), stream, row): page
+            (id(span), plane, row): page
             for span in self.spans()
             for row in range(span.mapped)
-            for stream, page in enumerate(span.row(row))
+            for plane, page in enumerate(span.row(row))
         }
         assert self.table == expected
 
