@@ -22,7 +22,7 @@ from warploom.memory_errors import (
     RequestTooLong,
 )
 from warploom.runtime.declaring.declare import checked_count, checked_number
-from warploom.serving.virtual_memory.geometry import Geometry
+from warploom.serving.virtual_memory.geometry import LONGEST, Geometry
 from warploom.serving.virtual_memory.ledger import Span
 from warploom.serving.virtual_memory.mapper import Tenant
 from warploom.serving.virtual_memory.pool import MemoryPool
@@ -86,7 +86,7 @@ class VirtualCache:
             pool: whose pages are mapped.
             num_layers: layers of the model.
             max_requests: requests at the same time.
-            max_tokens: of one request. Neither costs memory, so be generous.
+            max_tokens: of one request, 2^28 or a little less. Neither costs memory: be generous.
             num_kv_heads, head_dim: of keys and of values.
             dtype: float16, bfloat16, float32, float8_e4m3fn, float8_e5m2 or int8.
             layout: of the tensors that kernels get: NHD or HND, whatever lies in memory how.
@@ -116,7 +116,7 @@ class VirtualCache:
         counts = {"num_layers": num_layers, "max_requests": max_requests, "max_tokens": max_tokens}
         counts |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
         for what, count in counts.items():
-            checked_count(what, count)
+            checked_count(what, count, LONGEST if what == "max_tokens" else None)
         stored = _storage(dtype)
         sizes = {"layer": num_layers, "kv": 2, "head": num_kv_heads}
         order = order if isinstance(order, str) else tuple(order)
@@ -144,12 +144,16 @@ class VirtualCache:
         """Pages that are guaranteed, and pages that are the limit."""
         size, pages = self._pool.page_bytes, self._pool.num_pages
         guaranteed = -(-checked_number("guaranteed_bytes", guaranteed_bytes) // size)
-        if limit_bytes is None:
-            return guaranteed, pages
-        checked_count("limit_bytes", limit_bytes)
-        if limit_bytes < size:
-            raise BudgetTooSmall(name="limit_bytes", got=limit_bytes, needed=size, what="one page")
-        return guaranteed, min(limit_bytes // size, pages)
+        name, given = "the pool", pages * size
+        if limit_bytes is not None:
+            checked_count("limit_bytes", limit_bytes)
+            if limit_bytes < given:
+                name, given = "limit_bytes", limit_bytes
+        first = self._geometry.rows(1) * self._geometry.planes
+        if given // size < first:
+            what = f"{first} pages, which the first token of a request needs"
+            raise BudgetTooSmall(name=name, got=given, needed=first * size, what=what)
+        return guaranteed, given // size
 
     @property
     def requests(self) -> list[Hashable]:

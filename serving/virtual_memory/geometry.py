@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.errors import ArgumentError
 
 AXES = ("layer", "kv", "token", "head")
@@ -15,6 +16,7 @@ AXES = ("layer", "kv", "token", "head")
 # tile has 128 keys, so that many tokens less one behind the last one must have memory.
 _MOST_KEYS_OF_A_TILE = 128
 _WHOLE_TILES = 384  # tokens that tiles of 64, 96 and 128 keys fill evenly
+LONGEST = MAX_LENGTH // _WHOLE_TILES * _WHOLE_TILES  # tokens of a request
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,19 @@ from itertools import permutations, product
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warploom.codegen.attention.choice import every_tile
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.source import TileConfig
+from warploom.dsl.library.causal import Causal
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.formats import KVFormat, Paged
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.serving.virtual_memory.geometry import AXES, Geometry
 from warploom.serving.virtual_memory.views import Views, page_tables
 
@@ -83,3 +92,19 @@ def test_pages_are_enough_and_none_too_many(geometry: Geometry, data: Any) -> No
     assert (rows - 1) * PAGE < reached * geometry.record_bytes <= rows * PAGE
     assert geometry.tokens(rows) >= tokens and geometry.tokens(rows - 1) < tokens
     assert geometry.rows(0) == 0 and geometry.tokens(0) == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_a_request_as_one_page_loses_no_tile_and_none_reads_behind_the_margin(
+    arch: str, dim: int
+) -> None:
+    geometry = Geometry({"layer": 1, "kv": 2, "head": 1}, dim, 2, AXES, 32_768, PAGE, None)
+
+    def tiles(kv_format: KVFormat) -> list[TileConfig]:
+        spec = AttentionSpec(trace(Causal()), dim, dim, dtype("bfloat16"), kv_format)
+        return every_tile(spec, arch_named(arch))
+
+    found = tiles(Paged(geometry.block))
+    assert {tile.keys for tile in found} == {tile.keys for tile in tiles(Paged(16))}
+    assert max(tile.keys for tile in found) - 1 <= geometry.margin

@@ -90,6 +90,7 @@ def test_without_a_gpu_there_is_no_pool_on_one() -> None:
         ({"pool": None}, ArgumentError, r"expected a MemoryPool"),
         ({"max_requests": 0}, ArgumentError, r"max_requests"),
         ({"max_tokens": -1}, ArgumentError, r"max_tokens"),
+        ({"max_tokens": 2**28}, ArgumentError, r"max_tokens: is .* at most 268435200"),
         ({"head_dim": 64.0}, ArgumentError, r"head_dim"),
         ({"page_size": 0}, ArgumentError, r"page_size"),
         ({"page_size": 2**30}, ArgumentError, r"page_size"),
@@ -97,11 +98,16 @@ def test_without_a_gpu_there_is_no_pool_on_one() -> None:
         ({"order": "token"}, ArgumentError, r"each of layer, kv, token, head"),
         ({"layout": "DHN"}, ArgumentError, r"layout='NHD'"),
         ({"dtype": "float64"}, UnsupportedSpec, r"caches hold float16"),
-        ({"limit_bytes": 4095}, BudgetTooSmall, r"limit_bytes is 4095 .* one page"),
-        ({"limit_bytes": 4096}, BudgetTooSmall, r"limit_bytes is 4096 .* each of 2 planes"),
+        ({"limit_bytes": 4095}, BudgetTooSmall, r"limit_bytes is 4095 .* 2 pages, which the first"),
+        ({"limit_bytes": 4096}, BudgetTooSmall, r"limit_bytes is 4096 .* least 8192, 2 pages"),
         ({"guaranteed_bytes": 65 * PAGE}, BudgetTooSmall, r"what is guaranteed"),
         ({"guaranteed_bytes": -1}, ArgumentError, r"at least 0"),
-        ({"num_layers": 33}, BudgetTooSmall, r"the pool is 262144 .* each of 66 planes"),
+        ({"num_layers": 33}, BudgetTooSmall, r"the pool is 262144 .* least 270336, 66 pages"),
+        (
+            {"page_size": 128, "num_layers": 4, "max_tokens": 400},
+            BudgetTooSmall,
+            r"least 524288, 128 pages",
+        ),
         ({"max_requests": 2**22, "max_tokens": 2**22}, ReservationFailed, r"lower max_requests"),
         ({"max_requests": 2**27, "max_tokens": 2**27}, ReservationFailed, r"63 bits"),
     ],
@@ -110,7 +116,7 @@ def test_caches_that_cannot_be(
     pool: wl.MemoryPool, given: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     if "page_size" in given or "max_requests" in given:
-        given = {"max_tokens": 2**28, "page_size": None, **given}
+        given = {"max_tokens": 2**27, "page_size": None, **given}
     with pytest.raises(error, match=text):
         wl.VirtualCache(given.pop("pool", pool), **{**SHAPE, **given})
     assert pool.stats().models == () and free(pool) == 64
