@@ -219,7 +219,8 @@ if not TYPE_CHECKING:  # there the imports above say it
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    if name in ("errors", "testing"):  # modules that users need no import of their own for
+    # modules that users need no import of their own for
+    if name in ("errors", "memory_errors", "testing"):
         return import_module(f"warploom.{name}")
     from difflib import get_close_matches  # for mistakes only
 

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from warploom.dsl.types.dtypes import DType, kv_dtype
@@ -296,7 +295,7 @@ class VirtualCache:
         assert self._views is not None
         return self._views.of_slot(held.span.slot, held.tokens, layer)
 
-    def tables(self, requests: Iterable[Hashable]) -> dict[str, np.ndarray[Any, Any]]:
+    def tables(self, requests: Iterable[Hashable]) -> dict[str, Any]:
         """`kv_indptr`, `kv_indices` and `last_page_len` of a batch: of `plan`, and of `append`.
 
         They follow from slots and lengths alone.

@@ -27,12 +27,14 @@ class Driver(Protocol):
 
     def reserve(self, size: int) -> int:
         """Addresses without memory; raises ReservationFailed."""
+        ...
 
     def free(self, address: int, size: int) -> None:
         """Give addresses back, at none of which there is a page."""
 
     def create(self, page: int) -> int:
         """Memory of a page; returns the handle to map it by. Raises PageFailed."""
+        ...
 
     def destroy(self, handle: int) -> None:
         """Give the memory of a page back, which is mapped nowhere."""
@@ -63,6 +65,7 @@ class Driver(Protocol):
 
     def tensor(self, addresses: Addresses) -> torch.Tensor:
         """All of the addresses as one uint8 tensor, which keeps them reserved."""
+        ...
 
     def close(self) -> None:
         """Give all that is left back."""

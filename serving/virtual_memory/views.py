@@ -62,9 +62,7 @@ class Views:
         return k, v
 
 
-def page_tables(
-    geometry: Geometry, slots: Sequence[int], lengths: Sequence[int]
-) -> dict[str, np.ndarray[Any, Any]]:
+def page_tables(geometry: Geometry, slots: Sequence[int], lengths: Sequence[int]) -> dict[str, Any]:
     """`kv_indptr`, `kv_indices` and `last_page_len` of requests in these slots, int32."""
     tokens, block = np.array(lengths, np.int32), geometry.block
     counts = -(-tokens // block)

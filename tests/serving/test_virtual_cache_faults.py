@@ -141,6 +141,7 @@ def test_requests_that_cannot_be(pool: wl.MemoryPool, cache: wl.VirtualCache) ->
     cache.reserve("a", 8)
     with pytest.raises(AlreadyReserved, match=r"'a' already"):
         cache.reserve("a")
+    wrong: Any
     for wrong in (-1, 2.0, "8", True):
         with pytest.raises(ArgumentError, match=r"tokens: is .* at least 0"):
             cache.grow("a", wrong)

@@ -315,6 +315,7 @@ def random_operation(both: SideBySide, rng: random.Random) -> None:
 def run(operations: int, seed: int, pages_every: int = 50) -> None:
     """Raises AssertionError where the two differ; begins anew now and then."""
     rng = random.Random(seed)
+    both = SideBySide(8, 4)
     for done in range(operations):
         if done % 5000 == 0:
             both = SideBySide(rng.randint(1, 160), rng.randint(1, 16))
