@@ -93,12 +93,14 @@ bench: $(READY_DEMO) ## prefill, decode, mixed batches and append beside their p
 	$(RUNNER) benchmarks/append.py $(ARGS)
 	$(RUNNER) benchmarks/shared_prefix.py $(ARGS)
 	$(RUNNER) benchmarks/run_overhead.py $(ARGS)
+	$(RUNNER) benchmarks/virtual_cache.py $(ARGS)
 	$(RUNNER) benchmarks/plot.py
 	$(RUNNER) benchmarks/overview.py
 
 bench-cpu: $(READY_TEST) ## the CPU back end beside its peers, and compile times; needs no GPU
 	$(RUNNER) benchmarks/cpu_attention.py $(ARGS)
 	$(RUNNER) benchmarks/compile_time.py $(ARGS)
+	$(RUNNER) benchmarks/virtual_cache.py --device cpu $(ARGS)
 	$(RUNNER) benchmarks/plot.py
 
 golden: $(READY_TEST) ## rewrite tests/golden after a deliberate change of templates; read the diff

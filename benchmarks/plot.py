@@ -74,6 +74,12 @@ TITLES = {
     "key_transforms": "Ways to transform keys of causal attention, ragged, bf16",
     "cpu_attention": "Attention on the CPU",
     "run_overhead": "Host time of one call",
+    "virtual_growth": "Growth of requests, pages of 2 MiB for 16 tokens: host time",
+    "virtual_growth_cpu": "Growth of requests on the CPU twin, pages of 2 MiB for 16 tokens",
+    "virtual_attention": "Attention over virtual caches and others, heads of 128, bf16",
+    "virtual_attention_cpu": "Attention over virtual caches and others on the CPU, bf16",
+    "virtual_handover": "Until a new request has memory: host time",
+    "virtual_handover_cpu": "Until a new request has memory on the CPU twin",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 

@@ -106,6 +106,8 @@ if TYPE_CHECKING:
     from warploom.runtime.wrappers.selection import PageSelectionWrapper as PageSelectionWrapper
     from warploom.runtime.wrappers.wrapper import AttentionWrapper as AttentionWrapper
     from warploom.scheduler.bounds import Bounds as Bounds
+    from warploom.serving.virtual_memory.cache import VirtualCache as VirtualCache
+    from warploom.serving.virtual_memory.pool import MemoryPool as MemoryPool
 
 __version__ = "0.1.0"
 
@@ -207,6 +209,8 @@ _HOME = {
     "PageSelectionWrapper": "warploom.runtime.wrappers.selection",
     "draw_mask": "warploom.runtime.calls.draw",
     "trace": "warploom.runtime.calls.trace",
+    "MemoryPool": "warploom.serving.virtual_memory.pool",
+    "VirtualCache": "warploom.serving.virtual_memory.cache",
 }
 
 if not TYPE_CHECKING:  # there the imports above say it
@@ -217,7 +221,8 @@ if not TYPE_CHECKING:  # there the imports above say it
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    if name in ("errors", "testing"):  # modules that users need no import of their own for
+    # modules that users need no import of their own for
+    if name in ("errors", "memory_errors", "testing"):
         return import_module(f"warploom.{name}")
     from difflib import get_close_matches  # for mistakes only
 
