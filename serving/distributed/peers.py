@@ -1,0 +1,133 @@
+"""Messages between the ranks of a group, by sends and receives that name whom they are for.
+
+All exchanges are point to point, since only those tell which rank was lost: a collective that
+breaks says that something did. NCCL makes one kernel of the sends and receives that are posted
+together, which is what it does for an all-to-all. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from warploom.errors import ArgumentError
+from warploom.serving.distributed.errors import RankLost
+
+
+class Peers:
+    """The ranks of a process group.
+
+    Args:
+        group: a `torch.distributed` group with a backend for the tensors' device; None is the
+            default one.
+        timeout: seconds that a rank may take to answer; None leaves it to the group. On NCCL
+            nobody waits on the host, and the group's own timeout holds alone.
+
+    Attributes:
+        rank, world: this process and how many there are.
+
+    Raises:
+        ArgumentError: there is no process group, or this process is not in it.
+    """
+
+    def __init__(self, group: Any = None, timeout: float | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            reason = "there is no process group; call torch.distributed.init_process_group(...)"
+            raise ArgumentError(name="group", reason=reason)
+        self._group = dist.group.WORLD if group is None else group
+        self.rank, self.world = dist.get_rank(self._group), dist.get_world_size(self._group)
+        if self.rank < 0:
+            raise ArgumentError(name="group", reason="this process is not in it")
+        self._is_nccl = dist.get_backend(self._group) == "nccl"
+        self._timeout = None
+        if timeout is not None and not self._is_nccl:
+            self._timeout = timedelta(seconds=timeout)
+
+    def start(
+        self,
+        sends: Mapping[int, Sequence[torch.Tensor]],
+        receives: Mapping[int, Sequence[torch.Tensor]],
+        what: str,
+    ) -> Exchange:
+        """Post sends and receives; tensors must stay as they are until `wait`.
+
+        Both sides must name the same tensors in the same order; those without elements are not
+        sent.
+
+        Args:
+            sends: contiguous tensors for each rank.
+            receives: contiguous tensors to be filled from each rank.
+            what: the exchange, for messages.
+
+        Raises:
+            RankLost: a rank that this one was connected to is gone.
+        """
+        posted = [
+            (operation, _as_bytes(tensor), rank)
+            for operation, given in ((dist.isend, sends), (dist.irecv, receives))
+            for rank, tensors in given.items()
+            for tensor in tensors
+            if tensor.numel()
+        ]
+        if self._is_nccl:
+            return Exchange(self, what, self._together(posted))
+        works = []
+        for operation, tensor, rank in posted:
+            try:
+                works.append((rank, operation(tensor, self._global(rank), self._group)))
+            except RuntimeError as error:
+                raise self.lost(rank, what, error) from error
+        return Exchange(self, what, works, self._timeout)
+
+    def _together(self, posted: Sequence[tuple[Any, torch.Tensor, int]]) -> list[tuple[int, Any]]:
+        """One launch for all, which a CUDA graph can hold."""
+        if not posted:
+            return []
+        operations = [
+            dist.P2POp(operation, tensor, self._global(rank), self._group)
+            for operation, tensor, rank in posted
+        ]
+        return [(posted[0][2], work) for work in dist.batch_isend_irecv(operations)]
+
+    def _global(self, rank: int) -> int:
+        return dist.get_global_rank(self._group, rank)
+
+    def lost(self, rank: int, what: str, error: Exception) -> RankLost:
+        """The error for a rank that is gone or silent."""
+        reason = str(error).strip().splitlines()[0][:160]
+        return RankLost(rank=rank, world=self.world, own=self.rank, what=what, reason=reason)
+
+
+class Exchange:
+    """Sends and receives under way."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        what: str,
+        works: Sequence[tuple[int, Any]],
+        timeout: timedelta | None = None,
+    ) -> None:
+        self._peers, self._what, self._works, self._timeout = peers, what, works, timeout
+
+    def wait(self) -> None:
+        """Let what follows see the tensors: the host on gloo, the current stream on NCCL.
+
+        Raises:
+            RankLost: a rank ended, or did not answer in time.
+        """
+        for rank, work in self._works:
+            try:
+                # NCCL's wait is the stream's, and one with a timeout would be the host's
+                work.wait() if self._timeout is None else work.wait(self._timeout)
+            except RuntimeError as error:
+                raise self._peers.lost(rank, self._what, error) from error
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory; backends lack some types, and bytes they all have."""
+    return tensor.view(-1).view(torch.uint8)
