@@ -19,10 +19,10 @@ from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime.declaring.declare import checked_lse_scale
 from warploom.runtime.formats import format_of
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.serving.distributed.epilogue import OutputTransform
+from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform
 from warploom.serving.distributed.layouts import Interleaved
 from warploom.serving.distributed.peers import Peers
-from warploom.serving.distributed.placed import Placed, has_output_transform
+from warploom.serving.distributed.placed import Placed
 from warploom.serving.distributed.placement import Placement, check_sizes, table_of
 from warploom.serving.distributed.states import States, empty_states, merged_ranks
 

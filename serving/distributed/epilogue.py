@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from warploom.dsl.types.formats import Ragged
+from warploom.dsl.variants.variant import Variant
+from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 from warploom.serving.distributed.layouts import Layout
@@ -85,3 +87,8 @@ class OutputTransform:
         given = {**inputs, "merged_lse": sums} if self._softmax else inputs
         out = self._wrapper.run(q, (keys.contiguous(), values), **given)
         return out.reshape(heads_last.shape).movedim(-2, axis)
+
+
+def has_output_transform(variant: Variant) -> bool:
+    """Whether the variant changes the output of a whole row."""
+    return "output_transform" in traced_once(variant)[1].hooks

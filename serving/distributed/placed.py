@@ -19,7 +19,6 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import READING, Field, Reading, Tensor
 from warploom.dsl.variants.outputs import Output
-from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.errors import ArgumentError, UnsupportedSpec
 from warploom.serving.distributed.layouts import Layout
@@ -218,9 +217,3 @@ class Epilogue(Whole):
 
     def output_transform(self, o: Value, at: Position) -> Value:
         return self.inner.output_transform(o, self.whole(at))
-
-
-def has_output_transform(variant: Variant) -> bool:
-    """Whether the variant changes the output of a whole row."""
-    return "output_transform" in trace(variant).hooks
-

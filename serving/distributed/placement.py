@@ -9,8 +9,8 @@ import torch
 
 from warploom.dsl.graphs.loads import direct_indices
 from warploom.dsl.types.roles import check_roles
-from warploom.dsl.variants.trace import trace
 from warploom.errors import WrongShape
+from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.inputs.roles import check_captured
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
@@ -89,7 +89,7 @@ def check_sizes(variant: Whole, given: dict[str, Any], heads: Any, q: Any, kv: A
     Raises:
         WrongShape: names the tensor and the size that it must have.
     """
-    traced = trace(variant.inner)
+    _, traced = traced_once(variant.inner)
     longest_q, longest = int(q.max(initial=0)), int(kv.max(initial=0))
     sizes = {
         "batch": len(kv), "kv_pos": longest, "q_pos": longest, "q_idx": longest_q,

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+_ROOM = "warploom.serving.distributed"
 _LONGEST = 120.0  # seconds of a call
 
 
@@ -30,7 +31,7 @@ class Ranks:
     def __init__(self, world: int, folder: Path, timeout: float = 60.0) -> None:
         self.world = world
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "warploom.distributed"])
+        context.set_forkserver_preload([f"{_ROOM}.decode", f"{_ROOM}.prefill"])
         meeting = str(folder / f"meeting-{world}-{os.getpid()}-{id(self)}")
         self._pipes: list[Connection] = []
         self.processes = []

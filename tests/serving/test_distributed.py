@@ -1,0 +1,117 @@
+"""Attention over 2 and 4 gloo processes against one process and against the oracle."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import numpy as np
+import pytest
+from support import rank_cases
+from support.rank_cases import CHAINS, VARIANTS
+from support.ranks import Ranks
+
+import warploom as wl
+import warploom.dsl.library
+
+NAMES = list(VARIANTS)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Ranks]:
+    group = Ranks(request.param, tmp_path_factory.mktemp("ranks"))
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, tuple[Any, Any]]:
+    return {name: rank_cases.oracle(name) for name in (*NAMES, *CHAINS)}
+
+
+def assert_same(name: str, got: tuple[Any, Any], exact: tuple[Any, Any]) -> None:
+    for what, found, wanted in zip(("output", "lse"), got, exact, strict=True):
+        np.testing.assert_allclose(found, wanted, 2e-5, 2e-5, err_msg=f"{what} of {name}")
+
+
+def test_every_shipped_variant_is_among_the_cases() -> None:
+    modules = [m.name for m in iter_modules(warploom.dsl.library.__path__)]
+    found = {
+        name
+        for module in modules
+        for name, value in vars(import_module(f"warploom.dsl.library.{module}")).items()
+        if inspect.isclass(value) and issubclass(value, wl.Variant) and name[0] != "_"
+    }
+    assert found - {"Variant"} <= set(VARIANTS)
+
+
+def test_decode_of_every_variant(ranks: Ranks, expected: dict[str, Any]) -> None:
+    interleave, heads = (1, "all") if ranks.world == 2 else (3, "own")
+    results = ranks.run(rank_cases.decoded, NAMES, "reference", interleave, heads)
+    for i, name in enumerate(NAMES):
+        each = [result[i] for result in results]
+        if heads == "all":
+            for out, lse in each[1:]:
+                assert np.array_equal(out, each[0][0]) and np.array_equal(lse, each[0][1])
+            found = each[0]
+        else:
+            found = tuple(np.concatenate(parts, 1) for parts in zip(*each, strict=True))
+        assert_same(name, found, expected[name])
+
+
+def test_prefill_of_every_variant(ranks: Ranks, expected: dict[str, Any]) -> None:
+    method = "ring" if ranks.world == 2 else "all_gather"
+    results = ranks.run(rank_cases.prefilled, NAMES, "reference", method, 0)
+    for i, name in enumerate(NAMES):
+        assert_same(name, gathered([result[i] for result in results]), expected[name])
+
+
+def test_layouts_of_a_ring(ranks: Ranks, expected: dict[str, Any]) -> None:
+    names, block = ["chain", "rows"], 0 if ranks.world == 2 else 2
+    results = ranks.run(rank_cases.prefilled, names, "reference", "ring", block)
+    for i, name in enumerate(names):
+        assert_same(name, gathered([result[i] for result in results]), expected[name])
+
+
+def gathered(parts: list[Any]) -> tuple[Any, Any]:
+    """Rows of all ranks in order; each must be there once."""
+    rows = np.concatenate([part[0] for part in parts])
+    assert np.array_equal(np.sort(rows), np.arange(len(rows)))
+    order = np.argsort(rows)
+    return tuple(np.concatenate([part[i] for part in parts])[order] for i in (1, 2))
+
+
+def test_kernels_of_long_chains(ranks: Ranks, expected: dict[str, Any]) -> None:
+    """The same as compiled code: what functors do on arrays, graphs must do, too.
+
+    A ring's kernel serves any number of ranks, a decode's is made for one.
+    """
+    results = ranks.run(rank_cases.prefilled, ["chain"], None, "ring", 0)
+    assert_same("ring", gathered([result[0] for result in results]), expected["chain"])
+    if ranks.world == 4:
+        for result in ranks.run(rank_cases.decoded, ["masks"], None, 3, "all"):
+            assert_same("decode", result[0], expected["masks"])
+
+
+FORMATS = [
+    wl.Paged(4),
+    wl.Paged(4, layout="HND"),
+    wl.Composed(4),
+    wl.Dense(),
+    wl.Dense(layout="HND"),
+    wl.BlockSparse(block=(2, 4)),
+]
+
+
+@pytest.mark.parametrize("kv_format", FORMATS, ids=str)
+def test_formats_of_caches(ranks: Ranks, kv_format: Any) -> None:
+    lengths = {"q_lens": (2, 2, 2), "kv_lens": (37, 2, 9)}
+    batch = rank_cases.Batch(**lengths)
+    parts = (batch.per_request(x, n) for x, n in (
+        (batch.q, batch.q_lens), (batch.k, batch.kv_lens), (batch.v, batch.kv_lens)))  # fmt: skip
+    exact = tuple(map(np.concatenate, wl.reference_batch(wl.Alibi(), *parts)))
+    for result in ranks.run(rank_cases.decoded_format, kv_format, lengths):
+        assert_same(str(kv_format), result, exact)
