@@ -43,14 +43,23 @@ def test_a_killed_rank_ends_decoding(group: Callable[[int], Ranks]) -> None:
     ranks = group(4)
     ranks.start(lost_ranks.decode_without, 2, None, None)
     check(ranks, 2, [0, 1, 3])
-    assert ranks.processes[2].exitcode in (9, None)
+    ranks.processes[2].join(5)
+    assert ranks.processes[2].exitcode == 9
 
 
 @pytest.mark.parametrize("method", ["ring", "all_gather"])
 def test_a_killed_rank_ends_a_prefill(group: Callable[[int], Ranks], method: str) -> None:
     ranks = group(2)
-    ranks.start(lost_ranks.prefill_without, 0, method)
+    ranks.start(lost_ranks.prefill_without, 0, method, None)
     check(ranks, 0, [1])
+
+
+def test_who_is_not_beside_a_killed_rank_waits_no_longer_than_the_timeout(
+    group: Callable[[int], Ranks],
+) -> None:
+    ranks = group(4)
+    ranks.start(lost_ranks.prefill_without, 0, "ring", 1.0)
+    check(ranks, 0, [1, 3])
 
 
 def test_a_late_rank_is_lost_after_the_timeout(group: Callable[[int], Ranks]) -> None:

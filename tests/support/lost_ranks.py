@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from warploom import distributed as wld
 from warploom.serving.distributed.decode import DecodeWrapper
@@ -21,36 +22,37 @@ _OPTIONS: dict[str, Any] = {
 def decode_without(lost: int, seconds: float | None, timeout: float | None) -> str:
     """Decode twice; before the second step a rank ends, or sleeps for some seconds.
 
-    Returns the error's text and how long it took to come.
+    Returns the rank that the error names, how many seconds it took to come, and its text.
     """
-    wrapper = wld.DecodeWrapper(timeout=timeout, **_OPTIONS)
-    total = [8 * wrapper.world]
-    wrapper.plan([0, 1], [0, 8], total_kv_lens=total)
-    q, k = torch.randn(1, HEADS, DIM), torch.randn(8, HEADS, DIM)
-    wrapper.run(q, (k, k))
-    _lose(wrapper, lost, seconds)
-    return _failure(lambda: wrapper.run(q, (k, k)))
+
+    def prepared(seconds: float | None) -> Any:
+        wrapper = wld.DecodeWrapper(timeout=seconds, **_OPTIONS)
+        wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * wrapper.world])
+        q, k = torch.randn(1, HEADS, DIM), torch.randn(8, HEADS, DIM)
+        return lambda: wrapper.run(q, (k, k))
+
+    prepared(None)()  # however long a busy machine takes to start
+    return _failure(prepared(timeout), lost, seconds)
 
 
-def prefill_without(lost: int, method: str) -> str:
-    """The same in a prefill."""
-    wrapper = wld.PrefillWrapper(method=method, **_OPTIONS)
-    wrapper.plan([64])
-    rows = int(wrapper.layout.local_len(64, wrapper.rank))
-    q = torch.randn(rows, HEADS, DIM)
-    wrapper.run(q, (q, q))
-    _lose(wrapper, lost, None)
-    return _failure(lambda: wrapper.run(q, (q, q)))
+def prefill_without(lost: int, method: Any, timeout: float | None) -> str:
+    """The same in a prefill, before which a rank ends."""
+
+    def prepared(seconds: float | None) -> Any:
+        wrapper = wld.PrefillWrapper(method=method, timeout=seconds, **_OPTIONS)
+        wrapper.plan([64])
+        q = torch.randn(int(wrapper.layout.local_len(64, wrapper.rank)), HEADS, DIM)
+        return lambda: wrapper.run(q, (q, q))
+
+    prepared(None)()
+    return _failure(prepared(timeout), lost, None)
 
 
-def _lose(wrapper: Any, lost: int, seconds: float | None) -> None:
-    if wrapper.rank == lost:
+def _failure(call: Any, lost: int, seconds: float | None) -> str:
+    if dist.get_rank() == lost:
         if seconds is None:
             os._exit(9)
         time.sleep(seconds)
-
-
-def _failure(call: Any) -> str:
     begin = time.monotonic()
     try:
         call()
