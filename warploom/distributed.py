@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from warploom.serving.distributed.decode import DecodeWrapper as DecodeWrapper
     from warploom.serving.distributed.errors import RankLost as RankLost
     from warploom.serving.distributed.errors import TransferLost as TransferLost
+    from warploom.serving.distributed.handover import ChannelCarrier as ChannelCarrier
+    from warploom.serving.distributed.handover import NixlCarrier as NixlCarrier
+    from warploom.serving.distributed.handover import PageReceiver as PageReceiver
+    from warploom.serving.distributed.handover import PageSender as PageSender
     from warploom.serving.distributed.layouts import Interleaved as Interleaved
     from warploom.serving.distributed.layouts import ZigZag as ZigZag
     from warploom.serving.distributed.layouts import zigzag_order as zigzag_order
@@ -22,8 +26,12 @@ if TYPE_CHECKING:
 
 _ROOM = "warploom.serving.distributed"
 _HOME = {
+    "ChannelCarrier": "handover",
     "DecodeWrapper": "decode",
     "Interleaved": "layouts",
+    "NixlCarrier": "handover",
+    "PageReceiver": "handover",
+    "PageSender": "handover",
     "PrefillWrapper": "prefill",
     "RankLost": "errors",
     "TransferLost": "errors",
