@@ -54,7 +54,8 @@ def prefill(connection: socket.socket) -> None:
 
 def main() -> None:
     here, there = socket.socketpair()
-    prefiller = multiprocessing.get_context("spawn").Process(target=prefill, args=(there,))
+    context = multiprocessing.get_context("fork")  # nothing runs yet that a fork could break
+    prefiller = context.Process(target=prefill, args=(there,))
     prefiller.start()
     there.close()
     model = Model()

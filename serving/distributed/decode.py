@@ -93,6 +93,11 @@ class DecodeWrapper:
             )
         self._is_planned = False
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent since the wrapper was made."""
+        return self._peers.sent
+
     def plan(
         self,
         qo_indptr: Any,

@@ -203,7 +203,9 @@ class PageReceiver:
             return f"pages of {offer['caches']} come, and these caches have {own}"
         if offer["kind"] != kind:
             return f"they come by {offer['kind']}, and this side takes {kind}"
-        return f"{offer['pages']} pages come, and {free} are free" if free < offer["pages"] else None
+        return (
+            f"{offer['pages']} pages come, and {free} are free" if free < offer["pages"] else None
+        )
 
 
 class ChannelCarrier:
@@ -249,9 +251,7 @@ class NixlCarrier:
         self._registered = self._agent.register_memory(self._caches)
 
     def _places(self, pages: Sequence[int]) -> Any:
-        return self._agent.get_xfer_descs(
-            [cache[page] for cache in self._caches for page in pages]
-        )
+        return self._agent.get_xfer_descs([cache[page] for cache in self._caches for page in pages])
 
     def offered(self, pages: Sequence[int]) -> dict[str, str]:
         places = self._agent.get_serialized_descs(self._places(pages)) if pages else b""

@@ -29,6 +29,7 @@ class Peers:
 
     Attributes:
         rank, world: this process and how many there are.
+        sent: bytes that this process has sent.
 
     Raises:
         ArgumentError: there is no process group, or this process is not in it.
@@ -42,6 +43,7 @@ class Peers:
         self.rank, self.world = dist.get_rank(self._group), dist.get_world_size(self._group)
         if self.rank < 0:
             raise ArgumentError(name="group", reason="this process is not in it")
+        self.sent = 0
         self._is_nccl = dist.get_backend(self._group) == "nccl"
         self._timeout = None
         if timeout is not None and not self._is_nccl:
@@ -73,6 +75,9 @@ class Peers:
             for tensor in tensors
             if tensor.numel()
         ]
+        self.sent += sum(
+            tensor.nbytes for operation, tensor, _ in posted if operation is dist.isend
+        )
         if self._is_nccl:
             return Exchange(self, what, self._together(posted))
         works = []

@@ -96,6 +96,11 @@ class PrefillWrapper:
         self._whole_order: torch.Tensor | None = None  # of gathered keys
         self._is_ring = is_ring
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent since the wrapper was made."""
+        return self._peers.sent
+
     def plan(
         self, q_lens: Sequence[int], kv_lens: Sequence[int] | None = None, **inputs: Any
     ) -> None:

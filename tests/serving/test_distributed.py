@@ -16,6 +16,7 @@ from support.ranks import Ranks
 
 import warploom as wl
 import warploom.dsl.library
+from warploom.serving.distributed import scaling
 
 NAMES = list(VARIANTS)
 
@@ -94,6 +95,34 @@ def test_kernels_of_long_chains(ranks: Ranks, expected: dict[str, Any]) -> None:
     if ranks.world == 4:
         for result in ranks.run(rank_cases.decoded, ["masks"], None, 3, "all"):
             assert_same("decode", result[0], expected["masks"])
+
+
+def test_memory_stays_between_plans_of_a_graph(ranks: Ranks) -> None:
+    if ranks.world == 4:  # the kernel of the test above
+        exact = rank_cases.replanned_oracle("masks")
+        for result in ranks.run(rank_cases.replanned, ["masks"]):
+            for found, wanted in zip(result[0], exact, strict=True):
+                assert_same("masks", found, wanted)
+
+
+def test_keys_travel_while_attention_runs(ranks: Ranks) -> None:
+    steps = ["start", "run", "wait"] * (ranks.world - 1)
+    assert ranks.run(rank_cases.order_of_a_ring) == [[*steps, "run"]] * ranks.world
+
+
+def test_what_is_sent_is_what_the_model_says(ranks: Ranks) -> None:
+    tokens, world = 64, ranks.world
+    heads, machine = scaling.Heads(4, 2, 16), scaling.Machine(1e12, 1e12, 8, 1e9, 1e9, 0.0, 0.0)
+    decodes = {
+        name: scaling.decode(
+            heads, machine, rows=3, tokens=tokens, world=world, own_heads=name == "own"
+        )
+        for name in ("all", "own")
+    }
+    found = {name: estimate.sent for name, estimate in decodes.items()}
+    for method in (scaling.ring, scaling.all_gather):
+        found[method.__name__] = method(heads, machine, tokens=tokens, world=world).sent
+    assert ranks.run(rank_cases.sent, tokens) == [found] * world
 
 
 FORMATS = [

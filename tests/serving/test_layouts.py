@@ -51,7 +51,9 @@ def test_zig_zag_ranks_have_the_same_causal_work(world: int, length: int) -> Non
     work = [int((layout.positions(length, rank) + 1).sum()) for rank in range(world)]
     assert max(work) - min(work) <= 2 * length
     order = wld.zigzag_order(length, world)
-    assert np.array_equal(order, np.concatenate([layout.positions(length, r) for r in range(world)]))
+    assert np.array_equal(
+        order, np.concatenate([layout.positions(length, r) for r in range(world)])
+    )
 
 
 def placed_tiles(layout: Layout, is_decode: bool, ranks: tuple[int, int]) -> Any:

@@ -17,6 +17,7 @@ from warploom.codegen.source import TileConfig
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.base import Drawn, Stored
 from warploom.runtime.formats.lists import as_indptr
+from warploom.serving.distributed.peers import Exchange
 
 Q_HEADS, KV_HEADS, DIM = 4, 2, 16
 # lengths that no world divides, fewer keys than ranks, no row, and more rows than keys
@@ -99,7 +100,9 @@ VARIANTS: dict[str, Callable[[Batch], wl.Variant]] = {
     "QKNorm": lambda batch: wl.QKNorm(batch.floats(DIM), batch.floats(DIM)),
     "AttentionSink": lambda batch: wl.AttentionSink(batch.floats(Q_HEADS)) & wl.Causal(),
     "FlashSigmoid": lambda batch: wl.FlashSigmoid(bias=-2.0) & wl.Causal(),
-    "PrefixLM": lambda batch: wl.PrefixLM(np.array([9, 2, 0, 1, 15, 0], np.int32)[: len(batch.q_lens)]),
+    "PrefixLM": lambda batch: wl.PrefixLM(
+        np.array([9, 2, 0, 1, 15, 0], np.int32)[: len(batch.q_lens)]
+    ),
     "DocumentMask": lambda batch: wl.DocumentMask(batch.documents()),
     "PackedMask": lambda batch: wl.PackedMask(*batch.masks(batch.kv_lens)),
     "TreeMask": lambda batch: wl.TreeMask(*batch.masks(batch.q_lens)),
@@ -211,4 +214,104 @@ def prefilled(names: list[str], backend: str | None, method: str, block: int) ->
         q, k, v = (torch.from_numpy(x) for x in (batch.q[rows], batch.k[keys], batch.v[keys]))
         out, lse = wrapper.run(q, (k, v), return_lse=True)
         found.append((rows, out.numpy(), lse.numpy()))
+    return found
+
+
+def sent(tokens: int) -> dict[str, float]:
+    """Bytes that this rank sends for one sequence, by wrapper."""
+    found = {}
+    plain = {**options("reference"), "dtype": "bfloat16"}
+    q, k, v = torch.randn(3, tokens, Q_HEADS, DIM, dtype=torch.bfloat16)
+    k, v = k[:, :KV_HEADS], v[:, :KV_HEADS]
+    for heads in ("all", "own"):
+        decode = wld.DecodeWrapper(heads=heads, **plain)
+        own = tokens // decode.world
+        decode.plan([0, 3], [0, own], total_kv_lens=[tokens])
+        given = q[:3] if heads == "all" else q[:3, :: decode.world]
+        decode.run(given, (k[:own], v[:own]))
+        found[heads] = decode.bytes_sent
+    for method in ("ring", "all_gather"):
+        prefill = wld.PrefillWrapper(method=method, **plain)
+        own = tokens // prefill.world
+        prefill.plan([tokens])
+        prefill.run(q[:own], (k[:own], v[:own]))
+        found[method] = prefill.bytes_sent
+    return found
+
+
+def order_of_a_ring() -> list[str]:
+    """What a ring's prefill does, in order."""
+    done: list[str] = []
+
+    def noted(owner: Any, name: str) -> None:
+        before = getattr(owner, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            done.append(name)
+            return before(*args, **named)
+
+        setattr(owner, name, call)
+
+    wrapper = wld.PrefillWrapper(**options("reference"))
+    wrapper.plan([16])
+    noted(wrapper._peers, "start")
+    for part in wrapper._parts:
+        noted(part, "run")
+    wait = Exchange.wait
+    try:
+        noted(Exchange, "wait")
+        own = int(wrapper.layout.local_len(16, wrapper.rank))
+        q, k = torch.randn(own, Q_HEADS, DIM), torch.randn(own, KV_HEADS, DIM)
+        wrapper.run(q, (k, k))
+    finally:
+        Exchange.wait = wait  # type: ignore[method-assign]
+    return done
+
+
+def replanned(names: list[str]) -> list[list[Any]]:
+    """Decodes under `cuda_graph`, which lets nothing move: two plans of one wrapper, as `decoded`."""
+    found = []
+    for name in names:
+        batch = batch_for(name)
+        bounds = wl.Bounds(8, 32, 128)
+        wrapper = wld.DecodeWrapper(
+            variant_of(name, batch), interleave=3, bounds=bounds, cuda_graph=True, **options(None)
+        )
+        results = []
+        for lengths in (batch.kv_lens // 2, batch.kv_lens):
+            own = wrapper.layout.local_len(lengths, wrapper.rank)
+            inputs = _shortened(batch, lengths)
+            wrapper.plan(batch.qo_indptr, as_indptr(own), total_kv_lens=lengths, **inputs)
+            parts = (batch.per_request(x, batch.kv_lens) for x in (batch.k, batch.v))
+            kv = [
+                torch.from_numpy(np.concatenate(
+                    [x[wrapper.layout.positions(int(n), wrapper.rank)]
+                     for x, n in zip(each, lengths, strict=True)]
+                ))
+                for each in parts
+            ]  # fmt: skip
+            out, lse = wrapper.run(torch.from_numpy(batch.q), kv, return_lse=True)
+            results.append((out.numpy(), lse.numpy()))
+        found.append(results)
+    return found
+
+
+def _shortened(batch: Batch, lengths: Any) -> dict[str, Any]:
+    """A mask of the pairs of a shorter batch, of bits that a seed gives."""
+    rng = np.random.default_rng(11)
+    masks = [rng.random((q, n)) < 0.6 for q, n in zip(batch.q_lens, lengths, strict=True)]
+    bits, indptr = wl.pack_masks(masks)
+    return {"packed_mask": bits, "mask_indptr": indptr}
+
+
+def replanned_oracle(name: str) -> list[tuple[Any, Any]]:
+    """What `replanned` must give."""
+    batch, found = batch_for(name), []
+    variant = variant_of(name, batch)
+    for lengths in (batch.kv_lens // 2, batch.kv_lens):
+        pairs = [batch.per_request(x, batch.kv_lens) for x in (batch.k, batch.v)]
+        k, v = ([x[:n] for x, n in zip(each, lengths, strict=True)] for each in pairs)
+        q, inputs = batch.per_request(batch.q, batch.q_lens), _shortened(batch, lengths)
+        out, lse = wl.reference_batch(variant, q, k, v, inputs=inputs)
+        found.append((np.concatenate(out), np.concatenate(lse)))
     return found

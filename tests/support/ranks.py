@@ -82,9 +82,7 @@ def _serve(pipe: Connection, meeting: str, rank: int, world: int, timeout: float
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"file://{meeting}", timedelta(seconds=timeout), world, rank
-    )
+    dist.init_process_group("gloo", f"file://{meeting}", timedelta(seconds=timeout), world, rank)
     while True:
         try:
             function, args = pipe.recv()
