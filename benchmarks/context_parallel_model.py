@@ -1,4 +1,4 @@
-"""Tables of docs/distributed.md: what context parallelism sends, hides and should gain, on paper."""
+"""Tables of docs/distributed.md: what context parallelism sends, hides and should gain."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from warploom.serving.distributed.scaling import (
     ring,
 )
 
-# Heads of the models' attention layers, bf16. On H200s: the rate that this project's causal prefill
-# reaches there, 4 of 4.8 TB/s, NVLink 4, and 400 Gb/s InfiniBand for each GPU. Latencies are assumed.
+# Heads of the models' attention layers, bf16.
 MODELS = {
     "Llama 3.1 8B": Heads(32, 8, 128),
     "Llama 3.1 70B": Heads(64, 8, 128),
     "Qwen3 235B-A22B": Heads(64, 4, 128),
 }
+# Rates that are assumed: attention at 600 TFLOP/s and 4 of 4.8 TB/s, NVLink 4, 400 Gb/s InfiniBand for
+# each GPU, and what an exchange costs without bytes.
 H200 = Machine(600e12, 4.0e12, 8, 450e9, 50e9, 15e-6, 30e-6)
 WORLDS = (2, 8, 64)
 ROWS, CONTEXT, PROMPT = 16, 131072, 131072

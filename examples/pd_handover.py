@@ -1,4 +1,4 @@
-"""Prefill in one process, decode in another: the cache's pages move, and the tokens are the same."""
+"""Prefill in one process, decode in another: the cache's pages move, tokens are the same."""
 
 import multiprocessing
 import socket

@@ -1,4 +1,4 @@
-"""A variant as the kernel of one rank must see it: its functors get positions of the whole sequence.
+"""A variant as one rank must run it: its functors get positions of the whole sequence.
 
 A kernel counts the keys and query rows that it is given. `Placed` wraps any variant and hands its
 functors an `at` whose numbers are those of the whole sequence, worked out from the rank's own, so

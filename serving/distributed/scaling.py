@@ -1,6 +1,6 @@
 """What context parallelism sends, what of it hides, and how far it should scale: a model on paper.
 
-Times are of one layer's attention, from peak rates that the caller states; nothing here is measured.
+Times are of one layer's attention, from rates that the caller states; nothing is measured here.
 Ranks are numbered node by node. Links within a node and between nodes differ, and an exchange is as
 slow as the slowest link that it needs.
 """

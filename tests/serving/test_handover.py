@@ -43,7 +43,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def beside(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Run a call in a thread; the result is a function that waits for what it returned, or raised."""
+    """Run a call in a thread; returns a function that waits for what it returned, or raised."""
     found: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Layouts hold each token once, and kernels work out positions, classes and bounds that are right."""
+"""Layouts hold each token once, and kernels work out the right positions and tile classes."""
 
 from __future__ import annotations
 
@@ -96,6 +96,9 @@ def test_tiles_are_classified_by_positions_of_the_whole(layout: Layout, is_decod
     assert unsharp <= (0 if repr(layout) == "Interleaved(3, block=1)" else 0.15 * total)
 
 
+BIAS = torch.zeros(20)
+
+
 class Recorder(wl.Variant):
     seen = wl.Output("float32", ("q_row", "q_head", "kv_pos"))
 
@@ -124,7 +127,7 @@ def test_tensors_must_reach_as_far_as_whole_sequences() -> None:
     lengths = np.array([40])
     for variant in (
         wl.DocumentMask(np.zeros((1, 20), np.int32)),
-        wl.flex(lambda score, b, h, i, j, bias=torch.zeros(20): score + bias[j]),
+        wl.flex(lambda score, b, h, i, j, bias=BIAS: score + bias[j]),
     ):
         placed = Placed(variant, None, wld.Interleaved(2))
         with pytest.raises(WrongShape):

@@ -46,6 +46,9 @@ class Batch:
     def floats(self, *shape: int) -> Any:
         return self.rng.standard_normal(shape, dtype=np.float32)
 
+    def prefixes(self) -> Any:
+        return np.array([9, 2, 0, 1, 15, 0], np.int32)[: len(self.q_lens)]
+
     def documents(self) -> Any:
         longest = int(self.kv_lens.max())
         return np.sort(self.rng.integers(0, 3, (len(self.kv_lens), longest)), 1).astype(np.int32)
@@ -269,7 +272,7 @@ def order_of_a_ring() -> list[str]:
 
 
 def replanned(names: list[str]) -> list[list[Any]]:
-    """Decodes under `cuda_graph`, which lets nothing move: two plans of one wrapper, as `decoded`."""
+    """Decodes under `cuda_graph`, which lets nothing move: two plans of one wrapper."""
     found = []
     for name in names:
         batch = batch_for(name)

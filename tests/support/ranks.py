@@ -1,4 +1,4 @@
-"""Processes that form a gloo group and run what a test asks of them, one call after another.
+"""Processes that form a group and run what a test asks of them, one call after another.
 
 Importing torch takes seconds, so a fork server imports it once for all processes, and a test module
 starts each group once.
@@ -27,9 +27,12 @@ class Ranks:
         world: processes.
         folder: where they meet.
         timeout: seconds, of the group.
+        backend: of the group; with "nccl" each process has a GPU of its own.
     """
 
-    def __init__(self, world: int, folder: Path, timeout: float = 60.0) -> None:
+    def __init__(
+        self, world: int, folder: Path, timeout: float = 60.0, backend: str = "gloo"
+    ) -> None:
         self.world = world
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([f"{_ROOM}.decode", f"{_ROOM}.prefill"])
@@ -38,7 +41,7 @@ class Ranks:
         self.processes = []
         for rank in range(world):
             here, there = context.Pipe()
-            given = (there, meeting, rank, world, timeout)
+            given = (there, meeting, rank, world, timeout, backend)
             process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             there.close()
@@ -77,12 +80,16 @@ class Ranks:
             process.kill()
 
 
-def _serve(pipe: Connection, meeting: str, rank: int, world: int, timeout: float) -> None:
+def _serve(
+    pipe: Connection, meeting: str, rank: int, world: int, timeout: float, backend: str
+) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{meeting}", timedelta(seconds=timeout), world, rank)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, f"file://{meeting}", timedelta(seconds=timeout), world, rank)
     while True:
         try:
             function, args = pipe.recv()
