@@ -18,7 +18,7 @@ MODELS = {
     "Llama 3.1 70B": Heads(64, 8, 128),
     "Qwen3 235B-A22B": Heads(64, 4, 128),
 }
-# Rates that are assumed: attention at 600 TFLOP/s and 4 of 4.8 TB/s, NVLink 4, 400 Gb/s InfiniBand for
+# Assumed rates: attention at 600 TFLOP/s and 4 of 4.8 TB/s, NVLink 4, 400 Gb/s InfiniBand for
 # each GPU, and what an exchange costs without bytes.
 H200 = Machine(600e12, 4.0e12, 8, 450e9, 50e9, 15e-6, 30e-6)
 WORLDS = (2, 8, 64)

@@ -1,7 +1,7 @@
 """Decode context parallelism: the keys of each request lie on several ranks.
 
-Every rank attends with all queries to its own keys, and the states are merged (Helix Parallelism,
-Bhatia et al. 2025, section 2; the same as FlashDecoding's split keys, over ranks). What a rank
+Every rank attends with all queries to its own keys, and the states are merged: FlashDecoding's split
+keys, over ranks. By head, it is how Helix Parallelism shards keys (Bhatia et al. 2025). What a rank
 sends does not grow with the context.
 """
 

@@ -16,7 +16,7 @@ from warploom.serving.distributed.layouts import Layout
 from warploom.serving.distributed.placed import Epilogue, Placed
 from warploom.serving.distributed.placement import Placement
 
-_DIM = 8  # of queries and keys that nobody reads
+_DIM = 16  # of queries and keys that nobody reads
 _KEPT = ("device", "backend", "cuda_graph", "sm_limit", "batch_invariant")
 
 

@@ -135,6 +135,15 @@ FORMATS = [
 ]
 
 
+def test_rings_of_tokens_are_shared_out(ranks: Ranks) -> None:
+    """What is left of a sequence is the same, be it in one ring or in one for each rank."""
+    lengths = {"q_lens": (2, 2, 2), "kv_lens": (37, 3, 15)}
+    exact = rank_cases.of_a_ring(wl.Rolling(8, 4), lengths)
+    share = wl.Rolling(8 // ranks.world, 4 // ranks.world)
+    for result in ranks.run(rank_cases.decoded_format, share, lengths):
+        assert_same(str(share), result, exact)
+
+
 @pytest.mark.parametrize("kv_format", FORMATS, ids=str)
 def test_formats_of_caches(ranks: Ranks, kv_format: Any) -> None:
     lengths = {"q_lens": (2, 2, 2), "kv_lens": (37, 2, 9)}

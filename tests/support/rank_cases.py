@@ -196,6 +196,18 @@ def _stored(kv_format: Any, batch: Batch, k: list[Any], v: list[Any]) -> Stored:
     return Stored(np.concatenate(k), np.concatenate(v), plan, [])
 
 
+def of_a_ring(kv_format: wl.Rolling, more: dict[str, Any]) -> tuple[Any, Any]:
+    """Output and log-sum-exp by one wrapper over rolling caches."""
+    batch = Batch(**more)
+    k, v = (batch.per_request(x, batch.kv_lens) for x in (batch.k, batch.v))
+    stored = _stored(kv_format, batch, k, v)
+    wrapper = wl.AttentionWrapper(wl.Alibi(), kv_format=kv_format, **options("reference"))
+    wrapper.plan(batch.qo_indptr, **stored.plan)
+    kv = (torch.from_numpy(stored.k), torch.from_numpy(stored.v))
+    out, lse = wrapper.run(torch.from_numpy(batch.q), kv, return_lse=True)
+    return out.numpy(), lse.numpy()
+
+
 def decoded_format(kv_format: Any, more: dict[str, Any]) -> tuple[Any, Any]:
     return _decode("Alibi", "reference", 1, "all", kv_format, **more)
 
