@@ -1,8 +1,8 @@
 """Decode context parallelism: the keys of each request lie on several ranks.
 
-Every rank attends with all queries to its own keys, and the states are merged: FlashDecoding's split
-keys, over ranks. By head, it is how Helix Parallelism shards keys (Bhatia et al. 2025). What a rank
-sends does not grow with the context.
+Every rank attends with all queries to its own keys, and the states are merged: FlashDecoding's
+split keys, over ranks. With heads="own" it is how Helix Parallelism shares keys out (Bhatia et al.
+2025). What a rank sends does not grow with the context.
 """
 
 from __future__ import annotations

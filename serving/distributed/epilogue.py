@@ -85,7 +85,7 @@ class OutputTransform:
         q = values.new_zeros((len(values) // self._group_size, self._wrapper.heads.num_q, _DIM))
         sums = lse.movedim(axis, -1).reshape(-1, self._wrapper.heads.num_q).contiguous()
         given = {**inputs, "merged_lse": sums} if self._softmax else inputs
-        out = self._wrapper.run(q, (keys.contiguous(), values), **given)
+        out: torch.Tensor = self._wrapper.run(q, (keys.contiguous(), values), **given)
         return out.reshape(heads_last.shape).movedim(-2, axis)
 
 

@@ -227,7 +227,7 @@ class ChannelCarrier:
             for page in into:
                 own = _bytes_of(cache[page])
                 arrived = own if own.device.type == "cpu" else torch.empty_like(own, device="cpu")
-                channel.receive(memoryview(arrived.numpy()))
+                channel.receive(arrived.numpy().data)
                 own.copy_(arrived)
 
 

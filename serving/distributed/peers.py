@@ -39,7 +39,7 @@ class Peers:
         if not (dist.is_available() and dist.is_initialized()):
             reason = "there is no process group; call torch.distributed.init_process_group(...)"
             raise ArgumentError(name="group", reason=reason)
-        self._group = dist.group.WORLD if group is None else group
+        self._group: Any = dist.group.WORLD if group is None else group
         self.rank, self.world = dist.get_rank(self._group), dist.get_world_size(self._group)
         if self.rank < 0:
             raise ArgumentError(name="group", reason="this process is not in it")

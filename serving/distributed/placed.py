@@ -147,10 +147,12 @@ class _WholePosition(Position):
         return getattr(self._variant, name)(self._at) if name in _MOVED else found
 
     def described(self) -> str:
-        return self._at.described()
+        at: Position = self._at
+        return at.described()
 
     def remedy(self) -> str:
-        return self._at.remedy()
+        at: Position = self._at
+        return at.remedy()
 
 
 class Placed(Whole):

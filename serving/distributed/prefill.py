@@ -117,22 +117,22 @@ class PrefillWrapper:
             As `AttentionWrapper.plan`.
         """
         self._tokens = None
-        q_lens = _lengths("q_lens", q_lens)
-        kv_lens = q_lens if kv_lens is None else _lengths("kv_lens", kv_lens)
-        if len(kv_lens) != len(q_lens):
-            reason = f"has {len(kv_lens)} entries for {len(q_lens)} requests"
+        rows = _lengths("q_lens", q_lens)
+        keys = rows if kv_lens is None else _lengths("kv_lens", kv_lens)
+        if len(keys) != len(rows):
+            reason = f"has {len(keys)} entries for {len(rows)} requests"
             raise ArgumentError(name="kv_lens", reason=reason)
         heads = self._parts[0].wrapper.heads
-        check_sizes(self._parts[0].variant, inputs, heads, q_lens, kv_lens)
+        check_sizes(self._parts[0].variant, inputs, heads, rows, keys)
         for step, part in enumerate(self._parts):
             source = (self.rank - step) % self.world
-            table = part.plan(self.layout, (self.rank, source), q_lens, kv_lens, inputs)
+            table = part.plan(self.layout, (self.rank, source), rows, keys, inputs)
             if self._epilogue is not None and step == 0:
-                own = as_indptr(self.layout.local_len(q_lens, self.rank))
+                own = as_indptr(self.layout.local_len(rows, self.rank))
                 self._epilogue.plan(own, table, None, inputs)
-        tokens = [int(self.layout.local_len(kv_lens, rank).sum()) for rank in range(self.world)]
+        tokens = [int(self.layout.local_len(keys, rank).sum()) for rank in range(self.world)]
         if not self._is_ring:
-            order = torch.from_numpy(np.argsort(self.layout.order(kv_lens)))
+            order = torch.from_numpy(np.argsort(self.layout.order(keys.tolist())))
             self._whole_order = order.to(self._parts[0].wrapper.device)
         self._tokens = tokens
 
@@ -189,9 +189,7 @@ class PrefillWrapper:
     def _gathered(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> States:
         assert self._tokens is not None and self._whole_order is not None
         others = [rank for rank in range(self.world) if rank != self.rank]
-        places = [
-            list(x.new_empty((sum(self._tokens), *x.shape[1:])).split(self._tokens)) for x in held
-        ]
+        places = [[x.new_empty((n, *x.shape[1:])) for n in self._tokens] for x in held]
         receives = {rank: [parts[rank] for parts in places] for rank in others}
         exchange = self._peers.start(dict.fromkeys(others, held), receives, "keys and values")
         for parts, own in zip(places, held, strict=True):
@@ -227,7 +225,7 @@ class _Part:
         own_kv = layout.local_len(kv_lens, ranks[1]) if self.variant.keys else kv_lens
         self.variant.expected = (own_q, q_lens), (own_kv, kv_lens)
         rows = np.cumsum(q_lens) - q_lens
-        table = table_of(self.variant, *ranks, kv_lens=kv_lens, q_lens=q_lens, q_rows=rows)
+        table: Ints = table_of(self.variant, *ranks, kv_lens=kv_lens, q_lens=q_lens, q_rows=rows)
         given = {**inputs, **self._placement.inputs(table)}
         self.wrapper.plan(as_indptr(own_q), as_indptr(own_kv), **given)
         return table
