@@ -17,6 +17,8 @@ import torch.distributed as dist
 from warploom.errors import ArgumentError
 from warploom.serving.distributed.errors import RankLost
 
+_GRACE = timedelta(seconds=2)  # for exchanges with others, after one has failed
+
 
 class Peers:
     """The ranks of a process group.
@@ -65,8 +67,6 @@ class Peers:
             receives: contiguous tensors to be filled from each rank.
             what: the exchange, for messages.
 
-        Raises:
-            RankLost: a rank that this one was connected to is gone.
         """
         posted = [
             (operation, _as_bytes(tensor), rank)
@@ -80,13 +80,13 @@ class Peers:
         )
         if self._is_nccl:
             return Exchange(self, what, self._together(posted))
-        works = []
+        works, failed = [], None
         for operation, tensor, rank in posted:
             try:
                 works.append((rank, operation(tensor, self._global(rank), self._group)))
-            except RuntimeError as error:
-                raise self.lost(rank, what, error) from error
-        return Exchange(self, what, works, self._timeout)
+            except RuntimeError as error:  # others still wait for what follows
+                failed = failed or self.lost(rank, what, error)
+        return Exchange(self, what, works, self._timeout, failed)
 
     def _together(self, posted: Sequence[tuple[Any, torch.Tensor, int]]) -> list[tuple[int, Any]]:
         """One launch for all, which a CUDA graph can hold."""
@@ -108,7 +108,15 @@ class Peers:
 
 
 class Exchange:
-    """Sends and receives under way."""
+    """Sends and receives under way.
+
+    Args:
+        peers: the ranks.
+        what: the exchange, for messages.
+        works: what torch waits with, and the rank that each is for.
+        timeout: of each; None is the group's.
+        failed: the error that posting met.
+    """
 
     def __init__(
         self,
@@ -116,8 +124,10 @@ class Exchange:
         what: str,
         works: Sequence[tuple[int, Any]],
         timeout: timedelta | None = None,
+        failed: RankLost | None = None,
     ) -> None:
-        self._peers, self._what, self._works, self._timeout = peers, what, works, timeout
+        self._peers, self._what, self._works = peers, what, works
+        self._timeout, self._failed = timeout, failed
 
     def wait(self) -> None:
         """Let what follows see the tensors: the host on gloo, the current stream on NCCL.
@@ -125,12 +135,18 @@ class Exchange:
         Raises:
             RankLost: a rank ended, or did not answer in time.
         """
+        failed, timeout = self._failed, self._timeout
         for rank, work in self._works:
+            # Ranks that live still wait for what this one has to send: what is dropped now would
+            # keep them until their timeout.
+            limit = timeout if failed is None else _GRACE
             try:
                 # NCCL's wait is the stream's, and one with a timeout would be the host's
-                work.wait() if self._timeout is None else work.wait(self._timeout)
+                work.wait() if limit is None else work.wait(limit)
             except RuntimeError as error:
-                raise self._peers.lost(rank, self._what, error) from error
+                failed = failed or self._peers.lost(rank, self._what, error)
+        if failed is not None:
+            raise failed
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -64,17 +64,18 @@ def test_decode_of_every_variant(ranks: Ranks, expected: dict[str, Any]) -> None
 
 
 def test_prefill_of_every_variant(ranks: Ranks, expected: dict[str, Any]) -> None:
-    method = "ring" if ranks.world == 2 else "all_gather"
+    method = "ring" if ranks.world == 2 else "all_gather"  # of four, rings of all take seconds
     results = ranks.run(rank_cases.prefilled, NAMES, "reference", method, 0)
     for i, name in enumerate(NAMES):
         assert_same(name, gathered([result[i] for result in results]), expected[name])
 
 
-def test_layouts_of_a_ring(ranks: Ranks, expected: dict[str, Any]) -> None:
-    names, block = ["chain", "rows"], 0 if ranks.world == 2 else 2
-    results = ranks.run(rank_cases.prefilled, names, "reference", "ring", block)
-    for i, name in enumerate(names):
-        assert_same(name, gathered([result[i] for result in results]), expected[name])
+def test_other_orders_and_methods(ranks: Ranks, expected: dict[str, Any]) -> None:
+    names = ["rows", "FlashSigmoid"]
+    for method, block in (("ring", 2), ("all_gather", 0)):
+        results = ranks.run(rank_cases.prefilled, names, "reference", method, block)
+        for i, name in enumerate(names):
+            assert_same(name, gathered([result[i] for result in results]), expected[name])
 
 
 def gathered(parts: list[Any]) -> tuple[Any, Any]:
