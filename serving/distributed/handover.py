@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from warploom.errors import ArgumentError
+from warploom.errors import ArgumentError, MissingPackage
 from warploom.serving.distributed.errors import TransferLost
 
 TIMEOUT = 30.0  # seconds
@@ -239,12 +239,16 @@ class NixlCarrier:
         name: of the agent; two that talk need different ones.
 
     Raises:
-        ImportError: the package `nixl` is missing.
+        MissingPackage: of `nixl`, or its half for the CUDA packages that are installed.
     """
 
     def __init__(self, caches: Sequence[torch.Tensor], name: str | None = None) -> None:
-        from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
-
+        try:
+            from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise MissingPackage(
+                what="NixlCarrier", package="nixl", requirement="nixl>=1.5"
+            ) from error
         name = f"warploom-{time.time_ns()}" if name is None else name
         self._agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
         self._caches = list(caches)
@@ -292,7 +296,7 @@ def carrier_for(caches: Sequence[torch.Tensor]) -> Carrier:
     """NIXL where it is installed, else the channel. Both sides must have the same."""
     try:
         return NixlCarrier(caches)
-    except ImportError:
+    except MissingPackage:
         return ChannelCarrier(caches)
 
 

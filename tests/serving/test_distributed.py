@@ -136,6 +136,14 @@ FORMATS = [
 ]
 
 
+def test_a_group_of_some_ranks(ranks: Ranks, expected: dict[str, Any]) -> None:
+    if ranks.world == 4:
+        first, *members = (x for x in ranks.run(rank_cases.in_a_subgroup) if x is not None)
+        for result in (first, *members):
+            assert_same("Alibi", result, expected["Alibi"])
+        assert len(members) == 1
+
+
 def test_rings_of_tokens_are_shared_out(ranks: Ranks) -> None:
     """What is left of a sequence is the same, be it in one ring or in one for each rank."""
     lengths = {"q_lens": (2, 2, 2), "kv_lens": (37, 3, 15)}

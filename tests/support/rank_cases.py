@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import warploom as wl
 from warploom import distributed as wld
@@ -194,6 +195,22 @@ def _stored(kv_format: Any, batch: Batch, k: list[Any], v: list[Any]) -> Stored:
     listed = np.concatenate([np.arange(n) for n in counts]).astype(np.int32)
     plan = {"kv_indptr": as_indptr(counts), "kv_indices": listed, "kv_lens": lengths}
     return Stored(np.concatenate(k), np.concatenate(v), plan, [])
+
+
+def in_a_subgroup() -> Any:
+    """The last rank and the first but one decode; what they find, None of others."""
+    members = [1, dist.get_world_size() - 1]
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return None
+    batch = batch_for("Alibi")
+    wrapper = wld.DecodeWrapper(wl.Alibi(), group=group, **options("reference"))
+    keys = wrapper.layout.indices(batch.kv_lens, wrapper.rank)
+    own = as_indptr(wrapper.layout.local_len(batch.kv_lens, wrapper.rank))
+    wrapper.plan(batch.qo_indptr, own, total_kv_lens=batch.kv_lens)
+    q, k, v = (torch.from_numpy(x) for x in (batch.q, batch.k[keys], batch.v[keys]))
+    out, lse = wrapper.run(q, (k, v), return_lse=True)
+    return out.numpy(), lse.numpy()
 
 
 def of_a_ring(kv_format: wl.Rolling, more: dict[str, Any]) -> tuple[Any, Any]:
