@@ -66,7 +66,6 @@ class Peers:
             sends: contiguous tensors for each rank.
             receives: contiguous tensors to be filled from each rank.
             what: the exchange, for messages.
-
         """
         posted = [
             (operation, _as_bytes(tensor), rank)
@@ -96,6 +95,7 @@ class Peers:
             dist.P2POp(operation, tensor, self._global(rank), self._group)
             for operation, tensor, rank in posted
         ]
+        # one work for all: should it fail on the host, the first rank stands for any of them
         return [(posted[0][2], work) for work in dist.batch_isend_irecv(operations)]
 
     def _global(self, rank: int) -> int:
@@ -103,7 +103,7 @@ class Peers:
 
     def lost(self, rank: int, what: str, error: Exception) -> RankLost:
         """The error for a rank that is gone or silent."""
-        reason = str(error).strip().splitlines()[0][:160]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         return RankLost(rank=rank, world=self.world, own=self.rank, what=what, reason=reason)
 
 
