@@ -1,0 +1,1 @@
+"""Attention whose keys, or keys and queries, lie on several ranks of a process group."""

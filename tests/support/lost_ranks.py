@@ -1,0 +1,90 @@
+"""Ranks that end, or are late, in the middle of what all do together."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from warploom import distributed as wld
+from warploom.serving.distributed.decode import DecodeWrapper
+
+HEADS, DIM = 4, 16
+_OPTIONS: dict[str, Any] = {
+    "num_q_heads": HEADS, "head_dim": DIM, "dtype": "float32", "device": "cpu",
+    "backend": "reference",
+}  # fmt: skip
+
+
+def decode_without(lost: int, seconds: float | None, timeout: float | None) -> str:
+    """Decode twice; before the second step a rank ends, or sleeps for some seconds.
+
+    Returns the rank that the error names, how many seconds it took to come, and its text.
+    """
+
+    def prepared(seconds: float | None) -> Any:
+        wrapper = wld.DecodeWrapper(timeout=seconds, **_OPTIONS)
+        wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * wrapper.world])
+        q, k = torch.randn(1, HEADS, DIM), torch.randn(8, HEADS, DIM)
+        return lambda: wrapper.run(q, (k, k))
+
+    prepared(None)()  # however long a busy machine takes to start
+    return _failure(prepared(timeout), lost, seconds)
+
+
+def prefill_without(lost: int, method: Any, timeout: float | None) -> str:
+    """The same in a prefill, before which a rank ends."""
+
+    def prepared(seconds: float | None) -> Any:
+        wrapper = wld.PrefillWrapper(method=method, timeout=seconds, **_OPTIONS)
+        wrapper.plan([64])
+        q = torch.randn(int(wrapper.layout.local_len(64, wrapper.rank)), HEADS, DIM)
+        return lambda: wrapper.run(q, (q, q))
+
+    prepared(None)()
+    return _failure(prepared(timeout), lost, None)
+
+
+def _failure(call: Any, lost: int, seconds: float | None) -> str:
+    if dist.get_rank() == lost:
+        if seconds is None:
+            os._exit(9)
+        time.sleep(seconds)
+    begin = time.monotonic()
+    try:
+        call()
+    except wld.RankLost as error:
+        return f"{error.facts['rank']} {time.monotonic() - begin:.1f} {error}"
+    return "nothing was lost"
+
+
+def options_refused() -> list[str]:
+    """Messages of declarations and plans that do not fit the group."""
+    found = []
+    for made in (
+        lambda: wld.DecodeWrapper(heads="own", **{**_OPTIONS, "num_q_heads": 3}),
+        lambda: wld.DecodeWrapper(heads="some", **_OPTIONS),
+        lambda: wld.DecodeWrapper(max_scores=True, **_OPTIONS),
+        lambda: wld.DecodeWrapper(interleave=0, **_OPTIONS),
+        lambda: wld.PrefillWrapper(method="tree", **_OPTIONS),
+        lambda: wld.DecodeWrapper(**_OPTIONS).run(None, None),
+        lambda: _planned([0, 1], [0, 8], [9]),
+        lambda: _planned([0, 1], [0, 8], [9, 9]),
+        lambda: wld.PrefillWrapper(**_OPTIONS).plan([3], [4, 4]),
+        lambda: wld.PrefillWrapper(**_OPTIONS).plan([-3]),
+    ):
+        try:
+            made()
+            found.append("accepted")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def _planned(qo_indptr: Any, kv_indptr: Any, total: Any) -> DecodeWrapper:
+    wrapper = wld.DecodeWrapper(**_OPTIONS)
+    wrapper.plan(qo_indptr, kv_indptr, total_kv_lens=total)
+    return wrapper
