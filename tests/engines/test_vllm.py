@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-engines")
 
 from support.layer_variants import soft_capped
 from support.tiny_models import prompts
+from support.vllm_tokens import SMALL
 from vllm import LLM, SamplingParams
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import _cached_get_attn_backend
@@ -45,10 +46,9 @@ def _forget() -> None:
 
 
 def engine(model: Path, **options: Any) -> LLM:
-    small = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "seed": 0}
     return LLM(
         model=str(model), skip_tokenizer_init=True, enforce_eager=True, disable_log_stats=True,
-        **{"dtype": "float32", **small, **options},
+        **{"dtype": "float32", **SMALL, **options},
     )  # fmt: skip
 
 
@@ -99,14 +99,6 @@ def test_prefixes_of_the_cache_are_shared(
     assert answers(llm, given[:1]) == expected[:1]
     assert answers(llm, given) == expected
     assert any(seen)
-
-
-def test_drafts_are_verified_in_one_step(saved: Saved) -> None:
-    """Speculation by n-grams: several rows for each request that decodes."""
-    looped = [one * 6 for one in prompts((9, 7, 5))]
-    how = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-    expected, got = both(saved("Llama"), looped, speculative_config=how)
-    assert got == expected
 
 
 def test_a_function_chooses_the_variant_of_each_layer(saved: Saved) -> None:
