@@ -7,8 +7,8 @@ from warploom.errors import ArgumentError, UnsupportedSpec, WarploomError
 
 class WrongEngineVersion(WarploomError):
     message = (
-        "{engine} {got} is installed; warploom's back end was tested with {engine} {tested}, and does "
-        "not serve others. Install one of these with: pip install '{requirement}'. {without}"
+        "{engine} {got} is installed; warploom's back end was tested with {engine} {tested}, and "
+        "does not serve others. Install one of these with: pip install '{requirement}'. {without}"
     )
 
 

