@@ -41,7 +41,7 @@ def register(name: str = NAME) -> None:
         ) from error
     check_version(
         "transformers", "transformers", __version__, TESTED,
-        "Without continuous batching, attn_implementation='warploom' serves every version from 5 on.",
+        "Without continuous batching, attn_implementation='warploom' serves others too.",
     )  # fmt: skip
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers import modeling_flash_attention_utils as loaded

@@ -16,7 +16,7 @@ _ELSE = "Serve this model with vLLM's own attention: take warploom out of VLLM_P
 
 
 class LayerAttention(AttentionImpl[StepMetadata]):
-    """Attention of one layer. vLLM makes it while it loads the model; it refuses what is missing."""
+    """Attention of one layer; vLLM makes it while a model loads, and it refuses what is missing."""
 
     def __init__(
         self,

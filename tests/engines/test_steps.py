@@ -1,4 +1,4 @@
-"""Steps of an engine become plans: page lists, and wrappers that share the work. Needs no engine."""
+"""Steps of an engine become plans: page lists, and wrappers that share the work. No engine."""
 
 from __future__ import annotations
 

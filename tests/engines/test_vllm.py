@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-engines")
 
@@ -157,6 +159,50 @@ def test_layers_that_no_kernel_serves_are_refused(options: dict[str, Any], name:
     layer = {"num_heads": 4, "head_size": 64, "scale": 0.125, **options}
     with pytest.raises(UnsupportedByEngine, match=name):
         LayerAttention(**layer)
+
+
+@pytest.mark.parametrize("kind", ["auto", "fp8", "fp8_e5m2"])
+@pytest.mark.parametrize("slopes", [None, [0.5, 0.25, 0.125, 0.0625]])
+def test_a_layer_reads_what_it_wrote(kind: str, slopes: list[float] | None) -> None:
+    """Scales of the cache and ALiBi, beside torch on the numbers that were stored."""
+    from warploom.engines.vllm.builder import StepMetadata
+    from warploom.engines.vllm.impl import LayerAttention
+    from warploom.engines.vllm.kinds import kinds_of
+    from warploom.engines.vllm.steps import Step
+
+    page, tokens, dtype = 16, 21, torch.bfloat16
+    impl = LayerAttention(4, 32, 0.2, 2, slopes, None, kind)
+    impl.process_weights_after_loading(dtype)
+    known = impl.described("layers.0", None)
+    kinds = kinds_of([known], page_size=page, dtype=dtype, device=torch.device("cpu"))
+    layer: Any = SimpleNamespace(layer_name="layers.0", _k_scale_float=0.5, _v_scale_float=0.25)
+    k_scale, v_scale = (1.0, 1.0) if kind == "auto" else (0.5, 0.25)
+    q, k, v = torch.randn(3, tokens, 4, 32).to(dtype)
+    k, v = k[:, :2].contiguous(), v[:, :2].contiguous()
+    stored = {"auto": dtype, "fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[kind]
+    cache = torch.zeros(5, 2, page, 64, dtype=dtype if kind == "auto" else torch.uint8)
+    pages = torch.tensor([[3, 1]], dtype=torch.int32)
+    place = torch.arange(tokens)
+    slots = pages[0, place // page].long() * page + place % page
+    padded = torch.cat((slots, torch.tensor([-1])))  # which writes nothing
+    more = torch.ones(1, 2, 32, dtype=dtype)
+    impl.do_kv_cache_update(layer, torch.cat((k, more)), torch.cat((v, more)), cache, padded)
+    lens = torch.tensor([tokens], dtype=torch.int32)
+    qo = torch.tensor([0, tokens], dtype=torch.int32)
+    step = Step(page, tokens, tokens, tokens, qo, lens, pages, qo.numpy(), lens.numpy())
+    out = torch.empty_like(q)
+    impl.forward(layer, q, k, v, cache, StepMetadata(step, kinds, tokens), out)
+
+    k, v = (
+        ((x.float() / scale).to(stored).float() * scale).repeat_interleave(2, 1)
+        for x, scale in ((k, k_scale), (v, v_scale))
+    )
+    logits = torch.einsum("qhd,khd->hqk", q.float(), k) * 0.2
+    if slopes is not None:
+        logits += torch.tensor(slopes)[:, None, None] * (place[None] - place[:, None])
+    logits.masked_fill_(place[None] > place[:, None], -torch.inf)
+    expected = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
 
 
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
