@@ -7,6 +7,8 @@ is `warploom_flash`; models loaded with it do all else as with `warploom`.
 
 from __future__ import annotations
 
+from typing import Any
+
 TESTED = ">=5.19,<5.24"
 NAME = "warploom_flash"
 
@@ -43,13 +45,17 @@ def register(name: str = NAME) -> None:
         "transformers", "transformers", __version__, TESTED,
         "Without continuous batching, attn_implementation='warploom' serves others too.",
     )  # fmt: skip
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers import modeling_flash_attention_utils as loaded
+    from transformers import (
+        AttentionInterface,
+        AttentionMaskInterface,
+        modeling_flash_attention_utils,
+    )
 
     from warploom.engines.transformers.continuous import attention_forward
     from warploom.engines.transformers.masks import make_mask_or_none
 
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, make_mask_or_none)
+    loaded: Any = modeling_flash_attention_utils
     loaded._loaded_implementation = name
     loaded._process_flash_kwargs_fn = dict

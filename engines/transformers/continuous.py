@@ -23,7 +23,7 @@ from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 
 def attention_forward(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -146,7 +146,7 @@ class _Attending:
             if planned.step is not step:
                 planned.wrapper.plan(_on_host(qo), _on_host(kv))
         planned.step = step
-        inputs = {} if call.sink is None else {"sink": call.sink}
+        inputs: dict[str, Any] = {} if call.sink is None else {"sink": call.sink}
         rows = planned.wrapper.planned.batch.q_rows if planned.wrapper.planned else len(call.query)
         out = torch.empty_like(call.query, memory_format=torch.contiguous_format)
         out[rows:].zero_()  # of rows that only fill the batch

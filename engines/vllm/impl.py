@@ -60,7 +60,8 @@ class LayerAttention(AttentionImpl[StepMetadata]):
         self._soft_cap = logits_soft_cap or None
         self._slopes = None if alibi_slopes is None else tuple(map(float, alibi_slopes))
         self.sinks = sinks
-        self._sink: torch.Tensor | None = None  # the same in float32
+        # the same and the slopes in float32, as kernels read them
+        self._given: dict[str, torch.Tensor] = {}
         stored = CACHE_TYPES[kv_cache_dtype]
         self._stored = None if stored is None else getattr(torch, stored)
 
@@ -82,7 +83,7 @@ class LayerAttention(AttentionImpl[StepMetadata]):
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Called again when weights are loaded again."""
-        self._sink = None if self.sinks is None else self.sinks.detach().float()
+        self._given = {} if self.sinks is None else {"sink": self.sinks.detach().float()}
 
     def do_kv_cache_update(
         self,
@@ -148,11 +149,13 @@ class LayerAttention(AttentionImpl[StepMetadata]):
         if attn_metadata is None:
             return output.zero_()
         kind = attn_metadata.kinds[layer.layer_name]
-        inputs: dict[str, Any] = {}
-        if "k_scale" in kind.names:
-            inputs = {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
-        if "sink" in kind.names and self._sink is not None:
-            inputs["sink"] = self._sink
+        if self._slopes is not None and "slopes" not in self._given:
+            self._given["slopes"] = torch.tensor(self._slopes, device=query.device)
+        inputs: dict[str, Any] = {
+            name: value for name, value in self._given.items() if name in kind.names
+        }
+        if self._stored is not None and self._stored.itemsize == 1:
+            inputs |= {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
         kind.run(attn_metadata.step, query, self._caches(kv_cache), output, inputs)
         return output
 

@@ -80,8 +80,11 @@ class Kind:
 
     def warm_up(self) -> None:
         """Build the kernels of all steps, so that none waits for a compiler."""
-        for wrapper in (self._mixed, *([] if self._bounds is None else [self._decode])):
-            wrapper.warm_up()
+        self._mixed.warm_up()
+        if self._bounds is not None:
+            self._decode.warm_up()
+        if self._finds_prefixes:
+            self._shared.warm_up()
 
     def plan(self, step: Step) -> None:
         """Plan a step on the current stream."""

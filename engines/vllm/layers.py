@@ -78,7 +78,7 @@ class Layer:
         if self.soft_cap:
             parts.append(SoftCap(self.soft_cap))
         if self.alibi_slopes is not None:
-            parts.append(Alibi(list(self.alibi_slopes)))
+            parts.append(Alibi("input"))
         parts.append(Causal())
         if self.window is not None:
             parts.append(SlidingWindow(self.window - 1))
