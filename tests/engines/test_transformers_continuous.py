@@ -45,12 +45,12 @@ def test_continuous_batches_answer_as_sdpa(name: str, shared: int) -> None:
     given = prompts((5, 40, 1, 90, 33, 60), shared)
     expected = batches(tiny(name), given, "eager" if name == "Gemma2" else "sdpa")
     before = wl.stats().plans
+    assert len({token for one in expected for token in one}) > 12  # six if each repeated its last
     assert batches(tiny(name), given, continuous.NAME) == expected
     assert wl.stats().plans > before
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation_serves_the_name(cache: str) -> None:
+def test_generation_serves_the_name() -> None:
     """As it serves `warploom`, of which tests/runtime/test_huggingface.py has more."""
     model, found = tiny("Gemma3"), []
     ids = torch.tensor(prompts((30, 30)))
@@ -58,18 +58,17 @@ def test_generation_serves_the_name(cache: str) -> None:
         model.set_attn_implementation(implementation)
         found.append(
             model.generate(
-                ids, attention_mask=torch.ones_like(ids), cache_implementation=cache,
+                ids, attention_mask=torch.ones_like(ids), cache_implementation="static",
                 disable_compile=True, **HOW,
             ).tolist()
         )  # fmt: skip
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", [continuous.NAME, "warploom"])
-def test_assisted_decoding_serves_either_name(name: str) -> None:
+def test_assisted_decoding_serves_the_name() -> None:
     model, draft, found = tiny("Llama"), tiny("Llama", num_hidden_layers=1), []
     ids = torch.tensor(prompts((30,)))
-    for implementation in ("sdpa", name):
+    for implementation in ("sdpa", continuous.NAME):
         for one in (model, draft):
             one.set_attn_implementation(implementation)
         found.append(

@@ -55,6 +55,9 @@ def tiny(name: str, **changes: Any) -> Any:
     for key, parameter in model.named_parameters():
         if key.endswith("sinks"):  # which transformers leaves as memory was
             torch.nn.init.normal_(parameter)
+    if options["tie_word_embeddings"]:  # else each token is answered by itself
+        with torch.no_grad():
+            model.get_input_embeddings().weight.mul_(0.1)
     return model
 
 
