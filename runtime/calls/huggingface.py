@@ -171,8 +171,8 @@ def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:
         ),
         "continuous batching": (
             kwargs.get("cache") is not None,
-            "its paged cache is not connected",
-            "Use AttentionWrapper with Paged, or attn_implementation='sdpa'.",
+            "its paged cache is served under another name",
+            "Call warploom.engines.transformers.register() and take 'warploom_flash'.",
         ),
     }
     for what, (is_wrong, reason, remedy) in wrong.items():

@@ -1,0 +1,61 @@
+"""transformers' continuous batching: paged caches and prefix sharing, attended by warploom.
+
+`warploom.register_huggingface` serves everything else: static and dynamic caches, `generate`,
+assisted decoding. Continuous batching takes only names that contain "flash", so that its name here
+is `warploom_flash`; models loaded with it do all else as with `warploom`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+TESTED = ">=5.19,<5.24"
+NAME = "warploom_flash"
+
+
+def register(name: str = NAME) -> None:
+    """Make `attn_implementation="warploom_flash"` known, for `generate_batch` and its manager.
+
+    It sets two private names of `transformers.modeling_flash_attention_utils`, by which
+    transformers remembers that the functions of a flash implementation are loaded: it would look
+    for a package of this name otherwise. Loading a model with another flash implementation makes
+    it forget; call this again before the next one with warploom.
+
+    Args:
+        name: another name to register under; it must contain "flash".
+
+    Raises:
+        ArgumentError: a name that continuous batching refuses.
+        MissingPackage: there is no transformers.
+        WrongEngineVersion: another transformers than was tested.
+    """
+    from warploom.engines.versions import check_version
+    from warploom.errors import ArgumentError, MissingPackage
+
+    if not isinstance(name, str) or "flash" not in name:
+        reason = f"is {name!r}; continuous batching takes names that contain 'flash' alone"
+        raise ArgumentError(name="name", reason=reason)
+    try:
+        from transformers import __version__
+    except ImportError as error:
+        raise MissingPackage(
+            what="continuous batching", package="transformers", requirement="warploom[transformers]"
+        ) from error
+    check_version(
+        "transformers", "transformers", __version__, TESTED,
+        "Without continuous batching, attn_implementation='warploom' serves others too.",
+    )  # fmt: skip
+    from transformers import (
+        AttentionInterface,
+        AttentionMaskInterface,
+        modeling_flash_attention_utils,
+    )
+
+    from warploom.engines.transformers.continuous import attention_forward
+    from warploom.engines.transformers.masks import make_mask_or_none
+
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, make_mask_or_none)
+    loaded: Any = modeling_flash_attention_utils
+    loaded._loaded_implementation = name
+    loaded._process_flash_kwargs_fn = dict

@@ -1,0 +1,216 @@
+"""What transformers calls for each layer of a step of continuous batching."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from warploom.dsl.library.attention_sink import AttentionSink
+from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.types.formats import KVFormat, Paged, Ragged
+from warploom.dsl.variants.variant import Variant
+from warploom.engine_errors import UnsupportedByEngine
+from warploom.engines.transformers.masks import MaskOnDemand
+from warploom.runtime.calls import huggingface
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
+
+
+def attention_forward(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | MaskOnDemand | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Write the new tokens of a step to the paged cache, and attend to it.
+
+    Args:
+        module: the layer.
+        query: [1, q_heads, rows, head_dim], the rows of all requests.
+        key, value: [1, kv_heads, rows, head_dim].
+        attention_mask: what `make_mask_or_none` returned; without effect in continuous batching.
+        dropout: must be 0.
+        scaling: factor of q.k; 1/sqrt(head_dim) by default.
+        sliding_window: keys that a query sees, its own included.
+        softcap: bound of the logits.
+        s_aux: [q_heads] learned sink logits.
+        cache: the `PagedAttentionCache`; without one this is `attn_implementation="warploom"`.
+        **kwargs: lengths and indices of the step, from transformers.
+
+    Returns:
+        [1, rows, q_heads, head_dim], and None for the weights.
+
+    Raises:
+        UnsupportedByEngine: dropout, a mask beside the paged cache, or the decode fast path.
+    """
+    if isinstance(attention_mask, MaskOnDemand):
+        attention_mask = attention_mask.mask if cache is None else None
+    if cache is None:
+        return huggingface.attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
+            sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, **kwargs,
+        )  # fmt: skip
+    _refuse(dropout, attention_mask, kwargs)
+    if value.shape[3] % 8 or query.shape[3] % 8:
+        raise _unsupported(f"heads of {query.shape[3]} lanes", "kernels take multiples of 8")
+    call = _Call(
+        query[0].transpose(0, 1),
+        query.shape[3] ** -0.5 if scaling is None else scaling,
+        sliding_window,
+        softcap,
+        None if s_aux is None else s_aux.float(),
+    )
+    out = _of_cache(cache).attend(module.layer_idx, call, key, value, cache, kwargs)
+    return out.unsqueeze(0), None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Queries of a layer [rows, q_heads, head_dim], and what it computes."""
+
+    query: torch.Tensor
+    scaling: float
+    window: int | None
+    cap: float | None
+    sink: torch.Tensor | None
+
+    @property
+    def variant(self) -> Variant:
+        made: Variant = Causal()
+        if self.cap is not None:
+            made = SoftCap(self.cap) & made
+        if self.window is not None:
+            made = made & SlidingWindow(self.window - 1)
+        return made if self.sink is None else made & AttentionSink()
+
+
+@dataclass
+class _Planned:
+    """A wrapper, and the step that it was planned for last."""
+
+    wrapper: AttentionWrapper
+    step: object = None
+
+
+@dataclass
+class _Attending:
+    """The wrappers of one cache: one for each kind of layer and storage, planned once a step."""
+
+    made: dict[Hashable, _Planned] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        call: _Call,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: Any,
+        kwargs: dict[str, Any],
+    ) -> torch.Tensor:
+        """Layers that keep all tokens read pages where they lie; others what the cache returns.
+
+        A cache for sliding windows is a ring, whose oldest tokens the new ones overwrite. Its
+        keys are put in order by transformers, and so are those of steps that read nothing old.
+        """
+        allocator = cache.layer_to_allocator[layer]
+        step = kwargs["read_index"]  # a new list in each step, the same in all of its layers
+        read = step[allocator.index]
+        qo, kv = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type]
+        if allocator.layer_type == "full_attention" and len(read):
+            page = allocator.tokens_per_page
+            k, v = allocator.get_cache_for_block_table(layer)
+            write = kwargs["write_index"][allocator.index]
+            place = write // page, write % page
+            k[place], v[place] = (x[0].transpose(0, 1) for x in (key, value))
+            planned = self._wrapper(call, Paged(page), k.shape[2])
+            if planned.step is not step:
+                planned.wrapper.plan(_on_host(qo), *_pages(_on_host(kv), read, page))
+        else:
+            key, value = cache.update(key, value, layer, dict(kwargs))
+            k, v = (x[0].transpose(0, 1) for x in (key, value))
+            planned = self._wrapper(call, Ragged(), k.shape[1])
+            if planned.step is not step:
+                planned.wrapper.plan(_on_host(qo), _on_host(kv))
+        planned.step = step
+        inputs: dict[str, Any] = {} if call.sink is None else {"sink": call.sink}
+        rows = planned.wrapper.planned.batch.q_rows if planned.wrapper.planned else len(call.query)
+        out = torch.empty_like(call.query, memory_format=torch.contiguous_format)
+        out[rows:].zero_()  # of rows that only fill the batch
+        planned.wrapper.run(call.query[:rows], (k, v), out=out[:rows], **inputs)
+        return out
+
+    def _wrapper(self, call: _Call, stored: KVFormat, kv_heads: int) -> _Planned:
+        _, q_heads, head_dim = call.query.shape
+        key = (stored, q_heads, kv_heads, head_dim, call.scaling, call.window, call.cap,
+               call.sink is not None)  # fmt: skip
+        if key not in self.made:
+            wrapper = AttentionWrapper(
+                call.variant, kv_format=stored, num_q_heads=q_heads, num_kv_heads=kv_heads,
+                head_dim=head_dim, sm_scale=call.scaling, dtype=call.query.dtype,
+                device=call.query.device,
+            )  # fmt: skip
+            self.made[key] = _Planned(wrapper)
+        return self.made[key]
+
+
+_ATTENDING: WeakKeyDictionary[Any, _Attending] = WeakKeyDictionary()
+
+
+def _of_cache(cache: Any) -> _Attending:
+    found = _ATTENDING.get(cache)
+    if found is None:
+        found = _ATTENDING[cache] = _Attending()
+    return found
+
+
+def _on_host(indptr: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Waits for the device, once for each plan."""
+    return indptr.cpu().numpy().astype(np.int32)
+
+
+def _pages(
+    indptr: np.ndarray[Any, Any], read: torch.Tensor, page: int
+) -> tuple[np.ndarray[Any, Any], torch.Tensor, np.ndarray[Any, Any]]:
+    """kv_indptr, kv_indices and last_page_len of requests.
+
+    Args:
+        indptr: [requests + 1], in tokens.
+        read: places of all tokens in the cache, in which those of a page follow each other.
+        page: tokens in a page.
+    """
+    lens = np.diff(indptr)
+    used = -(-lens // page)
+    pages = np.zeros(len(indptr), np.int32)
+    np.cumsum(used, out=pages[1:])
+    first = np.repeat(indptr[:-1] - page * pages[:-1], used) + page * np.arange(pages[-1])
+    places = read[torch.from_numpy(first).to(read.device)] // page
+    return pages, places.int(), (lens - 1) % page + 1
+
+
+def _refuse(dropout: float, mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+    if dropout != 0.0:
+        raise _unsupported("dropout", "it serves inference")
+    if mask is not None:
+        raise _unsupported("a mask of the caller's", "requests see what their model says")
+    if kwargs.get("block_table") is not None:
+        raise _unsupported("the decode fast path", "it is not connected")
+
+
+def _unsupported(what: str, reason: str) -> UnsupportedByEngine:
+    remedy = "Load the model with attn_implementation='sdpa'."
+    engine = "transformers' continuous batching"
+    return UnsupportedByEngine(what=what, engine=engine, reason=reason, remedy=remedy)

@@ -1,0 +1,51 @@
+"""Masks of sequences that lie one behind the other, made only for layers that read them.
+
+transformers takes a step of continuous batching for such a pack, and would make [rows, rows] of it.
+The layers know better: they are told where requests begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from types import FunctionType
+from typing import Any
+
+import torch
+from transformers import masking_utils
+
+from warploom.runtime.calls.huggingface_masks import make_mask
+
+_transformers: Any = masking_utils
+_PACKED = _transformers.packed_sequence_mask_function(torch.zeros(1, 1)).__code__
+
+
+class MaskOnDemand:
+    """A mask in the form of what it is made of."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._arguments = arguments
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        """As `make_mask` returns it."""
+        return make_mask(**self._arguments)
+
+
+def make_mask_or_none(**arguments: Any) -> torch.Tensor | MaskOnDemand | None:
+    """`make_mask`, later for packed sequences; takes what that takes, by name."""
+    function = arguments.get("mask_function")
+    if arguments.get("attention_mask") is None and _is_packed(function):
+        return MaskOnDemand(arguments)
+    return make_mask(**arguments)
+
+
+def _is_packed(function: Callable[..., Any] | None) -> bool:
+    """True if the function, or one that it is joined of, tells packed sequences apart."""
+    if not isinstance(function, FunctionType):
+        return False
+    if function.__code__ is _PACKED:
+        return True
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    parts = [part for one in held for part in (one if isinstance(one, tuple) else (one,))]
+    return any(_is_packed(part) for part in parts)

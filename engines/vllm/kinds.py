@@ -1,0 +1,164 @@
+"""Layers of a KV-cache group that one plan serves, and the wrappers that plan for them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+
+from warploom.dsl.types.formats import Composed, Paged
+from warploom.dsl.variants.variant import Variant
+from warploom.engines.vllm.layers import Layer, scaled
+from warploom.engines.vllm.steps import Step
+from warploom.engines.vllm.variants import chosen
+from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
+from warploom.scheduler.bounds import Bounds
+
+
+class Kind:
+    """One variant with its heads and scale, over one group's pages.
+
+    Three wrappers share the work. `decode` has declared bounds: on a GPU a kernel plans for it,
+    always for the same grid and addresses, so that vLLM's full CUDA graphs hold its runs and each
+    step plans before it replays one. `mixed` takes every other step, planned by the host.
+    `shared` takes those in which requests begin with the same pages, as a prefix cache lets them.
+
+    Attributes:
+        names: fields that runs give values for, layer by layer.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        variant: Variant,
+        *,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        decode: Bounds | None = None,
+    ) -> None:
+        """Declare.
+
+        Args:
+            layer: one of them.
+            variant: what they compute, but for the scales of the cache.
+            page_size: tokens in a page.
+            dtype: of queries.
+            device: of all tensors.
+            decode: the largest batch of decodes that a CUDA graph may hold; None without graphs.
+
+        Raises:
+            UnsupportedSpec, BadHeadDim, ArgumentError: no kernel serves such layers.
+        """
+        self._declared: dict[str, Any] = {
+            "variant": scaled(layer, variant),
+            "num_q_heads": layer.num_q_heads,
+            "num_kv_heads": layer.num_kv_heads,
+            "head_dim": layer.head_dim,
+            "sm_scale": layer.sm_scale,
+            "dtype": dtype,
+            "kv_dtype": layer.kv_dtype,
+            "device": device,
+        }
+        paged = Paged(page_size, layout="HND")
+        self._mixed = AttentionWrapper(kv_format=paged, **self._declared)
+        self._bounds = decode
+        if decode is not None:
+            self._decode = AttentionWrapper(
+                kv_format=paged, bounds=decode, cuda_graph=True, **self._declared
+            )
+        # pages that a window has left behind are all listed as page 0, which is no prefix
+        self._finds_prefixes = device.type == "cpu" and layer.window is None
+        if self._finds_prefixes:
+            shared = Composed(page_size, layout="HND")
+            self._shared = AttentionWrapper(kv_format=shared, **self._declared)
+        self._last: tuple[Step, AttentionWrapper] | None = None
+        self.names = frozenset(self._mixed.spec.variant.input_names)
+
+    def warm_up(self) -> None:
+        """Build the kernels of all steps, so that none waits for a compiler."""
+        self._mixed.warm_up()
+        if self._bounds is not None:
+            self._decode.warm_up()
+        if self._finds_prefixes:
+            self._shared.warm_up()
+
+    def plan(self, step: Step) -> None:
+        """Plan a step on the current stream."""
+        self._last = None  # in case that it is refused
+        wrapper = self._wrapper(step)
+        if self._bounds is not None and wrapper is self._decode:
+            wrapper.plan(*step.on_device, q_rows=step.rows)
+        else:
+            wrapper.plan(*step.on_host)
+        self._last = step, wrapper
+
+    def run(
+        self,
+        step: Step,
+        q: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+        inputs: dict[str, Any],
+    ) -> None:
+        """Attention of one layer.
+
+        Args:
+            step: the batch; planned now, if another one was planned since.
+            q: [rows or more, num_q_heads, head_dim]; rows past those of the step are left alone.
+            kv: keys and values [pages, num_kv_heads, page_size, head_dim].
+            out: as q.
+            inputs: values of the fields in `names`.
+        """
+        if self._last is None or self._last[0] is not step:
+            self.plan(step)
+        assert self._last is not None
+        wrapper = self._last[1]
+        in_graph = self._bounds is not None and wrapper is self._decode
+        rows = step.rows if in_graph else int(step.host_qo[-1])
+        wrapper.run(q[:rows], kv, out=out[:rows], **inputs)
+
+    def _wrapper(self, step: Step) -> AttentionWrapper:
+        bounds = self._bounds
+        if bounds is not None and step.requests <= bounds.max_requests:
+            each = bounds.max_q_rows // bounds.max_requests
+            if step.longest_q <= each and step.rows <= bounds.max_q_rows:
+                return self._decode
+        return self._shared if self._finds_prefixes and step.shares_pages else self._mixed
+
+
+def kinds_of(layers: list[Layer], **declared: Any) -> dict[str, Kind]:
+    """A `Kind` for each layer, by name; layers that are alike have the same one.
+
+    Args:
+        layers: of a KV-cache group.
+        **declared: see `Kind`.
+
+    Raises:
+        as `Kind` and `chosen`.
+    """
+    made: dict[Hashable, Kind] = {}
+    found: dict[str, Kind] = {}
+    for layer in layers:
+        variant = chosen(layer)
+        key = (_likeness(variant), layer.num_q_heads, layer.num_kv_heads, layer.head_dim,
+               layer.sm_scale, layer.cache_dtype, layer.window)  # fmt: skip
+        if key not in made:
+            made[key] = Kind(layer, variant, **declared)
+        found[layer.name] = made[key]
+    return found
+
+
+def _likeness(variant: Variant) -> Hashable:
+    """Equal for variants that make the same kernel and have the same values bound to them."""
+    values = ((name, _value_key(value)) for name, value in sorted(variant.inputs().items()))
+    return traced_once(variant)[0], type(variant), tuple(values)
+
+
+def _value_key(value: object) -> Hashable:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return value if isinstance(value, (bool, int, float)) else id(value)

@@ -1,0 +1,97 @@
+"""One step of an engine: the lengths of its requests, and the pages that they list.
+
+An engine keeps a row of pages for each request, [requests, most pages]; plans take one list. On a
+GPU the rows lie on the device, and so does the list that is made of them: nothing waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int32s = npt.NDArray[np.int32]
+
+
+class Lists(NamedTuple):
+    """Arguments of `AttentionWrapper.plan` for a paged cache, in their order."""
+
+    qo_indptr: Any
+    kv_indptr: Any
+    kv_indices: Any
+    last_page_len: Any
+
+
+@dataclass(eq=False)
+class Step:
+    """A batch that all layers of a KV-cache group attend with.
+
+    Attributes:
+        page_size: tokens in a page.
+        rows: query rows, padding included.
+        longest_q: query rows of the longest request.
+        longest_kv: keys of the longest request, or more.
+        qo_indptr: int32 [requests + 1], on the device.
+        kv_lens: int32 [requests], on the device; 0 for requests that only fill the batch.
+        pages: int32 [requests, most pages], on the device.
+        host_qo: `qo_indptr` on the host.
+        host_kv: `kv_lens` on the host; None if only the device knows them.
+    """
+
+    page_size: int
+    rows: int
+    longest_q: int
+    longest_kv: int
+    qo_indptr: torch.Tensor
+    kv_lens: torch.Tensor
+    pages: torch.Tensor
+    host_qo: Int32s
+    host_kv: Int32s | None
+
+    @property
+    def requests(self) -> int:
+        return len(self.host_qo) - 1
+
+    @cached_property
+    def on_device(self) -> Lists:
+        """For plans that a device makes."""
+        used = (self.kv_lens + (self.page_size - 1)) // self.page_size
+        indptr = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
+        last = (self.kv_lens - 1) % self.page_size + 1
+        return Lists(self.qo_indptr, indptr, self._listed(used, indptr), last)
+
+    @cached_property
+    def on_host(self) -> Lists:
+        """For plans that the host makes; page numbers stay where they are."""
+        lens = self.kv_lens.cpu().numpy() if self.host_kv is None else self.host_kv
+        used = (lens + (self.page_size - 1)) // self.page_size
+        indptr = np.zeros(len(used) + 1, np.int32)
+        np.cumsum(used, out=indptr[1:])
+        last = (lens - 1) % self.page_size + 1
+        if self.pages.is_cpu:
+            listed: Any = self.pages.numpy()[np.arange(self.pages.shape[1]) < used[:, None]]
+        else:
+            listed = self.on_device.kv_indices
+        return Lists(self.host_qo, indptr, listed, last)
+
+    @cached_property
+    def shares_pages(self) -> bool:
+        """True if the host can see that two requests begin with the same full page."""
+        if self.host_kv is None or not self.pages.is_cpu:
+            return False
+        first = self.pages.numpy()[self.host_kv >= self.page_size, 0]
+        return len(np.unique(first)) < len(first)
+
+    def _listed(self, used: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
+        """Pages in use, one request after another; entries behind them mean nothing."""
+        columns = min(self.pages.shape[1], -(-self.longest_kv // self.page_size))
+        pages = self.pages[:, :columns]
+        column = torch.arange(columns, dtype=torch.int32, device=pages.device)
+        end = pages.numel()  # where those go that are not in use
+        place = torch.where(column < used[:, None], indptr[:-1, None] + column, end)
+        listed = torch.empty(end + 1, dtype=torch.int32, device=pages.device)
+        return listed.scatter_(0, place.flatten().long(), pages.flatten())

@@ -1,0 +1,112 @@
+"""Continuous batching answers with sdpa's tokens when warploom attends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs transformers: make test-engines")
+
+from support.tiny_models import prompts, tiny
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+import warploom as wl
+from warploom.engine_errors import WrongEngineVersion
+from warploom.engines import transformers as continuous
+from warploom.errors import ArgumentError
+
+HOW = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    wl.register_huggingface()
+    continuous.register()
+
+
+def batches(model: Any, given: list[list[int]], implementation: str) -> list[list[int]]:
+    model.set_attn_implementation(implementation)
+    # four requests and 64 tokens in a step: prompts go in pieces, beside requests that decode
+    small = ContinuousBatchingConfig(page_size=16, num_blocks=64, max_batch_tokens=64)
+    found = model.generate_batch(
+        inputs=given,
+        generation_config=GenerationConfig(**HOW),
+        continuous_batching_config=small,
+        progress_bar=False,
+    )
+    return [one.generated_tokens for one in sorted(found.values(), key=lambda x: x.request_id)]
+
+
+def alone(model: Any, given: list[list[int]]) -> list[list[int]]:
+    """Each prompt by itself, with eager attention."""
+    model.set_attn_implementation("eager")
+    asked = (torch.tensor([one]) for one in given)
+    found = (model.generate(ids, attention_mask=torch.ones_like(ids), **HOW) for ids in asked)
+    return [ids[0, len(one) :].tolist() for ids, one in zip(found, given, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "shared"), [("Llama", 48), ("Gemma2", 0), ("Gemma3", 0)])
+def test_continuous_batches_answer_as_sdpa(name: str, shared: int) -> None:
+    """Prompts share pages with those that came before. Soft-caps are eager `generate`'s alone."""
+    given = prompts((5, 40, 1, 90, 33, 60), shared)
+    expected = alone(tiny(name), given) if name == "Gemma2" else batches(tiny(name), given, "sdpa")
+    before = wl.stats().plans
+    assert len({token for one in expected for token in one}) > 12  # six if each repeated its last
+    assert batches(tiny(name), given, continuous.NAME) == expected
+    assert wl.stats().plans > before
+
+
+def test_generation_serves_the_name() -> None:
+    """As it serves `warploom`, of which tests/runtime/test_huggingface.py has more."""
+    model, found = tiny("Gemma3"), []
+    ids = torch.tensor(prompts((30, 30)))
+    for implementation in ("sdpa", continuous.NAME):
+        model.set_attn_implementation(implementation)
+        found.append(
+            model.generate(
+                ids, attention_mask=torch.ones_like(ids), cache_implementation="static",
+                disable_compile=True, **HOW,
+            ).tolist()
+        )  # fmt: skip
+    assert found[0] == found[1]
+
+
+def test_assisted_decoding_serves_the_name() -> None:
+    model, draft, found = tiny("Llama"), tiny("Llama", num_hidden_layers=1), []
+    ids = torch.tensor(prompts((30,)))
+    for implementation in ("sdpa", continuous.NAME):
+        for one in (model, draft):
+            one.set_attn_implementation(implementation)
+        found.append(
+            model.generate(
+                ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **HOW
+            ).tolist()
+        )
+    assert found[0] == found[1]
+
+
+def test_packed_sequences_do_not_see_each_other() -> None:
+    """The mask that continuous batching needs not is made where a plain forward reads it."""
+    model, found = tiny("Gemma3"), []
+    ids = torch.tensor([prompts((50,))[0]])
+    places = torch.cat((torch.arange(32), torch.arange(18)))[None]
+    for implementation in ("sdpa", continuous.NAME):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            found.append(model(ids, position_ids=places, use_cache=False).logits)
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+
+
+def test_continuous_batching_itself_refuses_names_without_flash() -> None:
+    with pytest.raises(ValueError, match="warploom is not supported for continuous batching"):
+        batches(tiny("Llama"), prompts((5,)), "warploom")
+    with pytest.raises(ArgumentError, match="contain 'flash'"):
+        continuous.register("warploom")
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.__version__", "5.30.0")
+    with pytest.raises(WrongEngineVersion, match=r"transformers 5\.30\.0 is installed"):
+        continuous.register()

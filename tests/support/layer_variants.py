@@ -1,0 +1,18 @@
+"""Functions that choose variants of vLLM's layers, where `VLLM_WARPLOOM_VARIANT` finds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import warploom as wl
+
+
+def soft_capped(layer: Any) -> wl.Variant:
+    """A tighter soft-cap than the model's, over the mask that each kind of layer has."""
+    assert layer.index is not None and layer.model.model_type == "gemma2"
+    capped = wl.SoftCap(2.0) & wl.Causal()
+    return capped if layer.window is None else capped & wl.SlidingWindow(layer.window - 1)
+
+
+def no_variant(layer: Any) -> Any:
+    return layer.name

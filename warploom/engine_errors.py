@@ -1,0 +1,22 @@
+"""Errors of the back ends for serving engines; the others are in `warploom.errors`."""
+
+from __future__ import annotations
+
+from warploom.errors import ArgumentError, UnsupportedSpec, WarploomError
+
+
+class WrongEngineVersion(WarploomError):
+    message = (
+        "{engine} {got} is installed; warploom's back end was tested with {engine} {tested}, and "
+        "does not serve others. Install one of these with: pip install '{requirement}'. {without}"
+    )
+
+
+class UnsupportedByEngine(UnsupportedSpec):
+    """A model, or an option of the engine, that a back end does not serve; told while it loads."""
+
+    message = "warploom does not serve {what} in {engine}: {reason}. {remedy}"
+
+
+class BadVariantChoice(ArgumentError):
+    message = "{spec!r} chooses no variants: {reason}. Expected {expected}."
