@@ -81,6 +81,24 @@ ROOMS = (
             ("tensors", "of any framework"),
         ),
     ),
+    Room(
+        "serving",
+        "around the kernels",
+        210,
+        (),
+        (
+            ("distributed", "keys on several ranks"),
+            ("prefetch", "into L2, beside collectives"),
+            ("virtual_memory", "caches that grow in place"),
+        ),
+    ),
+    Room(
+        "engines",
+        "back ends of others",
+        180,
+        (),
+        (("vllm", "a plug-in"), ("transformers", "continuous batching")),
+    ),
 )
 SIDE = BOX + INNER * max(len(room.rooms) for room in ROOMS) + 6
 
