@@ -82,10 +82,10 @@ def later_format(seed: int, kv_format: list[Any]) -> list[Any]:
 
 
 def later_tile(seed: int, facts: dict[str, Any]) -> list[Any] | None:
-    """The tile, or two for two roles, which the CPU alone takes; from numbers of its own, too."""
+    """The tile, or two for two roles; from numbers of its own, too."""
     random = Random(f"newer tile {seed}")
     refused = facts["format"][0] in ("dense", "composed") or "batch_invariant" in facts["options"]
-    if facts["device"] != "cpu" or refused or random.random() < 0.75:
+    if refused or random.random() < 0.75:
         found: list[Any] | None = facts["tile"]
         return found
     return ["roles", random.randrange(24)]

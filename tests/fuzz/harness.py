@@ -1,6 +1,8 @@
 """Runs one spec: builds its batches, asks warploom and the reference, and compares."""
 
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from fuzz.eager import flex_functor
 from fuzz.outputs import as_doubles, blank, should_hold, sizes_of_roles, wrong_records
 from fuzz.reference import language, noise, num
 from warploom.codegen.attention.choice import every_tile
-from warploom.codegen.attention.templates import SINGLE_ROW
+from warploom.codegen.attention.templates import SINGLE_ROW, template_of
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.declaring.declare import make_spec
 from warploom.runtime.devices.device import cuda_facts
@@ -101,13 +103,28 @@ def chosen_tile(spec, variant, arch=None):
     if spec["tile"] is None:
         return None
     template, number = spec["tile"]
-    if template == "roles":
+    if template == "roles" and spec["device"] == "cpu":
         return ROLES[number % len(ROLES)]
     of = declared_spec(spec, variant)
+    if template == "roles":
+        tiles = roles_on_gpu(of, arch or cuda_facts(torch.cuda.current_device()).arch)
+        return tiles[number % len(tiles)] if tiles else None
     tiles = [] if SINGLE_ROW.obstacle(of) else [SINGLE_ROW.tile(of)]
     tiles += every_tile(of, arch or cuda_facts(torch.cuda.current_device()).arch)
     tiles = [tile for tile in tiles if template in ("any", tile.template)]
     return tiles[number % len(tiles)] if tiles else None
+
+
+def roles_on_gpu(of, arch):
+    """Every tile that fits with one for decodes, in an order that mixes them."""
+    found = []
+    for tile, warps in itertools.product(every_tile(of, arch), (1, 2, 3, 4, 5, 7, 10)):
+        both = replace(tile, decode=wl.TileConfig(16, 32 * warps, warps, 2))
+        template = template_of(tile)
+        can = template.takes_roles and template.obstacle(of, both) is None
+        if can and template.launch(of, both, arch).shared_bytes <= arch.shared_per_cta:
+            found.append(both)
+    return found[::3] + found[1::3] + found[2::3]
 
 
 def asked(spec):
