@@ -265,9 +265,13 @@ def test_tiles_for_a_device_are_those_that_fit() -> None:
         if spec["tile"] is None or spec["front"] == "flex":
             continue
         tile = harness.chosen_tile(spec, variant_of(spec), arch)
-        assert tile is None or spec["tile"][0] in ("any", tile.template)
-        found.add(None if tile is None else (tile.template, tile.rows))
-    assert {("portable", 1), ("portable", 16), ("portable", 64), ("hopper", 128)} <= found
+        wants_roles = spec["tile"][0] == "roles"
+        assert tile is None or spec["tile"][0] in ("any", "roles", tile.template)
+        assert tile is None or wants_roles == bool(tile.of_roles)
+        found.add(None if tile is None else (tile.template, tile.rows, wants_roles))
+    tiles = {("portable", 1), ("portable", 16), ("portable", 64), ("hopper", 128)}
+    roles = {("portable", 64, True), ("portable", 128, True), ("hopper", 128, True)}
+    assert {*((*tile, False) for tile in tiles), *roles} <= found
 
 
 def test_what_is_drawn_for_a_device_can_be_declared() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from math import prod
 from random import Random
@@ -169,7 +170,9 @@ def draw(seed: int, device: str = "cpu") -> Case:
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
     case = Case(seed, hooks, tuple(fields), tuple(shipped), facts)
-    small = [batch for batch in facts["batches"] if _largest(case, batch) <= MOST_ELEMENTS]
+    small = [batch for batch in facts["batches"] if _largest(case, [batch]) <= MOST_ELEMENTS]
+    while facts["bounds"] and _largest(case, small) > MOST_ELEMENTS:
+        small.pop()
     facts["batches"] = small or [[[1, 1]]]
     if device != "cpu" and case.transforms_keys and facts["format"][0] != "dense":
         ways = (
@@ -179,11 +182,13 @@ def draw(seed: int, device: str = "cpu") -> Case:
     return case
 
 
-def _largest(case: Case, lengths: list[list[int]]) -> int:
-    """Elements of the largest input or output for a batch."""
-    rows, keys = [q for q, _ in lengths] or [0], max([1, *(k for _, k in lengths)])
-    sizes = {"batch": len(lengths), "q_row": sum(rows), "q_idx": max(rows), "q_pos": keys,
-             "kv_pos": keys, "q_head": case.facts["heads"][0]}  # fmt: skip
+def _largest(case: Case, batches: list[list[list[int]]]) -> int:
+    """Elements of the largest input or output for a batch, or for any of several with bounds."""
+    sizes: Counter[str] = Counter({"q_head": case.facts["heads"][0]})
+    for lengths in batches:
+        rows, keys = [q for q, _ in lengths] or [0], max([1, *(k for _, k in lengths)])
+        q_idx = sum(rows) if case.facts["bounds"] else max(rows)
+        sizes |= Counter(batch=len(lengths), q_row=sum(rows), q_idx=q_idx, q_pos=keys, kv_pos=keys)
     roles = [x.roles or () for x in (*case.used(), *case.outputs())]
     return max((prod(sizes.get(role or "", 64) for role in each) for each in roles), default=0)
 
