@@ -109,7 +109,7 @@ class Batch:
         return counts
 
     def key_counts(self, block: int) -> npt.NDArray[np.int64]:
-        """Keys of each segment; where they come in blocks of that size, perhaps of whole blocks."""
+        """Keys of each segment; `block` is 0, or the size of the blocks that they come in."""
         return self.segments["kv_count"].astype(np.int64)
 
     @property
@@ -146,8 +146,12 @@ class Measured(Batch):
         return ends[1:] - ends[:-1]
 
     def key_counts(self, block: int) -> npt.NDArray[np.int64]:
-        ends = np.asarray(self.lengths.kept[1]).astype(np.int64)
-        return (ends[1:] - ends[:-1]) * max(1, block)
+        _, ends, last_page_len, *_ = (*self.lengths.kept, None)
+        counts = np.diff(np.asarray(ends).astype(np.int64))
+        if not block:
+            return counts
+        last = block if last_page_len is None else np.asarray(last_page_len).astype(np.int64)
+        return np.where(counts > 0, (counts - 1) * block + last, 0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

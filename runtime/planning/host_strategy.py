@@ -39,6 +39,7 @@ class HostStrategy:
         self._places = places
         self._planner: HostPlanner | None = None
         self._of_roles: HostPlanner | None = None  # of mixed batches, where others have one role
+        self._may_mix = True
         rules = places.rules
         stored = format_of(rules.spec.kv_format)
         self._may_be = stored.native_storage is not None and rules.options.may_plan_natively
@@ -46,20 +47,28 @@ class HostStrategy:
     def _found(self) -> HostPlanner | None:
         """Its planner, made when first needed; None where there is no compiler."""
         if self._planner is None and self._may_be:
-            spec, heads = self._places.rules.spec, self._places.rules.heads
-            try:
-                has_roles = self._places.rules.options.has_roles
-                self._planner = HostPlanner(
-                    spec.variant, spec.kv_format, heads.group_size, has_roles
-                )
-            except (WarploomError, OSError) as error:
-                log.info("no native planner, so NumPy plans: %s", error)
-                self._may_be = False
+            self._planner = self._made(self._places.rules.options.has_roles)
+            self._may_be = self._planner is not None
         return self._planner
+
+    def _found_of_roles(self) -> HostPlanner | None:
+        """Likewise, for mixed batches."""
+        if self._of_roles is None and self._may_mix:
+            self._of_roles = self._made(has_roles=True)
+            self._may_mix = self._of_roles is not None
+        return self._of_roles
+
+    def _made(self, has_roles: bool) -> HostPlanner | None:
+        spec, group = self._places.rules.spec, self._places.rules.heads.group_size
+        try:
+            return HostPlanner(spec.variant, spec.kv_format, group, has_roles)
+        except (WarploomError, OSError) as error:
+            log.info("no native planner, so NumPy plans: %s", error)
+            return None
 
     def prepare(self) -> None:
         if self._found() is not None and self._places.rules.of_mixes is not None:
-            self._planner_of_roles()
+            self._found_of_roles()
 
     def read(self, given: Arguments) -> Measured | None:
         planner = self._planner or self._found()
@@ -72,7 +81,8 @@ class HostStrategy:
             isinstance(batch, Measured)
             and self._planner is not None
             and self._planner.knows(inputs)
-            and self._places.of(batch) is not None
+            and (place := self._places.of(batch)) is not None
+            and (not self._is_of_mixes(place) or self._found_of_roles() is not None)
         )
 
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
@@ -93,19 +103,17 @@ class HostStrategy:
 
     def _planner_of(self, place: Place, batch: Measured) -> HostPlanner:
         """The planner for a place: that which measured the batch, or that of two roles."""
-        rules = self._places.rules
-        assert self._planner is not None
-        if not place.kernel.tile.of_roles or rules.options.has_roles:
-            return self._planner
-        planner = self._planner_of_roles()
-        planner.take(batch, rules.options.bounds)
+        planner = self._planner
+        if self._is_of_mixes(place):
+            planner = self._of_roles
+            assert planner is not None  # else it was not taken
+            planner.take(batch, self._places.rules.options.bounds)
+        assert planner is not None
         return planner
 
-    def _planner_of_roles(self) -> HostPlanner:
-        if self._of_roles is None:
-            spec, group = self._places.rules.spec, self._places.rules.heads.group_size
-            self._of_roles = HostPlanner(spec.variant, spec.kv_format, group, has_roles=True)
-        return self._of_roles
+    def _is_of_mixes(self, place: Place) -> bool:
+        """Whether a place has two roles where other batches have one."""
+        return bool(place.kernel.tile.of_roles) and not self._places.rules.options.has_roles
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         self._places.verify(planned, inputs)

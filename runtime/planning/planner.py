@@ -63,6 +63,7 @@ class Planner:
         device: torch.device,
     ) -> None:
         self.rules = rules = rules_of(spec, kernels, heads, options, device)
+        rules.may_mix = not workspace.is_given  # two roles want more of it than one tile
         self.verifies = verify_plans()
         self._kernels, self._device = kernels, device
         self._memory = memory = PlanMemory(workspace, params, rules, device)

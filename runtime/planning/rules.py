@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -79,7 +80,10 @@ class Rules:
         spec, heads, options, device: the wrapper's. A declaration has no device.
         sizes: layout and workspace of plans of any batch within given bounds, for a tile and a
             number of CTAs, cut into given pieces.
+        may_mix: whether batches may get two roles by themselves.
     """
+
+    may_mix = True
 
     def __init__(
         self,
@@ -95,6 +99,8 @@ class Rules:
         self._batched = format_of(spec.kv_format).batched
         self._chosen = lru_cache(_KEPT)(kernels.choose)
         self.sizes = lru_cache(_KEPT)(self._sizes)
+        # Of batches that were asked about: arrays of lengths may be the caller's, and change.
+        self._mixed: WeakKeyDictionary[Batch, bool] = WeakKeyDictionary()
 
     # Tiles
 
@@ -121,8 +127,11 @@ class Rules:
     def choice(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that for a batch."""
         mixed = self.of_mixes
-        if mixed is not None and self._mixes(batch, mixed):
-            return mixed
+        if mixed is not None:
+            if batch not in self._mixed:
+                self._mixed[batch] = self._mixes(batch, mixed)
+            if self._mixed[batch]:
+                return mixed
         return self.fixed or self._choose(batch)
 
     @cached_property
@@ -131,13 +140,18 @@ class Rules:
 
         Not with bounds: wrappers would build one more kernel, for mixes that may not come.
         """
-        is_free = mixed_roles() and self.fixed is None and self.options.bounds is None
-        return self._kernels.of_roles if is_free else None
+        is_free = self.fixed is None and self.options.bounds is None
+        return self._kernels.of_roles if self.may_mix and mixed_roles() and is_free else None
 
     def _mixes(self, batch: Batch, choice: TileChoice) -> bool:
-        """Whether a batch has requests of few rows and of many, and two roles pay."""
+        """Whether a batch has requests of few rows and of many, and two roles pay.
+
+        Not where requests have several segments (block rows), which share keys.
+        """
         sizes, group = batch.sizes, self.heads.group_size
         if sizes.num_segments < 2 or sizes.longest_q * group <= MANY_ROWS:
+            return False
+        if sizes.num_segments != sizes.num_requests:
             return False
         fused = batch.row_counts.astype(np.int64) * group
         decodes = (fused > 0) & (fused <= FEW_ROWS)

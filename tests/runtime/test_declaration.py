@@ -21,11 +21,12 @@ from warploom.codegen.source import KernelSource
 from warploom.errors import ArgumentError, BadHeadDim, UnsupportedSpec
 from warploom.runtime.calls.attention import _Unbound
 from warploom.runtime.formats import make_batch
-from warploom.runtime.formats.batch import Batch, OnDevice
+from warploom.runtime.formats.batch import Batch, Measured, OnDevice
 from warploom.runtime.launching import kernels as kernels_module
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning import rules as rules_module
 from warploom.runtime.planning.planner import Planner
+from warploom.runtime.tensors.index_arrays import IndexArrays
 
 WHERE = {"self", "device", "backend", "workspace"}
 SMS = (1, 14, 58, 78, 108, 114, 132, 148, 160, 188, 256)
@@ -97,7 +98,7 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Planner, Ker
         facts = SimpleNamespace(arch=arch, num_sms=sms, l2_bytes=50 << 20)
         for module in (kernels_module, rules_module):
             monkeypatch.setattr(module, "cuda_facts", lambda _: facts)
-        device, nothing = torch.device("cuda", 0), SimpleNamespace()
+        device, nothing = torch.device("cuda", 0), SimpleNamespace(is_given=False)
         spec, heads, options, parts = declaration._checked(arch)
         kernels = Kernels(parts[0], device, *parts[1:])
         made = Planner(
@@ -312,3 +313,43 @@ def test_mixed_batches_of_the_sweep_get_the_faster_way(
         gains.append(one / took)
     assert len(losses) == 32 and max(losses) < 1.1
     assert min(gains) > 0.99 and np.exp(np.log(gains).mean()) > 1.09
+
+
+def test_pages_count_by_the_keys_that_they_hold(
+    planner: Callable[..., tuple[Planner, Kernels]],
+) -> None:
+    """One page of a virtual cache is as long as any request may get."""
+    rules = planner(declared(kv_format=wl.Paged(65536)), ARCHS["sm_90a"], 132)[0].rules
+    q = np.append(0, np.cumsum([900, *[1] * 40])).astype(np.int32)
+    pages = np.arange(42, dtype=np.int32)
+
+    def roles(keys: int) -> bool:
+        last = np.full(41, keys, np.int32)
+        batch = make_batch(wl.Paged(65536), q, pages, pages[:-1], last)
+        return bool(rules.choice(batch).tile.of_roles)
+
+    assert roles(40_000) and not roles(1000)
+
+
+def test_block_rows_are_no_decodes(planner: Callable[..., tuple[Planner, Kernels]]) -> None:
+    """They share keys, which two roles would read once for each."""
+    blocks = wl.BlockSparse((1, 64))
+    rules = planner(declared(kv_format=blocks), ARCHS["sm_90a"], 132)[0].rules
+    rows, keys = 1024, 65536
+    indptr = np.arange(rows + 1) * (keys // 64)
+    batch = make_batch(
+        blocks, np.array([0, rows]), indptr, np.tile(np.arange(keys // 64), rows),
+        kv_lens=np.array([keys]),
+    )  # fmt: skip
+    assert not rules.choice(batch).tile.of_roles
+
+
+@pytest.mark.parametrize(("block", "found"), [(0, [3, 0, 2]), (16, [35, 0, 32])])
+def test_measured_batches_know_their_keys(block: int, found: list[int]) -> None:
+    """From what the native planner has measured, which are a user's arrays."""
+    kept = np.array([0, 1, 2, 3]), np.array([0, 3, 3, 5]), np.array([3, 0, 16]), None
+    measured = Measured(
+        host=lambda: pytest.fail("asked for"), q_rows=3, kv_extent=5,
+        lengths=IndexArrays(kept if block else kept[:2], (0,) * 4, (4, 4, 3, 0)),
+    )  # fmt: skip
+    assert measured.key_counts(block).tolist() == found
