@@ -7,7 +7,7 @@ import pytest
 import warploom as wl
 from warploom.codegen.attention.role_choice import role_choice
 from warploom.codegen.attention.templates import HOPPER, TALL
-from warploom.codegen.compilers.arch import ARCHS, Arch, arch_named
+from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.source import TileConfig
@@ -99,8 +99,9 @@ def test_kernels_compile_for_what_a_cta_is_launched_with(
 
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
-@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
-def test_portable_roles_compile_everywhere(arch: Arch) -> None:
+@pytest.mark.parametrize("name", ["sm_80", "sm_100a", "sm_120"])
+def test_portable_roles_compile(name: str) -> None:
+    arch = arch_named(name)
     of = spec(wl.Causal() & wl.SoftCap(30.0))
     tile = TileConfig(64, 32, 4, 2, decode=TileConfig(16, 64, 2, 2))
     source = TALL.kernel(of, tile).render("cuda", c_structs(roles=True))
