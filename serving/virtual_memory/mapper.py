@@ -150,7 +150,7 @@ class Mapper:
         """Let requests hold so many rows each; raises as `Ledger.extend`, behind the first ones."""
         with self._entered("a request cannot grow beyond its memory"):
             for span, rows in spans:
-                self._ledger.extend(span, rows)
+                self._extend(span, rows)
 
     def map(self, tenant: Tenant, span: Span, rows: int = 0) -> None:
         """Let a request hold so many rows, and give addresses to all that it holds.
@@ -160,7 +160,7 @@ class Mapper:
             PageFailed: the driver refuses; the request holds the rows, without addresses.
         """
         with self._entered("a request cannot grow beyond its memory"):
-            self._ledger.extend(span, rows)
+            self._extend(span, rows)
             self._map(tenant, span)
 
     def map_later(self, tenant: Tenant, spans: Sequence[Span], keep: object) -> Future[None]:
@@ -177,8 +177,13 @@ class Mapper:
             return self._thread.submit(self._map_all, tenant, spans, keep)
 
     def release(self, span: Span) -> None:
-        """End a request; its pages may be unmapped when the current stream has come to here."""
+        """End a request; its pages may be unmapped when the current stream has come to here.
+
+        And when the kernels of earlier requests there are done, of which this stream need not know:
+        a request that is cancelled at once has launched nothing behind them.
+        """
         with self._entered("a request cannot be released"):
+            self._driver.follow(span.fence)
             self._ledger.release(span, self._driver.fence())
 
     def trim(self, model: Model, pages: int | None = None) -> int:
@@ -256,6 +261,12 @@ class Mapper:
         self._ledger.remove(tenant.model)
         self._flush()
         del self._tenants[tenant.model]
+
+    def _extend(self, span: Span, rows: int) -> None:
+        """`Ledger.extend`; the current stream waits for whoever has left rows that are taken."""
+        if span.surplus and rows > span.held:
+            self._driver.follow(span.fence)
+        self._ledger.extend(span, rows)
 
     def _map_all(self, tenant: Tenant, spans: Sequence[Span], keep: object) -> None:
         for span in spans:
