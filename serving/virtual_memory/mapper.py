@@ -193,6 +193,11 @@ class Mapper:
             self._flush()
             return freed
 
+    def refuse_other_process(self) -> None:
+        """Raise OtherProcess in a process that was forked from the pool's."""
+        if os.getpid() != self._owner:
+            raise OtherProcess(owner=self._owner)
+
     def models(self) -> list[Model]:
         """Those that share the pool."""
         return list(self._ledger.models)
@@ -243,8 +248,7 @@ class Mapper:
     @contextmanager
     def _entered(self, what: str) -> Iterator[None]:
         """One call: it has the lock, and models that nobody holds any longer are gone."""
-        if os.getpid() != self._owner:
-            raise OtherProcess(owner=self._owner)
+        self.refuse_other_process()
         self._driver.refuse_under_capture(what)
         with self._lock:
             if self._closed:
