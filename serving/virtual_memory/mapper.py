@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from warploom import forks
+from warploom.errors import ForbiddenUnderCapture
 from warploom.memory_errors import MemoryClosed, OtherProcess
 from warploom.serving.virtual_memory.driver import Addresses, Driver
 from warploom.serving.virtual_memory.geometry import Geometry
@@ -97,6 +98,7 @@ class Mapper:
         Raises:
             PageFailed: there is not so much memory; what was made is given back.
         """
+        _close_left()
         self._driver, self._ledger = driver, ledger
         self._handles: dict[int, int] = {}  # by page
         self._tenants: dict[Model, Tenant] = {}
@@ -245,11 +247,19 @@ class Mapper:
             self._driver.close()
             self._closed = True
 
+    def close_or_leave(self) -> None:
+        """`close` for finalizers: under capture it is left to the next call of any pool."""
+        try:
+            self.close()
+        except ForbiddenUnderCapture:
+            _left.append(self)
+
     @contextmanager
     def _entered(self, what: str) -> Iterator[None]:
         """One call: it has the lock, and models that nobody holds any longer are gone."""
         self.refuse_other_process()
         self._driver.refuse_under_capture(what)
+        _close_left()
         with self._lock:
             if self._closed:
                 raise MemoryClosed(what="the memory pool")
@@ -317,3 +327,15 @@ class Mapper:
         if page not in self._handles:
             self._handles[page] = self._driver.create(page)
         return self._handles[page]
+
+
+_left: deque[Mapper] = deque()  # of pools that nobody holds any longer
+
+
+def _close_left() -> None:
+    for _ in range(len(_left)):
+        try:
+            mapper = _left.popleft()
+        except IndexError:  # another thread has closed the rest
+            return
+        mapper.close_or_leave()

@@ -150,12 +150,33 @@ def test_what_a_device_cannot_do_is_said(
         wl.MemoryPool(10 * PAGE)
 
 
+def refuse(device: torch.device, what: str, remedy: str) -> None:
+    raise ForbiddenUnderCapture(what=what, remedy=remedy)
+
+
+def test_a_pool_that_is_collected_under_capture_goes_with_the_next_call(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = wl.MemoryPool(10 * PAGE)
+    cache = cache_of(memory)
+    cache.reserve("a", 500)
+    cache.grow("a", 500)
+    with wl.MemoryPool(2 * PAGE) as other:
+        driver.calls.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(cuda_driver, "refuse_under_capture", refuse)
+            del memory, cache
+            gc.collect()
+            with pytest.raises(ForbiddenUnderCapture):
+                cache_of(other)
+        assert driver.calls == [] and len(driver.handles) == 12
+        cache_of(other).close()
+        assert len(driver.handles) == 2 and driver.mapped == {}
+
+
 def test_nothing_is_mapped_or_unmapped_under_capture(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(device: torch.device, what: str, remedy: str) -> None:
-        raise ForbiddenUnderCapture(what=what, remedy=remedy)
-
     memory = wl.MemoryPool(10 * PAGE)
     cache = cache_of(memory)
     cache.reserve("a", 500)
