@@ -54,7 +54,9 @@ class VirtualCache:
 
     Calls about one request must come from one thread at a time; different requests may grow in
     different threads. `reserve`, `grow` and `release` order memory by the current stream: release
-    on a stream that is behind all kernels which read or write the request.
+    on a stream that is behind all kernels which read or write the request. A forked process shares
+    the memory of the CPU's pages: calls that hand out, grow or release memory raise OtherProcess
+    there, and tensors that were taken before the fork must not be written.
 
     Attributes:
         kv_format: what kernels are declared with to read it.
@@ -351,6 +353,7 @@ class VirtualCache:
         return held.ready
 
     def _held(self, request: Hashable) -> _Request:
+        self._mapper.refuse_other_process()  # whose memory a forked one would write
         held = self._requests.get(request)
         if held is None or not self._tenant.is_open:
             tenant = self._checked_tenant()
@@ -358,7 +361,8 @@ class VirtualCache:
         return held
 
     def _checked_tenant(self) -> Tenant:
-        """The tenant; raises MemoryClosed if it has left the pool."""
+        """The tenant; raises MemoryClosed if it has left the pool, OtherProcess in a forked one."""
+        self._mapper.refuse_other_process()
         if not self._tenant.is_open:
             raise MemoryClosed(what=f"the cache of {self._tenant.model.name}")
         return self._tenant

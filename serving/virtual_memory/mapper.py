@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from warploom import forks
+from warploom.errors import ForbiddenUnderCapture
 from warploom.memory_errors import MemoryClosed, OtherProcess
 from warploom.serving.virtual_memory.driver import Addresses, Driver
 from warploom.serving.virtual_memory.geometry import Geometry
@@ -97,6 +98,7 @@ class Mapper:
         Raises:
             PageFailed: there is not so much memory; what was made is given back.
         """
+        _close_left()
         self._driver, self._ledger = driver, ledger
         self._handles: dict[int, int] = {}  # by page
         self._tenants: dict[Model, Tenant] = {}
@@ -150,7 +152,7 @@ class Mapper:
         """Let requests hold so many rows each; raises as `Ledger.extend`, behind the first ones."""
         with self._entered("a request cannot grow beyond its memory"):
             for span, rows in spans:
-                self._ledger.extend(span, rows)
+                self._extend(span, rows)
 
     def map(self, tenant: Tenant, span: Span, rows: int = 0) -> None:
         """Let a request hold so many rows, and give addresses to all that it holds.
@@ -160,7 +162,7 @@ class Mapper:
             PageFailed: the driver refuses; the request holds the rows, without addresses.
         """
         with self._entered("a request cannot grow beyond its memory"):
-            self._ledger.extend(span, rows)
+            self._extend(span, rows)
             self._map(tenant, span)
 
     def map_later(self, tenant: Tenant, spans: Sequence[Span], keep: object) -> Future[None]:
@@ -177,8 +179,13 @@ class Mapper:
             return self._thread.submit(self._map_all, tenant, spans, keep)
 
     def release(self, span: Span) -> None:
-        """End a request; its pages may be unmapped when the current stream has come to here."""
+        """End a request; its pages may be unmapped when the current stream has come to here.
+
+        And when the kernels of earlier requests there are done, of which this stream need not know:
+        a request that is cancelled at once has launched nothing behind them.
+        """
         with self._entered("a request cannot be released"):
+            self._driver.follow(span.fence)
             self._ledger.release(span, self._driver.fence())
 
     def trim(self, model: Model, pages: int | None = None) -> int:
@@ -187,6 +194,11 @@ class Mapper:
             freed = self._ledger.trim(model, pages)
             self._flush()
             return freed
+
+    def refuse_other_process(self) -> None:
+        """Raise OtherProcess in a process that was forked from the pool's."""
+        if os.getpid() != self._owner:
+            raise OtherProcess(owner=self._owner)
 
     def models(self) -> list[Model]:
         """Those that share the pool."""
@@ -235,12 +247,19 @@ class Mapper:
             self._driver.close()
             self._closed = True
 
+    def close_or_leave(self) -> None:
+        """`close` for finalizers: under capture it is left to the next call of any pool."""
+        try:
+            self.close()
+        except ForbiddenUnderCapture:
+            _left.append(self)
+
     @contextmanager
     def _entered(self, what: str) -> Iterator[None]:
         """One call: it has the lock, and models that nobody holds any longer are gone."""
-        if os.getpid() != self._owner:
-            raise OtherProcess(owner=self._owner)
+        self.refuse_other_process()
         self._driver.refuse_under_capture(what)
+        _close_left()
         with self._lock:
             if self._closed:
                 raise MemoryClosed(what="the memory pool")
@@ -256,6 +275,12 @@ class Mapper:
         self._ledger.remove(tenant.model)
         self._flush()
         del self._tenants[tenant.model]
+
+    def _extend(self, span: Span, rows: int) -> None:
+        """`Ledger.extend`; the current stream waits for whoever has left rows that are taken."""
+        if span.surplus and rows > span.held:
+            self._driver.follow(span.fence)
+        self._ledger.extend(span, rows)
 
     def _map_all(self, tenant: Tenant, spans: Sequence[Span], keep: object) -> None:
         for span in spans:
@@ -302,3 +327,15 @@ class Mapper:
         if page not in self._handles:
             self._handles[page] = self._driver.create(page)
         return self._handles[page]
+
+
+_left: deque[Mapper] = deque()  # of pools that nobody holds any longer
+
+
+def _close_left() -> None:
+    for _ in range(len(_left)):
+        try:
+            mapper = _left.popleft()
+        except IndexError:  # another thread has closed the rest
+            return
+        mapper.close_or_leave()

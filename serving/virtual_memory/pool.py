@@ -74,7 +74,7 @@ class MemoryPool:
             raise _below_a_page(num_bytes, self.page_bytes)
         self._mapper = Mapper(driver, Ledger(self.num_pages, self.page_bytes), preallocate)
         # caches hold their pool, so that nobody is left who might hold the lock
-        weakref.finalize(self, self._mapper.close).atexit = False
+        weakref.finalize(self, self._mapper.close_or_leave).atexit = False
 
     def stats(self) -> PoolStats:
         """Pages in each state, of each model, and what the driver has done."""

@@ -81,6 +81,24 @@ def test_no_page_is_unmapped_that_kernels_may_read(driver: FakeDriver) -> None:
         assert driver.calls.count("cuThreadExchangeStreamCaptureMode") == 1
 
 
+def test_kernels_of_an_earlier_request_are_waited_for_on_every_stream(driver: FakeDriver) -> None:
+    with wl.MemoryPool(10 * PAGE) as memory, cache_of(memory) as cache:
+        cache.reserve("read", 3900)
+        cache.grow("read", 3900)
+        driver.read = addresses(cache, "read")
+        cache.release("read")
+        driver.read, driver.stream = set(), 8
+        cache.reserve("cancelled", 100)
+        driver.stream, driver.calls = 9, []
+        cache.grow("cancelled", 3000)
+        assert driver.calls == ["cuStreamWaitEvent"], "what it takes over may still be read"
+        cache.grow("cancelled", 3001)
+        assert driver.calls == ["cuStreamWaitEvent"]
+        driver.stream = 10  # which is idle
+        cache.release("cancelled")
+        assert cache.trim() == 8 * PAGE, "the made-up driver refuses what may still be read"
+
+
 def addresses(cache: wl.VirtualCache, request: object) -> set[int]:
     """Of all pages that the request holds and that are mapped."""
     span, tenant = cache._requests[request].span, cache._tenant
@@ -132,12 +150,33 @@ def test_what_a_device_cannot_do_is_said(
         wl.MemoryPool(10 * PAGE)
 
 
+def refuse(device: torch.device, what: str, remedy: str) -> None:
+    raise ForbiddenUnderCapture(what=what, remedy=remedy)
+
+
+def test_a_pool_that_is_collected_under_capture_goes_with_the_next_call(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = wl.MemoryPool(10 * PAGE)
+    cache = cache_of(memory)
+    cache.reserve("a", 500)
+    cache.grow("a", 500)
+    with wl.MemoryPool(2 * PAGE) as other:
+        driver.calls.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(cuda_driver, "refuse_under_capture", refuse)
+            del memory, cache
+            gc.collect()
+            with pytest.raises(ForbiddenUnderCapture):
+                cache_of(other)
+        assert driver.calls == [] and len(driver.handles) == 12
+        cache_of(other).close()
+        assert len(driver.handles) == 2 and driver.mapped == {}
+
+
 def test_nothing_is_mapped_or_unmapped_under_capture(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(device: torch.device, what: str, remedy: str) -> None:
-        raise ForbiddenUnderCapture(what=what, remedy=remedy)
-
     memory = wl.MemoryPool(10 * PAGE)
     cache = cache_of(memory)
     cache.reserve("a", 500)

@@ -319,7 +319,9 @@ def test_a_forked_process_leaves_its_parents_pool_alone(
     cache.view("a")[0].fill_(7.0)
 
     def child() -> None:
-        for call in (lambda: cache.reserve("b", 8), lambda: cache.release("a"), cache.close):
+        mapped: list[Callable[[], object]] = [lambda: cache.grow("a", 8), lambda: cache.view("a")]
+        mapped += [cache.kv, lambda: cache.tables("a"), lambda: cache.map_ahead("a", 0)]
+        for call in (*mapped, lambda: cache.reserve("b"), lambda: cache.release("a"), cache.close):
             with pytest.raises(OtherProcess, match=r"forked from it"):
                 call()
         pool.close()

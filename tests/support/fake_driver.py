@@ -1,8 +1,8 @@
 """The CUDA driver's virtual memory as bookkeeping, with its rules: it refuses what a device would.
 
 Types and enums are those of cuda.bindings, so that what is passed has their names and fields. Of
-time it knows one thing: an event has passed once the host has waited for it, and before that what a
-test says to be read (`read`) when it is recorded must keep its pages.
+time it knows one thing: an event has passed once the host has waited for it, or for one behind it,
+and before that what a test says to be read (`read`) when it is recorded must keep its pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PAGE = 2 << 20
 
 
 class FakeDriver:
-    """Attributes that tests set: `fail(name)` says which calls are refused, `read` what is read."""
+    """Attributes that tests set: `fail(name)` says which calls are refused, `read` what is read,
+    and `stream` which is the current one."""
 
     def __init__(self, pages: int = 10**6) -> None:
         self._types = pytest.importorskip("cuda.bindings.driver")
@@ -32,6 +33,9 @@ class FakeDriver:
         self.accessible: set[int] = set()
         self.read: set[int] = set()  # what kernels read that are on their way
         self.pending: dict[int, set[int]] = {}  # event -> what kernels before it read
+        self.stream = 7
+        self.passed: dict[int, set[int]] = {}  # event -> those that have passed when it has
+        self.awaited: dict[int, set[int]] = {}  # stream -> those that passed before what comes next
         self.fail: Callable[[str], bool] = lambda name: False
         self._next, self._top = 1, 1 << 40  # handle or event, and address
 
@@ -122,27 +126,31 @@ class FakeDriver:
         return self._next
 
     def _cuEventRecord(self, event: int, stream: int) -> None:
-        assert stream == 7
+        assert stream == self.stream
         self.pending[event] = set(self.read)
+        self.awaited[stream] = self.awaited.get(stream, set()) | {event}
+        self.passed[event] = self.awaited[stream]
 
     def _cuEventSynchronize(self, event: int) -> None:
-        self.pending.pop(event, None)
+        for earlier in self.passed[event]:
+            self.pending.pop(earlier, None)
 
     def _cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
-        assert (stream, flags) == (7, 0)
+        assert (stream, flags) == (self.stream, 0)
+        self.awaited[stream] = self.awaited.get(stream, set()) | self.passed[event]
 
     def _cuEventDestroy(self, event: int) -> None:
-        self.pending.pop(event, None)
+        del self.passed[event]  # kernels before it go on
 
 
 def install(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
-    """Let `CudaDriver` use it, with a device that torch does not have; its stream is number 7."""
+    """Let `CudaDriver` use it, with a device that torch does not have."""
     stream = SimpleNamespace(query=lambda: True)
     monkeypatch.setattr(cuda_driver, "load_driver", lambda: driver)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: driver.pending.clear())
-    monkeypatch.setattr(cuda_driver.shortcuts, "raw_stream", lambda index: 7)
+    monkeypatch.setattr(cuda_driver.shortcuts, "raw_stream", lambda index: driver.stream)
     monkeypatch.setattr(cuda_driver, "refuse_under_capture", lambda *args: None)
     as_tensor = torch.as_tensor
 
