@@ -151,6 +151,7 @@ class PrefillWrapper:
 
         Raises:
             RankLost: a rank ended, or did not answer in time.
+            OutOfStep: an earlier run failed after ranks had begun to exchange.
             NotPlanned: there is no plan, or the last one was refused.
             WrongShape: not as many keys as this rank has of the plan.
             As `AttentionWrapper.run`.
@@ -162,13 +163,22 @@ class PrefillWrapper:
                 expected = f"{self._tokens[self.rank]} tokens, this rank's of the plan"
                 raise WrongShape(name=name, got=tuple(given.shape), expected=expected)
         held = [x.contiguous() for x in kv]
+        self._check(q, held, inputs)
         attend = self._in_a_ring if self._is_ring else self._gathered
-        state = attend(q, held, inputs)
-        out = state.out
-        if self._epilogue is not None:
-            out = self._epilogue.run(out, state.lse, 1, inputs)
+        with self._peers.in_step():
+            state = attend(q, held, inputs)
+            out = state.out
+            if self._epilogue is not None:
+                out = self._epilogue.run(out, state.lse, 1, inputs)
         out = out.to(q.dtype)
         return (out, state.lse * self._lse_scale) if return_lse else out
+
+    def _check(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> None:
+        """Refuse what is wrong before any rank is sent something: a refused run may be repeated."""
+        assert self._tokens is not None
+        tokens = self._tokens[self.rank] if self._is_ring else sum(self._tokens)
+        keys = [x.new_empty((1, *x.shape[1:])).expand(tokens, *x.shape[1:]) for x in held]
+        self._parts[0].wrapper._check_run(q, tuple(keys), inputs)
 
     def _in_a_ring(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> States:
         assert self._tokens is not None
