@@ -62,10 +62,11 @@ class PrefillWrapper:
             method: "ring" holds keys of two ranks at a time, "all_gather" those of all.
             timeout: seconds that a rank may take to answer; by default the group's timeout holds.
             lse_base: "e" or "2", base of the log-sum-exp that `run` returns.
-            **options: of `AttentionWrapper`, without `kv_format`, which is ragged.
+            **options: of `AttentionWrapper`, without `kv_format`, which is ragged, and without
+                `cuda_graph`: `DecodeWrapper` alone can be captured.
 
         Raises:
-            ArgumentError: there is no process group, or no such method.
+            ArgumentError: there is no process group, no such method, or `cuda_graph`.
             UnsupportedSpec: a variant that records, or largest scores.
             As `AttentionWrapper`.
         """
@@ -78,6 +79,12 @@ class PrefillWrapper:
             if options.get(name):
                 reason = "is not taken here: keys are ragged, and largest scores are not merged"
                 raise ArgumentError(name=name, reason=reason)
+        if options.get("cuda_graph"):
+            reason = (
+                "is not taken here: sizes and addresses of a prefill change with each plan. Decode "
+                "alone can be captured: DecodeWrapper(cuda_graph=True)"
+            )
+            raise ArgumentError(name="cuda_graph", reason=reason)
         self._lse_scale = checked_lse_scale(lse_base)
         is_ring = method == "ring"
         keys = self.layout if is_ring else None

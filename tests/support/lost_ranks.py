@@ -126,6 +126,7 @@ def options_refused() -> list[str]:
         lambda: _planned([0, 1], [0, 8], [9, 9]),
         lambda: wld.PrefillWrapper(**_OPTIONS).plan([3], [4, 4]),
         lambda: wld.PrefillWrapper(**_OPTIONS).plan([-3]),
+        lambda: wld.PrefillWrapper(cuda_graph=True, **_OPTIONS),
     ):
         try:
             made()
