@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from warploom.serving.distributed.decode import DecodeWrapper as DecodeWrapper
+    from warploom.serving.distributed.errors import OutOfStep as OutOfStep
     from warploom.serving.distributed.errors import RankLost as RankLost
     from warploom.serving.distributed.errors import TransferLost as TransferLost
     from warploom.serving.distributed.handover import ChannelCarrier as ChannelCarrier
@@ -30,6 +31,7 @@ _HOME = {
     "DecodeWrapper": "decode",
     "Interleaved": "layouts",
     "NixlCarrier": "handover",
+    "OutOfStep": "errors",
     "PageReceiver": "handover",
     "PageSender": "handover",
     "PrefillWrapper": "prefill",

@@ -11,7 +11,15 @@ from torch.compiler import is_dynamo_compiling
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.stand_ins import unwatched
 from warploom.runtime.declaring.declare import checked_flag
-from warploom.runtime.inputs.args import KV, Geometry, check_results, checked_kv, key_value
+from warploom.runtime.inputs.args import (
+    KV,
+    Geometry,
+    check_key_values,
+    check_query,
+    check_results,
+    checked_kv,
+    key_value,
+)
 from warploom.runtime.inputs.aux_outputs import (
     AuxOutput,
     AuxRequest,
@@ -104,6 +112,16 @@ class Running(Planning):
                 return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, told)
         finally:
             held.leave()
+
+    def _check_run(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any]) -> None:
+        """Raise what `run` would, and launch nothing; for who must know before others are told."""
+        batch = self._batch
+        if batch is None:
+            raise self._not_planned()
+        check_query(q, self._geometry, batch)
+        keys, values = key_value(checked_kv(kv, self.kv_format))
+        check_key_values(keys, values, self._geometry, batch)
+        self._inputs.check_given(self._inputs.read(inputs))
 
     def _run_operator(
         self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],

@@ -167,12 +167,34 @@ class DecodeWrapper:
 
         Raises:
             RankLost: a rank ended, or did not answer in time.
+            OutOfStep: an earlier run failed after ranks had begun to exchange.
             NotPlanned: there is no plan, or the last one was refused.
             As `AttentionWrapper.run`.
         """
         if not self._is_planned:
             raise NotPlanned()
         axis = 1 if self._is_hnd else q.dim() - 2
+        self._check(q, kv, inputs, axis)
+        with self._peers.in_step():
+            out, lse = self._attended(q, kv, inputs, axis)
+        out = out.to(q.dtype).contiguous()
+        return (out, (lse * self._lse_scale).contiguous()) if return_lse else out
+
+    def _check(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int) -> None:
+        """Refuse what is wrong before any rank is sent something: a refused run may be repeated."""
+        if self._heads == "own":
+            own, num_q = q.movedim(axis, 0), self.local.heads.num_q
+            expected = num_q // self.world
+            if len(own) != expected:
+                reason = f"has {len(own)} heads; with heads='own' this rank has {expected}"
+                raise ArgumentError(name="q", reason=reason)
+            q = own[:1].expand(num_q, *own.shape[1:]).movedim(0, axis)
+        self.local._check_run(q, kv, inputs)
+
+    def _attended(
+        self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and log-sum-exp of the heads that this rank returns."""
         q = self._gathered(q, axis) if self._heads == "own" else q
         heads_first = q.movedim(axis, 0)
         own = empty_states(heads_first.shape[:-1], self.local.spec.head_dim_v, q.dtype, q.device)
@@ -183,16 +205,11 @@ class DecodeWrapper:
             merged = self._epilogue.run(merged, lse, axis, inputs)
             if self._heads == "own":
                 merged, lse = (x.chunk(self.world, axis)[self.rank] for x in (merged, lse))
-        out = merged.to(q.dtype).contiguous()
-        return (out, (lse * self._lse_scale).contiguous()) if return_lse else out
+        return merged, lse
 
     def _gathered(self, q: torch.Tensor, axis: int) -> torch.Tensor:
         """Queries of all heads, of those of each rank."""
         own = q.movedim(axis, 0).contiguous()
-        expected = self.local.heads.num_q // self.world
-        if len(own) != expected:
-            reason = f"has {len(own)} heads; with heads='own' this rank has {expected}"
-            raise ArgumentError(name="q", reason=reason)
         whole = own.new_empty((self.world, *own.shape))
         self._exchange([[own]] * self.world, [[part] for part in whole], "queries")
         return whole.flatten(0, 1).movedim(0, axis)

@@ -19,6 +19,19 @@ class RankLost(WarploomError):
     )
 
 
+class OutOfStep(RankLost):
+    """An earlier run failed after ranks had begun to exchange.
+
+    Others may be ahead, and what is still under way could be taken for part of this run.
+    """
+
+    message = (
+        "an earlier run on rank {own} of {world} failed in the midst of an exchange ({reason}), so "
+        "that ranks are out of step. Make a new process group and a new wrapper over it, on all "
+        "ranks."
+    )
+
+
 class TransferLost(WarploomError):
     """Pages did not arrive, or were not taken."""
 

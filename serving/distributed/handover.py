@@ -4,31 +4,36 @@ The receiver pulls: it alone knows which of its pages are free, and how fast it 
 channel between the two carries offers and answers, and a `Carrier` the pages: NIXL reads memory of
 the other process or machine, and where it is not installed the socket carries the bytes itself.
 
-Sender: offer (what the request needs, where its pages lie) -> wait for "taken".
-Receiver: take an offer -> choose own pages -> carry -> "taken".
+Sender: offer (what the request needs, where its pages lie) -> wait for "taken" -> "over".
+Receiver: take an offer -> choose own pages -> carry -> "taken" -> wait for "over".
+
+Every message names its hand-over. "over" tells the receiver that the sender still held the pages
+when they were read: one that gave up has freed them, and other values may lie there.
 
 Whatever is lost on the way, a process, the channel or a transfer, ends with TransferLost after
-`timeout` seconds at most, on both sides.
+`timeout` seconds of silence at most, on both sides. It ends the channel, too: what was on its way
+could be taken for part of the next hand-over.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import secrets
 import struct
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from socket import socket
 from typing import Any, Protocol
 
 import torch
 
-from warploom.errors import ArgumentError, MissingPackage
+from warploom.errors import ArgumentError, IndexOutOfRange, MissingPackage
 from warploom.serving.distributed.errors import TransferLost
 
 TIMEOUT = 30.0  # seconds
-_TAKEN, _WANTED = b"taken", b"send"
+_WANTED, _TAKEN, _OVER = "send", "taken", "over"
 _LENGTH = struct.Struct("!Q")
 _PAUSE = 20e-6  # seconds between looks at a transfer
 _LONGEST = 1 << 26  # bytes of an offer or an answer
@@ -59,6 +64,41 @@ class Channel:
     def __init__(self, connection: socket, timeout: float, what: str = "a request") -> None:
         connection.settimeout(timeout)
         self._socket, self.timeout, self.what = connection, timeout, what
+        self._is_lost = False
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Both sides speak of one hand-over in the block; if it fails, the channel is closed.
+
+        Raises:
+            TransferLost: an earlier hand-over failed.
+        """
+        if self._is_lost:
+            raise self.lost(
+                "the channel ended with an earlier failure; make a new pair of PageSender and "
+                "PageReceiver over a new connection"
+            )
+        try:
+            yield
+        except BaseException:
+            self._is_lost = True
+            self._socket.close()
+            raise
+
+    def tell(self, hand_over: str, word: str) -> None:
+        """Send a word of a hand-over; raises TransferLost."""
+        self.send(json.dumps([hand_over, word]).encode())
+
+    def heard(self, hand_over: str) -> str:
+        """The next word; raises TransferLost if it is of another hand-over, or none comes."""
+        message = self.receive()
+        try:
+            of, word = json.loads(message)
+        except (TypeError, ValueError) as error:
+            raise self.lost("what came is no answer") from error
+        if of != hand_over:
+            raise self.lost("an answer to another hand-over came")
+        return str(word)
 
     def send(self, message: Any) -> None:
         """Send bytes; raises TransferLost."""
@@ -137,20 +177,29 @@ class PageSender:
                 that JSON can hold.
 
         Raises:
-            TransferLost: the receiver ended, was silent, or could not take them.
+            TransferLost: the receiver ended, was silent, or could not take them. Make a new pair
+                over a new connection then, except after "the receiver refused".
+            ArgumentError: pages that are not in the caches, or come twice.
         """
         pages = [int(page) for page in pages]
+        _check_pages("pages", pages, self._caches)
+        channel, own = self._channel, secrets.token_hex(8)
         offer = {
-            "request": request, "pages": len(pages), "kind": type(self._carrier).__name__,
-            "caches": _shapes(self._caches), "where": self._carrier.offered(pages),
+            "id": own, "request": request, "pages": len(pages), "caches": _shapes(self._caches),
+            "kind": type(self._carrier).__name__, "where": self._carrier.offered(pages),
         }  # fmt: skip
-        self._channel.send(json.dumps(offer).encode())
-        answer = self._channel.receive()
-        if answer == _WANTED:
-            self._carrier.give(self._channel, pages)
-            answer = self._channel.receive()
-        if answer != _TAKEN:
-            raise self._channel.lost(answer.decode(errors="replace"))
+        message = json.dumps(offer).encode()
+        with channel.in_step():
+            channel.send(message)
+            answer = channel.heard(own)
+            if answer == _WANTED:
+                self._carrier.give(channel, pages)
+                answer = channel.heard(own)
+                if answer != _TAKEN:
+                    raise channel.lost(answer)
+                channel.tell(own, _OVER)
+                return
+        raise channel.lost(answer)  # refused before a page moved: both are still in step
 
 
 class PageReceiver:
@@ -178,34 +227,53 @@ class PageReceiver:
             What the sender told of the request, and the pages that hold it, in order.
 
         Raises:
-            TransferLost: the sender ended or was silent, or a transfer broke.
-            ArgumentError: too few free pages, or caches of other shapes; the sender is told.
+            TransferLost: the sender ended or was silent, or a transfer broke. Make a new pair over
+                a new connection then.
+            ArgumentError: too few free pages, pages that are not in the caches or come twice, or
+                caches of other shapes; the sender is told, and may send again.
         """
-        offer = json.loads(self._channel.receive())
-        into = [int(page) for page in free[: offer["pages"]]]
-        reason = self._obstacle(offer, len(into))
-        if reason is not None:
-            self._channel.send(f"the receiver refused: {reason}".encode())
-            raise ArgumentError(name="free", reason=reason)
-        self._channel.send(_WANTED)
-        try:
-            self._carrier.take(self._channel, offer["where"], into)
-        except TransferLost as error:
-            with suppress(TransferLost):  # so that the sender need not wait
-                self._channel.send(str(error).encode())
-            raise
-        self._channel.send(_TAKEN)
+        channel = self._channel
+        with channel.in_step():
+            offer = json.loads(channel.receive())
+            own, into = offer["id"], [int(page) for page in free[: offer["pages"]]]
+            refused = self._obstacle(offer, into)
+            if refused is not None:
+                channel.tell(own, f"the receiver refused: {refused}")
+            else:
+                self._take(own, offer["where"], into)
+        if refused is not None:
+            raise refused
         return offer["request"], into
 
-    def _obstacle(self, offer: dict[str, Any], free: int) -> str | None:
+    def _take(self, own: str, where: dict[str, str], into: Sequence[int]) -> None:
+        channel = self._channel
+        channel.tell(own, _WANTED)
+        try:
+            self._carrier.take(channel, where, into)
+        except TransferLost as error:
+            with suppress(TransferLost):  # so that the sender need not wait
+                channel.tell(own, str(error))
+            raise
+        channel.tell(own, _TAKEN)
+        answer = channel.heard(own)
+        if answer != _OVER:
+            raise channel.lost(answer)
+
+    def _obstacle(self, offer: dict[str, Any], into: Sequence[int]) -> ArgumentError | None:
         own, kind = _shapes(self._caches), type(self._carrier).__name__
         if offer["caches"] != own:
-            return f"pages of {offer['caches']} come, and these caches have {own}"
-        if offer["kind"] != kind:
-            return f"they come by {offer['kind']}, and this side takes {kind}"
-        return (
-            f"{offer['pages']} pages come, and {free} are free" if free < offer["pages"] else None
-        )
+            reason = f"pages of {offer['caches']} come, and these caches have {own}"
+        elif offer["kind"] != kind:
+            reason = f"they come by {offer['kind']}, and this side takes {kind}"
+        elif len(into) < offer["pages"]:
+            reason = f"{offer['pages']} pages come, and {len(into)} are free"
+        else:
+            try:
+                _check_pages("free", into, self._caches)
+            except ArgumentError as error:
+                return error
+            return None
+        return ArgumentError(name="free", reason=reason)
 
 
 class ChannelCarrier:
@@ -307,6 +375,16 @@ def checked_caches(caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             reason = "must be contiguous, [pages, ...], since pages are moved as bytes"
             raise ArgumentError(name=f"caches[{i}]", reason=reason)
     return list(caches)
+
+
+def _check_pages(name: str, pages: Sequence[int], caches: Sequence[torch.Tensor]) -> None:
+    """Each page is in all caches, and is there once; raises ArgumentError."""
+    count = min(map(len, caches), default=0)
+    for i, page in enumerate(pages):
+        if not 0 <= page < count:
+            raise IndexOutOfRange(name=name, index=i, value=page, last=count - 1, of="page")
+    if len(set(pages)) < len(pages):
+        raise ArgumentError(name=name, reason=f"has a page twice, {list(pages)}; give each once")
 
 
 def _shapes(caches: Sequence[torch.Tensor]) -> list[Any]:

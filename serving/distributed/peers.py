@@ -7,7 +7,8 @@ together, which is what it does for an all-to-all. Nothing here waits for the de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from warploom.errors import ArgumentError
-from warploom.serving.distributed.errors import RankLost
+from warploom.serving.distributed.errors import OutOfStep, RankLost
 
 _GRACE = timedelta(seconds=2)  # for exchanges with others, after one has failed
 
@@ -46,10 +47,26 @@ class Peers:
         if self.rank < 0:
             raise ArgumentError(name="group", reason="this process is not in it")
         self.sent = 0
+        self._failure: str | None = None
         self._is_nccl = dist.get_backend(self._group) == "nccl"
         self._timeout = None
         if timeout is not None and not self._is_nccl:
             self._timeout = timedelta(seconds=timeout)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """All exchanges of a run; once the block fails on this rank, no other may begin.
+
+        Raises:
+            OutOfStep: an earlier one failed.
+        """
+        if self._failure is not None:
+            raise OutOfStep(world=self.world, own=self.rank, reason=self._failure)
+        try:
+            yield
+        except BaseException as error:
+            self._failure = _shown(error)
+            raise
 
     def start(
         self,
@@ -103,8 +120,7 @@ class Peers:
 
     def lost(self, rank: int, what: str, error: Exception) -> RankLost:
         """The error for a rank that is gone or silent."""
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-        return RankLost(rank=rank, world=self.world, own=self.rank, what=what, reason=reason)
+        return RankLost(rank=rank, world=self.world, own=self.rank, what=what, reason=_shown(error))
 
 
 class Exchange:
@@ -147,6 +163,10 @@ class Exchange:
                 failed = failed or self._peers.lost(rank, self._what, error)
         if failed is not None:
             raise failed
+
+
+def _shown(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -62,10 +62,11 @@ class PrefillWrapper:
             method: "ring" holds keys of two ranks at a time, "all_gather" those of all.
             timeout: seconds that a rank may take to answer; by default the group's timeout holds.
             lse_base: "e" or "2", base of the log-sum-exp that `run` returns.
-            **options: of `AttentionWrapper`, without `kv_format`, which is ragged.
+            **options: of `AttentionWrapper`, without `kv_format`, which is ragged, and without
+                `cuda_graph`: `DecodeWrapper` alone can be captured.
 
         Raises:
-            ArgumentError: there is no process group, or no such method.
+            ArgumentError: there is no process group, no such method, or `cuda_graph`.
             UnsupportedSpec: a variant that records, or largest scores.
             As `AttentionWrapper`.
         """
@@ -78,6 +79,12 @@ class PrefillWrapper:
             if options.get(name):
                 reason = "is not taken here: keys are ragged, and largest scores are not merged"
                 raise ArgumentError(name=name, reason=reason)
+        if options.get("cuda_graph"):
+            reason = (
+                "is not taken here: sizes and addresses of a prefill change with each plan. Decode "
+                "alone can be captured: DecodeWrapper(cuda_graph=True)"
+            )
+            raise ArgumentError(name="cuda_graph", reason=reason)
         self._lse_scale = checked_lse_scale(lse_base)
         is_ring = method == "ring"
         keys = self.layout if is_ring else None
@@ -151,6 +158,7 @@ class PrefillWrapper:
 
         Raises:
             RankLost: a rank ended, or did not answer in time.
+            OutOfStep: an earlier run failed after ranks had begun to exchange.
             NotPlanned: there is no plan, or the last one was refused.
             WrongShape: not as many keys as this rank has of the plan.
             As `AttentionWrapper.run`.
@@ -162,13 +170,22 @@ class PrefillWrapper:
                 expected = f"{self._tokens[self.rank]} tokens, this rank's of the plan"
                 raise WrongShape(name=name, got=tuple(given.shape), expected=expected)
         held = [x.contiguous() for x in kv]
+        self._check(q, held, inputs)
         attend = self._in_a_ring if self._is_ring else self._gathered
-        state = attend(q, held, inputs)
-        out = state.out
-        if self._epilogue is not None:
-            out = self._epilogue.run(out, state.lse, 1, inputs)
+        with self._peers.in_step():
+            state = attend(q, held, inputs)
+            out = state.out
+            if self._epilogue is not None:
+                out = self._epilogue.run(out, state.lse, 1, inputs)
         out = out.to(q.dtype)
         return (out, state.lse * self._lse_scale) if return_lse else out
+
+    def _check(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> None:
+        """Refuse what is wrong before any rank is sent something: a refused run may be repeated."""
+        assert self._tokens is not None
+        tokens = self._tokens[self.rank] if self._is_ring else sum(self._tokens)
+        keys = [x.new_empty((1, *x.shape[1:])).expand(tokens, *x.shape[1:]) for x in held]
+        self._parts[0].wrapper._check_run(q, tuple(keys), inputs)
 
     def _in_a_ring(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> States:
         assert self._tokens is not None

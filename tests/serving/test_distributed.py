@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import rank_cases
+from support import lost_ranks, rank_cases
 from support.rank_cases import CHAINS, VARIANTS
 from support.ranks import Ranks
 
@@ -124,6 +124,22 @@ def test_what_is_sent_is_what_the_model_says(ranks: Ranks) -> None:
     for method in (scaling.ring, scaling.all_gather):
         found[method.__name__] = method(heads, machine, tokens=tokens, world=world).sent
     assert ranks.run(rank_cases.sent, tokens) == [found] * world
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather", "own"])
+def test_a_refused_run_sends_nothing(ranks: Ranks, kind: str) -> None:
+    first, *others = ranks.run(lost_ranks.repeated, kind)
+    assert first == (["WrongShape", "WrongDType", "UnknownInput"], True)
+    assert others == [([], True)] * (ranks.world - 1)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather"])
+def test_after_a_failure_in_an_exchange_no_run_begins(ranks: Ranks, kind: str) -> None:
+    first, *others = ranks.run(lost_ranks.broken, kind)
+    assert first[0] == "RuntimeError: out of memory" and len(first) == 3
+    for said in first[1:]:
+        assert said.startswith("OutOfStep") and "new process group" in said
+    assert others == [[]] * (ranks.world - 1)  # what they need was sent before
 
 
 FORMATS = [

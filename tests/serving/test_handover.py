@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.senders import caches, offer_and_end
 
+import warploom as wl
+from warploom import distributed
 from warploom.distributed import PageReceiver, PageSender, TransferLost
 from warploom.errors import ArgumentError
 from warploom.serving.distributed import handover
 
+ROOT = Path(__file__).parents[2]
 SOON = 10.0  # seconds
 CARRIER = handover.ChannelCarrier
 
@@ -101,13 +107,70 @@ def test_a_sender_that_ends_is_an_error(carrier: str) -> None:
     assert sender.exitcode == 9
 
 
-def test_a_silent_peer_is_an_error(sockets: Any) -> None:
+@pytest.mark.parametrize("side", [PageSender, PageReceiver])
+def test_a_silent_peer_is_an_error_for_good(sockets: Any, side: Any) -> None:
     own = caches(6)
-    for side in (
-        lambda: PageReceiver(own, sockets[1], carrier=CARRIER(own), timeout=0.2).receive([0]),
-        lambda: PageSender(own, sockets[0], carrier=CARRIER(own), timeout=0.2).send([0], {}),
-    ):
-        assert "silent for 0.2 s" in str(beside(side)())
+    peer = side(own, sockets[0], carrier=CARRIER(own), timeout=0.2)
+    call = (lambda: peer.send([0], {})) if side is PageSender else (lambda: peer.receive([0]))
+    assert "silent for 0.2 s" in str(beside(call)())
+    for _ in range(2):
+        failed = beside(call)()
+        assert isinstance(failed, TransferLost) and "make a new pair" in str(failed)
+
+
+class SlowCarrier(handover.ChannelCarrier):
+    """Reads where the sender's pages lie, as NIXL does, and takes long."""
+
+    def __init__(self, caches: Any, there: Any, until: threading.Event) -> None:
+        super().__init__(caches)
+        self._there, self._until = there, until
+
+    def give(self, channel: Any, pages: Any) -> None:
+        pass
+
+    def take(self, channel: Any, offer: Any, into: Any) -> None:
+        self._until.wait(SOON)
+        for own, other in zip(self._caches, self._there, strict=True):
+            own[into] = other[[3]]
+
+
+def test_pages_read_after_the_sender_gave_up_are_not_returned(sockets: Any) -> None:
+    ours, theirs, freed = [torch.ones(6, 4)], [torch.zeros(6, 4)], threading.Event()
+    sender = PageSender(ours, sockets[0], carrier=SlowCarrier(ours, [], freed), timeout=0.3)
+    carrier = SlowCarrier(theirs, ours, freed)
+    receiver = PageReceiver(theirs, sockets[1], carrier=carrier, timeout=SOON)
+    received = beside(lambda: receiver.receive([0]))
+    assert "silent" in str(beside(lambda: sender.send([3], {"id": 1}))())
+    ours[0][3] = 2  # the page holds another request now
+    freed.set()
+    assert isinstance(received(), TransferLost)
+    assert "make a new pair" in str(beside(lambda: sender.send([3], {"id": 2}))())
+
+
+def test_an_answer_to_another_hand_over_is_none(sockets: Any) -> None:
+    own = caches(6)
+    sender = PageSender(own, sockets[0], carrier=CARRIER(own))
+    sent = beside(lambda: sender.send([0], {}))
+    handover.Channel(sockets[1], SOON).tell("earlier", "taken")
+    assert "another hand-over" in str(sent())
+
+
+@pytest.mark.parametrize("pages", [[99, 0], [-1, 0], [1, 1]])
+def test_pages_that_are_none_are_refused_on_both_sides(sockets: Any, pages: list[int]) -> None:
+    ours, theirs = caches(6), caches(4, seed=1)
+    before = [x.clone() for x in theirs]
+    sender = PageSender(ours, sockets[0], carrier=CARRIER(ours))
+    receiver = PageReceiver(theirs, sockets[1], carrier=CARRIER(theirs))
+    with pytest.raises(ArgumentError, match="pages"):
+        sender.send(pages, {})
+    sent = beside(lambda: sender.send([3, 1], {}))
+    with pytest.raises(ArgumentError, match="free"):
+        receiver.receive(pages)
+    assert "the receiver refused: free" in str(sent())
+    for own, old in zip(theirs, before, strict=True):
+        assert torch.equal(own.view(torch.uint8), old.view(torch.uint8))
+    sent = beside(lambda: sender.send([3, 1], {}))  # both are still in step
+    assert receiver.receive([2, 0]) == ({}, [2, 0]) and sent() is None
 
 
 def test_a_receiver_that_stops_reading_is_an_error(sockets: Any) -> None:
@@ -115,8 +178,7 @@ def test_a_receiver_that_stops_reading_is_an_error(sockets: Any) -> None:
     sender = PageSender(own, sockets[0], carrier=CARRIER(own), timeout=0.3)
     sent = beside(lambda: sender.send(range(8), {}))
     channel = handover.Channel(sockets[1], SOON)
-    channel.receive()
-    channel.send(b"send")
+    channel.tell(json.loads(channel.receive())["id"], "send")
     assert isinstance(sent(), TransferLost)
 
 
@@ -136,3 +198,32 @@ def test_a_receiver_that_refuses_tells_the_sender(sockets: Any) -> None:
 def test_caches_must_be_contiguous(sockets: Any) -> None:
     with pytest.raises(ArgumentError, match="contiguous"):
         PageSender([torch.zeros(4, 8).t()], sockets[0])
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 32])
+def test_the_documents_example_goes_on_where_prefill_ended(sockets: Any, length: int) -> None:
+    """Its next token sees all keys and itself, also where that token begins a page."""
+    text = (ROOT / "docs" / "distributed.md").read_text()
+    shown = re.search(r"## Hand-over.*?```python\n(.*?)```", text, re.DOTALL)
+    assert shown is not None
+    sends, receives = shown[1].replace("812", str(length)).split("# and in the other process", 1)
+    (k_cache, v_cache), pages = torch.randn(2, 8, 16, 2, 32).unbind(), [5, 1, 3][: -(-length // 16)]
+    q, k, v = torch.randn(3, 1, 2, 32).unbind()
+    names = {"wld": distributed, "wl": wl, "k_cache": k_cache, "v_cache": v_cache}
+    sent = beside(lambda: exec(sends, {**names, "connection": sockets[0], "pages": pages}))
+    own = {
+        "k_cache": torch.zeros_like(k_cache), "v_cache": torch.zeros_like(v_cache),
+        "connection": sockets[1], "free": [4, 2, 0, 6, 7], "q": q, "k": k, "v": v,
+        "attention": wl.AttentionWrapper(
+            wl.Causal(), kv_format=wl.Paged(16), num_q_heads=2, num_kv_heads=2, head_dim=32,
+            dtype="float32", device="cpu", backend="reference",
+        ),
+    }  # fmt: skip
+    exec("#" + receives, found := {**names, **own})
+    assert sent() is None
+    whole = (
+        torch.cat([cache[pages].flatten(0, 1)[:length], new]).movedim(0, 1)
+        for cache, new in ((k_cache, k), (v_cache, v))
+    )
+    exact = torch.nn.functional.scaled_dot_product_attention(q.movedim(0, 1), *whole)
+    torch.testing.assert_close(found["out"], exact.movedim(0, 1))

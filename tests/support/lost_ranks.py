@@ -61,6 +61,57 @@ def _failure(call: Any, lost: int, seconds: float | None) -> str:
     return "nothing was lost"
 
 
+def repeated(kind: str) -> tuple[list[str], bool]:
+    """A run that one rank refuses twice and repeats, and whether it gives what another run gave."""
+    run, q, kv = _prepared(kind)[1:]
+    expected, said = run(q, kv), []
+    if dist.get_rank() == 0:
+        for wrong in ((q[..., :-1], kv, {}), (q.double(), kv, {}), (q, kv, {"none": 1})):
+            try:
+                run(*wrong[:2], **wrong[2])
+            except Exception as error:
+                said.append(type(error).__name__)
+    return said, torch.equal(run(q, kv), expected)
+
+
+def broken(kind: str) -> list[str]:
+    """What the runs after one say that fails when something was sent already; on rank 0 alone."""
+    wrapper, run, q, kv = _prepared(kind)
+    last = wrapper._parts[-1] if hasattr(wrapper, "_parts") else wrapper.local
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    if dist.get_rank() == 0:
+        original, last.run = last.run, fails
+    said = []
+    for _ in range(3 if dist.get_rank() == 0 else 1):
+        try:
+            run(q, kv)
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+        if dist.get_rank() == 0:
+            last.run = original
+    return said
+
+
+def _prepared(kind: str) -> tuple[Any, ...]:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    rng = torch.Generator().manual_seed(rank)
+    if kind == "own":
+        wrapper: Any = wld.DecodeWrapper(heads="own", **_OPTIONS)
+        wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * world])
+        rows, tokens, heads = 1, 8, HEADS // world
+    else:
+        wrapper = wld.PrefillWrapper(method=kind, **_OPTIONS)
+        wrapper.plan([61])  # not as many rows on each rank
+        rows = tokens = int(wrapper.layout.local_len(61, rank))
+        heads = HEADS
+    q, k, v = (torch.randn(n, h, DIM, generator=rng)
+               for n, h in ((rows, heads), (tokens, HEADS), (tokens, HEADS)))  # fmt: skip
+    return wrapper, wrapper.run, q, (k, v)
+
+
 def options_refused() -> list[str]:
     """Messages of declarations and plans that do not fit the group."""
     found = []
@@ -75,6 +126,7 @@ def options_refused() -> list[str]:
         lambda: _planned([0, 1], [0, 8], [9, 9]),
         lambda: wld.PrefillWrapper(**_OPTIONS).plan([3], [4, 4]),
         lambda: wld.PrefillWrapper(**_OPTIONS).plan([-3]),
+        lambda: wld.PrefillWrapper(cuda_graph=True, **_OPTIONS),
     ):
         try:
             made()
