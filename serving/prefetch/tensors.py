@@ -113,7 +113,8 @@ def _table(
 ) -> SpanTable:
     """The spans of tensors on the device, written at their first prefetch.
 
-    One that a launch may still read is not freed under it: its memory is torch's, on this stream.
+    One that a launch may still read is not freed under it: its memory is torch's, which knows the
+    streams that read it.
     """
     key, captured = (device, addresses, sizes, most), is_capturing(device)
     found = _tables.get(key, captured)

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import warploom as wl
+from warploom.codegen.prefetch import SPAN
 from warploom.errors import ForbiddenUnderCapture
 from warploom.prefetch import beside, beside_pages, prefetch
+from warploom.runtime.launching.prefetch import SpanTable, cut
 
 pytestmark = pytest.mark.gpu
 
@@ -62,6 +64,24 @@ def batch(lens: list[int], seed: int) -> tuple[Any, ...]:
     order = np.random.default_rng(seed).permutation(PAGES)[: sum(pages)]
     last = [(n - 1) % PAGE + 1 for n in lens]
     return list(range(len(lens) + 1)), np.cumsum([0, *pages]), order, last
+
+
+def test_tables_are_read_behind_their_writing_and_written_behind_reads(cuda: Any) -> None:
+    busy, other = torch.cuda.Stream(), torch.cuda.Stream()
+    table = SpanTable(torch.device("cuda", torch.cuda.current_device()), 1)
+    seen = []
+    torch.cuda.synchronize()
+    for size in (128, 256, 512):
+        records = cut(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), size)
+        with torch.cuda.stream(busy):
+            torch.cuda._sleep(50_000_000)
+            table.write(records)
+        with torch.cuda.stream(other), table.read_by(other):
+            torch.cuda._sleep(50_000_000)
+            seen.append(table._memory.clone())
+    torch.cuda.synchronize()
+    found = [x.cpu().numpy().view(SPAN)["bytes"][1] for x in seen]
+    assert found == [128, 256, 512]
 
 
 def test_a_captured_prefetch_follows_the_plan(cuda: Any) -> None:
