@@ -27,6 +27,7 @@ from warploom.runtime.launching.prefetch import (
 )
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.dense import block_bytes
+from warploom.runtime.tensors.unmapped import lacks_memory
 from warploom.runtime.wrappers.running import Running
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.page_order import page_order
@@ -106,7 +107,8 @@ class Prefetching(Running):
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
             BadBudget, BudgetTooSmall: it is no number of bytes, or below a page.
-            CannotPrefetch: the host does not know the pages, or there are none.
+            CannotPrefetch: the host does not know the pages, there are none, or they have memory in
+                parts alone, as those of a `VirtualCache` that are longer than 128 tokens.
             HasGaps: a page is no block of memory.
             WrongDevice, WrongShape, IndexOutOfRange: not the cache of this wrapper.
             ForbiddenUnderCapture: what has to be worked out first, while a graph is captured.
@@ -124,6 +126,11 @@ class Prefetching(Running):
         planned = self._planned_pages()
         k, v = key_value(checked_kv(kv, self.kv_format, shared=True))
         check_key_values(k, v, self._geometry, planned.batch)
+        if lacks_memory(k) or lacks_memory(v):
+            raise CannotPrefetch(
+                reason="pages of this VirtualCache have addresses without memory",
+                remedy="Make it with a page_size of at most 128 tokens.",
+            )
         layout = (*block_bytes(k, "k"), *block_bytes(v, "v"))
         budget, needed = checked_budget(max_bytes, self.device), layout[1] + layout[3]
         if budget < needed:

@@ -20,6 +20,7 @@ from warploom.errors import (
 )
 from warploom.prefetch_errors import BadBudget, BudgetTooSmall, CannotPrefetch, HasGaps
 from warploom.runtime.launching.prefetch import SpanTable
+from warploom.runtime.tensors import unmapped
 from warploom.runtime.wrappers import prefetching
 
 PAGE, HEADS, DIM, PAGES = 4, 2, 8, 40
@@ -203,3 +204,30 @@ def test_formats_without_known_pages() -> None:
     selecting.plan([0, 1], [0, 2], selection, [4])
     with pytest.raises(CannotPrefetch, match="selection"):
         selecting.prefetch(tuple(torch.randn(2, PAGES, PAGE, HEADS, DIM)), 1 << 20)
+
+
+def test_virtual_caches_have_memory_in_small_pages_alone() -> None:
+    sizes: dict[str, Any] = {
+        "num_kv_heads": HEADS, "head_dim": DIM, "dtype": "float32", "max_requests": 2,
+        "max_tokens": 1000,
+    }  # fmt: skip
+    known = set(unmapped._ranges)
+    with wl.MemoryPool(64 * 4096, "cpu", page_bytes=4096) as pool:
+        for page_size, is_mapped in ((None, False), (128, True)):
+            with wl.VirtualCache(pool, **sizes, page_size=page_size) as virtual:
+                virtual.reserve("a", 140)
+                virtual.grow("a", 140)
+                attention = wrapper(kv_format=virtual.kv_format)
+                attention.plan([0, 1], **virtual.tables(["a"]))
+                if is_mapped:
+                    pages = -(-140 // page_size)
+                    asked_for = pages * page_size * BYTES // PAGE
+                    assert attention.prefetch(virtual.kv(), 1 << 20) == asked_for
+                    for page in virtual.tables(["a"])["kv_indices"]:
+                        virtual.kv()[0][page].sum()  # ends the process if there is no memory
+                    continue
+                with pytest.raises(CannotPrefetch, match="VirtualCache"):
+                    attention.prefetch(virtual.kv(), 1 << 20)
+    del virtual, attention
+    gc.collect()
+    assert unmapped._ranges.keys() <= known
