@@ -94,11 +94,12 @@ class Engine:
         Args:
             forward: computes parts of requests; a `PagedModel`, or a stand-in.
             tree: pages of the cache that it writes to.
-            budget: rows of a pass, at most. Long prompts are cut into chunks to fit.
-            most_running: requests in a pass, at most.
+            budget, most_running: rows and requests of a pass, at most. Prompts are cut to fit.
             draft: guesses tokens; None for no speculation.
             speculate: tokens to guess for each request and pass.
         """
+        if budget < 1 or most_running < 1:
+            raise ValueError("a pass has at least one row and one request")
         self.forward, self.tree, self.budget = forward, tree, budget
         self.most_running, self.draft, self.speculate = most_running, draft, speculate
         self.waiting: deque[Request] = deque()
@@ -265,8 +266,8 @@ class Engine:
 @click.option("--cancelled", default=0.1, help="Share of them that is cancelled at a random time.")
 @click.option("--pages", default=64, help="Pages of the cache.")
 @click.option("--page-size", default=16, help="Tokens of a page.")
-@click.option("--budget", default=64, help="Rows of a pass, at most.")
-@click.option("--running", default=24, help="Requests in a pass, at most.")
+@click.option("--budget", default=64, type=click.IntRange(1), help="Rows of a pass, at most.")
+@click.option("--running", default=24, type=click.IntRange(1), help="Requests in a pass, at most.")
 @click.option("--speculate", default=3, help="Tokens to guess for each request and pass.")
 @click.option("--draft", type=click.Choice(["layer", "lookup"]), default="layer",
               help="The model's first layer, or what followed the same tokens before.")  # fmt: skip
@@ -280,9 +281,8 @@ def main(
     tree, unused = PageTree(pages, page_size), PageTree(pages, page_size)
     model, reference = PagedModel(decoder, tree), PagedModel(decoder, unused)
     guesses = EarlyExit(model) if draft == "layer" else PromptLookup()
-    engine = Engine(
-        model, tree, budget=budget, most_running=running, draft=guesses, speculate=speculate
-    )
+    engine = Engine(model, tree, budget=budget, most_running=running, draft=guesses,
+                    speculate=speculate)  # fmt: skip
     traffic = Traffic(requests, cancelled, decoder.shape.vocabulary, seed)
     with View(engine) as view:
         while traffic.feed(engine):

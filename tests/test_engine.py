@@ -150,6 +150,12 @@ def test_mistakes_show_in_tokens(tree: type[PageTree], engine: type[Engine]) -> 
         assert not all(map(is_right, requests))
 
 
+@pytest.mark.parametrize(("budget", "most"), [(0, 1), (1, 0)])
+def test_an_engine_that_could_compute_nothing_is_refused(budget: int, most: int) -> None:
+    with pytest.raises(ValueError, match="at least one row"):
+        Engine(HashedModel(4), PageTree(3, 4), budget=budget, most_running=most)
+
+
 def test_requests_that_can_never_run_are_refused() -> None:
     engine = Engine(HashedModel(4), PageTree(3, 4))
     for prompt, count in (([], 1), ([1], 0), ([1] * 8, 5)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +16,7 @@ from warploom.codegen.prefetch import SOURCES, SPAN, PrefetchSpec
 from warploom.errors import ArgumentError
 from warploom.prefetch_errors import BadBudget
 from warploom.runtime.devices.device import cuda_facts
+from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.devices.loaded import load
 from warploom.runtime.devices.params import Block
 from warploom.runtime.devices.upload import Upload
@@ -67,6 +70,9 @@ def checked_budget(max_bytes: int | None, device: torch.device) -> int:
 class SpanTable:
     """The kernel's table, at an address that stays: a captured launch reads what is there.
 
+    Reads on any stream come behind the last writing, and a writing behind all reads. Captured reads
+    wait for nothing: who replays them orders them.
+
     Attributes:
         most: records that it holds.
         address: of it.
@@ -77,14 +83,43 @@ class SpanTable:
         self._memory = torch.empty((1 + most) * _INTS, dtype=torch.int32, device=device)
         self._upload = Upload(device)
         self.address = self._memory.data_ptr()
+        self._owner = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._written: torch.cuda.Event | None = None
+        self._reads: dict[int, torch.cuda.Event] = {}  # the last on each stream since then
 
     def write(self, records: Records) -> None:
-        """Enqueue new contents on the current stream."""
+        """Enqueue new contents on the current stream, behind all reads of the old ones."""
+        stream = None
+        if self._memory.is_cuda:
+            stream = torch.cuda.current_stream(self._memory.device)
+            self._await(stream, *self._reads.values())
         used = (1 + len(records)) * _INTS
         table = self._upload.stage(self._memory).buffer[:used].numpy().view(SPAN)
         table[0] = len(records), 0, 0
         table[1:] = records
         self._upload.send(used)
+        if stream is not None:
+            self._written, self._reads = stream.record_event(), {}
+
+    @contextmanager
+    def read_by(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Order what is enqueued on a stream meanwhile, which reads the table."""
+        if is_capturing(self._memory.device):
+            yield
+            return
+        self._await(stream)
+        yield
+        self._reads[stream.cuda_stream] = stream.record_event(self._reads.get(stream.cuda_stream))
+
+    def _await(self, stream: torch.cuda.Stream, *events: torch.cuda.Event) -> None:
+        """Let a stream, which is to use the table, wait for the last writing and for events.
+
+        Events, since a stream itself may be captured by another thread meanwhile.
+        """
+        for event in events if self._written is None else (self._written, *events):
+            stream.wait_event(event)
+        if stream != self._owner:
+            self._memory.record_stream(stream)  # the table may be dropped while that reads
 
     def read(self) -> Records:
         """What it holds, for tests and to look at; waits for the device."""
@@ -121,7 +156,9 @@ class Prefetcher:
                 self._launch(0)
                 return
             with torch.cuda.device(self._device):
-                self._launch(torch.cuda.current_stream(self._device).cuda_stream)
+                stream = torch.cuda.current_stream(self._device)
+                with table.read_by(stream):
+                    self._launch(stream.cuda_stream)
 
 
 def prefetcher(device: torch.device, sms: int = SMS, keep: bool = False) -> Prefetcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,14 @@ from warploom.runtime.launching.prefetch import (
 )
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.dense import block_bytes
+from warploom.runtime.tensors.unmapped import lacks_memory
 from warploom.runtime.wrappers.running import Running
+from warploom.scheduler.layout import Ints
 from warploom.scheduler.page_order import page_order
 
 _REMEDY = "Call it once before the capture, with this cache and this budget."
+_Layout = tuple[int, int, int, int]
+_of_graphs: set[SpanTable] = set()  # a replay may come when the wrapper is gone
 
 
 class PageTable:
@@ -41,9 +46,7 @@ class PageTable:
         planned: whose pages the table holds; None before.
     """
 
-    def __init__(
-        self, device: torch.device, layout: tuple[int, int, int, int], most: int, room: int
-    ) -> None:
+    def __init__(self, device: torch.device, layout: _Layout, most: int, room: int) -> None:
         """Begin without pages.
 
         Args:
@@ -62,10 +65,10 @@ class PageTable:
         """Whether there is room for the pages of a plan."""
         return min(self.most, len(planned.plan.indices)) <= self._room
 
-    def write(self, planned: Planned, page_size: int) -> None:
-        """Enqueue the pages of a plan: each one's keys, then its values."""
+    def write(self, planned: Planned, order: Ints) -> None:
+        """Enqueue the first pages of a plan's order: each one's keys, then its values."""
         key_step, keys, value_step, values = self.layout
-        pages = page_order(planned.plan, page_size)[: self.most].astype(np.int64)
+        pages = order[: self.most]
         offsets = np.stack([pages * key_step, pages * value_step], axis=1).reshape(-1)
         sizes = np.tile(np.array([keys, values], np.int64), len(pages))
         sources = np.tile(np.arange(2), len(pages))
@@ -77,7 +80,10 @@ class PageTable:
 class Prefetching(Running):
     """The part of a wrapper that prefetches."""
 
-    _pages: PageTable | None = None  # once there was a prefetch
+    @cached_property
+    def _pages(self) -> dict[tuple[_Layout, int], PageTable]:
+        """What was prefetched so far, by layout and pages: graphs may hold any, or are to."""
+        return {}
 
     @unseen
     def prefetch(self, kv: Any, max_bytes: int | None = None, *, sms: int = SMS) -> int:
@@ -88,7 +94,7 @@ class Prefetching(Running):
         The pages are worked out at the first call after a plan, so layers share them. A wrapper
         that has prefetched works them out in each `plan`, into the same memory, so that a captured
         prefetch follows the plan as a captured run does: under the same bounds, with
-        `cuda_graph=True`.
+        `cuda_graph=True`. It keeps a table for each layout of caches and each budget.
 
         Args:
             kv: the cache, as `run` takes it. A page must be one block of memory.
@@ -101,7 +107,8 @@ class Prefetching(Running):
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
             BadBudget, BudgetTooSmall: it is no number of bytes, or below a page.
-            CannotPrefetch: the host does not know the pages, or there are none.
+            CannotPrefetch: the host does not know the pages, there are none, or they have memory in
+                parts alone, as those of a `VirtualCache` that are longer than 128 tokens.
             HasGaps: a page is no block of memory.
             WrongDevice, WrongShape, IndexOutOfRange: not the cache of this wrapper.
             ForbiddenUnderCapture: what has to be worked out first, while a graph is captured.
@@ -119,6 +126,11 @@ class Prefetching(Running):
         planned = self._planned_pages()
         k, v = key_value(checked_kv(kv, self.kv_format, shared=True))
         check_key_values(k, v, self._geometry, planned.batch)
+        if lacks_memory(k) or lacks_memory(v):
+            raise CannotPrefetch(
+                reason="pages of this VirtualCache have addresses without memory",
+                remedy="Make it with a page_size of at most 128 tokens.",
+            )
         layout = (*block_bytes(k, "k"), *block_bytes(v, "v"))
         budget, needed = checked_budget(max_bytes, self.device), layout[1] + layout[3]
         if budget < needed:
@@ -153,36 +165,36 @@ class Prefetching(Running):
             )
         return self.planned
 
-    def _table_of(
-        self, planned: Planned, layout: tuple[int, int, int, int], most: int
-    ) -> PageTable:
+    def _table_of(self, planned: Planned, layout: _Layout, most: int) -> PageTable:
         """The pages of a plan on the device."""
-        pages = self._pages
-        if pages is not None and (pages.layout, pages.most) == (layout, most):
-            if pages.planned is planned:
-                return pages
-            if pages.holds(planned):
-                self._write(pages, planned)
-                return pages
-        if is_capturing(self.device):
-            raise ForbiddenUnderCapture(what="prefetch() met a new cache or budget", remedy=_REMEDY)
-        bounds = self._bounds
-        room = len(planned.plan.indices) if bounds is None else bounds.max_blocks
-        pages = PageTable(self.device, layout, most, min(most, room))
-        self._write(pages, planned)
-        self._pages = pages
+        captured = is_capturing(self.device)
+        pages = self._pages.get((layout, most))
+        if pages is None or not pages.holds(planned):
+            if captured:
+                what = "prefetch() met a new cache or budget"
+                raise ForbiddenUnderCapture(what=what, remedy=_REMEDY)
+            bounds = self._bounds
+            room = len(planned.plan.indices) if bounds is None else bounds.max_blocks
+            pages = PageTable(self.device, layout, most, min(most, room))
+            self._pages[layout, most] = pages
+        if pages.planned is not planned:
+            if captured:
+                raise ForbiddenUnderCapture(what="prefetch() met a new plan", remedy=_REMEDY)
+            pages.write(planned, self._order(planned))
+        if captured:
+            _of_graphs.add(pages.table)
         return pages
 
-    def _write(self, pages: PageTable, planned: Planned) -> None:
-        if is_capturing(self.device):
-            raise ForbiddenUnderCapture(what="prefetch() met a new plan", remedy=_REMEDY)
-        pages.write(planned, self.kv_format.block_kv)
+    def _order(self, planned: Planned) -> Ints:
+        return page_order(planned.plan, self.kv_format.block_kv).astype(np.int64)
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
-        """Plan; a captured prefetch must see the pages of the new plan, too."""
+        """Plan; captured prefetches must see the pages of the new plan, too."""
         super()._take(batch, inputs)
-        pages, planned = self._pages, self.planned
-        if pages is None or planned is None or isinstance(planned.batch, OnDevice):
+        planned = self.planned
+        if not self._pages or planned is None or isinstance(planned.batch, OnDevice):
             return
-        if pages.holds(planned):
-            self._write(pages, planned)
+        order = self._order(planned)
+        for pages in self._pages.values():
+            if pages.holds(planned):
+                pages.write(planned, order)

@@ -60,7 +60,7 @@ def prefetch(
         ForbiddenUnderCapture: tensors that are new, while a graph is captured.
         UnsupportedSpec: tensors that are neither on a CUDA device nor on the CPU.
     """
-    given = [as_torch(x, f"tensors[{i}]", shared=True) for i, x in enumerate(_several(tensors))]
+    given = _given(tensors)
     if not given:
         raise ArgumentError(name="tensors", reason="is empty; give what will be read next")
     device = resolve_device(given[0].device)
@@ -76,8 +76,11 @@ def prefetch(
     return min(most, sum(sizes))
 
 
-def _several(tensors: Any) -> Sequence[Any]:
-    return tensors if isinstance(tensors, (list, tuple)) else [tensors]
+@unseen
+def _given(tensors: Any, name: str = "tensors") -> list[torch.Tensor]:
+    """One or several, as torch's."""
+    several = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    return [as_torch(x, f"{name}[{i}]", shared=True) for i, x in enumerate(several)]
 
 
 class _Tables:
@@ -110,7 +113,8 @@ def _table(
 ) -> SpanTable:
     """The spans of tensors on the device, written at their first prefetch.
 
-    One that a launch may still read is not freed under it: its memory is torch's, on this stream.
+    One that a launch may still read is not freed under it: its memory is torch's, which knows the
+    streams that read it.
     """
     key, captured = (device, addresses, sizes, most), is_capturing(device)
     found = _tables.get(key, captured)
@@ -147,8 +151,8 @@ def beside(
     hold it. Arguments and errors are those of `prefetch`; the bytes asked for are the block's
     value.
     """
-    device = getattr(next(iter(_several(tensors)), None), "device", None)
-    with _aside(device, partial(prefetch, tensors, max_bytes, sms=sms, keep=keep)) as asked:
+    given = _given(tensors)
+    with _aside(given, partial(prefetch, given, max_bytes, sms=sms, keep=keep)) as asked:
         yield asked
 
 
@@ -160,17 +164,19 @@ def beside_pages(
 
     Arguments and errors are those of `AttentionWrapper.prefetch`.
     """
-    device = getattr(next(iter(_several(kv)), None), "device", None)
-    with _aside(device, partial(wrapper.prefetch, kv, max_bytes, sms=sms)) as asked:
+    given = _given(kv, "kv")
+    kv = given if isinstance(kv, (list, tuple)) else given[0]
+    with _aside(given, partial(wrapper.prefetch, kv, max_bytes, sms=sms)) as asked:
         yield asked
 
 
 @contextmanager
-def _aside(device: torch.device | None, call: Callable[[], int]) -> Iterator[int]:
-    """A call on the side stream of a device, behind what the current stream has so far."""
-    if device is None or device.type != "cuda":
+def _aside(given: Sequence[torch.Tensor], call: Callable[[], int]) -> Iterator[int]:
+    """A call on the side stream of tensors' device, behind what the current stream has so far."""
+    if not given or not given[0].is_cuda:
         yield call()
         return
+    device = given[0].device
     current, side = torch.cuda.current_stream(device), side_stream(device)
     side.wait_stream(current)
     try:

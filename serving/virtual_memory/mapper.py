@@ -14,6 +14,7 @@ import torch
 from warploom import forks
 from warploom.errors import ForbiddenUnderCapture
 from warploom.memory_errors import MemoryClosed, OtherProcess
+from warploom.runtime.tensors.unmapped import may_lack_memory
 from warploom.serving.virtual_memory.driver import Addresses, Driver
 from warploom.serving.virtual_memory.geometry import Geometry
 from warploom.serving.virtual_memory.ledger import Ledger, Model, Span, State
@@ -126,6 +127,8 @@ class Mapper:
         """
         with self._entered("a virtual cache cannot be made"):
             addresses = Addresses(self._driver, slots * geometry.slot_bytes)
+            if geometry.margin < geometry.block - 1:
+                may_lack_memory(addresses, addresses.first, addresses.size)
             memory = self._driver.tensor(addresses)
             model = self._ledger.add(name, geometry.planes, slots, guaranteed, limit)
             tenant = Tenant(model, addresses, geometry)

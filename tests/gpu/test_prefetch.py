@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import warploom as wl
+from warploom.codegen.prefetch import SPAN
 from warploom.errors import ForbiddenUnderCapture
 from warploom.prefetch import beside, beside_pages, prefetch
+from warploom.runtime.launching.prefetch import SpanTable, cut
 
 pytestmark = pytest.mark.gpu
 
@@ -64,6 +66,24 @@ def batch(lens: list[int], seed: int) -> tuple[Any, ...]:
     return list(range(len(lens) + 1)), np.cumsum([0, *pages]), order, last
 
 
+def test_tables_are_read_behind_their_writing_and_written_behind_reads(cuda: Any) -> None:
+    busy, other = torch.cuda.Stream(), torch.cuda.Stream()
+    table = SpanTable(torch.device("cuda", torch.cuda.current_device()), 1)
+    seen = []
+    torch.cuda.synchronize()
+    for size in (128, 256, 512):
+        records = cut(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), size)
+        with torch.cuda.stream(busy):
+            torch.cuda._sleep(50_000_000)
+            table.write(records)
+        with torch.cuda.stream(other), table.read_by(other):
+            torch.cuda._sleep(50_000_000)
+            seen.append(table._memory.clone())
+    torch.cuda.synchronize()
+    found = [x.cpu().numpy().view(SPAN)["bytes"][1] for x in seen]
+    assert found == [128, 256, 512]
+
+
 def test_a_captured_prefetch_follows_the_plan(cuda: Any) -> None:
     bounds = wl.Bounds(max_requests=8, max_q_rows=8, max_kv_len=4000, max_blocks=PAGES)
     attention = wl.AttentionWrapper(
@@ -90,8 +110,8 @@ def test_a_captured_prefetch_follows_the_plan(cuda: Any) -> None:
         graph.replay()
         wanted = eager.run(q[: len(lens)] * 2, cache)
         torch.testing.assert_close(out[: len(lens)], wanted, rtol=2e-2, atol=2e-2)
-        assert attention._pages is not None
         read = set(given[2].tolist())
-        records = attention._pages.table.read()
+        (pages,) = attention._pages.values()
+        records = pages.table.read()
         step_bytes = cache.stride(0) * cache.element_size()
         assert set((records["offset"] // step_bytes).tolist()) <= read

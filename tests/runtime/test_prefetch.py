@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 import torch
 
 import warploom as wl
-from warploom.errors import ArgumentError, NotPlanned, WrongDevice, WrongShape
+from warploom.errors import (
+    ArgumentError,
+    ForbiddenUnderCapture,
+    NotPlanned,
+    WrongDevice,
+    WrongShape,
+)
 from warploom.prefetch_errors import BadBudget, BudgetTooSmall, CannotPrefetch, HasGaps
+from warploom.runtime.launching.prefetch import SpanTable
+from warploom.runtime.tensors import unmapped
+from warploom.runtime.wrappers import prefetching
 
 PAGE, HEADS, DIM, PAGES = 4, 2, 8, 40
 BYTES = 2 * PAGE * HEADS * DIM * 4  # of a page's keys and values
@@ -30,10 +41,13 @@ def table(lens: list[int], pages: Any) -> tuple[Any, ...]:
     return indptr, pages[: indptr[-1]], [(n - 1) % PAGE + 1 for n in lens]
 
 
+def last_table(attention: wl.AttentionWrapper) -> SpanTable:
+    return list(attention._pages.values())[-1].table
+
+
 def asked(attention: wl.AttentionWrapper) -> tuple[list[int], list[int]]:
     """Pages of keys and of values in the kernel's table, in its order."""
-    assert attention._pages is not None
-    records = attention._pages.table.read()
+    records = last_table(attention).read()
     pages = records["offset"] * 2 // BYTES  # a page is less than what one instruction asks for
     assert (records["bytes"] == BYTES // 2).all()
     return pages[records["source"] == 0].tolist(), pages[records["source"] == 1].tolist()
@@ -80,13 +94,57 @@ def test_each_plan_writes_its_pages_where_a_captured_launch_reads(cache: torch.T
     attention = wrapper(bounds=bounds, cuda_graph=True)
     attention.plan([0, 1], *table([5], np.array([7, 3])))
     attention.prefetch(tuple(cache), 1 << 20)
-    assert attention._pages is not None
-    address = attention._pages.table.address
+    address = last_table(attention).address
     assert sorted(asked(attention)[0]) == [3, 7]
     attention.plan([0, 1, 2], *table([50, 9], np.arange(16)))
     assert sorted(asked(attention)[0]) == list(range(16))
     attention.prefetch(tuple(cache), 1 << 20)
-    assert attention._pages.table.address == address
+    assert last_table(attention).address == address
+
+
+def test_layouts_and_budgets_have_tables_that_stay_and_follow_plans(
+    cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joint = torch.randn(PAGES, 2, PAGE, HEADS, DIM)
+    calls: list[tuple[Any, int]] = [(tuple(cache), 1 << 20), (joint, 1 << 20), (joint, 2 * BYTES)]
+    bounds = wl.Bounds(max_requests=4, max_q_rows=8, max_kv_len=100, max_blocks=30)
+    attention = wrapper(bounds=bounds, cuda_graph=True)
+    attention.plan([0, 1], *table([5], np.array([7, 3])))
+    for call in calls:
+        attention.prefetch(*call)
+    tables = [pages.table for pages in attention._pages.values()]
+    attention.plan([0, 1, 2], *table([50, 9], np.arange(16)))
+    assert [len(x.read()) for x in tables] == [32, 32, 4]
+    kept: set[SpanTable] = set()
+    monkeypatch.setattr(prefetching, "_of_graphs", kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetching, "is_capturing", lambda device: True)
+        for call in calls[:2]:
+            attention.prefetch(*call)
+        with pytest.raises(ForbiddenUnderCapture, match="before the capture"):
+            attention.prefetch(joint, 3 * BYTES)
+    assert kept == set(tables[:2])
+    assert [pages.table for pages in attention._pages.values()] == tables
+
+
+def test_what_a_graph_reads_outlives_larger_tables_and_the_wrapper(
+    cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetching, "_of_graphs", set())
+    attention = wrapper()
+    attention.plan([0, 1], *table([5], np.arange(2)))
+    attention.prefetch(tuple(cache), 1 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetching, "is_capturing", lambda device: True)
+        attention.prefetch(tuple(cache), 1 << 20)
+    captured = ref(last_table(attention))
+    attention.plan([0, 1], *table([80], np.arange(20)))
+    attention.prefetch(tuple(cache), 1 << 20)
+    larger = ref(last_table(attention))
+    assert larger() is not captured()
+    del attention
+    gc.collect()
+    assert captured() is not None and larger() is None
 
 
 def test_another_budget_and_joint_caches(cache: torch.Tensor) -> None:
@@ -95,8 +153,7 @@ def test_another_budget_and_joint_caches(cache: torch.Tensor) -> None:
     attention.plan([0, 1], *table([20], np.arange(5)))
     attention.prefetch(tuple(cache), 2 * BYTES)
     assert attention.prefetch(joint, 1 << 20) == 5 * BYTES
-    assert attention._pages is not None
-    records = attention._pages.table.read()
+    records = last_table(attention).read()
     assert (records["offset"][records["source"] == 1] // BYTES).tolist() == asked_order(attention)
     assert attention.prefetch(tuple(cache)) == 5 * BYTES  # the default
 
@@ -147,3 +204,30 @@ def test_formats_without_known_pages() -> None:
     selecting.plan([0, 1], [0, 2], selection, [4])
     with pytest.raises(CannotPrefetch, match="selection"):
         selecting.prefetch(tuple(torch.randn(2, PAGES, PAGE, HEADS, DIM)), 1 << 20)
+
+
+def test_virtual_caches_have_memory_in_small_pages_alone() -> None:
+    sizes: dict[str, Any] = {
+        "num_kv_heads": HEADS, "head_dim": DIM, "dtype": "float32", "max_requests": 2,
+        "max_tokens": 1000,
+    }  # fmt: skip
+    known = set(unmapped._ranges)
+    with wl.MemoryPool(64 * 4096, "cpu", page_bytes=4096) as pool:
+        for page_size, is_mapped in ((None, False), (128, True)):
+            with wl.VirtualCache(pool, **sizes, page_size=page_size) as virtual:
+                virtual.reserve("a", 140)
+                virtual.grow("a", 140)
+                attention = wrapper(kv_format=virtual.kv_format)
+                attention.plan([0, 1], **virtual.tables(["a"]))
+                if is_mapped:
+                    pages = -(-140 // page_size)
+                    asked_for = pages * page_size * BYTES // PAGE
+                    assert attention.prefetch(virtual.kv(), 1 << 20) == asked_for
+                    for page in virtual.tables(["a"])["kv_indices"]:
+                        virtual.kv()[0][page].sum()  # ends the process if there is no memory
+                    continue
+                with pytest.raises(CannotPrefetch, match="VirtualCache"):
+                    attention.prefetch(virtual.kv(), 1 << 20)
+    del virtual, attention
+    gc.collect()
+    assert unmapped._ranges.keys() <= known

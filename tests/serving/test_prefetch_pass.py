@@ -221,7 +221,8 @@ def test_runs_have_their_pages_prefetched_with_what_weights_leave() -> None:
     assert len(inserted.pages) == 1 and inserted.bytes == 16 * 16 * 4
     (node,) = (n for n in inner.graph.nodes if "prefetch_pages" in str(n.target))
     assert node.args[4] == (1 << 16) - 16 * 16 * 4
-    assert attention._pages is not None and attention._pages.bytes == 3 * 2 * 4 * 2 * 8 * 4
+    (pages,) = attention._pages.values()
+    assert pages.bytes == 3 * 2 * 4 * 2 * 8 * 4
 
 
 def test_bad_arguments() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import warploom as wl
 from warploom.errors import ArgumentError, ForbiddenUnderCapture, UnsupportedSpec, WrongDevice
-from warploom.prefetch import beside, prefetch
+from warploom.prefetch import beside, beside_pages, prefetch
 from warploom.prefetch_errors import BadBudget, BudgetTooSmall, HasGaps
 from warploom.serving.prefetch import tensors as module
 from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op
@@ -51,6 +53,30 @@ def test_values_stay() -> None:
     with beside([x], 4096) as size:
         assert size == 4000
     assert torch.equal(x, before)
+
+
+def test_beside_takes_what_prefetch_takes(tables: Any) -> None:
+    array = np.ones((64, 64), "f4")
+    for given in (array, [array], (torch.from_numpy(array),)):
+        with beside(given, 1 << 20) as size:
+            assert size == 4 * 64 * 64
+        assert asked(tables) == [(array.ctypes.data, size)]
+    with pytest.raises(ArgumentError, match="__dlpack__"), beside([1], 4096):
+        pass
+    with pytest.raises(ArgumentError, match="empty"), beside([], 4096):
+        pass
+
+
+def test_beside_pages_takes_arrays() -> None:
+    attention = wl.AttentionWrapper(
+        kv_format=wl.Paged(4), num_q_heads=2, num_kv_heads=2, head_dim=8, dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    attention.plan([0, 1], [0, 2], [3, 1], [4])
+    cache = np.ones((5, 2, 4, 2, 8), "f4")
+    for kv in (cache, (cache[:, 0], cache[:, 1]), torch.from_numpy(cache)):
+        with beside_pages(attention, kv, 1 << 20) as size:
+            assert size == 2 * cache[0].nbytes
 
 
 def test_known_tensors_write_no_table(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
