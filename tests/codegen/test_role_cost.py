@@ -12,7 +12,7 @@ from warploom.dsl.types.formats import Ragged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 
-TILE = TileConfig(128, 128, decode=TileConfig(16, 64))
+TILE = TileConfig(128, 128, template="hopper", decode=TileConfig(16, 64))
 
 
 def spec(lanes: int, stored: str | None = None) -> AttentionSpec:
@@ -27,6 +27,7 @@ def test_prices_follow_flops_and_bytes() -> None:
     assert role_cost(spec(64), TILE).prefill == 900_000
     half = role_cost(spec(128), replace(TILE, rows=64))
     assert half.prefill == 900_000 and half.decode == found.decode
+    assert role_cost(spec(128), replace(TILE, template="portable")).prefill > found.prefill
     small = role_cost(spec(128, "int8"), TILE)
     assert small.prefill == found.prefill and 0 <= 2 * small.decode - found.decode <= 2
 
