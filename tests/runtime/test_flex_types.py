@@ -125,7 +125,11 @@ def test_compiled_flex_attention_says_the_same() -> None:
         compiled = torch.compile(flex_attention)(*tensors(), score_mod=mod)
     except Exception as error:
         pytest.skip(f"torch cannot compile FlexAttention here: {type(error).__name__}")
-    np.testing.assert_allclose(of_warploom(wl.flex(mod)), compiled.transpose(1, 2), atol=2e-5)
+    found, eager = of_warploom(wl.flex(mod)), flex_attention(*tensors(), score_mod=mod)
+    np.testing.assert_allclose(found, eager.transpose(1, 2), atol=2e-5)
+    if not torch.allclose(compiled, eager, atol=2e-5):  # with one thread 2.13 leaves rows at zero
+        pytest.skip("torch's compiled FlexAttention is not its own eager one on this machine")
+    np.testing.assert_allclose(found, compiled.transpose(1, 2), atol=2e-5)
 
 
 NUMBERS_OF_THE_SCORE: dict[str, Mod] = {
