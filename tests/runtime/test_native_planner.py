@@ -149,7 +149,7 @@ class Planners:
         return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
     kv_format = data.draw(st.sampled_from([wl.Paged(16), wl.Paged(1), wl.Ragged(), wl.Dense()]))

@@ -40,7 +40,7 @@ SETUPS = [
 def test_any_batch_is_recorded_as_the_oracle_does() -> None:
     subjects = [(x, SETUPS[i % len(SETUPS)]) for i, x in enumerate(VARIANTS.values())]
     subjects += [(ROWS, SETUPS[i]) for i in (0, 3, 4)]
-    run_property(warm_up(subjects, progress=False), None, 150)
+    run_property(warm_up(subjects, progress=False), None, 75)
 
 
 def test_split_keys_are_recorded_once_each() -> None:
