@@ -171,7 +171,7 @@ def draw(seed: int, device: str = "cpu") -> Case:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
     case = Case(seed, hooks, tuple(fields), tuple(shipped), facts)
     small = [batch for batch in facts["batches"] if _largest(case, [batch]) <= MOST_ELEMENTS]
-    while facts["bounds"] and _largest(case, small) > MOST_ELEMENTS:
+    while small and facts["bounds"] and _largest(case, small) > MOST_ELEMENTS:
         small.pop()
     facts["batches"] = small or [[[1, 1]]]
     if device != "cpu" and case.transforms_keys and facts["format"][0] != "dense":
