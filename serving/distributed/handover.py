@@ -143,16 +143,8 @@ class Channel:
         return TransferLost(what=self.what, reason=told)
 
 
-class PageSender:
-    """The process that prefills.
-
-    Args:
-        caches: paged caches, each [pages, ...] and contiguous, such as k and v of all layers.
-        connection: a stream socket to the receiver, whose caches have pages of the same shapes
-            and types.
-        carrier: how pages travel; `carrier_for(caches)` by default.
-        timeout: seconds that the receiver may take.
-    """
+class _Side:
+    """What both processes have: caches, a channel between them, and what carries pages."""
 
     def __init__(
         self,
@@ -165,6 +157,18 @@ class PageSender:
         self._caches = checked_caches(caches)
         self._channel = Channel(connection, timeout)
         self._carrier = carrier_for(caches) if carrier is None else carrier
+
+
+class PageSender(_Side):
+    """The process that prefills.
+
+    Args:
+        caches: paged caches, each [pages, ...] and contiguous, such as k and v of all layers.
+        connection: a stream socket to the receiver, whose caches have pages of the same shapes
+            and types.
+        carrier: how pages travel; `carrier_for(caches)` by default.
+        timeout: seconds that the receiver may take.
+    """
 
     def send(self, pages: Sequence[int], request: dict[str, Any]) -> None:
         """Hand the pages of a request over; returns when they are taken, and may be freed.
@@ -202,20 +206,8 @@ class PageSender:
         raise channel.lost(answer)  # refused before a page moved: both are still in step
 
 
-class PageReceiver:
+class PageReceiver(_Side):
     """The process that decodes; arguments as of `PageSender`."""
-
-    def __init__(
-        self,
-        caches: Sequence[torch.Tensor],
-        connection: socket,
-        *,
-        carrier: Carrier | None = None,
-        timeout: float = TIMEOUT,
-    ) -> None:
-        self._caches = checked_caches(caches)
-        self._channel = Channel(connection, timeout)
-        self._carrier = carrier_for(caches) if carrier is None else carrier
 
     def receive(self, free: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
         """Take the next request.
