@@ -147,7 +147,8 @@ class Measured(Batch):
 
     def key_counts(self, block: int) -> npt.NDArray[np.int64]:
         _, ends, last_page_len, *_ = (*self.lengths.kept, None)
-        counts = np.diff(np.asarray(ends).astype(np.int64))
+        bounds: npt.NDArray[np.int64] = np.asarray(ends).astype(np.int64)
+        counts = bounds[1:] - bounds[:-1]
         if not block:
             return counts
         last = block if last_page_len is None else np.asarray(last_page_len).astype(np.int64)
