@@ -8,6 +8,7 @@ from warploom.codegen.lowering.specialize import for_group_size
 from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
+from warploom.env import mixed_roles
 from warploom.errors import ArgumentError
 from warploom.runtime.declaring.declare import check_bounds, checked_count, checked_flag
 from warploom.runtime.formats.base import Format
@@ -62,7 +63,8 @@ def checked_options(
     transform = KeyTransform.of(
         key_transform, tile is not None, obstacle, for_fused, pretransform_rows(spec)
     )
-    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile)
+    may_mix = workspace is None and mixed_roles()  # two roles want more memory than one tile
+    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile, may_mix)
     return options, transform
 
 

@@ -6,6 +6,7 @@ import torch
 
 from warploom.codegen.build import build
 from warploom.codegen.planner_source import OPTIONS, PlannerSpec
+from warploom.codegen.source import TileChoice
 from warploom.dsl.types.formats import KVFormat
 from warploom.errors import ArgumentError, BoundsExceeded, MissingInput
 from warploom.runtime.devices.device import cuda_facts
@@ -63,10 +64,10 @@ class DeviceStrategy:
             raise BoundsExceeded(name="max_requests", got=requests, bound=most)
         return batch
 
-    def takes(self, batch: Batch, inputs: Inputs) -> bool:
+    def takes(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> bool:
         return isinstance(batch, OnDevice)
 
-    def plan(self, batch: Batch, inputs: Inputs) -> Planned:
+    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
         """Enqueue a planner kernel on the current stream.
 
         Raises:
@@ -74,7 +75,7 @@ class DeviceStrategy:
             MissingInput: the mask reads a tensor that has no value yet.
         """
         assert isinstance(batch, OnDevice)
-        place = self._places.of(batch)
+        place = self._places.of(batch, choice)
         assert place is not None  # `read` has asked
         workspace = self._places.memory.workspace
         workspace.fit(place.size)

@@ -11,6 +11,7 @@ import numpy as np
 from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import MEASURE, PlannerSpec
+from warploom.codegen.source import TileChoice
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.dsl.types.spec import TracedVariant
@@ -76,19 +77,19 @@ class HostStrategy:
             return None
         return planner.measure(given, self._places.rules.options.bounds)
 
-    def takes(self, batch: Batch, inputs: Inputs) -> bool:
+    def takes(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> bool:
         return (
             isinstance(batch, Measured)
             and self._planner is not None
             and self._planner.knows(inputs)
-            and (place := self._places.of(batch)) is not None
+            and (place := self._places.of(batch, choice)) is not None
             and (not self._is_of_mixes(place) or self._found_of_roles() is not None)
         )
 
-    def plan(self, batch: Batch, inputs: Inputs) -> Planned:
+    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
         places, memory = self._places, self._places.memory
         assert isinstance(batch, Measured) and self._planner is not None
-        place = places.of(batch)
+        place = places.of(batch, choice)
         assert place is not None  # it has been taken
         memory.workspace.fit(place.size)
         target, count = memory.workspace.plan_ints, batch.sizes.num_blocks

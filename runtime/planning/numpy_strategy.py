@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from warploom.codegen.source import TileChoice
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch
@@ -26,17 +27,17 @@ class NumpyStrategy:
         """Check the arguments; raises what `make_batch` does."""
         return make_batch(self._rules.spec.kv_format, *given[:5])
 
-    def takes(self, batch: Batch, inputs: Inputs) -> bool:
+    def takes(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> bool:
         return True
 
-    def plan(self, batch: Batch, inputs: Inputs) -> Planned:
+    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
         rules, memory = self._rules, self._memory
-        kernel = self._kernels.get(rules.choice(batch))
+        kernel = self._kernels.get(choice)
         pieces = rules.pieces(batch, kernel.tile)
         room, size = memory.fit(rules.least_bounds(batch), kernel, pieces)
         both = rules.make(batch, kernel, room, inputs)
         memory.send(both[0], room, size)
-        return Planned(batch, kernel, size, "NumPy", lambda: both, is_native=False)
+        return Planned(batch, choice, kernel, size, "NumPy", lambda: both, is_native=False)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         room = self._memory.room

@@ -163,12 +163,11 @@ class Places:
         self._last: Place | None = None
         self._only: Place | None = None  # of all plans, if bounds and tile are fixed
 
-    def of(self, batch: Measured | OnDevice) -> Place | None:
-        """Where the plan of a batch goes; None if the batch is not partitioned by Stream-K."""
+    def of(self, batch: Measured | OnDevice, choice: TileChoice) -> Place | None:
+        """Where the plan of a batch for a tile goes; None if Stream-K does not partition it."""
         if self._only is not None:
             return self._only
         rules, declared = self.rules, self.rules.options.bounds
-        choice = rules.choice(batch)
         if not rules.uses_stream_k(batch, choice.tile):
             return None
         place = self._last
@@ -192,7 +191,7 @@ class Places:
             unpacked = partial(unpacked, captured=batch.tensors)
         batch = replace(batch, host=lambda: unpacked()[1])
         read = partial(self._read, place, unpacked, dict(inputs.scalars), dict(inputs.known))
-        return Planned(batch, place.kernel, place.size, by, read, is_native=True)
+        return Planned(batch, place.choice, place.kernel, place.size, by, read, is_native=True)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         """Read the last plan anew, lest one is kept that memory has lost, and check it.

@@ -63,7 +63,6 @@ class Planner:
         device: torch.device,
     ) -> None:
         self.rules = rules = rules_of(spec, kernels, heads, options, device)
-        rules.may_mix = not workspace.is_given  # two roles want more of it than one tile
         self.verifies = verify_plans()
         self._kernels, self._device = kernels, device
         self._memory = memory = PlanMemory(workspace, params, rules, device)
@@ -92,8 +91,9 @@ class Planner:
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Strategy.plan` does."""
         self._memory.number += 1
-        self._last = next(one for one in self._strategies if one.takes(batch, inputs))
-        return self._last.plan(batch, inputs)
+        choice = self.rules.choice(batch)  # once: arrays of lengths may be the caller's, and change
+        self._last = next(one for one in self._strategies if one.takes(batch, choice, inputs))
+        return self._last.plan(batch, choice, inputs)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         """Check the last plan, unless a graph is being captured, which will make it later.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from warploom.codegen.source import TileChoice, TileConfig
 from warploom.codegen.stamps import STAMP
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
-from warploom.env import mixed_roles
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.batch import Arrays, Batch
@@ -54,6 +52,7 @@ class Options:
         batch_invariant: neither may the split.
         sm_limit: CTAs that may get work, or None for all.
         tile: the caller's choice of a tile.
+        may_mix: batches may get two roles by themselves.
     """
 
     bounds: Bounds | None
@@ -61,6 +60,7 @@ class Options:
     batch_invariant: bool
     sm_limit: int | None
     tile: TileConfig | None
+    may_mix: bool = False
 
     @property
     def may_plan_natively(self) -> bool:
@@ -80,10 +80,7 @@ class Rules:
         spec, heads, options, device: the wrapper's. A declaration has no device.
         sizes: layout and workspace of plans of any batch within given bounds, for a tile and a
             number of CTAs, cut into given pieces.
-        may_mix: whether batches may get two roles by themselves.
     """
-
-    may_mix = True
 
     def __init__(
         self,
@@ -99,8 +96,6 @@ class Rules:
         self._batched = format_of(spec.kv_format).batched
         self._chosen = lru_cache(_KEPT)(kernels.choose)
         self.sizes = lru_cache(_KEPT)(self._sizes)
-        # Of batches that were asked about: arrays of lengths may be the caller's, and change.
-        self._mixed: WeakKeyDictionary[Batch, bool] = WeakKeyDictionary()
 
     # Tiles
 
@@ -127,11 +122,8 @@ class Rules:
     def choice(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that for a batch."""
         mixed = self.of_mixes
-        if mixed is not None:
-            if batch not in self._mixed:
-                self._mixed[batch] = self._mixes(batch, mixed)
-            if self._mixed[batch]:
-                return mixed
+        if mixed is not None and self._mixes(batch, mixed):
+            return mixed
         return self.fixed or self._choose(batch)
 
     @cached_property
@@ -141,7 +133,7 @@ class Rules:
         Not with bounds: wrappers would build one more kernel, for mixes that may not come.
         """
         is_free = self.fixed is None and self.options.bounds is None
-        return self._kernels.of_roles if self.may_mix and mixed_roles() and is_free else None
+        return self._kernels.of_roles if self.options.may_mix and is_free else None
 
     def _mixes(self, batch: Batch, choice: TileChoice) -> bool:
         """Whether a batch has requests of few rows and of many, and two roles pay.

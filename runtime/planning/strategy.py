@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from warploom.codegen.source import TileChoice
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch, Measured, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
@@ -25,7 +26,8 @@ class Planned:
 
     Attributes:
         batch: what was planned.
-        kernel: for which.
+        choice: the tile, with what spoke for it.
+        kernel: of it.
         size: of the workspace.
         by: who planned, for `explain()`.
         read: the plan, and the mask's answers for it. One that a native planner wrote is read from
@@ -34,6 +36,7 @@ class Planned:
     """
 
     batch: Batch
+    choice: TileChoice
     kernel: Kernel
     size: WorkspaceSize
     by: str
@@ -76,11 +79,11 @@ class Strategy(Protocol):
         None: another must read them, or say what is wrong with them.
         """
 
-    def takes(self, batch: Batch, inputs: Inputs) -> bool:
-        """Whether it can plan a batch, with the values that the mask reads."""
+    def takes(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> bool:
+        """Whether it can plan a batch for a tile, with the values that the mask reads."""
         ...
 
-    def plan(self, batch: Batch, inputs: Inputs) -> Planned:
+    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
         """Plan a batch that it takes, and enqueue what there is to copy on the current stream.
 
         Raises:

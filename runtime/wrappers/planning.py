@@ -176,7 +176,7 @@ class Planning(Uncopied):
         """The tile of the last plan, with what spoke for it; None before, and for the reference."""
         if self._launcher is None or self.planned is None:
             return None
-        return self._planner.rules.choice(self.planned.batch)
+        return self.planned.choice
 
     @property
     def program(self) -> Program | None:
