@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.gpu_record import Recorder
+from support.sampling import Sampling
 from support.std_headers import compiler_with_headers
 
 import warploom.templates
@@ -50,10 +51,12 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+    parser.addoption("--all-cases", action="store_true", help="no matrix is cut short")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(), "warploom-gpu-recorder")
+    config.pluginmanager.register(Sampling(), "warploom-sampling")
     made = compiler_with_headers(Path(__file__).parents[1] / "build" / "std")
     if made is not None:
         os.environ["CXX"] = made  # of test processes, too

@@ -95,6 +95,7 @@ def one_speed(rates: Rates, machine: Machine) -> tuple[Rates, Machine]:
     return replace(rates, flops=2.0), machine
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("lack", "heads"),
     [

@@ -22,6 +22,7 @@ def spec(
     return AppendSpec(kept, dim, dim, dtype("bfloat16"), kv_dtype(cache), page)
 
 
+@pytest.mark.some(6)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", ARCHS)

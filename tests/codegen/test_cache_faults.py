@@ -143,6 +143,7 @@ def is_damaged(cache: Path) -> bool:
     return any(path.read_bytes() == b"cut" for path in cache.rglob("kernel.so"))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("scenario", "which"),
     [(scenario, 0) for scenario in SCENARIOS] + [(empty_cache, 1), (damaged_entry, 1)],
@@ -187,6 +188,7 @@ def test_a_disk_that_is_full_from_some_moment_on(cache: Path, places: Path) -> N
             return
 
 
+@pytest.mark.some(2)
 @named
 def test_the_process_dies_at_each_file_operation(
     scenario: Scenario, cache: Path, places: Path

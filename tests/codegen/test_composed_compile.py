@@ -37,6 +37,7 @@ def compiled(variant: wl.Variant, tile: TileConfig, arch: str, page: int, dim: i
     return run_nvrtc(source.text, arch_named(arch), source.name)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "tile",
@@ -65,6 +66,7 @@ TILES = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", TILES)
 def test_every_tile(name: str) -> None:
     variant, tile, page, dim = TILES[name]

@@ -24,6 +24,7 @@ def mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     return torch.maximum(far, torch.minimum(score, torch.fmod(far, 0.7))).clamp(-5.0, 5.0)
 
 
+@pytest.mark.some(2)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"])

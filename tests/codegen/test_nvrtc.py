@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.nvrtc, pytest.mark.usefixtures("cache", "toolchain")]
 SM_80 = ARCHS["sm_80"]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
 def test_cute_compiles_for_every_architecture(arch: Arch) -> None:
     text = """

@@ -79,6 +79,7 @@ def instructions(source: KernelSource, arch: str, folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", SOURCES)

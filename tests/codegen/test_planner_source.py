@@ -36,6 +36,7 @@ def test_only_inputs_of_the_mask_are_parameters() -> None:
 MASKS = (wl.Variant(), wl.SlidingWindow(500), wl.PrefixLM())
 
 
+@pytest.mark.some(6)
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("has_roles", [False, True], ids=["one role", "two roles"])
 @pytest.mark.parametrize(("arch", "variant"), list(zip(ARCHS, cycle(MASKS))))

@@ -80,6 +80,7 @@ ARCH_CASES = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", ARCHS)
@@ -98,6 +99,7 @@ TILES = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.keys}")
@@ -118,6 +120,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", HOOKS)
@@ -136,6 +139,7 @@ TIGHT = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", TIGHT)
@@ -205,6 +209,7 @@ NARROW = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", NARROW)

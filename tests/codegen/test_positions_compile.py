@@ -83,6 +83,7 @@ def test_tiles_of_rows(form: str) -> None:
     )
 
 
+@pytest.mark.some(2)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("form", FORMS)

@@ -13,6 +13,7 @@ from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.prefetch import SPAN, PrefetchSpec
 
 
+@pytest.mark.some(4)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize(

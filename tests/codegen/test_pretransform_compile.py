@@ -33,6 +33,7 @@ def compiled(variant: wl.Variant, dim: int = 128, heads: int = 16, arch: str = "
     return made
 
 
+@pytest.mark.some(10)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", ARCHS)

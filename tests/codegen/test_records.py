@@ -74,6 +74,7 @@ def test_other_kernels_record_nothing() -> None:
     assert "seen" not in PlannerSpec(turned).render("cpp", c_structs()).text
 
 
+@pytest.mark.some(3)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize(

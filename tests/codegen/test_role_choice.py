@@ -75,6 +75,7 @@ def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat) -> None:
     assert shape.shared_bytes <= SM90.shared_per_cta and shape.ctas_per_sm == 1
 
 
+@pytest.mark.some(1)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize(
@@ -97,6 +98,7 @@ def test_kernels_compile_for_what_a_cta_is_launched_with(
     assert used.registers * HOPPER.launch(of, choice.tile, SM90).threads <= 65_536
 
 
+@pytest.mark.some(1)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", ["sm_80", "sm_100a", "sm_120"])

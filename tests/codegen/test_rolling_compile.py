@@ -41,6 +41,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -70,6 +70,7 @@ CASES = {
 }
 
 
+@pytest.mark.some(6)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", CASES)

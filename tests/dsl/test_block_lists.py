@@ -148,6 +148,7 @@ def test_a_mask_of_captured_tensors_keeps_the_lists_it_was_given() -> None:
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("mask_mod", [by_head, shifted, None])
 @pytest.mark.parametrize(
     ("rows", "keys"),

@@ -63,7 +63,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_random_trees_agree_with_the_oracle() -> None:
-    run_property(warm_up(POOL), None, max_examples=200)
+    run_property(warm_up(POOL), None, max_examples=80)
 
 
 @pytest.mark.parametrize("subject", POOL, ids=lambda subject: f"{subject[0].name}-{subject[1]}")

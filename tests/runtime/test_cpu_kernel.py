@@ -63,6 +63,7 @@ class NeverVisible(Variant):
         return at.kv_pos < -1
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("dtype", "dims"),
     [
@@ -141,6 +142,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     list(zip(VARIANTS, cycle(["float32", "bfloat16"]))),

@@ -22,6 +22,7 @@ Run = Callable[..., Any]
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86 instruction sets")
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("compiler", "machine"),

@@ -38,6 +38,7 @@ def check(emulator: Emulator, variant: Variant, setup: Setup, batch: int, order:
     assert found is None, f"order {order}: {case}: {found}"
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("job", range(len(JOBS)))
 def test_any_kernel_is_right_in_any_order(emulator: Emulator, job: int) -> None:
     variant, setup = JOBS[job]
@@ -45,6 +46,7 @@ def test_any_kernel_is_right_in_any_order(emulator: Emulator, job: int) -> None:
         check(emulator, variant, setup, batch, order + 5 * job if order > 1 else order)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("tile", [ALONE, PAIR], ids=["one group", "two groups"])
 @pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(1)], ids=["bulk", "gather"])
 def test_empty_items_pass_no_warp_by(

@@ -44,6 +44,7 @@ def check(
         assert found is None, f"{case}: {found}"
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("tile", "name"),
     [("one row", "behind a cap"), ("16 rows", "open part"), ("64 rows", "behind a bias"),
@@ -63,6 +64,7 @@ def test_tiles_of_many_requests(
     check(emulator, VARIANTS["before a cap"], setup(wl.Composed(4), tile))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("tile", ["one row", "64 rows", "hopper"])
 def test_listed_columns(emulator: Emulator, tile: str) -> None:
     check(emulator, ROWS, setup(wl.BlockSparse(block=(16, 4)), tile), (MIXED, SPLIT))
@@ -73,6 +75,7 @@ def test_keys_that_no_mask_hides_and_that_do_not_exist(emulator: Emulator, tile:
     check(emulator, VARIANTS["alone"], setup(wl.Dense(layout="HND"), tile), (EQUAL,))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("tile", TILES)
 def test_scales_below_0_and_nothing_beside_an_output(emulator: Emulator, tile: str) -> None:
     """Kernels multiply with such a scale at once. The output is a view with room around it."""

@@ -56,6 +56,7 @@ def attend(
     return result[0, 0]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize(("scale", "first", "value"), [(500.0, -5.0, 1.0), (1e-4, 9.0, 96.0)])
 @pytest.mark.parametrize("stored", [E4M3, "float16"])
@@ -86,6 +87,7 @@ def test_scales_of_values_keep_the_range_of_half_precision(
     assert torch.allclose(out.double(), expected, rtol=2e-3, atol=0), (out[0], expected[0])
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e5m2])
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 def test_an_infinite_value_that_is_seen_is_infinite(

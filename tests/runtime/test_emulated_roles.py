@@ -52,6 +52,7 @@ def check(
     assert found is None, f"order {order}: {case}: {found}"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("job", range(len(JOBS)))
 def test_mixes_are_right(emulator: Emulator, job: int) -> None:
     for order, lengths in enumerate(MIXES):
@@ -65,7 +66,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(requests=[(3, 0), (1, 64), (3, 76), (31, 15)], sm_limit=2, order=1)
 @given(
     requests=REQUESTS,

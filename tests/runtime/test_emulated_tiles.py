@@ -48,6 +48,7 @@ CASES = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_agree_with_the_oracle(
     emulator: Emulator, name: str, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_tiles_agree_with_the_oracle(
         assert found is None, f"{case}: {found}"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("tile", "rows", "heads"),
     [(PAIRED, 3, 4), (TALL, 40, 4), (TileConfig(1, 64, 2, 1), 1, 2)],

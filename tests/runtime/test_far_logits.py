@@ -15,6 +15,7 @@ from warploom.codegen.source import TileConfig
 DTYPES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "keys"), [(1, 1), (5, 300), (70, 513), (1, 20_000), (2, 9000)])
 @pytest.mark.parametrize("variant", [None, Doubled()], ids=["plain", "transformed"])
@@ -27,6 +28,7 @@ def test_ties_and_maxima_of_far_logits(rows: int, keys: int, dtype: Any, variant
             assert of_lse <= 1e-6, (scale, constant, of_lse)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("tile", [(64, 64, 4, 2, "hopper", 2), (128, 128, 8, 2, "hopper", 1)])
 @pytest.mark.parametrize("keys", [300, 3000])  # by one CTA, and split
 def test_far_logits_of_kernels_for_hopper(emulator: Emulator, tile: Any, keys: int) -> None:

@@ -42,6 +42,7 @@ def of_oracle(variant: wl.Variant) -> Any:
     return reference_attention(variant, q, k, v)[0][None]
 
 
+@pytest.mark.some(14)
 @pytest.mark.parametrize("name", MODS)
 def test_score_mods_compute_what_torch_computes(name: str) -> None:
     mod = scored(MODS[name])
@@ -51,6 +52,7 @@ def test_score_mods_compute_what_torch_computes(name: str) -> None:
     np.testing.assert_allclose(of_oracle(variant), expected, atol=2e-5)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["difference", "Python ints", "where", "remainders", "powers"])
 def test_masks_compute_what_torch_computes(name: str) -> None:
     """Through tile analysis, which must know of the wrapping."""
@@ -154,6 +156,7 @@ NUMBERS_OF_THE_SCORE: dict[str, Mod] = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", NUMBERS_OF_THE_SCORE)
 def test_numbers_of_the_type_of_the_score(name: str) -> None:
     mod = NUMBERS_OF_THE_SCORE[name]

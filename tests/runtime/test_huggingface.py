@@ -88,6 +88,7 @@ def batch() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return ids, {"none": torch.ones(2, 25, dtype=torch.long), "right": right, "left": left}
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_models_give_the_same_as_with_eager_attention(name: str, padding: str) -> None:
@@ -101,6 +102,7 @@ def test_models_give_the_same_as_with_eager_attention(name: str, padding: str) -
     torch.testing.assert_close(outputs[1][kept], outputs[0][kept], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("padded", [6, 20])  # the second reaches into the window
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
@@ -206,6 +208,7 @@ def test_what_is_not_served_is_refused(wrong: dict[str, Any]) -> None:
         huggingface.attention_forward(torch.nn.Module(), q, q, q, None, **wrong)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("padding", ["none", "right"])
 @pytest.mark.parametrize("name", ["bert", "mistral", "gemma2"])
 def test_models_compile_whole(name: str, padding: str) -> None:

@@ -20,6 +20,7 @@ PLACES = {"NaN": {150: math.nan}, "inf": {160: math.inf}, "inf early": {3: math.
           "inf first": {3: math.inf, 290: math.nan}, "-inf": {160: -math.inf}}  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
 @pytest.mark.parametrize("tile", [None, ONE_ROW, ROWS16, TALL, GROUP], ids=str)
 def test_logits_that_are_no_number(tile: TileConfig | None, told: bool, request: Any) -> None:

@@ -135,6 +135,7 @@ def _captured_mask(ids: Any) -> Variant:
     return flex(None, lambda b, h, q_idx, kv_idx: ids[b, q_idx] == ids[b, kv_idx])
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("made", [_document_mask, _captured_mask])
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64, np.int32])
 @pytest.mark.parametrize("make", ["plain", "graphed"])

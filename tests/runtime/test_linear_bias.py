@@ -37,6 +37,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(("name", "setup"), CASES)
 def test_biases_agree_with_the_oracle(emulator: Emulator, name: str, setup: Setup) -> None:
     for q_lens, kv_lens, heads in (

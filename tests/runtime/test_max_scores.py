@@ -62,6 +62,7 @@ MODS: dict[str, Any] = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("mod", "dtype"),
     [*((mod, torch.float32) for mod in MODS), ("cap", torch.float16), ("bias", torch.bfloat16)],
@@ -104,6 +105,7 @@ FORMATS: dict[str, KVFormat] = {
 }
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize(
     ("variant", "dtype"),
@@ -144,6 +146,7 @@ TILES = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", TILES)
 def test_tiles_of_gpus(emulator: Emulator, name: str) -> None:
     tile, kv_format, variant = TILES[name]
@@ -162,6 +165,7 @@ def test_tiles_of_gpus(emulator: Emulator, name: str) -> None:
         assert found is None, f"{case}: {found}"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("tile", [ONE_ROW, ROWS16, TALL, GROUP], ids=lambda tile: f"{tile.rows}")
 def test_maxima_whose_products_vanish(emulator: Emulator, tile: TileConfig) -> None:
     """Differences of logits times the scale are 0, or less than a reference would follow."""

@@ -114,6 +114,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrapper_options, "obstacle_to_pretransform", lambda *_: None)
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("name", CASES)
 def test_attention_over_pretransformed_keys_agrees_with_the_oracle(

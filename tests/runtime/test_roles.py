@@ -82,7 +82,7 @@ def cases(draw: Any, setup: Setup) -> Case:
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_batches_agree_with_the_oracle(
     pool: list[tuple[Variant, Setup]], data: st.DataObject

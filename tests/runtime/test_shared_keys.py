@@ -92,6 +92,7 @@ TILES = [
 ]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_kernels_of_gpus_read_one_sequence(emulator: Emulator, tile: TileConfig) -> None:
     q, k, v = (x.transpose(1, 2).contiguous().bfloat16() for x in tensors())

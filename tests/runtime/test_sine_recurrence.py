@@ -114,6 +114,7 @@ def staged(x: Any) -> Any:
     return x.reshape(ROWS, -1, 64).swapaxes(0, 1).copy()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("head_dim", "dim", "interleaved"),
     [(128, 128, False), (128, 128, True), (64, 64, False), (64, 32, False), (64, 48, True)],

@@ -44,6 +44,7 @@ CASES = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CASES)
 def test_one_row_agrees_with_the_oracle(emulator: Emulator, name: str) -> None:
     variant, setup = CASES[name]

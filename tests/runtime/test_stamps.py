@@ -74,6 +74,7 @@ def test_each_item_of_a_cpu_tells_its_time() -> None:
     assert is_blank(stamps_of(wrapper))
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("traced", "emulator")
 @pytest.mark.parametrize("name", list(EMULATED))
 def test_each_item_of_a_gpu_kernel_does(name: str) -> None:

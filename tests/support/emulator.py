@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from support.std_headers import precompiled
+
 import warploom.templates
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.compilers.arch import Arch, arch_named
@@ -21,6 +23,7 @@ from warploom.runtime.launching.kernels import Kernel
 from warploom.scheduler.layout import c_structs
 
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
+BUILT = EMULATION.parents[1] / "build" / "std"
 TEMPLATES = Path(warploom.templates.__file__).parent
 CTAS = 5
 
@@ -49,10 +52,15 @@ def compile_for_fibers(text: str, source: Path) -> ctypes.CDLL:
     """CUDA text as a library of the host; the text is kept in `source`."""
     source.write_text('#include "cuda_intrinsics.hpp"\n' + text)
     library = source.with_suffix(".so")
-    folders = [EMULATION, *(TEMPLATES / x for x in ("include", "cpu", "common"))]
     flags = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
     flags.append("-U_FORTIFY_SOURCE")  # it takes jumps between the stacks of fibers for mistakes
-    command = [*host_target().command, *flags, *(f"-I{folder}" for folder in folders)]
+    command = [*host_target().command, *flags]
+    folders = [
+        precompiled(EMULATION / "cuda_intrinsics.hpp", command, BUILT),
+        EMULATION,
+        *(TEMPLATES / x for x in ("include", "cpu", "common")),
+    ]
+    command += [f"-I{folder}" for folder in folders]
     done = subprocess.run(
         [*command, str(source), "-o", str(library)], capture_output=True, text=True
     )

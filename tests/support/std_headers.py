@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import warploom.templates
@@ -61,3 +62,23 @@ def compiler_with_headers(folder: Path) -> str | None:
         draft.chmod(0o755)
         draft.replace(script)
     return str(script)
+
+
+def precompiled(header: Path, command: Sequence[str], folder: Path) -> Path:
+    """A folder in which compilers find a header compiled, if it goes before the header's own.
+
+    Args:
+        header: which includes nothing but the standard headers and its neighbours.
+        command: the compiler, with the flags that it will have.
+        folder: where they are kept.
+    """
+    texts = [file.read_text() for file in sorted(header.parent.glob("*.hpp"))]
+    parts = "\0".join([*texts, *command, host_target().macros])
+    made = folder / hashlib.sha256(parts.encode()).hexdigest()[:16]
+    compiled = made / f"{header.name}.gch"
+    if not compiled.exists():
+        made.mkdir(parents=True, exist_ok=True)
+        draft = Path(f"{compiled}.{os.getpid()}")
+        subprocess.run([*command, "-x", "c++-header", str(header), "-o", str(draft)], check=True)
+        draft.replace(compiled)
+    return made
