@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from support.std_headers import precompiled
-
 import warploom.templates
+from support.std_headers import precompiled
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.compilers.arch import Arch, arch_named
 from warploom.codegen.compilers.hostcc import host_target
