@@ -54,7 +54,7 @@ FAST := $(filter-out tests/dsl/test_block_lists.py,$(wildcard tests/dsl/test_*.p
   tests/test_env.py tests/test_sizes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-engines fuzz fuzz-memcheck test-gpu bench bench-cpu golden architecture format lint types wheel-check \
+.PHONY: help setup demo test test-all test-fast test-engines fuzz fuzz-memcheck test-gpu bench bench-cpu golden architecture format lint types wheel-check \
   release-check links clean
 
 help: ## list the targets
@@ -69,8 +69,11 @@ demo: $(READY_DEMO) ## show the main path on real input; uses the GPU if there i
 # what tests compile is kept in the checkout, not in the user's cache
 test test-fast test-engines test-gpu golden fuzz fuzz-memcheck: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache
 
-test: $(READY_TEST) links ## all tests that need no GPU
+test: $(READY_TEST) links ## all tests that need no GPU, with some cases of each long matrix
 	$(RUNNER) -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal --durations=25 $(OF_ENGINES) $(ARGS)
+
+test-all: ## make test with each case of the long matrices, of which it takes a few: an hour and more on two cores
+	$(MAKE) test ARGS="--all-cases $(ARGS)"
 
 test-fast: $(READY_TEST) links ## what fits into a minute: for each save of a file; FAST in this file lists it
 	$(RUNNER) -m pytest -q -m 'not gpu and not nvrtc' -n $(JOBS) --dist worksteal --durations=5 \
@@ -142,8 +145,9 @@ wheel-check: $(READY_TEST) ## build the wheel, install it away from the tree, te
 	  "$$(ls build/wheel/*.whl)[demo]" pytest pytest-xdist hypothesis import-linter ruff
 	build/wheel-venv/bin/pytest -q -n $(JOBS) -m 'not gpu and not nvrtc and not golden' $(ARGS)
 
-release-check: $(READY_TEST) links ## wheel-check and test-engines, for sources whose last run on a GPU is recorded and passed
+release-check: $(READY_TEST) links ## test-all, wheel-check and test-engines, for sources whose last run on a GPU is recorded and passed
 	$(RUNNER) tests/support/gpu_record.py
+	$(MAKE) test-all
 	$(MAKE) wheel-check
 	$(MAKE) test-engines
 
