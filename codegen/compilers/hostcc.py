@@ -44,7 +44,12 @@ _FLAGS = (
     # arithmetic to others, and tiles were hidden that a mask shows.
     "-fwrapv",
 )
-_GCC_FLAGS = ("-fno-code-hoisting",)  # which is what moves it
+_GCC_FLAGS = (
+    "-fno-code-hoisting",  # which is what moves it
+    # GCC 13.3 makes conditions of unswitched loops out of values that are not defined yet
+    # (https://gcc.gnu.org/PR109934), and planners gave rows that see keys none.
+    "-fno-unswitch-loops",
+)
 # Instead of crashing now and then, or of computing nonsense in silence, a process ends at once.
 _SANITIZE = (
     "-fsanitize=address,undefined",

@@ -58,7 +58,9 @@ def attention_of(request, functors, softmax, sm_scale, inputs, dtype):
     hidden = torch.where(seen, s, -torch.inf)
     tops = torch.cat([hidden, torch.full((*s.shape[:2], 1), -torch.inf).double()], -1).amax(-1)
     if softmax:
-        lse = torch.logsumexp(hidden, -1)
+        if Noise.places is not None:  # kernels' exponents are of 2, and so are their logarithms
+            hidden = moved(hidden, Noise.places)
+        lse = r(torch.logsumexp(hidden, -1), approximate=True)
         p = torch.where((lse > -torch.inf)[..., None], torch.exp(hidden - lse[..., None]), 0.0)
     else:
         p, lse = torch.where(seen, s, 0.0), torch.zeros(s.shape[:2], dtype=torch.float64)
