@@ -70,7 +70,7 @@ def draw_timelines(
         window: seconds from and to.
         axes: of matplotlib.
     """
-    names = []
+    names: list[str] = []
     for name, timeline in timelines.items():
         for end in lanes:
             for lane, found in timeline.lanes.items():
