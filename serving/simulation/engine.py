@@ -71,7 +71,8 @@ class Engine:
         """A request for the group that it says."""
         self._served[served.number] = served
         self.groups[served.group].add(served)
-        self._wake()
+        # behind all that arrive at the same time, so that the first of them is not planned alone
+        self._clock.at(self._clock.now, self._wake)
 
     def _wake(self) -> None:
         """Ask the host for the next plan, if it may make one."""

@@ -94,7 +94,8 @@ class Result:
     def idle(self, resource: str) -> float:
         """Part of the time in which "host" or "device" had nothing to do, the mean of engines."""
         lanes = [f"engine {i}/{resource}" for i in range(self.replicas)]
-        busy = sum(self.timeline.busy(lane) for lane in lanes)
+        # rows behind the last end of a request are computed when all is over
+        busy = sum(self.timeline.busy(lane, self.seconds) for lane in lanes)
         return 1 - busy / (self.replicas * self.seconds) if self.seconds else 0.0
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +27,10 @@ class Timeline:
     def add(self, lane: str, name: str, begin: float, end: float) -> None:
         self.lanes.setdefault(lane, []).append(Interval(name, begin, end))
 
-    def busy(self, lane: str) -> float:
-        """Seconds in which it had a job."""
-        return sum(one.end - one.begin for one in self.lanes.get(lane, ()))
+    def busy(self, lane: str, until: float = inf) -> float:
+        """Seconds in which it had a job, up to some time."""
+        spans = (min(one.end, until) - one.begin for one in self.lanes.get(lane, ()))
+        return sum(span for span in spans if span > 0)
 
     def overlaps(self) -> list[tuple[str, Interval, Interval]]:
         """Jobs of one lane that run at the same time: none, where a resource has one at a time."""
