@@ -147,7 +147,7 @@ def simulated_ms(schedule: Schedule, parts: dict[str, float], device: float, ste
     return 1e3 * simulate(given, costs, schedule, limits=Limits(1, 1)).seconds / steps
 
 
-def measure(report: Report, shape: DecoderShape, ways: Sequence[str], rounds: int) -> None:
+def measure(report: ScheduleReport, shape: DecoderShape, ways: Sequence[str], rounds: int) -> None:
     """Rows of a model; the ways take turns, so that clocks and neighbours fall on all alike."""
     device = report.device
     weights = Weights(shape, device)

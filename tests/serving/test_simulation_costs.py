@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,13 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, error: type, told: str) 
     path.write_text("\n")
     with pytest.raises(EmptyTrace):
         read_trace(path)
+
+
+def test_the_picture_is_drawn(
+    harness: Any, compared: dict[str, Comparison], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    script = import_module("simulation")
+    script.draw(tmp_path / "simulation.png", list(compared.values()))
+    assert (tmp_path / "simulation.png").read_bytes().startswith(b"\x89PNG")
+    assert script.schedule_table().row_count == 6
