@@ -151,12 +151,8 @@ class Decoder:
     def _captured(self) -> Callable[[], None]:
         if not self.plans:
             self.plan(np.full(self.shape.requests, self.shape.length + 1))
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # what is compiled or allocated on first use
-                self._compute()
-        torch.cuda.current_stream().wait_stream(side)
+        for _ in range(2):  # what is compiled or allocated on first use
+            self._compute()
         if self.plans:
             self._attention.check_plan()
         graph = torch.cuda.CUDAGraph()
