@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 import torch
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products this small wait for a second thread longer than they take."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def test_every_schedule_has_its_row_and_the_same_tokens(
-    harness: ModuleType, tmp_path: Path
+    harness: ModuleType, one_thread: None, tmp_path: Path
 ) -> None:
     benchmark = import_module("async_schedule")
     benchmark.main(["--device", "cpu", "--quick", "--out", str(tmp_path)])
