@@ -56,7 +56,6 @@ class Engine:
         self._served: dict[int, Served] = {}
         self._is_planning = False
         self._under_way = 0  # steps that are planned and not computed
-        self._unread = 0  # steps that are computed and whose tokens the host has not read
         self._numbers = 0
 
     @classmethod
@@ -75,9 +74,8 @@ class Engine:
         self._clock.at(self._clock.now, self._wake)
 
     def _wake(self) -> None:
-        """Ask the host for the next plan, if it may make one."""
-        waits = self._schedule.ahead == 0 and self._unread
-        if self._is_planning or waits or self._under_way > self._schedule.ahead:
+        """Ask the host for the next plan, if it may make one, behind what it has to read."""
+        if self._is_planning or self._under_way > self._schedule.ahead:
             return
         self._is_planning = True
         made: list[Step] = []
@@ -127,7 +125,6 @@ class Engine:
 
         def done() -> None:
             self._under_way -= 1
-            self._unread += 1
             self._log.steps += 1
             self._read(step)
             self._wake()
@@ -136,7 +133,6 @@ class Engine:
 
     def _read(self, step: Step) -> None:
         def done() -> None:
-            self._unread -= 1
             for batch in step.batches:
                 for piece in batch.pieces:
                     self._see(piece)

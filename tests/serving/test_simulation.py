@@ -77,6 +77,8 @@ def test_ends_that_only_tokens_tell_cost_one_row_each() -> None:
     assert (known.log.steps, known.log.wasted) == (7, 0)
     assert (told.log.steps, told.log.wasted) == (8, 1)
     assert steps(costs, Serial(), 7).log.steps == 7
+    # the row for nothing comes when all is over, and counts as no work
+    assert told.idle("device") == pytest.approx(0.1 / told.seconds) and told.seconds < 7.2
 
 
 @given(times, times, st.integers(1, 9))

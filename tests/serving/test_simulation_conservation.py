@@ -172,3 +172,13 @@ def test_a_migration_evens_two_groups_out(drawn: list[list[int]]) -> None:
         assert len(changed) == 2 and moved.number in groups[moved.group].running
         spans = [abs(x[changed[0]] - x[changed[1]]) for x in (before, after)]
         assert spans[1] < spans[0]
+
+
+def test_a_request_as_large_as_the_gap_stays() -> None:
+    """It would only turn the two groups around."""
+    groups = [Batcher(LIMITS), Batcher(LIMITS)]
+    groups[0].enter(Served(0, Request(0.0, 40, 9), read=40))
+    assert Migration(threshold=5).move(groups) is None
+    groups[0].enter(Served(1, Request(0.0, 9, 1), read=9))
+    moved = Migration(threshold=5).move(groups)
+    assert moved is not None and moved.number == 0 and moved.group == 1

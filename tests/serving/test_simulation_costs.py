@@ -100,6 +100,45 @@ def test_a_prefill_computes_its_products() -> None:
         assert seconds == pytest.approx(work / RECORDED.throughput / share)
 
 
+def test_few_sms_read_slower_and_many_as_fast_as_all() -> None:
+    machine = Machine(measured=replace(RECORDED, throughput=1e18), sms=100, saturating=60)
+    costs, step = RooflineCosts(SMALL, machine), decodes(200, 100)
+    shares = 1.0, 0.6, 0.3
+    whole, most, half = (costs.layer(step, share, 1.0)[1].seconds for share in shares)
+    assert (most, half) == (pytest.approx(whole), pytest.approx(2 * whole))
+
+
+def test_the_vocabulary_is_computed_for_a_row_of_each_request() -> None:
+    machine = Machine(measured=replace(RECORDED, bandwidth=1e18))
+    costs = RooflineCosts(SMALL, machine, vocabulary=1000)
+    step = Step(0, (Batch((Piece(0, 500, 500), Piece(1, 1, 7))),))
+    assert costs.once(step) == pytest.approx(2 * 2 * 1000 * 512 / RECORDED.throughput)
+
+
+def test_transfers_take_their_bytes_over_the_links() -> None:
+    """Sums of two devices; and rows to the experts of four groups, three quarters of them away."""
+    machine = Machine(sms=100, link_sms=20)
+    chip = machine.chip
+    sums = RooflineCosts(SMALL, machine, devices=2).layer(decodes(64, 10), 1.0, 1.0)
+    assert [one.name for one in sums] == ["attention", "all-reduce", "MLP", "all-reduce"]
+    size = 64 * 512 * 2
+    assert sums[1].seconds == pytest.approx(chip.link_latency + size / chip.link_bandwidth)
+    experts = replace(SMALL, experts=8, active=2)
+    step = Step(0, decodes(64, 10).batches * 4)
+    for share, slower in ((1.0, 1), (0.2, 1), (0.1, 2)):
+        away = RooflineCosts(experts, machine, groups=4).layer(step, 1.0, share)[1]
+        seconds = chip.link_latency + 2 * size * 3 / 4 / chip.link_bandwidth
+        assert away.stream == "communication"
+        assert away.seconds == pytest.approx(slower * seconds)
+
+
+def test_drawn_lengths_and_gaps_have_the_means_that_were_asked_for() -> None:
+    drawn = synthetic(20_000, rate=5.0, prompt=1000, output=300, spread=0.8)
+    assert sum(one.prompt for one in drawn) / 20_000 == pytest.approx(1000, rel=0.03)
+    assert sum(one.output for one in drawn) / 20_000 == pytest.approx(300, rel=0.03)
+    assert drawn[-1].arrival == pytest.approx(20_000 / 5, rel=0.03)
+
+
 def test_hosts_plan_as_fast_as_was_measured() -> None:
     costs = RooflineCosts(SMALL, engine=Engine(Line(1e-3, 1e-6), Line(2e-3, 0.0)))
     host = costs.host(decodes(128, 10))
