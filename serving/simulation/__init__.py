@@ -1,0 +1,1 @@
+"""Serving steps as events: what a schedule makes of measured costs (xLLM's schedules on paper)."""
