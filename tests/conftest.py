@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +29,8 @@ from warploom.dsl.variants.readings import NumpyReading
 from warploom.dsl.variants.variant import Variant
 
 GOLDEN = Path(__file__).parent / "golden"
+BUILT = Path(__file__).parents[1] / "build" / "std"
+SHIPPED = pytest.StashKey[str | None]()  # the compiler with the flags of users' kernels
 TEMPLATES = Path(warploom.templates.__file__).parent
 
 # Every plan that any test makes is checked, if nobody says otherwise.
@@ -57,9 +59,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(), "warploom-gpu-recorder")
     config.pluginmanager.register(Sampling(), "warploom-sampling")
-    made = compiler_with_headers(Path(__file__).parents[1] / "build" / "std")
-    if made is not None:
-        os.environ["CXX"] = made  # of test processes, too
+    shipped, quick = (compiler_with_headers(BUILT, quick=x) for x in (False, True))
+    config.stash[SHIPPED] = shipped
+    if quick is not None:
+        os.environ["CXX"] = quick  # of test processes, too
+
+
+@pytest.fixture(scope="module", autouse=True)
+def host_compiler(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Optimises as for users in modules marked `optimised`, and little in the others."""
+    shipped = request.config.stash[SHIPPED]
+    with pytest.MonkeyPatch.context() as patch:
+        if shipped is not None and request.node.get_closest_marker("optimised"):
+            patch.setenv("CXX", shipped)
+        yield
 
 
 @pytest.fixture

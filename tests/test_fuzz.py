@@ -11,10 +11,12 @@ from fuzz.coverage import features, pairs, required
 from fuzz.recorded import RECORDED
 from fuzz.runner import Settings, Worker
 
+pytestmark = pytest.mark.optimised
+
 CHUNK = 3  # seeds of one test, so that test processes share them evenly
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a C++ compiler")

@@ -15,6 +15,8 @@ from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler import sharing
 from warploom.scheduler.layout import ROW_CODE
 
+pytestmark = pytest.mark.optimised
+
 ONE_HEAD: dict[str, Any] = {
     "num_q_heads": 4, "num_kv_heads": 1, "head_dim": 64, "dtype": "float32", "device": "cpu"
 }  # fmt: skip

@@ -32,6 +32,8 @@ from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import Scalar, Tensor
 from warploom.dsl.variants.variant import Variant
 
+pytestmark = pytest.mark.optimised
+
 Run = Callable[..., Any]
 
 # Requests of one row, of many, of none, with fewer keys than queries, and with no keys.

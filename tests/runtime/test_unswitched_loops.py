@@ -11,6 +11,8 @@ import warploom as wl
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 
+pytestmark = pytest.mark.optimised
+
 
 class ByCounts(wl.Variant):
     """Its condition is the same in all turns of the planner's loops but the head's.

@@ -29,13 +29,15 @@ def std_headers() -> list[str]:
     return [name for name in found if not name.startswith("warploom/")]
 
 
-def compiler_with_headers(folder: Path) -> str | None:
+def compiler_with_headers(folder: Path, quick: bool) -> str | None:
     """A script that calls GCC with its headers compiled, for CXX; None where another is used.
 
     A path of one word, since others read CXX too: torch's inductor takes no arguments in it.
 
     Args:
         folder: where they are kept.
+        quick: whether kernels are optimised little, in half of the time. A macro keeps them apart
+            from the others in the cache.
     """
     try:
         target = host_target()
@@ -43,8 +45,9 @@ def compiler_with_headers(folder: Path) -> str | None:
         return None
     if os.environ.get("CXX") or "-fno-code-hoisting" not in target.flags:  # which is of GCC
         return None
+    more = ("-O1", "-DWARPLOOM_TESTED_QUICKLY") if quick else ()
     text = "".join(f"#if __has_include(<{x}>)\n#include <{x}>\n#endif\n" for x in std_headers())
-    parts = (text, target.version, target.macros, *target.flags)
+    parts = (text, target.version, target.macros, *target.flags, *more)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     header = folder / f"std-{digest}.hpp"
     compiled = Path(f"{header}.gch")
@@ -52,13 +55,14 @@ def compiler_with_headers(folder: Path) -> str | None:
         folder.mkdir(parents=True, exist_ok=True)
         header.write_text(text)
         draft = Path(f"{compiled}.{os.getpid()}")
-        command = [*target.command, *target.flags, "-x", "c++-header", str(header)]
+        command = [*target.command, *target.flags, *more, "-x", "c++-header", str(header)]
         subprocess.run([*command, "-o", str(draft)], check=True)
         draft.replace(compiled)
     script = folder / f"c++-{digest}"
     if not script.exists():
         draft = Path(f"{script}.{os.getpid()}")
-        draft.write_text(f'#!/bin/sh\nexec {shlex.join(target.command)} -include {header} "$@"\n')
+        call = f'{shlex.join(target.command)} -include {header} "$@" {shlex.join(more)}'
+        draft.write_text(f"#!/bin/sh\nexec {call}\n")
         draft.chmod(0o755)
         draft.replace(script)
     return str(script)
