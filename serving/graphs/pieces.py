@@ -1,0 +1,139 @@
+"""The step of a model as pieces, and which of them are captured together in which mode."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+
+from warploom.errors import ArgumentError, WrongCall
+
+Captured = Literal["always", "full", "never"]
+Mode = Literal["full", "partial", "eager"]
+MODES: tuple[Mode, ...] = ("full", "partial", "eager")  # the fewest launches first
+Flow = tuple[torch.Tensor, ...]  # what one piece gives the next
+
+
+@dataclass(frozen=True)
+class GraphPiece:
+    """A part of a step, and when it may be part of a graph.
+
+    Attributes:
+        function: called with what the piece before returned, in its order; parameters that have the
+            name of an input of the pool get that input. It returns one tensor or a tuple of
+            tensors, each with the rows of the batch first. It must compute the same when it is
+            called again: a capture calls it up to three times.
+        captured: "always", where the number of rows is all that changes from batch to batch;
+            "full" is captured when the whole step is, and runs eagerly between graphs in partial
+            mode (attention, whose plan is rewritten); "never" for what waits for the device or
+            looks at values, so that there is no full mode.
+    """
+
+    function: Callable[..., Any]
+    captured: Captured = "always"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A piece with the names of the inputs that it takes.
+
+    Attributes:
+        name: for messages.
+    """
+
+    name: str
+    piece: GraphPiece
+    wanted: tuple[str, ...]
+
+    def __call__(self, flow: Flow, inputs: Mapping[str, torch.Tensor]) -> Any:
+        return self.piece.function(*flow, **{name: inputs[name] for name in self.wanted})
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Pieces in a row that are one graph, or run eagerly."""
+
+    pieces: tuple[Bound, ...]
+    is_captured: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """All pieces."""
+
+    pieces: tuple[Bound, ...]
+
+    @staticmethod
+    def of(step: object, inputs: Sequence[str]) -> Step:
+        """Read what a user gave; raises ArgumentError and WrongCall."""
+        given = list(step) if isinstance(step, (list, tuple)) else [step]
+        if not given:
+            raise ArgumentError(name="step", reason="is empty; give a function, or some in a list")
+        return Step(tuple(_bound(one, i, inputs) for i, one in enumerate(given)))
+
+    def why_not(self, mode: Mode) -> str | None:
+        """What keeps the step from a mode whatever the batch is, if anything."""
+        kinds = {bound.piece.captured for bound in self.pieces}
+        if mode == "full" and "never" in kinds:
+            names = [one.name for one in self.pieces if one.piece.captured == "never"]
+            return f"{', '.join(names)}: never captured"
+        if mode == "partial" and "always" not in kinds:
+            return "no piece is always captured"
+        if mode == "partial" and kinds == {"always"}:
+            return "all pieces are always captured, which is full mode"
+        return None
+
+    def segments(self, mode: Mode) -> tuple[Segment, ...]:
+        """What is captured, in its order, and what runs between."""
+        if mode != "partial":
+            return (Segment(self.pieces, mode == "full"),)
+        grouped = groupby(self.pieces, lambda bound: bound.piece.captured == "always")
+        return tuple(Segment(tuple(pieces), captured) for captured, pieces in grouped)
+
+
+def _bound(given: object, place: int, inputs: Sequence[str]) -> Bound:
+    piece = given if isinstance(given, GraphPiece) else GraphPiece(given)  # type: ignore[arg-type]
+    function = piece.function
+    if not callable(function):
+        reason = f"{function!r} is no function; give functions, or GraphPiece(function, captured)"
+        raise ArgumentError(name="step", reason=reason)
+    if piece.captured not in ("always", "full", "never"):
+        reason = f"is {piece.captured!r}; expected 'always', 'full' or 'never'"
+        raise ArgumentError(name="GraphPiece.captured", reason=reason)
+    name = getattr(function, "__qualname__", type(function).__qualname__).split(".")[-1]
+    name = name if name != "<lambda>" else f"piece {place}"
+    wanted, others = _parameters(function, inputs)
+    if place == 0 and others:
+        reason = (
+            f"the first piece needs {', '.join(others)}, which no input of the pool is named; "
+            f"there are {', '.join(inputs)}"
+        )
+        raise WrongCall(function=name, reason=reason)
+    return Bound(name, piece, wanted)
+
+
+def _parameters(
+    function: Callable[..., Any], inputs: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Inputs that a function takes by name, and what else it cannot be called without."""
+    read = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = inspect.signature(read).parameters.values()
+    except (TypeError, ValueError):  # of C, whose parameters nobody can tell
+        return (), ()
+    kinds = inspect.Parameter
+    if any(one.kind is kinds.VAR_KEYWORD for one in parameters):
+        return tuple(inputs), ()
+    named = {one.name for one in parameters if one.kind is not kinds.POSITIONAL_ONLY}
+    wanted = tuple(name for name in inputs if name in named)
+    variadic = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    others = [
+        one.name
+        for one in parameters
+        if one.name not in wanted and one.default is kinds.empty and one.kind not in variadic
+    ]
+    return wanted, tuple(others)
