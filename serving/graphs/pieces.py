@@ -23,10 +23,10 @@ class GraphPiece:
     """A part of a step, and when it may be part of a graph.
 
     Attributes:
-        function: called with what the piece before returned, in its order; parameters that have the
-            name of an input of the pool get that input. It returns one tensor or a tuple of
-            tensors, each with the rows of the batch first. It must compute the same when it is
-            called again: a capture calls it up to three times.
+        function: called with what the piece before returned, in its order; parameters behind these
+            that have the name of an input of the pool get that input. It returns one tensor or a
+            tuple of tensors, each with the rows of the batch first. It must do the same when it is
+            called again: the first batch of a bucket calls it up to three times.
         captured: "always", where the number of rows is all that changes from batch to batch;
             "full" is captured when the whole step is, and runs eagerly between graphs in partial
             mode (attention, whose plan is rewritten); "never" for what waits for the device or
@@ -43,14 +43,18 @@ class Bound:
 
     Attributes:
         name: for messages.
+        places: names of the parameters that may be given by place.
     """
 
     name: str
     piece: GraphPiece
     wanted: tuple[str, ...]
+    places: tuple[str, ...] = ()
 
     def __call__(self, flow: Flow, inputs: Mapping[str, torch.Tensor]) -> Any:
-        return self.piece.function(*flow, **{name: inputs[name] for name in self.wanted})
+        given = self.places[: len(flow)]
+        named = {name: inputs[name] for name in self.wanted if name not in given}
+        return self.piece.function(*flow, **named)
 
 
 @dataclass(frozen=True)
@@ -106,34 +110,29 @@ def _bound(given: object, place: int, inputs: Sequence[str]) -> Bound:
         raise ArgumentError(name="GraphPiece.captured", reason=reason)
     name = getattr(function, "__qualname__", type(function).__qualname__).split(".")[-1]
     name = name if name != "<lambda>" else f"piece {place}"
-    wanted, others = _parameters(function, inputs)
+    parameters = _parameters(function)
+    kinds = inspect.Parameter
+    by_place = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    variadic = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    named = {one.name for one in parameters if one.kind not in (kinds.POSITIONAL_ONLY, *variadic)}
+    takes_all = any(one.kind is kinds.VAR_KEYWORD for one in parameters)
+    wanted = tuple(one for one in inputs if takes_all or one in named)
+    needed = [one for one in parameters if one.default is kinds.empty and one.kind not in variadic]
+    others = [one.name for one in needed if one.name not in wanted]
     if place == 0 and others:
         reason = (
             f"the first piece needs {', '.join(others)}, which no input of the pool is named; "
             f"there are {', '.join(inputs)}"
         )
         raise WrongCall(function=name, reason=reason)
-    return Bound(name, piece, wanted)
+    places = tuple(one.name for one in parameters if one.kind in by_place)
+    return Bound(name, piece, wanted, places)
 
 
-def _parameters(
-    function: Callable[..., Any], inputs: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Inputs that a function takes by name, and what else it cannot be called without."""
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Of a function or module; none of a function in C, whose parameters nobody can tell."""
     read = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        parameters = inspect.signature(read).parameters.values()
-    except (TypeError, ValueError):  # of C, whose parameters nobody can tell
-        return (), ()
-    kinds = inspect.Parameter
-    if any(one.kind is kinds.VAR_KEYWORD for one in parameters):
-        return tuple(inputs), ()
-    named = {one.name for one in parameters if one.kind is not kinds.POSITIONAL_ONLY}
-    wanted = tuple(name for name in inputs if name in named)
-    variadic = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-    others = [
-        one.name
-        for one in parameters
-        if one.name not in wanted and one.default is kinds.empty and one.kind not in variadic
-    ]
-    return wanted, tuple(others)
+        return list(inspect.signature(read).parameters.values())
+    except (TypeError, ValueError):
+        return []

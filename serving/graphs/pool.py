@@ -134,9 +134,7 @@ class GraphPool:
             raise BeyondBounds(name="max_q_rows", got=rows, bound=self.bounds.max_q_rows)
         return self._chooser.choose(int(rows), mode)
 
-    def run(
-        self, inputs: Mapping[str, torch.Tensor], *, mode: str | None = None
-    ) -> torch.Tensor | Flow:
+    def run(self, inputs: Mapping[str, torch.Tensor], *, mode: str | None = None) -> Any:
         """The step's outputs for a batch, on the current stream.
 
         Args:
@@ -144,8 +142,8 @@ class GraphPool:
             mode: "full", "partial" or "eager", in place of what `choose` chooses.
 
         Returns:
-            What the last function of the step returns, cut to the batch's rows: a tuple if it is of
-            several tensors. Unless the mode is eager, it is overwritten by the next run.
+            What the last function of the step returns, cut to the batch's rows: a tensor, or a
+            tuple of several. Unless the mode is eager, it is overwritten by the next run.
 
         Raises:
             BeyondBounds, NoSuchMode: as `choose`.

@@ -23,7 +23,9 @@ def shown(buckets: Sequence[int], wanted: bool | None) -> Iterator[Iterator[int]
         yield iter(buckets)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=console.is_terminal
+    ) as bar:
         task = bar.add_task("graphs", total=len(buckets))
 
         def moving() -> Iterator[int]:
