@@ -49,7 +49,7 @@ class GraphPool:
 
     Everything that the step reads beside its inputs (weights, caches, the plan of an
     `AttentionWrapper` with `cuda_graph=True`) is read where it lay at the capture, so it must stay
-    there, and may be rewritten there. No gradients are recorded.
+    there, and may be rewritten there. The step runs in inference mode.
 
     Attributes:
         bounds: that were declared.
@@ -267,7 +267,7 @@ class GraphPool:
 
     @contextmanager
     def _used_by(self, call: str) -> Iterator[None]:
-        """One call at a time, without gradients, and not while a graph is captured."""
+        """One call at a time, in inference mode, and not while a graph is captured."""
         refuse_under_capture(
             self.device, f"GraphPool.{call}() was called",
             "A pool captures by itself: call it outside, or put the step's functions there.",
@@ -278,7 +278,7 @@ class GraphPool:
             self._user = f"{call}() of thread {threading.current_thread().name}"
             if self._is_closed:
                 raise PoolClosed()
-            with torch.no_grad():
+            with torch.inference_mode():
                 yield
         finally:
             self._lock.release()

@@ -34,7 +34,7 @@ class Model:
         self, h: torch.Tensor, x: torch.Tensor, scales: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.calls.append(len(h))
-        return x * scales[:, :1], h * scales[:, 1:]  # in the other order
+        return x * scales[:, :1] + scales[:, 1:], h  # in the other order, and one as it came
 
     def last(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = h @ self.outer + x
@@ -46,7 +46,7 @@ class Model:
         for token, scale in zip(batch["tokens"], batch["scales"], strict=True):
             x = self.table[token][None]
             h = torch.relu(x @ self.inner)
-            out = (h * scale[1]) @ self.outer + x * scale[0]
+            out = h @ self.outer + x * scale[0] + scale[1]
             found.append((out[0], out[0].argmax()))
         return found
 
@@ -141,6 +141,31 @@ def test_pieces_choose_the_modes_that_there_are() -> None:
         whole.choose(3, "partial")
     batch = batch_of(3)
     assert torch.equal(whole.run(batch), model.table[batch["tokens"]])  # one tensor, no tuple
+
+
+@pytest.mark.parametrize("mode", ["full", "partial"])
+def test_rows_of_padding_are_as_declared_whatever_was_there_before(mode: str) -> None:
+    def total(numbers: torch.Tensor) -> torch.Tensor:
+        return numbers.sum().expand(len(numbers))
+
+    inputs = {"numbers": wl.GraphInput(torch.int64, pad=100)}
+    step: list[Any] = [total, wl.GraphPiece(torch.clone, "full")]
+    pool = wl.GraphPool(step, inputs, BOUNDS, device="cpu", buckets=[2, 8])
+    for rows in (8, 3, 2, 1, 7):
+        out = pool.run({"numbers": torch.arange(rows)}, mode=mode)
+        padding = pool.choose(rows).padded_rows - rows
+        assert out.tolist() == [sum(range(rows)) + 100 * padding] * rows
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_batches_come_in_and_outside_of_inference_mode(inside: bool) -> None:
+    with torch.inference_mode(inside):
+        model = Model()
+        pool = model.pool()
+    for turn in (inside, not inside, inside):
+        with torch.inference_mode(turn):
+            check(model, pool, batch_of(3))
+    assert pool.stats().captures == 1
 
 
 def test_what_lies_at_its_address_may_be_rewritten() -> None:
