@@ -132,7 +132,8 @@ class Model:
         """The pieces, eagerly and without a pool."""
         flow: Any = self._first(inputs["tokens"])
         for number in range(self.shape.layers):
-            attended = self._attend(number, *flow, page=inputs["page"], at=inputs["at"])
+            q, k, v, x = flow
+            attended = self._attend(number, q, k, v, x, inputs["page"], inputs["at"])
             flow = self._behind(number, *attended)
         return flow
 
@@ -217,7 +218,8 @@ def launches(call: Callable[[], object], device: torch.device) -> int:
         call()
         synchronize(device)
     kinds = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
-    return sum(str(event.name).startswith(kinds) for event in found.events() or ())
+    names = [str(event.name) for event in found.events() or ()]
+    return sum(name.startswith(kinds) for name in names)
 
 
 class Bench:
