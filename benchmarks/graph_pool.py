@@ -26,7 +26,7 @@ from harness import Report, Row, placed
 from rich.table import Table
 
 import warploom as wl
-from warploom.serving.graphs.driver import Capture
+from warploom.serving.graphs.driver import Capture, GraphDriver
 from warploom.serving.graphs.pool import driver_of
 
 PAGE, MIB = 16, 1 << 20
@@ -170,7 +170,7 @@ class OneGraphPerSize:
     """What a pool is compared with: each batch size is captured alone, with memory of its own."""
 
     def __init__(self, model: Model) -> None:
-        self._model, self._held = model, dict[int, tuple[Any, Capture, Any]]()
+        self._model, self._held = model, dict[int, tuple[GraphDriver, Capture, Any]]()
         self._inputs = model.batch(model.shape.most)
 
     def capture(self, rows: int) -> None:
@@ -218,8 +218,7 @@ def launches(call: Callable[[], object], device: torch.device) -> int:
         call()
         synchronize(device)
     kinds = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
-    names = [str(event.name) for event in found.events() or ()]
-    return sum(name.startswith(kinds) for name in names)
+    return sum(str(event.name).startswith(kinds) for event in found.events() or ())
 
 
 class Bench:
@@ -373,7 +372,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shape = SHAPES[name]
         sizes = [n for n in (1, 3, 8, 20, 32) if n <= shape.most]
         with torch.inference_mode():
-            bench = Bench(report, shape, device, steps=5 if options.quick else 30)
+            bench = Bench(report, shape, device, steps=3 if options.quick else 30)
             bench.run(sizes[1::2] if options.quick else sizes)
             bench.close()
     report.console.print(summary(report.rows))
