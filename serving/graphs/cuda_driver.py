@@ -25,6 +25,7 @@ class CudaDriver:
         self._last = torch.cuda.current_stream(device)
         self._live, self._shared = 0, 0
         self._handle: Any = None
+        self._failed: list[torch.cuda.CUDAGraph] = []
 
     @property
     def shared_bytes(self) -> int:
@@ -42,29 +43,57 @@ class CudaDriver:
         if self._handle is None:
             self._handle = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # as torch does before a capture, so that both sums are alike
+        torch.cuda.empty_cache()  # so that what is reserved now is in use
         free, reserved = self._memory()
         graph = torch.cuda.CUDAGraph()
-        # other threads may allocate and wait meanwhile: what they do is not part of it
-        capturing = torch.cuda.graph(
-            graph, pool=self._handle, stream=self._stream, capture_error_mode="thread_local"
-        )
-        try:
-            with torch.cuda.device(self._device), capturing:
-                body()
-        except Exception as error:
-            if self._live == 0:
-                self._handle = None  # its pool went with the graph that failed
-            raised = _first(error)
-            if isinstance(raised, GraphError):
-                raise raised from None
-            raise CaptureFailed(what=what, reason=_first_line(raised)) from error
+        error = self._record(graph, body)
+        if error is not None:
+            if isinstance(error, GraphError):
+                raise error
+            raise CaptureFailed(what=what, reason=_first_line(error)) from error
         torch.cuda.synchronize(self._device)
         free_now, reserved_now = self._memory()
         grown = max(0, reserved_now - reserved)
         self._shared += grown
         self._live += 1
         return CudaCapture(self, graph, max(0, free - free_now - grown))
+
+    def _record(self, graph: torch.cuda.CUDAGraph, body: Body) -> Exception | None:
+        """Let a graph hold the calls of a body; what went wrong first, if anything."""
+        first: Exception | None = None
+        is_begun = is_ended = False
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            try:
+                # other threads may allocate and wait meanwhile: what they do is not part of it
+                graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+                is_begun = True
+                body()
+            except Exception as error:
+                first = error
+            finally:
+                if is_begun:
+                    try:
+                        graph.capture_end()
+                        is_ended = True
+                    except RuntimeError as error:
+                        first = first or error
+                if not is_ended:
+                    self._leave_pool(graph)
+        if first is not None:
+            graph.reset()
+            if self._live == 0:
+                self._handle = None  # its pool went with this graph
+        return first
+
+    def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Do what torch leaves undone where a capture cannot be ended.
+
+        Its allocator would give the pool's memory to later captures and refuse to empty its cache;
+        that of pinned memory keeps asking the graph, which must live on.
+        """
+        self._failed.append(graph)
+        torch._C._cuda_endAllocateToPool(self._device.index, self._handle)
+        torch._C._cuda_releasePool(self._device.index, self._handle)
 
     def order(self) -> None:
         current = torch.cuda.current_stream(self._device)
@@ -102,13 +131,6 @@ class CudaCapture:
             self._is_open = False
             self._graph.reset()
             self._driver.closed()
-
-
-def _first(error: BaseException) -> BaseException:
-    """What began a chain of errors: ending an invalid capture raises one of its own, last."""
-    while error.__context__ is not None and not isinstance(error, GraphError):
-        error = error.__context__
-    return error
 
 
 def _first_line(error: BaseException) -> str:
