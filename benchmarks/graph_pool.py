@@ -282,8 +282,7 @@ class Bench:
         truth = calls["eager"]()[1].float().clone()
         case, name = f"{self.shape.name}, {rows} rows", self.report.benchmark
         for way, call in calls.items():
-            for _ in range(3):
-                out = call()
+            out = [call() for _ in range(3)][-1]
             error = float((out[1].float() - truth).abs().max() / truth.abs().max())
             times = sorted(timed(call, self.device) for _ in range(self.steps))
             ms = statistics.median(times)
@@ -296,6 +295,8 @@ class Bench:
                     times[len(times) // 10], times[len(times) * 9 // 10], len(times),
                     error=error, note=note, params=params)
             )  # fmt: skip
+            if count is not None:
+                self.report.add(Row(name, case, way, count, "launches", params=params))
 
     def _step(self, run: Callable[..., Any], batch: dict[str, torch.Tensor], padded: int) -> Any:
         self.model.plan(len(batch["tokens"]), padded)
@@ -315,7 +316,7 @@ def summary(rows: Sequence[Row]) -> Table:
     """Time of a step and its launches, and memory of captures, a line for each case."""
     table = Table("case", *WAYS, "eager / pool", title="us a step (launches); MiB of captures")
     for case in dict.fromkeys(row.case for row in rows):
-        mine = {row.impl: row for row in rows if row.case == case}
+        mine = {row.impl: row for row in rows if row.case == case and row.unit != "launches"}
         cells = [cell_of(mine.get(way)) for way in WAYS]
         eager, pool = (mine[way].value if way in mine else None for way in ("eager", "pool, full"))
         table.add_row(case, *cells, f"{eager / pool:.2f}" if eager and pool else "")

@@ -81,7 +81,6 @@ TITLES = {
     "virtual_handover": "Until a new request has memory: host time",
     "virtual_handover_cpu": "Until a new request has memory on the CPU twin",
     "graph_pool": "Decode steps of small models by graphs and eagerly, and memory of captures",
-    "graph_pool_cpu": "The same on the host's twin, which saves no time",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 

@@ -145,7 +145,8 @@ class Slots:
 def copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each second to its first, by one launch where torch can."""
     if pairs:
-        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+        targets, sources = ([pair[i] for pair in pairs] for i in (0, 1))
+        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -168,8 +168,8 @@ class GraphPool:
             self._runs[served] += 1
             self._rows += rows
             self._padding += padded - rows
-        cut = tuple(tensor[:rows] for tensor in flow) if padded > rows else flow
-        return cut if len(cut) > 1 else cut[0]
+        cut = [tensor[:rows] for tensor in flow] if padded > rows else list(flow)
+        return tuple(cut) if len(cut) > 1 else cut[0]
 
     def warm_up(
         self, prepare: Callable[[int], object] | None = None, progress: bool | None = None

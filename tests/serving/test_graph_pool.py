@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom as wl
+from warploom.graph_errors import NoSuchMode
 
 TOKENS, WIDTH, MOST = 40, 8, 12
 BOUNDS = wl.Bounds(max_requests=MOST, max_q_rows=MOST, max_kv_len=64)
@@ -97,7 +98,7 @@ def servable(pool: wl.GraphPool, rows: int) -> list[str]:
     for mode in ("full", "partial"):
         try:
             pool.choose(rows, mode)
-        except wl.graph_errors.NoSuchMode:
+        except NoSuchMode:
             continue
         found.append(mode)
     return found
@@ -137,7 +138,7 @@ def test_pieces_choose_the_modes_that_there_are() -> None:
     assert pool.choose(3).mode == "partial" and "never captured" in pool.choose(3).reason
     check(model, pool, batch_of(3))
     whole = wl.GraphPool(lambda tokens: model.table[tokens], INPUTS, BOUNDS, device="cpu")
-    with pytest.raises(wl.graph_errors.NoSuchMode, match="full mode"):
+    with pytest.raises(NoSuchMode, match="full mode"):
         whole.choose(3, "partial")
     batch = batch_of(3)
     assert torch.equal(whole.run(batch), model.table[batch["tokens"]])  # one tensor, no tuple

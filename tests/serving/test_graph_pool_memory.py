@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom as wl
+from warploom.graph_errors import BudgetBelowCapture
 from warploom.serving.graphs.store import Entry, Link, Store
 
 BUCKETS = (1, 2, 4, 8)
@@ -84,7 +85,7 @@ def test_the_least_recently_used_goes_first(
         if own + needs > budget:
             used.remove(rows)
             shared = shared if used else 0
-            with pytest.raises(wl.graph_errors.BudgetBelowCapture):
+            with pytest.raises(BudgetBelowCapture):
                 store.get(("full", rows), make, "this")
         else:
             store.get(("full", rows), make, "this")
