@@ -1,4 +1,4 @@
-"""Memory that captures read and write at addresses that stay: inputs, and what crosses segments."""
+"""Memory that captures read and write at addresses that stay: inputs, and between sections."""
 
 from __future__ import annotations
 
@@ -112,34 +112,33 @@ class Inputs:
         return {name: buffer[:rows] for name, buffer in self.buffers.items()}
 
 
-class Slots:
-    """Buffers for what a segment gives the next, shared by all captures.
+class SectionBuffers:
+    """Buffers for what a section gives the next, shared by all captures.
 
-    What is read and what is written differ by `side`: no segment writes what it still reads.
+    What is read and what is written differ by `side`: no section writes what it still reads.
     """
 
     def __init__(self, most: int, device: torch.device) -> None:
         self._most, self._device = most, device
-        self._slots: dict[tuple[object, ...], torch.Tensor] = {}
+        self._buffers: dict[tuple[object, ...], torch.Tensor] = {}
 
     @property
     def num_bytes(self) -> int:
-        return sum(x.numel() * x.itemsize for x in self._slots.values())
+        return sum(x.numel() * x.itemsize for x in self._buffers.values())
 
     def write(self, side: str, flow: Flow, rows: int) -> Flow:
-        """Copy to the slots of a side; returns these. What lies there already is not copied."""
-        targets = tuple(self._slot(side, i, tensor)[:rows] for i, tensor in enumerate(flow))
-        pairs = zip(targets, flow, strict=True)
-        copy([(target, tensor) for target, tensor in pairs if not _is_same(target, tensor)])
+        """Copy to the buffers of a side; returns these."""
+        targets = tuple(self._buffer(side, i, tensor)[:rows] for i, tensor in enumerate(flow))
+        copy(list(zip(targets, flow, strict=True)))
         return targets
 
-    def _slot(self, side: str, place: int, like: torch.Tensor) -> torch.Tensor:
+    def _buffer(self, side: str, place: int, like: torch.Tensor) -> torch.Tensor:
         key = (side, place, like.dtype, *like.shape[1:])
-        if key not in self._slots:
+        if key not in self._buffers:
             shape = (self._most, *like.shape[1:])
             with torch.inference_mode(False):
-                self._slots[key] = torch.zeros(shape, dtype=like.dtype, device=self._device)
-        return self._slots[key]
+                self._buffers[key] = torch.zeros(shape, dtype=like.dtype, device=self._device)
+        return self._buffers[key]
 
 
 def copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -147,10 +146,6 @@ def copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     if pairs:
         targets, sources = ([pair[i] for pair in pairs] for i in (0, 1))
         torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def as_flow(result: Any, name: str, rows: int, device: torch.device) -> Flow:

@@ -1,4 +1,4 @@
-"""A step captured for a bucket, and replayed: its segments in their order, between slots."""
+"""A step captured for a bucket, and replayed: its sections, and buffers between them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 import torch
 
 from warploom.graph_errors import OutputsChanged
-from warploom.serving.graphs.buffers import Inputs, Slots, as_flow
+from warploom.serving.graphs.buffers import Inputs, SectionBuffers, as_flow
 from warploom.serving.graphs.driver import GraphDriver
-from warploom.serving.graphs.pieces import Flow, Mode, Segment, Step
+from warploom.serving.graphs.pieces import Flow, Mode, Section, Step
 from warploom.serving.graphs.store import Entry, Link
 
 
@@ -17,17 +17,22 @@ class StepRunner:
     """The step of one pool, eagerly and captured."""
 
     def __init__(
-        self, step: Step, inputs: Inputs, slots: Slots, driver: GraphDriver, device: torch.device
+        self,
+        step: Step,
+        inputs: Inputs,
+        between: SectionBuffers,
+        driver: GraphDriver,
+        device: torch.device,
     ) -> None:
-        self._step, self._inputs, self._slots = step, inputs, slots
+        self._step, self._inputs, self._between = step, inputs, between
         self._driver, self._device = driver, device
         self._outputs: str | None = None  # what the step returned first
 
     def eager(self, inputs: dict[str, torch.Tensor], rows: int) -> Flow:
         """What the step gives for inputs of so many rows; raises NotStatic, OutputsChanged."""
         flow: Flow = ()
-        for segment in self._step.segments("eager"):
-            flow = self._through(segment, flow, inputs, rows)
+        for section in self._step.sections("eager"):
+            flow = self._through(section, flow, inputs, rows)
         self._check(flow)
         return flow
 
@@ -41,14 +46,14 @@ class StepRunner:
         inputs, flow = self._inputs.first(rows), Flow()
         links: list[Link] = []
         try:
-            for segment in self._step.segments(mode):
-                if segment.is_captured:
-                    links.append(self._captured(segment, flow, inputs, f"{mode} of {rows} rows"))
+            for section in self._step.sections(mode):
+                if section.is_captured:
+                    links.append(self._captured(section, flow, inputs, f"{mode} of {rows} rows"))
                     flow = links[-1].flow
                 else:
-                    result = self._through(segment, flow, inputs, rows)
-                    flow = self._slots.write("in", result, rows)
-                    links.append(Link(segment))
+                    result = self._through(section, flow, inputs, rows)
+                    flow = self._between.write("in", result, rows)
+                    links.append(Link(section))
             self._check(flow)
         except BaseException:
             Entry((mode, rows), tuple(links), 0.0).close()
@@ -64,31 +69,31 @@ class StepRunner:
                 link.capture.replay()
                 flow = link.flow
                 continue
-            flow = self._through(link.segment, flow, inputs, rows)
+            flow = self._through(link.section, flow, inputs, rows)
             if link is not entry.links[-1]:
-                flow = self._slots.write("in", flow, rows)
+                flow = self._between.write("in", flow, rows)
         self._check(flow)
         return flow
 
     def _captured(
-        self, segment: Segment, flow: Flow, inputs: dict[str, torch.Tensor], what: str
+        self, section: Section, flow: Flow, inputs: dict[str, torch.Tensor], what: str
     ) -> Link:
         rows = len(next(iter(inputs.values())))
         written: list[Flow] = []
 
         def body() -> None:
-            result = self._through(segment, flow, inputs, rows)
-            if written:  # slots of another shape would be made while a graph is captured
+            result = self._through(section, flow, inputs, rows)
+            if written:  # buffers of another shape would be made while a graph is captured
                 check_alike(signature(result), signature(written[0]))
-            written.append(self._slots.write("out", result, rows))
+            written.append(self._between.write("out", result, rows))
 
         self._driver.rehearse(body)
-        return Link(segment, self._driver.capture(body, what), written[0])
+        return Link(section, self._driver.capture(body, what), written[0])
 
     def _through(
-        self, segment: Segment, flow: Flow, inputs: dict[str, torch.Tensor], rows: int
+        self, section: Section, flow: Flow, inputs: dict[str, torch.Tensor], rows: int
     ) -> Flow:
-        for piece in segment.pieces:
+        for piece in section.pieces:
             flow = as_flow(piece(flow, inputs), piece.name, rows, self._device)
         return flow
 

@@ -58,8 +58,8 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Pieces in a row that are one graph, or run eagerly."""
+class Section:
+    """Pieces in a row that are one graph, or are called between graphs."""
 
     pieces: tuple[Bound, ...]
     is_captured: bool
@@ -91,12 +91,12 @@ class Step:
             return "all pieces are always captured, which is full mode"
         return None
 
-    def segments(self, mode: Mode) -> tuple[Segment, ...]:
+    def sections(self, mode: Mode) -> tuple[Section, ...]:
         """What is captured, in its order, and what runs between."""
         if mode != "partial":
-            return (Segment(self.pieces, mode == "full"),)
+            return (Section(self.pieces, mode == "full"),)
         grouped = groupby(self.pieces, lambda bound: bound.piece.captured == "always")
-        return tuple(Segment(tuple(pieces), captured) for captured, pieces in grouped)
+        return tuple(Section(tuple(pieces), captured) for captured, pieces in grouped)
 
 
 def _bound(given: object, place: int, inputs: Sequence[str]) -> Bound:

@@ -25,7 +25,7 @@ from warploom.runtime.devices.device import resolve_device
 from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.scheduler.bounds import Bounds
 from warploom.serving.graphs.buckets import Buckets
-from warploom.serving.graphs.buffers import GraphInput, Inputs, Slots
+from warploom.serving.graphs.buffers import GraphInput, Inputs, SectionBuffers
 from warploom.serving.graphs.capturing import StepRunner
 from warploom.serving.graphs.cuda_driver import CudaDriver
 from warploom.serving.graphs.driver import GraphDriver
@@ -112,8 +112,10 @@ class GraphPool:
             most[mode] = largest if limit is None else checked_number(f"{mode}_rows", limit)
         self._chooser = Chooser(self._step, found, most)
         self._driver = driver or driver_of(self.device)
-        self._slots = Slots(largest, self.device)
-        self._runner = StepRunner(self._step, self._inputs, self._slots, self._driver, self.device)
+        self._between = SectionBuffers(largest, self.device)
+        self._runner = StepRunner(
+            self._step, self._inputs, self._between, self._driver, self.device
+        )
         self._store = Store(self._driver, max_bytes)
         self._falls_back = on_failure == "eager"
         self._runs = dict.fromkeys(MODES, 0)
@@ -215,7 +217,7 @@ class GraphPool:
             dict(self._runs), tuple(entry.key for entry in entries), store.captures,
             store.evictions, self._failures, store.capture_seconds, self._rows, self._padding,
             self._driver.shared_bytes if entries else 0, sum(one.own_bytes for one in entries),
-            self._inputs.num_bytes + self._slots.num_bytes,
+            self._inputs.num_bytes + self._between.num_bytes,
         )  # fmt: skip
 
     def clear(self) -> None:

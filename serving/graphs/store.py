@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from warploom.graph_errors import BudgetBelowCapture
 from warploom.serving.graphs.driver import Capture, GraphDriver
-from warploom.serving.graphs.pieces import Flow, Mode, Segment
+from warploom.serving.graphs.pieces import Flow, Mode, Section
 
 Key = tuple[Mode, int]  # the mode and the bucket
 Make = Callable[[], "Entry"]
@@ -16,13 +16,13 @@ Make = Callable[[], "Entry"]
 
 @dataclass(frozen=True)
 class Link:
-    """A segment of a captured step; without a capture it runs eagerly.
+    """A section of a captured step; without a capture it runs eagerly.
 
     Attributes:
-        flow: what it gives, where that lies in slots.
+        flow: what it gives, in the buffers between sections.
     """
 
-    segment: Segment
+    section: Section
     capture: Capture | None = None
     flow: Flow = ()
 
