@@ -104,6 +104,7 @@ bench: $(READY_DEMO) ## prefill, decode, mixed batches and append beside their p
 	$(RUNNER) benchmarks/shared_prefix.py $(ARGS)
 	$(RUNNER) benchmarks/run_overhead.py $(ARGS)
 	$(RUNNER) benchmarks/virtual_cache.py $(ARGS)
+	$(RUNNER) benchmarks/graph_pool.py $(ARGS)
 	$(RUNNER) benchmarks/plot.py
 	$(RUNNER) benchmarks/overview.py
 

@@ -80,6 +80,7 @@ TITLES = {
     "virtual_attention_cpu": "Attention over virtual caches and others on the CPU, bf16",
     "virtual_handover": "Until a new request has memory: host time",
     "virtual_handover_cpu": "Until a new request has memory on the CPU twin",
+    "graph_pool": "Decode steps of small models by graphs and eagerly, and memory of captures",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 

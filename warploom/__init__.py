@@ -106,6 +106,9 @@ if TYPE_CHECKING:
     from warploom.runtime.wrappers.selection import PageSelectionWrapper as PageSelectionWrapper
     from warploom.runtime.wrappers.wrapper import AttentionWrapper as AttentionWrapper
     from warploom.scheduler.bounds import Bounds as Bounds
+    from warploom.serving.graphs.buffers import GraphInput as GraphInput
+    from warploom.serving.graphs.pieces import GraphPiece as GraphPiece
+    from warploom.serving.graphs.pool import GraphPool as GraphPool
     from warploom.serving.virtual_memory.cache import VirtualCache as VirtualCache
     from warploom.serving.virtual_memory.pool import MemoryPool as MemoryPool
 
@@ -209,6 +212,9 @@ _HOME = {
     "PageSelectionWrapper": "warploom.runtime.wrappers.selection",
     "draw_mask": "warploom.runtime.calls.draw",
     "trace": "warploom.runtime.calls.trace",
+    "GraphInput": "warploom.serving.graphs.buffers",
+    "GraphPiece": "warploom.serving.graphs.pieces",
+    "GraphPool": "warploom.serving.graphs.pool",
     "MemoryPool": "warploom.serving.virtual_memory.pool",
     "VirtualCache": "warploom.serving.virtual_memory.cache",
 }
@@ -222,7 +228,7 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     # modules that users need no import of their own for
-    if name in ("errors", "memory_errors", "testing"):
+    if name in ("errors", "graph_errors", "memory_errors", "testing"):
         return import_module(f"warploom.{name}")
     from difflib import get_close_matches  # for mistakes only
 

@@ -1,0 +1,173 @@
+"""Memory that captures read and write at addresses that stay: inputs, and between sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from warploom.errors import ArgumentError, WrongDevice, WrongDType, WrongShape
+from warploom.graph_errors import NotStatic, WrongInputs
+from warploom.runtime.declaring.declare import checked_count
+from warploom.serving.graphs.pieces import Flow
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """What a step reads of each row of a batch.
+
+    Attributes:
+        dtype: of its numbers.
+        shape: of one row; () is a number.
+        pad: what rows have that fill a batch up to its bucket; they must be as good as any others
+            to the step, such as a token that exists.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...] = ()
+    pad: float = 0
+
+
+class Inputs:
+    """A buffer for each input of a pool.
+
+    Attributes:
+        buffers: by name, [most rows, *shape of a row].
+    """
+
+    def __init__(self, declared: Mapping[str, GraphInput], most: int, device: torch.device) -> None:
+        """Allocate them; raises ArgumentError and WrongInputs."""
+        if not declared:
+            raise WrongInputs(reason="are none", known="at least one")
+        for name, one in declared.items():
+            if not isinstance(one, GraphInput) or not isinstance(one.dtype, torch.dtype):
+                reason = f"is {one!r}; expected GraphInput(dtype, shape of a row)"
+                raise ArgumentError(name=f"inputs[{name!r}]", reason=reason)
+            for size in one.shape:
+                checked_count(f"inputs[{name!r}].shape", size)
+        self._declared, self._device = dict(declared), device
+        with torch.inference_mode(False):
+            self.buffers = {
+                name: torch.full((most, *one.shape), one.pad, dtype=one.dtype, device=device)
+                for name, one in declared.items()
+            }
+        self._filled = 0  # rows that may hold something else than padding
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._declared)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(x.numel() * x.itemsize for x in self.buffers.values())
+
+    def rows(self, given: Mapping[str, Any]) -> int:
+        """Rows of a batch, all of whose tensors are checked.
+
+        Raises:
+            WrongInputs: of other names, or no rows, or not equally many.
+            WrongDType, WrongDevice, WrongShape: a tensor unlike what was declared.
+        """
+        known = ", ".join(self._declared)
+        if not isinstance(given, Mapping) or set(given) != set(self._declared):
+            names = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
+            raise WrongInputs(reason=f"are {names or 'none'}", known=known)
+        counts = set()
+        for name, one in self._declared.items():
+            tensor = given[name]
+            if not isinstance(tensor, torch.Tensor):
+                reason = f"have {type(tensor).__name__} {name}, which is no tensor"
+                raise WrongInputs(reason=reason, known=known)
+            if tensor.dtype != one.dtype:
+                raise WrongDType(name=name, got=tensor.dtype, expected=one.dtype)
+            if tensor.device != self._device:
+                raise WrongDevice(name=name, got=str(tensor.device), expected=str(self._device))
+            if tensor.ndim == 0 or tuple(tensor.shape[1:]) != tuple(one.shape):
+                expected = f"[rows, {', '.join(map(str, one.shape))}]" if one.shape else "[rows]"
+                raise WrongShape(name=name, got=list(tensor.shape), expected=expected)
+            counts.add(len(tensor))
+        if len(counts) > 1 or 0 in counts:
+            reason = f"have {' and '.join(map(str, sorted(counts)))} rows; expected as many in each"
+            raise WrongInputs(reason=f"{reason}, and at least 1", known=known)
+        return counts.pop()
+
+    def fill(self, given: Mapping[str, torch.Tensor], rows: int) -> None:
+        """Write a batch, and padding where the one before reached further."""
+        copy([(self.buffers[name][:rows], given[name]) for name in self._declared])
+        if self._filled > rows:
+            for name, one in self._declared.items():
+                self.buffers[name][rows : self._filled].fill_(one.pad)
+        self._filled = rows
+
+    def clear(self) -> None:
+        """Leave padding alone."""
+        for name, one in self._declared.items():
+            self.buffers[name].fill_(one.pad)
+        self._filled = 0
+
+    def first(self, rows: int) -> dict[str, torch.Tensor]:
+        """So many rows of each buffer."""
+        return {name: buffer[:rows] for name, buffer in self.buffers.items()}
+
+
+class SectionBuffers:
+    """Buffers for what a section gives the next, shared by all captures.
+
+    What is read and what is written differ by `side`: no section writes what it still reads.
+    """
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self._most, self._device = most, device
+        self._buffers: dict[tuple[object, ...], torch.Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(x.numel() * x.itemsize for x in self._buffers.values())
+
+    def write(self, side: str, flow: Flow, rows: int) -> Flow:
+        """Copy to the buffers of a side; returns these."""
+        targets = tuple(self._buffer(side, i, tensor)[:rows] for i, tensor in enumerate(flow))
+        copy(list(zip(targets, flow, strict=True)))
+        return targets
+
+    def _buffer(self, side: str, place: int, like: torch.Tensor) -> torch.Tensor:
+        key = (side, place, like.dtype, *like.shape[1:])
+        if key not in self._buffers:
+            shape = (self._most, *like.shape[1:])
+            with torch.inference_mode(False):
+                self._buffers[key] = torch.zeros(shape, dtype=like.dtype, device=self._device)
+        return self._buffers[key]
+
+
+def copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy each second to its first, by one launch where torch can."""
+    if pairs:
+        targets, sources = ([pair[i] for pair in pairs] for i in (0, 1))
+        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def as_flow(result: Any, name: str, rows: int, device: torch.device) -> Flow:
+    """What a piece returned, as a tuple.
+
+    Raises:
+        NotStatic: something that is no tensor, or on another device, or without the batch's rows.
+    """
+    flow = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    where: dict[str, Any] = {"piece": name, "device": device, "rows": rows}
+    if not flow:
+        raise NotStatic(what="nothing", **where)
+    for tensor in flow:
+        if not isinstance(tensor, torch.Tensor):
+            raise NotStatic(what=f"a {type(tensor).__name__}", **where)
+        if tensor.device != device:
+            raise NotStatic(what=f"a tensor on {tensor.device}", **where)
+        if tensor.ndim == 0 or len(tensor) != rows:
+            remedy = (
+                "A shape that depends on values, or on something else than the rows, must not "
+                "leave the step: mask the rows instead."
+            )
+            what = f"a tensor of shape {list(tensor.shape)}"
+            raise NotStatic(what=what, remedy=remedy, **where)
+    return flow

@@ -1,0 +1,146 @@
+"""Captures within a budget: which goes first, what comes back, and that no capture is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import warploom as wl
+from warploom.graph_errors import BudgetBelowCapture
+from warploom.serving.graphs.store import Entry, Link, Store
+
+BUCKETS = (1, 2, 4, 8)
+
+
+class FakeCapture:
+    """Memory of its own, and room that it needs in the shared pool."""
+
+    def __init__(self, driver: FakeDriver, own: int, shared: int) -> None:
+        self.own_bytes, self._driver, self.is_open = own, driver, True
+        driver.live.append(self)
+        driver.shared_bytes = max(driver.shared_bytes, shared)
+
+    def replay(self) -> None:
+        assert self.is_open
+
+    def close(self) -> None:
+        assert self.is_open, "closed twice"
+        self.is_open = False
+        self._driver.live.remove(self)
+        if not self._driver.live:
+            self._driver.shared_bytes = 0
+
+
+class FakeDriver:
+    """What a store needs of a driver."""
+
+    def __init__(self) -> None:
+        self.live: list[FakeCapture] = []
+        self.shared_bytes = 0
+
+    def drain(self) -> None:
+        pass
+
+
+def maker(driver: FakeDriver, rows: int, own: int, shared: int) -> Callable[[], Entry]:
+    def make() -> Entry:
+        capture = FakeCapture(driver, own, shared)
+        return Entry(("full", rows), (Link(None, capture),), 0.25)  # type: ignore[arg-type]
+
+    return make
+
+
+sizes = st.dictionaries(
+    st.integers(1, 6), st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes, st.integers(20, 150), st.data())
+def test_the_least_recently_used_goes_first(
+    sizes: dict[int, tuple[int, int]], budget: int, data: st.DataObject
+) -> None:
+    """Against the plain definition, for which the shared pool shrinks only when all are gone."""
+    driver = FakeDriver()
+    store = Store(driver, budget)  # type: ignore[arg-type]
+    used: list[int] = []  # what is held, the least recently used first
+    shared = 0
+    for rows in data.draw(st.lists(st.sampled_from(sorted(sizes)), max_size=25)):
+        own, needs = sizes[rows]
+        make = maker(driver, rows, own, needs)
+        if rows in used:
+            used.remove(rows)
+            used.append(rows)
+        else:
+            used.append(rows)
+            shared = max(shared, needs)
+            while used[:-1] and sum(sizes[one][0] for one in used) + shared > budget:
+                del used[0]
+            if used == [rows] and own + shared > budget:
+                shared = needs  # all were gone in between
+        if own + needs > budget:
+            used.remove(rows)
+            shared = shared if used else 0
+            with pytest.raises(BudgetBelowCapture):
+                store.get(("full", rows), make, "this")
+        else:
+            store.get(("full", rows), make, "this")
+        assert [entry.key[1] for entry in store.entries] == used
+        assert len(driver.live) == len(used) and all(one.is_open for one in driver.live)
+        assert store.num_bytes == sum(sizes[one][0] for one in used) + (shared if used else 0)
+        assert store.num_bytes <= budget
+    store.clear()
+    assert driver.live == [] and store.num_bytes == 0
+
+
+def step(x: torch.Tensor) -> torch.Tensor:
+    return (x @ x.new_ones(16, 16)).relu() + 1
+
+
+def pool_of(max_bytes: int | None = None) -> wl.GraphPool:
+    inputs = {"x": wl.GraphInput(torch.float32, (16,))}
+    return wl.GraphPool(step, inputs, wl.Bounds(8, 8, 8), device="cpu", max_bytes=max_bytes)
+
+
+def run(pool: wl.GraphPool, rows: int) -> None:
+    x = torch.randn(rows, 16)
+    torch.testing.assert_close(pool.run({"x": x}), step(x))
+
+
+def test_all_captures_share_what_the_largest_needs() -> None:
+    alone = {}
+    for rows in BUCKETS:
+        run(pool := pool_of(), rows)
+        alone[rows] = pool.stats().shared_bytes
+    pool = pool_of()
+    for rows in BUCKETS:
+        run(pool, rows)
+    assert pool.stats().shared_bytes == max(alone.values()) < sum(alone.values())
+
+
+def test_evicted_buckets_are_captured_again() -> None:
+    run(pool := pool_of(), 8)
+    of_one = pool.stats().own_bytes
+    pool = pool_of(pool.stats().shared_bytes + 2 * of_one)
+    for rows in (8, 4, 8, 2):
+        run(pool, rows)
+    assert [rows for _, rows in pool.stats().captured] == [8, 2]  # 4 was not used for longest
+    assert pool.stats().evictions == 1
+    run(pool, 4)
+    stats = pool.stats()
+    assert [rows for _, rows in stats.captured] == [2, 4] and stats.captures == 4
+    assert stats.evictions == 2
+
+
+def test_warm_up_evicts_nothing() -> None:
+    run(pool := pool_of(), 8)
+    pool = pool_of(pool.stats().shared_bytes + 2 * pool.stats().own_bytes)
+    assert pool.warm_up() == 2
+    assert [rows for _, rows in pool.stats().captured] == [8, 4] and pool.stats().evictions == 0
+    pool.clear()
+    assert pool.stats().shared_bytes == pool.stats().own_bytes == 0
+    run(pool, 8)
