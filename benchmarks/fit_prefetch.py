@@ -3,8 +3,9 @@
     python benchmarks/fit_prefetch.py [FILE]
 
 FILE is what `prefetch.py` wrote. Half of the cases are fitted to: every other duration of every
-reader, the others of its neighbour. Prints the constants for `warploom.prefetch.Overlap`, and of the
-cases that were left out: the error, how many steps are within 15 %, what the choice loses at worst.
+reader, the others of its neighbour. Prints the constants for `warploom.prefetch.Overlap`, and of
+the cases that were left out: the error, which the choice knows, how many steps are within 15 %, and
+what the choice loses at worst.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def timed_rows(rows: Sequence[Row]) -> list[Timed]:
     found = []
     for row in rows:
         without = plain.get(row.case)
-        if row.impl in ("none", "chosen") or row.value is None or without is None:
-            continue
         at = row.params
+        if row.impl == "chosen" or row.value is None or without is None or not at["budget"]:
+            continue
         found.append(
             Timed(
                 row.case, 1e-6 * at["collective_us"], at["bytes"], min(at["budget"], at["bytes"]),

@@ -15,7 +15,8 @@ from warploom.prefetch import Overlap
 
 BANDWIDTH = 3e12
 TRUTH = Overlap(
-    BANDWIDTH, startup=3e-6, rate=BANDWIDTH / 16, kept=24e6, gain=0.6, late=0.3, fork=0.8e-6, error=0.0
+    BANDWIDTH, startup=3e-6, rate=BANDWIDTH / 16, kept=24e6, gain=0.6, late=0.3, fork=0.8e-6,
+    error=0.0,
 )  # fmt: skip
 READERS = {"a": 16e6, "b": 50e6, "c": 117e6, "d": 235e6}
 BUDGETS = (2, 4, 8, 12, 16, 24, 40)
@@ -66,6 +67,17 @@ def test_halves_share_no_case(harness: ModuleType, fitter: ModuleType) -> None:
     one, other = fitter.halves(fitter.timed_rows(recorded(harness, 0.0)))
     assert not {x.case for x in one} & {x.case for x in other}
     assert {x.collective for x in one} == {x.collective for x in other}
+
+
+def test_steps_without_a_prefetch_are_not_fitted_to(
+    harness: ModuleType, fitter: ModuleType
+) -> None:
+    rows = recorded(harness, 0.0)
+    again = [
+        harness.Row("prefetch", row.case, impl, row.value + 1, "us", params=row.params)
+        for row in rows if row.impl == "none" for impl in ("none again", "chosen")
+    ]  # fmt: skip
+    assert fitter.timed_rows([*rows, *again]) == fitter.timed_rows(rows)
 
 
 def test_a_choice_that_loses_is_seen(harness: ModuleType, fitter: ModuleType) -> None:

@@ -13,7 +13,8 @@ from warploom.prefetch import Overlap
 
 # Round numbers, of no GPU: 2 TB/s, of which 8 CTAs ask for the half.
 MADE_UP = Overlap(
-    bandwidth=2e12, startup=2e-6, rate=125e9, kept=20e6, gain=0.5, late=0.25, fork=1e-6, error=0.5e-6
+    bandwidth=2e12, startup=2e-6, rate=125e9, kept=20e6, gain=0.5, late=0.25, fork=1e-6,
+    error=0.5e-6,
 )  # fmt: skip
 
 
