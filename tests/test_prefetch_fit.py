@@ -5,8 +5,10 @@ A GPU's steps were not recorded with all that the fit needs, so nothing here is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ def fitter(harness: ModuleType) -> ModuleType:
     return __import__("fit_prefetch")
 
 
-def recorded(harness: ModuleType, noise: float) -> list[object]:
+def recorded(harness: ModuleType, noise: float, truth: Overlap = TRUTH) -> list[Any]:
     """Rows as `prefetch.py` writes them; noise in microseconds."""
     draw = np.random.default_rng(20)
     rows = []
@@ -39,7 +41,7 @@ def recorded(harness: ModuleType, noise: float) -> list[object]:
         for sms, megabytes in product((8, 16), BUDGETS):
             asked = 1e6 * megabytes
             if asked < size:
-                saved = TRUTH.saved(collective, size, asked, sms)
+                saved = truth.saved(collective, size, asked, sms)
                 value = 1e6 * (without - saved) + noise * draw.normal()
                 given = params | {"budget": asked, "sms": sms}
                 impl = f"{megabytes} MB, {sms}"
@@ -61,6 +63,12 @@ def test_noise_is_told_and_the_choice_does_not_lose(
     model, found = fitter.checked_fit(recorded(harness, 0.3), BANDWIDTH)
     assert 0.2e-6 < model.error < 0.5e-6
     assert found.loss < 0.01 and found.missed < 0.03
+
+
+def test_constants_between_those_that_are_tried(harness: ModuleType, fitter: ModuleType) -> None:
+    truth = replace(TRUTH, startup=2.7e-6, rate=BANDWIDTH / 18, kept=22.3e6)
+    model, found = fitter.checked_fit(recorded(harness, 0.0, truth), BANDWIDTH)
+    assert found.error < 0.3e-6 and found.close > 0.85 and found.loss < 0.01
 
 
 def test_halves_share_no_case(harness: ModuleType, fitter: ModuleType) -> None:
