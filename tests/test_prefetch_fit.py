@@ -67,7 +67,7 @@ def test_noise_is_told_and_the_choice_does_not_lose(
 
 def test_constants_between_those_that_are_tried(harness: ModuleType, fitter: ModuleType) -> None:
     truth = replace(TRUTH, startup=2.7e-6, rate=BANDWIDTH / 18, kept=22.3e6)
-    model, found = fitter.checked_fit(recorded(harness, 0.0, truth), BANDWIDTH)
+    _, found = fitter.checked_fit(recorded(harness, 0.0, truth), BANDWIDTH)
     assert found.error < 0.3e-6 and found.close > 0.85 and found.loss < 0.01
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from warploom.errors import ArgumentError
 
 LINE = 128
+_SURE = 2  # errors that a saving must exceed: the true one is then seldom negative
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ class Overlap:
         return self.gain * hits - self.late * late - self.fork
 
     def best_bytes(self, collective: float, size: float, sms: int) -> int:
-        """The budget with the largest saving, or 0 where that is within the error.
+        """The budget with the largest saving, or 0 where that is within two errors.
 
         Returns:
             Bytes in whole lines of 128.
         """
         best = int(min(self.arrives(collective, sms), self.kept, size)) // LINE * LINE
-        return best if self.saved(collective, size, best, sms) > self.error else 0
+        return best if self.saved(collective, size, best, sms) > _SURE * self.error else 0
 
 
 @dataclass(frozen=True)
