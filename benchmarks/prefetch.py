@@ -1,12 +1,15 @@
 """Prefetching beside a stand-in for a collective: the step of a layer, by bytes that are asked for.
 
     python benchmarks/prefetch.py [--quick] [--tiny] [--sms 8] [--out FOLDER]
+    python benchmarks/fit_prefetch.py FOLDER/prefetch.jsonl
 
 A kernel holds some SMs for 5 to 40 us, as a collective would, while weights (a GEMV of 8B's or of
 70B's layers on eight devices) or pages of keys (a decoding step) are prefetched on a side stream;
 then they are read. A figure is the time of all that in a CUDA graph that goes over copies of the
-inputs, so that L2 is cold. Beside each stands what the model predicts, from the bandwidth that
-reading has in the same run. The last column is the budget that the model chooses.
+inputs, so that L2 is cold. Beside each stands what the paper's model predicts, from the bandwidth
+that reading has in the same run. One reader is measured with more CTAs that ask. Then the model of
+`Overlap` is fitted to half of the cases, as `fit_prefetch.py` does again from the file, and
+the budgets that it chooses are run, for all cases. Those of the other half tell what it is worth.
 
 L2's hits are told by ncu, which runs one kernel after another, so that they are those of a
 collective that lasts long enough:
@@ -27,6 +30,7 @@ from typing import Any
 
 import torch
 from batches import page_table
+from fit_prefetch import checked_fit, fit_table, halves, timed_rows, told
 from harness import QUICK, Case, Effort, Report, Row, copies_needed, placed, replay_times
 from rich.table import Table
 from stand_in import StandIn
@@ -35,16 +39,20 @@ import warploom as wl
 from warploom.prefetch import (
     H200,
     Accelerator,
+    Overlap,
     accelerator_named,
     beside,
     beside_pages,
-    best_bytes,
     predict,
 )
 
 COLLECTIVE_SMS = 16
 SECONDS = (5e-6, 10e-6, 20e-6, 40e-6)
-BUDGETS = (4, 8, 12, 16, 20, 24, 28, 32, 40, 50, 60)  # MB
+BUDGETS = (2, 4, 8, 12, 16, 24, 40)  # MB; the last is more than a half of L2
+MORE_SMS = (16, 32)
+SWEPT = "70B/TP8 gate, up"  # the reader that is measured with more CTAs
+TINY_BUDGETS = (0.016, 0.03)
+NORMAL = Effort(seconds=0.1)
 MB = 10**6
 PAGE, DIM = 16, 128
 
@@ -139,17 +147,19 @@ class Bench:
     chip: Accelerator
     sms: int
 
-    def row(self, copies: list[Reader], seconds: float, budget: int, impl: str) -> Row:
-        """The time of one step, with the model's in `params`."""
-        stand_in, first = StandIn(self.device, COLLECTIVE_SMS), copies[0]
-        thunks = [partial(step, stand_in, one, seconds, budget, self.sms) for one in copies]
+    def row(
+        self, copies: list[Reader], seconds: float, budget: int, impl: str, sms: int = 0
+    ) -> Row:
+        """The time of one step, with the paper's model's in `params`; `sms` 0: those of the run."""
+        stand_in, first, sms = StandIn(self.device, COLLECTIVE_SMS), copies[0], sms or self.sms
+        thunks = [partial(step, stand_in, one, seconds, budget, sms) for one in copies]
         times = sorted(replay_times(thunks, self.device, self.effort))
         ms = times[len(times) // 2]
-        told = predict(self.chip, seconds, first.bytes, budget)
+        by_paper = predict(self.chip, seconds, first.bytes, budget)
         params = {
             "collective_us": 1e6 * seconds, "budget": budget, "bytes": first.bytes,
-            "sms": self.sms, "collective_sms": COLLECTIVE_SMS,
-            "predicted_saved_us": 1e6 * told.saved, "predicted_hits": told.hits,
+            "sms": sms, "collective_sms": COLLECTIVE_SMS, "bandwidth": self.chip.memory_bandwidth,
+            "predicted_saved_us": 1e6 * by_paper.saved, "predicted_hits": by_paper.hits,
         }  # fmt: skip
         return Row(
             "prefetch", f"{first.name}, {1e6 * seconds:.0f} us", impl, 1e3 * ms, "us", ms,
@@ -158,13 +168,27 @@ class Bench:
         )  # fmt: skip
 
     def rows(self, copies: list[Reader], durations: Any, budgets: Any) -> Iterator[Row]:
+        """Steps without and with each budget, which a plan's first page at least must fit."""
         first = copies[0]
+        given = [round(n * MB) for n in budgets if first.least <= n * MB < 1.2 * first.bytes]
         for seconds in durations:
             yield self.row(copies, seconds, 0, "none")
-            for budget in (n * MB for n in budgets if n * MB < 1.5 * first.bytes):
-                yield self.row(copies, seconds, budget, f"{budget // MB} MB")
-            chosen = best_bytes(self.chip, seconds, first.bytes)
-            yield self.row(copies, seconds, chosen if chosen >= first.least else 0, "chosen")
+            for budget in given:
+                yield self.row(copies, seconds, budget, f"{budget / MB:g} MB")
+            for sms in MORE_SMS if first.name == SWEPT else ():
+                for budget in given:
+                    yield self.row(copies, seconds, budget, f"{budget / MB:g} MB, {sms} CTAs", sms)
+
+    def chosen(self, model: Overlap, copies: list[Reader], durations: Any) -> Iterator[Row]:
+        """Steps with the budgets that a fitted model chooses, each beside one without."""
+        first = copies[0]
+        for seconds in durations:
+            budget = model.best_bytes(seconds, first.bytes, self.sms)
+            budget = budget if budget >= first.least else 0
+            yield self.row(copies, seconds, 0, "none again")
+            row = self.row(copies, seconds, budget, "chosen")
+            saved = 1e6 * model.saved(seconds, first.bytes, budget, self.sms)
+            yield replace(row, params={**row.params, "fitted_saved_us": saved})
 
 
 def read_bandwidth(device: torch.device, effort: Effort) -> float:
@@ -175,44 +199,59 @@ def read_bandwidth(device: torch.device, effort: Effort) -> float:
 
 
 def summary(rows: list[Row]) -> Table:
-    """Time saved, measured and predicted, with the best budget and with the chosen one."""
-    table = Table("step", "none", "best", "saved", "chosen", "saved", "predicted", title="us")
+    """Time saved with the best budget, and with the chosen one as the fit predicts it."""
+    held_out = {one.case for one in halves(timed_rows(rows))[1]}
+    columns = "step", "none", "best", "saved", "chosen", "saved", "fit", "left out"
+    table = Table(*columns, title="us")
     for case in dict.fromkeys(row.case for row in rows):
         mine = {row.impl: row for row in rows if row.case == case}
-        plain, chosen = mine["none"].value or 0.0, mine["chosen"]
-        best = min(mine.values(), key=lambda row: row.value or float("inf"))
-        saved = [plain - (row.value or 0.0) for row in (best, chosen)]
-        told = chosen.params["predicted_saved_us"]
-        size = f"{chosen.params['budget'] / MB:.0f} MB"
-        cells = f"{plain:.1f}", best.impl, f"{saved[0]:.1f}", size, f"{saved[1]:.1f}", f"{told:.1f}"
-        table.add_row(case, *cells)
+        plain, again, chosen = (mine[name] for name in ("none", "none again", "chosen"))
+        given = [row for name, row in mine.items() if name not in ("none again", "chosen")]
+        best = min(given, key=lambda row: row.value or float("inf"))
+        saved = [(a.value or 0.0) - (b.value or 0.0) for a, b in ((plain, best), (again, chosen))]
+        size = f"{chosen.params['budget'] / MB:.1f} MB"
+        fitted = f"{chosen.params['fitted_saved_us']:.1f}"
+        cells = f"{plain.value:.1f}", best.impl, f"{saved[0]:.1f}", size, f"{saved[1]:.1f}", fitted
+        table.add_row(case, *cells, "yes" if case in held_out else "")
     return table
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Time saved by bytes asked for: lines are measured, dashes predicted."""
+def draw(rows: list[Row], model: Overlap, path: Path) -> None:
+    """Time saved by bytes asked for, and saved against predicted: cases that were left out."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    names = list(dict.fromkeys(row.case.rpartition(",")[0] for row in rows))
-    columns = min(4, len(names))
-    lines = -(-len(names) // columns)
+    timed = timed_rows(rows)
+    names = list(dict.fromkeys(one.case.rpartition(",")[0] for one in timed))
+    columns = 3
+    lines = -(-(len(names) + 1) // columns)
     figure, axes = pyplot.subplots(
         lines, columns, figsize=(4 * columns, 3 * lines), squeeze=False, layout="constrained"
     )
+    sms = timed[0].sms
     for name, ax in zip(names, axes.flat, strict=False):
-        mine = [row for row in rows if row.case.rpartition(",")[0] == name]
-        for color, case in enumerate(dict.fromkeys(row.case for row in mine)):
-            own = [row for row in mine if row.case == case and row.impl != "chosen"]
-            plain = own[0].value or 0.0
-            at = [row.params["budget"] / MB for row in own]
-            ax.plot(at, [plain - (row.value or 0.0) for row in own], f"C{color}", label=case)
-            told = [row.params["predicted_saved_us"] for row in own]
-            ax.plot(at, told, f"C{color}--", lw=0.8)
-        ax.set(title=name, xlabel="MB asked for", ylabel="us saved")
+        own = [one for one in timed if one.case.rpartition(",")[0] == name and one.sms == sms]
+        for color, case in enumerate(dict.fromkeys(one.case for one in own)):
+            mine = [one for one in own if one.case == case]
+            at = [0.0, *(one.asked / MB for one in mine)]
+            label = case.rpartition(", ")[2]
+            ax.plot(at, [0.0, *(1e6 * one.saved for one in mine)], f"C{color}", label=label)
+            ax.plot(at, [0.0, *(1e6 * told(model, one) for one in mine)], f"C{color}--", lw=0.8)
+        ax.set(title=name, xlabel="MB asked for (dashes: fit)", ylabel="us saved")
         ax.legend(fontsize=6)
+    last = axes.flat[len(names)]
+    fitted_to, left_out = halves(timed)
+    for half, label in ((fitted_to, "fitted to"), (left_out, "left out")):
+        at = [1e6 * told(model, one) for one in half]
+        last.plot(at, [1e6 * one.saved for one in half], ".", ms=4, label=label)
+    low, high = last.get_xlim()
+    last.plot((low, high), (low, high), "k", lw=0.6)
+    last.set(title="all steps", xlabel="us saved, by the fit", ylabel="us saved")
+    last.legend(fontsize=6)
+    for ax in axes.flat[len(names) + 1 :]:
+        ax.set_axis_off()
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
@@ -248,19 +287,27 @@ def main(argv: list[str] | None = None) -> None:
     if options.once is not None:
         run_once(device, options.once, options.sms)
         return
-    effort = QUICK if options.quick or options.tiny else Effort()
+    effort = QUICK if options.quick or options.tiny else NORMAL
     chip = chip_of(device, read_bandwidth(device, effort))
     report = Report("prefetch", device, options.out)
     bench = Bench(device, effort, chip, options.sms)
-    durations, budgets = (SECONDS[1::2], BUDGETS[1::3]) if options.quick else (SECONDS, BUDGETS)
+    durations = SECONDS[1::2] if options.quick else SECONDS
+    budgets = TINY_BUDGETS if options.tiny else BUDGETS[1::3] if options.quick else BUDGETS
+    kept = []  # all readers, for the budgets that are chosen at the end
     for name, make in readers(device, options.tiny):
         first = make()
         copies = copies_needed(Case(name, 0, "us", first.bytes), device)
-        inputs = [first, *(make() for _ in range(copies - 1))]
-        for row in bench.rows(inputs, durations, budgets):
+        kept.append([first, *(make() for _ in range(copies - 1))])
+        for row in bench.rows(kept[-1], durations, budgets):
+            report.add(row)
+    model, found = checked_fit(report.rows, chip.memory_bandwidth)
+    for inputs in kept:
+        for row in bench.chosen(model, inputs, durations):
             report.add(row)
     report.console.print(summary(report.rows))
-    draw(report.rows, options.out / "prefetch.png")
+    report.console.print(fit_table(model, found))
+    report.console.print(repr(model))
+    draw(report.rows, model, options.out / "prefetch.png")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from warploom.serving.prefetch.l2_model import predict as predict
     from warploom.serving.prefetch.model_shapes import MODELS as MODELS
     from warploom.serving.prefetch.model_shapes import ModelShape as ModelShape
+    from warploom.serving.prefetch.overlap import Overlap as Overlap
+    from warploom.serving.prefetch.overlap import Timed as Timed
     from warploom.serving.prefetch.predictions import predictions as predictions
     from warploom.serving.prefetch.tensors import beside as beside
     from warploom.serving.prefetch.tensors import beside_pages as beside_pages
@@ -58,6 +60,8 @@ _HOME = {
     "best_bytes": "l2_model",
     "decode_seconds": "l2_model",
     "end_to_end_seconds": "l2_model",
+    "Overlap": "overlap",
+    "Timed": "overlap",
     "L2_MEGABYTES": "exploration",
     "Comparison": "exploration",
     "comparisons": "exploration",

@@ -1,0 +1,95 @@
+"""The fit of prefetching finds constants that made-up steps were made with.
+
+A GPU's steps were not recorded with all that the fit needs, so nothing here is of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.prefetch import Overlap
+
+BANDWIDTH = 3e12
+TRUTH = Overlap(
+    BANDWIDTH, startup=3e-6, rate=BANDWIDTH / 16, kept=24e6, gain=0.6, late=0.3, fork=0.8e-6,
+    error=0.0,
+)  # fmt: skip
+READERS = {"a": 16e6, "b": 50e6, "c": 117e6, "d": 235e6}
+BUDGETS = (2, 4, 8, 12, 16, 24, 40)
+
+
+@pytest.fixture
+def fitter(harness: ModuleType) -> ModuleType:
+    return __import__("fit_prefetch")
+
+
+def recorded(harness: ModuleType, noise: float, truth: Overlap = TRUTH) -> list[Any]:
+    """Rows as `prefetch.py` writes them; noise in microseconds."""
+    draw = np.random.default_rng(20)
+    rows = []
+    for (name, size), collective in product(READERS.items(), (5e-6, 10e-6, 20e-6, 40e-6)):
+        without = collective + size / BANDWIDTH
+        case = f"{name}, {1e6 * collective:.0f} us"
+        params = {"collective_us": 1e6 * collective, "bytes": size, "sms": 8, "budget": 0}
+        rows.append(harness.Row("prefetch", case, "none", 1e6 * without, "us", params=params))
+        for sms, megabytes in product((8, 16), BUDGETS):
+            asked = 1e6 * megabytes
+            if asked < size:
+                saved = truth.saved(collective, size, asked, sms)
+                value = 1e6 * (without - saved) + noise * draw.normal()
+                given = params | {"budget": asked, "sms": sms}
+                impl = f"{megabytes} MB, {sms}"
+                rows.append(harness.Row("prefetch", case, impl, value, "us", params=given))
+    return rows
+
+
+def test_constants_are_found_again(harness: ModuleType, fitter: ModuleType) -> None:
+    model, found = fitter.checked_fit(recorded(harness, 0.0), BANDWIDTH)
+    assert model.startup == pytest.approx(3e-6) and model.kept == pytest.approx(24e6)
+    assert model.rate == pytest.approx(TRUTH.rate, rel=1e-6)
+    assert (model.gain, model.late, 1e6 * model.fork) == pytest.approx((0.6, 0.3, 0.8), rel=1e-4)
+    assert found.error < 1e-9 and found.close == 1.0 and found.loss == 0.0
+
+
+def test_noise_is_told_and_the_choice_does_not_lose(
+    harness: ModuleType, fitter: ModuleType
+) -> None:
+    model, found = fitter.checked_fit(recorded(harness, 0.3), BANDWIDTH)
+    assert 0.2e-6 < model.error < 0.5e-6
+    assert found.loss < 0.01 and found.missed < 0.03
+
+
+def test_constants_between_those_that_are_tried(harness: ModuleType, fitter: ModuleType) -> None:
+    truth = replace(TRUTH, startup=2.7e-6, rate=BANDWIDTH / 18, kept=22.3e6)
+    _, found = fitter.checked_fit(recorded(harness, 0.0, truth), BANDWIDTH)
+    assert found.error < 0.3e-6 and found.close > 0.85 and found.loss < 0.01
+
+
+def test_halves_share_no_case(harness: ModuleType, fitter: ModuleType) -> None:
+    one, other = fitter.halves(fitter.timed_rows(recorded(harness, 0.0)))
+    assert not {x.case for x in one} & {x.case for x in other}
+    assert {x.collective for x in one} == {x.collective for x in other}
+
+
+def test_steps_without_a_prefetch_are_not_fitted_to(
+    harness: ModuleType, fitter: ModuleType
+) -> None:
+    rows = recorded(harness, 0.0)
+    again = [
+        harness.Row("prefetch", row.case, impl, row.value + 1, "us", params=row.params)
+        for row in rows if row.impl == "none" for impl in ("none again", "chosen")
+    ]  # fmt: skip
+    assert fitter.timed_rows([*rows, *again]) == fitter.timed_rows(rows)
+
+
+def test_a_choice_that_loses_is_seen(harness: ModuleType, fitter: ModuleType) -> None:
+    """A model as generous as the paper's chooses what is on its way when the collective ends."""
+    generous = Overlap(BANDWIDTH, 0.0, BANDWIDTH, 24e6, 1.0, 0.0, 0.0, 0.0)
+    found = fitter.quality(generous, fitter.timed_rows(recorded(harness, 0.0)))
+    assert found.loss > 0.03
