@@ -144,6 +144,7 @@ class ItemMask:
 
     Attributes:
         items: whose tokens are let through.
+        width: most beams.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class ItemMask:
             ArgumentError: no width.
         """
         checked_count("width", width)
-        self.items = items
+        self.items, self.width = items, width
         self._mask = torch.full((width, items.vocab_size), -torch.inf, device=device)
         self._open: torch.Tensor | None = None  # places that are 0
 
