@@ -45,11 +45,11 @@ class NoNumbers(ArgumentError):
 
 
 class SearchDone(ArgumentError):
-    message = "items have {steps} tokens, and the search has not that many left or chosen. {remedy}"
+    message = "items have {steps} tokens. {remedy}"
 
 
 class TooFewPages(WarploomError):
     message = (
-        "beams need {needed} more pages, and {free} of their {own} are free. Give BeamPages as many "
-        "as BeamPages.pages_needed says, or keep fewer beams."
+        "beams need {needed} more pages, and {free} of their {own} are free. Give BeamPages as "
+        "many as BeamPages.pages_needed says, or keep fewer beams."
     )

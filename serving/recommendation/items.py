@@ -78,7 +78,7 @@ class ItemTable:
             SearchDone: a level without children.
             IndexOutOfRange: no such node.
         """
-        nodes = self._nodes(level, nodes)
+        nodes = self._nodes(level, nodes, self.steps - 1)
         begin, end = self._begins[level][nodes], self._begins[level][nodes + 1]
         count = end - begin
         beams = np.repeat(np.arange(len(nodes)), count)
@@ -97,7 +97,10 @@ class ItemTable:
             SearchDone, IndexOutOfRange, WrongShape: see `children`; or another number of tokens.
             NoValidItem: a token that leads to no item.
         """
-        nodes, tokens = self._nodes(level, nodes), host_array(tokens, "tokens").astype(np.int64)
+        nodes, tokens = (
+            self._nodes(level, nodes, self.steps - 1),
+            host_array(tokens, "tokens").astype(np.int64),
+        )
         if tokens.shape != nodes.shape:
             raise WrongShape(name="tokens", got=tokens.shape, expected=nodes.shape)
         edge = nodes * self.vocab_size + tokens
@@ -119,12 +122,13 @@ class ItemTable:
         Raises:
             IndexOutOfRange: no such node.
         """
-        leaves = self._nodes(self.steps, leaves)
+        leaves = self._nodes(self.steps, leaves, self.steps)
         return self._numbers[leaves], self._rows[leaves]
 
-    def _nodes(self, level: int, given: Any) -> Ints:
-        if not 0 <= level <= self.steps:
-            raise SearchDone(steps=self.steps, remedy="Ask for levels of the tree.")
+    def _nodes(self, level: int, given: Any, last: int) -> Ints:
+        if not 0 <= level <= last:
+            remedy = f"Level {level} has no such thing; levels 0 to {last} have."
+            raise SearchDone(steps=self.steps, remedy=remedy)
         nodes = host_array(given, "nodes").astype(np.int64)
         if nodes.ndim != 1:
             raise WrongShape(name="nodes", got=nodes.shape, expected="(beams,)")

@@ -1,4 +1,4 @@
-"""Pages of beams over a shared prefix: beams are reordered in the page table, and keys stay in place.
+"""Pages of beams over a shared prefix: beams are reordered in the page table, keys stay in place.
 
 All beams list the full pages of the prefix, then pages that hold their own tokens. A beam that two
 others continue lends both its pages; only what would be written by both is copied before, and that

@@ -6,7 +6,7 @@ beam offers its best candidates in descending order, and `sorted_top_k` takes th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +111,9 @@ class BeamSearch:
             SearchDone: no step is left.
         """
         if self.level == self._items.steps:
-            raise SearchDone(steps=self.level, remedy="Take the results, or begin a new search.")
+            raise SearchDone(
+                steps=self.level, remedy="All are chosen: take the results, or begin a new search."
+            )
         if self._written is None:
             self._written = self._mask.write(self.level, self._nodes)
         return self._written
@@ -124,7 +126,8 @@ class BeamSearch:
                 last selection; -inf forbids a token.
 
         Returns:
-            The beams kept. Reorder their pages next (`BeamPages.advance`).
+            The beams kept. Reorder their pages next (`BeamPages.advance`). Among equal logits of a
+            beam the order is that of `torch.topk`, which promises none.
 
         Raises:
             SearchDone: all tokens are chosen.
@@ -162,7 +165,7 @@ class BeamSearch:
         """
         steps = self._items.steps
         if self.level < steps:
-            remedy = f"Not yet: {self.level} are. Call step for the others."
+            remedy = f"Chosen are {self.level} yet; call step for the others."
             raise SearchDone(steps=steps, remedy=remedy)
         numbers, tokens = self._items.items(self._nodes)
         return Recommended(numbers, tokens, self._scores.copy())

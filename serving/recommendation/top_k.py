@@ -1,9 +1,9 @@
 """The best of several sorted lists, without a look at most of them (xLLM, section 4.5).
 
-Each beam offers its candidates in descending order. Once as many are held as are wanted, a candidate
-that does not beat the worst of them ends its beam: no later one of that beam does. `heap_top_k` is
-this with the paper's min-heap, beam by beam; `sorted_top_k` goes through all beams side by side, a
-few candidates at a time, since an interpreter takes longer for a step of the heap than for a row.
+Each beam offers its candidates in descending order. Once as many are held as are wanted, one that
+does not beat the worst of them ends its beam: no later one of that beam does. `heap_top_k` is this
+with the paper's min-heap, beam by beam; `sorted_top_k` goes through all beams side by side, a few
+candidates at a time, since an interpreter takes longer for a step of the heap than for a row.
 """
 
 from __future__ import annotations
