@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ FORMATS = (
 def against_float64(inputs: Shared) -> Check:
     """Compares all heads of the first, middle and last beam."""
     some = sorted({0, len(inputs.q) // 2, len(inputs.q) - 1})
-    tokens = listed_tokens(inputs).to(inputs.q.device), inputs.q.shape[1] // HEADS[1]
+    tokens = listed_tokens(inputs).to(inputs.q.device)
     group = inputs.q.shape[1] // inputs.cache.shape[3]
     expected = []
     for beam in some:
@@ -182,15 +183,15 @@ def host(report: Report, device: torch.device, quick: bool, only: str) -> None:
     for beams in BEAMS[:1] if quick else BEAMS:
         pages = beam_pages(beams, prefix, PAGE, steps=1)
         parents = np.random.default_rng(1).integers(0, beams, beams)
-        start = pages._suffix, pages.length
 
-        def reorder(pages: BeamPages = pages, parents: Any = parents, start: Any = start) -> None:
-            pages._suffix, pages.length = start  # the same step anew
-            pages.advance(parents)
+        def reorder(pages: BeamPages = pages, parents: Any = parents) -> BeamPages:
+            again = copy(pages)  # the same step each time
+            again.advance(parents)
+            return again
 
-        reorder()
+        pages = reorder()
         table, indptr = pages.tables(), list(range(beams + 1))
-        ways = {"reorder": reorder, "page tables": pages.tables}
+        ways: dict[str, Callable[[], Any]] = {"reorder": reorder, "page tables": pages.tables}
         for way, kv_format in {"plan": wl.Composed(PAGE), "plan, single": wl.Paged(PAGE)}.items():
             wrapper = wl.AttentionWrapper(
                 wl.Causal(), kv_format=kv_format, num_q_heads=heads[0], num_kv_heads=heads[1],
