@@ -18,7 +18,7 @@ from warploom.recommendation import BeamPages, BeamSearch, ItemMask, ItemTable
 # kernels for GPUs compute in 16-bit types, those for CPUs in float32 too
 DEVICE, DTYPE = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
 VOCAB, HIDDEN, HEADS, KV_HEADS, DIM = 256, 128, 4, 2, 64
-HISTORY, WIDTH, STEPS, ITEMS = 600, 32, 3, 5000
+HISTORY, WIDTH, STEPS, ITEMS = 600, 128, 3, 5000
 
 
 def main() -> None:
