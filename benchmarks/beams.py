@@ -38,7 +38,7 @@ from harness import (
 from shared_prefix import DIM, PAGE, TOLERANCE, Shared, planned
 
 import warploom as wl
-from warploom.recommendation import BeamPages, heap_top_k, sorted_top_k
+from warploom.recommendation import BeamPages, TopK, heap_top_k, sorted_top_k
 
 BEAMS, PREFIXES, HEADS, STEPS, VOCAB = (32, 128, 512), (1024, 4096, 8192), (32, 8), 2, 8192
 MOST_TOKENS = 1 << 19  # that pages of one token list; planning more takes seconds
@@ -152,16 +152,27 @@ def full_sort(scores: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
     return flat[np.argsort(-flat, kind="stable")[:count]]
 
 
+def best_by(
+    select: Callable[[Any, int], TopK], scores: np.ndarray[Any, Any], count: int
+) -> np.ndarray[Any, Any]:
+    return select(scores, count).scores
+
+
+def best_on_device(scores: torch.Tensor, count: int) -> np.ndarray[Any, Any]:
+    best: np.ndarray[Any, Any] = scores.view(-1).topk(count).values.cpu().numpy()
+    return best
+
+
 def top_k(report: Report, device: torch.device, quick: bool, only: str) -> None:
     """The choice on the host, and one on the device whose result comes to the host."""
     for beams in (32, 64) if quick else (32, 64, 128, 256, 512):
         scores = candidates(beams)
         on_device, expected = torch.from_numpy(scores).to(device), full_sort(scores, beams)
         ways: dict[str, Callable[[], Any]] = {
-            "warploom": lambda s=scores, n=beams: sorted_top_k(s, n).scores,
-            "heap": lambda s=scores, n=beams: heap_top_k(s, n).scores,
+            "warploom": partial(best_by, sorted_top_k, scores, beams),
+            "heap": partial(best_by, heap_top_k, scores, beams),
             "full sort": partial(full_sort, scores, beams),
-            "torch.topk": lambda s=on_device, n=beams: s.view(-1).topk(n).values.cpu().numpy(),
+            "torch.topk": partial(best_on_device, on_device, beams),
         }
         seen = {
             "warploom": sorted_top_k(scores, beams).seen,

@@ -53,7 +53,8 @@ def main() -> None:
         indptr, tables = np.arange(len(pages) + 1) * rows, pages.tables()
         wl.append(k, v, cache, indptr, **tables)
         attention.plan(indptr, **tables)
-        return (x + attention.run(q, cache).flatten(1).float() @ out) @ embedding.T / HIDDEN**0.5
+        read: torch.Tensor = attention.run(q, cache).flatten(1).float()
+        return (x + read @ out) @ embedding.T / HIDDEN**0.5
 
     search = BeamSearch(ItemMask(ItemTable(items, VOCAB), WIDTH, DEVICE), WIDTH)
     chosen = search.step(forward(history, HISTORY)[-1:])

@@ -129,7 +129,7 @@ class BeamPages:
         self._suffix, self.length = suffix, self.length + 1
         return Copies(source, suffix[writes, -1] if filled else source, filled)
 
-    def tables(self) -> dict[str, npt.NDArray[np.int32]]:
+    def tables(self) -> dict[str, Any]:
         """Arguments of `plan` and `append`: kv_indptr, kv_indices and last_page_len, all int32."""
         beams = len(self)
         shared = np.broadcast_to(self._prefix, (beams, len(self._prefix)))

@@ -87,7 +87,8 @@ def test_a_table_has_the_given_items_and_no_others(given_items: list[tuple[int, 
     table = ItemTable(np.array(given_items), VOCAB)
     mask = ItemMask(table, len(given_items))
     assert len(table) == len(set(given_items))
-    begins, nodes = [()], np.zeros(1, np.int64)
+    begins: list[tuple[int, ...]] = [()]
+    nodes = np.zeros(1, np.int64)
     for level in range(3):
         found = mask.write(level, nodes)
         following: list[tuple[int, ...]] = []
