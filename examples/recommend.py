@@ -54,7 +54,7 @@ def main() -> None:
         wl.append(k, v, cache, indptr, **tables)
         attention.plan(indptr, **tables)
         read: torch.Tensor = attention.run(q, cache).flatten(1).float()
-        return (x + read @ out) @ embedding.T / HIDDEN**0.5
+        return torch.matmul(x + read @ out, embedding.T) / HIDDEN**0.5
 
     search = BeamSearch(ItemMask(ItemTable(items, VOCAB), WIDTH, DEVICE), WIDTH)
     chosen = search.step(forward(history, HISTORY)[-1:])

@@ -104,7 +104,7 @@ class ItemTable:
         if tokens.shape != nodes.shape:
             raise WrongShape(name="tokens", got=tokens.shape, expected=nodes.shape)
         edge = nodes * self.vocab_size + tokens
-        place = np.searchsorted(self._edges[level], edge)
+        place: Ints = np.searchsorted(self._edges[level], edge)
         found = self._edges[level][np.minimum(place, len(self._edges[level]) - 1)]
         wrong = (found != edge) | (tokens < 0) | (tokens >= self.vocab_size)
         if wrong.any():

@@ -103,8 +103,8 @@ def test_a_table_has_the_given_items_and_no_others(given_items: list[tuple[int, 
         order = np.random.default_rng(level).permutation(len(parents))
         begins = [following[i] for i in order]
         nodes = table.advance(level, nodes[np.array(parents)[order]], [b[-1] for b in begins])
-    numbers, tokens = table.items(nodes)
-    assert [tuple(row) for row in tokens.tolist()] == begins
+    numbers, rows = table.items(nodes)
+    assert [tuple(row) for row in rows.tolist()] == begins
     assert numbers.tolist() == [given_items.index(b) for b in begins]
 
 
