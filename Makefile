@@ -36,7 +36,7 @@ ifdef RUN
 READY_DEMO := links
 READY_TEST := links
 CLANG_FORMAT := clang-format
-RUNNER := PYTHONPATH=$(CURDIR)/build/links:$(CURDIR)/examples:$(CURDIR)/benchmarks PYTHONSAFEPATH=1 $(RUN)
+RUNNER := PYTHONPATH=$(CURDIR)/build/links:$(CURDIR)/benchmarks:$(CURDIR)/examples PYTHONSAFEPATH=1 $(RUN)
 else
 READY_DEMO := $(VENV)/demo.stamp
 READY_TEST := $(VENV)/test.stamp

@@ -81,6 +81,9 @@ TITLES = {
     "virtual_handover": "Until a new request has memory: host time",
     "virtual_handover_cpu": "Until a new request has memory on the CPU twin",
     "graph_pool": "Decode steps of small models by graphs and eagerly, and memory of captures",
+    "beams_attention": "Decode of beams over a shared prefix, two own tokens, heads 32/8, bf16",
+    "beams_top_k": "The best beams of as many candidates for each, on the host",
+    "beams_host": "Host time of a beam step over a prefix, pages of 16",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 
@@ -149,6 +152,12 @@ def draw_bars(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xticks(range(len(cases)), cases, **turned)
 
 
+def draw_log_bars(axes: Any, rows: Sequence[Row]) -> None:
+    """Bars of times that lie a factor of a hundred apart."""
+    draw_bars(axes, rows)
+    axes.set_yscale("log")
+
+
 def draw_speed_ups(axes: Any, rows: Sequence[Row]) -> None:
     """One bar for each drawn batch, the smallest first, over lines of 1 and of the goals."""
     found = mixed_goals.verdicts(rows, drawn=True)
@@ -184,6 +193,9 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "append": draw_bars,
     "shared_prefix": draw_bars,
     "key_transforms": draw_bars,
+    "beams_attention": draw_log_bars,
+    "beams_top_k": draw_log_bars,
+    "beams_host": draw_log_bars,
 }
 
 

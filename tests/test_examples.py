@@ -68,6 +68,6 @@ def test_example_is_small_and_has_a_main(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda p: p.stem)
 def test_example_uses_the_public_face_only(path: Path) -> None:
-    """Which has two modules of its own."""
-    deeper = r"^\s*(?:from|import) warploom\.(?!(?:distributed|prefetch)\b).*"
+    """Which has three modules of its own."""
+    deeper = r"^\s*(?:from|import) warploom\.(?!(?:distributed|prefetch|recommendation)\b).*"
     assert not re.findall(deeper, path.read_text(), re.M)

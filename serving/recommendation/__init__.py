@@ -1,0 +1,1 @@
+"""Generative recommendation: beams over a shared prefix, whose tokens are those of valid items."""
