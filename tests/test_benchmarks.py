@@ -143,6 +143,7 @@ def test_ways_that_are_compared_differ_in_colour_and_keep_it(
     assert plot.color_of("before", ["group", "before"]) == plot.color_of("before", ["before"])
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize(
     ("script", "table"),
     [("prefill", f"prefill{name}") for name in

@@ -224,6 +224,7 @@ if [ -n "$LATE" ]; then echo "========= ERROR SUMMARY: 1 error" >> $log; exit 9;
 """
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fault", ["", "FAULT", "LATE"])
 def test_what_compute_sanitizer_reports_is_a_failure(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

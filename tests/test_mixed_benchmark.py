@@ -71,6 +71,7 @@ def test_halves_have_the_rows_and_pages_of_their_requests(
     assert torch.equal(prefill, mixed.prefill.q) and torch.equal(decode, mixed.decode.q)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["causal", "soft-cap", "window"])
 def test_the_check_notices_a_wrong_half(batches: ModuleType, kind: str) -> None:
     ours = __import__("mixed_ours")

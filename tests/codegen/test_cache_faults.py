@@ -188,7 +188,7 @@ def test_a_disk_that_is_full_from_some_moment_on(cache: Path, places: Path) -> N
             return
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @named
 def test_the_process_dies_at_each_file_operation(
     scenario: Scenario, cache: Path, places: Path

@@ -34,7 +34,7 @@ TIGHT = [
 ]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize(("variant", "dim", "kv_format"), TIGHT)

@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, TileConfig, wl.Variant, KVFormat, int]] = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", CASES)

@@ -78,6 +78,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("batch", "heads", "most", "mask_mod"), CASES)
 def test_lists_and_mask_mod_together_say_what_is_visible(batch, heads, most, mask_mod) -> None:
     states = random_states(batch, heads, most)
@@ -148,7 +149,7 @@ def test_a_mask_of_captured_tensors_keeps_the_lists_it_was_given() -> None:
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("mask_mod", [by_head, shifted, None])
 @pytest.mark.parametrize(
     ("rows", "keys"),

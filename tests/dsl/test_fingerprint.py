@@ -71,6 +71,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Config, "scale", 1.0)
 
 
+@pytest.mark.some(4)
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_are_seen(change: str) -> None:

@@ -85,6 +85,7 @@ def test_types_and_head_dims(cpu_run: Run, dtype: str, dims: tuple[int, int]) ->
     run.check(run.launch())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "kv_format",
     [

@@ -44,7 +44,7 @@ def check(
         assert found is None, f"{case}: {found}"
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("tile", "name"),
     [("one row", "behind a cap"), ("16 rows", "open part"), ("64 rows", "behind a bias"),

@@ -48,7 +48,7 @@ CASES = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_agree_with_the_oracle(
     emulator: Emulator, name: str, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from warploom.codegen.source import TileConfig
 DTYPES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "keys"), [(1, 1), (5, 300), (70, 513), (1, 20_000), (2, 9000)])
 @pytest.mark.parametrize("variant", [None, Doubled()], ids=["plain", "transformed"])

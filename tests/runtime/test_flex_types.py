@@ -42,7 +42,7 @@ def of_oracle(variant: wl.Variant) -> Any:
     return reference_attention(variant, q, k, v)[0][None]
 
 
-@pytest.mark.some(14)
+@pytest.mark.some(10)
 @pytest.mark.parametrize("name", MODS)
 def test_score_mods_compute_what_torch_computes(name: str) -> None:
     mod = scored(MODS[name])

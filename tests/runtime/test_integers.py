@@ -7,7 +7,7 @@ import torch
 from support.integer_masks import CONDITIONS, Wraps, seen_by_attention, seen_by_functor
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_masks_beyond_32_bits(name: str) -> None:
     variant = Wraps(CONDITIONS[name])

@@ -105,7 +105,7 @@ FORMATS: dict[str, KVFormat] = {
 }
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kv_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize(
     ("variant", "dtype"),

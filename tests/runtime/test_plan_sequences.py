@@ -58,7 +58,7 @@ def planned(
 
 
 @pytest.mark.parametrize("memory", ["own", "given", "bounded"])
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     kv_format=st.sampled_from([Ragged(), Paged(PAGE)]),
     left=st.sampled_from([None, 64]),

@@ -108,7 +108,7 @@ def emulated(request: Any, tmp_path_factory: Any) -> Emulated:
     return Emulated(variants[mask], site_of(TILES[tile]), tmp_path_factory.mktemp("planner"))
 
 
-@pytest.mark.some(14)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("descending", [0, 1])
 @pytest.mark.parametrize(("blocks", "threads"), [(1, 64), (3, 96), (2, 1024)])
 def test_kernels_write_the_plans_of_the_host(

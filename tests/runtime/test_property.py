@@ -33,8 +33,6 @@ from warploom.runtime.trials.random_inputs import random_inputs
 from warploom.runtime.trials.trials import mismatch
 from warploom.testing import CheckFailed, check, run_property, warm_up
 
-pytestmark = pytest.mark.optimised
-
 # Small tiles, so that small batches have several, and split them.
 SMALL, WIDE = TileConfig(12, 64, 1, 1), TileConfig(48, 128, 1, 1)
 

@@ -191,7 +191,7 @@ EMULATED = {
 }
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", EMULATED)
 def test_kernels_for_gpus_agree_with_the_oracle(emulator: Emulator, name: str) -> None:
     variant, kv_format, tile = EMULATED[name]

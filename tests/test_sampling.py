@@ -1,0 +1,66 @@
+"""Which cases of a long matrix a run takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+from support.sampling import taken
+
+CASES = [dict(zip("abc", x, strict=True)) for x in product(range(5), range(3), range(2))]
+
+
+def test_each_value_of_each_parameter_is_taken_if_there_is_room() -> None:
+    found = taken("any", CASES, 5)
+    assert found == sorted(set(found)) and len(found) == 5
+    for name in "abc":
+        assert {CASES[i][name] for i in found} == {case[name] for case in CASES}
+
+
+def test_a_draw_is_the_same_each_time_and_another_for_another_test() -> None:
+    assert taken("one", CASES, 6) == taken("one", CASES, 6)
+    assert taken("one", CASES, 6) != taken("two", CASES, 6)
+    assert taken("one", CASES, 99) == list(range(len(CASES)))
+
+
+SUITE = """
+import pytest
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("x", range(6))
+def test_many(x):
+    pass
+
+def test_one():
+    pass
+"""
+CONFTEST = """
+import sys
+sys.path.insert(0, {tests!r})
+from support.sampling import Sampling
+
+def pytest_addoption(parser):
+    parser.addoption("--all-cases", action="store_true")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "some(n): of a matrix")
+    config.pluginmanager.register(Sampling())
+"""
+
+
+def test_a_run_says_how_many_it_left_out_and_takes_all_when_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(tests=str(Path(__file__).parent)))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+
+    def last_line(*options: str) -> str:
+        done = subprocess.run(
+            [*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        return done.stdout.splitlines()[-1]
+
+    assert last_line().startswith("3 passed, 4 deselected")
+    assert last_line("--all-cases").startswith("7 passed")
+    assert last_line("test_suite.py::test_many[0]").startswith("1 passed")
