@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from warploom.errors import ArgumentError, BoundsExceeded, InUse, WarploomError
 
 
@@ -37,7 +39,7 @@ class NotStatic(GraphError):
     )
 
     def __init__(
-        self, *, remedy: str = "Compute everything else in plan, or behind run.", **facts: object
+        self, *, remedy: str = "Compute everything else in plan, or behind run.", **facts: Any
     ) -> None:
         super().__init__(remedy=remedy, **facts)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from warploom import forks
 from warploom.errors import ArgumentError
 from warploom.graph_errors import (
     BeyondBounds,
@@ -120,7 +121,7 @@ class GraphPool:
         self._falls_back = on_failure == "eager"
         self._runs = dict.fromkeys(MODES, 0)
         self._rows = self._padding = self._failures = 0
-        self._lock, self._user = threading.Lock(), ""
+        self._lock, self._user = forks.lock(), ""
         self._is_closed = False
 
     def choose(self, rows: int, mode: str | None = None) -> Choice:
