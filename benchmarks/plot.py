@@ -17,8 +17,16 @@ import mixed_goals
 from harness import RESULTS, Row, cell, load_rows, pivot
 
 FIGURES = RESULTS.parents[1] / "docs" / "figures.md"
-# for choosing tiles by and not for reading
-NOT_SHOWN = ("tile_sweep", "tile_sweep_small_heads", "composed_tiles", "spills")
+# for choosing by and not for reading, and what was run a second time
+NOT_SHOWN = (
+    "tile_sweep",
+    "tile_sweep_small_heads",
+    "composed_tiles",
+    "spills",
+    "role_sweep",
+    "prefetch",
+    "graph_pool_again",
+)
 # Sums and copies of torch are no bound: a kernel with another pattern of reads may pass them.
 SCALE = "Dashed: what torch's own kernels reached in the same run; a scale, no bound."
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
@@ -84,6 +92,7 @@ TITLES = {
     "beams_attention": "Decode of beams over a shared prefix, two own tokens, heads 32/8, bf16",
     "beams_top_k": "The best beams of as many candidates for each, on the host",
     "beams_host": "Host time of a beam step over a prefix, pages of 16",
+    "async_schedule": "Decode steps of 64 requests over 1k keys: host in turn or a step ahead",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 

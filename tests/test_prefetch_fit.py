@@ -1,11 +1,12 @@
-"""The fit of prefetching finds constants that made-up steps were made with.
+"""The fit of prefetching finds constants that made-up steps were made with, and those of an H100.
 
-A GPU's steps were not recorded with all that the fit needs, so nothing here is of one.
+The H100's steps are recorded (`benchmarks/results/prefetch.jsonl`), so what is told of its choice
+is read off them again here.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.prefetch import Overlap
+from warploom.prefetch import H100_OVERLAP, Overlap
 
 BANDWIDTH = 3e12
 TRUTH = Overlap(
@@ -93,3 +94,39 @@ def test_a_choice_that_loses_is_seen(harness: ModuleType, fitter: ModuleType) ->
     generous = Overlap(BANDWIDTH, 0.0, BANDWIDTH, 24e6, 1.0, 0.0, 0.0, 0.0)
     found = fitter.quality(generous, fitter.timed_rows(recorded(harness, 0.0)))
     assert found.loss > 0.03
+
+
+@pytest.fixture
+def h100(harness: ModuleType) -> list[Any]:
+    """Rows of the H100 that `H100_OVERLAP` was fitted to."""
+    machine, rows = harness.load_rows(harness.RESULTS / "prefetch.jsonl")
+    assert "H100" in machine["device"]
+    return list(rows)
+
+
+def test_recorded_constants_are_those_of_the_rows(h100: list[Any], fitter: ModuleType) -> None:
+    model, _ = fitter.checked_fit(h100, h100[0].params["bandwidth"])
+    assert asdict(H100_OVERLAP) == pytest.approx(asdict(model), rel=1e-3)
+
+
+def test_the_choice_for_an_h100_loses_nothing(h100: list[Any], fitter: ModuleType) -> None:
+    """On all steps, and on those that were left out of the fit: at most the stated error."""
+    timed = fitter.timed_rows(h100)
+    assert len(timed) == 260 and len({one.case for one in timed}) == 32
+    assert fitter.quality(H100_OVERLAP, timed).loss <= 0.01
+    left_out = fitter.quality(H100_OVERLAP, fitter.halves(timed)[1])
+    assert left_out.error <= 1.001 * H100_OVERLAP.error
+    assert left_out.loss <= 0.01 and left_out.missed < 0.07
+
+
+def test_chosen_budgets_were_run_and_lost_nothing(h100: list[Any]) -> None:
+    """Each beside a step without a prefetch that was timed again next to it."""
+    plain = {row.case: row.value for row in h100 if row.impl == "none again"}
+    chosen = [row for row in h100 if row.impl == "chosen"]
+    assert len(chosen) == len(plain) == 32
+    for row in chosen:
+        at = row.params
+        told = H100_OVERLAP.best_bytes(1e-6 * at["collective_us"], at["bytes"], at["sms"])
+        assert told == pytest.approx(at["budget"], rel=1e-3)
+        assert row.value <= 1.01 * plain[row.case]
+        assert row.value < plain[row.case] or not at["budget"]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from warploom.serving.prefetch.overlap import Overlap as Overlap
     from warploom.serving.prefetch.overlap import Timed as Timed
     from warploom.serving.prefetch.predictions import predictions as predictions
+    from warploom.serving.prefetch.recorded import H100_OVERLAP as H100_OVERLAP
     from warploom.serving.prefetch.tensors import beside as beside
     from warploom.serving.prefetch.tensors import beside_pages as beside_pages
     from warploom.serving.prefetch.tensors import prefetch as prefetch
@@ -62,6 +63,7 @@ _HOME = {
     "end_to_end_seconds": "l2_model",
     "Overlap": "overlap",
     "Timed": "overlap",
+    "H100_OVERLAP": "recorded",
     "L2_MEGABYTES": "exploration",
     "Comparison": "exploration",
     "comparisons": "exploration",

@@ -4,8 +4,8 @@
 every hit is gained. On a GPU five things take from that. The kernel that asks starts late; its CTAs
 ask at a rate of their own, below memory's; L2 keeps less than its size; a reader gains only part of
 a hit's time, since it starts slowly and L2's rate is bounded, too; and what is still on its way
-when the collective ends holds the reader up. `benchmarks/fit_prefetch.py` fits the constants, of
-which none of a GPU are recorded yet.
+when the collective ends holds the reader up. `benchmarks/fit_prefetch.py` fits the constants; those
+of an H100 are in `recorded.py`.
 """
 
 from __future__ import annotations
