@@ -30,6 +30,7 @@ LIBRARIES = {
     "FlexAttention": "#0f766e",
     "FlashInfer": "#7c3aed",
     "FlashAttention-3": "#be185d",
+    "FlashAttention-2": "#f472b6",
 }
 # Ways of warploom alone, where these are compared with each other: colours that no library has.
 WAYS = {
@@ -84,6 +85,7 @@ TITLES = {
     "beams_attention": "Decode of beams over a shared prefix, two own tokens, heads 32/8, bf16",
     "beams_top_k": "The best beams of as many candidates for each, on the host",
     "beams_host": "Host time of a beam step over a prefix, pages of 16",
+    "transformers_generation": "Continuous batching of transformers, model of 1B, 64 new tokens, bf16",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 
@@ -196,6 +198,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "beams_attention": draw_log_bars,
     "beams_top_k": draw_log_bars,
     "beams_host": draw_log_bars,
+    "transformers_generation": draw_bars,
 }
 
 
