@@ -85,7 +85,7 @@ TITLES = {
     "beams_attention": "Decode of beams over a shared prefix, two own tokens, heads 32/8, bf16",
     "beams_top_k": "The best beams of as many candidates for each, on the host",
     "beams_host": "Host time of a beam step over a prefix, pages of 16",
-    "transformers_generation": "Continuous batching of transformers, model of 1B, 64 new tokens, bf16",
+    "transformers_generation": "Continuous batching of transformers, a model of 1B, bf16",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 

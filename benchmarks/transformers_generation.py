@@ -4,8 +4,9 @@
 
 A model in the shape of Llama 3.2 1B with random weights answers 32, 128 and 256 random prompts of
 64 to 1024 tokens, the shorter the more often, with 64 tokens each, greedily. A figure is all new
-tokens over the time of `generate_batch`, prompts included, after a call with the same prompts and a
-few new tokens, in which kernels are compiled.
+tokens over the time from the first request until the last token, prompts included; "decodes" are
+those after the last prompt was read. Warploom answers the same prompts before, by which its kernels
+are compiled; the others warm up with a few new tokens, for they compile nothing.
 
 "warploom" decodes by block tables where transformers offers them, "warploom lists" by lists of
 places; both without CUDA graphs. FlashAttention has what transformers chooses for it, graphs among
@@ -21,7 +22,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from warploom.engines import transformers as continuous
 
 NAME, UNIT = "transformers_generation", "tokens/s"
 SHORTEST, LONGEST, PAGE = 64, 1024, 256  # pages of 256 are transformers' default
+FEW = 4  # new tokens of a warm-up that compiles nothing
 LEAST_FIRST = 0.8  # of first tokens that must be equal; bfloat16 has ties among 32,000 logits
 
 
@@ -118,10 +119,29 @@ def make_prompts(count: int, size: Size) -> list[list[int]]:
     return [rng.integers(3, size.vocabulary, int(length)).tolist() for length in lengths]
 
 
-def generate(
-    model: Any, way: Way, size: Size, prompts: list[list[int]], new: int
-) -> tuple[list[list[int]], float]:
-    """New tokens of each prompt in order, and seconds.
+@dataclass(frozen=True)
+class Answers:
+    """New tokens of each prompt in order, and when they came, in seconds of one clock."""
+
+    tokens: list[list[int]]
+    times: list[list[float]]
+    begin: float
+
+    @property
+    def seconds(self) -> float:
+        """From the first request until the last token."""
+        return max(one[-1] for one in self.times) - self.begin
+
+    @property
+    def decodes(self) -> tuple[int, float]:
+        """Tokens after the last prompt was read, and the seconds that they took."""
+        since = max(one[0] for one in self.times)
+        end = max(one[-1] for one in self.times)
+        return sum(at > since for one in self.times for at in one), end - since
+
+
+def generate(model: Any, way: Way, size: Size, prompts: list[list[int]], new: int) -> Answers:
+    """Ask for `new` tokens of each.
 
     Raises:
         RuntimeError: a request failed, in transformers' words.
@@ -138,21 +158,21 @@ def generate(
         **way.options,
     )
     greedy = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    begin = time.perf_counter()
     found = model.generate_batch(
         inputs=prompts,
         generation_config=greedy,
         continuous_batching_config=batching,
+        record_timestamps=True,
         progress_bar=True,  # on the standard error
     )
-    seconds = time.perf_counter() - begin
     failed = [one.error for one in found.values() if one.error is not None]
     if failed or len(found) != len(prompts):
         raise RuntimeError(failed[0] if failed else f"{len(found)} of {len(prompts)} came back")
     tokens = [list(one.generated_tokens) for one in found.values()]  # in the order of the prompts
     if any(len(one) != new for one in tokens):
         raise RuntimeError(f"answers of {sorted({len(one) for one in tokens})} tokens, not {new}")
-    return tokens, seconds
+    begin = min(one.created_time for one in found.values())
+    return Answers(tokens, [list(one.timestamps) for one in found.values()], begin)
 
 
 def attend_by(model: Any, way: Way, device: torch.device) -> None:
@@ -178,7 +198,7 @@ def has_flash(attention: str) -> bool:
 
 
 def agreement(found: list[list[int]], expected: list[list[int]]) -> dict[str, float]:
-    """Shares of requests with equal tokens, of equal first tokens, and of tokens until they part."""
+    """Shares of requests with equal tokens, of equal first ones, and of tokens until they part."""
     pairs = list(zip(found, expected, strict=True))
     alike = [
         next((at for at, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), len(pair[0]))
@@ -194,45 +214,56 @@ def agreement(found: list[list[int]], expected: list[list[int]]) -> dict[str, fl
 def measure(
     model: Any, way: Way, size: Size, prompts: list[list[int]], device: torch.device,
     reference: dict[str, list[list[int]]],
-) -> Row:  # fmt: skip
-    """A figure, or why there is none; the first that answers becomes the reference."""
+) -> list[Row]:  # fmt: skip
+    """Figures, or why there are none; the first that answers becomes the reference."""
     params: dict[str, Any] = {
         "requests": len(prompts), "prompt_tokens": sum(map(len, prompts)), "new": size.new,
         "step_tokens": size.step, "page_size": PAGE, "attention": way.attention,
     }  # fmt: skip
-    row = partial(Row, NAME, f"batch {len(prompts)}", way.name, unit=UNIT, params=params)
+    case = f"batch {len(prompts)}"
+
+    def row(value: float | None, case: str = case, **more: Any) -> Row:
+        return Row(NAME, case, way.name, value, UNIT, params=params, **more)
+
     try:
         attend_by(model, way, device)
-        tell(f"{len(prompts)} prompts, {way.name}: warm-up, then the figure")
-        _, params["warm_up_s"] = generate(model, way, size, prompts, 4)
+        tell(f"{case}, {way.name}: warm-up, then the figure")
+        generate(model, way, size, prompts, size.new if way.is_ours else FEW)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        plans = wl.stats().plans
-        tokens, seconds = generate(model, way, size, prompts, size.new)
+        before = wl.stats()
+        found = generate(model, way, size, prompts, size.new)
     except NotAvailable as reason:
-        return row(None, note=f"n/a: {reason}")
+        return [row(None, note=f"n/a: {reason}")]
     except Exception as failure:  # a peer's failure must not end the run: it is the figure
         first = (str(failure).strip().splitlines() or [""])[0]
-        return row(None, note=f"failed: {type(failure).__name__}: {first}"[:300])
-    if way.is_ours and wl.stats().plans == plans:
-        return row(None, note="failed: another implementation attended")
+        return [row(None, note=f"failed: {type(failure).__name__}: {first}"[:300])]
+    after = wl.stats()
+    if way.is_ours and after.plans == before.plans:
+        return [row(None, note="failed: another implementation attended")]
+    params["compiled"] = after.compiles - before.compiles
     if device.type == "cuda":
         params["peak_gib"] = round(torch.cuda.max_memory_allocated(device) / 2**30, 2)
     note = ""
     if not reference:
-        reference[way.name] = tokens
+        reference[way.name] = found.tokens
     else:
         ((other, expected),) = reference.items()
-        shares = agreement(tokens, expected)
+        shares = agreement(found.tokens, expected)
         params |= {"compared_with": other, **{k: round(v, 4) for k, v in shares.items()}}
         note = (
-            f"batch {len(prompts)}: {shares['equal_requests']:.0%} of requests and"
+            f"{case}: {shares['equal_requests']:.0%} of requests and"
             f" {shares['equal_first']:.0%} of first tokens are those of {other}"
         )
         if shares["equal_first"] < LEAST_FIRST:
-            return row(None, note=f"wrong: {note}")
-    figure = len(prompts) * size.new / seconds
-    return row(round(figure, 1), ms=round(1e3 * seconds, 2), samples=1, note=note)
+            return [row(None, note=f"wrong: {note}")]
+    last, seconds = found.decodes
+    every, whole = len(prompts) * size.new, found.seconds
+    rows = [row(round(every / whole, 1), ms=round(1e3 * whole, 2), samples=1, note=note)]
+    if last:
+        figure = round(last / seconds, 1)
+        rows += [row(figure, f"{case}, decodes", ms=round(1e3 * seconds, 2), samples=1)]
+    return rows
 
 
 def tell(text: str) -> None:
@@ -273,8 +304,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             if time.monotonic() - begin > budget:
                 note = f"n/a: {budget:.0f} s were over"
                 report.add(Row(NAME, f"batch {count}", way.name, None, UNIT, note=note))
-            else:
-                report.add(measure(model, way, size, prompts, options.device, reference))
+                continue
+            for row in measure(model, way, size, prompts, options.device, reference):
+                report.add(row)
     report.finish()
     if any(row.value is not None for row in report.rows):
         picture(report, options.out)
