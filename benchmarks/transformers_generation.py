@@ -58,7 +58,7 @@ class Size:
 
 FULL = Size(16, 2048, 8192, 32, 8, 32_000, (32, 128, 256), LONGEST, 64, 2048)
 QUICK = Size(16, 2048, 8192, 32, 8, 32_000, (32, 128), LONGEST, 32, 2048)
-TINY = Size(2, 128, 64, 4, 2, 256, (6,), 4 * SHORTEST, 8, 128, spread=0.3, dtype=torch.float32)
+TINY = Size(2, 128, 64, 4, 2, 256, (6,), 4 * SHORTEST, 8, 2048, spread=0.3, dtype=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def make_model(size: Size, device: torch.device) -> Any:
     """Made on the device, so that nothing is read or copied."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    options: dict[str, Any] = {"attn_implementation": "sdpa"}  # switched for each way
     config = LlamaConfig(
         vocab_size=size.vocabulary,
         hidden_size=size.width,
@@ -98,16 +99,17 @@ def make_model(size: Size, device: torch.device) -> Any:
         max_position_embeddings=2 * LONGEST,
         initializer_range=size.spread,
         tie_word_embeddings=False,
-        attn_implementation="sdpa",
+        **options,
     )
     torch.manual_seed(0)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(size.dtype)
     try:
         with device:
-            return LlamaForCausalLM(config).eval()
+            model: Any = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(usual)
+    return model.eval()
 
 
 def make_prompts(count: int, size: Size) -> list[list[int]]:
@@ -157,7 +159,8 @@ def generate(model: Any, way: Way, size: Size, prompts: list[list[int]], new: in
         allow_block_sharing=False,  # random prompts share nothing
         **way.options,
     )
-    greedy = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    made: Any = GenerationConfig  # untyped
+    greedy = made(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
     found = model.generate_batch(
         inputs=prompts,
         generation_config=greedy,
@@ -297,7 +300,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     tell("making the model")
     model = make_model(size, options.device)
     for count in size.batches:
-        prompts, reference = make_prompts(count, size), {}
+        prompts = make_prompts(count, size)
+        reference: dict[str, list[list[int]]] = {}
         for way in WAYS:
             if options.only and way.name not in options.only.split(","):
                 continue
