@@ -38,6 +38,7 @@ LIBRARIES = {
     "FlexAttention": "#0f766e",
     "FlashInfer": "#7c3aed",
     "FlashAttention-3": "#be185d",
+    "FlashAttention-2": "#f472b6",
 }
 # Ways of warploom alone, where these are compared with each other: colours that no library has.
 WAYS = {
@@ -93,6 +94,7 @@ TITLES = {
     "beams_top_k": "The best beams of as many candidates for each, on the host",
     "beams_host": "Host time of a beam step over a prefix, pages of 16",
     "async_schedule": "Decode steps of 64 requests over 1k keys: host in turn or a step ahead",
+    "transformers_generation": "Continuous batching of transformers, a model of 1B, bf16",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 
@@ -205,6 +207,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "beams_attention": draw_log_bars,
     "beams_top_k": draw_log_bars,
     "beams_host": draw_log_bars,
+    "transformers_generation": draw_bars,
 }
 
 

@@ -11,12 +11,16 @@ from typing import Any
 
 TESTED = ">=5.19,<5.24"
 NAME = "warploom_flash"
+NAME_BY_TABLES = "warploom_flash_2"
 
 
 def register(name: str = NAME) -> None:
     """Make `attn_implementation="warploom_flash"` known, for `generate_batch` and its manager.
 
-    It sets two private names of `transformers.modeling_flash_attention_utils`, by which
+    On CUDA, steps that only decode come with block tables if the name has "flash" and a 2 or 3
+    after it, as `NAME_BY_TABLES` does: transformers then lists no places of tokens on the host.
+
+    It sets three private names of `transformers.modeling_flash_attention_utils`, by which
     transformers remembers that the functions of a flash implementation are loaded: it would look
     for a package of this name otherwise. Loading a model with another flash implementation makes
     it forget; call this again before the next one with warploom.
@@ -59,3 +63,15 @@ def register(name: str = NAME) -> None:
     loaded: Any = modeling_flash_attention_utils
     loaded._loaded_implementation = name
     loaded._process_flash_kwargs_fn = dict
+    loaded._flash_with_kvcache_fn = _not_called  # there is one: so block tables are offered
+
+
+def _not_called(*args: Any, **kwargs: Any) -> None:
+    from warploom.engine_errors import UnsupportedByEngine
+
+    raise UnsupportedByEngine(
+        what="calls of flash_attn_with_kvcache",
+        engine="transformers' continuous batching",
+        reason="its attention functions take block tables themselves",
+        remedy="Register the model's attention again: warploom.engines.transformers.register().",
+    )

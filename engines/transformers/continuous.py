@@ -55,7 +55,7 @@ def attention_forward(
         [1, rows, q_heads, head_dim], and None for the weights.
 
     Raises:
-        UnsupportedByEngine: dropout, a mask beside the paged cache, or the decode fast path.
+        UnsupportedByEngine: dropout, a mask beside the paged cache, or capture of a CUDA graph.
     """
     if isinstance(attention_mask, MaskOnDemand):
         attention_mask = attention_mask.mask if cache is None else None
@@ -64,7 +64,7 @@ def attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
             sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, **kwargs,
         )  # fmt: skip
-    _refuse(dropout, attention_mask, kwargs)
+    _refuse(dropout, attention_mask, query)
     if value.shape[3] % 8 or query.shape[3] % 8:
         raise _unsupported(f"heads of {query.shape[3]} lanes", "kernels take multiples of 8")
     call = _Call(
@@ -100,10 +100,11 @@ class _Call:
 
 @dataclass
 class _Planned:
-    """A wrapper, and the step that it was planned for last."""
+    """A wrapper, the step that it was planned for last, and where that step's tokens are kept."""
 
     wrapper: AttentionWrapper
     step: object = None
+    place: tuple[torch.Tensor, torch.Tensor] | None = None  # page and slot of each new token
 
 
 @dataclass
@@ -125,20 +126,28 @@ class _Attending:
 
         A cache for sliding windows is a ring, whose oldest tokens the new ones overwrite. Its
         keys are put in order by transformers, and so are those of steps that read nothing old.
+        Steps that only decode come with block tables on some devices, and without lists then.
         """
         allocator = cache.layer_to_allocator[layer]
         step = kwargs["read_index"]  # a new list in each step, the same in all of its layers
-        read = step[allocator.index]
+        tables = kwargs.get("block_table")
+        read, write = step[allocator.index], kwargs["write_index"][allocator.index]
         qo, kv = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type]
-        if allocator.layer_type == "full_attention" and len(read):
+        if tables is not None or (allocator.layer_type == "full_attention" and len(read)):
             page = allocator.tokens_per_page
             k, v = allocator.get_cache_for_block_table(layer)
-            write = kwargs["write_index"][allocator.index]
-            place = write // page, write % page
-            k[place], v[place] = (x[0].transpose(0, 1) for x in (key, value))
             planned = self._wrapper(call, Paged(page), k.shape[2])
             if planned.step is not step:
-                planned.wrapper.plan(_on_host(qo), *_pages(_on_host(kv), read, page))
+                lens = _on_host(kv)
+                if tables is None:
+                    planned.place, lists = (write // page, write % page), _pages(lens, read, page)
+                else:
+                    planned.place, lists = _tabled(lens, tables[allocator.index], page)
+                planned.wrapper.plan(_on_host(qo), *lists)
+            if planned.place is not None:
+                new = len(planned.place[0])
+                k[planned.place], v[planned.place] = (x[0, :, :new].transpose(0, 1)
+                                                      for x in (key, value))  # fmt: skip
         else:
             key, value = cache.update(key, value, layer, dict(kwargs))
             k, v = (x[0].transpose(0, 1) for x in (key, value))
@@ -201,16 +210,47 @@ def _pages(
     return pages, places.int(), (lens - 1) % page + 1
 
 
-def _refuse(dropout: float, mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+def _tabled(
+    indptr: np.ndarray[Any, Any], table: torch.Tensor, page: int
+) -> tuple[
+    tuple[torch.Tensor, torch.Tensor],
+    tuple[np.ndarray[Any, Any], torch.Tensor, np.ndarray[Any, Any]],
+]:
+    """Page and slot of each request's newest token, and what `_pages` returns.
+
+    Requests that only fill the batch come last, have no tokens, and are written nowhere.
+
+    Args:
+        indptr: [requests + 1], in tokens.
+        table: [requests, most pages] int32, the pages of each request.
+        page: tokens in a page.
+    """
+    lens = np.diff(indptr)
+    used = -(-lens // page)
+    pages = np.zeros(len(indptr), np.int32)
+    np.cumsum(used, out=pages[1:])
+    rows = table.shape[1] * np.arange(len(lens))
+    entries = np.repeat(rows - pages[:-1], used) + np.arange(pages[-1])
+    newest = (rows + used - 1)[lens > 0]
+    slots = torch.from_numpy((lens[lens > 0] - 1) % page).to(table.device, torch.int64)
+    flat = table.flatten()
+    listed, last = (flat[torch.from_numpy(x).to(table.device)] for x in (entries, newest))
+    return (last.long(), slots), (pages, listed, (lens - 1) % page + 1)
+
+
+def _refuse(dropout: float, mask: torch.Tensor | None, query: torch.Tensor) -> None:
     if dropout != 0.0:
         raise _unsupported("dropout", "it serves inference")
     if mask is not None:
         raise _unsupported("a mask of the caller's", "requests see what their model says")
-    if kwargs.get("block_table") is not None:
-        raise _unsupported("the decode fast path", "it is not connected")
+    if query.is_cuda and torch.cuda.is_current_stream_capturing():
+        reason = "lengths of a step are planned on the host, which a replay would not do again"
+        remedy = "Pass ContinuousBatchingConfig(use_cuda_graph=False)."
+        raise _unsupported("CUDA graphs", reason, remedy)
 
 
-def _unsupported(what: str, reason: str) -> UnsupportedByEngine:
-    remedy = "Load the model with attn_implementation='sdpa'."
+def _unsupported(
+    what: str, reason: str, remedy: str = "Load the model with attn_implementation='sdpa'."
+) -> UnsupportedByEngine:
     engine = "transformers' continuous batching"
     return UnsupportedByEngine(what=what, engine=engine, reason=reason, remedy=remedy)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, cast
 
+import hypothesis
+import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="needs transformers: make test-engines")
 
@@ -13,8 +18,9 @@ from support.tiny_models import prompts, tiny
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import warploom as wl
-from warploom.engine_errors import WrongEngineVersion
+from warploom.engine_errors import UnsupportedByEngine, WrongEngineVersion
 from warploom.engines import transformers as continuous
+from warploom.engines.transformers import continuous as attention
 from warploom.errors import ArgumentError
 
 HOW = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
@@ -56,6 +62,58 @@ def test_continuous_batches_answer_as_sdpa(name: str, shared: int) -> None:
     assert len({token for one in expected for token in one}) > 12  # six if each repeated its last
     assert batches(tiny(name), given, continuous.NAME) == expected
     assert wl.stats().plans > before
+
+
+def test_block_tables_answer_as_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers offers them on devices that this one is taken for; the rest is its own."""
+    found = import_module("transformers.generation.continuous_batching.initialization")
+    monkeypatch.setattr(found, "is_torch_xpu_available", lambda *_, **__: True)
+    tabled, shapes = attention._tabled, []
+
+    def counted(indptr: Any, table: torch.Tensor, page: int) -> Any:
+        shapes.append(table.shape)
+        return tabled(indptr, table, page)
+
+    monkeypatch.setattr(attention, "_tabled", counted)
+    given = prompts((5, 40, 1, 90, 33, 60), 48)
+    expected = batches(tiny("Llama"), given, "sdpa")
+    continuous.register(continuous.NAME_BY_TABLES)
+    assert batches(tiny("Llama"), given, continuous.NAME_BY_TABLES) == expected
+    assert len(shapes) > 5  # decodes at the end; once for both layers
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(
+    st.lists(st.integers(1, 23), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 3)
+)
+def test_block_tables_list_what_is_in_use(lens: list[int], idle: int, extra: int) -> None:
+    """Requests that only fill the batch lie behind the others, with rows of -1."""
+    page, width = 4, -(-max(lens) // 4) + extra
+    table = torch.randperm(len(lens) * width).int().view(-1, width)
+    filled = torch.cat((table, torch.full((idle, width), -1, dtype=torch.int32)))
+    indptr = np.cumsum([0, *lens, *[0] * idle]).astype(np.int32)
+    place, (pages, listed, last) = attention._tabled(indptr, filled, page)
+    rows = [row[: -(-n // page)] for row, n in zip(table.tolist(), lens, strict=True)]
+    assert [listed[a:b].tolist() for a, b in pairwise(pages)] == rows + [[]] * idle
+    assert place[0].tolist() == [row[-1] for row in rows]
+    assert place[1].tolist() == [(n - 1) % page for n in lens]
+    assert last[: len(lens)].tolist() == [(n - 1) % page + 1 for n in lens]
+
+
+def test_block_tables_are_no_invitation_to_call_flash() -> None:
+    utils: Any = import_module("transformers.modeling_flash_attention_utils")
+    continuous.register(continuous.NAME_BY_TABLES)
+    with pytest.raises(UnsupportedByEngine, match="flash_attn_with_kvcache"):
+        utils._flash_with_kvcache_fn()
+
+
+def test_graphs_are_refused_while_they_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnDevice:
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(UnsupportedByEngine, match="use_cuda_graph=False"):
+        attention._refuse(0.0, None, cast(Any, OnDevice()))
 
 
 def test_generation_serves_the_name() -> None:
