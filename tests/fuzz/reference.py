@@ -19,19 +19,21 @@ class Noise:
     """How results are rounded: `places` of float32's last place, moved at random; None is exact.
 
     `fast` is set for GPUs, whose tanh is an instruction that gives 11 bits. With `common`, all
-    elements move alike: a kernel's cos(0) is too large for all of them, or for none.
+    elements move alike: a kernel's cos(0) is too large for all of them, or for none. With `narrow`,
+    transformed vectors are kept in the type of the inputs; without, in float32.
     """
 
     places: "float | None" = None
     generator: "torch.Generator | None" = None
     fast = False
     common = False
+    narrow = True
 
 
 @contextlib.contextmanager
 def noise(places, seed, fast=False):
     Noise.places, Noise.generator = places, torch.Generator().manual_seed(seed)
-    Noise.fast, Noise.common = fast, seed % 2 == 0
+    Noise.fast, Noise.common, Noise.narrow = fast, seed % 2 == 0, seed % 3 > 0
     try:
         yield
     finally:
