@@ -87,11 +87,11 @@ ROOMS = (
         210,
         (),
         (
+            ("simulation", "schedules on paper"),
             ("distributed", "keys on several ranks"),
             ("graphs", "steps, replayed"),
             ("prefetch", "into L2, beside collectives"),
             ("recommendation", "beams over items"),
-            ("simulation", "schedules on paper"),
             ("virtual_memory", "caches that grow in place"),
         ),
     ),
