@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from warploom.graph_errors import CaptureFailed, GraphError
+from warploom.runtime.devices.graph import pool_capture
 from warploom.serving.graphs.driver import Body
 
 
@@ -67,7 +68,8 @@ class CudaDriver:
                 # other threads may allocate and wait meanwhile: what they do is not part of it
                 graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
                 is_begun = True
-                body()
+                with pool_capture(self._device):
+                    body()
             except Exception as error:
                 first = error
             finally:

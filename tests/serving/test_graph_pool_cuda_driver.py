@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from warploom.graph_errors import CaptureFailed, OutputsChanged
+from warploom.runtime.devices.graph import pool_captures
 from warploom.serving.graphs import cuda_driver
 from warploom.serving.graphs.cuda_driver import CudaDriver
 
@@ -125,3 +126,12 @@ def test_a_capture_that_is_invalid_at_its_end_fails(device: Device, driver: Cuda
     with pytest.raises(CaptureFailed, match="previous error"):
         driver.capture(spoils, "this")
     assert [call for call, *_ in device.left] == ["end", "release"]
+
+
+def test_what_a_body_calls_can_tell_that_a_pool_captures(driver: CudaDriver) -> None:
+    seen: list[bool] = []
+    driver.capture(lambda: seen.append(pool_captures.is_on), "this")
+    assert seen == [True] and not pool_captures.is_on
+    with pytest.raises(CaptureFailed):
+        driver.capture(lambda: seen[5], "this")  # type: ignore[arg-type, return-value]
+    assert not pool_captures.is_on
