@@ -78,8 +78,7 @@ def refuse_stale_plans() -> None:
     """
     if pool_captures.is_on:
         raise ForbiddenUnderCapture(
-            what="run() was called of a wrapper without cuda_graph=True, whose later plans a replay "
-            "would not see,",
+            what="run() of a wrapper was called whose later plans a replay would not see,",
             remedy="Make it with cuda_graph=True and bounds=Bounds(...), or leave it out: "
             "GraphPiece(..., captured='never').",
         )

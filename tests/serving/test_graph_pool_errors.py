@@ -285,3 +285,26 @@ def test_a_budget_below_one_capture() -> None:
     assert falling.warm_up() == 0
     assert torch.equal(falling.run({"x": X}), X * 2)
     assert falling.stats().failures == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda x: x.double(), lambda x: x[:, :2], lambda x: (x, x)],
+    ids=["type", "shape", "number"],
+)
+def test_what_changes_between_graphs_is_refused(other: Callable[[torch.Tensor], Any]) -> None:
+    """The graph behind would read what an earlier batch left at its own address."""
+    between: list[Callable[[torch.Tensor], Any]] = [double]
+    step: list[Any] = [
+        double,
+        wl.GraphPiece(lambda x: between[0](x), "never"),
+        lambda *flow: sum(x.sum(1) for x in flow).float(),  # type: ignore[union-attr]
+    ]
+    pool = pool_of(step)
+    pool.run({"x": X})
+    between[0] = other
+    for _ in range(2):
+        with pytest.raises(OutputsChanged):
+            pool.run({"x": X + 1})
+    between[0] = double
+    assert torch.equal(pool.run({"x": X + 1}), (X + 1).sum(1) * 4)
