@@ -191,14 +191,17 @@ class GraphPool:
         Raises:
             CaptureFailed, NotStatic, OutputsChanged, PoolInUse, PoolClosed: as `run`.
         """
-        captured = 0
+        captured, is_cleared = 0, False
         with self._used_by("warm_up"), shown(self.buckets[::-1], progress) as buckets:
-            self._inputs.clear()
+            self._driver.order()
             for rows in buckets:
                 mode = self.choose(rows).mode
                 if mode == "eager":
                     continue
                 if (mode, rows) not in self._store:
+                    if not is_cleared:
+                        self._inputs.clear()
+                        is_cleared = True
                     if prepare is not None:
                         prepare(rows)
                     try:
