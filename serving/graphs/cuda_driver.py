@@ -49,6 +49,10 @@ class CudaDriver:
         graph = torch.cuda.CUDAGraph()
         error = self._record(graph, body)
         if error is not None:
+            if self._live:  # other captures keep the pool as it is now
+                torch.cuda.synchronize(self._device)
+                torch.cuda.empty_cache()
+                self._shared += max(0, self._memory()[1] - reserved)
             if isinstance(error, GraphError):
                 raise error
             raise CaptureFailed(what=what, reason=_first_line(error)) from error

@@ -135,3 +135,20 @@ def test_what_a_body_calls_can_tell_that_a_pool_captures(driver: CudaDriver) -> 
     with pytest.raises(CaptureFailed):
         driver.capture(lambda: seen[5], "this")  # type: ignore[arg-type, return-value]
     assert not pool_captures.is_on
+
+
+def test_memory_of_a_failed_capture_counts_where_others_keep_the_pool(
+    device: Device, driver: CudaDriver
+) -> None:
+    def fails() -> None:
+        device.take(400, 0)
+        raise RuntimeError("CUDA out of memory")
+
+    kept = driver.capture(lambda: device.take(100, 1), "kept")
+    with pytest.raises(CaptureFailed):
+        driver.capture(fails, "large")
+    assert driver.shared_bytes == 500
+    kept.close()
+    with pytest.raises(CaptureFailed):
+        driver.capture(fails, "large")
+    assert driver.shared_bytes == 0  # its pool went with it
