@@ -36,9 +36,11 @@ class CudaDriver:
         # on the stream that captures: libraries have workspaces for each
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            body()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                body()
+        finally:  # what it enqueued before an error writes to buffers that are used next
+            current.wait_stream(self._stream)
 
     def capture(self, body: Body, what: str) -> CudaCapture:
         if self._handle is None:
