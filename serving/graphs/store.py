@@ -104,10 +104,14 @@ class Store:
         return made
 
     def add_if_it_fits(self, key: Key, make: Make) -> bool:
-        """Make an entry and keep it, unless another would have to go for it."""
+        """Make an entry and keep it, unless another would have to go for it.
+
+        Others go nevertheless where the attempt has enlarged what they share beyond the budget.
+        """
         self._add(key, make)
         if self._is_over():
             self._drop(key)
+            self._clear_if_over()
             return False
         return True
 
@@ -131,6 +135,12 @@ class Store:
         while self._is_over() and next(iter(self._entries)) != key:
             self._drop(next(iter(self._entries)))
             self.evictions += 1
+
+    def _clear_if_over(self) -> None:
+        """Begin anew where one that is gone has left more shared memory than there may be."""
+        if self._is_over():
+            self.evictions += len(self._entries)
+            self.clear()
 
     def _drop(self, key: Key) -> None:
         self._driver.drain()

@@ -144,3 +144,22 @@ def test_warm_up_evicts_nothing() -> None:
     pool.clear()
     assert pool.stats().shared_bytes == pool.stats().own_bytes == 0
     run(pool, 8)
+
+
+def test_warm_up_ends_within_the_budget() -> None:
+    """The largest does not fit, and has enlarged what is shared with a smaller one."""
+    run(pool := pool_of(), 2)
+    budget = pool.stats().shared_bytes + pool.stats().own_bytes
+    run(pool := pool_of(budget), 1)
+    assert pool.warm_up() == len(pool.stats().captured) > 0
+    assert pool.stats().shared_bytes + pool.stats().own_bytes <= budget
+    run(pool, 1)
+
+
+def test_a_store_is_within_its_budget_after_what_did_not_fit() -> None:
+    driver = FakeDriver()
+    store = Store(driver, 100)  # type: ignore[arg-type]
+    store.get(("full", 1), maker(driver, 1, 10, 10), "this")
+    assert not store.add_if_it_fits(("full", 8), maker(driver, 8, 10, 95))
+    assert store.num_bytes == 0 and store.evictions == 1 and driver.live == []
+    assert store.add_if_it_fits(("full", 4), maker(driver, 4, 10, 50))
