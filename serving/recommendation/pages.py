@@ -40,6 +40,8 @@ class Copies(NamedTuple):
         """
         if len(self.source):
             for cache in caches:
+                if cache.element_size() == 1:
+                    cache = cache.view(torch.uint8)  # torch selects no 8-bit floats on a CPU
                 source, target = (
                     torch.from_numpy(pages).to(cache.device) for pages in (self.source, self.target)
                 )

@@ -167,6 +167,14 @@ def test_every_beam_reads_its_own_tokens(
     assert torch.equal(cache[torch.from_numpy(prefix)], before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bool])
+def test_pages_of_one_byte_numbers_are_copied(dtype: torch.dtype) -> None:
+    pages = BeamPages([0], 1, [1, 2], page_size=2, width=2)
+    cache = torch.tensor([[1, 0], [0, 0], [0, 0]]).to(dtype)
+    pages.advance([0, 0]).apply(cache)
+    assert cache.float().tolist() == [[1, 0]] * 3
+
+
 def test_pages_that_do_not_suffice_change_nothing() -> None:
     pages = BeamPages([0, 1], 6, [2, 3, 4], page_size=4, width=4)
     before = pages.tables()
