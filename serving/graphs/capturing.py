@@ -76,6 +76,10 @@ class StepRunner:
         self._check(flow)
         return flow
 
+    def forget(self) -> None:
+        """Take whatever the step returns next for what it returns."""
+        self._outputs = None
+
     def _captured(
         self, section: Section, flow: Flow, inputs: dict[str, torch.Tensor], what: str
     ) -> Link:

@@ -228,6 +228,7 @@ class GraphPool:
         """Give up all captures, for example since weights have moved; the next runs make others."""
         with self._used_by("clear"):
             self._store.clear()
+            self._runner.forget()
             self._chooser.refused.clear()
 
     def close(self) -> None:

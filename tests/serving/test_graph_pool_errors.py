@@ -308,3 +308,12 @@ def test_what_changes_between_graphs_is_refused(other: Callable[[torch.Tensor], 
             pool.run({"x": X + 1})
     between[0] = double
     assert torch.equal(pool.run({"x": X + 1}), (X + 1).sum(1) * 4)
+
+
+def test_outputs_may_be_others_after_clear() -> None:
+    weight = [torch.ones(4, 4)]
+    pool = pool_of(lambda x: x.to(weight[0].dtype) @ weight[0])
+    pool.run({"x": X})
+    weight[0] = weight[0].double()
+    pool.clear()
+    assert pool.run({"x": X}).dtype == torch.float64
