@@ -194,6 +194,11 @@ def test_pages_that_do_not_suffice_change_nothing() -> None:
         BeamPages([0], 6, [2], page_size=4, width=1)
     with pytest.raises(errors.ArgumentError):
         BeamPages([0, 1], 6, [1, 2], page_size=4, width=1)
+    for prefix, own in ([2**32 + 5], [6]), ([5], [2**31]), (np.array([2**63], np.uint64), [6]):
+        with pytest.raises(errors.ArgumentError, match="and 2147483647 is the last"):
+            BeamPages(prefix, 16, own, page_size=16, width=1)
+    last = BeamPages([2**31 - 1], 16, [6], page_size=16, width=1)
+    assert last.tables()["kv_indices"].tolist() == [2**31 - 1]
 
 
 def test_a_search_refuses_what_it_cannot_rank() -> None:
