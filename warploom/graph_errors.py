@@ -58,7 +58,7 @@ class BudgetBelowCapture(GraphError):
     """A capture that has the whole budget to itself does not fit it; it is given up."""
 
     message = (
-        "max_bytes is {got}, and {what} alone takes {needed} bytes. Raise max_bytes, lower "
+        "max_bytes is {got}, and {what} alone takes {needed} bytes or more. Raise max_bytes, lower "
         "full_rows or partial_rows so that such batches run eagerly, or let on_failure='eager' do "
         "that."
     )

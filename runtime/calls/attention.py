@@ -270,6 +270,7 @@ class _Unbound(AttentionWrapper):
     """A wrapper that serves all variants of one structure; each call gives all inputs."""
 
     _declares_types = False
+    _plans_once = True  # when it is captured: `_pinned`
 
     def _bound_inputs(self) -> dict[str, Any]:
         return {}

@@ -16,27 +16,34 @@ from warploom.errors import CompileForbidden, ForbiddenUnderCapture
 from warploom.runtime.tensors.shortcuts import current_device
 
 
-class _HostCapture(threading.local):
-    is_on = False
+class _PoolCaptures(threading.local):
+    """Whether a graph pool captures on this thread, and whether it is the host's twin that does."""
+
+    is_on = on_host = False
 
 
-_host = _HostCapture()
+pool_captures = _PoolCaptures()
 
 
 @contextmanager
-def host_capture() -> Iterator[None]:
-    """Let calls of this thread on the CPU be what a graph's would be: recorded."""
-    before, _host.is_on = _host.is_on, True
+def pool_capture(device: torch.device) -> Iterator[None]:
+    """Let calls of this thread be those of a pool's capture: it is replayed for later plans.
+
+    On the CPU they are what a graph's would be, too: recorded.
+    """
+    found = pool_captures
+    before = found.is_on, found.on_host
+    found.is_on, found.on_host = True, device.type != "cuda"
     try:
         yield
     finally:
-        _host.is_on = before
+        found.is_on, found.on_host = before
 
 
 def is_capturing(device: torch.device) -> bool:
     """True if the current stream of a device is being captured, or this thread's calls are."""
     if device.type != "cuda":
-        return _host.is_on
+        return pool_captures.on_host
     if device.index in (None, current_device()):
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
@@ -61,3 +68,17 @@ def refuse_loading(device: torch.device, kernel: str) -> None:
     """
     if is_capturing(device):
         raise CompileForbidden(kernel=kernel, cause="a CUDA graph is being captured")
+
+
+def refuse_stale_plans() -> None:
+    """Raise if a pool captures, for a wrapper whose plans move between batches.
+
+    Raises:
+        ForbiddenUnderCapture: since a replay would read the plan of the capture, or freed memory.
+    """
+    if pool_captures.is_on:
+        raise ForbiddenUnderCapture(
+            what="run() of a wrapper was called whose later plans a replay would not see,",
+            remedy="Make it with cuda_graph=True and bounds=Bounds(...), or leave it out: "
+            "GraphPiece(..., captured='never').",
+        )

@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.codegen.source import TileConfig
+from warploom.runtime.devices.graph import pool_captures
 from warploom.runtime.devices.params import Members, ParamBlock
 from warploom.runtime.devices.workspace import Workspace
 from warploom.runtime.formats.batch import Batch
@@ -179,8 +180,8 @@ class Launcher:
         pair = type(kv) is tuple and len(kv) == 2
         if self._form != (pair, out is None, lse is None, return_lse):
             return False
-        if modes() or forward_ad._current_level >= 0:
-            return False  # torch's comparison sees neither its own modes nor tangents
+        if modes() or forward_ad._current_level >= 0 or pool_captures.is_on:
+            return False  # torch's comparison sees no modes and tangents; pools have a check
         tensors = (q, *kv) if pair else (q, kv)
         if out is not None:
             tensors = (*tensors, out)

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.stand_ins import unwatched
 from warploom.runtime.declaring.declare import checked_flag
+from warploom.runtime.devices.graph import refuse_stale_plans
 from warploom.runtime.inputs.args import (
     KV,
     Geometry,
@@ -50,6 +51,7 @@ class Running(Planning):
     _geometry: Geometry
     _guard: Guard
     _lse_scale: float
+    _keeps_plans: bool  # captured launches see later plans, or there are none
 
     def _run_with_aux(
         self, q: Any, kv: Any, out: Any, lse: Any, max_scores: Any, return_lse: bool,
@@ -152,6 +154,8 @@ class Running(Planning):
         batch = self._batch
         if batch is None:  # another thread's plan was refused just now
             raise self._not_planned()
+        if not self._keeps_plans:
+            refuse_stale_plans()
         if self._launcher is not None:
             return self._launcher.start(Run(q, kv, out, lse, return_lse, inputs), told)
         tensors = (q, *key_value(kv))

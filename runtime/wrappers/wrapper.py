@@ -77,6 +77,7 @@ class AttentionWrapper(Prefetching):
     """
 
     _declares_types = True  # so that messages may propose others
+    _plans_once = False
 
     @explained
     @unseen
@@ -157,6 +158,7 @@ class AttentionWrapper(Prefetching):
         kept = bounds if options.fixed_tile else None
         self._inputs = Inputs(self.spec.variant, self._geometry, kept)
         self._inputs.bind(self._bound_inputs())
+        self._keeps_plans = options.fixed_tile or self._plans_once
         self._guard = Guard(type(self).__name__, self._forget)
         self.planned = None
         self._batch = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cmath import isfinite
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ class Inputs:
                 raise ArgumentError(name=f"inputs[{name!r}]", reason=reason)
             for size in one.shape:
                 checked_count(f"inputs[{name!r}].shape", size)
+            _check_pad(name, one)
         self._declared, self._device = dict(declared), device
         with torch.inference_mode(False):
             self.buffers = {
@@ -139,6 +141,20 @@ class SectionBuffers:
             with torch.inference_mode(False):
                 self._buffers[key] = torch.zeros(shape, dtype=like.dtype, device=self._device)
         return self._buffers[key]
+
+
+def _check_pad(name: str, one: GraphInput) -> None:
+    """Raise ArgumentError for padding that is another number in a buffer, but for rounding."""
+    reason = f"has pad={one.pad!r}, which {one.dtype} cannot hold"
+    try:
+        kept = torch.full((), one.pad, dtype=one.dtype).item()
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(name=f"inputs[{name!r}]", reason=reason) from error
+    rounds = one.dtype.is_floating_point or one.dtype.is_complex
+    is_rounded = rounds and isfinite(one.pad) and isfinite(kept)
+    is_nan = one.pad != one.pad and kept != kept
+    if not (kept == one.pad or is_rounded or is_nan):
+        raise ArgumentError(name=f"inputs[{name!r}]", reason=reason)
 
 
 def copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -53,7 +53,7 @@ class StepRunner:
                 else:
                     result = self._through(section, flow, inputs, rows)
                     flow = self._between.write("in", result, rows)
-                    links.append(Link(section))
+                    links.append(Link(section, flow=flow))
             self._check(flow)
         except BaseException:
             Entry((mode, rows), tuple(links), 0.0).close()
@@ -71,9 +71,14 @@ class StepRunner:
                 continue
             flow = self._through(link.section, flow, inputs, rows)
             if link is not entry.links[-1]:
+                check_alike(signature(flow), signature(link.flow))  # the next graph reads there
                 flow = self._between.write("in", flow, rows)
         self._check(flow)
         return flow
+
+    def forget(self) -> None:
+        """Take whatever the step returns next for what it returns."""
+        self._outputs = None
 
     def _captured(
         self, section: Section, flow: Flow, inputs: dict[str, torch.Tensor], what: str

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from warploom.graph_errors import CaptureFailed, GraphError
+from warploom.runtime.devices.graph import pool_capture
 from warploom.serving.graphs.driver import Body
 
 
@@ -35,9 +36,11 @@ class CudaDriver:
         # on the stream that captures: libraries have workspaces for each
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            body()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                body()
+        finally:  # what it enqueued before an error writes to buffers that are used next
+            current.wait_stream(self._stream)
 
     def capture(self, body: Body, what: str) -> CudaCapture:
         if self._handle is None:
@@ -48,6 +51,10 @@ class CudaDriver:
         graph = torch.cuda.CUDAGraph()
         error = self._record(graph, body)
         if error is not None:
+            if self._live:  # other captures keep the pool as it is now
+                torch.cuda.synchronize(self._device)
+                torch.cuda.empty_cache()
+                self._shared += max(0, self._memory()[1] - reserved)
             if isinstance(error, GraphError):
                 raise error
             raise CaptureFailed(what=what, reason=_first_line(error)) from error
@@ -67,7 +74,8 @@ class CudaDriver:
                 # other threads may allocate and wait meanwhile: what they do is not part of it
                 graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
                 is_begun = True
-                body()
+                with pool_capture(self._device):
+                    body()
             except Exception as error:
                 first = error
             finally:

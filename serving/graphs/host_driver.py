@@ -10,12 +10,13 @@ from __future__ import annotations
 import torch
 
 from warploom.graph_errors import CaptureFailed, CaptureGone, GraphError
-from warploom.runtime.devices.graph import host_capture
+from warploom.runtime.devices.graph import pool_capture
 from warploom.serving.graphs.driver import Body
 from warploom.serving.graphs.recording import Recording
 
 # stands for what a device keeps of each node of a graph, so that budgets have something to bound
 _NODE_BYTES = 1024
+_HOST = torch.device("cpu")
 
 
 class HostDriver:
@@ -36,7 +37,7 @@ class HostDriver:
     def capture(self, body: Body, what: str) -> HostCapture:
         recording = Recording(what)
         try:
-            with torch.no_grad(), host_capture(), recording:
+            with torch.no_grad(), pool_capture(_HOST), recording:
                 body()
         except GraphError:
             raise

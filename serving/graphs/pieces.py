@@ -26,7 +26,8 @@ class GraphPiece:
         function: called with what the piece before returned, in its order; parameters behind these
             that have the name of an input of the pool get that input. It returns one tensor or a
             tuple of tensors, each with the rows of the batch first. It must do the same when it is
-            called again: the first batch of a bucket calls it up to three times.
+            called again: the first batch of a bucket calls it twice, and up to five times where a
+            budget is short.
         captured: "always", where the number of rows is all that changes from batch to batch;
             "full" is captured when the whole step is, and runs eagerly between graphs in partial
             mode (attention, whose plan is rewritten); "never" for what waits for the device or

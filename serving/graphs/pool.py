@@ -35,7 +35,7 @@ from warploom.serving.graphs.modes import Choice, Chooser
 from warploom.serving.graphs.pieces import MODES, Flow, GraphPiece, Mode, Step
 from warploom.serving.graphs.progress import shown
 from warploom.serving.graphs.stats import GraphStats
-from warploom.serving.graphs.store import Entry, Store
+from warploom.serving.graphs.store import Entry, Key, Store
 
 _log = logging.getLogger("warploom.graphs")
 
@@ -191,14 +191,17 @@ class GraphPool:
         Raises:
             CaptureFailed, NotStatic, OutputsChanged, PoolInUse, PoolClosed: as `run`.
         """
-        captured = 0
+        is_cleared, wanted = False, list[Key]()
         with self._used_by("warm_up"), shown(self.buckets[::-1], progress) as buckets:
-            self._inputs.clear()
+            self._driver.order()
             for rows in buckets:
                 mode = self.choose(rows).mode
                 if mode == "eager":
                     continue
                 if (mode, rows) not in self._store:
+                    if not is_cleared:
+                        self._inputs.clear()
+                        is_cleared = True
                     if prepare is not None:
                         prepare(rows)
                     try:
@@ -208,8 +211,8 @@ class GraphPool:
                     except CaptureFailed as error:
                         self._refuse(mode, rows, error)
                         continue
-                captured += 1
-        return captured
+                wanted.append((mode, rows))
+        return sum(key in self._store for key in wanted)
 
     def stats(self) -> GraphStats:
         """What was done so far."""
@@ -225,6 +228,7 @@ class GraphPool:
         """Give up all captures, for example since weights have moved; the next runs make others."""
         with self._used_by("clear"):
             self._store.clear()
+            self._runner.forget()
             self._chooser.refused.clear()
 
     def close(self) -> None:

@@ -63,6 +63,7 @@ class Store:
     def __init__(self, driver: GraphDriver, max_bytes: int | None) -> None:
         self._driver, self.max_bytes = driver, max_bytes
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._too_large: dict[Key, int] = {}  # what did not fit alone, and bytes that it takes
         self.captures = self.evictions = 0
         self.capture_seconds = 0.0
 
@@ -90,29 +91,38 @@ class Store:
         if found is not None:
             self._entries.move_to_end(key)
             return found
-        made = self._add(key, make)
-        if self._is_over():
-            self._evict_others(key)
-        if self._is_over() and self.captures > 1:
-            # what they shared grew for others: it goes back when all are gone, and no earlier
-            self._drop(key)
+        if key not in self._too_large:
             made = self._add(key, make)
-        if self._is_over():
-            needed = self.num_bytes
-            self._drop(key)
+            if self.max_bytes is not None and made.own_bytes > self.max_bytes:
+                self._refuse(key, made.own_bytes)  # before others go for nothing
+                self._clear_if_over()
+            else:
+                made = self._make_room(key, made, make)
+        if key in self._too_large:
+            needed = self._too_large[key]
             raise BudgetBelowCapture(got=self.max_bytes, what=what, needed=needed)
         return made
 
     def add_if_it_fits(self, key: Key, make: Make) -> bool:
-        """Make an entry and keep it, unless another would have to go for it."""
+        """Make an entry and keep it, unless another would have to go for it.
+
+        Others go nevertheless where the attempt has enlarged what they share beyond the budget.
+        """
+        if key in self._too_large:
+            return False
         self._add(key, make)
         if self._is_over():
             self._drop(key)
+            self._clear_if_over()
             return False
         return True
 
     def clear(self) -> None:
-        """Close all entries."""
+        """Close all entries, and try again what did not fit."""
+        self._close_all()
+        self._too_large.clear()
+
+    def _close_all(self) -> None:
         self._driver.drain()
         for entry in self._entries.values():
             entry.close()
@@ -127,10 +137,31 @@ class Store:
     def _is_over(self) -> bool:
         return self.max_bytes is not None and self.num_bytes > self.max_bytes
 
+    def _make_room(self, key: Key, made: Entry, make: Make) -> Entry:
+        """Let others go for what was made; it is refused if it is over the budget alone."""
+        self._evict_others(key)
+        if self._is_over() and self.captures > 1:
+            # what they shared grew for others: it goes back when all are gone, and no earlier
+            self._drop(key)
+            made = self._add(key, make)
+        if self._is_over():
+            self._refuse(key, self.num_bytes)
+        return made
+
+    def _refuse(self, key: Key, needed: int) -> None:
+        self._too_large[key] = needed
+        self._drop(key)
+
     def _evict_others(self, key: Key) -> None:
         while self._is_over() and next(iter(self._entries)) != key:
             self._drop(next(iter(self._entries)))
             self.evictions += 1
+
+    def _clear_if_over(self) -> None:
+        """Begin anew where one that is gone has left more shared memory than there may be."""
+        if self._is_over():
+            self.evictions += len(self._entries)
+            self._close_all()
 
     def _drop(self, key: Key) -> None:
         self._driver.drain()

@@ -20,6 +20,8 @@ from warploom.runtime.tensors.tensors import host_array
 
 Ints = npt.NDArray[np.int64]
 
+_MOST = int(np.iinfo(np.int32).max)  # plans and kernels read int32
+
 
 class Copies(NamedTuple):
     """Pages whose contents have to be copied before the next token is written.
@@ -40,6 +42,8 @@ class Copies(NamedTuple):
         """
         if len(self.source):
             for cache in caches:
+                if cache.element_size() == 1:
+                    cache = cache.view(torch.uint8)  # torch selects no 8-bit floats on a CPU
                 source, target = (
                     torch.from_numpy(pages).to(cache.device) for pages in (self.source, self.target)
                 )
@@ -70,7 +74,7 @@ class BeamPages:
             width: most beams.
 
         Raises:
-            ArgumentError: counts below one, or pages that are listed twice.
+            ArgumentError: counts below one, or pages that are listed twice or beyond int32.
             WrongShape: not as many pages as the prefix has, or not one dimension.
         """
         for name, value in (("prefix_len", prefix_len), ("page_size", page_size), ("width", width)):
@@ -133,7 +137,9 @@ class BeamPages:
         """Arguments of `plan` and `append`: kv_indptr, kv_indices and last_page_len, all int32."""
         beams = len(self)
         shared = np.broadcast_to(self._prefix, (beams, len(self._prefix)))
-        indices = np.concatenate((shared, self._suffix), axis=1).astype(np.int32)
+        listed = np.concatenate((shared, self._suffix), axis=1)
+        assert listed.size <= _MOST and listed.max() <= _MOST, "int32 does not hold the table"
+        indices = listed.astype(np.int32)
         last = (self.length - 1) % self.page_size + 1
         return {
             "kv_indptr": np.arange(beams + 1, dtype=np.int32) * np.int32(indices.shape[1]),
@@ -163,4 +169,6 @@ def _pages(given: Any, name: str) -> Ints:
         raise WrongShape(name=name, got=pages.shape, expected="(pages,)")
     if len(pages) and (not np.issubdtype(pages.dtype, np.integer) or pages.min() < 0):
         raise ArgumentError(name=name, reason="holds what is no page: integers from 0 on are")
+    if len(pages) and pages.max() > _MOST:
+        raise ArgumentError(name=name, reason=f"holds page {pages.max()}, and {_MOST} is the last")
     return pages.astype(np.int64)

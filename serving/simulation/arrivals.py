@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
 
@@ -35,14 +35,17 @@ class Request:
     cached: int = 0
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.arrival) and self.arrival >= 0):
+        is_flag = isinstance(self.arrival, bool)
+        if is_flag or not (isfinite(self.arrival) and self.arrival >= 0):
             raise BadSetup(name="arrival", got=self.arrival, expected="seconds from 0 on")
         for name in ("prompt", "output"):
             got = getattr(self, name)
             if isinstance(got, bool) or not isinstance(got, int) or got < 1:
                 raise BadSetup(name=name, got=got, expected="an integer from 1 on, in tokens")
-        if not 0 <= self.cached < self.prompt:
-            raise BadSetup(name="cached", got=self.cached, expected="fewer tokens than the prompt")
+        is_count = isinstance(self.cached, int) and not isinstance(self.cached, bool)
+        if not is_count or not 0 <= self.cached < self.prompt:
+            expected = "an integer from 0 on, fewer tokens than the prompt"
+            raise BadSetup(name="cached", got=self.cached, expected=expected)
 
 
 FIELDS = tuple(one.name for one in fields(Request))
@@ -71,7 +74,7 @@ def synthetic(
             that prefills for others.
 
     Raises:
-        BadSetup: no requests, or a rate or spread that is none.
+        BadSetup: no requests, a mean below one token, or a rate or spread that is none.
     """
     if count < 1:
         raise BadSetup(name="count", got=count, expected="at least one request")
@@ -79,6 +82,9 @@ def synthetic(
         raise BadSetup(name="rate", got=rate, expected="requests a second above 0, or None")
     if not (isfinite(spread) and spread >= 0):
         raise BadSetup(name="spread", got=spread, expected="a finite number from 0 on")
+    for name, mean in (("prompt", prompt), ("output", output)):
+        if not (isfinite(mean) and mean >= 1):
+            raise BadSetup(name=name, got=mean, expected="a mean of at least one token")
     draw = np.random.default_rng(seed)
     gaps = np.zeros(count) if rate is None else draw.exponential(1 / rate, count)
     lengths = (
@@ -129,9 +135,9 @@ def _request_of(line: str, where: str, number: int) -> Request:
     if missing := [name for name in REQUIRED if name not in record]:
         raise BadTraceLine(where=where, line=number, reason=f"{', '.join(missing)} missing")
     try:
-        record["arrival"] = float(record["arrival"])
-        return Request(**record)
-    except (BadSetup, TypeError, ValueError) as error:
+        found = Request(**record)
+        return replace(found, arrival=float(found.arrival))
+    except (BadSetup, TypeError, OverflowError) as error:
         raise BadTraceLine(where=where, line=number, reason=str(error).rstrip(".")) from None
 
 

@@ -100,7 +100,10 @@ class Migration:
         able = [
             one
             for one in groups[full].running.values()
-            if one.read == one.request.prompt and 0 < one.keys < gap and groups[empty].takes(one)
+            if one.read == one.request.prompt
+            and one.planned < one.request.output  # else its keys would move for nothing
+            and 0 < one.keys < gap
+            and groups[empty].takes(one)
         ]
         if gap < self.threshold or not able:
             return None

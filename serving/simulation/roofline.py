@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from warploom.serving.prefetch.accelerators import H200, Accelerator
 from warploom.serving.prefetch.l2_model import collective_seconds
 from warploom.serving.prefetch.model_shapes import ModelShape, Operation
-from warploom.serving.simulation.cores import Spreading, heaviest
+from warploom.serving.simulation.cores import SPREADINGS, Spreading, heaviest
 from warploom.serving.simulation.costs import HostSeconds, Section, check_cost
 from warploom.serving.simulation.measured import DECODE_PLAN, RECORDED, Line, Measured
 from warploom.serving.simulation.steps import Batch, Step
+from warploom.simulation_errors import BadSetup
 
 # As `codegen/attention/role_cost.py` has them from an H100: what one SM reads beside others, and
 # how many SMs read as fast as all.
@@ -89,6 +90,7 @@ class RooflineCosts:
 
     Raises:
         BadCost: fewer than one device or group.
+        BadSetup: no such spreading.
     """
 
     model: ModelShape
@@ -103,6 +105,9 @@ class RooflineCosts:
         for name in ("devices", "groups"):
             check_cost(name, getattr(self, name), name, above_zero=True)
         check_cost("vocabulary", self.vocabulary, "tokens")
+        if self.spreading not in SPREADINGS:
+            expected = f"one of {', '.join(map(repr, SPREADINGS))}"
+            raise BadSetup(name="spreading", got=repr(self.spreading), expected=expected)
 
     @property
     def layers(self) -> int:

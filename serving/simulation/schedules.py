@@ -66,11 +66,19 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Serial:
-    """Plan, compute, read the tokens, and only then plan again."""
+    """Plan, compute, read the tokens, and only then plan again.
+
+    Raises:
+        BadSetup: `ahead` is negative, so that no step would ever be planned.
+    """
 
     name: str = "serial"
     ahead: int = 0
     knows_ends: bool = True
+
+    def __post_init__(self) -> None:
+        if self.ahead < 0:
+            raise BadSetup(name="ahead", got=self.ahead, expected="a number of steps from 0 on")
 
     def before(self, costs: Costs, step: Step) -> float:
         host = costs.host(step)

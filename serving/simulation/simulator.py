@@ -152,6 +152,8 @@ def simulate(
     for one in served:
         clock.at(one.request.arrival, partial(_place, one, engines, deployment.placement))
     clock.run()
+    left = sum(one.seen < one.request.output for one in served)
+    assert not left, f"{schedule.name} left {left} of {len(served)} requests unserved"
     return Result(
         schedule.name, served, max(one.last for one in served), log, deployment.replicas
     )  # fmt: skip

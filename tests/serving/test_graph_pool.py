@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import warploom as wl
 from warploom.graph_errors import NoSuchMode
+from warploom.serving.graphs.host_driver import HostDriver
 
 TOKENS, WIDTH, MOST = 40, 8, 12
 BOUNDS = wl.Bounds(max_requests=MOST, max_q_rows=MOST, max_kv_len=64)
@@ -190,6 +191,28 @@ def test_warm_up_captures_all_buckets_from_the_largest(capsys: pytest.CaptureFix
     assert pool.warm_up(prepared.append, progress=False) == 3 and len(prepared) == 3
     check(model, pool, batch_of(5, 2))
     assert pool.stats().captures == 3
+
+
+def test_warm_up_waits_for_other_streams_and_leaves_inputs_alone_that_it_does_not_need() -> None:
+    class Driver(HostDriver):
+        def order(self) -> None:
+            calls.append("order")
+
+        def rehearse(self, body: Any) -> None:
+            calls.append("rehearse")
+            super().rehearse(body)
+
+    calls: list[str] = []
+    pool = wl.GraphPool(
+        lambda scales: scales, INPUTS, BOUNDS, device="cpu", buckets=[2], driver=Driver()
+    )
+    pool.warm_up()
+    assert calls == ["order", "rehearse"]
+    pool.run(batch_of(2))
+    before = {name: x.clone() for name, x in pool._inputs.buffers.items()}
+    pool.warm_up()
+    assert calls == ["order", "rehearse", "order", "order"]
+    assert all(torch.equal(x, before[name]) for name, x in pool._inputs.buffers.items())
 
 
 def test_modules_are_steps_and_gradients_are_not_recorded() -> None:

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 import warploom as wl
+from warploom.errors import ForbiddenUnderCapture
+from warploom.graph_errors import CaptureFailed
+from warploom.runtime.devices.graph import pool_capture
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES, MOST = 4, 2, 64, 16, 64, 8
 SHAPE: dict[str, Any] = {
@@ -125,3 +128,40 @@ def test_warm_up_plans_by_prepare() -> None:
     out = pool.run({"x": x, "page": torch.tensor([2, 7]), "at": torch.tensor([7, 2])})
     torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
     assert pool.stats().captures == 4
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_wrapper_whose_later_plans_no_replay_sees_is_refused(backend: str) -> None:
+    cache = torch.randn(PAGES, 2, PAGE, KV_HEADS, DIM)
+    attention = wl.AttentionWrapper(wl.Causal(), num_q_heads=HEADS, backend=backend, **SHAPE)
+    inputs = {"q": wl.GraphInput(torch.float32, (HEADS, DIM))}
+    step = wl.GraphPiece(lambda q: attention.run(q, cache), "full")
+    pool = wl.GraphPool(step, inputs, BOUNDS, device="cpu")
+    q = torch.randn(2, HEADS, DIM)
+    attention.plan([0, 1, 2], [0, 1, 2], kv_indices=[3, 5], last_page_len=[4, 9])
+    with pytest.raises(CaptureFailed, match="cuda_graph=True and bounds"):
+        pool.run({"q": q})
+    falling = wl.GraphPool(step, inputs, BOUNDS, device="cpu", on_failure="eager")
+    assert torch.equal(falling.run({"q": q}), attention.run(q, cache))
+
+
+def test_a_capture_looks_at_wrappers_that_know_their_tensors() -> None:
+    """On a device no mode of torch keeps such a run from the short way."""
+    q, k, v = torch.randn(2, HEADS, DIM), *torch.randn(2, 9, KV_HEADS, DIM)
+    shape = SHAPE | {"kv_format": wl.Ragged(), "num_q_heads": HEADS}
+    loose = wl.AttentionWrapper(wl.Causal(), **shape)
+    fixed = wl.AttentionWrapper(wl.Causal(), bounds=BOUNDS, cuda_graph=True, **shape)
+    outs = []
+    for attention in (loose, fixed):
+        attention.plan([0, 2], [0, 9])
+        outs += [attention.run(q, (k, v)) for _ in range(2)]
+    with pool_capture(torch.device("cuda")):
+        with pytest.raises(ForbiddenUnderCapture, match="cuda_graph=True"):
+            loose.run(q, (k, v))
+        with pytest.raises(ForbiddenUnderCapture, match="cuda_graph=True"):
+            loose.run(q, (k, v), out=torch.empty_like(q))
+        outs.append(fixed.run(q, (k, v)))
+        wl.attention(q[None], k[None], v[None])  # which keeps a plan for each graph
+    outs.append(loose.run(q, (k, v)))
+    for out in outs:
+        torch.testing.assert_close(out, outs[0])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from warploom.graph_errors import CaptureFailed, OutputsChanged
+from warploom.runtime.devices.graph import pool_captures
 from warploom.serving.graphs import cuda_driver
 from warploom.serving.graphs.cuda_driver import CudaDriver
 
@@ -22,6 +23,7 @@ class Device:
         self.left: list[tuple[str, int, Any]] = []
         self.is_invalid = False
         self.resets = 0
+        self.waits: list[tuple[str, str]] = []
 
     def handle(self) -> tuple[int, int]:
         self.handles += 1
@@ -30,6 +32,14 @@ class Device:
     def take(self, reserved: int, own: int) -> None:
         self.reserved += reserved
         self.free -= reserved + own
+
+
+class Stream:
+    def __init__(self, name: str, device: Device) -> None:
+        self._name, self._device = name, device
+
+    def wait_stream(self, other: Stream) -> None:
+        self._device.waits.append((self._name, other._name))
 
 
 class Graph:
@@ -54,7 +64,8 @@ class Graph:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     cuda = SimpleNamespace(
-        CUDAGraph=lambda: Graph(made), Stream=lambda _: "side", current_stream=lambda _: "main",
+        CUDAGraph=lambda: Graph(made), Stream=lambda _: Stream("side", made),
+        current_stream=lambda _: Stream("main", made),
         graph_pool_handle=made.handle, synchronize=lambda _: None, empty_cache=lambda: None,
         mem_get_info=lambda _: (made.free, 1000), memory_reserved=lambda _: made.reserved,
         device=nullcontext, stream=nullcontext,
@@ -125,3 +136,37 @@ def test_a_capture_that_is_invalid_at_its_end_fails(device: Device, driver: Cuda
     with pytest.raises(CaptureFailed, match="previous error"):
         driver.capture(spoils, "this")
     assert [call for call, *_ in device.left] == ["end", "release"]
+
+
+def test_what_a_body_calls_can_tell_that_a_pool_captures(driver: CudaDriver) -> None:
+    seen: list[bool] = []
+    driver.capture(lambda: seen.append(pool_captures.is_on), "this")
+    assert seen == [True] and not pool_captures.is_on
+    with pytest.raises(CaptureFailed):
+        driver.capture(lambda: seen[5], "this")  # type: ignore[arg-type, return-value]
+    assert not pool_captures.is_on
+
+
+def test_memory_of_a_failed_capture_counts_where_others_keep_the_pool(
+    device: Device, driver: CudaDriver
+) -> None:
+    def fails() -> None:
+        device.take(400, 0)
+        raise RuntimeError("CUDA out of memory")
+
+    kept = driver.capture(lambda: device.take(100, 1), "kept")
+    with pytest.raises(CaptureFailed):
+        driver.capture(fails, "large")
+    assert driver.shared_bytes == 500
+    kept.close()
+    with pytest.raises(CaptureFailed):
+        driver.capture(fails, "large")
+    assert driver.shared_bytes == 0  # its pool went with it
+
+
+def test_streams_are_in_order_after_a_rehearsal_that_raises(
+    device: Device, driver: CudaDriver
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        driver.rehearse(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert device.waits == [("side", "main"), ("main", "side")]

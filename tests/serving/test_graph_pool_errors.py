@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,23 @@ WRONG_POOLS: list[tuple[str, dict[str, Any], type[WarploomError]]] = [
     ("another word", {"on_failure": "ignore"}, ArgumentError),
     ("no inputs", {"inputs": {}}, WrongInputs),
     ("input that is no declaration", {"inputs": {"x": torch.float32}}, ArgumentError),
+    (
+        "padding with a fraction",
+        {"inputs": {"x": wl.GraphInput(torch.int32, pad=0.9)}},
+        ArgumentError,
+    ),
+    ("padding beyond int8", {"inputs": {"x": wl.GraphInput(torch.int8, pad=300)}}, ArgumentError),
+    (
+        "padding beyond float16",
+        {"inputs": {"x": wl.GraphInput(torch.float16, pad=1e6)}},
+        ArgumentError,
+    ),
+    (
+        "no number in int32",
+        {"inputs": {"x": wl.GraphInput(torch.int32, pad=math.nan)}},
+        ArgumentError,
+    ),
+    ("padding that is no flag", {"inputs": {"x": wl.GraphInput(torch.bool, pad=2)}}, ArgumentError),
     ("no function", {"step": 3}, ArgumentError),
     ("no functions", {"step": []}, ArgumentError),
     ("another kind", {"step": wl.GraphPiece(double, "some")}, ArgumentError),  # type: ignore[arg-type]
@@ -285,3 +303,50 @@ def test_a_budget_below_one_capture() -> None:
     assert falling.warm_up() == 0
     assert torch.equal(falling.run({"x": X}), X * 2)
     assert falling.stats().failures == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda x: x.double(), lambda x: x[:, :2], lambda x: (x, x)],
+    ids=["type", "shape", "number"],
+)
+def test_what_changes_between_graphs_is_refused(other: Callable[[torch.Tensor], Any]) -> None:
+    """The graph behind would read what an earlier batch left at its own address."""
+    between: list[Callable[[torch.Tensor], Any]] = [double]
+    step: list[Any] = [
+        double,
+        wl.GraphPiece(lambda x: between[0](x), "never"),
+        lambda *flow: sum(x.sum(1) for x in flow).float(),  # type: ignore[union-attr]
+    ]
+    pool = pool_of(step)
+    pool.run({"x": X})
+    between[0] = other
+    for _ in range(2):
+        with pytest.raises(OutputsChanged):
+            pool.run({"x": X + 1})
+    between[0] = double
+    assert torch.equal(pool.run({"x": X + 1}), (X + 1).sum(1) * 4)
+
+
+def test_outputs_may_be_others_after_clear() -> None:
+    weight = [torch.ones(4, 4)]
+    pool = pool_of(lambda x: x.to(weight[0].dtype) @ weight[0])
+    pool.run({"x": X})
+    weight[0] = weight[0].double()
+    pool.clear()
+    assert pool.run({"x": X}).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pad"),
+    [
+        (torch.float32, 0.1), (torch.bfloat16, 0.1), (torch.float8_e4m3fn, 0.1),
+        (torch.float16, -math.inf), (torch.float32, math.nan), (torch.int64, 2**40),
+        (torch.int32, 3.0), (torch.bool, True), (torch.uint8, 255), (torch.complex64, 0.5),
+    ],
+)  # fmt: skip
+def test_padding_that_a_type_holds_is_taken(dtype: torch.dtype, pad: float) -> None:
+    pool = pool_of(double, inputs={"x": wl.GraphInput(dtype, pad=pad)})
+    kept = pool._inputs.buffers["x"].to(torch.complex128)
+    wanted = torch.full_like(kept, pad)
+    torch.testing.assert_close(kept, wanted, equal_nan=True, rtol=0.05, atol=0)

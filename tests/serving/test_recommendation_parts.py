@@ -167,6 +167,14 @@ def test_every_beam_reads_its_own_tokens(
     assert torch.equal(cache[torch.from_numpy(prefix)], before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bool])
+def test_pages_of_one_byte_numbers_are_copied(dtype: torch.dtype) -> None:
+    pages = BeamPages([0], 1, [1, 2], page_size=2, width=2)
+    cache = torch.tensor([[1, 0], [0, 0], [0, 0]]).to(dtype)
+    pages.advance([0, 0]).apply(cache)
+    assert cache.float().tolist() == [[1, 0]] * 3
+
+
 def test_pages_that_do_not_suffice_change_nothing() -> None:
     pages = BeamPages([0, 1], 6, [2, 3, 4], page_size=4, width=4)
     before = pages.tables()
@@ -186,6 +194,11 @@ def test_pages_that_do_not_suffice_change_nothing() -> None:
         BeamPages([0], 6, [2], page_size=4, width=1)
     with pytest.raises(errors.ArgumentError):
         BeamPages([0, 1], 6, [1, 2], page_size=4, width=1)
+    for prefix, own in ([2**32 + 5], [6]), ([5], [2**31]), (np.array([2**63], np.uint64), [6]):
+        with pytest.raises(errors.ArgumentError, match="and 2147483647 is the last"):
+            BeamPages(prefix, 16, own, page_size=16, width=1)
+    last = BeamPages([2**31 - 1], 16, [6], page_size=16, width=1)
+    assert last.tables()["kv_indices"].tolist() == [2**31 - 1]
 
 
 def test_a_search_refuses_what_it_cannot_rank() -> None:

@@ -182,3 +182,12 @@ def test_a_request_as_large_as_the_gap_stays() -> None:
     groups[0].enter(Served(1, Request(0.0, 9, 1), read=9))
     moved = Migration(threshold=5).move(groups)
     assert moved is not None and moved.number == 0 and moved.group == 1
+
+
+def test_a_request_that_has_nothing_left_to_compute_stays() -> None:
+    groups = [Batcher(LIMITS), Batcher(LIMITS)]
+    groups[0].enter(Served(0, Request(0.0, 20, 3), read=20, planned=3))  # its end is not seen yet
+    groups[0].enter(Served(1, Request(0.0, 30, 3), read=30, planned=2))
+    moved = Migration(threshold=5).move(groups)
+    assert moved is not None and moved.number == 1
+    assert Migration(threshold=5).move(groups) is None

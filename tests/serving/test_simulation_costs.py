@@ -242,6 +242,14 @@ def test_timelines_are_written_and_drawn(tmp_path: Path) -> None:
         (lambda: Limits(requests=9, rows=8), BadSetup),
         (lambda: Deployment(groups=0), BadSetup),
         (lambda: Migration(threshold=0), BadSetup),
+        (lambda: Request(0.0, 4, 1, cached=1.5), BadSetup),  # type: ignore[arg-type]
+        (lambda: Request(0.0, 4, 1, cached=True), BadSetup),
+        (lambda: Request(True, 4, 1), BadSetup),
+        (lambda: Serial(ahead=-1), BadSetup),
+        (lambda: RooflineCosts(SMALL, spreading="longest"), BadSetup),  # type: ignore[arg-type]
+        (lambda: synthetic(1, prompt=0), BadSetup),
+        (lambda: synthetic(1, prompt=-5), BadSetup),
+        (lambda: synthetic(1, output=0), BadSetup),
         (lambda: synthetic(0), BadSetup),
         (lambda: synthetic(1, rate=0.0), BadSetup),
         (lambda: simulate([], GivenCosts(())), EmptyTrace),
@@ -262,6 +270,15 @@ def test_mistakes_have_errors_of_their_own(call: Callable[[], Any], error: type)
         ('{"arrival": 0, "prompt": 1}', BadTraceLine, "output missing"),
         ('{"arrival": 0, "prompt": 0, "output": 2}', BadTraceLine, "prompt is 0"),
         ('{"arrival": "x", "prompt": 1, "output": 2}', BadTraceLine, "line 2"),
+        ('{"arrival": true, "prompt": 4, "output": 2}', BadTraceLine, "arrival is True"),
+        ('{"arrival": "1", "prompt": 4, "output": 2}', BadTraceLine, "line 2"),
+        ('{"arrival": 0, "prompt": 4, "output": 2, "cached": 1.5}', BadTraceLine, "cached is 1.5"),
+        (
+            '{"arrival": 0, "prompt": 4, "output": 2, "cached": true}',
+            BadTraceLine,
+            "cached is True",
+        ),
+        ('{"arrival": 0, "prompt": 4, "output": 2, "cached": "a"}', BadTraceLine, "cached is a"),
         ("[1]", BadTraceLine, "no object"),
         ("{", BadTraceLine, "no JSON"),
     ],
@@ -275,6 +292,15 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, error: type, told: str) 
     path.write_text("\n")
     with pytest.raises(EmptyTrace):
         read_trace(path)
+
+
+def test_a_schedule_that_serves_nobody_is_noticed() -> None:
+    class Stuck(Asynchronous):
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "ahead", -1)
+
+    with pytest.raises(AssertionError, match="left 1 of 1 requests"):
+        simulate([Request(0.0, 4, 1)], GivenCosts(()), Stuck())
 
 
 def test_the_picture_is_drawn(
