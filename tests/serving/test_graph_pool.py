@@ -196,22 +196,22 @@ def test_warm_up_captures_all_buckets_from_the_largest(capsys: pytest.CaptureFix
 def test_warm_up_waits_for_other_streams_and_leaves_inputs_alone_that_it_does_not_need() -> None:
     class Driver(HostDriver):
         def order(self) -> None:
-            calls.append("order")
+            made.append("order")
 
         def rehearse(self, body: Any) -> None:
-            calls.append("rehearse")
+            made.append("rehearse")
             super().rehearse(body)
 
-    calls: list[str] = []
+    made: list[str] = []
     pool = wl.GraphPool(
         lambda scales: scales, INPUTS, BOUNDS, device="cpu", buckets=[2], driver=Driver()
     )
     pool.warm_up()
-    assert calls == ["order", "rehearse"]
+    assert made == ["order", "rehearse"]
     pool.run(batch_of(2))
     before = {name: x.clone() for name, x in pool._inputs.buffers.items()}
     pool.warm_up()
-    assert calls == ["order", "rehearse", "order", "order"]
+    assert made == ["order", "rehearse", "order", "order"]
     assert all(torch.equal(x, before[name]) for name, x in pool._inputs.buffers.items())
 
 
