@@ -15,11 +15,11 @@ from warploom.dsl.values.functions import to_int, where
 from warploom.dsl.values.position import symbolic
 from warploom.dsl.values.symbols import Symbol, Value, as_node
 
-# Rows before the first key, which more queries than keys have, are no positions of FlexAttention:
-# their q_pos is taken for one that is not negative.
 _ANY_PLACE = {
     name: Range(const(0), const(MAX_LENGTH)) for name, kind in POSITIONS.items() if kind is Kind.INT
 }
+# Where there are more queries than keys, the first of them lie before the first key.
+_ANY_PLACE["q_pos"] = Range(const(-MAX_LENGTH), const(MAX_LENGTH))
 # A row's number within its request is an expression of positions whose ranges hide its sign.
 _ROW_NUMBER = {as_node(symbolic("logits_mask").q_idx): var("q_row")}
 
