@@ -65,7 +65,8 @@ def test_items_lie_within_the_time_around_the_run(tile: wl.TileConfig | None) ->
     assert items["begin_us"].min() == 0 and (items["end_us"] > items["begin_us"]).all()
     assert 0 < found.span_us == items["end_us"].max() <= wall
     busy = sum(one.busy_us for one in found.roles())
-    assert found.predicted.us <= busy <= 2 * wall  # of two threads
+    assert found.predicted.us <= busy * (1 + 1e-9)  # sums of the same times in another order
+    assert busy <= 2 * wall  # of two threads
     assert set(found.busy()) <= {0, 1}
     assert sum(found.busy().values()) * found.span_us == pytest.approx(busy)
     assert max(found.busy().values()) <= 1 + 1e-9
