@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from harness import (
     copies_needed,
     time_one,
 )
+from pictures import picture
 from shared_prefix import DIM, PAGE, TOLERANCE, Shared, planned
 
 import warploom as wl
@@ -238,16 +238,6 @@ def add(
 
 
 TABLES = {"attention": attention, "top_k": top_k, "host": host}
-
-
-def picture(report: Report, folder: Path) -> None:
-    """Draw the rows beside the JSON lines, where matplotlib is installed."""
-    try:
-        from plot import draw
-    except ModuleNotFoundError:
-        report.console.print("no picture: matplotlib is not installed")
-        return
-    draw(report.benchmark, report.facts, report.rows, folder / f"{report.benchmark}.png")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -23,12 +23,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from harness import NotAvailable, Report, Row, placed
+from pictures import picture
 
 import warploom as wl
 from warploom.engines import transformers as continuous
@@ -272,16 +272,6 @@ def measure(
 
 def tell(text: str) -> None:
     print(f"{NAME}: {text}", file=sys.stderr, flush=True)
-
-
-def picture(report: Report, folder: Path) -> None:
-    """Draw the rows beside the JSON lines, where matplotlib is installed."""
-    try:
-        from plot import draw
-    except ModuleNotFoundError:
-        report.console.print("no picture: matplotlib is not installed")
-        return
-    draw(report.benchmark, report.facts, report.rows, folder / f"{report.benchmark}.png")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
