@@ -37,7 +37,10 @@ _FLAGS = (
     "-shared",
     "-pthread",
     "-fvisibility=hidden",
-    "-ffp-contract=fast",
+    # Compilers that fuse products and sums take either product of `a * b + c * d`, and another one
+    # in the masked loop than in the other: a row's bits would depend on the rows beside it. What
+    # should be fused says so (`fma`, `fma_vec`).
+    "-ffp-contract=off",
     "-fno-math-errno",  # errno and traps would forbid vectors
     "-fno-trapping-math",  # infinities and NaN keep their meaning
     # GCC 12 keeps ranges that it inferred from signed arithmetic on one path when it moves that

@@ -208,6 +208,27 @@ def test_invariant_wrappers_give_a_request_the_same_bits_among_any_neighbours(cu
     assert torch.equal(alone, attention.run(q, (k, v))[:5])
 
 
+class Wave(wl.Variant):
+    """Logits of two products, of which compilers may fuse either with the sum."""
+
+    def logits_transform(self, logits: Any, at: Any) -> Any:
+        return logits + wl.sin(0.1 * (at.q_pos - at.kv_pos))
+
+
+@pytest.mark.parametrize("variant", [wl.Alibi(), Wave(), wl.SoftCap(20.0), wl.SlidingWindow(40)])
+def test_a_row_has_the_same_bits_in_any_chunk(variant: wl.Variant, cuda: Any) -> None:
+    """The last row alone sees a tile that hides nothing, in other code than that of a mask."""
+    q, k, v = tensors(9, 64, cuda)
+    attention = wl.AttentionWrapper(
+        variant & wl.Causal(), device=cuda, batch_invariant=True, sm_scale=0.3, **SHAPE
+    )
+    attention.plan([0, 9], [0, 64])
+    among = attention.run(q, (k, v))
+    for rows in (1, 2, 5):
+        attention.plan([0, rows], [0, 64])
+        assert torch.equal(attention.run(q[-rows:], (k, v)), among[-rows:])
+
+
 @pytest.mark.parametrize("kv_heads", [2, 8])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_decoding_is_invariant_while_neighbours_come_and_go(

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from warploom.dsl.library.causal import Causal
+import warploom as wl
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
+CAUSAL = wl.Causal()
 
-def make(**options: Any) -> AttentionWrapper:
+
+def make(variant: wl.Variant = CAUSAL, **options: Any) -> AttentionWrapper:
     return AttentionWrapper(
-        Causal(), num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", device="cpu",
+        variant, num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", device="cpu",
         batch_invariant=True, **options,
     )  # fmt: skip
 
@@ -53,10 +56,29 @@ def test_decoding_is_invariant_while_neighbours_come_and_go() -> None:
     assert torch.equal(later[8], among)
 
 
+class Wave(wl.Variant):
+    """Logits of two products, of which compilers may fuse either with the sum."""
+
+    def logits_transform(self, logits: Any, at: Any) -> Any:
+        return logits + wl.sin(0.1 * (at.q_pos - at.kv_pos))
+
+
+@pytest.mark.parametrize("variant", [wl.Alibi(), Wave(), wl.SoftCap(20.0), wl.SlidingWindow(40)])
+def test_a_row_has_the_same_bits_in_any_chunk(variant: wl.Variant) -> None:
+    """The last row alone sees a tile that hides nothing, in another loop than that of a mask."""
+    q, k, v = tensors(9, 64)
+    attention = make(variant & wl.Causal(), sm_scale=0.3)
+    attention.plan([0, 9], [0, 64])
+    among = attention.run(q, (k, v))
+    for rows in (1, 2, 5):
+        attention.plan([0, rows], [0, 64])
+        assert torch.equal(attention.run(q[-rows:], (k, v)), among[-rows:])
+
+
 def test_one_long_request_takes_no_memory_for_the_rows_of_others() -> None:
     """512 prefills of 100 rows beside one row over 200,000 keys: 784 slots, and not 40,000."""
     attention = AttentionWrapper(
-        Causal(), num_q_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", device="cpu",
+        wl.Causal(), num_q_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", device="cpu",
         batch_invariant=True,
     )  # fmt: skip
     qo_indptr = np.cumsum([0, *[100] * 512, 1])

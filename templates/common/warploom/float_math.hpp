@@ -1,6 +1,6 @@
 // Float functions that both back ends compute alike: branch-free, within 5e-7 of their value, also
 // where that is near 0. Included by math.cuh and math.hpp, which define WL_FN, abs, bits_to_float,
-// float_to_bits, floor, fmod, nearest_whole and with_sign_of. Polynomials are least maximum
+// float_to_bits, floor, fma, fmod, nearest_whole and with_sign_of. Polynomials are least maximum
 // relative error fits (Lawson's iteration) with the stated error.
 #pragma once
 
@@ -31,13 +31,13 @@ struct SplitExp {
 };
 WL_FN SplitExp split_exp(float x) {
   const float n = nearest_whole(x * kLog2e);
-  const float f = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+  const float f = fma(n, 2.12194440e-4f, x - n * 0.693359375f);  // ln 2 in two parts
   float y = 0.0013888871762901545f;  // (exp(f) - 1) / f, |f| <= ln(2) / 2, error 1.3e-8
-  y = y * f + 0.008370512165129185f;
-  y = y * f + 0.04166717454791069f;
-  y = y * f + 0.16666492819786072f;
-  y = y * f + 0.4999999701976776f;
-  y = y * f + 1.0f;
+  y = fma(y, f, 0.008370512165129185f);
+  y = fma(y, f, 0.04166717454791069f);
+  y = fma(y, f, 0.16666492819786072f);
+  y = fma(y, f, 0.4999999701976776f);
+  y = fma(y, f, 1.0f);
   return {n, y * f};
 }
 // For n from -126 to 127; 128 is infinity.
@@ -47,14 +47,14 @@ WL_FN float expm1(float x) {
   const float low = x < -18.0f ? -18.0f : x;
   const SplitExp parts = split_exp(low > 88.9f ? 88.9f : low);
   const float half = power_of_two(parts.n - 1.0f);  // 2^128 is no float
-  return 2.0f * (half * parts.less_one + (half - 0.5f));
+  return 2.0f * fma(half, parts.less_one, half - 0.5f);
 }
 
 // exp(x) / 2 for x >= 0, which is a float where exp(x) is just none.
 WL_FN float half_exp(float x) {
   const SplitExp parts = split_exp(x > 89.7f ? 89.7f : x);
   const float quarter = power_of_two(parts.n - 2.0f);
-  return 2.0f * (quarter * parts.less_one + quarter);
+  return 2.0f * fma(quarter, parts.less_one, quarter);
 }
 WL_FN float cosh(float x) {
   const float half = half_exp(abs(x));
@@ -63,9 +63,9 @@ WL_FN float cosh(float x) {
 WL_FN float sinh(float x) {
   const float size = abs(x), x2 = x * x;
   float y = 0.00020405078248586506f;  // sinh(x) / x, |x| <= 1, error 2.3e-8
-  y = y * x2 + 0.008329774253070354f;
-  y = y * x2 + 0.1666673719882965f;
-  y = y * x2 + 1.0f;
+  y = fma(y, x2, 0.008329774253070354f);
+  y = fma(y, x2, 0.1666673719882965f);
+  y = fma(y, x2, 1.0f);
   const float half = half_exp(size);
   return size < 1.0f ? y * x : with_sign_of(half - 0.25f / half, x);
 }
@@ -77,13 +77,13 @@ WL_FN float log1p(float x) {
   const float near = is_far ? x * 2.3283064365386963e-10f : x;                  // 2^-32
   const int e = int(unsigned(float_to_bits(1.0f + near)) - 0x3f400000u) >> 23;  // of 3/4
   const float unit = power_of_two(float(-e));
-  const float m = near * unit + (unit - 1.0f);
+  const float m = fma(near, unit, unit - 1.0f);
   const float s = m / (2.0f + m), s2 = s * s;
   float y = 0.3043980896472931f;  // 2 atanh(s) / s, |s| <= 1/5, error 2.5e-9
-  y = y * s2 + 0.3995243012905121f;
-  y = y * s2 + 0.6666705012321472f;
-  y = y * s2 + 2.0f;
-  const float found = float(is_far ? e + 32 : e) * kLn2 + y * s;
+  y = fma(y, s2, 0.3995243012905121f);
+  y = fma(y, s2, 0.6666705012321472f);
+  y = fma(y, s2, 2.0f);
+  const float found = fma(float(is_far ? e + 32 : e), kLn2, y * s);
   const float above = x < kInfinity ? found : x;
   const float below = x == -1.0f ? -kInfinity : kNaN;
   return x <= -1.0f ? below : above;
@@ -95,28 +95,28 @@ WL_FN float atan(float x) {
   const float t = is_steep ? 1.0f / size : size;
   const float t2 = t * t;
   float y = 0.0028498878236860037f;  // atan(t) / t, 0 <= t <= 1, error 1.6e-8
-  y = y * t2 - 0.016068624332547188f;
-  y = y * t2 + 0.04269151762127876f;
-  y = y * t2 - 0.07504294812679291f;
-  y = y * t2 + 0.10640934109687805f;
-  y = y * t2 - 0.14203645288944244f;
-  y = y * t2 + 0.1999261975288391f;
-  y = y * t2 - 0.3333307206630707f;
-  y = y * t2 + 1.0f;
-  return with_sign_of(is_steep ? 1.57079632679489656f - y * t : y * t, x);
+  y = fma(y, t2, -0.016068624332547188f);
+  y = fma(y, t2, 0.04269151762127876f);
+  y = fma(y, t2, -0.07504294812679291f);
+  y = fma(y, t2, 0.10640934109687805f);
+  y = fma(y, t2, -0.14203645288944244f);
+  y = fma(y, t2, 0.1999261975288391f);
+  y = fma(y, t2, -0.3333307206630707f);
+  y = fma(y, t2, 1.0f);
+  return with_sign_of(is_steep ? fma(-y, t, 1.57079632679489656f) : y * t, x);
 }
 
 // Tangent of an angle less a multiple of pi / 2, and whether that was an odd one.
 WL_FN float tan_of_rest(float rest, bool is_odd) {
   const float r2 = rest * rest;
   float y = 0.005616551265120506f;  // tan(r) / r, |r| <= 1.09 pi / 4, error 6e-9
-  y = y * r2 - 0.0026351367123425007f;
-  y = y * r2 + 0.013179606758058071f;
-  y = y * r2 + 0.020286377519369125f;
-  y = y * r2 + 0.05427616089582443f;
-  y = y * r2 + 0.13330435752868652f;
-  y = y * r2 + 0.333334356546402f;
-  y = y * r2 + 1.0f;
+  y = fma(y, r2, -0.0026351367123425007f);
+  y = fma(y, r2, 0.013179606758058071f);
+  y = fma(y, r2, 0.020286377519369125f);
+  y = fma(y, r2, 0.05427616089582443f);
+  y = fma(y, r2, 0.13330435752868652f);
+  y = fma(y, r2, 0.333334356546402f);
+  y = fma(y, r2, 1.0f);
   const float tangent = y * rest;
   return is_odd ? -1.0f / tangent : tangent;
 }

@@ -251,7 +251,7 @@ class Attention {
     }
     matmul(weights, v, steps, [&](int row, int column, Vec sum) WL_LAMBDA_INLINE {
       float* at = out + row * States<K>::kStride + column;
-      store_vec(at, sum + rescale[row] * load_vec(at));
+      store_vec(at, fma_vec(broadcast(rescale[row]), load_vec(at), sum));
     });
   }
 

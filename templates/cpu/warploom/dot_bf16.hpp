@@ -36,9 +36,9 @@ struct DotBf16 {
   static WL_INLINE Vec exp2(Vec x) {
     constexpr int kBelow = 1;  // what x has above the integer below it
     const Vec f = (Vec)_mm512_reduce_ps((__m512)x, kBelow);
-    Vec y = f * 7.706715e-2f + 2.276449e-1f;
-    y = y * f + 6.951168e-1f;
-    y = y * f + 1.0f;
+    Vec y = fma_vec(f, broadcast(7.706715e-2f), broadcast(2.276449e-1f));
+    y = fma_vec(y, f, broadcast(6.951168e-1f));
+    y = fma_vec(y, f, broadcast(1.0f));
     const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)y, (__m512)x);
   }

@@ -13,7 +13,7 @@ struct DotFp32 {
   static constexpr int kBlockRows = 4 * kMicroRows;
   static constexpr bool kInTiles = false;
 
-  static WL_INLINE Vec step(Vec sum, Words a, Words b) { return sum + a * b; }
+  static WL_INLINE Vec step(Vec sum, Words a, Words b) { return fma_vec(a, b, sum); }
 
   // `count` words of one row, along the summed dimension.
   template <class Element>

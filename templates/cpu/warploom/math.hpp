@@ -21,6 +21,15 @@ WL_FN int float_to_bits(float value) {
 }
 
 WL_FN float abs(float x) { return __builtin_fabsf(x); }
+// a * b + c, rounded once where the machine has an instruction for it. Compilers are told not to
+// fuse by themselves: which product of a sum of two they take differs from loop to loop.
+WL_FN float fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 // Of NaN and a number NaN, as in torch and NumPy.
 WL_FN float min(float a, float b) { return (a < b) | (a != a) ? a : b; }
 WL_FN float max(float a, float b) { return (a > b) | (a != a) ? a : b; }
@@ -60,11 +69,11 @@ WL_FN float exp2(float x) {
   const float n = __builtin_rintf(inside);
   const float f = inside - n;  // -0.5 .. 0.5, error 9.2e-8
   float y = 0.001326472731307149f;
-  y = y * f + 0.009671512991189957f;
-  y = y * f + 0.05550733581185341f;
-  y = y * f + 0.24022242426872253f;
-  y = y * f + 0.6931470036506653f;
-  y = y * f + 1.0f;
+  y = fma(y, f, 0.009671512991189957f);
+  y = fma(y, f, 0.05550733581185341f);
+  y = fma(y, f, 0.24022242426872253f);
+  y = fma(y, f, 0.6931470036506653f);
+  y = fma(y, f, 1.0f);
   return scale_by_power_of_two(y + y, n);
 }
 
@@ -72,13 +81,13 @@ WL_FN float exp(float x) {
   const float low = x < -87.336544f ? -87.336544f : x;
   const float inside = low > 89.4f ? 89.4f : low;
   const float n = __builtin_rintf(inside * kLog2e);
-  const float f = (inside - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+  const float f = fma(n, 2.12194440e-4f, inside - n * 0.693359375f);  // ln 2 in two parts
   float y = 0.008290229365229607f;  // |f| <= ln(2) / 2, error 9.2e-8
-  y = y * f + 0.04189838841557503f;
-  y = y * f + 0.16667640209197998f;
-  y = y * f + 0.49999144673347473f;
-  y = y * f + 0.9999997019767761f;
-  y = y * f + 1.0f;
+  y = fma(y, f, 0.04189838841557503f);
+  y = fma(y, f, 0.16667640209197998f);
+  y = fma(y, f, 0.49999144673347473f);
+  y = fma(y, f, 0.9999997019767761f);
+  y = fma(y, f, 1.0f);
   return scale_by_power_of_two(y + y, n);
 }
 
@@ -93,10 +102,10 @@ WL_FN SplitLog split_log(float x) {
   const float s = (m - 1.0f) / (m + 1.0f);
   const float s2 = s * s;
   float y = 2.0f / 9.0f;
-  y = y * s2 + 2.0f / 7.0f;
-  y = y * s2 + 2.0f / 5.0f;
-  y = y * s2 + 2.0f / 3.0f;
-  y = y * s2 + 2.0f;
+  y = fma(y, s2, 2.0f / 7.0f);
+  y = fma(y, s2, 2.0f / 5.0f);
+  y = fma(y, s2, 2.0f / 3.0f);
+  y = fma(y, s2, 2.0f);
   return {float(e), y * s};
 }
 // Zero, denormals (taken as zero), negative numbers, infinity and NaN.
@@ -107,11 +116,11 @@ WL_FN float log_of_special(float x, float log_x) {
 }
 WL_FN float log(float x) {
   const SplitLog parts = split_log(x);
-  return log_of_special(x, parts.exponent * kLn2 + parts.log_mantissa);
+  return log_of_special(x, fma(parts.exponent, kLn2, parts.log_mantissa));
 }
 WL_FN float log2(float x) {
   const SplitLog parts = split_log(x);
-  return log_of_special(x, parts.exponent + parts.log_mantissa * kLog2e);
+  return log_of_special(x, fma(parts.log_mantissa, kLog2e, parts.exponent));
 }
 
 WL_FN float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
@@ -127,10 +136,10 @@ WL_FN float sin_of_double(double angle) {
   const float f = float(angle - n * 3.14159265358979312);
   const float f2 = f * f;
   float y = 2.605750751172309e-06f;  // sin(f) / f, error 6.1e-9
-  y = y * f2 - 0.0001980959059437737f;
-  y = y * f2 + 0.00833306647837162f;
-  y = y * f2 - 0.16666659712791443f;
-  y = y * f2 + 1.0f;
+  y = fma(y, f2, -0.0001980959059437737f);
+  y = fma(y, f2, 0.00833306647837162f);
+  y = fma(y, f2, -0.16666659712791443f);
+  y = fma(y, f2, 1.0f);
   const double half = n * 0.5;
   const float sign = float(1.0 - 4.0 * (half - __builtin_floor(half)));  // 1 if n is even, else -1
   return sign * y * f;
@@ -141,13 +150,13 @@ WL_FN float cos(float x) { return sin_of_double(double(x) + 1.57079632679489656)
 // Abramowitz and Stegun, formula 7.1.26: absolute error 1.5e-7.
 WL_FN float erf(float x) {
   const float size = abs(x);
-  const float t = 1.0f / (1.0f + 0.3275911f * size);
+  const float t = 1.0f / fma(0.3275911f, size, 1.0f);
   float y = 1.061405429f;
-  y = y * t - 1.453152027f;
-  y = y * t + 1.421413741f;
-  y = y * t - 0.284496736f;
-  y = y * t + 0.254829592f;
-  return __builtin_copysignf(1.0f - y * t * exp(-size * size), x);
+  y = fma(y, t, -1.453152027f);
+  y = fma(y, t, 1.421413741f);
+  y = fma(y, t, -0.284496736f);
+  y = fma(y, t, 0.254829592f);
+  return __builtin_copysignf(fma(-y * t, exp(-size * size), 1.0f), x);
 }
 
 WL_FN float pow(float x, float y) { return __builtin_powf(x, y); }

@@ -62,9 +62,9 @@ template <class K>
 void find_lse(const Item<K>& item, States<K>& states) {
   const float late = logit_scale<typename K::Variant>(item.p.sm_scale).late;
   for (int r = 0; r < item.rows; ++r) {
-    states.lse[r] = !K::Variant::kSoftmax
-                        ? 0.0f
-                        : states.largest[r] * (late * kLn2) + __builtin_log2f(states.sum[r]) * kLn2;
+    states.lse[r] = !K::Variant::kSoftmax ? 0.0f
+                                          : fma(states.largest[r], late * kLn2,
+                                                __builtin_log2f(states.sum[r]) * kLn2);
   }
 }
 
@@ -166,7 +166,7 @@ void merge_row(const Item<K>& item, int count, const PartialRow& partial_row, in
     const Vec distance = broadcast(state[2 * at] == max ? 0.0f : (state[2 * at] - max) * late);
     const float weight = kSoftmax ? state[2 * at + 1] * exp2_vec(distance)[0] : 1.0f;
     const float* part = item.p.partial_o + at * kDim;
-    for (int lane = 0; lane < kDim; ++lane) o[lane] += weight * part[lane];
+    for (int lane = 0; lane < kDim; ++lane) o[lane] = fma(weight, part[lane], o[lane]);
     sum += weight;
   }
   states.set_state(r, max, sum);

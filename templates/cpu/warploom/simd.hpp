@@ -8,8 +8,13 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__)
 #define WL_LANES 16
 #elif defined(__AVX__)
 #define WL_LANES 8
@@ -81,6 +86,19 @@ WL_INLINE void store_vec(float* p, Vec v) { store_as(p, v); }
 WL_INLINE Vec broadcast(float x) { return x - Vec{}; }
 WL_INLINE IntVec broadcast(std::int32_t x) { return x - IntVec{}; }
 
+// a * b + c, rounded once where the machine can: compilers are told not to fuse by themselves.
+WL_INLINE Vec fma_vec(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
 WL_INLINE Vec max_vec(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_max_ps((__m512)a, (__m512)b);  // compilers make a compare and a blend of `?:`
@@ -124,11 +142,11 @@ WL_INLINE Vec max_lanes(Vec v) {
 
 // 2^f for |f| <= 1/2, exactly 1 at 0: least maximum relative error.
 WL_INLINE Vec exp2_of_fraction(Vec f) {
-  Vec y = f * 1.327647199e-3f + 9.675541334e-3f;
-  y = y * f + 5.550713273e-2f;
-  y = y * f + 2.402211972e-1f;
-  y = y * f + 6.931469671e-1f;
-  return y * f + 1.0f;
+  Vec y = fma_vec(f, broadcast(1.327647199e-3f), broadcast(9.675541334e-3f));
+  y = fma_vec(y, f, broadcast(5.550713273e-2f));
+  y = fma_vec(y, f, broadcast(2.402211972e-1f));
+  y = fma_vec(y, f, broadcast(6.931469671e-1f));
+  return fma_vec(y, f, broadcast(1.0f));
 }
 
 // 2^x with relative error below 3e-7, exactly 1 at 0, and 0 below -126 (so -inf gives 0). x <= 127.

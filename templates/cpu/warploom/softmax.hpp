@@ -26,7 +26,8 @@ WL_INLINE Vec exponentiate(const float* s, int begin, int end, float scale, floa
                            typename Dot::Word* out, Meanwhile meanwhile) {
   const Vec product = broadcast(kFar ? 0.0f : product_rounded_up(base, scale));
   const auto exponent = [&](int j) WL_LAMBDA_INLINE {
-    return kFar ? (load_vec(s + j) - base) * scale : load_vec(s + j) * scale - product;
+    return kFar ? (load_vec(s + j) - base) * scale
+                : fma_vec(load_vec(s + j), broadcast(scale), -product);
   };
   Vec sum[2] = {};
   for (int j = begin; j < end; j += 2 * kLanes) {
@@ -81,7 +82,7 @@ WL_INLINE float softmax_row(const float* s, int begin, int end, float scale,
   const bool is_far = !(__builtin_fabsf(base * scale) <= kFarLogit);
   const Vec sum = is_far ? exponentiate<Dot, true>(s, begin, end, scale, base, out, meanwhile)
                          : exponentiate<Dot, false>(s, begin, end, scale, base, out, meanwhile);
-  running = {max, running.sum * rescale + sum};
+  running = {max, fma_vec(running.sum, rescale, sum)};
   return rescale[0];
 }
 

@@ -9,6 +9,7 @@
 namespace warploom {
 
 WL_FN float abs(float x) { return ::fabsf(x); }
+WL_FN float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
 // Of NaN and a number NaN, as in torch and NumPy; fminf and fmaxf would drop it.
 WL_FN float min(float a, float b) {
   float y;
