@@ -209,12 +209,13 @@ def test_a_request_that_takes_memory_over_on_another_stream_waits(pool: wl.Memor
         assert torch.equal(found, k)
 
 
-def test_memory_comes_back(cuda: torch.device) -> None:
+def taken_and_kept(cuda: torch.device) -> tuple[int, int]:
+    """Bytes of the device that a pool of 1 GiB takes, and those that it keeps when it is closed."""
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info(cuda)[0]
     pool = wl.MemoryPool(1024 * MIB, cuda)
     assert pool.page_bytes == 2 * MIB
-    assert before - torch.cuda.mem_get_info(cuda)[0] >= 1000 * MIB
+    taken = before - torch.cuda.mem_get_info(cuda)[0]
     cache = cache_of(pool)
     cache.reserve("a", 16_384)
     cache.grow("a", 16_384)
@@ -225,7 +226,13 @@ def test_memory_comes_back(cuda: torch.device) -> None:
         cache_of(pool, guaranteed_bytes=1020 * MIB)
     cache.close()
     pool.close()
-    assert before - torch.cuda.mem_get_info(cuda)[0] < 64 * MIB
+    return taken, before - torch.cuda.mem_get_info(cuda)[0]
+
+
+def test_memory_comes_back(cuda: torch.device) -> None:
+    """The driver counts for all processes of a GPU: others may take or return some meanwhile."""
+    tries = (taken_and_kept(cuda) for _ in range(10))
+    assert any(taken >= 1000 * MIB and kept < 64 * MIB for taken, kept in tries)
 
 
 @pytest.fixture
