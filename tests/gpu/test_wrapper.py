@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.filled import FILLS, filled_and_cut
+from support.fused_sums import VARIANTS
 from support.padding import with_and_without_garbage
 
 import warploom as wl
@@ -208,14 +209,7 @@ def test_invariant_wrappers_give_a_request_the_same_bits_among_any_neighbours(cu
     assert torch.equal(alone, attention.run(q, (k, v))[:5])
 
 
-class Wave(wl.Variant):
-    """Logits of two products, of which compilers may fuse either with the sum."""
-
-    def logits_transform(self, logits: Any, at: Any) -> Any:
-        return logits + wl.sin(0.1 * (at.q_pos - at.kv_pos))
-
-
-@pytest.mark.parametrize("variant", [wl.Alibi(), Wave(), wl.SoftCap(20.0), wl.SlidingWindow(40)])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_row_has_the_same_bits_in_any_chunk(variant: wl.Variant, cuda: Any) -> None:
     """The last row alone sees a tile that hides nothing, in other code than that of a mask."""
     q, k, v = tensors(9, 64, cuda)

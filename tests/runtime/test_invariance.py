@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fused_sums import VARIANTS
 
 import warploom as wl
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
@@ -14,12 +15,10 @@ from warploom.scheduler.bounds import Bounds
 
 pytestmark = pytest.mark.optimised  # compilers fuse as they do for users
 
-CAUSAL = wl.Causal()
 
-
-def make(variant: wl.Variant = CAUSAL, **options: Any) -> AttentionWrapper:
+def make(**options: Any) -> AttentionWrapper:
     return AttentionWrapper(
-        variant, num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", device="cpu",
+        wl.Causal(), num_q_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", device="cpu",
         batch_invariant=True, **options,
     )  # fmt: skip
 
@@ -58,21 +57,14 @@ def test_decoding_is_invariant_while_neighbours_come_and_go() -> None:
     assert torch.equal(later[8], among)
 
 
-class Wave(wl.Variant):
-    """Logits of two products, of which compilers may fuse either with the sum."""
-
-    def logits_transform(self, logits: Any, at: Any) -> Any:
-        return logits + wl.sin(0.1 * (at.q_pos - at.kv_pos))
-
-
-@pytest.mark.parametrize("variant", [wl.Alibi(), Wave(), wl.SoftCap(20.0), wl.SlidingWindow(40)])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_row_has_the_same_bits_in_any_chunk(variant: wl.Variant) -> None:
     """The last row alone sees a tile that hides nothing, in another loop than that of a mask."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(9, 2, 16, generator=generator)
     k, v = torch.randn(2, 64, 1, 16, generator=generator)
     attention = AttentionWrapper(
-        variant & CAUSAL, num_q_heads=2, num_kv_heads=1, head_dim=16, dtype="float32",
+        variant & wl.Causal(), num_q_heads=2, num_kv_heads=1, head_dim=16, dtype="float32",
         device="cpu", batch_invariant=True, sm_scale=0.3,
     )  # fmt: skip
     attention.plan([0, 9], [0, 64])
