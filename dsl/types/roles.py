@@ -16,11 +16,12 @@ def check_roles(field: TensorField, shape: tuple[int, ...], sizes: Mapping[str, 
     Args:
         field: its roles are as many as the shape has dimensions.
         shape: of its tensor.
-        sizes: length that each role asks for; one that is not there may be any.
+        sizes: length that each role asks for, 0 if the batch has none of it; one that is not there
+            may be any but 0.
     """
     for role, size in zip(field.roles, shape, strict=True):
-        least = sizes.get(role, 0) if role else 0
-        if size < max(least, 1) or (role in _EXACT and role in sizes and size != least):
+        least = sizes.get(role, 1) if role else 1
+        if size < least or (role in _EXACT and role in sizes and size != least):
             raise WrongShape(name=field.name, got=shape, expected=roles_text(field, sizes))
 
 
@@ -30,6 +31,6 @@ def roles_text(field: TensorField, sizes: Mapping[str, int]) -> str:
     def one(role: str | None) -> str:
         if role is None or role not in sizes:
             return role or "any"
-        return f"{role}{'=' if role in _EXACT else '>='}{max(sizes[role], 1)}"
+        return f"{role}{'=' if role in _EXACT else '>='}{sizes[role]}"
 
     return f"[{', '.join(one(role) for role in field.roles)}]"

@@ -36,6 +36,7 @@ from warploom.runtime.inputs.values import (
     checked_scalar,
     extended,
     refuse_large_on_device,
+    with_an_element,
 )
 from warploom.scheduler.bounds import Bounds
 
@@ -283,7 +284,7 @@ class Inputs:
                 self._check_type(field, tensor)
                 refuse_large_on_device(field, value, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
-                values[name] = tensor
+                values[name] = with_an_element(tensor)
             elif name not in self._traced.unread:
                 values[name] = self._scalar(name, value)
                 if name in self.mask_scalars and values[name] != self.scalars[name]:
@@ -333,14 +334,14 @@ class Inputs:
         device = self._geometry.device
         shared = device.type == "cpu" and field.name not in self.mask_tensors
         is_used = tensor.device.type != "cpu" or field.name in self.outputs
-        if is_used or (shared and not self._frozen):
+        if tensor.numel() and (is_used or (shared and not self._frozen)):
             return tensor
         own = self._own.get(field.name)
-        shape = tuple(tensor.shape)
+        shape = tuple(max(size, 1) for size in tensor.shape)
         if self._frozen:
             reserved = [self._reserved.get(role or "", 0) for role in field.roles]
             held = reserved if own is None else own.shape
-            shape = tuple(max(size) if size[0] else 0 for size in zip(shape, held, strict=True))
+            shape = tuple(max(size) for size in zip(shape, held, strict=True))
         if own is None or own.shape != shape:
             own = torch.empty(shape, dtype=tensor.dtype, device=device)
         return own

@@ -77,8 +77,17 @@ def fits_float32(value: float) -> bool:
     return True
 
 
+def with_an_element(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or zeros where it has no element: loads clamp indices to those that are there."""
+    if tensor.numel():
+        return tensor
+    return tensor.new_zeros([max(size, 1) for size in tensor.shape])
+
+
 def extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with its last entries repeated up to a shape."""
+    """The tensor with its last entries repeated up to a shape; zeros where it has none."""
+    if not tensor.numel():
+        return tensor.new_zeros(shape)
     for axis, size in enumerate(shape):
         if size > tensor.shape[axis]:
             index = torch.arange(size, device=tensor.device).clamp(max=tensor.shape[axis] - 1)
