@@ -169,6 +169,31 @@ def test_what_cannot_be_captured_leaves_all_else_as_it_was(cuda: Any) -> None:
     assert torch.equal(static, x * 2)
 
 
+def test_attention_without_a_graph_is_refused(cuda: Any) -> None:
+    """Its tile, grid and memory would be those of the first plan for good."""
+    shape: dict[str, Any] = {
+        "kv_format": wl.Paged(16), "num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128,
+        "dtype": "bfloat16", "device": cuda,
+    }  # fmt: skip
+    attention = wl.AttentionWrapper(wl.Causal(), **shape)
+    cache = torch.randn(8, 2, 16, 2, 128, device=cuda, dtype=torch.bfloat16)
+    attention.plan([0, 1, 2], [0, 1, 2], kv_indices=[3, 5], last_page_len=[4, 9])
+    q = torch.randn(2, 8, 128, device=cuda, dtype=torch.bfloat16)
+    alone = attention.run(q, cache)
+
+    def step(q: torch.Tensor) -> Any:
+        return attention.run(q, cache)
+
+    inputs = {"q": wl.GraphInput(torch.bfloat16, (8, 128))}
+    pool = wl.GraphPool(step, inputs, BOUNDS, device=cuda)
+    for _ in range(2):
+        with pytest.raises(CaptureFailed, match="cuda_graph=True and bounds"):
+            pool.run({"q": q})
+    falling = wl.GraphPool(step, inputs, BOUNDS, device=cuda, on_failure="eager")
+    assert torch.equal(falling.run({"q": q}), alone)
+    assert torch.equal(attention.run(q, cache), alone)
+
+
 def test_streams_may_change_between_batches(cuda: Any) -> None:
     layers = Layers(cuda, wide=1 << 16)
     pool = layers.pool(cuda)
