@@ -4,8 +4,8 @@
 
 FILE is what `prefetch.py` wrote. Half of the cases are fitted to: every other duration of every
 reader, the others of its neighbour. Prints the constants for `warploom.prefetch.Overlap`, and of
-the cases that were left out: the error, which the choice knows, how many steps are within 15 %, and
-what the choice loses at worst.
+the cases that were left out: the error, which the choice knows, how many savings are within 15 %,
+how far a whole step's time is off, and what the choice loses at worst.
 """
 
 from __future__ import annotations
@@ -103,13 +103,15 @@ class Quality:
 
     Attributes:
         error: root of the mean square of seconds saved.
-        close: part of the steps within 15 %, of those that save more than `error`.
+        close: part of the savings within 15 %, of those larger than `error`.
+        step: the most by which the whole step's time is off, as a part of it.
         loss: the most by which a chosen budget lengthens a step, as a part of it.
         missed: the most by which the best recorded budget is better than the chosen one.
     """
 
     error: float
     close: float
+    step: float
     loss: float
     missed: float
 
@@ -125,6 +127,7 @@ def quality(model: Overlap, timed: Sequence[Timed]) -> Quality:
     saved = np.array([one.saved for one in timed])
     large = saved > error
     close = float(np.mean(np.abs(off[large]) <= _CLOSE * saved[large])) if large.any() else 0.0
+    step = float(np.max(np.abs(off) / np.array([one.seconds for one in timed])))
     losses, missed = [0.0], [0.0]
     for steps in by_case(timed).values():
         first = steps[0]
@@ -134,7 +137,7 @@ def quality(model: Overlap, timed: Sequence[Timed]) -> Quality:
         got = float(np.interp(at, asked, real))
         losses.append(-got / first.without)
         missed.append((max(real) - got) / first.without)
-    return Quality(error, close, max(losses), max(missed))
+    return Quality(error, close, step, max(losses), max(missed))
 
 
 def checked_fit(rows: Sequence[Row], bandwidth: float) -> tuple[Overlap, Quality]:
@@ -155,7 +158,8 @@ def fit_table(model: Overlap, found: Quality) -> Table:
     table.add_row("gain, late", f"{model.gain:.2f}, {model.late:.2f}")
     table.add_row("fork", f"{1e6 * model.fork:.2f} us")
     table.add_row("error, of cases left out", f"{1e6 * found.error:.2f} us")
-    table.add_row("steps within 15 %", f"{100 * found.close:.0f} %")
+    table.add_row("savings within 15 %", f"{100 * found.close:.0f} %")
+    table.add_row("a step's time is off at most", f"{100 * found.step:.1f} %")
     table.add_row("the choice loses at worst", f"{100 * found.loss:.1f} %")
     table.add_row("and misses of the best budget", f"{100 * found.missed:.1f} %")
     return table

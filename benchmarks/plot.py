@@ -25,7 +25,8 @@ NOT_SHOWN = (
     "spills",
     "role_sweep",
     "prefetch",
-    "graph_pool_again",
+    "prefetch_h100",
+    "graph_pool_h100",
 )
 # Sums and copies of torch are no bound: a kernel with another pattern of reads may pass them.
 SCALE = "Dashed: what torch's own kernels reached in the same run; a scale, no bound."

@@ -48,7 +48,7 @@ from warploom.prefetch import (
 
 COLLECTIVE_SMS = 16
 SECONDS = (5e-6, 10e-6, 20e-6, 40e-6)
-BUDGETS = (2, 4, 8, 12, 16, 24, 40)  # MB; the last is more than a half of L2
+BUDGETS = (2, 4, 8, 12, 16, 24, 32, 40)  # MB; the last are more than a half of L2
 MORE_SMS = (16, 32)
 SWEPT = "70B/TP8 gate, up"  # the reader that is measured with more CTAs
 TINY_BUDGETS = (0.016, 0.03)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warploom.serving.prefetch.overlap import Timed as Timed
     from warploom.serving.prefetch.predictions import predictions as predictions
     from warploom.serving.prefetch.recorded import H100_OVERLAP as H100_OVERLAP
+    from warploom.serving.prefetch.recorded import H200_OVERLAP as H200_OVERLAP
     from warploom.serving.prefetch.tensors import beside as beside
     from warploom.serving.prefetch.tensors import beside_pages as beside_pages
     from warploom.serving.prefetch.tensors import prefetch as prefetch
@@ -64,6 +65,7 @@ _HOME = {
     "Overlap": "overlap",
     "Timed": "overlap",
     "H100_OVERLAP": "recorded",
+    "H200_OVERLAP": "recorded",
     "L2_MEGABYTES": "exploration",
     "Comparison": "exploration",
     "comparisons": "exploration",
