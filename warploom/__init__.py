@@ -230,11 +230,9 @@ def __getattr__(name: str) -> object:
     # modules that users need no import of their own for
     if name in ("errors", "graph_errors", "memory_errors", "testing"):
         return import_module(f"warploom.{name}")
-    from difflib import get_close_matches  # for mistakes only
+    from warploom.lazy import no_attribute  # for mistakes only
 
-    near = get_close_matches(name, _HOME, n=1)
-    hint = f". Did you mean {near[0]!r}?" if near else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    raise no_attribute(__name__, name, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ docs/distributed.md.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from warploom.lazy import lazy_names
 
 if TYPE_CHECKING:
     from warploom.serving.distributed.decode import DecodeWrapper as DecodeWrapper
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from warploom.serving.distributed.prefill import all_gather_attention as all_gather_attention
     from warploom.serving.distributed.prefill import ring_attention as ring_attention
 
-_ROOM = "warploom.serving.distributed"
 _HOME = {
     "ChannelCarrier": "handover",
     "DecodeWrapper": "decode",
@@ -46,12 +46,4 @@ _HOME = {
 if not TYPE_CHECKING:  # there the imports above say it
     __all__ = sorted(_HOME)
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(f"{_ROOM}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+__getattr__, __dir__ = lazy_names(__name__, "warploom.serving.distributed", _HOME)

@@ -6,8 +6,9 @@ by the wrapper that will read them, `AttentionWrapper.prefetch`.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from warploom.lazy import lazy_names
 
 if TYPE_CHECKING:
     from warploom.serving.prefetch.accelerators import B200 as B200
@@ -74,12 +75,4 @@ _HOME = {
     "predictions": "predictions",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(f"warploom.serving.prefetch.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, "warploom.serving.prefetch", _HOME)

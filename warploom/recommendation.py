@@ -6,8 +6,9 @@ After xLLM (section 4.5). `docs/recommendation.md` begins with a whole search. E
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from warploom.lazy import lazy_names
 
 if TYPE_CHECKING:
     from warploom.serving.recommendation.items import ItemMask as ItemMask
@@ -34,12 +35,4 @@ _HOME = {
     "sorted_top_k": "top_k",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(f"warploom.serving.recommendation.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, "warploom.serving.recommendation", _HOME)

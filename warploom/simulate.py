@@ -5,8 +5,9 @@ After xLLM (Liu et al., 2025), sections 4.1 and 4.4.3. `docs/simulation.md` begi
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from warploom.lazy import lazy_names
 
 if TYPE_CHECKING:
     from warploom.serving.simulation.arrivals import Request as Request
@@ -84,12 +85,4 @@ _HOME = {
 if not TYPE_CHECKING:  # there the imports above say it
     __all__ = sorted(_HOME)
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(f"warploom.serving.simulation.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, "warploom.serving.simulation", _HOME)

@@ -1,0 +1,38 @@
+"""Names of a module that are imported when they are first asked for (PEP 562).
+
+`import warploom` takes no longer than its user's first name needs, and a room of `serving` that
+nobody uses is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def lazy_names(
+    module: str, room: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a module.
+
+    Args:
+        module: its `__name__`.
+        room: package of the modules where its names live.
+        homes: the module of each name there.
+    """
+
+    def find(name: str) -> object:
+        if name in homes:
+            return getattr(import_module(f"{room}.{homes[name]}"), name)
+        raise no_attribute(module, name, homes)
+
+    return find, lambda: sorted(homes)
+
+
+def no_attribute(module: str, name: str, homes: Mapping[str, str]) -> AttributeError:
+    """What a module raises for a name that it does not have; with one that is nearly the same."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, homes, n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
