@@ -12,7 +12,7 @@ import torch
 from warploom.graph_errors import CaptureFailed, CaptureGone, GraphError
 from warploom.runtime.devices.graph import pool_capture
 from warploom.serving.graphs.driver import Body
-from warploom.serving.graphs.recording import Recording
+from warploom.serving.graphs.recording import ReadingRefused, Recording
 
 # stands for what a device keeps of each node of a graph, so that budgets have something to bound
 _NODE_BYTES = 1024
@@ -37,7 +37,7 @@ class HostDriver:
     def capture(self, body: Body, what: str) -> HostCapture:
         recording = Recording(what)
         try:
-            with torch.no_grad(), pool_capture(_HOST), recording:
+            with torch.no_grad(), pool_capture(_HOST), ReadingRefused(what), recording:
                 body()
         except GraphError:
             raise

@@ -14,12 +14,15 @@ from typing import Any, cast
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from warploom.graph_errors import CaptureGone, DataDependent
 
 _BY_MASK = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+# methods that read a host tensor's memory without an operator: a device would have to be waited for
+_READING = ("tolist", "numpy", "__array__", "__dlpack__")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,23 @@ class Call:
         return tensor
 
 
+class ReadingRefused(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Refuses, while it is entered, what reads values without an operator."""
+
+    def __init__(self, what: str) -> None:
+        """In a capture of `what`, for messages."""
+        super().__init__()
+        self._what = what
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = getattr(func, "__name__", "")
+        if name in _READING and getattr(torch.Tensor, name, None) is func:
+            raise DataDependent(what=self._what, reason=f"Tensor.{name}() reads values")
+        return func(*args, **(kwargs or {}))
+
+
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls that are made while it is entered.
 
@@ -111,6 +131,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         kwargs = kwargs or {}
+        with self:  # in inference mode operators come whole that are others in turn
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
         leaves, tree = tree_flatten((args, kwargs))
         self._refuse_dependence(func, leaves)
         result = func(*args, **kwargs)

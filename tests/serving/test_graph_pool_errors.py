@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,6 +146,26 @@ def looks(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.sum().item() > -1 else x
 
 
+def branches(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if (x > -1).any() else x
+
+
+def compares(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if 2.0 in x or x[0, 0] < 3 else x
+
+
+def lists(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.tolist() else x
+
+
+def leaves_torch(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if np.asarray(x).size and x.numpy().size else x
+
+
+def finds(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if len(torch.where(x > -1)) else x
+
+
 def masks(x: torch.Tensor) -> torch.Tensor:
     x = x.clone()
     x[x > 2] = 0
@@ -155,7 +176,7 @@ def breaks(x: torch.Tensor) -> torch.Tensor:
     raise ValueError("no such layer")
 
 
-@pytest.mark.parametrize("step", [looks, masks])
+@pytest.mark.parametrize("step", [looks, branches, compares, lists, leaves_torch, finds, masks])
 def test_steps_that_look_at_values(step: Callable[..., Any]) -> None:
     wanted = step(X)
     pool = pool_of(step)
