@@ -193,13 +193,19 @@ class Attention {
     if (keys.begin >= keys.end) return;
     const Panels<Scores, kMicroVectors> k{m_.keys, S::kKeyPanelSize, keys.begin / kPanel,
                                           ceil_div(keys.end, kPanel), S::kKeyPanels};
-    const Rows<Scores> q{m_.query + first * S::kScoreSteps, S::kScoreSteps, rows};
+    const Rows<Scores> q{m_.query + first * S::kScoreSteps, S::kScoreSteps, rows, usual_rows()};
     matmul_into(q, k, S::kScoreSteps, m_.logits, S::kLogitStride);
     float rescale[S::kBlock];
     for (int row = 0; row < rows; ++row) {
       rescale[row] = weigh(first + row, row, keys, c == TileClass::kPartial);
     }
     add_values(first, rows, keys, rescale);
+  }
+
+  // Rows of an item as a rule, the same for all chunks of a request: the smallest tiles are for
+  // decodes, whose rows are the heads of one query.
+  int usual_rows() const {
+    return S::kRows > 2 * kMicroRows ? S::kRows : min_int(S::kRows, item_.p.group_size);
   }
 
   // Keys of the tile that rows of a block may see, in whole chunks.
@@ -243,7 +249,7 @@ class Attention {
     const int skipped = keys.begin / kPerWord;
     const Panels<Outputs, S::kValueTail> v{m_.values + skipped * kPanel, S::kValuePanelSize, 0,
                                            S::kValuePanels, S::kValuePanels - 1};
-    const Rows<Outputs> weights{m_.weights + skipped, S::kOutputSteps, rows};
+    const Rows<Outputs> weights{m_.weights + skipped, S::kOutputSteps, rows, usual_rows()};
     const int steps = (keys.end - keys.begin) / kPerWord;
     if (!std::exchange(has_outputs_[first / S::kBlock], true)) {
       matmul_into(weights, v, steps, out, States<K>::kStride);

@@ -9,12 +9,15 @@
 
 namespace warploom {
 
-// Left operand: `rows` rows of words, `stride` words apart.
+// Left operand: `rows` rows of words, `stride` words apart. `usual` is how many rows such operands
+// have as a rule. It may decide how products are summed, which `rows` may not: that depends on the
+// chunk of a request at hand.
 template <class Dot>
 struct Rows {
   const typename Dot::Word* data;
   int stride;
   int rows;
+  int usual;
 };
 
 // Right operand: panel j holds columns j * kPanel .. as [step][kPanel] words; panels lie `stride`

@@ -25,7 +25,7 @@ struct DotAmx : DotBf16 {
   static constexpr bool kInTiles = true;
 };
 
-WL_INLINE Rows<DotBf16> in_vectors(Rows<DotAmx> a) { return {a.data, a.stride, a.rows}; }
+WL_INLINE Rows<DotBf16> in_vectors(Rows<DotAmx> a) { return {a.data, a.stride, a.rows, a.usual}; }
 template <int kTail>
 WL_INLINE Panels<DotBf16, kTail> in_vectors(Panels<DotAmx, kTail> b) {
   return {b.data, b.stride, b.begin, b.end, b.last};
@@ -150,14 +150,18 @@ WL_INLINE void amx_blocks(int rows, Panels<DotAmx, kTail> b, Tiles tiles) {
   }
 }
 
-// Few rows leave most of a tile empty, and a system may grant no tiles.
-inline bool use_tile_registers(int rows) { return rows > kMicroRows && has_tile_registers(); }
+// Few rows leave most of a tile empty, and a system may grant no tiles. The rows at hand do not
+// decide: tiles sum the first and the second numbers of pairs apart, and a row's last bits would
+// tell how long its chunk is.
+inline bool use_tile_registers(int usual_rows) {
+  return usual_rows > kMicroRows && has_tile_registers();
+}
 
 // Products of A and B as vectors have them. Rows of A exist up to a multiple of kTileRows; `steps`
 // is a multiple of kTileWords.
 template <int kTail, class Done>
 WL_INLINE void matmul(Rows<DotAmx> a, Panels<DotAmx, kTail> b, int steps, Done done) {
-  if (!use_tile_registers(a.rows)) return matmul(in_vectors(a), in_vectors(b), steps, done);
+  if (!use_tile_registers(a.usual)) return matmul(in_vectors(a), in_vectors(b), steps, done);
   alignas(64) float sums[2 * kTileRows][2 * kTileWords];
   amx_blocks(a.rows, b, [&](auto high, auto wide, int row, int column, TilePanel panel) {
     amx_tiles<high, wide>(a.data + row * a.stride, a.stride, panel, steps, &sums[0][0],
@@ -174,7 +178,7 @@ WL_INLINE void matmul(Rows<DotAmx> a, Panels<DotAmx, kTail> b, int steps, Done d
 template <int kTail>
 WL_INLINE void matmul_into(Rows<DotAmx> a, Panels<DotAmx, kTail> b, int steps, float* c,
                            int stride) {
-  if (!use_tile_registers(a.rows)) {
+  if (!use_tile_registers(a.usual)) {
     return matmul_into(in_vectors(a), in_vectors(b), steps, c, stride);
   }
   amx_blocks(a.rows, b, [&](auto high, auto wide, int row, int column, TilePanel panel) {
