@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from support.linear_biases import INPUTS, VARIANTS
 
 import warploom as wl
@@ -88,3 +91,22 @@ def test_few_queries_far_from_their_first_keys(
     case = Case(setup, q_lens, (100_000, 30_011), 1, group_size, seed=11)
     found = mismatch(VARIANTS[name], case, INPUTS.get(name))
     assert found is None, f"{name} {case}: {found}"
+
+
+@pytest.mark.parametrize("tile", [None, HOPPER, TWO_BLOCKS, STREAMED], ids=str)
+def test_a_row_has_the_bits_of_its_own_slope(tile: TileConfig | None, cuda: Any) -> None:
+    """Beside steep rows and gentle ones: groups of three heads lie elsewhere in each chunk."""
+    slopes = torch.tensor([20.0, 0.37, 0.21, 0.13, 20.0, 0.41], device=cuda)
+    attention = wl.AttentionWrapper(
+        wl.Causal() & wl.Alibi(slopes=slopes), num_q_heads=6, num_kv_heads=2, head_dim=128,
+        dtype="bfloat16", device=cuda, tile=tile, batch_invariant=True,
+    )  # fmt: skip
+    q = torch.randn(9, 6, 128, device=cuda, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 300, 2, 128, device=cuda, dtype=torch.bfloat16)
+    attention.plan([0, 9], [0, 300])
+    among, among_sums = attention.run(q, (k, v), return_lse=True)
+    for rows in (1, 2, 5):
+        attention.plan([0, rows], [0, 300])
+        out, sums = attention.run(q[-rows:], (k, v), return_lse=True)
+        assert torch.equal(out, among[-rows:])
+        assert torch.equal(sums, among_sums[-rows:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from support.emulator import Emulator
 from support.linear_biases import INPUTS, VARIANTS
 
@@ -63,3 +64,21 @@ def test_what_rounding_leaves_has_no_infinite_exponential(emulator: Emulator, fa
     case = Case(TALL, (90,), (90,), 1, 2, scale=2.0, seed=3)
     (output,), (lse,) = Trial(Huge(far=far), case).run()
     assert np.isfinite(output).all() and not np.isnan(lse).any() and (lse < np.inf).all()
+
+
+def test_a_row_has_the_bits_of_its_own_slope(emulator: Emulator) -> None:
+    """Beside steep rows and gentle ones: groups of three heads lie elsewhere in each chunk."""
+    slopes = torch.tensor([20.0, 0.37, 0.21])  # beyond what is taken apart, and within
+    attention = wl.AttentionWrapper(
+        wl.Causal() & wl.Alibi(slopes=slopes), num_q_heads=3, num_kv_heads=1, head_dim=32,
+        dtype="float16", device="cpu", tile=TileConfig(16, 32, 2, 2), batch_invariant=True,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(9, 3, 32, generator=generator).half()
+    k, v = torch.randn(2, 64, 1, 32, generator=generator).half()
+    attention.plan([0, 9], [0, 64])
+    _, among = attention.run(q, (k, v), return_lse=True)  # float32: outputs round more
+    for rows in (1, 2, 5):
+        attention.plan([0, rows], [0, 64])
+        _, sums = attention.run(q[-rows:], (k, v), return_lse=True)
+        assert torch.equal(sums, among[-rows:])

@@ -56,11 +56,12 @@ class LinearBias<K, true> {
   static constexpr float kSteepest = 16.0f;
 
  public:
-  WL_FN LinearBias(const Item<K>& item, const Rows& rows) : is_steep_(false) {
+  WL_FN LinearBias(const Item<K>& item, const Rows& rows) : steep_(0) {
+    static_assert(Rows::kCount <= 32, "a bit for each row of a thread");
     const float factor = softmax_factor<K>(item.p);
 #pragma unroll
     for (int r = 0; r < Rows::kCount; ++r) {
-      is_steep_ |= !(abs(slope(item, rows, r)) * factor <= kSteepest);
+      if (!(abs(slope(item, rows, r)) * factor <= kSteepest)) steep_ |= 1u << r;
     }
   }
 
@@ -69,18 +70,16 @@ class LinearBias<K, true> {
                  Scores& scores, Shifts<K>& shifts) const {
     const Rows rows = Sizes<K>::kRowBlocks > 1 ? Rows(item) : hoisted;
     const int first = columns.kv_pos(WarpMma<K>::lane() % 4 * 2);
-    if (is_steep_) {
 #pragma unroll
-      for (int r = 0; r < Rows::kCount; ++r) {
+    for (int r = 0; r < Rows::kCount; ++r) {
+      // Each row by its own slope: which rows a thread has beside it must not change its bits.
+      if (steep_ >> r & 1) {
         shifts.of_row[r] = 0.0f;
         change_row(scores, r, [&](int j, float score) {
           // What is hidden stays so, whatever the bias is.
           return score == -kInfinity ? score : score + value(item, rows, r, first + j);
         });
-      }
-    } else {
-#pragma unroll
-      for (int r = 0; r < Rows::kCount; ++r) {
+      } else {
         shifts.of_row[r] = value(item, rows, r, first);
         const float slope_of_row = slope(item, rows, r);
         change_row(scores, r, [&](int j, float score) {
@@ -109,7 +108,7 @@ class LinearBias<K, true> {
     }
   }
 
-  bool is_steep_;
+  unsigned steep_;  // a bit for each row of the thread
 };
 
 }  // namespace warploom
