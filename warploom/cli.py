@@ -152,8 +152,10 @@ def doctor() -> None:
     table = new_table("part", "state", "what was found, or what to do")
     findings = examine()
     for finding in findings:
-        state = "[green]works[/]" if finding.works else f"[yellow]{finding.fault}[/]"
-        table.add_row(finding.part, state, escape(finding.detail))  # [cu13] is no markup
+        color = "green" if finding.state == "works" else "yellow"
+        table.add_row(
+            finding.part, f"[{color}]{finding.state}[/]", escape(finding.detail)
+        )  # [cu13] is no markup
     show(table)
     working = working_back_ends(findings)
     click.echo(f"back ends that work here: {', '.join([*working, 'reference (NumPy, slow)'])}")
