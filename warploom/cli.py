@@ -153,9 +153,8 @@ def doctor() -> None:
     findings = examine()
     for finding in findings:
         color = "green" if finding.state == "works" else "yellow"
-        table.add_row(
-            finding.part, f"[{color}]{finding.state}[/]", escape(finding.detail)
-        )  # [cu13] is no markup
+        state = f"[{color}]{finding.state}[/]"
+        table.add_row(finding.part, state, escape(finding.detail))  # [cu13] is no markup
     show(table)
     working = working_back_ends(findings)
     click.echo(f"back ends that work here: {', '.join([*working, 'reference (NumPy, slow)'])}")
