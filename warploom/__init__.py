@@ -219,6 +219,23 @@ _HOME = {
     "VirtualCache": "warploom.serving.virtual_memory.cache",
 }
 
+# modules that users need no import of their own for
+_MODULES = (
+    "deployment_errors",
+    "distributed",
+    "engine_errors",
+    "errors",
+    "graph_errors",
+    "memory_errors",
+    "prefetch",
+    "prefetch_errors",
+    "recommendation",
+    "recommendation_errors",
+    "simulate",
+    "simulation_errors",
+    "testing",
+)
+
 if not TYPE_CHECKING:  # there the imports above say it
     # `from warploom import *` leaves Python's own abs, max and sum alone
     __all__ = sorted(name for name in _HOME if not hasattr(builtins, name))
@@ -226,9 +243,10 @@ if not TYPE_CHECKING:  # there the imports above say it
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    # modules that users need no import of their own for
-    if name in ("errors", "graph_errors", "memory_errors", "testing"):
+        from warploom.calls import public
+
+        return public(_HOME[name], name)
+    if name in _MODULES:
         return import_module(f"warploom.{name}")
     from warploom.lazy import no_attribute  # for mistakes only
 

@@ -7,7 +7,6 @@ nobody uses is never read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 
 
 def lazy_names(
@@ -23,7 +22,9 @@ def lazy_names(
 
     def find(name: str) -> object:
         if name in homes:
-            return getattr(import_module(f"{room}.{homes[name]}"), name)
+            from warploom.calls import public
+
+            return public(f"{room}.{homes[name]}", name)
         raise no_attribute(module, name, homes)
 
     return find, lambda: sorted(homes)
