@@ -29,12 +29,13 @@ from warploom.runtime.planning.planner import Planner, as_many_rows
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.guard import Guard
+from warploom.runtime.wrappers.shown import Shown
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import Records
 from warploom.scheduler.plan import Plan
 
 
-class Planning(Uncopied):
+class Planning(Uncopied, Shown):
     """The part of a wrapper that plans; the wrapper's constructor makes the rest."""
 
     device: torch.device

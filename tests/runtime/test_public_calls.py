@@ -62,3 +62,38 @@ def test_explained_names_are_what_they_were() -> None:
 class Broken(int):
     def __lt__(self, other: object) -> bool:
         raise TypeError("from inside")
+
+
+WRAPPER: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "device": "cpu"}
+
+
+def test_a_wrapper_shows_what_was_declared_and_whether_it_has_a_plan() -> None:
+    made = wl.AttentionWrapper(
+        wl.Causal() & wl.KVScale(1.0, 1.0), kv_format=wl.Paged(8), dtype="bfloat16",
+        kv_dtype="int8", head_dim_v=32, backend="reference", **WRAPPER,
+    )  # fmt: skip
+    shape = "num_q_heads=4, num_kv_heads=2, head_dim=64, head_dim_v=32, dtype=bfloat16, kv_dtype="
+    variant = "Causal() & KVScale(k_scale=1.0, v_scale=1.0)"
+    declared = f"Paged(layout='NHD', page_size=8), {shape}int8, device=cpu"
+    assert repr(made) == f"AttentionWrapper({variant}, {declared}, not planned)"
+    made.plan([0, 1], [0, 1], [0], [1])
+    assert repr(made).endswith(", planned)")
+    assert repr(wl.AttentionWrapper(backend="reference", **WRAPPER)).startswith(
+        "AttentionWrapper(no variant, Ragged(layout='NHD'), "
+    )
+    assert "object at" in repr(object.__new__(wl.AttentionWrapper))
+
+
+def test_names_of_flashinfers_wrappers_say_what_to_call() -> None:
+    made: Any = wl.AttentionWrapper(backend="reference", **WRAPPER)
+    for name, text in (
+        ("forward", r"call plan\(.*and run\(q, \(k, v\)\)$"),
+        ("begin_forward", r"it is called plan\("),
+        ("end_forward", "leave it out"),
+        ("run_return_lse", "return_lse=True"),
+        ("forward_return_lse", "return_lse=True"),
+        ("colour", "no attribute 'colour'$"),
+    ):
+        with pytest.raises(AttributeError, match=text):
+            getattr(made, name)
+    assert not hasattr(made, "forward")
