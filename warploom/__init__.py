@@ -219,6 +219,7 @@ _HOME = {
     "VirtualCache": "warploom.serving.virtual_memory.cache",
 }
 
+_explained: set[str] = set()  # names that were asked for
 # modules that users need no import of their own for
 _MODULES = (
     "deployment_errors",
@@ -243,9 +244,12 @@ if not TYPE_CHECKING:  # there the imports above say it
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        from warploom.calls import public
+        if name not in _explained:
+            from warploom.calls import explain
 
-        return public(_HOME[name], name)
+            explain(_HOME[name], name)
+            _explained.add(name)
+        return getattr(import_module(_HOME[name]), name)
     if name in _MODULES:
         return import_module(f"warploom.{name}")
     from warploom.lazy import no_attribute  # for mistakes only

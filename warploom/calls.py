@@ -2,7 +2,7 @@
 
 Python's own words name what is missing or unknown, and not what to write. Methods that users call
 often by names of other libraries are decorated with `explained`; all public classes and functions
-are, when they are first asked for (`public`). What fits costs a frame, and what is called at every
+are, when they are first asked for (`explain`). What fits costs a frame, and what is called at every
 step (`run`) is not decorated: it takes any arguments, and looks at them itself.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import wraps
 from importlib import import_module
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
@@ -79,28 +79,25 @@ _BY_POSITION = {
 }
 
 
-def public(home: str, name: str) -> object:
-    """A public name, from the module where it lives; calls that do not fit are explained."""
-    module = import_module(home)
-    if not home.startswith(_TRACED):
-        _explain(home, name)
-    return getattr(module, name)
+def explain(home: str, name: str) -> None:
+    """Decorate a public function, or the constructor of a class, in the module where it lives.
 
-
-@cache
-def _explain(home: str, name: str) -> None:
-    """Decorate a function, or the constructor of a class, where it lives: once."""
+    Faces call it when a name is first asked for.
+    """
+    if home.startswith(_TRACED):
+        return
     module = import_module(home)
     found = getattr(module, name)
     if isinstance(found, FunctionType):
         if not hasattr(found, _ANSWERED):
             setattr(module, name, explained(found))
     elif isinstance(found, type) and not issubclass(found, BaseException):
-        own = vars(found)
-        if issubclass(found, tuple) and "__new__" in own:
-            found.__new__ = staticmethod(explained(found.__new__, name))  # type: ignore
-        elif isinstance(made := own.get("__init__"), FunctionType) and not hasattr(made, _ANSWERED):
-            found.__init__ = explained(made, name)  # type: ignore[misc]
+        place = "__new__" if issubclass(found, tuple) else "__init__"
+        made = vars(found).get(place)
+        made = getattr(made, "__func__", made)  # of a static method, as `__new__` is one
+        if isinstance(made, FunctionType) and not hasattr(made, _ANSWERED):
+            decorated = explained(made, name)
+            setattr(found, place, staticmethod(decorated) if place == "__new__" else decorated)
 
 
 def explained(function: Callable[_P, _R], owner: str = "") -> Callable[_P, _R]:

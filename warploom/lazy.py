@@ -7,6 +7,7 @@ nobody uses is never read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 
 def lazy_names(
@@ -20,11 +21,16 @@ def lazy_names(
         homes: the module of each name there.
     """
 
+    explained: set[str] = set()
+
     def find(name: str) -> object:
         if name in homes:
-            from warploom.calls import public
+            if name not in explained:
+                from warploom.calls import explain
 
-            return public(f"{room}.{homes[name]}", name)
+                explain(f"{room}.{homes[name]}", name)
+                explained.add(name)
+            return getattr(import_module(f"{room}.{homes[name]}"), name)
         raise no_attribute(module, name, homes)
 
     return find, lambda: sorted(homes)
