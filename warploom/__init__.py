@@ -7,6 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from warploom import deployment_errors as deployment_errors
+    from warploom import distributed as distributed
+    from warploom import engine_errors as engine_errors
+    from warploom import errors as errors
+    from warploom import graph_errors as graph_errors
+    from warploom import memory_errors as memory_errors
+    from warploom import prefetch as prefetch
+    from warploom import prefetch_errors as prefetch_errors
+    from warploom import recommendation as recommendation
+    from warploom import recommendation_errors as recommendation_errors
+    from warploom import simulate as simulate
+    from warploom import simulation_errors as simulation_errors
+    from warploom import testing as testing
     from warploom.codegen.archives.archive import export_kernels as export_kernels
     from warploom.codegen.archives.archive_import import import_kernels as import_kernels
     from warploom.codegen.build import forbid_compilation as forbid_compilation

@@ -13,35 +13,36 @@ import torch
 import warploom as wl
 from warploom import errors
 
+ANY: Any = wl  # type checkers would refuse these calls
 Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: wl.SlidingWindow(), r"missing .*'left'. Write SlidingWindow\(left, \.\.\.\)"),
+        (lambda: ANY.SlidingWindow(), r"missing .*'left'. Write SlidingWindow\(left, \.\.\.\)"),
         (
-            lambda: wl.SlidingWindow(window=3),
+            lambda: ANY.SlidingWindow(window=3),
             "takes no 'window'. It is called left",
         ),
-        (lambda: wl.Rope(base=1e4), "no 'base'. It is called theta"),
-        (lambda: wl.Paged(block_size=16), "no 'block_size'. It is called page_size"),
-        (lambda: wl.Paged(colour=16), "It takes page_size, layout.$"),
-        (lambda: wl.Bounds(), r"Write Bounds\(max_requests, max_q_rows, max_kv_len, \.\.\.\)"),
-        (lambda: wl.Appender(), r"Write Appender\(kv_format=\.\.\., num_kv_heads=\.\.\., head"),
-        (lambda: wl.VirtualCache(), "missing .*'pool'. Write VirtualCache"),
-        (lambda: wl.GraphPool(lambda x: x, inputs={}), "missing .*'bounds'. Write GraphPool"),
-        (lambda: wl.simulate.RooflineCosts(), r"Write RooflineCosts\(model, \.\.\.\)"),
-        (lambda: wl.simulate.HostSeconds(1.0), r"Write HostSeconds\(schedule, plan, output\)"),
+        (lambda: ANY.Rope(base=1e4), "no 'base'. It is called theta"),
+        (lambda: ANY.Paged(block_size=16), "no 'block_size'. It is called page_size"),
+        (lambda: ANY.Paged(colour=16), "It takes page_size, layout.$"),
+        (lambda: ANY.Bounds(), r"Write Bounds\(max_requests, max_q_rows, max_kv_len, \.\.\.\)"),
+        (lambda: ANY.Appender(), r"Write Appender\(kv_format=\.\.\., num_kv_heads=\.\.\., head"),
+        (lambda: ANY.VirtualCache(), "missing .*'pool'. Write VirtualCache"),
+        (lambda: ANY.GraphPool(lambda x: x, inputs={}), "missing .*'bounds'. Write GraphPool"),
+        (lambda: ANY.simulate.RooflineCosts(), r"Write RooflineCosts\(model, \.\.\.\)"),
+        (lambda: ANY.simulate.HostSeconds(1.0), r"Write HostSeconds\(schedule, plan, output\)"),
         (
-            lambda: wl.append(append_key=K),
+            lambda: ANY.append(append_key=K),
             "'append_key' is no .*; missing.* called k",
         ),
-        (lambda: wl.append(K, K, [0], [0], K, [0], [0], [1]), "place of batch_indices"),
-        (lambda: wl.attention(Q), r"^attention\(\): missing .*'k'. Write attention\(q, k, v, "),
-        (lambda: wl.merge_state(Q, Q), r"Write merge_state\(v_a, s_a, v_b, s_b, \.\.\.\)"),
-        (lambda: wl.flex(kernel_options={}), "Leave it out: tiles are chosen"),
-        (lambda: wl.draw_mask(wl.Causal(), "x", 3), "draw_mask takes variant, path by position"),
+        (lambda: ANY.append(K, K, [0], [0], K, [0], [0], [1]), "place of batch_indices"),
+        (lambda: ANY.attention(Q), r"^attention\(\): missing .*'k'. Write attention\(q, k, v, "),
+        (lambda: ANY.merge_state(Q, Q), r"Write merge_state\(v_a, s_a, v_b, s_b, \.\.\.\)"),
+        (lambda: ANY.flex(kernel_options={}), "Leave it out: tiles are chosen"),
+        (lambda: ANY.draw_mask(wl.Causal(), "x", 3), "draw_mask takes variant, path by position"),
     ],
 )
 def test_every_public_name_says_what_to_write(call: Any, text: str) -> None:
