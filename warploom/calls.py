@@ -61,7 +61,7 @@ def _refusal(
 
 
 # names that are traced into kernels: their calls are answered where they stand in the functor
-_TRACED = "warploom.dsl.values."
+_TRACED = "warploom.dsl.values.functions"
 _SELF = ("self", "_cls")  # the second of named tuples
 _FEW = 8  # names that a message lists
 # where what other libraries give by position belongs
@@ -84,7 +84,7 @@ def explain(home: str, name: str) -> None:
 
     Faces call it when a name is first asked for.
     """
-    if home.startswith(_TRACED):
+    if home == _TRACED:
         return
     module = import_module(home)
     found = getattr(module, name)
@@ -93,11 +93,12 @@ def explain(home: str, name: str) -> None:
             setattr(module, name, explained(found))
     elif isinstance(found, type) and not issubclass(found, BaseException):
         place = "__new__" if issubclass(found, tuple) else "__init__"
-        made = vars(found).get(place)
+        base = next(each for each in found.__mro__ if place in vars(each))
+        made = vars(base)[place]
         made = getattr(made, "__func__", made)  # of a static method, as `__new__` is one
         if isinstance(made, FunctionType) and not hasattr(made, _ANSWERED):
-            decorated = explained(made, name)
-            setattr(found, place, staticmethod(decorated) if place == "__new__" else decorated)
+            decorated = explained(made, name if base is found else "")
+            setattr(base, place, staticmethod(decorated) if place == "__new__" else decorated)
 
 
 def explained(function: Callable[_P, _R], owner: str = "") -> Callable[_P, _R]:
@@ -118,12 +119,16 @@ def explained(function: Callable[_P, _R], owner: str = "") -> Callable[_P, _R]:
         taken = [each for each in signature.parameters.values() if each.name not in _SELF]
         called = name
         if len(taken) < len(signature.parameters):
-            called = owner or type(args[0]).__name__  # the class that users know
+            called = owner or _class_of(args[0]).__name__  # which users know
             called += "" if name in ("__init__", "__new__") else f".{name}"
         reason, text = _answer(str(error), called, taken, kwargs)
         return WrongCall(function=called, reason=reason, hint=text)
 
     return answered(answer)(function)
+
+
+def _class_of(first: Any) -> type:
+    return first if isinstance(first, type) else type(first)
 
 
 def _answer(

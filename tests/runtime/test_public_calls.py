@@ -32,6 +32,8 @@ Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
         (lambda: ANY.Appender(), r"Write Appender\(kv_format=\.\.\., num_kv_heads=\.\.\., head"),
         (lambda: ANY.VirtualCache(), "missing .*'pool'. Write VirtualCache"),
         (lambda: ANY.GraphPool(lambda x: x, inputs={}), "missing .*'bounds'. Write GraphPool"),
+        (lambda: ANY.distributed.ZigZag(), r"^ZigZag\(\): missing .* Write ZigZag\(world\)"),
+        (lambda: ANY.custom_function(), r"Write custom_function\(name"),
         (lambda: ANY.simulate.RooflineCosts(), r"Write RooflineCosts\(model, \.\.\.\)"),
         (lambda: ANY.simulate.HostSeconds(1.0), r"Write HostSeconds\(schedule, plan, output\)"),
         (
