@@ -94,6 +94,8 @@ def explain(home: str, name: str) -> None:
     elif isinstance(found, type) and not issubclass(found, BaseException):
         place = "__new__" if issubclass(found, tuple) else "__init__"
         base = next(each for each in found.__mro__ if place in vars(each))
+        if getattr(base, "_is_protocol", False) or not base.__module__.startswith("warploom."):
+            return  # constructors that are not ours
         made = vars(base)[place]
         made = getattr(made, "__func__", made)  # of a static method, as `__new__` is one
         if isinstance(made, FunctionType) and not hasattr(made, _ANSWERED):

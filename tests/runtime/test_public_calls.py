@@ -12,6 +12,7 @@ import torch
 
 import warploom as wl
 from warploom import errors
+from warploom.serving.simulation import schedules as simulation
 
 ANY: Any = wl  # type checkers would refuse these calls
 Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
@@ -57,6 +58,8 @@ def test_explained_names_are_what_they_were() -> None:
     assert pickle.loads(pickle.dumps(wl.merge_state)) is wl.merge_state
     assert wl.merge_state is import_module("warploom.runtime.calls.merge").merge_state
     assert [*inspect.signature(wl.SlidingWindow).parameters] == ["left", "right", "sinks"]
+    before = vars(simulation.Schedule)["__init__"]  # typing's, of a protocol
+    assert wl.simulate.Schedule.__init__ is before
     with pytest.raises(TypeError) as caught:
         wl.SlidingWindow(Broken())  # type: ignore[arg-type]
     assert str(caught.value) == "from inside"
