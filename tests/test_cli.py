@@ -211,6 +211,15 @@ def test_doctor_tries_everything(cache: Store, monkeypatch: pytest.MonkeyPatch) 
     assert "reference (NumPy, slow)" in result.output
 
 
+def test_a_cache_that_is_a_file_is_told_with_a_remedy(
+    cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.root.write_text("")
+    finding = doctor._try("cache folder", doctor._cache)
+    assert finding.state == "missing"
+    assert re.search(r"cannot be written \(Not a dir.*Set WARPLOOM_CACHE_DIR to", finding.detail)
+
+
 def test_rows_of_doctor_end_where_their_text_does(
     cache: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

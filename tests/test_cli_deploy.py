@@ -161,11 +161,28 @@ def test_mistakes_are_answered_by_a_message() -> None:
         (("build", "--arch", "cpu"), "Missing argument 'SPEC...'"),
         (("build", "deployed:APPEND", "--arch", "sm_1"), "no architecture 'sm_1'; known are"),
         (("build", "deployed:number", "--arch", "cpu"), "names nothing to build: it is 7"),
+        (("export", "k.zip", "--arch", "foo"), "no architecture 'foo'; known are sm_80"),
         (("export", "k.zip"), "Fill it with warploom build"),
         (("import", "k.zip"), "k.zip is no intact archive of kernels: "),
     ):
         result = run(*arguments)
         assert result.exit_code != 0 and text in result.output, result.output
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1\ndef (", "broken.py, line 2, raised SyntaxError: "),
+        ("\nimport absent_of_theirs\n", "line 2, raised ModuleNotFoundError: No module named 'abs"),
+        ("\n\nX = 1 / 0\n", "line 3, raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_by_its_line(text: str, told: str) -> None:
+    Path("broken.py").write_text(text)
+    result = run("build", "broken.py:X", "--arch", "cpu")
+    (line,) = result.output.splitlines()
+    assert result.exit_code == 1 and told in line and line.startswith("Error: broken.py:X names")
 
 
 def test_commands_are_listed() -> None:

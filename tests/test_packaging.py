@@ -112,6 +112,11 @@ def test_dir_lists_names_for_users_only() -> None:
 def test_modules_for_users_are_found_without_an_import_of_their_own() -> None:
     assert run_python("import warploom as wl; print(wl.testing.check.__name__)").strip() == "check"
     assert run_python("import warploom as wl; print(wl.errors.InUse.__name__)").strip() == "InUse"
+    script = "import sys, warploom as wl; print(*[getattr(wl, x).__name__ for x in wl._MODULES])"
+    script += "; print(*sys.modules)"
+    found, loaded = run_python(script).splitlines()
+    assert found.split() == [f"warploom.{name}" for name in warploom._MODULES]
+    assert not [name for name in loaded.split() if name.startswith("warploom.serving")]
 
 
 def test_type_checkers_see_every_public_name() -> None:
@@ -123,7 +128,9 @@ def test_type_checkers_see_every_public_name() -> None:
         for alias in node.names
         if alias.asname == alias.name
     }
-    assert declared == dict(warploom._HOME)
+    modules = {name for name, home in declared.items() if home == "warploom"}
+    assert modules == set(warploom._MODULES)
+    assert {name: home for name, home in declared.items() if home != "warploom"} == warploom._HOME
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

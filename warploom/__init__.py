@@ -7,6 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from warploom import deployment_errors as deployment_errors
+    from warploom import distributed as distributed
+    from warploom import engine_errors as engine_errors
+    from warploom import errors as errors
+    from warploom import graph_errors as graph_errors
+    from warploom import memory_errors as memory_errors
+    from warploom import prefetch as prefetch
+    from warploom import prefetch_errors as prefetch_errors
+    from warploom import recommendation as recommendation
+    from warploom import recommendation_errors as recommendation_errors
+    from warploom import simulate as simulate
+    from warploom import simulation_errors as simulation_errors
+    from warploom import testing as testing
     from warploom.codegen.archives.archive import export_kernels as export_kernels
     from warploom.codegen.archives.archive_import import import_kernels as import_kernels
     from warploom.codegen.build import forbid_compilation as forbid_compilation
@@ -219,6 +232,24 @@ _HOME = {
     "VirtualCache": "warploom.serving.virtual_memory.cache",
 }
 
+_explained: set[str] = set()  # names that were asked for
+# modules that users need no import of their own for
+_MODULES = (
+    "deployment_errors",
+    "distributed",
+    "engine_errors",
+    "errors",
+    "graph_errors",
+    "memory_errors",
+    "prefetch",
+    "prefetch_errors",
+    "recommendation",
+    "recommendation_errors",
+    "simulate",
+    "simulation_errors",
+    "testing",
+)
+
 if not TYPE_CHECKING:  # there the imports above say it
     # `from warploom import *` leaves Python's own abs, max and sum alone
     __all__ = sorted(name for name in _HOME if not hasattr(builtins, name))
@@ -226,9 +257,13 @@ if not TYPE_CHECKING:  # there the imports above say it
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
+        if name not in _explained:
+            from warploom.calls import explain
+
+            explain(_HOME[name], name)
+            _explained.add(name)
         return getattr(import_module(_HOME[name]), name)
-    # modules that users need no import of their own for
-    if name in ("errors", "graph_errors", "memory_errors", "testing"):
+    if name in _MODULES:
         return import_module(f"warploom.{name}")
     from warploom.lazy import no_attribute  # for mistakes only
 

@@ -152,7 +152,8 @@ def doctor() -> None:
     table = new_table("part", "state", "what was found, or what to do")
     findings = examine()
     for finding in findings:
-        state = "[green]works[/]" if finding.works else f"[yellow]{finding.fault}[/]"
+        color = "green" if finding.state == "works" else "yellow"
+        state = f"[{color}]{finding.state}[/]"
         table.add_row(finding.part, state, escape(finding.detail))  # [cu13] is no markup
     show(table)
     working = working_back_ends(findings)

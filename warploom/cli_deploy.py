@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING
 
 import click
 
+from warploom.deployment_errors import BrokenBuildSpec
+from warploom.errors import WarploomError
 from warploom.tables import in_bytes, new_table, show
 
 if TYPE_CHECKING:
     from warploom.runtime.calls.ahead import BuildReport
+    from warploom.runtime.wrappers.declaration import Declaration
 
 _COLUMNS = ("variant", "kind", "dtype", "head_dim", "format", "tile")
 _COLORS = {"built": "green", "present": "dim", "failed": "red"}
@@ -35,9 +39,8 @@ def build(specs: tuple[str, ...], archs: tuple[str, ...], processors: tuple[str,
     Exits with 1 if a kernel could not be built; all others are.
     """
     from warploom.runtime.calls.ahead import build_ahead
-    from warploom.spec_objects import declared
 
-    declarations = [one for spec in specs for one in declared(spec)]
+    declarations = [one for spec in specs for one in _declared(spec)]
     report = build_ahead(declarations, archs, processors or ("native",))
     _tell(report)
     failed = report.of("failed")
@@ -56,7 +59,12 @@ def build(specs: tuple[str, ...], archs: tuple[str, ...], processors: tuple[str,
 def export(file: Path, archs: tuple[str, ...]) -> None:
     """Write the cache's kernels to one FILE, for `warploom import` elsewhere."""
     from warploom.codegen.archives.archive import export_kernels
+    from warploom.codegen.compilers.arch import ARCHS
+    from warploom.errors import UnknownArchitecture
 
+    for name in archs:
+        if name not in (*ARCHS, "cpu"):
+            raise UnknownArchitecture(name=name, known=", ".join((*ARCHS, "cpu")))
     made = export_kernels(file, archs=archs or None)
     click.echo(f"{made.kernels} kernels in {made.path}, {in_bytes(made.bytes)}")
     if made.left_out:
@@ -80,6 +88,25 @@ def import_(file: Path, sha256: str | None) -> None:
         f"{brought.imported} kernels imported into {env.cache_dir()}, {in_bytes(brought.bytes)}; "
         f"{brought.present} were there"
     )
+
+
+def _declared(spec: str) -> list[Declaration]:
+    """What a SPEC names; mistakes in the user's file are told by their place, without a trace."""
+    from warploom.spec_objects import declared
+
+    try:
+        return declared(spec)
+    except WarploomError:
+        raise
+    except Exception as error:
+        if isinstance(error, SyntaxError):
+            where, reason = f"{error.filename}, line {error.lineno},", error.msg
+        else:
+            frames = extract_tb(error.__traceback__)
+            last = [one for one in frames if not one.filename.startswith("<frozen")][-1]
+            where, reason = f"{last.filename}, line {last.lineno},", str(error)
+        kind = type(error).__name__
+        raise BrokenBuildSpec(spec=spec, where=where, kind=kind, reason=reason) from error
 
 
 def _tell(report: BuildReport) -> None:

@@ -45,6 +45,13 @@ class BadBuildSpec(WarploomError):
     )
 
 
+class BrokenBuildSpec(WarploomError):
+    message = (
+        "{spec} names nothing to build yet: {where} raised {kind}: {reason}. Correct that first; "
+        "warploom build reads declarations by importing what has them."
+    )
+
+
 class CacheNotWritable(WarploomError):
     message = (
         "the cache in {root} cannot be written ({reason}). Set WARPLOOM_CACHE_DIR to a folder that "

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 from warploom import __version__, env
+from warploom.deployment_errors import CacheNotWritable
 from warploom.errors import WarploomError
+
+if TYPE_CHECKING:
+    from warploom.codegen.compilers.hostcc import HostTarget
 
 _CUDA_TRIAL = """
 #include <cute/tensor.hpp>
@@ -18,16 +23,20 @@ extern "C" __global__ void warploom_kernel(int* p) { *p = cute::Int<42>::value; 
 
 @dataclass(frozen=True)
 class Finding:
-    """One part: whether it works, what was found or what to do, and the back end that needs it.
+    """One part: whether its back end can do without more, what was found or what to do, and which.
 
-    `fault` is the word for what does not work.
+    `fault` is the word for what is wrong; a part may be missing, and its back end work.
     """
 
     part: str
     works: bool
     detail: str
     needed_by: str = ""
-    fault: str = "missing"
+    fault: str = ""
+
+    @property
+    def state(self) -> str:
+        return self.fault or ("works" if self.works else "missing")
 
 
 def examine() -> list[Finding]:
@@ -36,7 +45,7 @@ def examine() -> list[Finding]:
         Finding("warploom", True, f"{__version__}, Python {platform.python_version()}"),
         _settings(),
         _try("cache folder", _cache),
-        _try("host compiler", _host, "cpu"),
+        _host(),
         _try("CUDA headers", _headers, "cuda"),
         _try("NVRTC", _nvrtc, "cuda"),
         _try("GPU", _gpu, "cuda"),
@@ -61,23 +70,41 @@ def _settings() -> Finding:
     wrong = [f"{name} is {problem}" for name in names if (problem := env.problem(name))]
     wrong += [f"{name}: {problem}" for name, problem in env.unknown().items()]
     good = f"of environment variables: {', '.join(names) or 'none'}"
-    return Finding("settings", not wrong, "\n".join(wrong) or good, fault="wrong")
+    return Finding("settings", not wrong, "\n".join(wrong) or good, fault="wrong" if wrong else "")
 
 
 def _cache() -> str:
     from warploom.codegen.cache.store import Store
 
     store = Store(env.cache_dir())
-    with store.workshop():
-        return str(store.root)
+    try:
+        with store.workshop():
+            return str(store.root)
+    except OSError as error:
+        raise CacheNotWritable(root=store.root, reason=error.strerror or error) from error
 
 
-def _host() -> str:
+def _host() -> Finding:
+    """The compiler; where there is none, the one whose kernels the cache holds."""
     from warploom.codegen.compilers.hostcc import host_target
 
-    parts = host_target().key_parts()
-    flags = fill(parts["flags"], 90, break_on_hyphens=False)
-    return f"{parts['compiler']}\n{flags}"  # the other parts are hashes, for the cache
+    found: list[HostTarget] = []
+
+    def probed() -> str:
+        found.append(host_target())
+        parts = found[0].key_parts()
+        flags = fill(parts["flags"], 90, break_on_hyphens=False)
+        return f"{parts['compiler']}\n{flags}"  # the other parts are hashes, for the cache
+
+    finding = _try("host compiler", probed, "cpu")
+    if not found or found[0].command:
+        return finding
+    served = (
+        f"no C++ compiler was found. Kernels of {found[0].version} in {env.cache_dir()} are served,"
+        "\nand no others: a new variant raises NotInCache. Bring its kernels with warploom import,"
+        "\nor install a compiler."
+    )
+    return replace(finding, detail=served, fault="missing")
 
 
 def _headers() -> str:

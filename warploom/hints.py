@@ -23,6 +23,7 @@ _KEYS = "It is an option of the wrapper: AttentionWrapper(..., key_transform=...
 _LENS = "Lengths are kv_lens in attention(), kv_indptr (paged: and last_page_len) in plan()."
 
 _SCALES = "Scales of 8-bit keys and values are a variant: warploom.KVScale(k, v)."
+_ROWS = "Rows of request i are indptr[i] to indptr[i + 1], the last tokens of its pages."
 
 # names in the calls of torch, FlashAttention and FlashInfer -> what stands for them here
 _ELSEWHERE = {
@@ -43,10 +44,18 @@ _ELSEWHERE = {
     "score_mod": _FLEX,
     "mask_mod": _FLEX,
     "block_mask": _BLOCK_MASK,
-    "kernel_options": "Tiles are chosen for the batch; AttentionWrapper(..., tile=...) fixes one.",
+    "kernel_options": "Leave it out: tiles are chosen for the batch, and AttentionWrapper(..., "
+    "tile=...) fixes one.",
     "return_aux": "Runs take it, and attention().",
     "return_max_scores": "Ask by return_aux=warploom.AuxRequest(max_scores=True).",
     "paged_kv_indptr": "It is called kv_indptr.",
+    "append_key": "It is called k.",
+    "append_value": "It is called v.",
+    "paged_kv_cache": "It is called kv.",
+    "paged_kv_last_page_len": "It is called last_page_len.",
+    "kv_last_page_len": "It is called last_page_len.",
+    "batch_indices": _ROWS,
+    "positions": _ROWS,
     "block_tables": _TABLE,
     "seq_lens": _LENS,
     "cache_seqlens": _LENS,
@@ -65,6 +74,23 @@ _ELSEWHERE = {
     "q_data_type": "The type of q is called dtype.",
     "kv_data_type": "The type of k and v is called kv_dtype.",
 }
+
+
+# what an argument of one class is called elsewhere -> here
+_CALLED = {
+    "SlidingWindow": dict.fromkeys(("window", "window_size", "window_left", "size"), "left")
+    | {"window_right": "right", "num_sinks": "sinks"},
+    "Rope": dict.fromkeys(("base", "rope_theta"), "theta") | {"rotary_dim": "dim"},
+    "Paged": {"block_size": "page_size"},
+    "Composed": {"block_size": "page_size"},
+    "SoftCap": dict.fromkeys(("softcap", "logits_soft_cap", "soft_cap"), "cap"),
+}
+
+
+def meant(call: str, name: str) -> str:
+    """A sentence about what other libraries call an argument of this class; empty if it is none."""
+    found = _CALLED.get(call, {}).get(name)
+    return f" It is called {found}." if found else ""
 
 
 def hint(name: str, known: Sequence[str], arguments: Sequence[str] = ()) -> str:

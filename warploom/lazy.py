@@ -21,8 +21,15 @@ def lazy_names(
         homes: the module of each name there.
     """
 
+    explained: set[str] = set()
+
     def find(name: str) -> object:
         if name in homes:
+            if name not in explained:
+                from warploom.calls import explain
+
+                explain(f"{room}.{homes[name]}", name)
+                explained.add(name)
             return getattr(import_module(f"{room}.{homes[name]}"), name)
         raise no_attribute(module, name, homes)
 

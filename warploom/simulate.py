@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from warploom.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from warploom.serving.prefetch.model_shapes import ModelShape as ModelShape
     from warploom.serving.simulation.arrivals import Request as Request
     from warploom.serving.simulation.arrivals import read_trace as read_trace
     from warploom.serving.simulation.arrivals import synthetic as synthetic
@@ -62,6 +63,7 @@ _HOME = {
     "Machine": "roofline",
     "Measured": "measured",
     "Migration": "balance",
+    "ModelShape": "roofline",  # which imports it
     "Placement": "balance",
     "RECORDED": "measured",
     "Request": "arrivals",

@@ -37,6 +37,13 @@ class NeverFits(SimulationError):
 # --- what is read ---------------------------------------------------------------------------------
 
 
+class NoTrace(SimulationError):
+    message = (
+        "{where} cannot be read ({reason}). Expected a text file of JSON lines, as write_trace "
+        "writes it; synthetic(count) draws requests without one."
+    )
+
+
 class EmptyTrace(SimulationError):
     message = "{where} has no request. A trace has one for each line, and at least one."
 

@@ -164,7 +164,9 @@ _UNTRACED = {
     "astype": "Write x.float(), x.int(), x.bool() or x.to(torch.float32).",
     "amax amin": _REDUCED,
     "sum mean": "Write warploom's sum(x) or mean(x), over the lanes of a vector.",
-    "norm normalize rms_norm layer_norm": "Write x * rsqrt(mean(x * x) + epsilon), or the like.",
+    "norm linalg_norm linalg_vector_norm normalize rms_norm layer_norm": (
+        "Write x * rsqrt(mean(x * x) + epsilon), or the like."
+    ),
     "setitem fill_ copy_ index_put index_put_ scatter scatter_": symbols.UNCHANGING,
     "clone detach contiguous": "Leave it out: values do not change.",
     "nan_to_num": "Write where(isnan(x), 0.0, x).",

@@ -19,6 +19,7 @@ from warploom.dsl.graphs import build
 from warploom.dsl.types import location
 from warploom.dsl.types.ir import Kind, Node, Source
 from warploom.dsl.types.number_types import type_of_tensor
+from warploom.dsl.values.foreign_names import numpy_name, torch_name
 from warploom.errors import BranchOnSymbol, CannotTrace, NoNumber
 
 Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the reading
@@ -34,6 +35,7 @@ PUBLIC: list[str] = []
 FOUND_TENSOR: ContextVar[Callable[[Any], Any] | None] = ContextVar("found_tensor", default=None)
 
 _OUTSIDE = "Declare it as a field of the variant: Tensor(dtype, roles) or Scalar(dtype)."
+_AS_TENSOR = "Capture a tensor instead: torch.from_numpy(array), made outside of the function."
 _CONCRETE = (
     "A value inside a functor is known only in the kernel. Use warploom's functions "
     "(where, exp, floor, minimum, ...), and declare tables as Tensor fields."
@@ -224,9 +226,8 @@ class Symbol:
         return self._concrete() if spec else repr(self)
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise build.refuse(
-            "a NumPy array indexed by, or built from, a value of the kernel", _OUTSIDE
-        )
+        remedy = _OUTSIDE if FOUND_TENSOR.get() is None else _AS_TENSOR
+        raise build.refuse("a NumPy array indexed by, or built from, a value of the kernel", remedy)
 
     def _no_product(self, other: object) -> NoReturn:
         raise build.refuse("a product with a matrix (@)", NO_PRODUCTS)
@@ -243,7 +244,7 @@ class Symbol:
 
     def __getitem__(self, index: object) -> Symbol:
         """`x[()]` and `x[...]`, as of tensors without dimensions."""
-        if index == () or index is Ellipsis:
+        if index is Ellipsis or (isinstance(index, tuple) and not index):
             return self
         return self._no_container()
 
@@ -262,7 +263,7 @@ class Symbol:
     def __array_function__(
         self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        return call_named("np." + func.__name__, func.__name__, args, kwargs)
+        return call_named(numpy_name(func), func.__name__, args, kwargs)
 
     @classmethod
     def __torch_function__(
@@ -274,7 +275,7 @@ class Symbol:
     ) -> Any:
         if func.__name__ == "__getitem__":
             return index_torch(*args)
-        return call_named("torch." + func.__name__, func.__name__, args, kwargs or {})
+        return call_named(torch_name(func), func.__name__, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

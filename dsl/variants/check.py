@@ -124,7 +124,7 @@ def result(variant: Variant, hook: str, value: Value) -> Node:
         is_bool = found.kind is Kind.BOOL
         if is_bool == (hook == "logits_mask"):
             return found if is_bool else build.to_kind(found, Kind.FLOAT)
-        shown = f"a {found.kind.value}"
+        shown = _one(found.kind.value)
     place = value.source if isinstance(value, Symbol) else None
     raise WrongResult(
         hook=hook,
@@ -166,4 +166,8 @@ def _describe(value: Value) -> str | None:
         return f"the whole of {value.described()}"
     if getattr(value, "ndim", None) == 0:
         return None
-    return "None (is a return missing?)" if value is None else f"a {type(value).__name__}"
+    return "None (is a return missing?)" if value is None else _one(type(value).__name__)
+
+
+def _one(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeio" else f"a {noun}"

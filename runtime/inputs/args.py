@@ -302,6 +302,9 @@ def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dty
     convert = f"Convert it with .to({expected})"
     if not geometry.is_declared:
         return f"{convert}."
+    if name in ("k", "v") and got == torch.int8:  # a conversion would leave their scales out
+        scales = "KVScale, HeadKVScale or TokenKVScale"
+        return f"Declare kv_dtype='int8', and their scales by the variant: {scales}."
     if name in ("k", "v") and got in (*_NARROW, geometry.dtype):
         return f"{convert}, or declare kv_dtype={got}."
     computed = _COMPUTED if geometry.device.type == "cpu" else _COMPUTED[:2]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from warploom.calls import explained
 from warploom.codegen.source import TileChoice
 from warploom.counters import count
 from warploom.dsl.types.formats import KVFormat
@@ -27,14 +28,14 @@ from warploom.runtime.planning.plan_summary import summary
 from warploom.runtime.planning.planner import Planner, as_many_rows
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.uncopied import Uncopied
-from warploom.runtime.wrappers.calls import explained
 from warploom.runtime.wrappers.guard import Guard
+from warploom.runtime.wrappers.shown import Shown
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import Records
 from warploom.scheduler.plan import Plan
 
 
-class Planning(Uncopied):
+class Planning(Uncopied, Shown):
     """The part of a wrapper that plans; the wrapper's constructor makes the rest."""
 
     device: torch.device

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from warploom.calls import explained
 from warploom.dsl.types.formats import KVFormat
 from warploom.errors import (
     ArgumentError,
@@ -30,7 +31,6 @@ from warploom.runtime.operators.custom_op import Result
 from warploom.runtime.planning.planner import as_many_rows
 from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.tensors import as_torch, byte_span
-from warploom.runtime.wrappers.calls import explained
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 

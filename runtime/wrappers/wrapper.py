@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from warploom.calls import explained
 from warploom.codegen.build import Job, build_all
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.dtypes import DType
@@ -46,7 +47,6 @@ from warploom.runtime.planning.planner import Planner
 from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.tensors.tensors import as_torch
-from warploom.runtime.wrappers.calls import explained
 from warploom.runtime.wrappers.guard import Guard
 from warploom.runtime.wrappers.prefetching import Prefetching
 from warploom.scheduler.bounds import Bounds

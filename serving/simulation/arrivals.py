@@ -11,7 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from warploom.hints import hint
-from warploom.simulation_errors import BadSetup, BadTraceLine, EmptyTrace, UnknownTraceField
+from warploom.simulation_errors import (
+    BadSetup,
+    BadTraceLine,
+    EmptyTrace,
+    NoTrace,
+    UnknownTraceField,
+)
 
 
 @dataclass(frozen=True)
@@ -105,13 +111,19 @@ def read_trace(path: Path | str) -> list[Request]:
     Its `cached` may be there, too.
 
     Raises:
+        NoTrace: there is no such file, or no text in it.
         EmptyTrace: no line has one.
         UnknownTraceField: a field that is none of a request's.
         BadTraceLine: no JSON object, a field is missing, or its value is no such number.
     """
     path = Path(path)
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise NoTrace(where=path, reason=reason) from error
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             found.append(_request_of(line, path.name, number))
     if not found:

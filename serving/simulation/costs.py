@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal, NamedTuple, Protocol
 
+from warploom.serving.simulation.checks import check_kind
 from warploom.serving.simulation.steps import Step
-from warploom.simulation_errors import BadCost
+from warploom.simulation_errors import BadCost, BadSetup
+
+# what a simulation asks of costs
+ASKED = ("layers", "host", "planner", "swap", "layer", "once")
 
 Stream = Literal["compute", "communication"]
 STREAMS: tuple[Stream, ...] = ("compute", "communication")
@@ -28,12 +32,27 @@ class HostSeconds(NamedTuple):
     output: float
 
 
-class Section(NamedTuple):
-    """Part of a layer that one stream computes without a pause."""
+@dataclass(frozen=True)
+class Section:
+    """Part of a layer that one stream computes without a pause.
+
+    Attributes:
+        name: of it.
+        stream: that computes it.
+        seconds: that it takes.
+
+    Raises:
+        BadSetup: no such stream.
+    """
 
     name: str
     stream: Stream
     seconds: float
+
+    def __post_init__(self) -> None:
+        if self.stream not in STREAMS:
+            name, expected = f"the stream of {self.name!r}", " or ".join(map(repr, STREAMS))
+            raise BadSetup(name=name, got=repr(self.stream), expected=expected)
 
 
 class Costs(Protocol):
@@ -91,6 +110,7 @@ class GivenCosts:
 
     Raises:
         BadCost: one is negative or not finite.
+        BadSetup: sections that are none.
     """
 
     sections: tuple[Section, ...]
@@ -106,7 +126,10 @@ class GivenCosts:
     def __post_init__(self) -> None:
         for name in ("schedule", "plan", "output", "planner_kernel", "swap_kernel", "last"):
             check_cost(name, getattr(self, name))
+        what = "a tuple of Section(name, stream, seconds)"
+        check_kind("sections", self.sections, ("__len__", "__getitem__"), what)
         for section in self.sections:
+            check_kind("a section", section, Section, "Section(name, stream, seconds)")
             check_cost(f"the section {section.name!r}", section.seconds)
         check_cost("layers", self.layers, "layers", above_zero=True)
         check_cost("rows", self.rows, "rows")
@@ -124,7 +147,7 @@ class GivenCosts:
         if not self.rows:
             return self.sections
         part = step.rows / self.rows
-        return [section._replace(seconds=part * section.seconds) for section in self.sections]
+        return [replace(section, seconds=part * section.seconds) for section in self.sections]
 
     def once(self, step: Step) -> float:
         return self.last

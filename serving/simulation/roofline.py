@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from warploom.serving.prefetch.accelerators import H200, Accelerator
 from warploom.serving.prefetch.l2_model import collective_seconds
 from warploom.serving.prefetch.model_shapes import ModelShape, Operation
+from warploom.serving.simulation.checks import check_kind
 from warploom.serving.simulation.cores import SPREADINGS, Spreading, heaviest
 from warploom.serving.simulation.costs import HostSeconds, Section, check_cost
 from warploom.serving.simulation.measured import DECODE_PLAN, RECORDED, Line, Measured
@@ -90,7 +91,7 @@ class RooflineCosts:
 
     Raises:
         BadCost: fewer than one device or group.
-        BadSetup: no such spreading.
+        BadSetup: no such spreading; a model, machine or engine that is none.
     """
 
     model: ModelShape
@@ -102,6 +103,11 @@ class RooflineCosts:
     spreading: Spreading = "cut"
 
     def __post_init__(self) -> None:
+        shape = "a ModelShape(name, layers, hidden, heads, kv_heads, ffn)"
+        check_kind("model", self.model, ModelShape, f"{shape}, or one of warploom.prefetch.MODELS")
+        machine = "a Machine, such as Machine(chip=warploom.prefetch.H100)"
+        check_kind("machine", self.machine, Machine, machine)
+        check_kind("engine", self.engine, Engine, "an Engine, such as Engine(schedule=Line(0, 0))")
         for name in ("devices", "groups"):
             check_cost(name, getattr(self, name), name, above_zero=True)
         check_cost("vocabulary", self.vocabulary, "tokens")

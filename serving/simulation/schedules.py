@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from warploom.serving.simulation.checks import check_kind
 from warploom.serving.simulation.costs import STREAMS, Costs, Stream
 from warploom.serving.simulation.steps import Step
 from warploom.simulation_errors import BadSetup, BadSplit
@@ -62,6 +63,12 @@ class Schedule(Protocol):
     def tasks(self, costs: Costs, step: Step) -> Sequence[Task]:
         """All that the device does, in the order in which it is given to the streams."""
         ...
+
+
+def check_schedule(name: str, got: object) -> None:
+    """Raise BadSetup for what is no schedule, such as the class of one."""
+    asked = ("name", "ahead", "knows_ends", "before", "after", "first", "tasks")
+    check_kind(name, got, asked, "a schedule, such as Serial() or Asynchronous()")
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,7 @@ class DualStreams:
 
     Raises:
         BadSplit: a share is none, or both are more than there is.
+        BadSetup: fewer than one micro-batch, or a host that is no schedule.
     """
 
     compute: float = 0.84
@@ -165,6 +173,7 @@ class DualStreams:
             raise BadSplit(shares=told, total=f"{100 * sum(shares):g} %")
         if self.micro_batches < 1:
             raise BadSetup(name="micro_batches", got=self.micro_batches, expected="at least 1")
+        check_schedule("host", self.host)
 
     @property
     def name(self) -> str:

@@ -11,10 +11,11 @@ import numpy as np
 from warploom.serving.simulation.arrivals import Request
 from warploom.serving.simulation.balance import Migration, Placement, RoundRobin
 from warploom.serving.simulation.batcher import Limits, Served
+from warploom.serving.simulation.checks import check_kind, check_quantile
 from warploom.serving.simulation.clock import Clock
-from warploom.serving.simulation.costs import Costs
+from warploom.serving.simulation.costs import ASKED, Costs
 from warploom.serving.simulation.engine import Engine, Log
-from warploom.serving.simulation.schedules import Schedule, Serial
+from warploom.serving.simulation.schedules import Schedule, Serial, check_schedule
 from warploom.serving.simulation.timeline import Timeline
 from warploom.simulation_errors import BadSetup, EmptyTrace
 
@@ -30,7 +31,7 @@ class Deployment:
         migration: between the groups of an engine; None: a request stays.
 
     Raises:
-        BadSetup: fewer than one replica or group.
+        BadSetup: fewer than one replica or group; a placement or migration that is none.
     """
 
     replicas: int = 1
@@ -42,6 +43,9 @@ class Deployment:
         for name in ("replicas", "groups"):
             if getattr(self, name) < 1:
                 raise BadSetup(name=name, got=getattr(self, name), expected="at least 1")
+        check_kind("placement", self.placement, ("choose",), "a placement, such as LeastTokens()")
+        if self.migration is not None:
+            check_kind("migration", self.migration, Migration, "a Migration(threshold), or None")
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,19 @@ class Result:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def ttft(self, quantile: float = 0.5) -> float:
-        """From a request's arrival to its first token."""
+        """From a request's arrival to its first token; raises BadSetup for no quantile."""
+        check_quantile(quantile)
         return float(
             np.quantile([one.first - one.request.arrival for one in self.served], quantile)
         )
 
     def tpot(self, quantile: float = 0.5) -> float:
-        """Between tokens of a request, its mean; 0 where nobody has two."""
+        """Between tokens of a request, its mean; 0 where nobody has two.
+
+        Raises:
+            BadSetup: no quantile.
+        """
+        check_quantile(quantile)
         found = [
             (one.last - one.first) / (one.request.output - 1)
             for one in self.served
@@ -92,7 +102,13 @@ class Result:
         return float(np.quantile(found, quantile)) if found else 0.0
 
     def idle(self, resource: str) -> float:
-        """Part of the time in which "host" or "device" had nothing to do, the mean of engines."""
+        """Part of the time in which "host" or "device" had nothing to do, the mean of engines.
+
+        Raises:
+            BadSetup: no such resource.
+        """
+        if resource not in ("host", "device"):
+            raise BadSetup(name="resource", got=repr(resource), expected="'host' or 'device'")
         lanes = [f"engine {i}/{resource}" for i in range(self.replicas)]
         # rows behind the last end of a request are computed when all is over
         busy = sum(self.timeline.busy(lane, self.seconds) for lane in lanes)
@@ -134,11 +150,13 @@ def simulate(
     Raises:
         EmptyTrace: no request.
         NeverFits: a request that is larger than a group's cache.
+        BadSetup: an argument of another kind, such as the class of a schedule.
     """
     if not requests:
         raise EmptyTrace(where="the list of requests")
     schedule, limits = schedule or Serial(), limits or Limits()
     deployment = deployment or Deployment()
+    _check(requests, costs, schedule, limits, deployment)
     clock, log = Clock(), Log(detail=detail)
     engines = [
         Engine.with_groups(
@@ -157,6 +175,18 @@ def simulate(
     return Result(
         schedule.name, served, max(one.last for one in served), log, deployment.replicas
     )  # fmt: skip
+
+
+def _check(
+    requests: Sequence[Request], costs: Costs, schedule: Schedule, limits: Limits,
+    deployment: Deployment,
+) -> None:  # fmt: skip
+    for one in requests:
+        check_kind("a request", one, Request, "Request(arrival, prompt, output)")
+    check_kind("costs", costs, ASKED, "costs, such as GivenCosts(...) or RooflineCosts(model)")
+    check_schedule("schedule", schedule)
+    check_kind("limits", limits, Limits, "Limits(...), or None")
+    check_kind("deployment", deployment, Deployment, "Deployment(...), or None")
 
 
 def _place(served: Served, engines: Sequence[Engine], placement: Placement) -> None:

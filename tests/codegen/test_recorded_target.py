@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from warploom import doctor
 from warploom.codegen import build as build_module
 from warploom.codegen.build import build, forbid_compilation
 from warploom.codegen.cache.facts import sealed, unsealed
@@ -71,8 +72,21 @@ def test_a_host_kernel_is_found_without_a_compiler(
         build(cpp_source("43"), recorded)
 
 
+def test_doctor_tells_a_cache_that_serves_from_a_compiler(
+    cpp_source: Make, host: HostTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert doctor._host().state == "works"
+    build(cpp_source("41 + 1"), host)
+    lose_the_compiler(monkeypatch)
+    found = doctor._host()
+    assert found.works and found.state == "missing"  # the back end serves what there is
+    assert found.detail.startswith("no C++ compiler was found. Kernels of " + host.version)
+
+
 def test_an_empty_cache_asks_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_the_compiler(monkeypatch)
+    missing = doctor._host()
+    assert not missing.works and "Install one" in missing.detail
     with pytest.raises(NoHostCompiler, match=r"tried c\+\+, g\+\+, clang\+\+"):
         host_target()
 

@@ -308,6 +308,8 @@ def test_wrong_results_and_branches_point_into_the_function(placed) -> None:
     with pytest.raises(WrongResult, match="logits_transform of flex_score returned a bool") as e:
         wl.flex(score)
     assert placed(e.value, "q_idx >= kv_idx")
+    with pytest.raises(WrongResult, match="returned an int32; expected a bool"):
+        wl.flex(mask_mod=lambda b, h, q_idx, kv_idx: kv_idx)
 
     def branching(b, h, q_idx, kv_idx):
         return kv_idx if h > 3 else q_idx

@@ -161,6 +161,9 @@ def test_whole_divisions_toward_zero_are_exact_at_the_ends(op: str, graph: Any) 
         (lambda x: torch.ones(3, 3) @ x, "no products of matrices: multiply q, k or v by the"),
         (lambda x: torch.matmul(torch.ones(3, 3), x), "no products of matrices"),
         (lambda x: np.ones((3, 3)) @ x, "no products of matrices"),
+        (lambda x: np.linalg.norm(x), r"^np\.linalg\.norm cannot .*Write x \* rsqrt"),
+        (lambda x: torch.linalg.norm(x), r"^torch\.linalg\.norm cannot .*Write x \* rsqrt"),
+        (lambda x: x[x.int() ^ 1], "^indexing, .* cannot .*use rotate_half"),
     ],
 )
 def test_what_does_not_trace_is_answered_with_what_to_write(
@@ -169,6 +172,23 @@ def test_what_does_not_trace_is_answered_with_what_to_write(
     with pytest.raises(errors.CannotTrace, match=text) as caught:
         use(X)
     assert source(caught.value).file == __file__
+
+
+TABLES = {"bias": np.zeros(8, np.float32)}
+
+
+class Uses(wl.Variant):
+    def logits_transform(self, logits: Any, at: wl.Position) -> Any:
+        return logits + TABLES["bias"][at.kv_pos]
+
+
+def test_an_array_out_of_reach_is_a_tensor_in_flex_and_a_field_in_a_class() -> None:
+    with pytest.raises(errors.CannotTrace, match=r"Capture a tensor instead: torch\.from_numpy"):
+        wl.flex(lambda score, b, h, i, j: score + TABLES["bias"][j])
+    table = torch.from_numpy(TABLES["bias"])
+    wl.flex(lambda score, b, h, i, j: score + {"bias": table}["bias"][j])
+    with pytest.raises(errors.CannotTrace, match="Declare it as a field"):
+        wl.attention(*torch.zeros(3, 1, 2, 1, 8), variant=Uses())
 
 
 class Projected(wl.Variant):

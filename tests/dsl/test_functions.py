@@ -97,7 +97,7 @@ def test_methods_of_torch_tensors_in_both_readings(graph) -> None:
     ("use", "names"),
     [
         (lambda x: torch.cumsum(x, 0), "torch.cumsum"),
-        (lambda x: torch.special.bessel_j0(x), "torch.special_bessel_j0"),
+        (lambda x: torch.special.bessel_j0(x), "torch.special.bessel_j0"),
         (lambda x: torch.abs(x, out=torch.zeros(3)), "torch.abs with these arguments"),
         (lambda x: torch.zeros(3)[x], "indexing a plain torch tensor"),
         (lambda x: torch.zeros(3) + x, "torch.Tensor of shape (3,)"),

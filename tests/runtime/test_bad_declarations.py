@@ -99,6 +99,7 @@ def test_wrong_declarations(changes: Any, error: type[Exception], text: str) -> 
         (None, K.to(torch.uint8), r"\.view\(torch.float8_e4m3fn\) and declare kv_dtype=torch.fl"),
         (E4M3, K.to(FNUZ), r"Convert it with \.to\(torch.float8_e4m3fn\)\.$"),
         (None, K.to(FNUZ), r"Convert it with \.to\(torch.float32\)\.$"),
+        (None, K.to(torch.int8), "Declare kv_dtype='int8', .*: KVScale, HeadKVScale or Token"),
         (None, K.to(E4M3), r"or declare kv_dtype=torch.float8_e4m3fn\.$"),
         (E4M3, K, r"or declare kv_dtype=torch.float32\.$"),
         (None, K.half(), r"Convert it with \.to\(torch.float32\)\.$"),  # q has the declared type

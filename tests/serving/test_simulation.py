@@ -198,7 +198,7 @@ def test_seconds_scale_with_all_of_their_causes() -> None:
     parts = Section("c", "compute", 0.3), Section("m", "communication", 0.2)
     costs = GivenCosts(parts, 0.01, 0.02, 0.03, 0.004, 0.005, 0.06, layers=3, rows=8)
     slow = GivenCosts(
-        tuple(part._replace(seconds=2 * part.seconds) for part in parts), 0.02, 0.04, 0.06, 0.008,
+        tuple(replace(part, seconds=2 * part.seconds) for part in parts), 0.02, 0.04, 0.06, 0.008,
         0.01, 0.12, layers=3, rows=8,
     )  # fmt: skip
     requests = synthetic(30, rate=2.0, prompt=20, output=6, spread=0.7)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from warploom.prefetch import ModelShape
 from warploom.serving.simulation import comparisons as figures
 from warploom.serving.simulation.roofline import REPLAY
 from warploom.serving.simulation.steps import Batch, Piece, Step
@@ -23,10 +22,12 @@ from warploom.simulate import (
     DualStreams,
     Engine,
     GivenCosts,
+    LeastTokens,
     Limits,
     Line,
     Machine,
     Migration,
+    ModelShape,
     Request,
     RooflineCosts,
     Section,
@@ -47,6 +48,7 @@ from warploom.simulation_errors import (
     EmptyTrace,
     NeverFits,
     NoMeasurement,
+    NoTrace,
     UnknownTraceField,
 )
 
@@ -256,10 +258,40 @@ def test_timelines_are_written_and_drawn(tmp_path: Path) -> None:
         (lambda: simulate([Request(0.0, 9, 9)], GivenCosts(()), Serial(),
                           limits=Limits(1, 1, kv_tokens=17)), NeverFits),
         (lambda: read_measured("nowhere"), NoMeasurement),
+        (lambda: read_trace("nowhere"), NoTrace),
     ],
 )  # fmt: skip
 def test_mistakes_have_errors_of_their_own(call: Callable[[], Any], error: type) -> None:
     with pytest.raises(error):
+        call()
+
+
+ONE = Request(0.0, 4, 2)
+ANY: Any = GivenCosts((Section("x", "compute", 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: RooflineCosts("llama"), "model is 'llama'; expected a ModelShape"),  # type: ignore[arg-type]
+        (lambda: RooflineCosts(SMALL, "H100"), "machine is 'H100'; expected a Machine"),  # type: ignore[arg-type]
+        (lambda: Section("m", "gpu", 1e-3), "'m' is 'gpu'; expected 'compute' or 'comm"),  # type: ignore[arg-type]
+        (lambda: GivenCosts((("m", "compute", 1.0),)), "a section is .*Section"),  # type: ignore[arg-type]
+        (lambda: GivenCosts(Section("m", "compute", 1.0)), "sections is .*a tuple of"),  # type: ignore[arg-type]
+        (lambda: simulate([ONE], ANY, Serial), r"the class Serial; .*write Serial\(\.\.\.\)"),  # type: ignore[arg-type]
+        (lambda: simulate([ONE], Serial(), Serial()), "costs is Serial"),  # type: ignore[arg-type]
+        (lambda: simulate([(0.0, 4, 2)], ANY), "a request is"),  # type: ignore[list-item]
+        (lambda: DualStreams(host=Asynchronous), "host is the class"),  # type: ignore[arg-type]
+        (lambda: Deployment(placement=LeastTokens), "placement is the class"),  # type: ignore[arg-type]
+        (lambda: simulate([ONE], ANY).ttft(50), "quantile is 50; .* from 0 to 1"),
+        (lambda: simulate([ONE], ANY).tpot(-1), "quantile is -1"),
+        (lambda: simulate([ONE], ANY).idle("gpu"), "resource is 'gpu'; .*'host' or 'dev"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_kind_are_told_where_they_are_given(
+    call: Callable[[], Any], told: str
+) -> None:
+    with pytest.raises(BadSetup, match=told):
         call()
 
 
