@@ -110,6 +110,10 @@ def flex(
 ) -> Variant:
     """Take FlexAttention's callables as they are.
 
+    Its tensors are [batch, heads, tokens, dim]: give `attention` `layout="HND"` with them. In the
+    default layout they are read as [batch, tokens, heads, dim]: the output may have the right shape
+    and wrong numbers.
+
     They are traced at once, to find the tensors they capture. Captured tensors (torch or NumPy;
     closure, globals, defaults, attributes of captured modules) become inputs of the kernel. Each
     call of `attention` reads what they hold then; a wrapper binds them when it is made, as it does

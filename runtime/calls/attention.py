@@ -143,7 +143,8 @@ def attention(
         return_lse: return the log-sum-exp too.
         return_aux: an `AuxRequest`, as in FlexAttention: what to return in an `AuxOutput`, in place
             of `return_lse`.
-        layout: "NHD" or "HND", of all tensors.
+        layout: "NHD" or "HND", of all tensors. FlexAttention's are "HND", as those of torch's
+            SDPA: read in the wrong one they may give the right shape and wrong numbers.
         kv_lens: int32 [batch], keys of each entry that count; all by default. On a device it is
             copied to the host, which waits for that device.
         lse_base: "e" or "2", base of the log-sum-exp.
