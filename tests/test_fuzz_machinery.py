@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz import cli, harness, runner
+import torch
+from fuzz import cli, harness, reference, runner
 from fuzz.attention import attention_of
 from fuzz.cases import Case, draw
 from fuzz.recorded import RECORDED
@@ -326,3 +327,16 @@ def test_numbers_are_written_as_python_reads_them() -> None:
 def test_recorded_seeds_are_listed_once() -> None:
     assert len(set(RECORDED)) == len(RECORDED)
     assert random.Random(1).random() == 0.13436424411240122  # seeds mean the same everywhere
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["cpu", "gpu"])
+def test_noise_has_what_only_rounds(fast: bool) -> None:
+    """Both ways to keep transformed vectors, and functions whose results are float32's own."""
+    narrow = set()
+    for places, seed in harness.NOISES:
+        with reference.noise(places, seed, fast=fast):
+            if places == 0.0:
+                narrow.add(reference.Noise.narrow)
+                five = reference.of_function(torch.tensor(4.99999977).double(), "gelu")
+                assert five.item() == 5.0
+    assert narrow == {False, True}

@@ -20,10 +20,11 @@ from warploom.dsl.variants.trace import trace
 from warploom.runtime.declaring.declare import make_spec
 from warploom.runtime.devices.device import cuda_facts
 
-# Last places, seed. The first rounds and moves nothing: transformed queries that lie half way
-# between two numbers of 16 bits go to the even one there, and all up or all down in the others.
-NOISES = ((0.0, 0), (4.0, 1), (4.0, 2), (16.0, 3))
-DOUBTS = (NOISES[0], *((4.0 + 12.0 * (seed % 2), seed) for seed in range(4, 100)))  # for wrong rows
+# Last places, seed. The first two round and move nothing, transformed vectors to float32 and to the
+# type of the inputs (`Noise.narrow`): what lies half way between two numbers of 16 bits goes to the
+# even one there, and all up or all down in the others.
+NOISES = ((0.0, 0), (0.0, 1), (4.0, 1), (4.0, 2), (16.0, 3))
+DOUBTS = *NOISES[:2], *((4.0 + 12.0 * (seed % 2), seed) for seed in range(4, 100))  # for wrong rows
 MARGIN = 3.0  # times what noise alone does
 # Of the CPU: decodes with fewer keys than prefills, as many, and more.
 ROLES = [

@@ -59,7 +59,7 @@ def r(x, approximate=False):
 def of_function(x, name):
     """The result of a function as kernels may have it."""
     if Noise.places is not None and Noise.fast and name in ("tanh", "gelu"):
-        return moved(x, min(1, Noise.places), FAST_TANH)
+        return moved(x.float().double(), min(1, Noise.places), FAST_TANH)
     if Noise.places is not None:  # fast functions may give 0 for what is below the normal numbers
         x = torch.where(x.abs() < TINY, 0.0, x)
     return r(x, approximate=True)
