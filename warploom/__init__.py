@@ -6,6 +6,8 @@ import builtins
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from warploom.lazy import look_up, no_attribute
+
 if TYPE_CHECKING:
     from warploom import deployment_errors as deployment_errors
     from warploom import distributed as distributed
@@ -232,7 +234,6 @@ _HOME = {
     "VirtualCache": "warploom.serving.virtual_memory.cache",
 }
 
-_explained: set[str] = set()  # names that were asked for
 # modules that users need no import of their own for
 _MODULES = (
     "deployment_errors",
@@ -257,19 +258,13 @@ if not TYPE_CHECKING:  # there the imports above say it
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        if name not in _explained:
-            from warploom.calls import explain
-
-            explain(_HOME[name], name)
-            _explained.add(name)
-        return getattr(import_module(_HOME[name]), name)
+        return look_up(_HOME[name], name)
     if name in _MODULES:
         return import_module(f"warploom.{name}")
-    from warploom.lazy import no_attribute  # for mistakes only
-
     raise no_attribute(__name__, name, _HOME)
 
 
 def __dir__() -> list[str]:
-    helpers = ("TYPE_CHECKING", "annotations", "builtins", "import_module")
+    imported = ("TYPE_CHECKING", "annotations", "builtins", "import_module")
+    helpers = (*imported, "lazy", "look_up", "no_attribute")
     return sorted([*(name for name in globals() if name not in helpers), *_HOME])

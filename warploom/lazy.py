@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+_explained: set[tuple[str, str]] = set()  # homes and names that were asked for
+
 
 def lazy_names(
     module: str, room: str, homes: Mapping[str, str]
@@ -21,19 +23,22 @@ def lazy_names(
         homes: the module of each name there.
     """
 
-    explained: set[str] = set()
-
     def find(name: str) -> object:
         if name in homes:
-            if name not in explained:
-                from warploom.calls import explain
-
-                explain(f"{room}.{homes[name]}", name)
-                explained.add(name)
-            return getattr(import_module(f"{room}.{homes[name]}"), name)
+            return look_up(f"{room}.{homes[name]}", name)
         raise no_attribute(module, name, homes)
 
     return find, lambda: sorted(homes)
+
+
+def look_up(home: str, name: str) -> object:
+    """A public name of the module `home`; its calls are explained from the first time on."""
+    if (home, name) not in _explained:
+        from warploom.calls import explain
+
+        explain(home, name)
+        _explained.add((home, name))
+    return getattr(import_module(home), name)
 
 
 def no_attribute(module: str, name: str, homes: Mapping[str, str]) -> AttributeError:
