@@ -80,7 +80,8 @@ _ELSEWHERE = {
 _CALLED = {
     "SlidingWindow": dict.fromkeys(("window", "window_size", "window_left", "size"), "left")
     | {"window_right": "right", "num_sinks": "sinks"},
-    "Rope": dict.fromkeys(("base", "rope_theta"), "theta") | {"rotary_dim": "dim"},
+    "Rope": dict.fromkeys(("base", "rope_theta"), "theta")
+    | {"rotary_dim": "dim", "scale": "scaling", "rope_scaling": "scaling"},
     "Paged": {"block_size": "page_size"},
     "Composed": {"block_size": "page_size"},
     "SoftCap": dict.fromkeys(("softcap", "logits_soft_cap", "soft_cap"), "cap"),

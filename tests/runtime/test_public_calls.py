@@ -27,6 +27,7 @@ Q, K = torch.zeros(3, 4, 64), torch.zeros(5, 2, 64)
             "takes no 'window'. It is called left",
         ),
         (lambda: ANY.Rope(base=1e4), "no 'base'. It is called theta"),
+        (lambda: ANY.Rope(scale=2.0), "no 'scale'. It is called scaling"),
         (lambda: ANY.Paged(block_size=16), "no 'block_size'. It is called page_size"),
         (lambda: ANY.Paged(colour=16), "It takes page_size, layout.$"),
         (lambda: ANY.Bounds(), r"Write Bounds\(max_requests, max_q_rows, max_kv_len, \.\.\.\)"),
