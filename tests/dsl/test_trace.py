@@ -158,8 +158,8 @@ def test_q_idx_counts_the_requests_rows(graph) -> None:
 @pytest.mark.parametrize(
     ("hook", "result", "got"),
     [
-        ("logits_mask", lambda at: at.kv_pos - at.q_pos, "a int32"),
-        ("logits_mask", lambda at: 1, "a int32"),
+        ("logits_mask", lambda at: at.kv_pos - at.q_pos, "an int32"),
+        ("logits_mask", lambda at: 1, "an int32"),
         ("logits_mask", lambda at: None, "None"),
         ("logits_transform", lambda at: at.kv_pos < 3, "a bool"),
         ("logits_transform", lambda at: (at.kv_pos, 1), "a tuple"),
