@@ -91,7 +91,7 @@ class Call:
         return tensor
 
 
-class ReadingRefused(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class ReadingRefused(TorchFunctionMode):
     """Refuses, while it is entered, what reads values without an operator."""
 
     def __init__(self, what: str) -> None:
