@@ -11,10 +11,9 @@ from typing import Any
 from unittest import mock
 
 import warploom.templates
-from support.std_headers import precompiled
+from support.std_headers import plain_command, precompiled
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.compilers.arch import Arch, arch_named
-from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.kinds import KernelSpec
 from warploom.codegen.source import KernelSource, TileChoice
 from warploom.runtime.devices import loaded
@@ -53,7 +52,7 @@ def compile_for_fibers(text: str, source: Path) -> ctypes.CDLL:
     library = source.with_suffix(".so")
     flags = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
     flags.append("-U_FORTIFY_SOURCE")  # it takes jumps between the stacks of fibers for mistakes
-    command = [*host_target().command, *flags]
+    command = [*plain_command(BUILT), *flags]
     folders = [
         precompiled(EMULATION / "cuda_intrinsics.hpp", command, BUILT),
         EMULATION,
