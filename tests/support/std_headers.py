@@ -62,8 +62,10 @@ def compiler_with_headers(folder: Path, quick: bool) -> str | None:
     script = folder / f"c++-{digest}"
     if not script.exists():
         draft = Path(f"{script}.{os.getpid()}")
-        call = f'{shlex.join(target.command)} -include {header} "$@" {shlex.join(more)}'
-        draft.write_text(f"#!/bin/sh\nexec {call}\n")
+        call = f'{shlex.join(target.command)} $header "$@" {shlex.join(more)}'
+        # those compiled without sanitizers do for no others, which would read the text instead
+        given = f'case "$*" in *-fsanitize=*) ;; *) header="-include {header}" ;; esac'
+        draft.write_text(f"#!/bin/sh\nheader=\n{given}\nexec {call}\n")
         draft.chmod(0o755)
         draft.replace(script)
     return str(script)
