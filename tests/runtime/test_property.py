@@ -5,6 +5,9 @@ Kernels come from a fixed pool, compiled once and in parallel; everything else i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import hypothesis
 import numpy as np
 import pytest
 
@@ -123,6 +126,17 @@ class Inconsistent(Variant):
         return where(at.kv_pos == 3, logits + 1.0, logits) if hasattr(logits, "node") else logits
 
 
+@pytest.fixture
+def unshrunk() -> Iterator[None]:
+    """The first failure is reported as it was drawn: making it small takes 200 runs."""
+    before = hypothesis.settings.get_current_profile_name()
+    phases = [hypothesis.Phase.generate]
+    hypothesis.settings.register_profile("unshrunk", hypothesis.settings(phases=phases))
+    hypothesis.settings.load_profile("unshrunk")
+    yield
+    hypothesis.settings.load_profile(before)
+
+
 def test_check_reports_the_smallest_failing_batch() -> None:
     with pytest.raises(CheckFailed) as caught:
         check(Inconsistent(), formats=[Paged(3)], dtypes=["float32"], devices=["cpu"])
@@ -187,6 +201,7 @@ def test_check_continues_captured_tensors_to_the_length_of_a_batch() -> None:
     check(variant, formats=[Ragged()], dtypes=["float32"], devices=["cpu"], max_examples=20)
 
 
+@pytest.mark.usefixtures("unshrunk")
 def test_check_reports_errors_with_their_batch_and_takes_inputs() -> None:
     setup = {"formats": [Ragged()], "dtypes": ["float32"], "devices": ["cpu"], "max_examples": 10}
     with pytest.raises(MissingInput, match=r"Raises reads 'table'.*axis 0 has no role"):
@@ -201,6 +216,7 @@ class Undefined(Variant):
         return logits + (to_float(at.kv_pos - at.kv_pos) / (at.kv_pos - at.kv_pos))
 
 
+@pytest.mark.usefixtures("unshrunk")
 def test_check_says_when_the_functors_give_nan(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(CheckFailed, match="the functors themselves give nan here"):
         check(Undefined(), formats=[Ragged()], dtypes=["float32"], devices=["cpu"], max_examples=10)
