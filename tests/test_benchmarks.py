@@ -330,9 +330,12 @@ def test_the_command_refuses_a_machine_without_gpu(
 
 
 def test_each_way_to_transform_keys_is_right_where_it_is_small(
-    harness: ModuleType, tmp_path: Path
+    harness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_transforms = __import__("key_transforms")
+    prefill, decode, *others = key_transforms.contests(on_gpu=False)
+    some = [prefill, decode, *others[1::2]]  # others of RoPE, and of other kinds decodes
+    monkeypatch.setattr(key_transforms, "contests", lambda on_gpu: some)
     key_transforms.main(["--device", "cpu", "--out", str(tmp_path)])
     _, rows = harness.load_rows(tmp_path / "key_transforms.jsonl")
     assert {row.impl for row in rows} == {"fused", "stored", "plain"}
