@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import Ints
-from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING
+from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
 
 # A round is a handful of array operations, whose overhead does not depend on how many items it
 # assigns: one that assigns few costs more than pushing these through a heap.
@@ -23,6 +23,7 @@ SHORT_ROUND = 24
 # To and from a heap the whole queue is copied and sorted, so it must assign many items each time;
 # but costs that fall may make rounds long again, so not all of them.
 HEAP_BLOCK = 512
+TRIED = 64  # limits at a time
 
 
 def assign(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:
@@ -125,6 +126,11 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
     2E + R - 1 <= 2 * num_ctas - 2 partial results: the bound of FlashInfer, appendix D.3. Sizes are
     whole grains on both sides, so rounding adds no piece.
 
+    A piece costs its taker more than its keys, and the rest its owner. So an owner above the limit
+    gives what its partial result costs, too, and of these E + R - 1 pieces each room takes one in
+    its stride, and the parts but one each take room for one more. The lowest limit is taken at
+    which the rooms suffice.
+
     Args:
         queue: codes that `assign` returned.
         visible: (num_ctas,) visible key tiles of each CTA's last item, 0 without items.
@@ -137,30 +143,60 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
     loads, ctas = queue // len(queue), queue % len(queue)
     if loads[-1] <= mean + mean // WORTH_CUTTING:
         return None
-    limit = mean + mean // TOLERANCE
-    grain = model.per_tile * model.grain
-    # Neither an owner's rest nor a piece is shorter than a grain.
+    grain, piece = model.per_tile * model.grain, model.fixed + model.partial
+    opening = -(-piece // grain)  # grains of room that a part takes beside its own
+    # Neither an owner's rest nor a piece is shorter than a grain; and to give less than its partial
+    # result costs is no gain.
     most = np.maximum(visible[ctas] // model.grain - 1, 0)
-    # At `mean + fixed + grain` the rooms hold all that is cut: each rounding costs below a grain.
-    limits = np.arange(limit, max(limit, mean + model.fixed + grain) + 1)[:, None]
-    given = np.clip(-((limits - loads) // grain), 0, most)
-    room = np.maximum((limits - model.fixed - loads) // grain, 0)
-    best = int((given.sum(axis=1) <= room.sum(axis=1)).argmax())
-    return _lay_out(given[best], room[best], visible[ctas], ctas, model.grain)
+    most[most * grain <= model.partial] = 0
+    limits = limits_worth_cutting(mean, int(loads[-1]))
+    while limits:
+        # If a limit fits, higher ones do: a few of them tell between which two the lowest lies.
+        tried = limits[:: -(-len(limits) // TRIED)]
+        limit = np.asarray(tried)[:, None]
+        given = np.clip(-((limit - model.partial - loads) // grain), 0, most) * (loads > limit)
+        room = np.maximum((limit - piece - loads) // grain, 0)
+        needed = given.sum(axis=1) + opening * ((given > 0).sum(axis=1) - 1)
+        fits = needed <= room.sum(axis=1)
+        best = int(fits.argmax()) if fits.any() else len(tried)
+        if best < len(tried) and (best == 0 or len(tried) == len(limits)):
+            return _lay_out(given[best], opening, room[best], visible[ctas], ctas, model.grain)
+        end = limits.stop if best == len(tried) else tried[best] + 1
+        limits = range(tried[best - 1] + 1, end)
+    return None
 
 
-def _lay_out(given: Ints, room: Ints, visible: Ints, ctas: Ints, grain: int) -> Moves | None:
-    """Lays the owners' grains end to end over the rooms, emptiest CTA first; cuts at each end."""
+def limits_worth_cutting(mean: int, largest: int) -> range:
+    """Loads that CTAs may be limited to: from the mean to what is worth cutting.
+
+    Args:
+        mean: mean load.
+        largest: of a CTA.
+    """
+    return range(mean + mean // TOLERANCE, largest - largest // WORTH_SAVING + 1)
+
+
+def _lay_out(
+    given: Ints, opening: int, room: Ints, visible: Ints, ctas: Ints, grain: int
+) -> Moves | None:
+    """Lays the owners' grains end to end over the rooms, emptiest CTA first; cuts at each end.
+
+    In front of each part but the first lie `opening` grains, which take room and are nobody's.
+    """
     owners, rooms = np.flatnonzero(given), np.flatnonzero(room)
     if len(owners) == 0:
         return None
-    owner_end, room_end = np.cumsum(given[owners]), np.cumsum(room[rooms])
+    owner_end = np.cumsum(given[owners]) + opening * np.arange(len(owners))
+    room_end = np.cumsum(room[rooms])
     total = owner_end[-1]
     end = np.sort(np.concatenate((owner_end, room_end[room_end < total])))
     end = end[np.append(True, end[1:] > end[:-1])]
     begin = np.append(0, end[:-1])
     owner = np.searchsorted(owner_end, begin, side="right")
     taker = rooms[np.searchsorted(room_end, begin, side="right")]
+    begin = np.maximum(begin, (owner_end - given[owners])[owner])
+    is_piece = begin < end
+    owner, taker, begin, end = owner[is_piece], taker[is_piece], begin[is_piece], end[is_piece]
     # An item's last grain ends with the item: places are counted back from there.
     shift = visible[owners[owner]] - owner_end[owner] * grain
     return Moves(ctas[owners[owner]], ctas[taker], begin * grain + shift, end * grain + shift)

@@ -15,9 +15,10 @@ from warploom.scheduler.visibility import Visibility
 # Order and limit are kept to 1/TOLERANCE of the mean load, so that tiles of like cost may stay in
 # the order of their heads and rows: neighbours in time then read the same keys.
 TOLERANCE = 64
-# Tiles are cut only if some CTA is loaded 1/WORTH_CUTTING above the mean: merging costs something
-# too.
+# Tiles are cut only if some CTA is loaded 1/WORTH_CUTTING above the mean, and if cutting takes
+# 1/WORTH_SAVING of the largest load: costs are not known to less.
 WORTH_CUTTING = 16
+WORTH_SAVING = 32
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
 
     Items are assigned section by section: tiles that read the same keys then run at the same time,
     and find them in the cache. Without it, the longest tiles of all heads come first, and each CTA
-    reads the keys of another head (FlashAttention-3 swizzles heads for this reason).
+    reads the keys of another head (FlashAttention-3 swizzles heads for this reason). Sections are
+    alike: a small last one would leave some CTAs without work, for which the others are then cut.
 
     Args:
         segment: (n,) segments.
@@ -92,8 +94,10 @@ def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
     if problem.section_keys is None:
         return np.zeros(len(segment), np.int64)
     count = problem.segments["kv_count"].astype(np.int64)
+    total = max(1, int(count.sum()) * problem.num_kv_heads)
+    number = -(-total // problem.section_keys)
     before = (np.cumsum(count) - count) * problem.num_kv_heads
-    return (before[segment] + head * count[segment]) // problem.section_keys
+    return (before[segment] + head * count[segment]) * number // total
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from warploom.scheduler.balance import limits_worth_cutting
 from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints
 from warploom.scheduler.problem import (
     TOLERANCE,
@@ -138,12 +139,17 @@ def _level(
     """Cuts the last items of CTAs above the limit for CTAs below; see `balance.level`."""
     if queue[-1][0] <= mean + mean // WORTH_CUTTING:
         return []
-    given, room = _limit(problem, work, queue, mean)
+    found = _limit(problem, work, queue, mean)
+    if found is None:
+        return []
+    given, room = found
     rooms = [[grains, cta] for grains, (_, cta) in zip(room, queue, strict=True) if grains]
     merges: list[tuple[int, int]] = []
     slot = 0
     for grains, (_, cta) in zip(given, queue, strict=True):
         if grains:
+            if merges:
+                _take(rooms, _opening(problem))
             parts = _parts(work[cta].pop(), cta, grains, rooms, problem)
             for part, (taker, item) in enumerate(parts):
                 work[taker].append(replace(item, slot=slot + part, merge=len(merges)))
@@ -154,20 +160,39 @@ def _level(
 
 def _limit(
     problem: Problem, work: list[list[Item]], queue: list[tuple[int, int]], mean: int
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int]] | None:
     """Grains that each CTA gives, and has room for, at the lowest limit where the rooms suffice."""
     model = problem.cost_model
     grain = model.per_tile * model.grain
-    limit = mean + mean // TOLERANCE
-    while True:
+    for limit in limits_worth_cutting(mean, queue[-1][0]):
         given, room = [], []
         for load, cta in queue:
             most = work[cta][-1].visible // model.grain - 1 if work[cta] else 0
-            given.append(max(0, min(-((limit - load) // grain), most)))
-            room.append(max(0, (limit - model.fixed - load) // grain))
-        if sum(given) <= sum(room):
+            most = most if most * grain > model.partial else 0
+            given.append(max(0, min(-((limit - model.partial - load) // grain), most)))
+            if load <= limit:
+                given[-1] = 0
+            room.append(max(0, (limit - model.fixed - model.partial - load) // grain))
+        owners = sum(grains > 0 for grains in given)
+        if sum(given) + _opening(problem) * (owners - 1) <= sum(room):
             return given, room
-        limit += 1
+    return None
+
+
+def _opening(problem: Problem) -> int:
+    """Grains of room that a piece takes beside its own."""
+    model = problem.cost_model
+    return -(-(model.fixed + model.partial) // (model.per_tile * model.grain))
+
+
+def _take(rooms: list[list[int]], grains: int) -> None:
+    """Takes so much of the first rooms."""
+    while grains:
+        taken = min(grains, rooms[0][0])
+        grains -= taken
+        rooms[0][0] -= taken
+        if not rooms[0][0]:
+            rooms.pop(0)
 
 
 def _parts(
