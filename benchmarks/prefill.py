@@ -1,4 +1,4 @@
-"""Prefill beside its peers: causal, full, variants, a user's own, RoPE, ragged, paged, split.
+"""Prefill beside its peers: causal, full, variants, one's own, RoPE, ragged, paged, chunks, split.
 
     python benchmarks/prefill.py [--tables prefill prefill_paged] [--quick] [--only warploom]
 
@@ -19,6 +19,7 @@ from tables import Setting, Table, Trial, attention_trial, main
 import warploom as wl
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+CHUNKS = ((256, 8192), (1024, 4096), (1024, 8192), (2048, 8192), (2048, 16384))  # queries, keys
 KINDS = ("constant", "uniform", "zipf")
 FP16 = variants.FP16
 
@@ -77,6 +78,18 @@ def paged_trials(setting: Setting) -> Iterator[Trial]:
             )  # fmt: skip
 
 
+def chunk_trials(setting: Setting) -> Iterator[Trial]:
+    """A chunk of one long prompt, as serving engines compute them: few tiles, hard to balance."""
+    contestants = (warploom(), flashinfer.paged("fa3"), flashinfer.paged("fa2"))
+    for q_heads, kv_heads in setting.pick(((32, 8), (32, 32), (16, 16)), (4, 2)):
+        for queries, keys in CHUNKS if setting.on_gpu else ((16, 128),):
+            shape = Shape((queries,), (keys,), q_heads, kv_heads, 128, page_size=16)
+            yield attention_trial(
+                f"{label(queries)} of {label(keys)}, heads {q_heads}/{kv_heads}", shape,
+                contestants, unit="TFLOP/s", truth=Truth(tolerance=2 * FP16),
+            )  # fmt: skip
+
+
 def split_trials(setting: Setting) -> Iterator[Trial]:
     """One request over all CTAs."""
     contestants = (warploom(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2"))
@@ -97,6 +110,7 @@ TABLES = (
     Table("prefill_rope", variants.rope_trials, ("matmul",)),
     Table("prefill_ragged", ragged_trials, ("matmul",)),
     Table("prefill_paged", paged_trials, ("matmul",)),
+    Table("prefill_chunks", chunk_trials, ("matmul",)),
     Table("prefill_split", split_trials, ("matmul", "copy"), bound=True),
 )
 
