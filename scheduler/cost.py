@@ -10,8 +10,9 @@ from warploom.scheduler.layout import Ints
 ALPHA = 1  # per query row of an item: loading queries, writing output
 BETA = 1  # per visible key: both products and the softmax
 SHORTEST_CHUNK = 128  # keys; below this a partial result costs more to merge than it saves
-# Keys that a CTA could read while it opens a piece that was cut off, writes its partial result and
-# merges: a CTA with 28 pieces took 7 us more for each on an H100, and 1.7 us for 128 keys.
+# Of tiles that are cut after they are assigned, on a GPU: keys that a CTA could compute with while
+# it opens a piece, writes its partial result and merges. A CTA with 28 pieces of 128 rows took 7 us
+# more for each on an H100, and 1.7 us for 128 keys.
 PIECE = 384
 # Of the Stream-K partition, in keys; fitted to decoding on an H200. The first is what a CTA could
 # read while it begins and ends an item, the second while it writes and merges a partial result.
@@ -39,12 +40,17 @@ class CostModel:
     partial: int = 0
 
     @classmethod
-    def of(cls, rows: int, keys: int) -> CostModel:
-        """For assigning the longest first."""
+    def of(cls, rows: int, keys: int, piece: int = 0) -> CostModel:
+        """For assigning the longest first.
+
+        Args:
+            rows, keys: of a tile.
+            piece: keys that a partial result is worth beside its own.
+        """
         unit = gcd(ALPHA * rows, BETA * keys)
         # A chunk should be worth at least twice its fixed cost.
         shortest = max(SHORTEST_CHUNK, 2 * ALPHA * rows // BETA)
-        partial = -(-BETA * PIECE // unit)
+        partial = -(-BETA * piece // unit)
         return cls(ALPHA * rows // unit, BETA * keys // unit, -(-shortest // keys), partial)
 
     @classmethod

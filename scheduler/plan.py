@@ -270,6 +270,7 @@ def make_plan(
     indices: npt.NDArray[np.int32] | None = None,
     smaller: tuple[Role, ...] = (),
     prices: RolePrices | None = None,
+    piece_keys: int = 0,
 ) -> Plan:
     """Plans one batch: who computes what, and where partial results are merged.
 
@@ -295,6 +296,8 @@ def make_plan(
             plans are partitioned by Stream-K (`scheduler.role_lists`), whatever `stream_k` says,
             and exclude what that excludes.
         prices: what work of each role costs; needed where there are two.
+        piece_keys: keys that a CTA could compute with while it opens a piece of a tile, writes its
+            partial result and merges; for plans that are assigned longest first.
 
     Raises:
         BoundsExceeded: the batch passes a declared bound (both numbers are named).
@@ -321,7 +324,7 @@ def make_plan(
         capacity.bounds.admit(segments, len(indices))
     problem = Problem(
         segments, num_kv_heads, group_size, rows, keys, num_ctas, active, visibility, split_size,
-        section_keys, stream_k, smaller, prices if smaller else None,
+        section_keys, stream_k, smaller, prices if smaller else None, piece_keys=piece_keys,
     )  # fmt: skip
     plan = Plan.of(problem, worklist.build(problem), indices)
     if capacity is not None:

@@ -36,6 +36,7 @@ class Problem:
         smaller: the other role; partitioned by Stream-K then, see `role_lists`.
         prices: what work of each role costs, if there are two.
         only: (n,) the segments to plan, in order; None: all.
+        piece_keys: keys that a partial result is worth, where tiles are assigned longest first.
     """
 
     segments: Records
@@ -52,12 +53,14 @@ class Problem:
     smaller: tuple[Role, ...] = ()
     prices: RolePrices | None = None
     only: Ints | None = None
+    piece_keys: int = 0
 
     @property
     def cost_model(self) -> CostModel:
         """Of the one tile."""
-        model = CostModel.for_stream_k if self.stream_k else CostModel.of
-        return model(self.rows, self.keys)
+        if self.stream_k:
+            return CostModel.for_stream_k(self.rows, self.keys)
+        return CostModel.of(self.rows, self.keys, self.piece_keys)
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -27,6 +27,7 @@ from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
+from warploom.scheduler.cost import PIECE
 from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.plan import Plan, make_plan
 from warploom.scheduler.roles import Role, RolePrices
@@ -288,6 +289,8 @@ class Rules:
             indices=batch.indices,
             smaller=smaller_roles(tile),
             prices=self.prices(tile),
+            # Threads of a CPU take items of any list, and merge in their caches.
+            piece_keys=PIECE if self.device.type == "cuda" else 0,
         )
         return plan, visibility
 

@@ -111,6 +111,7 @@ class Case:
     split_size: int | None = None
     section_keys: int | None = None
     stream_k: bool = False
+    piece_keys: int = 0
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -124,6 +125,7 @@ class Case:
             "sm_limit": self.sm_limit,
             "section_keys": self.section_keys,
             "stream_k": self.stream_k,
+            "piece_keys": self.piece_keys,
         } | self.numbers
         return make_plan(self.segments, **(arguments | changes))
 
@@ -141,6 +143,7 @@ class Case:
             self.split_size,
             self.section_keys,
             self.stream_k,
+            piece_keys=self.piece_keys,
         )
 
     def both(self) -> tuple[WorkList, WorkList]:
@@ -221,7 +224,9 @@ def draw_case(
         split = keys * (most_keys // keys // 32 + data.draw(st.integers(1, 99), label="split"))
     mask = draw_visibility(data, segments, group, rows, keys)
     section = data.draw(st.one_of(st.none(), st.integers(1, 4 * most_keys)), label="section")
-    return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, split, section)
+    piece = data.draw(st.sampled_from([0, 100, 384]), label="keys of a piece")
+    numbers = (heads, group, rows, keys, num_ctas, limit, split, section)
+    return Case(segments, mask, *numbers, piece_keys=piece)
 
 
 @dataclass(frozen=True)

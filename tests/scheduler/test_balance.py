@@ -52,9 +52,12 @@ def test_deal_equals_a_priority_queue(
     visible=st.lists(st.integers(0, 400), min_size=1, max_size=80),
     num_ctas=st.integers(1, 40),
     shape=st.sampled_from([(16, 32), (16, 64), (64, 128), (128, 64), (32, 64), (1, 32)]),
+    piece=st.sampled_from([0, 100, 384]),
 )
-def test_level_keeps_its_bounds(visible: list[int], num_ctas: int, shape: tuple[int, int]) -> None:
-    model = CostModel.of(*shape)
+def test_level_keeps_its_bounds(
+    visible: list[int], num_ctas: int, shape: tuple[int, int], piece: int
+) -> None:
+    model = CostModel.of(*shape, piece)
     tiles = np.sort(np.array(visible, np.int64))[::-1]
     cost = model.of_chunks(tiles)
     mean = -(-int(cost.sum()) // num_ctas)

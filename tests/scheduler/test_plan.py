@@ -148,9 +148,9 @@ def test_one_record_too_many_is_refused(decode: Any, section: str) -> None:
 
 
 def test_pack_refuses_before_it_writes(decode: Any) -> None:
-    case = decode([40_000] * 3)
+    case = decode([4000] * 3)
     room = capacity(Bounds.of(case.segments), **case.numbers)
-    small = capacity(Bounds(1, 1, 40_000), **case.numbers)
+    small = capacity(Bounds(1, 1, 4000), **case.numbers)
     out = np.full(room.total_ints, 7, np.int32)
     with pytest.raises(CapacityExceeded, match="work items"):
         case.plan().pack(small, out)

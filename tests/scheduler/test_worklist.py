@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from warploom.scheduler import balance
-from warploom.scheduler.cost import CostModel
+from warploom.scheduler.cost import PIECE
 from warploom.scheduler.problem import WORTH_CUTTING, WORTH_SAVING
 from warploom.scheduler.stream_k import SNAP, Grid
 from warploom.scheduler.verify import verify
@@ -92,7 +92,7 @@ def test_loads_are_what_the_items_cost(kit: Any, data: st.DataObject) -> None:
 def test_cutting_is_a_gain(kit: Any, data: st.DataObject) -> None:
     """What partial results cost is less than what they save, for the CTA that has most."""
     case = kit.draw_case(data, fixed=False, stream_k=False)
-    plan, model = case.plan(), CostModel.of(case.rows, case.keys)
+    plan, model = case.plan(), case.problem().cost_model
     with mock.patch.object(balance, "level", return_value=None):
         uncut = int(case.plan().loads.max(initial=0))
     is_partial = plan.items["slot"] >= 0
@@ -117,7 +117,7 @@ def test_a_chunk_is_not_cut_to_pieces(
     """Of a chunk on an H100 a CTA got 28 pieces, for 8 % of balance, and took twice the time."""
     segments = kit.make_segments([q_len], [kv_len])
     case = kit.case(segments, kit.window(segments, group), heads, group, 128, 128, 132)
-    plan = case.plan(section_keys=51_200)
+    plan = case.plan(section_keys=51_200, piece_keys=PIECE)
     tiles = -(-(plan.items["kv_end"] - plan.items["kv_begin"]) // 128)
     cost = 1 + tiles + 4 * (plan.items["slot"] >= 0)  # in key tiles of 1.7 us
     of_ctas = np.diff(np.append(0, np.cumsum(cost))[plan.cta_indptr])
