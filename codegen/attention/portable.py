@@ -28,7 +28,8 @@ from warploom.dsl.types.spec import AttentionSpec
 
 _WARP = 32
 MOST_REGISTERS = 255  # of a thread
-STREAMED_ROWS = 16  # of tiles whose warps share the rows (streamed.py)
+STREAMED_ROWS = 16  # at most, of tiles whose warps share the rows (streamed.py)
+TURNED_ROWS = 8  # of such tiles whose rows are the columns of products
 _RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
 
 
@@ -118,9 +119,9 @@ def _walked(spec: AttentionSpec, tile: TileConfig, query_tiles: int) -> list[Reg
 
 
 def _output(spec: AttentionSpec, tile: TileConfig) -> list[Region]:
-    """What is needed after it: rows of fp32, 16 of each warp, and what their softmax has found.
+    """What is needed after it: rows of fp32, 16 or 8 of each warp, and what their softmax has found.
 
     8 floats of padding put the rows that one store touches into different banks.
     """
-    rows, (_, dim_v) = 16 * tile.warps, padded_dims(spec)
+    rows, (_, dim_v) = min(tile.rows, 16) * tile.warps, padded_dims(spec)
     return [Region("slabs", 4 * rows * (dim_v + 8)), Region("statistics", 8 * rows)]

@@ -1,10 +1,10 @@
-"""Tiles of 16 rows (stream.cuh), shared by all warps; keys stream from item to item."""
+"""Tiles of 16 or 8 rows (stream.cuh), shared by all warps; keys stream from item to item."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.codegen.attention.portable import MOST_REGISTERS, STREAMED_ROWS, Staged
+from warploom.codegen.attention.portable import MOST_REGISTERS, STREAMED_ROWS, TURNED_ROWS, Staged
 from warploom.codegen.attention.template import Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
@@ -17,7 +17,7 @@ class Streamed(Staged):
     streams = True
 
     def has(self, tile: TileConfig) -> bool:
-        return super().has(tile) and tile.rows == STREAMED_ROWS
+        return super().has(tile) and tile.rows in (TURNED_ROWS, STREAMED_ROWS)
 
     def threads(self, tile: TileConfig) -> int:
         """Those that compute, and one warp more."""

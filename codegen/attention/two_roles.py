@@ -35,7 +35,7 @@ class TwoRoles(CudaTemplate):
         if max(spec.head_dim_qk, spec.head_dim_v) > _LANES:
             return f"heads of more than {_LANES} lanes leave decodes too few registers"
         if not _DECODE.has(decode):
-            return f"decodes stream through portable tiles of 16 rows, not {decode.label}"
+            return f"decodes stream through portable tiles of 16 or 8 rows, not {decode.label}"
         threads = self.cta_threads(spec, tile)
         if _DECODE.threads(decode) > threads:
             return f"its CTAs have {threads} threads, fewer than {decode.label} takes"

@@ -1,4 +1,4 @@
-"""Kernels for tiles of 16 and 64 rows, run by fibers on the host, agree with the oracle."""
+"""Kernels for tiles of 8, 16 and 64 rows, run by fibers on the host, agree with the oracle."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class SomeKeys(wl.Variant):
 PAIRED, ALONE, TALL = (
     TileConfig(16, 32, 2, 2), TileConfig(16, 64, 4, 2), TileConfig(64, 32, 2, 2)
 )  # fmt: skip
+EIGHT, EIGHT_ALONE, EIGHT_SHORT = (
+    TileConfig(8, 64, 2, 2), TileConfig(8, 64, 4, 3), TileConfig(8, 16, 1, 2)
+)  # fmt: skip
 CASES = {
     "paged": (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 64, 64, tile=PAIRED)),
     "window": (wl.SlidingWindow(40), Setup(wl.Ragged(), "float16", 32, 64, tile=ALONE)),
@@ -44,6 +47,17 @@ CASES = {
         wl.Causal() & wl.TokenKVScale(),
         Setup(wl.Composed(16), "bfloat16", 64, 64, tile=PAIRED, kv_dtype="float8_e4m3fn"),
     ),
+    "8 rows": (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 64, 64, tile=EIGHT)),
+    "8 rows, every hook": (EveryHook(), Setup(wl.Composed(4), "float16", 32, 64, tile=EIGHT_ALONE)),
+    "8 rows, narrow": (
+        wl.Causal() & wl.TokenKVScale(),
+        Setup(wl.Paged(16), "bfloat16", 128, 64, tile=EIGHT, kv_dtype="float8_e4m3fn"),
+    ),
+    "8 rows, narrow halves": (
+        wl.Causal() & wl.SoftCap(5.0),
+        Setup(wl.Ragged(), "float16", 64, 128, tile=EIGHT_ALONE, kv_dtype="float8_e5m2"),
+    ),
+    "8 rows, one warp": (SomeKeys(), Setup(wl.Paged(4), "float16", 96, 32, tile=EIGHT_SHORT)),
     "composed, tall": (wl.Causal(), Setup(wl.Composed(4), "float16", 32, 32, tile=TALL)),
 }
 
@@ -69,8 +83,8 @@ def test_tiles_agree_with_the_oracle(
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("tile", "rows", "heads"),
-    [(PAIRED, 3, 4), (TALL, 40, 4), (TileConfig(1, 64, 2, 1), 1, 2)],
-    ids=["16 rows", "64 rows", "one row"],
+    [(PAIRED, 3, 4), (EIGHT, 2, 4), (TALL, 40, 4), (TileConfig(1, 64, 2, 1), 1, 2)],
+    ids=["16 rows", "8 rows", "64 rows", "one row"],
 )
 def test_what_no_row_sees_may_be_garbage(
     emulator: Emulator, tile: TileConfig, rows: int, heads: int

@@ -34,7 +34,7 @@ struct alignas(16) ItemFacts {
 };
 
 // Staged tiles and the slabs of results that are written after them share their memory. Where warps
-// of 16 rows stream keys from item to item they lie side by side instead, with queries of two
+// of few rows stream keys from item to item they lie side by side instead, with queries of two
 // items, and positions of rows and facts for kItems. One row has another arena (single_arena.cuh).
 template <class K, int kRows = K::Config::kRows>
 struct Arena {
@@ -47,7 +47,7 @@ struct Arena {
 
   // 8 floats of padding put the rows that one store touches into different banks.
   static constexpr int kSlabStride = S::kDimV + 8;
-  static constexpr int kSlabRows = 16 * C::kWarps;
+  static constexpr int kSlabRows = S::kSlabRows * C::kWarps;
   // What was looked up for a tile is needed until the tile has been computed with.
   static constexpr int kSlots = C::kStages + 1;
 

@@ -47,6 +47,7 @@ WL_FN void attend(const Item<K>& item, KeyPipeline<K>& pipeline, Softmax<K>& sof
                   typename WarpMma<K>::Output& output) {
   using Variant = typename K::Variant;
   using Mma = WarpMma<K>;
+  using Staged = StagedOperands<K>;
   const ThreadRows<K> rows(item);
   const LinearBias<K> bias(item, rows);
   const typename Mma::Queries queries(item.arena.queries());
@@ -62,12 +63,12 @@ WL_FN void attend(const Item<K>& item, KeyPipeline<K>& pipeline, Softmax<K>& sof
     pipeline.wait();
     pipeline.copy_ahead();
     transform_staged(item, pipeline);
-    Mma::scores(queries, Mma::key_reader(pipeline.new_keys()), scores);
+    Mma::scores(queries, Staged::key_reader(pipeline.new_keys()), scores);
     queries.rescale(scores);
     transform_logits(item, rows, pipeline.columns(item), pipeline.visit(), scores);
     bias.add(item, rows, pipeline.columns(item), scores, softmax);
     if constexpr (Variant::kSoftmax) softmax.update(scores, output);
-    Mma::accumulate(scores, Mma::value_reader(pipeline.new_values()), weight, output);
+    Mma::accumulate(scores, Staged::value_reader(pipeline.new_values()), weight, output);
     pipeline.advance();
   }
   if constexpr (Variant::kSoftmax) softmax.finish();

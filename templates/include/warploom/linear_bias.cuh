@@ -69,7 +69,7 @@ class LinearBias<K, true> {
   WL_FN void add(const Item<K>& item, const Rows& hoisted, const Columns<K>& columns,
                  Scores& scores, Shifts<K>& shifts) const {
     const Rows rows = Sizes<K>::kRowBlocks > 1 ? Rows(item) : hoisted;
-    const int first = columns.kv_pos(WarpMma<K>::lane() % 4 * 2);
+    const int first = columns.kv_pos(Fragments<K>::first_key());
 #pragma unroll
     for (int r = 0; r < Rows::kCount; ++r) {
       // Each row by its own slope: which rows a thread has beside it must not change its bits.
@@ -102,9 +102,9 @@ class LinearBias<K, true> {
   template <class Change>
   WL_FN static void change_row(Scores& scores, int r, const Change& change) {
 #pragma unroll
-    for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
-      float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
-      score = change(c / 2 * 8 + c % 2, score);
+    for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+      float& score = Fragments<K>::score(scores, r, c);
+      score = change(Fragments<K>::key_step(c), score);
     }
   }
 

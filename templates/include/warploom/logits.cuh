@@ -1,18 +1,18 @@
 // The scalar hooks, logits_transform and logits_mask, on the accumulators of Q K^T.
 #pragma once
 
-#include <warploom/mma.cuh>
+#include <warploom/turned_mma.cuh>
 #include <warploom/walk.cuh>
 
 namespace warploom {
 
-// What a variant hoists for the tile and for the rows whose accumulators this thread holds: rows l
-// / 4 and l / 4 + 8 of each of its blocks. Worked out once per work item; with 32 rows per warp,
-// where the accumulators need the registers, once per tile of keys.
+// What a variant hoists for the tile and for the rows whose accumulators this thread holds. Worked
+// out once per work item; with 32 rows per warp, where the accumulators need the registers, once
+// per tile of keys.
 template <class K>
 struct ThreadRows {
   using Variant = typename K::Variant;
-  static constexpr int kCount = 2 * Sizes<K>::kRowBlocks;
+  static constexpr int kCount = Fragments<K>::kRows;
 
   // Rows of several requests have each their own facts of the tile.
   static constexpr bool kComposed = K::Config::kComposed;
@@ -44,9 +44,7 @@ struct ThreadRows {
   }
 
   // Row of the tile.
-  WL_FN static int row(int r) {
-    return WarpMma<K>::block_row(r / 2) + WarpMma<K>::lane() / 4 + r % 2 * 8;
-  }
+  WL_FN static int row(int r) { return Fragments<K>::row(r); }
 };
 
 // Whether the scale is left to the hooks or to the softmax.
@@ -82,20 +80,20 @@ WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const 
   // Numbers of all elements would not fit registers: the compiler loads none ahead of a branch.
   constexpr bool kBranches = Variant::kLoadsElements && K::template Arena<K>::kBranchesAtLoads;
   const ThreadRows<K> rows = Sizes<K>::kRowBlocks > 1 ? ThreadRows<K>(item) : hoisted;
-  const int first = WarpMma<K>::lane() % 4 * 2;
+  const int first = Fragments<K>::first_key();
   Row<K> info[ThreadRows<K>::kCount];
 #pragma unroll
   for (int r = 0; r < ThreadRows<K>::kCount; ++r) info[r] = item.row(ThreadRows<K>::row(r));
 #pragma unroll
-  for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
-    if (kBranches && c % 4 == 0 && c * 4 >= columns.count) break;
-    const int key = c / 2 * 8 + first + c % 2;
+  for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+    const int step = Fragments<K>::key_step(c), key = first + step;
+    if (kBranches && c % 4 == 0 && step >= columns.count) break;
     const int kv_pos = columns.kv_pos(key);
     const auto shared = rows.column(item, columns, key, kv_pos);
 #pragma unroll
     for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
       const auto column = rows.column_of(item, info[r], r, kv_pos, shared);
-      float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
+      float& score = Fragments<K>::score(scores, r, c);
       if constexpr (Variant::kHasLogitsTransform) {
         score = Variant::logits(item.p, item.tile_of(info[r]), rows.tile(r), info[r], rows.state[r],
                                 kv_pos, column, score);
@@ -110,13 +108,13 @@ WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const 
 // Hides keys that do not exist. Few tiles have any, so the others do not ask each element.
 template <class K>
 WL_FN void hide_absent(const Columns<K>& columns, typename WarpMma<K>::Scores& scores) {
-  const int first = WarpMma<K>::lane() % 4 * 2;
+  const int first = Fragments<K>::first_key();
 #pragma unroll
-  for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
-    const bool exists = columns.exists(c / 2 * 8 + first + c % 2);
+  for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+    const bool exists = columns.exists(first + Fragments<K>::key_step(c));
 #pragma unroll
     for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
-      float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
+      float& score = Fragments<K>::score(scores, r, c);
       score = exists ? score : kHidden<typename K::Variant>;
     }
   }
@@ -130,14 +128,14 @@ WL_FN void record_tile(const Item<K>& item, const Columns<K>& columns,
   using Variant = typename K::Variant;
   const ThreadRows<K> rows(item);
   const float scale = scales_late<K>(item.p) ? item.p.sm_scale : 1.0f;
-  const int first = WarpMma<K>::lane() % 4 * 2;
+  const int first = Fragments<K>::first_key();
 #pragma unroll
   for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
     if (ThreadRows<K>::row(r) >= item.facts().rows) continue;
     const Row<K>& at = item.row(ThreadRows<K>::row(r));
 #pragma unroll
-    for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
-      const int key = c / 2 * 8 + first + c % 2;
+    for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+      const int key = first + Fragments<K>::key_step(c);
       if (!columns.exists(key)) continue;
       const int kv_pos = columns.kv_pos(key);
       const auto column =
@@ -145,7 +143,7 @@ WL_FN void record_tile(const Item<K>& item, const Columns<K>& columns,
       if (sees<kClass, Variant>(item.p, item.tile_of(at), rows.tile(r), at, rows.state[r], kv_pos,
                                 column)) {
         Variant::record(item.p, item.tile_of(at), at, kv_pos,
-                        scores[r / 2][c / 2][r % 2 * 2 + c % 2] * scale);
+                        Fragments<K>::score(scores, r, c) * scale);
       }
     }
   }

@@ -116,7 +116,7 @@ WL_FN void store_block(const Item<K>& item, int first,
                        const float (&block)[WarpMma<K>::kLaneBlocks][4], float low_scale,
                        float high_scale) {
   using Mma = WarpMma<K>;
-  float* low = item.arena.slab_row(first + Mma::lane() / 4) + Mma::first_column();
+  float* low = item.arena.slab_row(first + Fragments<K>::lane() / 4) + Mma::first_column();
   float* high = low + 8 * K::template Arena<K>::kSlabStride;
 #pragma unroll
   for (int l = 0; l < Mma::kLaneBlocks; l += 2) {
@@ -133,12 +133,26 @@ WL_FN void store_block(const Item<K>& item, int first,
   }
 }
 
+// Puts the accumulators of a tile of 8 rows into as many slab rows.
+template <class K>
+WL_FN void store_turned(const Item<K>& item, int first, const typename WarpMma<K>::Output& output) {
+  using F = Fragments<K>;
+#pragma unroll
+  for (int l = 0; l < Sizes<K>::kDimV / 16; ++l) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int lane = 16 * l + WarpMma<K>::output_lane(i / 2);
+      item.arena.slab_row(first + F::row(i % 2))[lane] = output[0][l][i];
+    }
+  }
+}
+
 // Every warp has its own rows: each writes them, block by block, through its own slab.
 template <class K>
 WL_FN void write_rows(const Item<K>& item, const Softmax<K>& softmax,
                       const typename WarpMma<K>::Output& output) {
   constexpr bool kSoftmax = K::Variant::kSoftmax;
-  const unsigned lane = WarpMma<K>::lane();
+  const unsigned lane = Fragments<K>::lane();
   const unsigned slab = 16 * (threadIdx.x / kWarpSize);
 #pragma unroll
   for (int m = 0; m < Sizes<K>::kRowBlocks; ++m) {
@@ -152,7 +166,7 @@ WL_FN void write_rows(const Item<K>& item, const Softmax<K>& softmax,
     __syncwarp();
     constexpr int kRowThreads = Sizes<K>::kRowThreads;
     for (int r = lane / kRowThreads; r < 16; r += kWarpSize / kRowThreads) {
-      const int row = WarpMma<K>::block_row(m) + r;
+      const int row = Fragments<K>::block_row(m) + r;
       RowStore<K>::write(item, row, row < item.facts().rows, item.arena.slab_row(slab + r),
                          item.arena.statistics(slab + r));
     }
@@ -201,12 +215,19 @@ WL_FN void write_merged_rows(const Item<K>& item, const Softmax<K>& softmax,
                              const typename WarpMma<K>::Output& output) {
   using S = Sizes<K>;
   constexpr int kWarps = K::Config::kWarps;
-  const unsigned lane = WarpMma<K>::lane();
-  const unsigned slab = 16 * (threadIdx.x / kWarpSize);
-  store_block<K>(item, slab, output[0], 1.0f, 1.0f);
-  if (lane % 4 == 0) {
-    item.arena.statistics(slab + lane / 4) = softmax_state(softmax, 0);
-    item.arena.statistics(slab + lane / 4 + 8) = softmax_state(softmax, 1);
+  using F = Fragments<K>;
+  constexpr int kSlabRows = S::kSlabRows;
+  const unsigned slab = kSlabRows * (threadIdx.x / kWarpSize);
+  if constexpr (S::kTurned) {
+    store_turned(item, slab, output);
+  } else {
+    store_block<K>(item, slab, output[0], 1.0f, 1.0f);
+  }
+  if (F::is_first_of_rows()) {
+#pragma unroll
+    for (int r = 0; r < F::kRows; ++r) {
+      item.arena.statistics(slab + F::row(r)) = softmax_state(softmax, r);
+    }
   }
   item.arena.sync();
   const unsigned thread_row = threadIdx.x / S::kRowThreads;
@@ -216,7 +237,7 @@ WL_FN void write_merged_rows(const Item<K>& item, const Softmax<K>& softmax,
     if (row >= K::Config::kRows) break;
     const bool exists = row < item.facts().rows;
     float weight[kWarps];
-    const SoftmaxState state = warp_weights<16>(item, row, softmax.factor, weight);
+    const SoftmaxState state = warp_weights<kSlabRows>(item, row, softmax.factor, weight);
     __syncwarp();
 #pragma unroll
     for (int l = RowStore<K>::first_lane(); l < S::kDimV; l += S::kBlock) {
@@ -225,7 +246,7 @@ WL_FN void write_merged_rows(const Item<K>& item, const Softmax<K>& softmax,
         float4 merged = {};
 #pragma unroll
         for (int w = 0; w < kWarps; ++w)
-          add(merged, weight[w], item.arena.slab_row(16 * w + row) + i);
+          add(merged, weight[w], item.arena.slab_row(kSlabRows * w + row) + i);
         if (exists) *reinterpret_cast<float4*>(item.arena.slab_row(row) + i) = merged;
       }
     }

@@ -60,6 +60,14 @@ WL_FN unsigned pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
+// Eight rows of eight packed 16-bit numbers, of which lane l has a pair of row l / 4; becomes a pair
+// of column l / 4.
+WL_FN unsigned transpose(unsigned pair) {
+  unsigned transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // threadIdx.x, read anew at each use: addresses that follow from it would otherwise be kept over
 // a loop, in registers that the accumulators need.
 WL_FN unsigned cta_thread() {

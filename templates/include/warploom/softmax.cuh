@@ -16,16 +16,6 @@ constexpr float kFarLogit = 1048576.0f;
 // rescaled in few tiles.
 constexpr int kLazyMargin = 8;
 
-// Reductions over the four threads that hold a row.
-WL_FN float row_max(float x) {
-  x = ::fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return ::fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-WL_FN float row_sum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
-
 // Whether a logit is so much larger than the reference that the latter must follow; false if both
 // are -inf. Maxima that are told are compared as they are: their products may all be 0.
 template <class K>
@@ -67,11 +57,12 @@ struct Softmax : Shifts<K> {
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      found[r] = scores[r / 2][0][r % 2 * 2];
+      found[r] = Fragments<K>::score(scores, r, 0);
 #pragma unroll
-      for (int n = 0; n < Sizes<K>::kKeyBlocks; ++n) {
-        const float* two = &scores[r / 2][n][r % 2 * 2];
-        found[r] = ::fmaxf(found[r], ::fmaxf(two[0], two[1]));
+      for (int c = 0; c < Fragments<K>::kKeys; c += 2) {
+        const float two = ::fmaxf(Fragments<K>::score(scores, r, c),
+                                  Fragments<K>::score(scores, r, c + 1));
+        found[r] = ::fmaxf(found[r], two);
       }
       found[r] = this->whole(r, found[r]);
       moved |= exceeds<kMargin>(r, found[r]);
@@ -80,7 +71,7 @@ struct Softmax : Shifts<K> {
     if (!__any_sync(kAllLanes, moved)) return false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float largest_of_row = row_max(found[r]);
+      const float largest_of_row = Fragments<K>::row_max(found[r]);
       const bool moves = exceeds<kMargin>(r, largest_of_row);
       rescale[r] = moves ? exp2((largest[r] - largest_of_row) * factor) : 1.0f;
       largest[r] = moves ? largest_of_row : largest[r];
@@ -99,8 +90,8 @@ struct Softmax : Shifts<K> {
       if (!is_far(largest[r])) continue;
       const float shift = this->take_shift(r);
 #pragma unroll
-      for (int c = 0; c < 2 * Sizes<K>::kKeyBlocks; ++c) {
-        float& score = scores[r / 2][c / 2][r % 2 * 2 + c % 2];
+      for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+        float& score = Fragments<K>::score(scores, r, c);
         score = score + shift - largest[r];
       }
     }
@@ -121,18 +112,11 @@ struct Softmax : Shifts<K> {
   // Completes the sums; afterwards every thread of a row has them.
   WL_FN void finish() {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] = row_sum(sum[r]);
+    for (int r = 0; r < kRows; ++r) sum[r] = Fragments<K>::row_sum(sum[r]);
   }
 
   WL_FN static void scale_rows(Output& output, const float (&scale)[kRows]) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int l = 0; l < WarpMma<K>::kLaneBlocks; ++l) {
-        output[r / 2][l][r % 2 * 2] *= scale[r];
-        output[r / 2][l][r % 2 * 2 + 1] *= scale[r];
-      }
-    }
+    Fragments<K>::scale_rows(output, scale);
   }
 
  private:

@@ -48,8 +48,8 @@ template <class Config>
 constexpr int kSlotRows = SlotRows<Config>::kRows;
 
 // How the warps of a CTA share a tile. 64 and 128 rows: each warp has its own rows and sees all
-// keys. 16 rows (decoding), or 1: all warps have the same rows and each its own keys, so that no
-// warp waits for another before the end of the work item.
+// keys. 16 or 8 rows (decoding), or 1: all warps have the same rows and each its own keys, so that
+// no warp waits for another before the end of the work item.
 template <class K>
 struct Sizes {
   using C = typename K::Config;
@@ -57,6 +57,7 @@ struct Sizes {
   static constexpr int kThreads = C::kWarps * kWarpSize;
   static constexpr bool kSingle = C::kRows == 1;  // see single.cuh
   static constexpr bool kSplitKeys = C::kRows <= 16;
+  static constexpr bool kTurned = C::kRows == 8;  // rows are columns of products: turned_mma.cuh
   static constexpr int kRowWarps = kSplitKeys ? 1 : C::kWarps;
   static constexpr int kStagingGroups =
       kSplitKeys ? C::kWarps : 1;  // groups of threads that stage keys alone
@@ -66,6 +67,7 @@ struct Sizes {
   // MMA blocks of one warp: 16 rows, 8 keys or 8 lanes of the value. Warp w has rows
   // 16 * (w + kRowWarps * block), so that the diagonal of a causal mask costs all warps the same.
   static constexpr int kRowBlocks = C::kRows / (16 * kRowWarps);
+  static constexpr int kSlabRows = kTurned ? 8 : 16;  // of results, that a warp stores at a time
   static constexpr int kKeyBlocks = kStagingKeys / 8;
 
   // Head dimensions are padded to whole swizzled blocks; the padding is staged as zeros.
@@ -88,7 +90,7 @@ struct Sizes {
                 "a row must be whole 16-byte vectors, or a copy would cross into the next row");
   static_assert(!kNarrowKv || (C::kHeadDimQk % 16 == 0 && C::kHeadDimV % 16 == 0), "likewise");
   static_assert(C::kHeadDimQk <= 256 && C::kHeadDimV <= 256, "head_dim is at most 256");
-  static_assert(kSingle || C::kRows % (16 * kRowWarps) == 0,
+  static_assert(kSingle || kTurned || C::kRows % (16 * kRowWarps) == 0,
                 "every warp needs whole blocks of 16 rows");
   static_assert(kRowBlocks <= 2, "a warp has at most 32 rows: more accumulators than registers");
   static_assert(kStagingKeys <= kStagingThreads, "a thread looks up one row of a tile");

@@ -22,6 +22,20 @@ unsigned pack(Element, float low, float high) {
   return from_float<Element>(low).bits | unsigned(from_float<Element>(high).bits) << 16;
 }
 
+inline unsigned transpose(unsigned pair) {
+  const unsigned lane = fibers::running % 32, first = fibers::running / 32 * 32;
+  fibers::values[fibers::running] = pair;
+  fibers::wait_for_warp();
+  unsigned transposed = 0;
+  for (unsigned i = 0; i < 2; ++i) {  // row 2 * (lane % 4) + i, column lane / 4
+    const unsigned from = first + (lane % 4 * 2 + i) * 4 + lane / 8;
+    const unsigned half = unsigned(fibers::values[from]) >> lane / 4 % 2 * 16 & 0xffffu;
+    transposed |= half << 16 * i;
+  }
+  fibers::wait_for_warp();
+  return transposed;
+}
+
 inline unsigned cta_thread() { return threadIdx.x; }
 
 inline long long global_nanoseconds() {

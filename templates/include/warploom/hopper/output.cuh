@@ -39,7 +39,7 @@ class OutputWriter {
   WL_FN static void write_final(const Item<K>& item, const Softmax<K>& softmax,
                                 const Output& output) {
     Element* const slab = reinterpret_cast<Element*>(item.arena.slab_row(first_slab_row()));
-    const int vector = Mma::lane() % S::kRowThreads * kVector;
+    const int vector = Fragments<K>::lane() % S::kRowThreads * kVector;
     const float scales[2] = {scale_of(softmax, 0), scale_of(softmax, 1)};
 #pragma unroll
     for (int first = 0; first < 16; first += kRoundRows) {
@@ -47,7 +47,7 @@ class OutputWriter {
       bool exists[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = Mma::block_row(0) + first + row_of_round(i);
+        const int row = Fragments<K>::block_row(0) + first + row_of_round(i);
         exists[i] = row < item.facts().rows;
         to[i] = static_cast<Element*>(item.p.o) + item.o_offset(item.row(row)) + vector;
       }
@@ -71,7 +71,7 @@ class OutputWriter {
 
   // Row of a round that a thread stores in its i-th vector.
   WL_FN static int row_of_round(int i) {
-    return i * (kWarpSize / S::kRowThreads) + Mma::lane() / S::kRowThreads;
+    return i * (kWarpSize / S::kRowThreads) + Fragments<K>::lane() / S::kRowThreads;
   }
 
   // Rounds eight blocks of 8 x 8 accumulators, of one half of the warp's rows or of both.
@@ -88,8 +88,8 @@ class OutputWriter {
                                   output[0][block][2 * half + 1] * scales[half]);
       }
       // Lanes 8 i to 8 i + 7 say where the rows of block m + i go.
-      const int own = m + Mma::lane() / 8;
-      const int row = Mma::lane() % 8 + own % kHalves * 8;
+      const int own = m + Fragments<K>::lane() / 8;
+      const int row = Fragments<K>::lane() % 8 + own % kHalves * 8;
       auto& to =
           *reinterpret_cast<cute::uint128_t*>(slab + Round::offset(row, own / kHalves * kVector));
       cute::SM90_U32x4_STSM_N::copy(words[0], words[1], words[2], words[3], to);
@@ -100,7 +100,7 @@ class OutputWriter {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = ThreadRows<K>::row(half);
-      if (row >= item.facts().rows || Mma::lane() % 4 != 0) continue;
+      if (row >= item.facts().rows || Fragments<K>::lane() % 4 != 0) continue;
       item.p.lse[item.lse_offset(item.row(row))] =
           row_lse<K>(softmax_state(softmax, half), softmax.factor) * item.p.lse_scale;
     }
@@ -110,7 +110,7 @@ class OutputWriter {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = ThreadRows<K>::row(half);
-      if (row >= item.facts().rows || Mma::lane() % 4 != 0) continue;
+      if (row >= item.facts().rows || Fragments<K>::lane() % 4 != 0) continue;
       write_max_score(item, item.row(row), softmax_state(softmax, half));
     }
   }
@@ -118,7 +118,7 @@ class OutputWriter {
   // Partial rows, and rows that the output transform must see whole: a few at a time.
   WL_FN static void write_in_float(const Item<K>& item, const Softmax<K>& softmax,
                                    const Output& output) {
-    const int lane = Mma::lane();
+    const int lane = Fragments<K>::lane();
 #pragma unroll
     for (int round = 0; round < 16 / kSlabRows; ++round) {
       const int half = round * kSlabRows / 8;  // which of the thread's two rows
@@ -138,7 +138,7 @@ class OutputWriter {
       const SoftmaxState state{__shfl_sync(kAllLanes, own.largest, owner),
                                __shfl_sync(kAllLanes, own.sum, owner)};
       __syncwarp();
-      const int row = Mma::block_row(0) + round * kSlabRows + slab_row;
+      const int row = Fragments<K>::block_row(0) + round * kSlabRows + slab_row;
       RowStore<K>::write(item, row, row < item.facts().rows,
                          item.arena.slab_row(first_slab_row() + slab_row), state);
       __syncwarp();
