@@ -14,6 +14,7 @@ from warploom.codegen.attention.shared_memory import (
     items_region,
     padded_dims,
 )
+from warploom.codegen.attention.streamed import StreamedInBoxes
 from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.two_roles import TwoRoles
 from warploom.codegen.compilers.arch import Arch
@@ -48,6 +49,7 @@ class Hopper(TwoRoles):
     name = "hopper"
     remedy = f"Use a tile of {2 * WARPGROUP_ROWS} rows, or a portable one."
     has_tensor_maps = True
+    decodes = StreamedInBoxes()
 
     def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:
         """Its kernels transform staged tiles so."""

@@ -21,6 +21,7 @@ from warploom.codegen.attention.template import CudaTemplate, Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.functors import scale_factors
+from warploom.codegen.render import Config
 from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.ir import walk
@@ -30,6 +31,7 @@ _WARP = 32
 MOST_REGISTERS = 255  # of a thread
 STREAMED_ROWS = 16  # at most, of tiles whose warps share the rows (streamed.py)
 TURNED_ROWS = 8  # of such tiles whose rows are the columns of products
+_BARRIER_BYTES = 8
 _RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
 
 
@@ -64,6 +66,13 @@ class Portable(CudaTemplate):
 class Staged(Portable):
     """Kernels that stage keys in shared memory, for the tensor cores."""
 
+    def copies_boxes(self, spec: AttentionSpec, tile: TileConfig) -> bool:
+        """Whether keys that stream come by tensor copies, each of what a block has of a tile."""
+        return False
+
+    def constants(self, spec: AttentionSpec, tile: TileConfig) -> Config:
+        return {"in_boxes": self.copies_boxes(spec, tile)}
+
     @abstractmethod
     def share(self, tile: TileConfig) -> str:
         """What of a tile each warp has, in words."""
@@ -79,7 +88,8 @@ class Staged(Portable):
 
     def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
         """Where keys stream from item to item, nothing takes the place of anything."""
-        walked, output = _walked(spec, tile, 1 + self.streams), _output(spec, tile)
+        in_boxes = self.copies_boxes(spec, tile)
+        walked, output = _walked(spec, tile, 1 + self.streams, in_boxes), _output(spec, tile)
         items = items_region(spec, tile, 4 if self.streams else 1)
         if self.streams:
             return SharedMemory(*walked, *output, items)
@@ -92,7 +102,9 @@ def mask_reads_inputs(spec: AttentionSpec) -> bool:
     return mask is not None and any(found.op in ("load", "scalar") for found in walk(mask))
 
 
-def _walked(spec: AttentionSpec, tile: TileConfig, query_tiles: int) -> list[Region]:
+def _walked(
+    spec: AttentionSpec, tile: TileConfig, query_tiles: int, in_boxes: bool
+) -> list[Region]:
     """What is needed while keys are walked."""
     dim_qk, dim_v = padded_dims(spec)
     hooks = spec.variant.hooks
@@ -113,13 +125,14 @@ def _walked(spec: AttentionSpec, tile: TileConfig, query_tiles: int) -> list[Reg
         Region("values", tile.stages * tile.keys * value, TILE_ALIGN),
         Region("wide_keys", new_keys * tile.keys * 2 * dim_qk, TILE_ALIGN),
         Region("wide_values", new_values * tile.keys * 2 * dim_v, TILE_ALIGN),
-        Region("addresses", 16 * looked_up if spec.kv_format.block_kv else 0),
+        Region("landed", in_boxes * _BARRIER_BYTES * tile.stages * tile.warps),
+        Region("addresses", 16 * looked_up if spec.kv_format.block_kv and not in_boxes else 0),
         Region("positions", 4 * looked_up if spec.kv_format.column_positions else 0),
     ]
 
 
 def _output(spec: AttentionSpec, tile: TileConfig) -> list[Region]:
-    """What is needed after it: rows of fp32, 16 or 8 of each warp, and what their softmax has found.
+    """What is needed after it: rows of fp32, 16 or 8 of a warp, and what their softmax has found.
 
     8 floats of padding put the rows that one store touches into different banks.
     """

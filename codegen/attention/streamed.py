@@ -10,6 +10,8 @@ from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
+_BOXES = (8, 16)  # tokens
+
 
 class Streamed(Staged):
     """Decoding and appending: one warp more opens items."""
@@ -67,3 +69,13 @@ class Streamed(Staged):
     def rule(self, work: Work) -> str:
         items = "no more" if work.has_few_items else "more"
         return f", for {items} pairs of a request and a head than SMs"
+
+
+class StreamedInBoxes(Streamed):
+    """Beside a Hopper tile, whose tensor maps it shares: their boxes are whole small blocks."""
+
+    def copies_boxes(self, spec: AttentionSpec, tile: TileConfig) -> bool:
+        """Blocks of which any tile of keys has whole ones, and keys that no hook changes."""
+        kv_format, hooks = spec.kv_format, spec.variant.hooks
+        changes = "key_transform" in hooks or "value_transform" in hooks
+        return kv_format.block_kv in _BOXES and not kv_format.column_positions and not changes

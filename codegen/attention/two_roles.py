@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from warploom.codegen.attention.streamed import Streamed
 from warploom.codegen.attention.template import CudaTemplate, Template
@@ -13,13 +14,13 @@ from warploom.dsl.types.spec import AttentionSpec
 
 _LANES = 128  # of heads, at most: wider ones leave decodes too few registers
 _DRAWN_BYTES = 16  # numbers that a CTA drew (Drawn in hopper/shared.cuh)
-_DECODE = Streamed()  # of the role with few rows
 
 
 class TwoRoles(CudaTemplate):
     """Decodes stream by the first warps of a CTA, in the memory that prefills then have."""
 
     takes_roles = True
+    decodes: ClassVar[Streamed] = Streamed()  # of the role with few rows
 
     @abstractmethod
     def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
@@ -34,16 +35,16 @@ class TwoRoles(CudaTemplate):
             return "composed tiles hold rows of several requests, and have no roles"
         if max(spec.head_dim_qk, spec.head_dim_v) > _LANES:
             return f"heads of more than {_LANES} lanes leave decodes too few registers"
-        if not _DECODE.has(decode):
+        if not self.decodes.has(decode):
             return f"decodes stream through portable tiles of 16 or 8 rows, not {decode.label}"
         threads = self.cta_threads(spec, tile)
-        if _DECODE.threads(decode) > threads:
+        if self.decodes.threads(decode) > threads:
             return f"its CTAs have {threads} threads, fewer than {decode.label} takes"
-        return _DECODE.obstacle(spec, decode)
+        return self.decodes.obstacle(spec, decode)
 
     def of_role(self, tile: TileConfig) -> Template:
         """Tiles of few rows are streamed."""
-        return _DECODE if _DECODE.has(tile) else self
+        return self.decodes if self.decodes.has(tile) else self
 
     def role_context(self, spec: AttentionSpec, tile: TileConfig) -> Config:
         if tile.decode is None:
@@ -51,7 +52,7 @@ class TwoRoles(CudaTemplate):
         return {
             "drawn_at": self._drawn_at(spec, tile, tile.decode),
             "cta_threads": self.cta_threads(spec, tile),
-            "decode_threads": _DECODE.threads(tile.decode),
+            "decode_threads": self.decodes.threads(tile.decode),
         }
 
     def shared_bytes(self, spec: AttentionSpec, tile: TileConfig) -> int:
@@ -62,5 +63,5 @@ class TwoRoles(CudaTemplate):
 
     def _drawn_at(self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig) -> int:
         """Where behind both roles' memory the numbers lie."""
-        both = self.memory(spec, tile).bytes, _DECODE.memory(spec, decode).bytes
+        both = self.memory(spec, tile).bytes, self.decodes.memory(spec, decode).bytes
         return round_up(max(both), _DRAWN_BYTES)

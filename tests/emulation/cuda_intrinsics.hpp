@@ -59,6 +59,11 @@ static float __fmaf_rd(float a, float b, float c) {
   const float rounded = float(exact);
   return rounded > exact ? std::nextafter(rounded, -INFINITY) : rounded;
 }
+static unsigned __ballot_sync(unsigned, bool value) {
+  const unsigned mine = value ? 1u << fibers::running % 32 : 0u;
+  return fibers::reduce(mine, [](unsigned a, unsigned b) { return a | b; });
+}
+static int __popc(unsigned value) { return __builtin_popcount(value); }
 static int __ffs(int value) { return __builtin_ffs(value); }
 
 static float __uint_as_float(unsigned bits) {

@@ -18,6 +18,7 @@ SMALL = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(16, 64, 2, 2))
 TALL = TileConfig(128, 64, 8, 2, "hopper", 1, decode=TileConfig(16, 96, 3, 2))
 SHORT = TileConfig(64, 64, 4, 2, decode=TileConfig(16, 64, 2, 2))
 WIDE = TileConfig(128, 32, 8, 2, decode=TileConfig(16, 128, 4, 2))
+TURNED = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(8, 96, 3, 2))
 JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Causal(), wl.Paged(16), "bfloat16", SMALL),
     (wl.Causal(), wl.Ragged(), "float16", TALL),
@@ -27,6 +28,9 @@ JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(3), "float16", SMALL),
     (wl.Causal() & wl.Rope(), wl.Paged(16), "bfloat16", SHORT),
     (wl.Causal() & wl.SoftCap(5.0), wl.Ragged(), "float16", WIDE),
+    (wl.Causal() & wl.SoftCap(5.0), wl.Paged(16), "bfloat16", TURNED),
+    (wl.Causal() & wl.Alibi(), wl.Paged(8), "float16", TURNED),
+    (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(16), "bfloat16", TURNED),
 ]
 MIXES = [
     ([70, 1, 0, 33, 1, 2], [130, 257, 40, 33, 500, 64]),

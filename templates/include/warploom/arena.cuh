@@ -14,6 +14,9 @@ struct SoftmaxState {
   float largest, sum;
 };
 
+template <class K>
+class KeyPipeline;
+
 // What everyone must know of the item at hand.
 template <class K>
 struct alignas(16) ItemFacts {
@@ -62,6 +65,7 @@ struct Arena {
   static constexpr bool kBranchesAtLoads = false;
   // Keys may be those of other requests, too.
   static constexpr bool kReadsOnce = false;
+  using Pipeline = KeyPipeline<K>;  // how warps that stream keys get them
   static constexpr int kFactsAt = round_up(C::kRows * int(sizeof(Row<K>)), 16);  // behind rows
   static constexpr int kItemBytes = kFactsAt + sizeof(ItemFacts<K>);
   static constexpr int kBytes = At::kBytes;
@@ -72,7 +76,9 @@ struct Arena {
   static_assert(At::kWideKeysBytes == O::kWidensKeys * S::kStagingGroups * O::WideKeys::kBytes);
   static_assert(At::kWideValuesBytes ==
                 O::kWidensValues * S::kStagingGroups * O::WideValues::kBytes);
-  static_assert(At::kAddressesBytes == C::kIndexed * kSlots * C::kKeys * 16);
+  // A barrier for each warp and stage, where tensor copies fill them.
+  static_assert(At::kLandedBytes == C::kInBoxes * S::kStagingGroups * C::kStages * 8);
+  static_assert(At::kAddressesBytes == (C::kIndexed && !C::kInBoxes) * kSlots * C::kKeys * 16);
   static_assert(At::kPositionsBytes == C::kColumnPositions * kSlots * C::kKeys * 4);
   static_assert(At::kSlabsBytes == kSlabRows * kSlabStride * 4);
   static_assert(At::kStatisticsBytes == kSlabRows * int(sizeof(SoftmaxState)));
@@ -118,6 +124,7 @@ struct Arena {
     return reinterpret_cast<longlong2*>(base + At::kAddresses) + slot * C::kKeys +
            group * S::kStagingKeys;
   }
+  WL_FN char* landed() const { return base + At::kLanded; }
   // kv_pos of each key of a staged tile, -1 where there is none.
   WL_FN int* positions(int slot, int group) const {
     return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys +

@@ -7,8 +7,8 @@
 
 namespace warploom {
 
-template <class Hook, class Tile, class NewTile, class K, class NewElement>
-WL_FN void transform_keys(const KeyPipeline<K>& pipeline, const Item<K>& item, const void* staged,
+template <class Hook, class Tile, class NewTile, class Pipeline, class K, class NewElement>
+WL_FN void transform_keys(const Pipeline& pipeline, const Item<K>& item, const void* staged,
                           NewElement* changed) {
   using S = Sizes<K>;
   const LaneStates<Hook, K> states(item, pipeline.thread());
@@ -19,8 +19,8 @@ WL_FN void transform_keys(const KeyPipeline<K>& pipeline, const Item<K>& item, c
 }
 
 // Key and value transform of the tile whose turn it is.
-template <class K>
-WL_FN void transform_staged(const Item<K>& item, const KeyPipeline<K>& pipeline) {
+template <class K, class Pipeline>
+WL_FN void transform_staged(const Item<K>& item, const Pipeline& pipeline) {
   using O = Operands<K>;
   if constexpr (O::kTransformsKeys) {
     transform_keys<KeyHook<K>, KeyTile<K>, typename O::Keys>(pipeline, item, pipeline.keys(),
@@ -42,8 +42,8 @@ WL_FN float value_scale(const Item<K>& item, const Columns<K>& columns, int key)
 }
 
 // Walks the keys of an item; leaves unnormalised output and softmax statistics in registers.
-template <class K>
-WL_FN void attend(const Item<K>& item, KeyPipeline<K>& pipeline, Softmax<K>& softmax,
+template <class K, class Pipeline>
+WL_FN void attend(const Item<K>& item, Pipeline& pipeline, Softmax<K>& softmax,
                   typename WarpMma<K>::Output& output) {
   using Variant = typename K::Variant;
   using Mma = WarpMma<K>;
@@ -68,6 +68,7 @@ WL_FN void attend(const Item<K>& item, KeyPipeline<K>& pipeline, Softmax<K>& sof
     transform_logits(item, rows, pipeline.columns(item), pipeline.visit(), scores);
     bias.add(item, rows, pipeline.columns(item), scores, softmax);
     if constexpr (Variant::kSoftmax) softmax.update(scores, output);
+    pipeline.clear_absent(pipeline.columns(item));
     Mma::accumulate(scores, Staged::value_reader(pipeline.new_values()), weight, output);
     pipeline.advance();
   }

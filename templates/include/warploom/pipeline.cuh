@@ -74,6 +74,11 @@ class KeyPipeline {
     return {item, ring_[0], item.arena.positions(slot_, group())};
   }
 
+  // After the last item.
+  WL_FN static void finish() { cute::cp_async_wait<0>(); }
+  // Absent rows are copied as zeros.
+  WL_FN static void clear_absent(const Columns<K>& /*columns*/) {}
+
   // A turn: wait, copy_ahead, use keys() and values(), advance.
   WL_FN static void wait() {
     cute::cp_async_wait<C::kStages - 2>();

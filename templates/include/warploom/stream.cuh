@@ -53,7 +53,7 @@ WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const 
   opened.open(opening, first, threadIdx.x, Sizes<K>::kThreads + kWarpSize);
   K::template Arena<K>::sync_all();
   if (threadIdx.x >= Sizes<K>::kThreads) return PrefetchWarp<K>::run(p, shared_memory, first, end);
-  KeyPipeline<K> pipeline(opened, first, end);
+  typename K::template Arena<K>::Pipeline pipeline(opened, first, end);
   pipeline.look_up();
   sync_group<K>();
   pipeline.start();
@@ -68,7 +68,7 @@ WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const 
     write_merged_rows(item, softmax, output);
     merge_if_last(item);
   }
-  cute::cp_async_wait<0>();
+  pipeline.finish();
 }
 
 template <class K>

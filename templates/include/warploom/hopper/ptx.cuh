@@ -4,6 +4,7 @@
 
 #include <cute/arch/util.hpp>
 
+#include <warploom/ptx.cuh>
 #include <warploom/qualifiers.cuh>
 
 namespace warploom {
@@ -27,6 +28,13 @@ WL_FN void barrier_init(Barrier* barrier, int arrivals) {
 
 WL_FN void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Its memory may be used for something else then.
+WL_FN void barrier_end(Barrier* barrier) {
+  asm volatile(
+      "mbarrier.inval.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(barrier))
+      : "memory");
 }
 
 WL_FN void barrier_arrive(Barrier* barrier) {
@@ -89,6 +97,18 @@ WL_FN void tma_load(const void* map, Barrier* barrier, void* smem, int column, i
       " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(cute::cast_smem_ptr_to_uint(smem)),
       "l"(map), "r"(cute::cast_smem_ptr_to_uint(barrier)), "r"(column), "r"(token), "r"(head),
       "r"(block)
+      : "memory");
+}
+
+// The same of what will hardly be read again: it makes room in L2 first.
+WL_FN void tma_load_once(const void* map, Barrier* barrier, void* smem, int column, int token,
+                         int head, int block) {
+  if constexpr (!kHintsL2) return tma_load(map, barrier, smem, column, token, head, block);
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(cute::cast_smem_ptr_to_uint(smem)),
+      "l"(map), "r"(cute::cast_smem_ptr_to_uint(barrier)), "r"(column), "r"(token), "r"(head),
+      "r"(block), "l"(kEvictFirst)
       : "memory");
 }
 

@@ -4,9 +4,18 @@
 #pragma once
 
 #include <warploom/hopper/kernel.cuh>
+#include <warploom/hopper/tensor_pipeline.cuh>
 #include <warploom/roles.cuh>
 
 namespace warploom::hopper {
+
+// A decode tile whose keys come as the tensor maps of the prefill tile have them, where they can.
+template <class K, bool kInBoxes = K::Config::kInBoxes>
+struct DecodeArena : warploom::DecodeArena<K> {};
+template <class K>
+struct DecodeArena<K, true> : warploom::DecodeArena<K> {
+  using Pipeline = TensorPipeline<K>;
+};
 
 // Whether the multiprocessor should decode if `share` of 2^16 do. They lie evenly over groups that
 // share a way to L2 (GPCs), which carries 600 GB/s on an H200, the reads of 12 that decode:
@@ -42,6 +51,7 @@ WL_FN void run_role_kernel(const typename Prefill::Params& p) {
   static_assert(Decode::kTileThreads == Sizes<Decode>::kThreads + kWarpSize &&
                     Decode::kTileThreads <= Prefill::kCtaThreads,
                 "a decode tile is streamed by the first threads of the CTA");
+  static_assert(!Decode::Config::kInBoxes || Prefill::Config::kBulk, "both share tensor maps");
   await_earlier_kernels();
   const Shared<Prefill> shared{shared_memory};
   draw_cta(p, shared);

@@ -45,6 +45,10 @@ inline void barrier_init(Barrier* barrier, int arrivals) {
   BarrierState::of(barrier) = {count, count, 0, 0};
 }
 inline void barrier_init_fence() {}
+inline void barrier_end(Barrier* barrier) {
+  if (BarrierState::of(barrier).bytes != 0) __builtin_trap();  // copies are on their way
+  std::memset(barrier, 0xff, sizeof(*barrier));
+}
 inline void barrier_arrive(Barrier* barrier) { BarrierState::of(barrier).arrive(); }
 inline void barrier_arrive_expect(Barrier* barrier, int bytes) {
   BarrierState::of(barrier).bytes += bytes;
@@ -88,6 +92,11 @@ inline void tma_load(const void* map, Barrier* barrier, void* smem, int column, 
     state.bytes -= int(of.box_tokens * row_bytes);
     state.complete();
   });
+}
+
+inline void tma_load_once(const void* map, Barrier* barrier, void* smem, int column, int token,
+                          int head, int block) {
+  tma_load(map, barrier, smem, column, token, head, block);
 }
 
 }  // namespace warploom::hopper

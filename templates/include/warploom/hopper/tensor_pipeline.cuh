@@ -1,0 +1,168 @@
+// The ring of staged tiles of a warp that streams keys (pipeline.cuh), filled by tensor copies: a
+// few lanes ask for whole blocks, so nobody works out where a key is, and no address goes through
+// shared memory.
+#pragma once
+
+#include <warploom/hopper/ptx.cuh>
+#include <warploom/pipeline.cuh>
+
+namespace warploom::hopper {
+
+template <class K>
+class TensorPipeline {
+  using S = Sizes<K>;
+  using C = typename K::Config;
+  using Element = typename C::Element;
+  using Unit = half_t;
+  // A copy brings what one block has of a panel.
+  static constexpr int kBoxes = S::kStagingKeys / C::kBlockKv;  // of a tile
+  static constexpr int kKeyPanels = S::kDimQk / S::kBlock;
+  static constexpr int kPanels = kKeyPanels + S::kDimV / S::kBlock;
+  static constexpr int kBoxBytes = C::kBlockKv * S::kBlock * int(sizeof(Element));
+  static_assert(S::kSplitKeys && C::kIndexed && !C::kColumnPositions && !S::kNarrowKv);
+  static_assert(kBoxes * C::kBlockKv == S::kStagingKeys && C::kBlockKv % 8 == 0,
+                "a box begins on a whole swizzle pattern of 8 rows");
+  static_assert(kBoxes * kPanels <= kWarpSize, "a lane asks for one box at most");
+  static_assert(!Operands<K>::kTransformsKeys && !Operands<K>::kTransformsValues,
+                "what tensor copies write, nobody else writes");
+
+ public:
+  WL_FN TensorPipeline(const Item<K>& item, int index, int end)
+      : walk_(item, group()), now_(index), found_(index), end_(end), may_find_(index), stage_(0) {
+    const int panel = lane() / kBoxes, box = lane() % kBoxes;
+    const bool is_key = panel < kKeyPanels;
+    column_ = (is_key ? panel : panel - kKeyPanels) * S::kBlock;
+    const int place = column_ * S::kStagingKeys + box * C::kBlockKv * S::kBlock;
+    to_ = (is_key ? item.arena.keys(0, group()) : item.arena.values(0, group())) + place;
+    stage_units_ = S::kStagingGroups * (is_key ? KeyTile<K>::kElements : ValueTile<K>::kElements);
+    map_ = is_key ? &item.p.k_map : &item.p.v_map;
+    first_key_ = panel < kPanels ? box * C::kBlockKv : Visit::kNone;
+    if (lane() == 0) {
+      for (int i = 0; i < C::kStages; ++i) barrier_init(landed(i), 1);
+      barrier_init_fence();
+    }
+  }
+  // All copies have landed: each tile that was asked for had its turn.
+  WL_FN void finish() {
+    __syncwarp();
+    if (lane() == 0) {
+      for (int i = 0; i < C::kStages; ++i) barrier_end(landed(i));
+    }
+  }
+
+  WL_FN static unsigned group() { return threadIdx.x / kWarpSize; }
+  WL_FN static unsigned thread() { return lane(); }
+
+  WL_FN void look_up() {
+#pragma unroll
+    for (int i = 0; i < C::kStages; ++i) {
+      ring_[i] = find();
+      blocks_[i] = block_of_box(ring_[i]);
+    }
+  }
+  WL_FN void start() {
+#pragma unroll
+    for (int i = 0; i + 1 < C::kStages; ++i) copy(i, i);
+  }
+
+  WL_FN void begin(int index) {
+    now_ = index;
+    may_find_ = min(index + 1, end_ - 1);
+    while (ring_[0].is_of(index - 1)) {
+      wait();
+      copy_ahead();
+      advance();
+    }
+  }
+  WL_FN bool has_tile() const { return ring_[0].exists() && ring_[0].is_of(now_); }
+  WL_FN const Visit& visit() const { return ring_[0]; }
+  WL_FN Unit* keys() const { return ahead().arena.keys(stage_, group()); }
+  WL_FN Unit* values() const { return ahead().arena.values(stage_, group()); }
+  WL_FN Element* new_keys() const { return ahead().arena.new_keys(stage_, group()); }
+  WL_FN Element* new_values() const { return ahead().arena.new_values(stage_, group()); }
+  WL_FN Columns<K> columns(const Item<K>& item) const { return {item, ring_[0], nullptr}; }
+
+  WL_FN void wait() { barrier_wait(landed(stage_), phase_); }
+  WL_FN void copy_ahead() {
+    copy(C::kStages - 1, stage_ == 0 ? C::kStages - 1 : stage_ - 1);
+    next_ = find();
+    next_block_ = block_of_box(next_);
+  }
+  WL_FN void advance() {
+#pragma unroll
+    for (int i = 0; i + 1 < C::kStages; ++i) {
+      ring_[i] = ring_[i + 1];
+      blocks_[i] = blocks_[i + 1];
+    }
+    ring_[C::kStages - 1] = next_;
+    blocks_[C::kStages - 1] = next_block_;
+    if (++stage_ == C::kStages) {
+      stage_ = 0;
+      phase_ ^= 1;
+    }
+  }
+  // A box brings whatever its block holds behind the last key, and 0 * NaN is not 0.
+  WL_FN void clear_absent(const Columns<K>& columns) const {
+    if (!columns.may_lack_some()) return;
+    constexpr int kVectors = S::kDimV / kVector;
+    for (int i = lane(); i < S::kStagingKeys * kVectors; i += kWarpSize) {
+      const int key = i / kVectors, column = i % kVectors * kVector;
+      if (columns.exists(key)) continue;
+      auto to = values() + ValueTile<K>::offset(key, column);
+      *reinterpret_cast<uint4*>(to) = uint4{};
+    }
+    fence_async_proxy();  // the next copy writes there, too
+    __syncwarp();
+  }
+
+ private:
+  WL_FN static unsigned lane() { return threadIdx.x % kWarpSize; }
+  WL_FN const Item<K>& ahead() const { return walk_.item(); }
+  WL_FN Barrier* landed(int stage) const {
+    auto barriers = reinterpret_cast<Barrier*>(ahead().arena.landed());
+    return barriers + group() * C::kStages + stage;
+  }
+
+  // As KeyPipeline::find().
+  WL_FN Visit find() {
+    Visit visit = walk_.next();
+    while (!visit.exists() && found_ < may_find_) {
+      walk_.move_to(++found_, group());
+      visit = walk_.next();
+    }
+    return visit.tagged(found_);
+  }
+
+  // Of the box that this lane asks for; -1 if there is none.
+  WL_FN int block_of_box(const Visit& visit) const {
+    const int end = ahead().facts().places.end;
+    if (first_key_ >= end - visit.begin()) return -1;
+    const int block = (visit.begin() + first_key_) / C::kBlockKv;
+    return __ldg(ahead().p.indices + ahead().facts().index_begin + block);
+  }
+
+  // The tile at this place of the ring, of the item that was searched last. Where there is none,
+  // nothing is expected, and the barrier is passed at once.
+  WL_FN void copy(int place, int stage) const {
+    const int block = blocks_[place];
+    // What is expected is known before it comes, and all have read what was there.
+    const int boxes = __popc(__ballot_sync(kAllLanes, block >= 0));
+    if (lane() == 0) barrier_arrive_expect(landed(stage), boxes * kBoxBytes);
+    __syncwarp();
+    if (block < 0) return;
+    tma_load_once(map_, landed(stage), to_ + stage * stage_units_, column_, 0,
+                  ahead().tile().kv_head, block);
+  }
+
+  KeyWalk<K> walk_;
+  int now_, found_, end_, may_find_;  // as in KeyPipeline
+  int stage_, phase_ = 0;
+  // Of the box that this lane asks for: where it goes in stage 0, from stage to stage, and what.
+  Unit* to_;
+  int stage_units_, column_, first_key_;
+  const void* map_;
+  Visit ring_[C::kStages], next_;
+  int blocks_[C::kStages], next_block_;  // of the box of this lane
+};
+
+}  // namespace warploom::hopper
