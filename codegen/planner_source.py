@@ -70,6 +70,8 @@ ROLE_SITE = (
     ("saturating", "decoding CTAs that saturate memory"),
     ("shared", "1 of so many prefills is for any CTA"),
     ("idle", "1 of so many decoding CTAs may stay without work"),
+    ("decodes_shared", "1 of so many decodes is for any CTA that decodes"),
+    ("decode_claim", "least cost of a shared list of decodes"),
 )
 
 
@@ -155,9 +157,9 @@ def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
 
 
 def role_scratch_bytes(max_tiles: int, max_requests: int, active_ctas: int) -> int:
-    """The same of two roles: prefills, with as many shared parts, and decodes behind."""
+    """The same of two roles: prefills with as many shared parts, and decodes with twice as many."""
     prefills = scratch_bytes(max_tiles, max_requests, 2 * active_ctas)
-    return -(-prefills // 8) * 8 + scratch_bytes(max_requests, max_requests, active_ctas)
+    return -(-prefills // 8) * 8 + scratch_bytes(max_requests, max_requests, 3 * active_ctas)
 
 
 def _mask(variant: TracedVariant) -> Node | None:

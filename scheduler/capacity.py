@@ -21,7 +21,7 @@ from warploom.scheduler.layout import (
     WORK_ITEM,
     Record,
 )
-from warploom.scheduler.roles import MOST_CTAS, Role, lists_of
+from warploom.scheduler.roles import MOST_CTAS, Role, lists_of, most_cuts
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def capacity(
         split_size: keys at whose multiples tiles are cut; None: cut to balance the load.
         pieces: what that makes of a batch at hand, if this and no other must fit.
         smaller: the other role. It adds no query tiles (see `roles`), and slots have room for the
-            rows of any; but there are up to 2 * num_ctas lists with work, and cuts between them.
+            rows of any; but there are more lists with work, and cuts between them (`most_cuts`).
 
     Raises:
         ArgumentError: the bounds need more records than int32 can count, or two roles have more
@@ -186,7 +186,7 @@ def capacity(
     tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
     if split_size is None:
         tile_cuts = _cuts_of_a_tile(bounds.max_kv_len, [(rows, keys), *_shapes(smaller)])
-        cuts = min(num_ctas * (1 + len(smaller)) - 1, tiles * tile_cuts)
+        cuts = min(most_cuts(num_ctas, 1 + len(smaller)), tiles * tile_cuts)
         merges = min(tiles, cuts)
         items, slots = tiles + cuts, merges + cuts
     else:

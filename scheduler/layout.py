@@ -103,15 +103,17 @@ HEADER = Record(
     ),
 )
 
-# Plans of several roles have lists that any CTA claims (decision 0043).
+# Plans of several roles have lists that CTAs claim (decision 0043).
 ROLE_HEADER = Record(
     "PlanHeader",
     (
         *HEADER.fields,
-        ("num_shared", "shared lists in use, which any CTA claims when it is done"),
+        ("num_shared", "shared lists of prefills, which any CTA claims when it is done"),
         ("num_active", "CTAs that may have work; those from there on claim nothing"),
         ("num_decodes", "CTAs that decode: the first ones"),
-        ("claimed", "counts claims of shared lists; 0 between launches"),
+        ("num_shared_decodes", "shared lists of decodes, which those claim before prefills"),
+        ("claimed", "counts claims of shared prefills; 0 between launches"),
+        ("claimed_decodes", "counts claims of shared decodes; 0 between launches"),
         ("drawn", "counts CTAs that drew their number; 0 between launches"),
     ),
 )

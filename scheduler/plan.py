@@ -16,6 +16,7 @@ from warploom.scheduler.layout import HEADER, OPENING, ROLE_HEADER, SEGMENT, Int
 from warploom.scheduler.problem import Problem, WorkList
 from warploom.scheduler.roles import (
     FIRST,
+    ROLE_OF_LISTS,
     Role,
     RolePrices,
     RoleWork,
@@ -85,7 +86,8 @@ class Plan:
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
         """Joins what was asked and what a planner found."""
         counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots, 0
-        of_roles = work.num_shared, problem.active_ctas, work.num_decodes, 0, 0
+        shared = work.num_decodes, work.num_shared_decodes
+        of_roles = work.num_shared, problem.active_ctas, *shared, 0, 0, 0
         if problem.smaller:
             header = np.array([counts + of_roles], ROLE_HEADER.dtype)
         else:
@@ -129,8 +131,13 @@ class Plan:
 
     @property
     def num_shared(self) -> int:
-        """Lists that any CTA may claim."""
+        """Lists of prefills that any CTA may claim."""
         return int(self.header["num_shared"][0]) if self.smaller else 0
+
+    @property
+    def num_shared_decodes(self) -> int:
+        """Lists of decodes that decoding CTAs may claim."""
+        return int(self.header["num_shared_decodes"][0]) if self.smaller else 0
 
     @property
     def num_lists(self) -> int:
@@ -150,12 +157,18 @@ class Plan:
     def balance(self) -> float:
         """Largest load over the mean of the active CTAs: 1 is perfect, and 1 without work.
 
-        Shared lists go to the CTA that is done first.
+        Shared lists go to the CTA that is done first, of those that may claim them.
         """
         mean = float(self.loads.sum()) / self.active_ctas
-        done = self._owned(self.loads).sum(axis=0)[: self.active_ctas]
-        for load in self.loads[len(self.roles) * self.num_ctas :][: self.num_shared]:
-            done[done.argmin()] += load
+        own, ctas = self._owned(self.loads)[:, : self.active_ctas], self.num_ctas
+        done = own[-1].copy()
+        if self.smaller:
+            decoding = done[: int(self.header["num_decodes"][0])]
+            for load in self.loads[3 * ctas :][: self.num_shared_decodes]:
+                decoding[decoding.argmin()] += load
+            done += own[0]
+            for load in self.loads[2 * ctas :][: self.num_shared]:
+                done[done.argmin()] += load
         return float(done.max()) / mean if mean else 1.0
 
     @property
@@ -163,9 +176,9 @@ class Plan:
         """How long the prices say that two roles take; None for one role."""
         if self.prices is None:
             return None
-        own = self._owned(self.loads).sum(axis=1).tolist()
-        own[0] += int(self.loads.sum()) - sum(own)  # shared lists hold prefills
-        return self.prices.time(own, self.active_ctas) / 1e12
+        of_lists = np.repeat(ROLE_OF_LISTS, self.num_ctas)
+        loads = [int(self.loads[of_lists == role].sum()) for role in range(len(self.roles))]
+        return self.prices.time(loads, self.active_ctas) / 1e12
 
     def work_of_roles(self) -> tuple[RoleWork, ...]:
         """What each role has to do; one without work is told, too."""
@@ -177,7 +190,7 @@ class Plan:
                 segments=int((busy == number).sum()),
                 items=int((self.role == number).sum()),
                 ctas=int(has[number].sum()),
-                shared=0 if number else self.num_shared,
+                shared=self.num_shared_decodes if number else self.num_shared,
             )
             for number, role in enumerate(self.roles)
         )

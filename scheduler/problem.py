@@ -113,8 +113,9 @@ class WorkList:
             others, both in the order in which they were assigned.
         merges: MERGE records.
         loads: (lists,) modelled cost of each; in picoseconds if there are several roles.
-        num_shared: lists that any CTA may claim.
+        num_shared: lists of prefills that any CTA may claim.
         num_decodes: CTAs that decode, the first ones, if there are two roles.
+        num_shared_decodes: lists of decodes that these may claim.
     """
 
     cta_indptr: npt.NDArray[np.int32]
@@ -123,15 +124,14 @@ class WorkList:
     loads: Ints
     num_shared: int = 0
     num_decodes: int = 0
+    num_shared_decodes: int = 0
 
     @property
     def num_slots(self) -> int:
         return int(self.merges["num_slots"].sum())
 
 
-def by_cta(
-    items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int, num_shared: int = 0
-) -> WorkList:
+def by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int) -> WorkList:
     """Sorts items by CTA. Partial ones come first, so that merges hide behind later work.
 
     Args:
@@ -139,7 +139,6 @@ def by_cta(
         merges: records.
         cta, cost: (n,) the CTA of each item, or its list, and its cost.
         num_ctas: CTAs of the grid, or lists of the plan.
-        num_shared: lists that any CTA may claim.
     """
     key = 2 * cta + (items["slot"] < 0)
     if num_ctas < 2**15:
@@ -148,4 +147,4 @@ def by_cta(
     np.cumsum(np.bincount(cta, minlength=num_ctas), out=indptr[1:])
     loads = np.bincount(cta, weights=cost, minlength=num_ctas).astype(np.int64)
     items = items.take(np.argsort(key, kind="stable"))
-    return WorkList(indptr, items, merges, loads, num_shared)
+    return WorkList(indptr, items, merges, loads)

@@ -1,12 +1,14 @@
-"""Plans of two roles: decodes on some CTAs, prefills on the others, and some prefills for anyone.
+"""Plans of two roles: decodes on some CTAs, prefills on the others, and some of both to be claimed.
 
-A CTA works through its decode list, then through its prefill list, then claims shared lists, one
-after another, until none is left (decision 0043). Lists are numbered by role and CTA: prefills of
-CTA b are list b, its decodes are list num_ctas + b, and shared list s is 2 * num_ctas + s.
+A CTA works through its decode list, then claims shared ones until none is left, then does the same
+with prefills (decision 0043). Lists are numbered by role and CTA: prefills of CTA b are list b, its
+decodes are list num_ctas + b, shared prefills s are list 2 * num_ctas + s, and shared decodes s are
+list 3 * num_ctas + s. Only CTAs that decode claim decodes; any CTA claims prefills.
 
-Decodes are partitioned as if they were alone, on the first CTAs. Prefills of all heads lie on one
-line. The CTAs behind have equal parts of most of it; the rest are shared lists. Whoever is done
-early takes these: what a role costs is not known well enough, and decodes wait for memory.
+Decodes have the first CTAs. Their lines are those of a plan without prefills, and so are their cuts
+where nothing is shared. Prefills of all heads lie on one line, for the CTAs behind. Each CTA has an
+equal part of most of a line; the rest are shared lists. Whoever is done early takes these: what a
+role costs is not known well enough, decodes wait for memory, and some SMs read more slowly.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import numpy as np
 
 from warploom.scheduler.layout import MERGE, ROLE_ITEM, Ints, Records
 from warploom.scheduler.problem import Problem, WorkList, by_cta
-from warploom.scheduler.roles import lists_of
+from warploom.scheduler.roles import RolePrices, lists_of
 from warploom.scheduler.stream_k import SNAP, Grid, Line, Pieces, boundaries_at, cut, partition
 from warploom.scheduler.tiles import Tiles, query_tiles
 
 SHARED = 8  # 1 of so many prefills is for anyone
+DECODES_SHARED = 8  # 1 of so many decodes is for any CTA that decodes
 
 
 def build(problem: Problem) -> WorkList:
@@ -35,16 +38,18 @@ def build(problem: Problem) -> WorkList:
     own, num_shared = _prefills(of_prefill, prefill, prefill_ctas)
     first = problem.active_ctas - prefill_ctas
     lists = np.where(own.part < prefill_ctas, first, 2 * ctas - prefill_ctas) + own.part
-    others = partition(of_decode, decode, decode_ctas)
+    grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
+    has_both = len(own.items) > 0 and decode_ctas > 1
+    others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
+    decoding = grid.lines * grid.columns if len(others.items) else 0
+    decode_lists = np.where(others.part < decoding, ctas, 3 * ctas - decoding) + others.part
     items, merges = _joined(own, others)
     cost = [
         part.cost * unit for part, unit in zip((own, others), problem.prices.units, strict=True)
     ]
-    number = np.concatenate((lists, ctas + others.part))
-    grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
-    num_decodes = grid.lines * grid.columns if len(others.items) else 0
-    found = by_cta(items, merges, number, np.concatenate(cost), lists_of(ctas, 2), num_shared)
-    return replace(found, num_decodes=num_decodes)
+    number = np.concatenate((lists, decode_lists))
+    found = by_cta(items, merges, number, np.concatenate(cost), lists_of(ctas, 2))
+    return replace(found, num_shared=num_shared, num_decodes=decoding, num_shared_decodes=shared)
 
 
 def _length(tiles: Tiles, problem: Problem) -> int:
@@ -77,6 +82,40 @@ def places(line: Line, ctas: int, active: int) -> tuple[int, int, Ints]:
     first = np.arange(own) * (total - rest) // own
     last = total - rest + np.arange(shared + 1) * rest // max(shared, 1)
     return own, shared, np.concatenate((first, last))
+
+
+def _decodes(
+    tiles: Tiles, problem: Problem, grid: Grid, prices: RolePrices | None
+) -> tuple[Pieces, int]:
+    """Pieces of the CTAs of a grid, then those of shared lists as parts behind; how many of these.
+
+    Without prices nothing is shared.
+    """
+    if prices is not None and len(tiles.segment):
+        line = Line.of(tiles, grid.heads, problem.cost_model)
+        at = decode_places(line, grid.columns, prices.least_claim(line.model, problem.keys))
+        if at is not None:
+            bounds = boundaries_at(at, int(at[grid.columns]) // (grid.columns * SNAP), line)
+            pieces = cut(bounds, line, grid, tiles, problem)
+            return pieces, 2 * grid.columns * grid.lines
+    return partition(tiles, problem, grid.lines * grid.columns), 0
+
+
+def decode_places(line: Line, columns: int, least: int) -> Ints | None:
+    """Where a line of decodes is cut: own parts, as many shared ones, and as many half as long.
+
+    The long ones are claimed first, so that few lists must be opened and the last ones are short.
+
+    Returns:
+        (3 * columns + 1,) where parts begin, with the end; None if the shortest were below `least`.
+    """
+    total, rest = line.total, line.total // DECODES_SHARED
+    if rest // (3 * columns) < least:
+        return None
+    number = np.arange(2 * columns + 1)
+    halves = np.minimum(2 * number, columns + number)
+    first = np.arange(columns) * (total - rest) // columns
+    return np.concatenate((first, total - rest + halves * rest // (3 * columns)))
 
 
 def _joined(prefills: Pieces, decodes: Pieces) -> tuple[Records, Records]:

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.errors import ArgumentError
-from warploom.scheduler.cost import CostModel
+from warploom.scheduler.cost import OPENING, CostModel
 from warploom.scheduler.layout import Ints, Records
 
 FIRST = "prefill"  # what the role with the most rows is called
 _MOST = 2  # roles of a plan
 # One counter of 32 bits holds how many CTAs have drawn a number from either end (hopper/roles.cuh).
 MOST_CTAS = 2**16 - 1
+# The role of each num_ctas lists of a plan: those that CTAs have for their own, which any CTA
+# claims, and which decoding ones do.
+ROLE_OF_LISTS = (0, 1, 0, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,18 @@ class RolePrices:
         units: picoseconds that one CTA takes for one unit of each role's `CostModel`, in the order
             of the roles. Where nobody asks for the time of a plan, they may have another unit.
         saturating: CTAs of the last role that together read as fast as memory lets them.
+        claim: keys of the shortest list of the last role that is worth claiming. The default is a
+            guess: several times what a CTA could read while it opens one.
     """
 
     units: tuple[int, int]
     saturating: int
+    claim: int = 8 * OPENING
+
+    @property
+    def least(self) -> int:
+        """The smallest of its numbers, none of which makes sense below 1."""
+        return min(*self.units, self.saturating, self.claim)
 
     @classmethod
     def of_tiles(cls, roles: Sequence[Role], tiles: Sequence[int], saturating: int) -> RolePrices:
@@ -86,6 +97,15 @@ class RolePrices:
         taken = max(1, min(by_memory, by_all, active - 1))
         return taken, active - taken
 
+    def least_claim(self, model: CostModel, keys: int) -> int:
+        """Least cost of a shared list of the last role.
+
+        Args:
+            model: of its tile.
+            keys: of its tile.
+        """
+        return max(model.least_part, model.per_tile * -(-self.claim // keys))
+
     def time(self, loads: Sequence[int], active: int) -> int:
         """Picoseconds in which CTAs are done at best.
 
@@ -105,7 +125,7 @@ class RoleWork:
         segments: whose rows it takes; those without rows are left out.
         items: work items.
         ctas: CTAs that have a list of them for their own.
-        shared: lists that any CTA claims when it is done.
+        shared: lists that CTAs claim when they are done: any CTA prefills, decoding ones decodes.
     """
 
     role: Role
@@ -133,7 +153,7 @@ def check_roles(roles: Sequence[Role], prices: RolePrices | None) -> None:
             raise ArgumentError(name="roles", reason=f"{reason}{larger.rows}")
     if len(roles) > _MOST:
         raise ArgumentError(name="roles", reason=f"are {len(roles)}; expected {_MOST} at most")
-    if len(roles) > 1 and (prices is None or min(*prices.units, prices.saturating) < 1):
+    if len(roles) > 1 and (prices is None or prices.least < 1):
         reason = f"are {prices}; two roles need some of at least 1"
         raise ArgumentError(name="prices", reason=reason)
 
@@ -157,7 +177,17 @@ def roles_of(segments: Records, group_size: int, roles: Sequence[Role]) -> Ints:
 
 
 def lists_of(num_ctas: int, num_roles: int) -> int:
-    """Lists of items that a plan has: with several roles, one for each CTA and role, and as many as
-    there are CTAs which any may claim.
+    """Lists of items that a plan has: one for each CTA, or by ROLE_OF_LISTS.
+
+    C++: templates/common/warploom/role_lists.hpp.
     """
-    return num_ctas if num_roles == 1 else num_ctas * (num_roles + 1)
+    return num_ctas if num_roles == 1 else num_ctas * len(ROLE_OF_LISTS)
+
+
+def most_cuts(num_ctas: int, num_roles: int) -> int:
+    """Boundaries within lines, each of which may cut an item.
+
+    With two roles there are two lists for each CTA that prefills and three for each that decodes if
+    there are both, and two for each CTA without decodes.
+    """
+    return num_ctas - 1 if num_roles == 1 else max(2 * num_ctas - 1, 3 * num_ctas - 3)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from warploom.errors import PlanInvalid
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.plan import Plan
-from warploom.scheduler.roles import roles_of
+from warploom.scheduler.roles import ROLE_OF_LISTS, most_cuts, roles_of
 from warploom.scheduler.visibility import Visibility, visible_tiles
 
 Flags = npt.NDArray[np.bool_]
@@ -131,15 +131,19 @@ def _counts(plan: Plan) -> _Checks:
     yield len(plan.loads) == plan.num_lists, "loads do not count the lists"
     if plan.smaller:
         yield header["num_active"] == plan.active_ctas, "the header miscounts the active CTAs"
-        in_use = np.arange(plan.num_ctas) < plan.num_shared
-        shared = is_empty[len(owner) :] | in_use
-        yield 0 <= plan.num_shared <= plan.num_ctas, "the header counts shared lists beyond all"
-        yield shared, "a shared list that no CTA claims has work"
+        ctas, decoding = plan.num_ctas, header["num_decodes"]
+        counts = np.array([plan.num_shared, plan.num_shared_decodes])
+        most = np.array([ctas, 2 * decoding])
+        yield (counts >= 0) & (counts <= most), "the header counts shared lists beyond all"
+        for begin, end, count in ((2, 3, counts[0]), (3, 5, counts[1])):
+            unclaimed = is_empty[begin * ctas : end * ctas][count:]
+            yield unclaimed, "a shared list that no CTA claims has work"
         decodes = np.flatnonzero(~is_empty[plan.num_ctas : 2 * plan.num_ctas])
-        behind = decodes >= header["num_decodes"]
+        behind = decodes >= decoding
         yield ~behind, "a CTA behind those that the header says decode does"
-        yield header["num_decodes"] <= plan.active_ctas, "more CTAs decode than may have work"
-        yield header["claimed"] == header["drawn"] == 0, "a counter of the header is not zero"
+        yield decoding <= plan.active_ctas, "more CTAs decode than may have work"
+        for counter in ("claimed", "claimed_decodes", "drawn"):
+            yield header[counter] == 0, "a counter of the header is not zero"
 
 
 def _ranges(plan: Plan, work: _Work) -> _Checks:
@@ -154,7 +158,7 @@ def _ranges(plan: Plan, work: _Work) -> _Checks:
     yield plan.role == wanted, "an item's rows are those of another role"
     if plan.smaller:
         number = np.searchsorted(plan.cta_indptr, np.arange(len(items)), side="right") - 1
-        listed = number // plan.num_ctas % len(plan.roles)  # shared ones hold those of the first
+        listed = np.array(ROLE_OF_LISTS)[number // plan.num_ctas]
         yield plan.role == listed, "an item lies in a list of another role"
     rows, keys = np.array([(role.rows, role.keys) for role in plan.roles])[plan.role].T
     yield items["row_begin"] % rows == 0, "an item's rows do not begin at a tile"
@@ -223,8 +227,8 @@ def _partials(plan: Plan, work: _Work) -> _Checks:
     split_tiles = np.count_nonzero(opens & ~alone)  # they share no merge, as they share no slot
     yield split_tiles == len(plan.merges), "a merge has no tile"
     if plan.split_size is None:
-        bound = 2 * plan.active_ctas * len(plan.roles)
-        yield plan.num_slots <= bound, "more than two partial slots per CTA and role"
+        bound = 2 * most_cuts(plan.active_ctas, len(plan.roles))
+        yield plan.num_slots <= bound, "more than two partial slots per boundary between lists"
     partial = plan.items["slot"] >= 0
     number = np.searchsorted(plan.cta_indptr, np.arange(len(partial)), side="right")
     late = partial[1:] & ~partial[:-1] & (number[1:] == number[:-1])

@@ -36,7 +36,7 @@ from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import Problem
-from warploom.scheduler.role_lists import SHARED
+from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.roles import RolePrices
 from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
@@ -115,7 +115,8 @@ def _role_numbers(decode: TileConfig, active_ctas: int, prices: RolePrices) -> t
     cost = CostModel.for_stream_k(decode.rows, decode.keys)
     return (
         active_ctas, decode.rows, decode.keys, cost.fixed, cost.per_tile, cost.grain, cost.partial,
-        *prices.units, prices.saturating, SHARED, IDLE,
+        *prices.units, prices.saturating, SHARED, IDLE, DECODES_SHARED,
+        prices.least_claim(cost, decode.keys),
     )  # fmt: skip
 
 

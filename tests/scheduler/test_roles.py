@@ -24,6 +24,10 @@ from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.verify import verify
 
 DECODE = Role("decode", 12, 64)
+# What planners find.
+WORK = (
+    "cta_indptr", "items", "merges", "loads", "num_shared", "num_decodes", "num_shared_decodes",
+)  # fmt: skip
 # Rows by keys of the larger tile, and the other roles: keys that are more, fewer or no multiple.
 SHAPES = [
     (48, 64, (DECODE,)),
@@ -89,7 +93,8 @@ def mixed(draw: Any, kit: Any) -> Mixed:
     }  # fmt: skip
     limit = draw(st.one_of(st.none(), st.integers(1, 50)))
     price = st.one_of(st.just(1), st.integers(1, 2_000_000))
-    prices = RolePrices((draw(price), draw(price)), draw(st.integers(1, 60)))
+    claim = draw(st.sampled_from([1, 1, 200]))  # short lists are worth it, so that there are some
+    prices = RolePrices((draw(price), draw(price)), draw(st.integers(1, 60)), claim)
     return Mixed(segments, mask, left, numbers, limit, prices)
 
 
@@ -126,7 +131,7 @@ def test_each_visible_pair_is_met_once(kit: Any, data: st.DataObject) -> None:
     case = data.draw(mixed(kit))
     plan = case.plan()
     assert plan.items.dtype == ROLE_ITEM.dtype and plan.stream_k
-    assert len(plan.cta_indptr) == 3 * plan.num_ctas + 1
+    assert len(plan.cta_indptr) == 5 * plan.num_ctas + 1
     verify(plan, case.visibility)
     assert_each_pair_once(case, plan)
     fused = plan.segments["num_q"] * plan.group_size
@@ -167,7 +172,18 @@ def test_every_batch_within_the_bounds_fits(kit: Any, data: st.DataObject) -> No
 def test_the_text_says_the_same(kit: Any, data: st.DataObject) -> None:
     problem = data.draw(mixed(kit)).problem()
     fast, slow = worklist.build(problem), plan_text_roles.build(problem)
-    for name in ("cta_indptr", "items", "merges", "loads", "num_shared"):
+    for name in WORK:
+        assert np.array_equal(getattr(fast, name), getattr(slow, name)), name
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize(("limit", "claim"), [(None, 256), (9, 256), (None, 1)])
+def test_the_text_shares_the_same_decodes(kit: Any, heads: int, limit: int, claim: int) -> None:
+    case = replace(busy(kit, limit), prices=RolePrices((160, 30), 30, claim))
+    case.numbers["num_kv_heads"] = heads
+    fast, slow = worklist.build(case.problem()), plan_text_roles.build(case.problem())
+    assert fast.num_shared_decodes == 2 * fast.num_decodes > 0
+    for name in WORK:
         assert np.array_equal(getattr(fast, name), getattr(slow, name)), name
 
 
@@ -249,9 +265,42 @@ def test_ctas_have_one_role_and_equal_loads(kit: Any, limit: int | None) -> None
     assert has[ctas:][: decode.ctas].all() and has[first:active].all()
     own = plan.loads[first:active]
     shared = plan.loads[2 * ctas :][: plan.num_shared]
-    assert prefill.shared == plan.num_shared == prefill.ctas and decode.shared == 0
+    assert prefill.shared == plan.num_shared == prefill.ctas
+    assert decode.shared == plan.num_shared_decodes
     assert own.max() <= 1.06 * own.mean() and 0.9 < shared.sum() * (SHARED - 1) / own.sum() < 1.1
     assert plan.balance < 1.12
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_some_decodes_are_for_those_who_are_done(kit: Any, heads: int) -> None:
+    """An eighth of the decodes, in lists of a twelfth and a twenty-fourth of a CTA's work."""
+    case = replace(busy(kit), prices=RolePrices((160, 30), 1000, 256))
+    case.numbers["num_kv_heads"] = heads
+    plan = case.plan()
+    decoding = int(plan.header["num_decodes"][0])
+    assert plan.work_of_roles()[1].ctas == decoding
+    assert plan.work_of_roles()[1].shared == plan.num_shared_decodes == 2 * decoding
+    own, shared = plan.loads[64:128][:decoding], plan.loads[192:][: 2 * decoding]
+    mean = (own.sum() + shared.sum()) / decoding
+    for lists, share in ((own, 7 / 8), (shared[:decoding], 1 / 12), (shared[decoding:], 1 / 24)):
+        assert abs(lists.mean() - share * mean) < 0.04 * mean
+        assert np.ptp(lists) < 0.1 * mean  # a boundary moves by a part of it
+    assert plan.balance < 1.12
+    assert plan.loads[192 + 2 * decoding :].sum() == 0
+    verify(plan, case.visibility)
+
+
+@pytest.mark.parametrize(("keys", "are_shared"), [(4000, False), (150_000, True)])
+def test_short_decodes_are_not_worth_claiming(kit: Any, keys: int, are_shared: bool) -> None:
+    """The shortest list is a twenty-fourth of a CTA's work, and is to have 1,024 keys."""
+    segments = kit.make_segments([500, *[1] * 30], [500, *[keys] * 30])
+    numbers = {**busy(kit).numbers, "num_kv_heads": 1, "group_size": 8}
+    mask = kit.window(segments, 8)
+    plan = Mixed(segments, mask, 2**40, numbers, None, RolePrices((100, 30), 20)).plan()
+    decoding = int(plan.header["num_decodes"][0])
+    assert decoding > 1 and plan.num_shared > 0
+    assert plan.num_shared_decodes == (2 * decoding if are_shared else 0)
+    verify(plan, mask)
 
 
 def test_ctas_are_shared_out_by_price() -> None:
@@ -283,6 +332,7 @@ def test_one_cta_has_both_roles_and_shares_nothing(kit: Any) -> None:
     plan = busy(kit, 1).plan()
     prefill, decode = plan.work_of_roles()
     assert (prefill.ctas, decode.ctas, plan.busy_ctas, plan.num_shared) == (1, 1, 1, 0)
+    assert plan.num_shared_decodes == 0
     assert len(plan.merges) == 0
     verify(plan, busy(kit).visibility)
 
@@ -295,14 +345,14 @@ def test_one_role_alone_has_all_ctas(kit: Any, role: int) -> None:
     work = plan.work_of_roles()
     ctas = (64, 62)[role]  # 62 for 31 equal decodes of two heads
     assert (work[role].ctas, work[1 - role].ctas, work[1 - role].items) == (ctas, 0, 0)
-    assert plan.num_shared == (0 if role else 64)
+    assert plan.num_shared == (0 if role else 64) and plan.num_shared_decodes == 0
     verify(plan, mask)
 
 
 def test_openings_are_those_of_lists(kit: Any) -> None:
     plan = busy(kit).plan()
     openings = plan.openings()
-    assert len(openings) == lists_of(64, 2) == 192
+    assert len(openings) == lists_of(64, 2) == 320
     for number in np.flatnonzero(np.diff(plan.cta_indptr)):
         item = plan.items[plan.cta_indptr[number]]
         assert openings["item"][number].tolist() == item.tolist()
@@ -317,28 +367,38 @@ def taken(plan: Plan, by: int) -> Plan:
 
 
 def test_items_in_lists_of_others_are_seen(kit: Any) -> None:
-    case = busy(kit, 40)
+    case = replace(busy(kit, 40), prices=RolePrices((160, 30), 10, 256))
     plan = case.plan()
-    with pytest.raises(PlanInvalid, match="lies in a list of another role"):
-        verify(taken(plan, 64), case.visibility)
-    with pytest.raises(PlanInvalid, match="lies in a list of another role"):
-        verify(taken(plan, 128), case.visibility)
+    assert plan.num_shared_decodes == 44
+    for number in (64, 128, 192):
+        with pytest.raises(PlanInvalid, match="lies in a list of another role"):
+            verify(taken(plan, number), case.visibility)
     for number in (40, 63, 64 + 40, 64 + 63):
         with pytest.raises(PlanInvalid, match="above the SM limit"):
             verify(taken(plan, number), case.visibility)
     for name, by, reason in (
         ("num_shared", -1, "that no CTA claims has work"),
         ("num_shared", 64, "beyond all"),
+        ("num_shared_decodes", -1, "that no CTA claims has work"),
+        ("num_shared_decodes", 1, "beyond all"),
         ("num_active", 1, "active CTAs"),
-        ("num_decodes", -1, "behind those that the header says"),
         ("num_decodes", 40, "more CTAs decode than may"),
         ("claimed", 1, "counter of the header is not zero"),
+        ("claimed_decodes", 1, "counter of the header is not zero"),
         ("drawn", 1, "counter of the header is not zero"),
     ):
         header = plan.header.copy()
         header[name] += by
         with pytest.raises(PlanInvalid, match=reason):
             verify(replace(plan, header=header), case.visibility)
+
+
+def test_decodes_behind_those_that_decode_are_seen(kit: Any) -> None:
+    case = replace(busy(kit, 40), prices=RolePrices((160, 30), 10, 10**6))  # shares no decodes
+    plan = case.plan()
+    plan.header["num_decodes"] -= 1
+    with pytest.raises(PlanInvalid, match="behind those that the header says"):
+        verify(plan, case.visibility)
 
 
 def test_one_role_has_the_records_of_before(kit: Any) -> None:
@@ -383,6 +443,7 @@ def test_no_segments(kit: Any) -> None:
         ({"smaller": (Role("a", 8, 64), Role("b", 4, 64))}, "are 3; expected 2 at most"),
         ({"prices": None}, "two roles need some"),
         ({"prices": RolePrices((1, 0), 1)}, "two roles need some of at least 1"),
+        ({"prices": RolePrices((1, 1), 1, 0)}, "two roles need some of at least 1"),
         ({"split_size": 256}, "excludes split_size"),
         ({"section_keys": 256}, "excludes split_size and section_keys"),
     ],

@@ -237,5 +237,5 @@ def test_too_many_slots_are_found(kit: Any) -> None:
     """Many fixed splits claimed to be a balanced plan."""
     segments = kit.make_segments([1], [4096])
     case = kit.case(segments, AllVisible(segments), num_ctas=2, split_size=128)
-    with pytest.raises(PlanInvalid, match="more than two partial slots per CTA and role"):
+    with pytest.raises(PlanInvalid, match="more than two partial slots per boundary"):
         verify(replace(case.plan(), split_size=None), case.visibility)

@@ -12,10 +12,10 @@ from math import ceil
 import numpy as np
 
 from support.plan_text import Item, query_tiles, work_list
-from support.plan_text_stream_k import Line, cut, length, mark_at, ordered, partition
+from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered, partition
 from warploom.scheduler.layout import MERGE, ROLE_ITEM
 from warploom.scheduler.problem import Problem, WorkList
-from warploom.scheduler.role_lists import SHARED
+from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.stream_k import SNAP
 
 
@@ -23,26 +23,35 @@ def build(problem: Problem) -> WorkList:
     """Plans one batch.
 
     1. Share out the CTAs by what either role would take.
-    2. Partition decodes for the first of them, as if they were alone.
+    2. Partition decodes for the first of them, as if they were alone; but if there are prefills,
+       too, and some are to share, cut most of each line into a part for each of these, and the
+       rest into shared parts.
     3. Lay prefills of all heads on one line. Cut most of it into a part for each of the CTAs that
        remain, and the rest into shared parts.
-    4. List prefills of each CTA, decodes of each CTA, and shared parts.
+    4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
     """
     prefill, decode = problem.by_role()
     for_prefill, for_decode = _share_out(problem, prefill, decode)
     own, shared, merges = _prefills(prefill, for_prefill)
-    decodes, more = partition(decode, for_decode) if for_decode else ([], [])
+    decodes, more, claimed = [], [], 0
+    if for_decode:
+        decodes, more, claimed = _decodes(problem, decode, for_decode, any(own))
     slots = sum(count for _, count in merges)
     decodes = [[_behind(item, slots, len(merges)) for item in line] for line in decodes]
+    decodes, left = decodes[: len(decodes) - claimed], decodes[len(decodes) - claimed :]
     none: list[Line] = [[] for _ in range(problem.num_ctas)]
     first = [*none[: problem.active_ctas - for_prefill], *own]
     roles = [
         work_list(prefill, _filled(first, none), []),
         work_list(decode, _filled(decodes, none), []),
         work_list(prefill, _filled(shared, none), []),
+        work_list(decode, _filled(left, none * 2), []),
     ]
-    found = _joined(problem, roles, [*merges, *((at + slots, n) for at, n in more)], len(shared))
-    return replace(found, num_decodes=len(decodes) if any(decodes) else 0)
+    found = _joined(problem, roles, [*merges, *((at + slots, n) for at, n in more)])
+    counts = len(decodes) if any(decodes) else 0, claimed
+    return replace(
+        found, num_shared=len(shared), num_decodes=counts[0], num_shared_decodes=counts[1]
+    )
 
 
 def _share_out(problem: Problem, prefill: Problem, decode: Problem) -> tuple[int, int]:
@@ -81,6 +90,28 @@ def _prefills(problem: Problem, ctas: int) -> tuple[list[Line], list[Line], list
     return _filled(work[:own], [[]] * ctas), work[own:], merges
 
 
+def _decodes(
+    problem: Problem, decode: Problem, ctas: int, has_prefills: bool
+) -> tuple[list[Line], list[tuple[int, int]], int]:
+    """Parts of CTAs with shared parts behind them, merges, and how many are shared."""
+    assert problem.prices is not None
+    heads = [[i for i in query_tiles(decode) if i.kv_head == h] for h in range(decode.num_kv_heads)]
+    lines, columns = laid([ordered(items) for items in heads], ctas)
+    total, model = length(decode, lines[0]), decode.cost_model
+    rest = total // DECODES_SHARED
+    own, tiles = total - rest, ceil(problem.prices.claim / decode.keys)
+    shortest = max(tiles * model.per_tile, 2 * model.grain * model.per_tile)
+    if not has_prefills or ctas == 1 or rest < 3 * columns * shortest:
+        work, merges = partition(decode, ctas)
+        return work[: len(lines) * columns], merges, 0
+    thirds = [Fraction(2)] * columns + [Fraction(1)] * columns  # of what a CTA leaves on average
+    ends = [int(sum(thirds[:i]) * rest / (3 * columns)) for i in range(2 * columns + 1)]
+    places = [i * own // columns for i in range(columns)] + [own + end for end in ends]
+    marks = [mark_at(decode, lines[0], at, own // (columns * SNAP)) for at in places]
+    parts = len(lines) * columns
+    return *cut(decode, lines, marks, 3 * parts), 2 * parts
+
+
 def _behind(item: Item, slots: int, merges: int) -> Item:
     if item.slot < 0:
         return item
@@ -91,17 +122,14 @@ def _filled(lists: list[Line], none: list[Line]) -> list[Line]:
     return [*lists, *none[len(lists) :]]
 
 
-def _joined(
-    problem: Problem, parts: list[WorkList], merges: list[tuple[int, int]], num_shared: int
-) -> WorkList:
+def _joined(problem: Problem, parts: list[WorkList], merges: list[tuple[int, int]]) -> WorkList:
     assert problem.prices is not None
     items = np.concatenate([part.items for part in parts]).view(ROLE_ITEM.dtype)
     counts = [len(part.items) for part in parts]
-    items["role"] = np.repeat([0, 1, 0], counts)
+    items["role"] = np.repeat([0, 1, 0, 1], counts)
     prefill, decode = problem.prices.units
-    loads = [
-        part.loads * unit for part, unit in zip(parts, (prefill, decode, prefill), strict=True)
-    ]
+    units = prefill, decode, prefill, decode
+    loads = [part.loads * unit for part, unit in zip(parts, units, strict=True)]
     lengths = np.concatenate([np.diff(part.cta_indptr) for part in parts])
     indptr = np.append(0, np.cumsum(lengths)).astype(np.int32)
-    return WorkList(indptr, items, np.array(merges, MERGE.dtype), np.concatenate(loads), num_shared)
+    return WorkList(indptr, items, np.array(merges, MERGE.dtype), np.concatenate(loads))

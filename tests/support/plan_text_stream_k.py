@@ -37,12 +37,17 @@ def partition(problem: Problem, ctas: int) -> tuple[list[Line], list[tuple[int, 
     heads = [
         [i for i in query_tiles(problem) if i.kv_head == h] for h in range(problem.num_kv_heads)
     ]
-    lines = [ordered(items) for items in heads]
-    columns, left = divmod(ctas, len(lines))
-    if left * IDLE > ctas or not columns:
-        lines, columns = [[item for line in lines for item in line]], ctas
+    lines, columns = laid([ordered(items) for items in heads], ctas)
     marks = _best(problem, lines[0], columns)
     return cut(problem, lines, marks, ctas)
+
+
+def laid(lines: list[Line], ctas: int) -> tuple[list[Line], int]:
+    """Lines of heads, or all on one line if they do not divide the CTAs; and CTAs of each."""
+    columns, left = divmod(ctas, len(lines))
+    if left * IDLE > ctas or not columns:
+        return [[item for line in lines for item in line]], ctas
+    return lines, columns
 
 
 def cut(

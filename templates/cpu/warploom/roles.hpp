@@ -1,6 +1,7 @@
 // Kernels of several roles: each item is computed with the tile of the role that it names.
 #pragma once
 
+#include <warploom/role_lists.hpp>
 #include <warploom/threads.hpp>
 
 namespace warploom {
@@ -34,7 +35,7 @@ struct Worker<Roles<Ks...>> : Worker<Ks>... {
 template <class K>
 int run_roles(const typename K::Params& p, int num_ctas, int num_threads) noexcept {
   const int active = load_record<typename K::PlanHeader>(p.header, 0).num_active;
-  return run_kernel<K>(p, (K::kRoles + 1) * num_ctas, min_int(num_threads, active));
+  return run_kernel<K>(p, kRoleLists * num_ctas, min_int(num_threads, active));
 }
 
 }  // namespace warploom

@@ -1,7 +1,8 @@
-// The lists of work items that a plan has, and those that any CTA may claim.
+// The lists of work items that a plan has, and those that CTAs may claim.
 #pragma once
 
 #include <warploom/qualifiers.cuh>
+#include <warploom/role_lists.hpp>
 
 namespace warploom {
 
@@ -21,14 +22,26 @@ WL_FN volatile typename K::PlanHeader& header_of(const typename K::Params& p) {
   return *reinterpret_cast<volatile typename K::PlanHeader*>(const_cast<int*>(p.header));
 }
 
-// Draws the number of a shared list, at least num_shared if there is none left. Each CTA draws one
+// Numbers that a CTA drew in a launch of two roles: its own, and those of shared lists by turns.
+struct Drawn {
+  unsigned cta, lists[2];
+};
+
+// Draws the number of a list, at least `lists` if there is none left. Each of so many CTAs draws one
 // such number: who draws the last of them leaves the counter at zero for the next launch.
-template <class Header>
-WL_FN unsigned claim_list(volatile Header& header) {
-  auto* claimed = reinterpret_cast<unsigned*>(const_cast<int*>(&header.claimed));
+WL_FN unsigned claim(volatile int& counter, int lists, int ctas) {
+  auto* claimed = reinterpret_cast<unsigned*>(const_cast<int*>(&counter));
   const unsigned drawn = atomicAdd(claimed, 1u);
-  if (drawn == unsigned(header.num_shared + header.num_active) - 1) *claimed = 0;
+  if (drawn == unsigned(lists + ctas) - 1) *claimed = 0;
   return drawn;
+}
+template <class Header>
+WL_FN unsigned claim_prefills(volatile Header& header) {
+  return claim(header.claimed, header.num_shared, header.num_active);
+}
+template <class Header>
+WL_FN unsigned claim_decodes(volatile Header& header) {
+  return claim(header.claimed_decodes, header.num_shared_decodes, header.num_decodes);
 }
 
 }  // namespace warploom

@@ -4,7 +4,7 @@
 
 namespace warploom {
 
-// Parts of a line that CTAs have for their own, and those that any CTA claims.
+// Parts of a line that CTAs have for their own, and those that CTAs claim.
 struct SharedParts {
   int own, shared;
 };
@@ -53,15 +53,19 @@ class Line {
     const int shared = active > 1 ? int(min(wide(ctas), length_ / one_of / least)) : 0;
     const wide rest = shared > 0 ? length_ / one_of : 0, most = length_ - rest;
     const int own = max(1, int(min(wide(ctas), most / least)));
-    const wide snap = most / (wide(own) * p_.snap);
-    int near = -1;
-    team_.each(team_.range(own + shared + 1), [&](int i) {
-      const wide at = i < own ? i * most / own : most + (i - own) * rest / max(shared, 1);
-      s_.marks[i] = i < own + shared ? boundary(at, snap, near) : Mark{items(), 0};
-    });
-    best_ = s_.marks;
-    team_.sync();
+    mark_parts({own, shared}, most, [&](int i) { return i * rest / max(shared, 1); });
     return {own, shared};
+  }
+
+  // The same of a line of decodes: a part for each column, as many shared ones, and as many half as
+  // long. Leaves nothing and shares nothing where these were below `least`.
+  WL_FN SharedParts share_decodes(int one_of, wide least) {
+    const int own = p_.columns;
+    const wide rest = length_ / one_of, halves = 3 * wide(own);
+    if (rest / halves < least) return {own, 0};
+    const SharedParts parts = {own, 2 * own};
+    mark_parts(parts, length_ - rest, [&](int i) { return min(2 * i, own + i) * rest / halves; });
+    return parts;
   }
 
   // Leaves the boundaries with the least longest CTA in `best()`.
@@ -84,6 +88,20 @@ class Line {
   WL_FN const Mark* best() const { return best_; }
 
  private:
+  // The boundaries of equal parts up to `most`, and of shared ones so far behind it.
+  template <class Place>
+  WL_FN void mark_parts(const SharedParts& parts, wide most, const Place& behind) {
+    const int own = parts.own, all = own + parts.shared;
+    const wide snap = most / (wide(own) * p_.snap);
+    int near = -1;
+    team_.each(team_.range(all + 1), [&](int i) {
+      const wide at = i < own ? i * most / own : most + behind(i - own);
+      s_.marks[i] = i < all ? boundary(at, snap, near) : Mark{items(), 0};
+    });
+    best_ = s_.marks;
+    team_.sync();
+  }
+
   WL_FN wide cost_of(int visible) const { return p_.fixed + wide(p_.per_tile) * visible; }
 
   WL_FN int fitting_columns(int columns) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/planner/planner.hpp>
+#include <warploom/role_lists.hpp>
 
 namespace warploom {
 
@@ -33,19 +34,20 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     z.max_tiles = p.max_tiles;
     z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = 2 * p.active_ctas;
     z.fewest = p.decode_rows + 1, z.most = kMost;
-    z.shared_list = 2 * p.num_ctas;
+    z.shared_list = kSharedPrefills * p.num_ctas;
     return z;
   }
+  // Each CTA has a part of a line and may leave two.
   WL_FN static RoleShape shape_of_decodes(const Params& p) {
     RoleShape z = shape_of(p);
     z.rows = p.decode_rows, z.keys = p.decode_keys;
     z.fixed = p.decode_fixed, z.per_tile = p.decode_per_tile;
     z.grain = p.decode_grain, z.partial = p.decode_partial;
     z.max_tiles = p.max_requests;
-    z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = p.active_ctas;
+    z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = 3 * p.active_ctas;
     z.role = 1;
     z.fewest = 1, z.most = p.decode_rows;
-    z.list = p.num_ctas, z.own = kMost;
+    z.list = kDecodeLists * p.num_ctas, z.shared_list = kSharedDecodes * p.num_ctas;
     return z;
   }
   WL_FN static RoleShape shape_of(const Params& p) {
@@ -71,9 +73,14 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
       prefill_.cut(prefills);
     }
     if (decode_.tiles() > 0) {
-      spread_heads(ctas < p_.active_ctas ? p_.active_ctas - ctas : 1);
+      const int decoding = ctas < p_.active_ctas ? p_.active_ctas - ctas : 1;
+      spread_heads(decoding);
       decodes.take_heads();
-      decodes.choose();
+      if (prefill_.tiles() > 0 && decoding > 1) {
+        decode_parts_ = decodes.share_decodes(p_.decodes_shared, p_.decode_claim);
+      }
+      if (decode_parts_.shared == 0) decodes.choose();
+      decode_shape_.columns = decode_parts_.own + decode_parts_.shared;
       decode_.cut(decodes);
     }
     place();
@@ -96,16 +103,22 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     const bool has_each = ctas % heads * p_.idle <= ctas && heads <= ctas;
     decode_shape_.lines = has_each ? heads : 1;
     decode_shape_.heads_per_line = has_each ? 1 : heads;
-    decode_shape_.columns = ctas / decode_shape_.lines;
+    decode_shape_.columns = decode_shape_.own = ctas / decode_shape_.lines;
+    decode_parts_ = {decode_shape_.own, 0};
   }
 
-  // Items of prefills that CTAs have, then decodes, then shared prefills; slots of decodes come
-  // last.
+  // Items of prefills that CTAs have, then decodes that they have, then shared prefills, then shared
+  // decodes; slots of decodes come last.
   WL_FN void place() {
     const PartTotals prefills = prefill_.totals(), decodes = decode_.totals();
     own_items_ = prefill_.tiles() > 0 ? prefill_.items_before(parts_.own) : 0;
-    prefill_shape_.shared_item = decodes.items;
+    if (decodes.items > 0) {
+      own_decodes_ = decode_shape_.lines * decode_.items_before(decode_parts_.own);
+      shared_decodes_ = decodes.items - own_decodes_;
+    }
+    prefill_shape_.shared_item = own_decodes_;
     decode_shape_.item = own_items_;
+    decode_shape_.shared_item = prefills.items;
     decode_shape_.slot = prefills.slots;
     decode_shape_.merge = prefills.merges;
   }
@@ -114,30 +127,33 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
   WL_FN void sign(PlanStatus status) {
     const bool is_good = status == PlanStatus::kGood;
     PartTotals totals = {0, 0, 0};
-    int decode_items = 0;
+    SharedParts decodes = {0, 0};  // lists
     if (is_good) {
-      const PartTotals prefills = prefill_.totals(), decodes = decode_.totals();
-      totals = {prefills.items + decodes.items, prefills.merges + decodes.merges,
-                prefills.slots + decodes.slots};
-      decode_items = decodes.items;
+      const PartTotals prefill = prefill_.totals(), decode = decode_.totals();
+      totals = {prefill.items + decode.items, prefill.merges + decode.merges,
+                prefill.slots + decode.slots};
+      const int lines = decode.items > 0 ? decode_shape_.lines : 0;
+      decodes = {lines * decode_parts_.own, lines * decode_parts_.shared};
     }
     if (team_.is_first()) {
       typename K::PlanHeader header = this->header(status, totals);
       header.num_shared = is_good ? parts_.shared : 0;
       header.num_active = p_.active_ctas;
-      header.num_decodes = decode_items > 0 ? decode_shape_.columns * decode_shape_.lines : 0;
+      header.num_decodes = decodes.own;
+      header.num_shared_decodes = decodes.shared;
       *reinterpret_cast<typename K::PlanHeader*>(p_.header) = header;
     }
-    const int ctas = p_.num_ctas, lists = 3 * ctas;
-    if (totals.items == 0) return this->fill_indptr(0, lists + 1, 0);
+    const int ctas = p_.num_ctas, all = kRoleLists * ctas + 1;
+    if (totals.items == 0) return this->fill_indptr(0, all, 0);
     const RoleShape &z = prefill_shape_, &d = decode_shape_;
-    const int decoding = decode_items > 0 ? d.columns * d.lines : 0;
     if (prefill_.tiles() > 0) prefill_.write_indptr();
-    if (decode_items > 0) decode_.write_indptr();
+    if (decodes.own > 0) decode_.write_indptr();
     this->fill_indptr(0, z.list, 0);
-    this->fill_indptr(z.list + parts_.own, ctas, own_items_);
-    this->fill_indptr(ctas + decoding, 2 * ctas, own_items_ + decode_items);
-    this->fill_indptr(2 * ctas + parts_.shared, lists + 1, totals.items);
+    this->fill_indptr(z.list + parts_.own, d.list, own_items_);
+    this->fill_indptr(d.list + decodes.own, z.shared_list, own_items_ + own_decodes_);
+    this->fill_indptr(z.shared_list + parts_.shared, d.shared_list,
+                      totals.items - shared_decodes_);
+    this->fill_indptr(d.shared_list + decodes.shared, all, totals.items);
   }
 
   WL_FN void write_items() {
@@ -147,8 +163,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
 
   RoleShape prefill_shape_, decode_shape_;
   Part<K, Team, RoleShape> prefill_, decode_;
-  SharedParts parts_ = {0, 0};
-  int own_items_ = 0;
+  SharedParts parts_ = {0, 0}, decode_parts_ = {0, 0};  // columns; of prefills, and of decodes
+  int own_items_ = 0, own_decodes_ = 0, shared_decodes_ = 0;
 };
 
 }  // namespace warploom

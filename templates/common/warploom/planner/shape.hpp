@@ -12,7 +12,7 @@ struct RoleShape {
   int lines, heads_per_line, columns;      // room for so many columns, before there are some
   int role;
   int fewest, most;            // fused rows of the segments that take it
-  int list, own, shared_list;  // list of the first CTA; those from `own` on have others
+  int list, own, shared_list;  // list of the first CTA; those of columns from `own` on have others
   int item, shared_item;       // what is added to their items
   int slot, merge;             // and to numbers of slots and merges
 };
@@ -32,7 +32,8 @@ WL_FN int list_of(const Shape&, int cta) {
   return cta;
 }
 WL_FN int list_of(const RoleShape& z, int cta) {
-  return cta < z.own ? z.list + cta : z.shared_list + cta - z.own;
+  const int own = z.own * z.lines;
+  return cta < own ? z.list + cta : z.shared_list + cta - own;
 }
 
 // What is added to items of a column, and to numbers of slots and merges.

@@ -31,11 +31,11 @@ WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Wo
 #pragma unroll 1
     for (int turn = 0;; turn ^= 1) {
       volatile unsigned& drawn = shared.drawn().lists[turn];
-      if (threadIdx.x == Sizes<K>::kThreads) drawn = claim_list(header);
+      if (threadIdx.x == Sizes<K>::kThreads) drawn = claim_prefills(header);
       named_sync(kListBarrier, K::kCtaThreads);
       const unsigned number = drawn;
       if (number >= header.num_shared) return;
-      work(list_of<K>(p, 2 * gridDim.x + number));
+      work(list_of<K>(p, kSharedPrefills * gridDim.x + number));
     }
   }
 }

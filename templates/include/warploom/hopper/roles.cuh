@@ -1,6 +1,7 @@
 // Prefill and decode in one launch (POD-Attention): each CTA streams its list of decode items with
-// a tile of few rows, and then does what there is of prefill as any Hopper kernel. The plan mostly
-// gives a CTA one of the two, so that some SMs read memory while others compute.
+// a tile of few rows, and those that it claims, and then does what there is of prefill as any Hopper
+// kernel. The plan mostly gives a CTA one of the two, so that some SMs read memory while others
+// compute.
 #pragma once
 
 #include <warploom/hopper/kernel.cuh>
@@ -56,7 +57,7 @@ WL_FN void run_role_kernel(const typename Prefill::Params& p) {
   const Shared<Prefill> shared{shared_memory};
   draw_cta(p, shared);
   if (threadIdx.x < Decode::kTileThreads) {
-    stream_list<Decode>(p, shared_memory, gridDim.x + shared.drawn().cta);
+    stream_lists<Decode>(p, shared_memory, shared.drawn(), [=] { return shared.drawn().cta; });
   }
   fence_async_proxy();  // tensor copies write where decode tiles were
   __syncthreads();

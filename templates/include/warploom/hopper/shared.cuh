@@ -3,6 +3,7 @@
 
 #include <warploom/arena.cuh>
 #include <warploom/hopper/barrier.cuh>
+#include <warploom/lists.cuh>
 #include <warploom/walk.cuh>
 
 namespace warploom::hopper {
@@ -10,11 +11,6 @@ namespace warploom::hopper {
 // Whether a warpgroup of its own transforms what was staged; else consumers do.
 template <class K>
 constexpr bool kHasTransformer = K::Config::kTransformer;
-
-// Numbers that a CTA drew in a launch of two roles: its own, and those of shared lists by turns.
-struct Drawn {
-  unsigned cta, lists[2];
-};
 
 // The slab has one row for every kRowThreads consumer threads: output leaves the registers through
 // it.
