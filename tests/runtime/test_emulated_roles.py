@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
+from warploom.scheduler.roles import RolePrices
 
 SMALL = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(16, 64, 2, 2))
 TALL = TileConfig(128, 64, 8, 2, "hopper", 1, decode=TileConfig(16, 96, 3, 2))
@@ -37,7 +40,15 @@ MIXES = [
     ([1, 4, 1], [300, 40, 0]),  # decodes alone
     ([100, 60], [200, 60]),  # prefills alone
     ([1, 90, 1, 1], [64, 700, 32, 1000]),
+    ([40, *[1] * 4], [40, *[2500] * 4]),  # of which some are claimed
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_shortest_lists_are_worth_claiming() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolePrices, "least_claim", lambda _, model, keys: model.least_part)
+        yield
 
 
 def check(

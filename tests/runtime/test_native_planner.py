@@ -163,6 +163,7 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
         prices = RolePrices(
             (data.draw(price, label="prefill"), data.draw(price, label="decode")),
             data.draw(st.integers(1, 600), label="saturating"),
+            data.draw(st.sampled_from([1, 300, 1024]), label="claim"),
         )
     num_ctas = data.draw(st.integers(1, 528), label="CTAs")
     active = data.draw(st.integers(1, num_ctas), label="limit")
