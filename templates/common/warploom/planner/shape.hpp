@@ -12,7 +12,7 @@ struct RoleShape {
   int lines, heads_per_line, columns;      // room for so many columns, before there are some
   int role;
   int fewest, most;            // fused rows of the segments that take it
-  int list, own, shared_list;  // list of the first CTA; those of columns from `own` on have others
+  int list, own, shared_list;  // list of the first CTA; columns from `own` on have others
   int item, shared_item;       // what is added to their items
   int slot, merge;             // and to numbers of slots and merges
 };
