@@ -4,7 +4,7 @@
 
 namespace warploom {
 
-constexpr int kDecodeLists = 1;    // behind those of prefills; CTAs have both for their own
+constexpr int kDecodeLists = 1;     // behind those of prefills; CTAs have both for their own
 constexpr int kSharedPrefills = 2;  // for any CTA
 constexpr int kSharedDecodes = 3;   // for CTAs that decode
 constexpr int kRoleLists = 5;       // all

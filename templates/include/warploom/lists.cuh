@@ -27,8 +27,8 @@ struct Drawn {
   unsigned cta, lists[2];
 };
 
-// Draws the number of a list, at least `lists` if there is none left. Each of so many CTAs draws one
-// such number: who draws the last of them leaves the counter at zero for the next launch.
+// Draws the number of a list, at least `lists` if there is none left. Each of so many CTAs draws
+// one such number: who draws the last of them leaves the counter at zero for the next launch.
 WL_FN unsigned claim(volatile int& counter, int lists, int ctas) {
   auto* claimed = reinterpret_cast<unsigned*>(const_cast<int*>(&counter));
   const unsigned drawn = atomicAdd(claimed, 1u);

@@ -107,8 +107,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     decode_parts_ = {decode_shape_.own, 0};
   }
 
-  // Items of prefills that CTAs have, then decodes that they have, then shared prefills, then shared
-  // decodes; slots of decodes come last.
+  // Items of prefills that CTAs have, then decodes that they have, then shared prefills, then
+  // shared decodes; slots of decodes come last.
   WL_FN void place() {
     const PartTotals prefills = prefill_.totals(), decodes = decode_.totals();
     own_items_ = prefill_.tiles() > 0 ? prefill_.items_before(parts_.own) : 0;
@@ -151,8 +151,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     this->fill_indptr(0, z.list, 0);
     this->fill_indptr(z.list + parts_.own, d.list, own_items_);
     this->fill_indptr(d.list + decodes.own, z.shared_list, own_items_ + own_decodes_);
-    this->fill_indptr(z.shared_list + parts_.shared, d.shared_list,
-                      totals.items - shared_decodes_);
+    this->fill_indptr(z.shared_list + parts_.shared, d.shared_list, totals.items - shared_decodes_);
     this->fill_indptr(d.shared_list + decodes.shared, all, totals.items);
   }
 

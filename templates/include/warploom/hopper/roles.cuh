@@ -1,7 +1,7 @@
 // Prefill and decode in one launch (POD-Attention): each CTA streams its list of decode items with
-// a tile of few rows, and those that it claims, and then does what there is of prefill as any Hopper
-// kernel. The plan mostly gives a CTA one of the two, so that some SMs read memory while others
-// compute.
+// a tile of few rows, and those that it claims, and then does what there is of prefill as any
+// Hopper kernel. The plan mostly gives a CTA one of the two, so that some SMs read memory while
+// others compute.
 #pragma once
 
 #include <warploom/hopper/kernel.cuh>
