@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from warploom.codegen.attention.portable import STREAMED_ROWS, TURNED_ROWS
 from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.templates import HOPPER
 from warploom.codegen.compilers.arch import Arch
@@ -13,14 +14,14 @@ from warploom.dsl.masks.intervals import tile_graphs
 from warploom.dsl.types.ir import const
 from warploom.dsl.types.spec import AttentionSpec
 
-FEW_ROWS, MANY_ROWS = 16, 64  # fused, of a request: at most for decode, and more for prefill
+MANY_ROWS = 64  # fused, of a request: more are a prefill
 _WARP_KEYS = 32  # of a warp that streams; each looks up one
 _MOST_WARPS = 11  # of three groups of four, one is for prefetching
 _LANES = 128  # of heads: others are not measured
 _REASON = "requests of few rows and of many: decodes stream keys on some SMs while others compute"
 
 
-def role_choice(spec: AttentionSpec, arch: Arch) -> TileChoice | None:
+def role_choice(spec: AttentionSpec, arch: Arch, group_size: int) -> TileChoice | None:
     """Tiles for batches that mix decodes and prefills; None if one tile serves such batches.
 
     The most warps that shared memory holds: each asks for keys of its own. Masks that hide the
@@ -29,12 +30,14 @@ def role_choice(spec: AttentionSpec, arch: Arch) -> TileChoice | None:
     Args:
         spec: what to compute.
         arch: where.
+        group_size: query heads of a key/value head, which are the rows of a decode.
     """
     if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES) or _hides_first_keys(spec):
         return None
+    rows = TURNED_ROWS if group_size <= TURNED_ROWS else STREAMED_ROWS
     for tall in HOPPER.tiles(spec, arch, Work(MANY_ROWS + 1)):
         for warps in range(_MOST_WARPS, 0, -1):
-            streamed = TileConfig(FEW_ROWS, _WARP_KEYS * warps, warps, stages=2)
+            streamed = TileConfig(rows, _WARP_KEYS * warps, warps, stages=2)
             tile = replace(tall, decode=streamed)
             if HOPPER.obstacle(spec, tile):
                 continue

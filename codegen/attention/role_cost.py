@@ -15,7 +15,8 @@ from warploom.dsl.types.spec import AttentionSpec
 _PREFILL_PS = {"hopper": 1_800_000, "portable": 3_300_000}
 _PREFILL_SIZE = 128 * 128 * (128 + 128)
 _BYTES = 2  # of the elements there; tensor cores take as much longer for larger ones
-_SM_BANDWIDTH = 52  # GB/s that decoding reads on one SM beside others that compute
+# GB/s that decoding reads on one SM beside others that compute, with so many rows.
+_SM_BANDWIDTH = {8: 60, 16: 52}
 _BANDWIDTH = 4200  # GB/s, and on all
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.
@@ -53,10 +54,11 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     lanes = spec.head_dim_qk + spec.head_dim_v
     size = tile.rows * tile.keys * lanes * max(spec.dtype.bytes, _BYTES) // _BYTES
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
+    bandwidth = _SM_BANDWIDTH[tile.decode.rows]
     return RoleCost(
         prefill=-(-size * _PREFILL_PS[tile.template] // _PREFILL_SIZE),
-        decode=-(-read * 1000 // _SM_BANDWIDTH),
-        saturating=-(-_BANDWIDTH // _SM_BANDWIDTH),
+        decode=-(-read * 1000 // bandwidth),
+        saturating=-(-_BANDWIDTH // bandwidth),
     )
 
 

@@ -107,12 +107,15 @@ class KernelChoice:
         choice = choose_tile(spec, self.target, mean_fused_rows, share, keys)
         return replace(choice, pretransformed_keys=pretransformed)
 
-    @cached_property
-    def of_roles(self) -> TileChoice | None:
-        """Tiles for batches of decodes and prefills; None if these get one."""
+    def of_roles(self, group_size: int) -> TileChoice | None:
+        """Tiles for batches of decodes and prefills; None if these get one.
+
+        Args:
+            group_size: query heads of a key/value head.
+        """
         if not isinstance(self.target, Arch) or self._always:
             return None
-        return role_choice(self._spec, self.target)
+        return role_choice(self._spec, self.target, group_size)
 
     @cached_property
     def _plain(self) -> AttentionSpec:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from warploom.codegen.attention.role_choice import FEW_ROWS, MANY_ROWS
+from warploom.codegen.attention.role_choice import MANY_ROWS
 from warploom.codegen.attention.role_cost import pays, role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.codegen.stamps import STAMP
@@ -134,7 +134,9 @@ class Rules:
         Not with bounds: wrappers would build one more kernel, for mixes that may not come.
         """
         is_free = self.fixed is None and self.options.bounds is None
-        return self._kernels.of_roles if self.options.may_mix and is_free else None
+        if not self.options.may_mix or not is_free:
+            return None
+        return self._kernels.of_roles(self.heads.group_size)
 
     def _mixes(self, batch: Batch, choice: TileChoice) -> bool:
         """Whether a batch has requests of few rows and of many, and two roles pay.
@@ -147,11 +149,11 @@ class Rules:
         if sizes.num_segments != sizes.num_requests:
             return False
         fused = batch.row_counts.astype(np.int64) * group
-        decodes = (fused > 0) & (fused <= FEW_ROWS)
-        if not decodes.any():
-            return False
         tile, keys = choice.tile, batch.key_counts(self.spec.kv_format.block_kv)
         assert tile.decode is not None  # it has two roles
+        decodes = (fused > 0) & (fused <= tile.decode.rows)
+        if not decodes.any():
+            return False
         many = -(-fused // tile.rows) * -(-keys // tile.keys)
         few = int((-(-keys[decodes] // tile.decode.keys)).sum())
         tiles = int(many[~decodes].sum()) * self.heads.num_kv, few * self.heads.num_kv

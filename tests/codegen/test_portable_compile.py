@@ -93,6 +93,7 @@ TILES = [
     TileConfig(16, 128, 4, 2),
     TileConfig(16, 64, 2, 2),
     TileConfig(16, 16, 1, 2),
+    TileConfig(8, 128, 4, 2),
     TileConfig(64, 32, 2, 2),
     TileConfig(64, 128, 4, 2),
     TileConfig(128, 32, 4, 3),

@@ -48,16 +48,16 @@ def spec(
     ids=["64 lanes", "256 lanes", "window", "rope", "composed", "fp8"],
 )
 def test_what_has_one_tile(refused: AttentionSpec) -> None:
-    assert role_choice(refused, SM90) is None
+    assert role_choice(refused, SM90, 4) is None
 
 
 def test_others_have_one_tile_on_other_architectures() -> None:
-    assert role_choice(spec(), arch_named("sm_80")) is None
-    assert role_choice(spec(), arch_named("sm_100a")) is None
+    assert role_choice(spec(), arch_named("sm_80"), 4) is None
+    assert role_choice(spec(), arch_named("sm_100a"), 4) is None
 
 
 def test_what_leaves_decodes_too_few_registers_is_refused_by_name() -> None:
-    choice = role_choice(spec(), SM90)
+    choice = role_choice(spec(), SM90, 4)
     assert choice is not None
     with pytest.raises(UnsupportedSpec, match="more than 128 lanes leave"):
         HOPPER.kernel(spec(lanes=192), choice.tile)
@@ -65,12 +65,14 @@ def test_what_leaves_decodes_too_few_registers_is_refused_by_name() -> None:
         HOPPER.kernel(spec(wl.Causal() & wl.Rope()), choice.tile)
 
 
+@pytest.mark.parametrize("group", [1, 8, 9])
 @pytest.mark.parametrize("kv_format", FORMATS, ids=str)
-def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat) -> None:
-    choice = role_choice(spec(kv_format=kv_format), SM90)
+def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat, group: int) -> None:
+    choice = role_choice(spec(kv_format=kv_format), SM90, group)
     assert choice is not None and choice.tile.decode is not None
     decode = choice.tile.decode
-    assert decode.rows == 16 and decode.keys == 32 * decode.warps and decode.warps >= 4
+    assert decode.rows == (8 if group <= 8 else 16)
+    assert decode.keys == 32 * decode.warps and decode.warps >= 4
     shape = HOPPER.launch(spec(kv_format=kv_format), choice.tile, SM90)
     assert shape.shared_bytes <= SM90.shared_per_cta and shape.ctas_per_sm == 1
 
@@ -79,19 +81,20 @@ def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat) -> None:
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize(
-    ("variant", "kv_format"),
+    ("variant", "kv_format", "group"),
     [
-        (wl.Causal(), wl.Paged(16)),
-        (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Ragged()),
-        (wl.FlashSigmoid(bias=-2.0), wl.Paged(1)),
+        (wl.Causal(), wl.Paged(16), 4),
+        (wl.Causal(), wl.Paged(16), 16),
+        (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Ragged(), 4),
+        (wl.FlashSigmoid(bias=-2.0), wl.Paged(1), 8),
     ],
-    ids=["causal", "cap and bias", "sigmoid"],
+    ids=["causal", "causal, 16 rows", "cap and bias", "sigmoid"],
 )
 def test_kernels_compile_for_what_a_cta_is_launched_with(
-    variant: Variant, kv_format: KVFormat
+    variant: Variant, kv_format: KVFormat, group: int
 ) -> None:
     of = spec(variant, kv_format)
-    choice = role_choice(of, SM90)
+    choice = role_choice(of, SM90, group)
     assert choice is not None
     source = HOPPER.kernel(of, choice.tile).render("cuda", c_structs(roles=True))
     used = read_resources(run_nvrtc(source.text, SM90, source.name).cubin)

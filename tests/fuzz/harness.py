@@ -15,7 +15,7 @@ from fuzz.eager import flex_functor
 from fuzz.outputs import as_doubles, blank, should_hold, sizes_of_roles, wrong_records
 from fuzz.reference import language, noise, num
 from warploom.codegen.attention.choice import every_tile
-from warploom.codegen.attention.templates import SINGLE_ROW, template_of
+from warploom.codegen.attention.templates import SINGLE_ROW, STREAMED, template_of
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.declaring.declare import make_spec
 from warploom.runtime.devices.device import cuda_facts
@@ -111,16 +111,22 @@ def chosen_tile(spec, variant, arch=None):
         tiles = roles_on_gpu(of, arch or cuda_facts(torch.cuda.current_device()).arch)
         return tiles[number % len(tiles)] if tiles else None
     tiles = [] if SINGLE_ROW.obstacle(of) else [SINGLE_ROW.tile(of)]
-    tiles += every_tile(of, arch or cuda_facts(torch.cuda.current_device()).arch)
+    arch = arch or cuda_facts(torch.cuda.current_device()).arch
+    tiles += every_tile(of, arch) + STREAMED.fitting(of, arch, OF_EIGHT_ROWS)
     tiles = [tile for tile in tiles if template in ("any", tile.template)]
     return tiles[number % len(tiles)] if tiles else None
+
+
+OF_EIGHT_ROWS = [wl.TileConfig(8, 64, 2, 2), wl.TileConfig(8, 128, 4, 2)]  # nothing chooses them
 
 
 def roles_on_gpu(of, arch):
     """Every tile that fits with one for decodes, in an order that mixes them."""
     found = []
-    for tile, warps in itertools.product(every_tile(of, arch), (1, 2, 3, 4, 5, 7, 10)):
-        both = replace(tile, decode=wl.TileConfig(16, 32 * warps, warps, 2))
+    for tile, rows, warps in itertools.product(
+        every_tile(of, arch), (16, 8), (1, 2, 3, 4, 5, 6, 7, 10)
+    ):
+        both = replace(tile, decode=wl.TileConfig(rows, 32 * warps, warps, 2))
         template = template_of(tile)
         can = template.takes_roles and template.obstacle(of, both) is None
         if can and template.launch(of, both, arch).shared_bytes <= arch.shared_per_cta:

@@ -210,12 +210,14 @@ struct Config {
   static constexpr bool kIndexed = false;
   static constexpr bool kColumnPositions = false;
   static constexpr bool kComposed = false;
+  static constexpr bool kInBoxes = false;
   struct SharedMemory {
     static constexpr int kQueries = 0, kQueriesBytes = 16384;
     static constexpr int kKeys = 16384, kKeysBytes = 16384;
     static constexpr int kValues = 32768, kValuesBytes = 16384;
     static constexpr int kWideKeys = 49152, kWideKeysBytes = 0;
     static constexpr int kWideValues = 49152, kWideValuesBytes = 0;
+    static constexpr int kLanded = 49152, kLandedBytes = 0;
     static constexpr int kAddresses = 49152, kAddressesBytes = 0;
     static constexpr int kPositions = 49152, kPositionsBytes = 0;
     static constexpr int kSlabs = 0, kSlabsBytes = 18432;

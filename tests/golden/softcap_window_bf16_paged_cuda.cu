@@ -163,12 +163,14 @@ struct Config {
   static constexpr bool kIndexed = true;
   static constexpr bool kColumnPositions = false;
   static constexpr bool kComposed = false;
+  static constexpr bool kInBoxes = false;
   struct SharedMemory {
     static constexpr int kQueries = 0, kQueriesBytes = 32768;
     static constexpr int kKeys = 32768, kKeysBytes = 32768;
     static constexpr int kValues = 65536, kValuesBytes = 32768;
     static constexpr int kWideKeys = 98304, kWideKeysBytes = 0;
     static constexpr int kWideValues = 98304, kWideValuesBytes = 0;
+    static constexpr int kLanded = 98304, kLandedBytes = 0;
     static constexpr int kAddresses = 98304, kAddressesBytes = 3072;
     static constexpr int kPositions = 101376, kPositionsBytes = 0;
     static constexpr int kSlabs = 0, kSlabsBytes = 34816;

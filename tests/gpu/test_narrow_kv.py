@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 
 E4M3, E5M2, I8 = "float8_e4m3fn", "float8_e5m2", "int8"
 SMALL, DEEP = TileConfig(16, 32, 2, 3), TileConfig(16, 128, 4, 2)
+EIGHT = TileConfig(8, 128, 4, 2)
 MIDDLE, TALL = TileConfig(64, 32, 2, 2), TileConfig(128, 64, 8, 2)
 SINGLE = TileConfig(1, 128, 4, 1)
 POOL = [
@@ -25,6 +26,11 @@ POOL = [
     (wl.HeadKVScale(), Setup(wl.Paged(5, layout="HND"), "float16", 96, 64, "cuda", SINGLE, E5M2)),
     (wl.Variant(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SMALL, E4M3)),
     (wl.Variant(), Setup(wl.Paged(1), "float16", 128, 128, "cuda", DEEP, E5M2)),
+    (wl.TokenKVScale(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", EIGHT, E4M3)),
+    (
+        wl.Causal() & wl.KVScale(0.5, 2.0) & wl.SoftCap(5.0),
+        Setup(wl.Paged(3), "float16", 96, 64, "cuda", EIGHT, E5M2),
+    ),
     (
         wl.Causal() & wl.KVScale(0.3, 2.5),
         Setup(wl.Ragged(), "bfloat16", 64, 64, "cuda", DEEP, E5M2),

@@ -36,6 +36,8 @@ class ScaledValues(wl.Variant):
 TILES = [
     TileConfig(1, 64, 4, 1),
     TileConfig(1, 128, 4, 1),
+    TileConfig(8, 64, 4, 3),
+    TileConfig(8, 128, 4, 2),
     TileConfig(16, 32, 2, 3),
     TileConfig(16, 64, 4, 3),
     TileConfig(16, 128, 4, 2),

@@ -20,7 +20,9 @@ from warploom.runtime.trials.trials import mismatch
 pytestmark = pytest.mark.gpu
 
 TILE = TileConfig(128, 128, 8, 2, "hopper", 1, decode=TileConfig(16, 128, 4, 2))
-CHOSEN = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 160, 5, 2))
+CHOSEN = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 192, 6, 2))
+GATHERED = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 160, 5, 2))
+TALLER = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 160, 5, 2))
 SMALL = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 320, 10, 2))
 SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
 PAGE = 16
@@ -46,8 +48,10 @@ def _on_hopper(cuda: torch.device) -> None:
     ("variant", "kv_format", "dtype", "dims", "tile"),
     [
         (wl.Causal(), wl.Paged(16), "bfloat16", (128, 128), CHOSEN),
-        (wl.Causal() & wl.SoftCap(20.0), wl.Paged(1), "float16", (128, 128), CHOSEN),
-        (wl.Alibi() & wl.Causal(), wl.Ragged(), "bfloat16", (128, 128), CHOSEN),
+        (wl.Causal() & wl.Alibi(), wl.Paged(8, layout="HND"), "float16", (128, 128), CHOSEN),
+        (wl.Causal(), wl.Paged(16), "bfloat16", (128, 128), TALLER),
+        (wl.Causal() & wl.SoftCap(20.0), wl.Paged(1), "float16", (128, 128), GATHERED),
+        (wl.Alibi() & wl.Causal(), wl.Ragged(), "bfloat16", (128, 128), GATHERED),
         (wl.Causal() & wl.SlidingWindow(300), wl.Ragged(), "bfloat16", (128, 128), TILE),
         (wl.FlashSigmoid(bias=-2.0), wl.Paged(3), "bfloat16", (128, 128), TILE),
         # compiled without hints for L2 where ptxas breaks copies that have some

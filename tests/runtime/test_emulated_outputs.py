@@ -16,6 +16,7 @@ from warploom.scheduler import sharing
 TILES = {
     "one row": TileConfig(1, 64, 2, 1),
     "16 rows": TileConfig(16, 32, 2, 2),
+    "8 rows": TileConfig(8, 32, 2, 2),
     "64 rows": TileConfig(64, 32, 2, 2),
     "two row blocks": TileConfig(128, 32, 4, 2),
     "hopper": TileConfig(64, 64, 4, 2, "hopper", 2),
@@ -47,8 +48,8 @@ def check(
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("tile", "name"),
-    [("one row", "behind a cap"), ("16 rows", "open part"), ("64 rows", "behind a bias"),
-     ("two row blocks", "documents"), ("hopper", "two parts"), ("two groups", "before a bias"),
+    [("one row", "behind a cap"), ("16 rows", "open part"), ("8 rows", "documents"),
+     ("64 rows", "behind a bias"), ("two row blocks", "documents"), ("hopper", "two parts"), ("two groups", "before a bias"),
      ("hopper", "no softmax"), ("one row", "no softmax"), ("two groups", "open part")],
 )  # fmt: skip
 def test_each_kernel(emulator: Emulator, tile: str, name: str) -> None:

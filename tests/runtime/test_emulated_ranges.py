@@ -15,6 +15,7 @@ from warploom.codegen.source import TileConfig
 TILES = {
     "one row": TileConfig(1, 64, 2, 1),
     "16 rows": TileConfig(16, 32, 2, 2),
+    "8 rows": TileConfig(8, 32, 2, 2),
     "64 rows": TileConfig(64, 32, 2, 2),
 }
 KEYS, DIM = 256, 64

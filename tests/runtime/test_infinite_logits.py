@@ -13,7 +13,7 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
 
 ROWS16, TALL, ONE_ROW = TileConfig(16, 64, 4, 2), TileConfig(64, 32, 2, 2), TileConfig(1, 64, 2, 1)
-GROUP = TileConfig(64, 64, 4, 2, "hopper", 2)
+GROUP, ROWS8 = TileConfig(64, 64, 4, 2, "hopper", 2), TileConfig(8, 64, 2, 2)
 PLACES = {"NaN": {150: math.nan}, "inf": {160: math.inf}, "inf early": {3: math.inf},
           "twice inf": {3: math.inf, 290: math.inf}, "both": {150: math.nan, 160: math.inf},
           "both, far apart": {290: math.inf, 3: math.nan}, "one lane": {3: math.nan, 67: math.inf},
@@ -22,7 +22,7 @@ PLACES = {"NaN": {150: math.nan}, "inf": {160: math.inf}, "inf early": {3: math.
 
 @pytest.mark.some(3)
 @pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
-@pytest.mark.parametrize("tile", [None, ONE_ROW, ROWS16, TALL, GROUP], ids=str)
+@pytest.mark.parametrize("tile", [None, ONE_ROW, ROWS16, ROWS8, TALL, GROUP], ids=str)
 def test_logits_that_are_no_number(tile: TileConfig | None, told: bool, request: Any) -> None:
     """Maxima, sums and outputs of NaN and infinity are torch's, be keys split or not."""
     if tile is not None:

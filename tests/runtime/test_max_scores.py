@@ -135,6 +135,7 @@ ROWS16, TALL, ONE_ROW = TileConfig(16, 64, 4, 2), TileConfig(64, 32, 2, 2), Tile
 GROUP, GROUPS = TileConfig(64, 64, 4, 2, "hopper", 2), TileConfig(128, 64, 8, 2, "hopper", 1)
 TILES = {
     "16 rows": (ROWS16, wl.Ragged(), wl.Causal() & wl.Alibi()),
+    "8 rows": (TileConfig(8, 64, 2, 2), wl.Ragged(), wl.Causal() & wl.Alibi()),
     "64 rows": (TALL, wl.Paged(4), Sharp()),
     "one row": (ONE_ROW, wl.Paged(16), Sharp()),
     "composed": (ROWS16, wl.Composed(4), Sharp()),
