@@ -49,7 +49,8 @@ def check(
 @pytest.mark.parametrize(
     ("tile", "name"),
     [("one row", "behind a cap"), ("16 rows", "open part"), ("8 rows", "documents"),
-     ("64 rows", "behind a bias"), ("two row blocks", "documents"), ("hopper", "two parts"), ("two groups", "before a bias"),
+     ("64 rows", "behind a bias"), ("two row blocks", "documents"), ("hopper", "two parts"),
+     ("two groups", "before a bias"),
      ("hopper", "no softmax"), ("one row", "no softmax"), ("two groups", "open part")],
 )  # fmt: skip
 def test_each_kernel(emulator: Emulator, tile: str, name: str) -> None:

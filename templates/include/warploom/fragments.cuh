@@ -71,7 +71,9 @@ struct Fragments<K, true> {
   WL_FN static int row(int r) { return lane() % 4 * 2 + r; }
   WL_FN static int first_key() { return lane() / 4; }
   WL_FN static constexpr int key_step(int c) { return c * 8; }
-  WL_FN static float& score(Scores& scores, int r, int c) { return scores[0][c / 2][c % 2 * 2 + r]; }
+  WL_FN static float& score(Scores& scores, int r, int c) {
+    return scores[0][c / 2][c % 2 * 2 + r];
+  }
   WL_FN static const float& score(const Scores& scores, int r, int c) {
     return scores[0][c / 2][c % 2 * 2 + r];
   }

@@ -52,7 +52,8 @@ struct WarpMma {
 
    private:
     WL_FN static typename T::QueryReader reader(const Element* staged) {
-      if constexpr (O::kNarrowKeys) return {staged, F::block_row(0) + F::lane() / 4, F::lane() % 4 * 4};
+      if constexpr (O::kNarrowKeys)
+        return {staged, F::block_row(0) + F::lane() / 4, F::lane() % 4 * 4};
       return {staged, F::block_row(0) + F::lane() % 16, F::lane() / 16 * kVector};
     }
     WL_FN void load(int m, int k, unsigned (&a)[4]) const {
@@ -116,7 +117,8 @@ struct WarpMma {
 #pragma unroll
           for (int m = 0; m < kRowBlocks; ++m) {
             T::template multiply<typename T::ScoreAtom>(scores[m][n], a[s][m], b[s][0], b[s][1]);
-            T::template multiply<typename T::ScoreAtom>(scores[m][n + 1], a[s][m], b[s][2], b[s][3]);
+            T::template multiply<typename T::ScoreAtom>(scores[m][n + 1], a[s][m], b[s][2],
+                                                        b[s][3]);
           }
         }
       }
@@ -152,8 +154,10 @@ struct WarpMma {
         for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
           for (int m = 0; m < kRowBlocks; ++m) {
-            T::template multiply<typename T::ValueAtom>(output[m][l + 2 * s], a[m], b[s][0], b[s][1]);
-            T::template multiply<typename T::ValueAtom>(output[m][l + 2 * s + 1], a[m], b[s][2], b[s][3]);
+            T::template multiply<typename T::ValueAtom>(output[m][l + 2 * s], a[m], b[s][0],
+                                                        b[s][1]);
+            T::template multiply<typename T::ValueAtom>(output[m][l + 2 * s + 1], a[m], b[s][2],
+                                                        b[s][3]);
           }
         }
       }

@@ -60,8 +60,8 @@ WL_FN unsigned pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-// Eight rows of eight packed 16-bit numbers, of which lane l has a pair of row l / 4; becomes a pair
-// of column l / 4.
+// Eight rows of eight packed 16-bit numbers, of which lane l has a pair of row l / 4; becomes a
+// pair of column l / 4.
 WL_FN unsigned transpose(unsigned pair) {
   unsigned transposed;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));

@@ -60,8 +60,8 @@ struct Softmax : Shifts<K> {
       found[r] = Fragments<K>::score(scores, r, 0);
 #pragma unroll
       for (int c = 0; c < Fragments<K>::kKeys; c += 2) {
-        const float two = ::fmaxf(Fragments<K>::score(scores, r, c),
-                                  Fragments<K>::score(scores, r, c + 1));
+        const float two =
+            ::fmaxf(Fragments<K>::score(scores, r, c), Fragments<K>::score(scores, r, c + 1));
         found[r] = ::fmaxf(found[r], two);
       }
       found[r] = this->whole(r, found[r]);

@@ -32,9 +32,8 @@ WL_FN void barrier_init_fence() {
 
 // Its memory may be used for something else then.
 WL_FN void barrier_end(Barrier* barrier) {
-  asm volatile(
-      "mbarrier.inval.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(barrier))
-      : "memory");
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(barrier))
+               : "memory");
 }
 
 WL_FN void barrier_arrive(Barrier* barrier) {
