@@ -22,7 +22,7 @@ from warploom.codegen.source import KernelSource
 from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import TracedVariant
 
-MEASURE = "warploom_measure"
+MEASURE, ROLE_TILES = "warploom_measure", "warploom_role_tiles"  # of hosts alone
 OPTIONS = 4  # `kOptions` of scratch.hpp: candidates for the boundaries of a line
 
 # Members of the planner's `Params`, in the order in which the runtime writes them.

@@ -61,6 +61,28 @@ class Sizes(NamedTuple):
         )  # fmt: skip
 
 
+class RoleSizes(NamedTuple):
+    """Sizes of the tiles of two roles.
+
+    Attributes:
+        few_rows: fused query rows that a request which decodes has at most.
+        rows, keys: of a tile of prefills.
+        decode_keys: of a tile of decodes, which has all rows of a request.
+    """
+
+    few_rows: int
+    rows: int
+    keys: int
+    decode_keys: int
+
+
+class RoleTiles(NamedTuple):
+    """Key tiles of one head, of each role."""
+
+    prefills: int
+    decodes: int
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """The lengths of one batch.
@@ -102,15 +124,15 @@ class Batch:
     def kv_lens(self) -> npt.NDArray[np.int32]:
         return self.arrays.kv_lens
 
-    @property
-    def row_counts(self) -> npt.NDArray[np.int32]:
-        """Query rows of each segment."""
-        counts: npt.NDArray[np.int32] = self.segments["num_q"]
-        return counts
-
-    def key_counts(self, block: int) -> npt.NDArray[np.int64]:
-        """Keys of each segment; `block` is 0, or the size of the blocks that they come in."""
-        return self.segments["kv_count"].astype(np.int64)
+    def role_tiles(self, sizes: RoleSizes, group_size: int) -> RoleTiles:
+        """What the segments have of each role, with so many query heads per key/value head."""
+        fused = self.segments["num_q"].astype(np.int64) * group_size
+        keys = self.segments["kv_count"].astype(np.int64)
+        is_tall = fused > sizes.few_rows
+        is_few = (fused > 0) & ~is_tall
+        tall = -(-fused // sizes.rows) * -(-keys // sizes.keys)
+        few = -(-keys // sizes.decode_keys)
+        return RoleTiles(int(tall[is_tall].sum()), int(few[is_few].sum()))
 
     @property
     def num_requests(self) -> int:
@@ -136,23 +158,16 @@ class Measured(Batch):
 
     Attributes:
         lengths: qo_indptr, kv_indptr and, if paged, last_page_len and kv_indices.
+        counted: its tiles of two roles, if it was measured for a wrapper that may choose them.
     """
 
     lengths: IndexArrays
+    counted: RoleTiles | None = None
 
-    @property
-    def row_counts(self) -> npt.NDArray[np.int32]:
-        ends: npt.NDArray[np.int32] = np.asarray(self.lengths.kept[0])
-        return ends[1:] - ends[:-1]
-
-    def key_counts(self, block: int) -> npt.NDArray[np.int64]:
-        _, ends, last_page_len, *_ = (*self.lengths.kept, None)
-        bounds: npt.NDArray[np.int64] = np.asarray(ends).astype(np.int64)
-        counts = bounds[1:] - bounds[:-1]
-        if not block:
-            return counts
-        last = block if last_page_len is None else np.asarray(last_page_len).astype(np.int64)
-        return np.where(counts > 0, (counts - 1) * block + last, 0)
+    def role_tiles(self, sizes: RoleSizes, group_size: int) -> RoleTiles:
+        if self.counted is None:
+            return super().role_tiles(sizes, group_size)
+        return self.counted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

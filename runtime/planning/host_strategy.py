@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import MEASURE, PlannerSpec
+from warploom.codegen.planner_source import MEASURE, ROLE_TILES, PlannerSpec
 from warploom.codegen.source import TileChoice
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.limits import MAX_LENGTH
@@ -20,8 +20,9 @@ from warploom.logs import log
 from warploom.runtime.devices.library import load_library
 from warploom.runtime.formats import format_of, make_batch
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Arrays, Batch, Measured, Sizes
+from warploom.runtime.formats.batch import Arrays, Batch, Measured, RoleTiles, Sizes
 from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.planning.mixes import Mixes
 from warploom.runtime.planning.places import Place, Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.strategy import Planned
@@ -31,6 +32,7 @@ from warploom.scheduler.layout import c_structs
 
 _ANY = Bounds(MAX_LENGTH, MAX_LENGTH, MAX_LENGTH, INT32_MAX)
 _MEASURE = struct.Struct("=7i")  # warploom::Measure
+_ROLE_TILES = struct.Struct("=2q")  # warploom::RoleTiles
 
 
 class HostStrategy:
@@ -60,15 +62,16 @@ class HostStrategy:
         return self._of_roles
 
     def _made(self, has_roles: bool) -> HostPlanner | None:
-        spec, group = self._places.rules.spec, self._places.rules.heads.group_size
+        rules = self._places.rules
+        spec, group, mixes = rules.spec, rules.heads.group_size, rules.mixes
         try:
-            return HostPlanner(spec.variant, spec.kv_format, group, has_roles)
+            return HostPlanner(spec.variant, spec.kv_format, group, has_roles, mixes)
         except (WarploomError, OSError) as error:
             log.info("no native planner, so NumPy plans: %s", error)
             return None
 
     def prepare(self) -> None:
-        if self._found() is not None and self._places.rules.of_mixes is not None:
+        if self._found() is not None and self._places.rules.mixes is not None:
             self._found_of_roles()
 
     def read(self, given: Arguments) -> Measured | None:
@@ -133,6 +136,7 @@ class HostPlanner:
         kv_format: KVFormat,
         group_size: int,
         has_roles: bool = False,
+        mixes: Mixes | None = None,
     ) -> None:
         """Build and load it.
 
@@ -141,6 +145,7 @@ class HostPlanner:
             kv_format: one that has a `native_storage`.
             group_size: query heads per key/value head.
             has_roles: its plans have two roles.
+            mixes: the batches whose tiles of two roles are to be counted.
 
         Raises:
             NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
@@ -150,8 +155,10 @@ class HostPlanner:
         library = load_library(artifact)
         self._plan = library[artifact.entry]
         self._measure = library[MEASURE]
-        for entry in (self._plan, self._measure):
+        self._count = library[ROLE_TILES]
+        for entry in (self._plan, self._measure, self._count):
             entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._count.argtypes = (ctypes.c_void_p, *self._count.argtypes)
         self._format = stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
         self.params = PlannerParams(variant, has_roles)
@@ -165,6 +172,11 @@ class HostPlanner:
         self._take(None)
         self._found = ctypes.create_string_buffer(_MEASURE.size)
         self._found_at = ctypes.addressof(self._found)
+        self._mixes = mixes
+        sizes = () if mixes is None else mixes.sizes
+        self._sizes = (ctypes.c_int * len(sizes))(*sizes)  # warploom::RoleSizes
+        self._counts = ctypes.create_string_buffer(_ROLE_TILES.size)
+        self._counts_at = ctypes.addressof(self._sizes), ctypes.addressof(self._counts)
         self._written: Site | None = None  # to the parameters
         self._reserve(0)
 
@@ -199,7 +211,17 @@ class HostPlanner:
         busy, q_rows, total, longest_q, longest, blocks, extent = _MEASURE.unpack(self._found)
         mean = total / busy if busy else 1.0
         known = Sizes(requests, requests, total, mean, total, longest_q, longest, blocks)
-        return Measured(partial(self._lower, given), q_rows, extent, known, lengths=lengths)
+        counted = self._counted(known)
+        return Measured(
+            partial(self._lower, given), q_rows, extent, known, lengths=lengths, counted=counted
+        )
+
+    def _counted(self, sizes: Sizes) -> RoleTiles | None:
+        """Tiles of two roles of the batch that was measured, if it may get them."""
+        if self._mixes is None or not self._mixes.may_be(sizes):
+            return None
+        self._count(self.params.address, *self._counts_at)
+        return RoleTiles(*_ROLE_TILES.unpack(self._counts))
 
     def take(self, batch: Measured, bounds: Bounds | None) -> None:
         """Take up a batch that another planner has measured, which `plan` is to plan next."""

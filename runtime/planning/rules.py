@@ -7,11 +7,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
-from warploom.codegen.attention.role_choice import MANY_ROWS
-from warploom.codegen.attention.role_cost import pays, role_cost, role_cost_on_cpu
+from warploom.codegen.attention.role_cost import role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.codegen.stamps import STAMP
 from warploom.dsl.masks.intervals import TileAnalysis
@@ -23,6 +21,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
 from warploom.runtime.launching.pretransformed_keys import may_pretransform
+from warploom.runtime.planning.mixes import Mixes
 from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import INT32_MAX, Bounds
@@ -122,44 +121,27 @@ class Rules:
 
     def choice(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that for a batch."""
-        mixed = self.of_mixes
-        if mixed is not None and self._mixes(batch, mixed):
-            return mixed
+        mixes = self.mixes
+        if mixes is not None and mixes.pay(batch, self._free_ctas):
+            return mixes.choice
         return self.fixed or self._choose(batch)
 
     @cached_property
-    def of_mixes(self) -> TileChoice | None:
-        """The tiles of batches that have decodes and prefills; None if one tile serves these, too.
+    def mixes(self) -> Mixes | None:
+        """Which batches get two roles; None if one tile serves decodes beside prefills, too.
 
         Not with bounds: wrappers would build one more kernel, for mixes that may not come.
         """
-        is_free = self.fixed is None and self.options.bounds is None
-        if not self.options.may_mix or not is_free:
+        if not self.options.may_mix or self.options.bounds is not None or self.fixed is not None:
             return None
-        return self._kernels.of_roles(self.heads.group_size)
+        choice = self._kernels.of_roles(self.heads.group_size)
+        return None if choice is None else Mixes(self.spec, self.heads, choice)
 
-    def _mixes(self, batch: Batch, choice: TileChoice) -> bool:
-        """Whether a batch has requests of few rows and of many, and two roles pay.
-
-        Not where requests have several segments (block rows), which share keys.
-        """
-        sizes, group = batch.sizes, self.heads.group_size
-        if sizes.num_segments < 2 or sizes.longest_q * group <= MANY_ROWS:
-            return False
-        if sizes.num_segments != sizes.num_requests:
-            return False
-        fused = batch.row_counts.astype(np.int64) * group
-        tile, keys = choice.tile, batch.key_counts(self.spec.kv_format.block_kv)
-        assert tile.decode is not None  # it has two roles
-        decodes = (fused > 0) & (fused <= tile.decode.rows)
-        if not decodes.any():
-            return False
-        many = -(-fused // tile.rows) * -(-keys // tile.keys)
-        few = int((-(-keys[decodes] // tile.decode.keys)).sum())
-        tiles = int(many[~decodes].sum()) * self.heads.num_kv, few * self.heads.num_kv
+    @cached_property
+    def _free_ctas(self) -> int:
+        """CTAs that may get work where a GPU holds one on each SM."""
         sms = cuda_facts(self.device.index).num_sms
-        ctas = min(sms, self.options.sm_limit or sms)
-        return pays(role_cost(self.spec, tile), *tiles, ctas)
+        return min(sms, self.options.sm_limit or sms)
 
     def _choose(self, batch: Batch) -> TileChoice:
         """By its segments, and their mean number of fused rows."""
@@ -173,7 +155,7 @@ class Rules:
         )
 
     def _candidates(self) -> list[TileChoice]:
-        mixed = [] if self.of_mixes is None else [self.of_mixes]
+        mixed = [] if self.mixes is None else [self.mixes.choice]
         return [*self._kernels.candidates(self.heads.group_size), *mixed]
 
     # Sizes

@@ -21,12 +21,11 @@ from warploom.codegen.source import KernelSource
 from warploom.errors import ArgumentError, BadHeadDim, UnsupportedSpec
 from warploom.runtime.calls.attention import _Unbound
 from warploom.runtime.formats import make_batch
-from warploom.runtime.formats.batch import Batch, Measured, OnDevice
+from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.launching import kernels as kernels_module
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning import rules as rules_module
 from warploom.runtime.planning.planner import Planner
-from warploom.runtime.tensors.index_arrays import IndexArrays
 
 WHERE = {"self", "device", "backend", "workspace"}
 SMS = (1, 14, 58, 78, 108, 114, 132, 148, 160, 188, 256)
@@ -343,14 +342,3 @@ def test_block_rows_are_no_decodes(planner: Callable[..., tuple[Planner, Kernels
         kv_lens=np.array([keys]),
     )  # fmt: skip
     assert not rules.choice(batch).tile.of_roles
-
-
-@pytest.mark.parametrize(("block", "found"), [(0, [3, 0, 2]), (16, [35, 0, 32])])
-def test_measured_batches_know_their_keys(block: int, found: list[int]) -> None:
-    """From what the native planner has measured, which are a user's arrays."""
-    kept = np.array([0, 1, 2, 3]), np.array([0, 3, 3, 5]), np.array([3, 0, 16]), None
-    measured = Measured(
-        host=lambda: pytest.fail("asked for"), q_rows=3, kv_extent=5,
-        lengths=IndexArrays(kept if block else kept[:2], (0,) * 4, (4, 4, 3, 0)),
-    )  # fmt: skip
-    assert measured.key_counts(block).tolist() == found

@@ -1,4 +1,4 @@
-// Checks a batch on the host, before its kernel and the sizes of its plan are known.
+// Checks and counts a batch on the host, before its kernel and the sizes of its plan are known.
 #pragma once
 
 #include <warploom/planner/batch.hpp>
@@ -70,6 +70,32 @@ bool measure(const Params& p, Measure& found) {
   if (first < 0 || last == 0x7fffffff) return false;
   found.kv_extent = last + 1;
   return true;
+}
+
+// What runtime/formats/batch.py calls so, in its order: the tiles that a batch of prefills and
+// decodes would have.
+struct RoleSizes {
+  int few_rows, rows, keys, decode_keys;
+};
+struct RoleTiles {
+  wide prefills, decodes;
+};
+
+// Key tiles of one head of a batch that was measured; those of decodes have all rows of a request.
+template <class Params>
+RoleTiles role_tiles(const Params& p, const RoleSizes& sizes) {
+  const Batch<Params> batch{p};
+  RoleTiles found = {0, 0};
+  for (int r = 0; r < p.num_requests; ++r) {
+    const wide rows = batch.fused_rows(r), keys = batch.kv_len(r);
+    if (rows > sizes.few_rows) {
+      const wide tall = (rows + sizes.rows - 1) / sizes.rows;
+      found.prefills += tall * ((keys + sizes.keys - 1) / sizes.keys);
+    } else if (rows > 0) {
+      found.decodes += (keys + sizes.decode_keys - 1) / sizes.decode_keys;
+    }
+  }
+  return found;
 }
 
 }  // namespace warploom
