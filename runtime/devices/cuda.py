@@ -51,9 +51,9 @@ _OVERLAP = _Attribute(id=6, value=1)
 
 # (config, function, array of argument addresses, extra) -> status; other threads run meanwhile
 _LaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
-# (device address, host address, bytes, stream) -> status
-_MemcpyHtoDAsync = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+# (device address, address of host or device, bytes, stream) -> status
+_MemcpyAsync = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 )
 
 
@@ -166,10 +166,21 @@ def copy_to_device() -> Callable[[int, int, int, int], int]:
 
     Host memory is pinned, or the copy waits for its stream. The device must be the current one.
     """
-    status, address, *_ = load_driver().cuGetProcAddress(b"cuMemcpyHtoDAsync", _SINCE, 0)
+    return _MemcpyAsync(_entry("cuMemcpyHtoDAsync"))
+
+
+@cache
+def copy_on_device() -> Callable[[int, int, int, int], int]:
+    """The same from another address of the device."""
+    return _MemcpyAsync(_entry("cuMemcpyDtoDAsync"))
+
+
+def _entry(name: str) -> int:
+    """Address of a function of the driver."""
+    status, address, *_ = load_driver().cuGetProcAddress(name.encode(), _SINCE, 0)
     if int(status) != 0:
-        raise LaunchError(kernel="cuMemcpyHtoDAsync", reason=f"the driver has none ({status})")
-    return _MemcpyHtoDAsync(address)
+        raise LaunchError(kernel=name, reason=f"the driver has none ({status})")
+    return int(address)
 
 
 def load_driver() -> Any:

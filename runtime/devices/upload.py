@@ -8,7 +8,7 @@ from weakref import finalize
 
 import torch
 
-from warploom.runtime.devices.cuda import copy_to_device
+from warploom.runtime.devices.cuda import copy_on_device, copy_to_device
 from warploom.runtime.tensors import shortcuts
 
 _RING = 4  # plans that may be on their way to the device at the same time
@@ -107,3 +107,18 @@ class Upload:
             # of another device, or a thread that has not touched CUDA yet: torch sees to both
             target.buffer[:used].copy_(stage.buffer[:used], non_blocking=True)
         stage.event.record(self._stream)
+
+    def append(self, source: torch.Tensor, begin: int, count: int) -> None:
+        """Copy the first entries of a tensor to the target of what was staged last.
+
+        Args:
+            source: int32, contiguous, on any device.
+            begin: where they go, behind what is sent.
+            count: how many.
+        """
+        target, address = self._target, source.data_ptr() if self._is_cuda else 0
+        if address and source.get_device() == self._index == shortcuts.current_device():
+            to, stream = target.address + 4 * begin, shortcuts.raw_stream(self._index)
+            if copy_on_device()(to, address, 4 * count, stream) == 0:
+                return
+        target.buffer[begin : begin + count].copy_(source[:count])

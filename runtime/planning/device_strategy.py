@@ -47,9 +47,10 @@ class DeviceStrategy:
 
     def read(self, given: Arguments) -> OnDevice | None:
         """The batch, if the device can plan it; raises BoundsExceeded for too many requests."""
-        rules, bounds = self._rules, self._rules.options.bounds
-        if not self._may_be or bounds is None or given.kv_lens is not None:
+        if not self._may_be or given.kv_lens is not None:
             return None
+        rules, bounds = self._rules, self._rules.options.bounds
+        assert bounds is not None  # else it may not be
         tensors = device_lengths(given, rules.spec.kv_format, rules.device)
         if tensors is None:
             return None
@@ -64,17 +65,15 @@ class DeviceStrategy:
             raise BoundsExceeded(name="max_requests", got=requests, bound=most)
         return batch
 
-    def takes(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> bool:
-        return isinstance(batch, OnDevice)
-
-    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
+    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned | None:
         """Enqueue a planner kernel on the current stream.
 
         Raises:
             ArgumentError: the bounds are too large for the planner's memory on the device.
             MissingInput: the mask reads a tensor that has no value yet.
         """
-        assert isinstance(batch, OnDevice)
+        if not isinstance(batch, OnDevice):
+            return None
         place = self._places.of(batch, choice)
         assert place is not None  # `read` has asked
         workspace = self._places.memory.workspace

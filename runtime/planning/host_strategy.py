@@ -23,7 +23,7 @@ from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Arrays, Batch, Measured, RoleTiles, Sizes
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.mixes import Mixes
-from warploom.runtime.planning.places import Place, Places, Site
+from warploom.runtime.planning.places import Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
@@ -36,11 +36,12 @@ _ROLE_TILES = struct.Struct("=2q")  # warploom::RoleTiles
 
 
 class HostStrategy:
-    """Takes what it has measured, if Stream-K partitions it and the mask's inputs are known."""
+    """Plans what it has measured, if Stream-K partitions it and the mask's inputs are known."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._planner: HostPlanner | None = None
+        self._has_roles = places.rules.options.has_roles
         self._of_roles: HostPlanner | None = None  # of mixed batches, where others have one role
         self._may_mix = True
         rules = places.rules
@@ -50,7 +51,7 @@ class HostStrategy:
     def _found(self) -> HostPlanner | None:
         """Its planner, made when first needed; None where there is no compiler."""
         if self._planner is None and self._may_be:
-            self._planner = self._made(self._places.rules.options.has_roles)
+            self._planner = self._made(self._has_roles)
             self._may_be = self._planner is not None
         return self._planner
 
@@ -80,44 +81,28 @@ class HostStrategy:
             return None
         return planner.measure(given, self._places.rules.options.bounds)
 
-    def takes(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> bool:
-        return (
-            isinstance(batch, Measured)
-            and self._planner is not None
-            and self._planner.knows(inputs)
-            and (place := self._places.of(batch, choice)) is not None
-            and (not self._is_of_mixes(place) or self._found_of_roles() is not None)
-        )
-
-    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
-        places, memory = self._places, self._places.memory
-        assert isinstance(batch, Measured) and self._planner is not None
+    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned | None:
+        places, memory, planner = self._places, self._places.memory, self._planner
+        if planner is None or not isinstance(batch, Measured) or not planner.knows(inputs):
+            return None
         place = places.of(batch, choice)
-        assert place is not None  # it has been taken
+        if place is None:
+            return None
+        if place.has_roles and not self._has_roles:
+            planner = self._of_roles or self._found_of_roles()
+            if planner is None:
+                return None
+            planner.take(batch, places.rules.options.bounds)
         memory.workspace.fit(place.size)
         target, count = memory.workspace.plan_ints, batch.sizes.num_blocks
         used = place.site.room.offsets["indices"] + count
+        stage = memory.upload.stage(target)
         if count and not batch.lengths.addresses[3]:  # page numbers on the device stay there
             used -= count
-            target[used : used + count].copy_(batch.lengths.kept[3][:count])
-        planner = self._planner_of(place, batch)
-        planner.plan(inputs, place.site, memory.upload.stage(target).address)
+            memory.upload.append(batch.lengths.kept[3], used, count)
+        planner.plan(inputs, place.site, stage.address)
         memory.upload.send(used)
         return places.planned(batch, place, inputs, "the host, natively")
-
-    def _planner_of(self, place: Place, batch: Measured) -> HostPlanner:
-        """The planner for a place: that which measured the batch, or that of two roles."""
-        planner = self._planner
-        if self._is_of_mixes(place):
-            planner = self._of_roles
-            assert planner is not None  # else it was not taken
-            planner.take(batch, self._places.rules.options.bounds)
-        assert planner is not None
-        return planner
-
-    def _is_of_mixes(self, place: Place) -> bool:
-        """Whether a place has two roles where other batches have one."""
-        return bool(place.kernel.tile.of_roles) and not self._places.rules.options.has_roles
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         self._places.verify(planned, inputs)

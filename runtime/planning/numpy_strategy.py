@@ -27,9 +27,6 @@ class NumpyStrategy:
         """Check the arguments; raises what `make_batch` does."""
         return make_batch(self._rules.spec.kv_format, *given[:5])
 
-    def takes(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> bool:
-        return True
-
     def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
         rules, memory = self._rules, self._memory
         kernel = self._kernels.get(choice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -136,6 +136,11 @@ class Place:
     site: Site
     size: WorkspaceSize
 
+    @cached_property
+    def has_roles(self) -> bool:
+        """Whether its plans have two roles."""
+        return self.kernel.tile.decode is not None
+
     def suits(
         self, batch: Measured | OnDevice, choice: TileChoice, declared: Bounds | None
     ) -> bool:
@@ -190,7 +195,7 @@ class Places:
         unpacked = partial(self._unpacked, place, self.memory.number)
         if isinstance(batch, OnDevice) and is_capturing(self.rules.device):
             unpacked = partial(unpacked, captured=batch.tensors)
-        batch = replace(batch, host=lambda: unpacked()[1])
+        batch = batch.read_by(lambda: unpacked()[1])
         read = partial(self._read, place, unpacked, dict(inputs.scalars), dict(inputs.known))
         return Planned(batch, place.choice, place.kernel, place.size, by, read, is_native=True)
 

@@ -67,7 +67,7 @@ class Planner:
         self._kernels, self._device = kernels, device
         self._memory = memory = PlanMemory(workspace, params, rules, device)
         places = Places(rules, kernels, memory)
-        self._strategies: tuple[Strategy, ...] = (
+        self._strategies = (
             DeviceStrategy(places), HostStrategy(places), NumpyStrategy(rules, kernels, memory),
         )  # fmt: skip
         self._last: Strategy | None = None
@@ -80,20 +80,24 @@ class Planner:
             ArgumentError: the batch has not q_rows rows.
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
         """
-        on_device, *others = self._strategies
+        on_device, on_host, by_numpy = self._strategies
         batch = on_device.read(given)
         if batch is not None:
             return batch
         refuse_under_capture(self._device, "plan() was called", _REMEDY)
-        batch = next(found for one in others if (found := one.read(given)) is not None)
-        return as_many_rows(batch, given.q_rows)
+        batch = on_host.read(given)
+        return as_many_rows(by_numpy.read(given) if batch is None else batch, given.q_rows)
 
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Strategy.plan` does."""
         self._memory.number += 1
         choice = self.rules.choice(batch)  # once: arrays of lengths may be the caller's, and change
-        self._last = next(one for one in self._strategies if one.takes(batch, choice, inputs))
-        return self._last.plan(batch, choice, inputs)
+        for strategy in self._strategies:
+            planned = strategy.plan(batch, choice, inputs)
+            if planned is not None:
+                self._last = strategy
+                return planned
+        raise RuntimeError("NumPy plans every batch")
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         """Check the last plan, unless a graph is being captured, which will make it later.

@@ -218,7 +218,7 @@ class Rules:
         options, bounds = self.options, self.options.bounds
         if options.batch_invariant:
             return False
-        if tile.of_roles:
+        if tile.decode is not None:
             return True
         if bounds is None:
             rows, segments = batch.sizes.segment_rows, batch.sizes.num_segments

@@ -79,12 +79,10 @@ class Strategy(Protocol):
         None: another must read them, or say what is wrong with them.
         """
 
-    def takes(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> bool:
-        """Whether it can plan a batch for a tile, with the values that the mask reads."""
-        ...
+    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned | None:
+        """Plan a batch, and enqueue what there is to copy on the current stream.
 
-    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
-        """Plan a batch that it takes, and enqueue what there is to copy on the current stream.
+        None: it cannot for this tile, or with what is known of what the mask reads; another must.
 
         Raises:
             BoundsExceeded, WorkspaceTooSmall, ArgumentError: the batch does not fit; the plan

@@ -15,6 +15,7 @@ from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.tensors import byte_span, host_int32
 
 _Tensor, _Array = torch.Tensor, np.ndarray
+_STAYING = "kv_indices"  # page numbers, which planners copy and do not read
 _TORCH_INT32, _INT32 = torch.int32, np.dtype(np.int32)
 
 
@@ -43,6 +44,7 @@ class IndexReader:
         """Take the names of the arrays, for messages."""
         self._names = names
         self._same: shortcuts.Same = _never
+        self._pages_stay = False  # of what is the same
 
     def __call__(self, *given: Any) -> IndexArrays:
         """The arrays on the host, in the order of their names; page numbers may stay on the device.
@@ -50,28 +52,38 @@ class IndexReader:
         Raises:
             WrongDType, WrongShape, ArgumentError: see `host_int32`.
         """
-        if not self._same(*given):
-            if not all(map(_is_plain, given)):
-                return IndexArrays(*zip(*map(_locate, given, self._names), strict=True))
-            self._same = shortcuts.like(*given, any_size=True)
+        if not self._same(*given) and not self._learns(given):
+            return IndexArrays(*zip(*map(_locate, given, self._names), strict=True))
         addresses, counts = [], []
         for array in given:  # one loop, which costs less than two comprehensions
             addresses.append(array.data_ptr())
             counts.append(array.numel())
-        if not all(addresses):
-            for array, name in zip(given, self._names, strict=True):
+        if self._pages_stay:
+            addresses[-1] = 0
+        here = addresses[:-1] if self._pages_stay else addresses
+        if not all(here):
+            for array, name, _ in zip(given, self._names, here, strict=False):
                 refuse_freed(array, name, byte_span(array))
         return IndexArrays(given, addresses, counts)
+
+    def _learns(self, given: tuple[Any, ...]) -> bool:
+        """Take these for what others will be compared with; False if one must be looked at."""
+        *first, last = given
+        stays = self._names[-1] == _STAYING and isinstance(last, _Tensor) and not last.is_cpu
+        if not all(map(_is_plain, first)) or not _is_plain(last, stays):
+            return False
+        self._same, self._pages_stay = shortcuts.like(*given, any_size=True), stays
+        return True
 
 
 def _never(*_: Any) -> bool:
     return False
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, elsewhere: bool = False) -> bool:
     """True for an int32 tensor on the host, of which any number of entries would be contiguous."""
-    is_tensor = isinstance(value, _Tensor) and value.is_cpu and is_index_tensor(value)
-    return is_tensor and value.stride(0) == 1
+    is_tensor = isinstance(value, _Tensor) and is_index_tensor(value)
+    return is_tensor and value.is_cpu is not elsewhere and value.stride(0) == 1
 
 
 def _locate(value: Any, name: str) -> tuple[Any, int, int]:
@@ -84,7 +96,7 @@ def _locate(value: Any, name: str) -> tuple[Any, int, int]:
         if value.is_cpu:
             refuse_freed(value, name, byte_span(value))
             return value, value.data_ptr(), value.numel()
-        if name == "kv_indices":
+        if name == _STAYING:
             return value, 0, value.numel()
     array = host_int32(value, name)  # the array itself if it is one of int32
     return array, array.ctypes.data, len(array)

@@ -116,7 +116,8 @@ class Planning(Uncopied, Shown):
         """
         self._guard.enter_plan()
         try:
-            inputs = self._inputs.read(inputs)
+            if inputs:
+                inputs = self._inputs.read(inputs)
             given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens, q_rows)
             self._plan(self._lowered(given), inputs)
         except BaseException:
@@ -189,7 +190,9 @@ class Planning(Uncopied, Shown):
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._bounds is not None and batch.known is None:  # else whoever knew has asked
             self._bounds.admit(batch.segments, len(batch.indices))
-        inputs = self._inputs.rewritten() | inputs
+        rewritten = self._inputs.rewritten()
+        if rewritten:
+            inputs = rewritten | inputs
         self._take(batch, inputs)
         self._batch = batch if self.planned is None else self.planned.batch
         self._is_refused = False

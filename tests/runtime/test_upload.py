@@ -61,7 +61,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: found.streams[-1])
     monkeypatch.setattr(upload.shortcuts, "raw_stream", lambda _: len(found.streams))
     monkeypatch.setattr(upload.shortcuts, "current_device", lambda: found.current)
-    monkeypatch.setattr(upload, "copy_to_device", lambda: found.copy)
+    for name in ("copy_to_device", "copy_on_device"):
+        monkeypatch.setattr(upload, name, lambda: found.copy)
     monkeypatch.setattr(upload, "_spare", defaultdict(list))
     monkeypatch.setattr(torch, "empty", lambda size, dtype, **_: empty(size, dtype=dtype))
     return found
@@ -101,6 +102,22 @@ def test_torch_copies_what_the_driver_cannot(device: FakeDevice, status: int, cu
     assert [stage.event.recorded for stage in sender._ring].count(["first"]) == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("status", "current", "where"), [(0, 0, 0), (INVALID_CONTEXT, 0, 0), (0, 1, 0), (0, 0, 1)]
+)
+def test_page_numbers_of_the_device_are_copied_there(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, status: int, current: int, where: int
+) -> None:
+    """By the driver, or by torch where it cannot or they lie on another device."""
+    device.status, device.current = status, current
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda _: where)
+    sender, target = Upload(DEVICE), torch.zeros(8, dtype=torch.int32)
+    sender.stage(target).buffer.fill_(3)
+    sender.append(torch.arange(5, 9, dtype=torch.int32), 4, 3)
+    assert target.tolist() == [0] * 4 + [5, 6, 7, 0]
+    assert device.copies == ([(1, 12)] if status == current == where == 0 else [])
+
+
 def test_stages_outlive_their_upload_for_the_next_one(device: FakeDevice) -> None:
     sender, target = Upload(DEVICE), torch.zeros(8, dtype=torch.int32)
     sender.stage(target)
@@ -114,20 +131,27 @@ def test_stages_outlive_their_upload_for_the_next_one(device: FakeDevice) -> Non
     assert not {id(stage) for stage in other} & {id(stage) for stage in stages}
 
 
-def test_the_copy_is_the_drivers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("copies", "named"),
+    [(cuda.copy_to_device, b"cuMemcpyHtoDAsync"), (cuda.copy_on_device, b"cuMemcpyDtoDAsync")],
+    ids=["to", "on"],
+)
+def test_the_copy_is_the_drivers_own(
+    copies: Any, named: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
-    @cuda._MemcpyHtoDAsync
+    @cuda._MemcpyAsync
     def memcpy(target: int, source: int, size: int, stream: int | None) -> int:
         calls.append((target, source, size, stream))
         return INVALID_CONTEXT
 
     class Driver:
         def cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple[int, int, int]:
-            assert (name, version, flags) == (b"cuMemcpyHtoDAsync", 11080, 0)
+            assert (name, version, flags) == (named, 11080, 0)
             return 0, ctypes.cast(memcpy, ctypes.c_void_p).value or 0, 0
 
     monkeypatch.setattr(cuda, "load_driver", Driver)
-    copy = cuda.copy_to_device.__wrapped__()
+    copy = copies.__wrapped__()
     assert copy(2**47, 2**46, 2**33, 7) == INVALID_CONTEXT
     assert calls == [(2**47, 2**46, 2**33, 7)]
