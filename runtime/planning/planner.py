@@ -81,9 +81,9 @@ class Planner:
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
         """
         on_device, on_host, by_numpy = self._strategies
-        batch = on_device.read(given)
-        if batch is not None:
-            return batch
+        captured = on_device.read(given)
+        if captured is not None:
+            return captured
         refuse_under_capture(self._device, "plan() was called", _REMEDY)
         batch = on_host.read(given)
         return as_many_rows(by_numpy.read(given) if batch is None else batch, given.q_rows)
