@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def host_compiler(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Optimises as for users in modules marked `optimised`, and little in the others."""
+    """Optimises as for users in modules marked `optimised`, and not at all in the others."""
     shipped = request.config.stash[SHIPPED]
     with pytest.MonkeyPatch.context() as patch:
         if shipped is not None and request.node.get_closest_marker("optimised"):

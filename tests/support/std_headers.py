@@ -1,6 +1,6 @@
-"""The standard headers of CPU kernels, compiled once for all tests.
+"""The headers of CPU kernels, compiled once for all tests.
 
-Reading them is a quarter of a kernel's compile time, and tests compile hundreds. That our headers
+Reading them is a third of a kernel's compile time, and tests compile hundreds. That our headers
 include what they need themselves is a test of its own (`tests/codegen/test_std_headers.py`).
 """
 
@@ -20,6 +20,27 @@ from warploom.codegen.compilers.hostcc import host_target
 from warploom.errors import NoHostCompiler
 
 TEMPLATES = Path(warploom.templates.__file__).parent
+_ATTENTION = ("threads", "roles")  # a kernel includes one of them, and nothing else
+# Not optimised, in half of the time. A macro keeps them apart from the others in the cache.
+_QUICK = ("-O0", "-DWARPLOOM_TESTED_QUICKLY")
+_OURS = "-fno-code-hoisting"  # a flag of GCC that all kernels have, and other callers have not
+# Headers compiled without sanitizers do for no others, which would read the text instead.
+_SCRIPT = """#!/bin/sh
+header=
+text=
+case "$*" in
+  *-fsanitize=*) ;;
+  *{ours}*)
+    header="-include {std}"
+    for word; do
+      case "$word" in *.cpp) text=$word ;; esac
+    done
+    if grep -Eqs "^#include <warploom/({names})[.]hpp>" "$text"; then
+      header="-include {attention}"
+    fi ;;
+esac
+exec {command} $header "$@" {more}
+"""
 
 
 def std_headers() -> list[str]:
@@ -33,22 +54,52 @@ def std_headers() -> list[str]:
 def compiler_with_headers(folder: Path, quick: bool) -> str | None:
     """A script that calls GCC with its headers compiled, for CXX; None where another is used.
 
-    A path of one word, since others read CXX too: torch's inductor takes no arguments in it.
+    A path of one word, since others read CXX too: torch's inductor takes no arguments in it, and
+    gets the compiler without headers, which its flags would have read as text.
 
     Args:
         folder: where they are kept.
-        quick: whether kernels are optimised little, in half of the time. A macro keeps them apart
-            from the others in the cache.
+        quick: whether kernels are not optimised.
     """
     try:
         target = host_target()
     except NoHostCompiler:
         return None
-    if os.environ.get("CXX") or "-fno-code-hoisting" not in target.flags:  # which is of GCC
+    if os.environ.get("CXX") or _OURS not in target.flags:
         return None
-    more = ("-O1", "-DWARPLOOM_TESTED_QUICKLY") if quick else ()
-    text = "".join(f"#if __has_include(<{x}>)\n#include <{x}>\n#endif\n" for x in std_headers())
-    parts = (text, target.version, target.macros, *target.flags, *more)
+    more = _QUICK if quick else ()
+    command = [*target.command, *target.flags, *more]
+    command += [f"-I{TEMPLATES / x}" for x in ("cpu", "common")]
+    std, attention = (
+        _compiled(text, target.macros, command, folder) for text in (_std_text(), _kernel_text())
+    )
+    text = _SCRIPT.format(
+        ours=_OURS, std=std, attention=attention, names="|".join(_ATTENTION),
+        command=shlex.join(target.command), more=shlex.join(more),
+    )  # fmt: skip
+    script = folder / f"c++-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if not script.exists():
+        draft = Path(f"{script}.{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.replace(script)
+    return str(script)
+
+
+def _std_text() -> str:
+    lines = (f"#if __has_include(<{x}>)\n#include <{x}>\n#endif\n" for x in std_headers())
+    return "".join(lines)
+
+
+def _kernel_text() -> str:
+    """All that attention kernels include: others have names of their own that are theirs, too."""
+    return _std_text() + "".join(f"#include <warploom/{x}.hpp>\n" for x in _ATTENTION)
+
+
+def _compiled(text: str, macros: str, command: Sequence[str], folder: Path) -> Path:
+    """A header with this text, which has its compiled form beside it."""
+    own = (x.read_text() for y in ("cpu", "common") for x in sorted((TEMPLATES / y).rglob("*.hpp")))
+    parts = (text, macros, *command, *(own if "<warploom/" in text else ()))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     header = folder / f"std-{digest}.hpp"
     compiled = Path(f"{header}.gch")
@@ -56,19 +107,9 @@ def compiler_with_headers(folder: Path, quick: bool) -> str | None:
         folder.mkdir(parents=True, exist_ok=True)
         header.write_text(text)
         draft = Path(f"{compiled}.{os.getpid()}")
-        command = [*target.command, *target.flags, *more, "-x", "c++-header", str(header)]
-        subprocess.run([*command, "-o", str(draft)], check=True)
+        subprocess.run([*command, "-x", "c++-header", str(header), "-o", str(draft)], check=True)
         draft.replace(compiled)
-    script = folder / f"c++-{digest}"
-    if not script.exists():
-        draft = Path(f"{script}.{os.getpid()}")
-        call = f'{shlex.join(target.command)} $header "$@" {shlex.join(more)}'
-        # those compiled without sanitizers do for no others, which would read the text instead
-        given = f'case "$*" in *-fsanitize=*) ;; *) header="-include {header}" ;; esac'
-        draft.write_text(f"#!/bin/sh\nheader=\n{given}\nexec {call}\n")
-        draft.chmod(0o755)
-        draft.replace(script)
-    return str(script)
+    return header
 
 
 def plain_command(folder: Path) -> tuple[str, ...]:
