@@ -4,6 +4,7 @@ release fails."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,10 @@ def test_whole_runs_are_recorded_by_one_process_and_by_many(
     (suite / "test_some.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text(CONFTEST.format(tests=str(TESTS), path=str(path)))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    subprocess.run([*command, "--rootdir", str(tmp_path), str(tmp_path)], cwd=tmp_path, check=False)
+    command += ["-p", "xdist"] if "-n" in options else []
+    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take seconds to import
+    command += ["--rootdir", str(tmp_path), str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, env=variables, check=False)
     assert path.exists() == recorded
     if recorded:
         assert json.loads(path.read_text()) == {"passed": 3, "failed": 1, "skipped": 1}
