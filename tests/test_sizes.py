@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def sources() -> Iterator[Path]:
                 yield path
 
 
+@cache
 def long_files() -> dict[str, int]:
     sizes = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in sources()}
     return {name: size for name, size in sizes.items() if size > MAX_FILE}
@@ -34,6 +36,7 @@ def docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len((ast.get_docstring(function) or "").splitlines())
 
 
+@cache
 def long_functions() -> dict[str, int]:
     found = {}
     for path in sources():
