@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 import sys
@@ -13,37 +11,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.preloaded import Runner, preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MOST_LINES = {"engine": 300}  # of one idea: an engine; others have it in 80
+# Smaller than readers run it; tests/test_engine.py has engines of their own.
+ARGUMENTS = {"engine": ["--requests", "20"]}
 NEEDS_A_MODEL = "huggingface", "demo"  # which a package carries, see [demo] in pyproject.toml
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[subprocess.Popen[str]]:
+def runner() -> Iterator[Runner]:
     # without a GPU also where there is one: these are the tests of the CPU back end
     changes = {"CUDA_VISIBLE_DEVICES": "", "WARPLOOM_PROGRESS": "0", "HF_HUB_OFFLINE": "1"}
-    script = str(Path(__file__).parent / "support" / "preloaded.py")
     slow = "transformers.models.llama.modeling_llama", "torch", "warploom.runtime.calls.attention"
-    with subprocess.Popen(
-        [sys.executable, script, *slow],
-        env=os.environ | changes,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield process  # its input ends at the end of the block, and so does it
+    with preloaded(*slow, variables=changes) as runner:
+        yield runner
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(path: Path, tmp_path: Path, runner: subprocess.Popen[str]) -> None:
-    assert runner.stdin is not None and runner.stdout is not None
-    log = tmp_path / "log"
-    print(json.dumps([str(path), str(tmp_path), str(log)]), file=runner.stdin, flush=True)
-    status = runner.stdout.readline().strip()
-    output = log.read_text()
-    assert status == "0", output
+def test_example_runs(path: Path, tmp_path: Path, runner: Runner) -> None:
+    status, output = runner.run(path, tmp_path, *ARGUMENTS.get(path.stem, ()))
+    assert status == 0, output
     assert output.strip(), "an example says what it shows"
 
 

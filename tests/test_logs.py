@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.preloaded import preloaded
 from support.side_by_side import in_threads
 
 import warploom as wl
@@ -195,7 +194,8 @@ def test_runs_log_and_count_nothing(caplog: pytest.LogCaptureFixture) -> None:
 
 
 SCRIPT = """
-import logging
+import logging, os, sys
+os.environ["WARPLOOM_LOG"] = sys.argv[1]
 root = logging.getLogger()
 before = root.level, list(root.handlers)
 import torch, warploom as wl
@@ -205,22 +205,21 @@ assert (root.level, list(root.handlers)) == before
 """
 
 
-def script(level: str | None, monkeypatch: pytest.MonkeyPatch) -> str:
-    if level is None:
-        monkeypatch.delenv("WARPLOOM_LOG", raising=False)
-    else:
-        monkeypatch.setenv("WARPLOOM_LOG", level)
-    monkeypatch.setenv("WARPLOOM_PROGRESS", "0")
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
-    return done.stderr if done.returncode == 0 else f"failed: {done.stderr}"
-
-
-def test_stderr_has_what_the_variable_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "warploom DEBUG: planned Variant, Dense(" in script(" Debug ", monkeypatch)
-    assert script("error", monkeypatch) == ""
-    assert script(None, monkeypatch) == ""
-    found = script("loud", monkeypatch)
-    assert "WARPLOOM_LOG is 'loud'; expected debug, info, warning, error" in found
+def test_stderr_has_what_the_variable_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WARPLOOM_LOG", raising=False)
+    path, unset = tmp_path / "script.py", tmp_path / "unset.py"
+    path.write_text(SCRIPT)
+    unset.write_text(SCRIPT.replace('os.environ["WARPLOOM_LOG"] = sys.argv[1]', ""))
+    with preloaded("torch", variables={"WARPLOOM_PROGRESS": "0"}) as runner:
+        status, found = runner.run(path, tmp_path, " Debug ")
+        assert status == 0 and "warploom DEBUG: planned Variant, Dense(" in found
+        assert runner.run(path, tmp_path, "error") == (0, "")
+        assert runner.run(unset, tmp_path) == (0, "")
+        status, found = runner.run(path, tmp_path, "loud")
+        assert status == 1
+        assert "WARPLOOM_LOG is 'loud'; expected debug, info, warning, error" in found
 
 
 def test_a_wrong_level_is_flagged_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
