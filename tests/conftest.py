@@ -78,6 +78,12 @@ def host_compiler(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def all_cases(request: pytest.FixtureRequest) -> bool:
+    """Whether tests that go through many cases themselves take all of them."""
+    return bool(request.config.getoption("--all-cases"))
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with a file of tests/golden, or rewrites the file with --update-golden."""
