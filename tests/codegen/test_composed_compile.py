@@ -37,7 +37,7 @@ def compiled(variant: wl.Variant, tile: TileConfig, arch: str, page: int, dim: i
     return run_nvrtc(source.text, arch_named(arch), source.name)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "tile",
@@ -66,7 +66,7 @@ TILES = {
 }
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", TILES)
 def test_every_tile(name: str) -> None:
     variant, tile, page, dim = TILES[name]

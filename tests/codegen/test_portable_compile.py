@@ -80,7 +80,7 @@ ARCH_CASES = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("arch", ARCHS)
@@ -100,7 +100,7 @@ TILES = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.keys}")
@@ -121,7 +121,7 @@ HOOKS = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", HOOKS)
@@ -210,7 +210,7 @@ NARROW = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("name", NARROW)

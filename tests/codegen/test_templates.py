@@ -116,7 +116,7 @@ def compiled(example: Example, arch: Arch, tile: TileConfig) -> Path:
     return artifact.path
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(7)
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 @pytest.mark.parametrize(
     "name", ["decode one row", "decode paged 1", "chunk ragged", "prefill ragged"]
@@ -126,7 +126,7 @@ def test_every_architecture_compiles_without_spills(name: str, arch: Arch) -> No
     compiled(example, arch, choose_tile(example.spec, arch, example.rows).tile)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_hook_and_format_compiles_for_hopper(name: str) -> None:
     arch, example = ARCHS["sm_90a"], EXAMPLES[name]
@@ -170,7 +170,7 @@ TIGHT = {
 }
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", TIGHT)
 def test_tight_registers_hold_everything_on_hopper(name: str) -> None:
     spec, arch = TIGHT[name].spec, ARCHS["sm_90a"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.emulator import CTAS, Emulator
+from support.sampling import few
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -81,7 +82,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(3, of=6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(requests=[(3, 0), (1, 64), (3, 76), (31, 15)], sm_limit=2, order=1)
 @given(
     requests=REQUESTS,

@@ -3,7 +3,7 @@
 `@pytest.mark.some(n)` says how many of a test's cases `make test` takes. It is a draw by the test's
 name, the same each time, that goes on until each value of each parameter has had its turn or there
 are n. With --all-cases, which `make release-check` gives, all are taken, as they are when fewer
-than n are asked for by name.
+than n are asked for by name. `few(n, of=m)` says the same of a property's examples.
 """
 
 from __future__ import annotations
@@ -35,8 +35,18 @@ def taken(name: str, cases: Sequence[dict[str, int]], count: int) -> list[int]:
     return sorted(found)
 
 
+def few(count: int, of: int) -> int:
+    """How many examples of a property a run draws that does not take all cases, or which does."""
+    return of if Sampling.takes_all else count
+
+
 class Sampling:
     """The plugin."""
+
+    takes_all = False
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        Sampling.takes_all = bool(config.getoption("--all-cases"))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
