@@ -21,7 +21,6 @@ from warploom.codegen.attention.template import CudaTemplate, Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.functors import scale_factors
-from warploom.codegen.render import Config
 from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.ir import walk
@@ -69,9 +68,6 @@ class Staged(Portable):
     def copies_boxes(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Whether keys that stream come by tensor copies, each of what a block has of a tile."""
         return False
-
-    def constants(self, spec: AttentionSpec, tile: TileConfig) -> Config:
-        return {"in_boxes": self.copies_boxes(spec, tile)}
 
     @abstractmethod
     def share(self, tile: TileConfig) -> str:

@@ -210,7 +210,6 @@ struct Config {
   static constexpr bool kIndexed = false;
   static constexpr bool kColumnPositions = false;
   static constexpr bool kComposed = false;
-  static constexpr bool kInBoxes = false;
   struct SharedMemory {
     static constexpr int kQueries = 0, kQueriesBytes = 16384;
     static constexpr int kKeys = 16384, kKeysBytes = 16384;

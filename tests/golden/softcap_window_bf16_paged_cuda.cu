@@ -163,7 +163,6 @@ struct Config {
   static constexpr bool kIndexed = true;
   static constexpr bool kColumnPositions = false;
   static constexpr bool kComposed = false;
-  static constexpr bool kInBoxes = false;
   struct SharedMemory {
     static constexpr int kQueries = 0, kQueriesBytes = 32768;
     static constexpr int kKeys = 32768, kKeysBytes = 32768;

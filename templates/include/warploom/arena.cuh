@@ -17,6 +17,10 @@ struct SoftmaxState {
 template <class K>
 class KeyPipeline;
 
+// Whether tensor copies bring the keys that stream, in boxes of what a block has of a tile.
+template <class Config>
+constexpr bool kInBoxes = Config::SharedMemory::kLandedBytes > 0;
+
 // What everyone must know of the item at hand.
 template <class K>
 struct alignas(16) ItemFacts {
@@ -77,8 +81,8 @@ struct Arena {
   static_assert(At::kWideValuesBytes ==
                 O::kWidensValues * S::kStagingGroups * O::WideValues::kBytes);
   // A barrier for each warp and stage, where tensor copies fill them.
-  static_assert(At::kLandedBytes == C::kInBoxes * S::kStagingGroups * C::kStages * 8);
-  static_assert(At::kAddressesBytes == (C::kIndexed && !C::kInBoxes) * kSlots * C::kKeys * 16);
+  static_assert(At::kLandedBytes == kInBoxes<C> * S::kStagingGroups * C::kStages * 8);
+  static_assert(At::kAddressesBytes == (C::kIndexed && !kInBoxes<C>)*kSlots * C::kKeys * 16);
   static_assert(At::kPositionsBytes == C::kColumnPositions * kSlots * C::kKeys * 4);
   static_assert(At::kSlabsBytes == kSlabRows * kSlabStride * 4);
   static_assert(At::kStatisticsBytes == kSlabRows * int(sizeof(SoftmaxState)));

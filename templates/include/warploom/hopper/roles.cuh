@@ -11,7 +11,7 @@
 namespace warploom::hopper {
 
 // A decode tile whose keys come as the tensor maps of the prefill tile have them, where they can.
-template <class K, bool kInBoxes = K::Config::kInBoxes>
+template <class K, bool kHasBoxes = kInBoxes<typename K::Config>>
 struct DecodeArena : warploom::DecodeArena<K> {};
 template <class K>
 struct DecodeArena<K, true> : warploom::DecodeArena<K> {
@@ -52,7 +52,8 @@ WL_FN void run_role_kernel(const typename Prefill::Params& p) {
   static_assert(Decode::kTileThreads == Sizes<Decode>::kThreads + kWarpSize &&
                     Decode::kTileThreads <= Prefill::kCtaThreads,
                 "a decode tile is streamed by the first threads of the CTA");
-  static_assert(!Decode::Config::kInBoxes || Prefill::Config::kBulk, "both share tensor maps");
+  static_assert(!kInBoxes<typename Decode::Config> || Prefill::Config::kBulk,
+                "both share tensor maps");
   await_earlier_kernels();
   const Shared<Prefill> shared{shared_memory};
   draw_cta(p, shared);
