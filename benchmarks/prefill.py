@@ -80,7 +80,7 @@ def paged_trials(setting: Setting) -> Iterator[Trial]:
 
 def chunk_trials(setting: Setting) -> Iterator[Trial]:
     """A chunk of one long prompt, as serving engines compute them: few tiles, hard to balance."""
-    contestants = (warploom(), flashinfer.paged("fa3"), flashinfer.paged("fa2"))
+    contestants = (warploom(), flashinfer.paged("fa3"))
     for q_heads, kv_heads in setting.pick(((32, 8), (32, 32), (16, 16)), (4, 2)):
         for queries, keys in CHUNKS if setting.on_gpu else ((16, 128),):
             shape = Shape((queries,), (keys,), q_heads, kv_heads, 128, page_size=16)
