@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.emulator import CTAS, Emulator
@@ -96,3 +98,21 @@ def test_any_mix_is_right_in_any_order(
     q_lens, kv_lens = (list(x) for x in zip(*requests, strict=True))
     for job in (0, 1):
         check(emulator, job, (q_lens, kv_lens), order, sm_limit)
+
+
+def test_a_plan_runs_again_as_it_ran_first(emulator: Emulator) -> None:
+    """Whoever claims last leaves the counters at zero, as replays of a graph need them."""
+    attention = wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Ragged(), num_q_heads=4, num_kv_heads=2, head_dim=64,
+        dtype="float16", device="cpu", tile=SMALL,
+    )  # fmt: skip
+    q_lens, kv_lens = [70, *[1] * 5], [130, 900, 700, 800, 1000, 600]
+    attention.plan(np.cumsum([0, *q_lens]), np.cumsum([0, *kv_lens]))
+    assert attention.planned is not None
+    assert attention.planned.plan.num_shared_decodes > 0
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(75, 4, 64).half(), torch.randn(2, 4130, 2, 64).half()
+    results = []
+    for emulator.order in (0, 1, 7, 8):
+        results.append(attention.run(q, (k, v)).clone())
+    assert all(torch.equal(results[0], again) for again in results[1:])
