@@ -1,34 +1,25 @@
 // The cp.async pipeline: a ring of tiles, kStages of keys and values in shared memory.
 //
-// Where warps stream keys, the ring goes on over the borders of items.
-//
 // One synchronisation per tile: it says that tile i has arrived and that everyone has finished with
 // tile i - 1, into whose place tile i + kStages - 1 is copied. Tile i + kStages is looked up
 // meanwhile.
 #pragma once
 
-#include <warploom/walk.cuh>
+#include <warploom/tile_ring.cuh>
 
 namespace warploom {
 
 template <class K>
-class KeyPipeline {
+class KeyPipeline : public TileRing<K, KeyPipeline<K>> {
+  using Ring = TileRing<K, KeyPipeline>;
   using S = Sizes<K>;
   using C = typename K::Config;
-  using Element = typename C::Element;
   using Unit = half_t;
+  using Ring::ahead, Ring::find, Ring::ring_, Ring::stage_;
   static constexpr bool kOnce = K::template Arena<K>::kReadsOnce;
 
  public:
-  // Items follow each other up to `end`; `index` is that of the first.
-  WL_FN KeyPipeline(const Item<K>& item, int index, int end)
-      : walk_(item, group()),
-        now_(index),
-        found_(index),
-        end_(end),
-        may_find_(index),
-        stage_(0),
-        slot_(0) {}
+  WL_FN KeyPipeline(const Item<K>& item, int index, int end) : Ring(item, index, end), slot_(0) {}
 
   WL_FN static unsigned group() { return S::kSplitKeys ? cta_thread() / kWarpSize : 0; }
   WL_FN static unsigned thread() { return S::kSplitKeys ? cta_thread() % kWarpSize : cta_thread(); }
@@ -50,26 +41,6 @@ class KeyPipeline {
     for (int i = 0; i + 1 < C::kStages; ++i) copy(i, i, i);
   }
 
-  // Takes up an item, everyone's facts of which and of the next are known. The gaps in front of
-  // its tiles are left out: they are from when nothing was known of the item.
-  WL_FN void begin(int index) {
-    now_ = index;
-    may_find_ = min(index + 1, end_ - 1);
-    while (ring_[0].is_of(index - 1)) {
-      wait();
-      copy_ahead();
-      advance();
-    }
-  }
-  // True while a tile of the item is next.
-  WL_FN bool has_tile() const {
-    return ring_[0].exists() && (!S::kSplitKeys || ring_[0].is_of(now_));
-  }
-  WL_FN const Visit& visit() const { return ring_[0]; }
-  WL_FN Unit* keys() const { return ahead().arena.keys(stage_, group()); }
-  WL_FN Unit* values() const { return ahead().arena.values(stage_, group()); }
-  WL_FN Element* new_keys() const { return ahead().arena.new_keys(stage_, group()); }
-  WL_FN Element* new_values() const { return ahead().arena.new_values(stage_, group()); }
   WL_FN Columns<K> columns(const Item<K>& item) const {
     return {item, ring_[0], item.arena.positions(slot_, group())};
   }
@@ -85,35 +56,17 @@ class KeyPipeline {
     sync_group<K>();
   }
   WL_FN void copy_ahead() {
-    copy(C::kStages - 1, stage_ == 0 ? C::kStages - 1 : stage_ - 1, slot(C::kStages - 1));
+    copy(C::kStages - 1, this->stage_before(), slot(C::kStages - 1));
     next_ = find();
     block_ = block_of_row(next_);
   }
   WL_FN void advance() {
     publish(next_, block_, slot(C::kStages));
-#pragma unroll
-    for (int i = 0; i + 1 < C::kStages; ++i) ring_[i] = ring_[i + 1];
-    ring_[C::kStages - 1] = next_;
-    stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
+    this->shift(next_);
     slot_ = slot_ == C::kStages ? 0 : slot_ + 1;
   }
 
  private:
-  WL_FN const Item<K>& ahead() const { return walk_.item(); }
-
-  // The next tile, of the item that was searched last or of the one after it.
-  WL_FN Visit find() {
-    Visit visit = walk_.next();
-    if constexpr (S::kSplitKeys) {
-      while (!visit.exists() && found_ < may_find_) {
-        walk_.move_to(++found_, group());
-        visit = walk_.next();
-      }
-      visit = visit.tagged(found_);
-    }
-    return visit;
-  }
-
   // Slot of Arena::addresses and Arena::positions of the tile at this place of the ring.
   WL_FN int slot(int place) const {
     const int slot = slot_ + place;
@@ -186,14 +139,9 @@ class KeyPipeline {
     }
   }
 
-  KeyWalk<K> walk_;         // of the item of the tile found last
-  int now_, found_, end_;   // indices: of the item at hand, of that one, behind the last
-  int may_find_;            // index of the last item whose facts are known
-  int stage_;               // of the tile whose turn it is
-  int slot_;                // likewise
-  Visit ring_[C::kStages];  // tiles from that one on
-  Visit next_;              // the one after these
-  int block_;               // looked up for it
+  int slot_;    // of the tile whose turn it is
+  Visit next_;  // the one after those of the ring
+  int block_;   // looked up for it
 };
 
 }  // namespace warploom

@@ -9,11 +9,13 @@
 namespace warploom::hopper {
 
 template <class K>
-class TensorPipeline {
+class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
+  using Ring = TileRing<K, TensorPipeline>;
   using S = Sizes<K>;
   using C = typename K::Config;
   using Element = typename C::Element;
   using Unit = half_t;
+  using Ring::ahead, Ring::find, Ring::ring_, Ring::stage_;
   // A copy brings what one block has of a panel.
   static constexpr int kBoxes = S::kStagingKeys / C::kBlockKv;  // of a tile
   static constexpr int kKeyPanels = S::kDimQk / S::kBlock;
@@ -27,8 +29,7 @@ class TensorPipeline {
                 "what tensor copies write, nobody else writes");
 
  public:
-  WL_FN TensorPipeline(const Item<K>& item, int index, int end)
-      : walk_(item, group()), now_(index), found_(index), end_(end), may_find_(index), stage_(0) {
+  WL_FN TensorPipeline(const Item<K>& item, int index, int end) : Ring(item, index, end) {
     const int panel = lane() / kBoxes, box = lane() % kBoxes;
     const bool is_key = panel < kKeyPanels;
     column_ = (is_key ? panel : panel - kKeyPanels) * S::kBlock;
@@ -42,7 +43,8 @@ class TensorPipeline {
       barrier_init_fence();
     }
   }
-  // All copies have landed: each tile that was asked for had its turn.
+  // All copies have landed: each tile that was asked for had its turn, and places without a tile
+  // expect no bytes.
   WL_FN void finish() {
     __syncwarp();
     if (lane() == 0) {
@@ -65,41 +67,20 @@ class TensorPipeline {
     for (int i = 0; i + 1 < C::kStages; ++i) copy(i, i);
   }
 
-  WL_FN void begin(int index) {
-    now_ = index;
-    may_find_ = min(index + 1, end_ - 1);
-    while (ring_[0].is_of(index - 1)) {
-      wait();
-      copy_ahead();
-      advance();
-    }
-  }
-  WL_FN bool has_tile() const { return ring_[0].exists() && ring_[0].is_of(now_); }
-  WL_FN const Visit& visit() const { return ring_[0]; }
-  WL_FN Unit* keys() const { return ahead().arena.keys(stage_, group()); }
-  WL_FN Unit* values() const { return ahead().arena.values(stage_, group()); }
-  WL_FN Element* new_keys() const { return ahead().arena.new_keys(stage_, group()); }
-  WL_FN Element* new_values() const { return ahead().arena.new_values(stage_, group()); }
   WL_FN Columns<K> columns(const Item<K>& item) const { return {item, ring_[0], nullptr}; }
 
   WL_FN void wait() { barrier_wait(landed(stage_), phase_); }
   WL_FN void copy_ahead() {
-    copy(C::kStages - 1, stage_ == 0 ? C::kStages - 1 : stage_ - 1);
+    copy(C::kStages - 1, this->stage_before());
     next_ = find();
     next_block_ = block_of_box(next_);
   }
   WL_FN void advance() {
+    this->shift(next_);
 #pragma unroll
-    for (int i = 0; i + 1 < C::kStages; ++i) {
-      ring_[i] = ring_[i + 1];
-      blocks_[i] = blocks_[i + 1];
-    }
-    ring_[C::kStages - 1] = next_;
+    for (int i = 0; i + 1 < C::kStages; ++i) blocks_[i] = blocks_[i + 1];
     blocks_[C::kStages - 1] = next_block_;
-    if (++stage_ == C::kStages) {
-      stage_ = 0;
-      phase_ ^= 1;
-    }
+    if (stage_ == 0) phase_ ^= 1;
   }
   // A box brings whatever its block holds behind the last key, and 0 * NaN is not 0.
   WL_FN void clear_absent(const Columns<K>& columns) const {
@@ -108,29 +89,18 @@ class TensorPipeline {
     for (int i = lane(); i < S::kStagingKeys * kVectors; i += kWarpSize) {
       const int key = i / kVectors, column = i % kVectors * kVector;
       if (columns.exists(key)) continue;
-      auto to = values() + ValueTile<K>::offset(key, column);
+      auto to = this->values() + ValueTile<K>::offset(key, column);
       *reinterpret_cast<uint4*>(to) = uint4{};
     }
-    fence_async_proxy();  // the next copy writes there, too
+    fence_async_proxy();  // these writes come before the next tensor copy to the stage
     __syncwarp();
   }
 
  private:
   WL_FN static unsigned lane() { return threadIdx.x % kWarpSize; }
-  WL_FN const Item<K>& ahead() const { return walk_.item(); }
   WL_FN Barrier* landed(int stage) const {
     auto barriers = reinterpret_cast<Barrier*>(ahead().arena.landed());
     return barriers + group() * C::kStages + stage;
-  }
-
-  // As KeyPipeline::find().
-  WL_FN Visit find() {
-    Visit visit = walk_.next();
-    while (!visit.exists() && found_ < may_find_) {
-      walk_.move_to(++found_, group());
-      visit = walk_.next();
-    }
-    return visit.tagged(found_);
   }
 
   // Of the box that this lane asks for; -1 if there is none.
@@ -145,7 +115,8 @@ class TensorPipeline {
   // nothing is expected, and the barrier is passed at once.
   WL_FN void copy(int place, int stage) const {
     const int block = blocks_[place];
-    // What is expected is known before it comes, and all have read what was there.
+    // The bytes are announced before any box is asked for. The ballot also says that all lanes have
+    // read the tile that this one replaces.
     const int boxes = __popc(__ballot_sync(kAllLanes, block >= 0));
     if (lane() == 0) barrier_arrive_expect(landed(stage), boxes * kBoxBytes);
     __syncwarp();
@@ -154,14 +125,12 @@ class TensorPipeline {
                   ahead().tile().kv_head, block);
   }
 
-  KeyWalk<K> walk_;
-  int now_, found_, end_, may_find_;  // as in KeyPipeline
-  int stage_, phase_ = 0;
+  int phase_ = 0;
   // Of the box that this lane asks for: where it goes in stage 0, from stage to stage, and what.
   Unit* to_;
   int stage_units_, column_, first_key_;
   const void* map_;
-  Visit ring_[C::kStages], next_;
+  Visit next_;                           // the one after those of the ring
   int blocks_[C::kStages], next_block_;  // of the box of this lane
 };
 
