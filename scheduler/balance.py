@@ -8,6 +8,7 @@ are served by the lowest CTA, as in a priority queue of (load, cta).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,9 +128,9 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
     whole grains on both sides, so rounding adds no piece.
 
     A piece costs its taker more than its keys, and the rest its owner. So an owner above the limit
-    gives what its partial result costs, too, and of these E + R - 1 pieces each room takes one in
-    its stride, and the parts but one each take room for one more. The lowest limit is taken at
-    which the rooms suffice.
+    gives what its partial result costs, too. Of these E + R - 1 pieces the first one in each room
+    is paid for by leaving `piece` of that room free; the E - 1 others are paid for as `opening`
+    grains in front of each part but one. The lowest limit is taken at which the rooms suffice.
 
     Args:
         queue: codes that `assign` returned.
@@ -149,21 +150,24 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
     # result costs is no gain.
     most = np.maximum(visible[ctas] // model.grain - 1, 0)
     most[most * grain <= model.partial] = 0
-    limits = limits_worth_cutting(mean, int(loads[-1]))
-    while limits:
-        # If a limit fits, higher ones do: a few of them tell between which two the lowest lies.
-        tried = limits[:: -(-len(limits) // TRIED)]
-        limit = np.asarray(tried)[:, None]
+
+    def given_and_room(limit: Ints) -> tuple[Ints, Ints]:
+        """(limits, num_ctas) grains that each CTA gives, and that it has room for."""
+        limit = limit[:, None]
         given = np.clip(-((limit - model.partial - loads) // grain), 0, most) * (loads > limit)
-        room = np.maximum((limit - piece - loads) // grain, 0)
+        return given, np.maximum((limit - piece - loads) // grain, 0)
+
+    def fits(limit: Ints) -> npt.NDArray[np.bool_]:
+        given, room = given_and_room(limit)
         needed = given.sum(axis=1) + opening * ((given > 0).sum(axis=1) - 1)
-        fits = needed <= room.sum(axis=1)
-        best = int(fits.argmax()) if fits.any() else len(tried)
-        if best < len(tried) and (best == 0 or len(tried) == len(limits)):
-            return _lay_out(given[best], opening, room[best], visible[ctas], ctas, model.grain)
-        end = limits.stop if best == len(tried) else tried[best] + 1
-        limits = range(tried[best - 1] + 1, end)
-    return None
+        enough: npt.NDArray[np.bool_] = needed <= room.sum(axis=1)
+        return enough
+
+    limit = lowest_fitting(limits_worth_cutting(mean, int(loads[-1])), fits)
+    if limit is None:
+        return None
+    given, room = (grains[0] for grains in given_and_room(np.array([limit])))
+    return _lay_out(given, opening, room, visible[ctas], ctas, model.grain)
 
 
 def limits_worth_cutting(mean: int, largest: int) -> range:
@@ -174,6 +178,24 @@ def limits_worth_cutting(mean: int, largest: int) -> range:
         largest: of a CTA.
     """
     return range(mean + mean // TOLERANCE, largest - largest // WORTH_SAVING + 1)
+
+
+def lowest_fitting(limits: range, fits: Callable[[Ints], npt.NDArray[np.bool_]]) -> int | None:
+    """The lowest limit that fits, if all above one that fits do; None if none fits.
+
+    Args:
+        limits: to choose from.
+        fits: tells of (n,) ascending limits which of them fit.
+    """
+    while limits:
+        tried = limits[:: -(-len(limits) // TRIED)]
+        answers = fits(np.asarray(tried, np.int64))
+        best = int(answers.argmax()) if answers.any() else len(tried)
+        if best < len(tried) and (best == 0 or len(tried) == len(limits)):
+            return tried[best]
+        end = limits.stop if best == len(tried) else tried[best] + 1
+        limits = range(tried[best - 1] + 1, end)
+    return None
 
 
 def _lay_out(

@@ -1,4 +1,4 @@
-"""Which two tiles a launch of two roles has on a GPU, or that it has none (decision 0044)."""
+"""Which two tiles launches of two roles have on a GPU, if any (decisions 0044 and 0054)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _LANES = 128  # of heads: others are not measured
 _REASON = "requests of few rows and of many: decodes stream keys on some SMs while others compute"
 
 
-def role_choice(spec: AttentionSpec, arch: Arch, group_size: int) -> TileChoice | None:
-    """Tiles for batches that mix decodes and prefills; None if one tile serves such batches.
+def role_choices(spec: AttentionSpec, arch: Arch, group_size: int) -> tuple[TileChoice, ...]:
+    """Tiles for batches that mix decodes and prefills; none if one tile serves such batches.
+
+    Those with the fewest rows for a decode come first: they are faster where they hold all rows of
+    the decodes, and requests with more rows are prefills to them.
 
     The most warps that shared memory holds: each asks for keys of its own. Masks that hide the
     first keys, as windows do, leave so little to read that one tile was up to 1.5 times as fast.
@@ -33,8 +36,13 @@ def role_choice(spec: AttentionSpec, arch: Arch, group_size: int) -> TileChoice 
         group_size: query heads of a key/value head, which are the rows of a decode.
     """
     if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES) or _hides_first_keys(spec):
-        return None
-    rows = TURNED_ROWS if group_size <= TURNED_ROWS else STREAMED_ROWS
+        return ()
+    heights = [rows for rows in (TURNED_ROWS, STREAMED_ROWS) if group_size <= rows]
+    found = (_choice(spec, arch, rows) for rows in heights or [STREAMED_ROWS])
+    return tuple(choice for choice in found if choice is not None)
+
+
+def _choice(spec: AttentionSpec, arch: Arch, rows: int) -> TileChoice | None:
     for tall in HOPPER.tiles(spec, arch, Work(MANY_ROWS + 1)):
         for warps in range(_MOST_WARPS, 0, -1):
             streamed = TileConfig(rows, _WARP_KEYS * warps, warps, stages=2)

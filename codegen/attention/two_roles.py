@@ -13,7 +13,7 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
 _LANES = 128  # of heads, at most: wider ones leave decodes too few registers
-_DRAWN_BYTES = 16  # numbers that a CTA drew (Drawn in hopper/shared.cuh)
+_DRAWN_BYTES = 16  # numbers that a CTA drew (Drawn in lists.cuh)
 
 
 class TwoRoles(CudaTemplate):

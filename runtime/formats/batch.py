@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -169,16 +169,15 @@ class Measured(Batch):
 
     Attributes:
         lengths: qo_indptr, kv_indptr and, if paged, last_page_len and kv_indices.
-        counted: its tiles of two roles, if it was measured for a wrapper that may choose them.
+        counted: its tiles of two roles, for the sizes that its wrapper may choose.
     """
 
     lengths: IndexArrays
-    counted: RoleTiles | None = None
+    counted: Mapping[RoleSizes, RoleTiles]
 
     def role_tiles(self, sizes: RoleSizes, group_size: int) -> RoleTiles:
-        if self.counted is None:
-            return super().role_tiles(sizes, group_size)
-        return self.counted
+        found = self.counted.get(sizes)
+        return super().role_tiles(sizes, group_size) if found is None else found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

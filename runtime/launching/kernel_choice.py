@@ -8,7 +8,7 @@ from functools import cached_property
 
 from warploom.codegen.attention.choice import choose_tile, tiles_weighed
 from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
-from warploom.codegen.attention.role_choice import role_choice
+from warploom.codegen.attention.role_choice import role_choices
 from warploom.codegen.attention.template import AttentionKernel, Template
 from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.compilers.arch import Arch
@@ -107,15 +107,15 @@ class KernelChoice:
         choice = choose_tile(spec, self.target, mean_fused_rows, share, keys)
         return replace(choice, pretransformed_keys=pretransformed)
 
-    def of_roles(self, group_size: int) -> TileChoice | None:
-        """Tiles for batches of decodes and prefills; None if these get one.
+    def of_roles(self, group_size: int) -> tuple[TileChoice, ...]:
+        """Tiles for batches of decodes and prefills; none if these get one.
 
         Args:
             group_size: query heads of a key/value head.
         """
         if not isinstance(self.target, Arch) or self._always:
-            return None
-        return role_choice(self._spec, self.target, group_size)
+            return ()
+        return role_choices(self._spec, self.target, group_size)
 
     @cached_property
     def _plain(self) -> AttentionSpec:

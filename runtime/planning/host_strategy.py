@@ -20,7 +20,7 @@ from warploom.logs import log
 from warploom.runtime.devices.library import load_library
 from warploom.runtime.formats import format_of, make_batch
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Arrays, Batch, Measured, RoleTiles, Sizes
+from warploom.runtime.formats.batch import Arrays, Batch, Measured, RoleSizes, RoleTiles, Sizes
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.mixes import Mixes
 from warploom.runtime.planning.places import Places, Site
@@ -158,10 +158,11 @@ class HostPlanner:
         self._found = ctypes.create_string_buffer(_MEASURE.size)
         self._found_at = ctypes.addressof(self._found)
         self._mixes = mixes
-        sizes = () if mixes is None else mixes.sizes
-        self._sizes = (ctypes.c_int * len(sizes))(*sizes)  # warploom::RoleSizes
+        sizes = [] if mixes is None else mixes.sizes
+        # warploom::RoleSizes
+        self._sizes = {each: (ctypes.c_int * len(each))(*each) for each in sizes}
         self._counts = ctypes.create_string_buffer(_ROLE_TILES.size)
-        self._counts_at = ctypes.addressof(self._sizes), ctypes.addressof(self._counts)
+        self._counts_at = ctypes.addressof(self._counts)
         self._written: Site | None = None  # to the parameters
         self._reserve(0)
 
@@ -201,12 +202,14 @@ class HostPlanner:
             partial(self._lower, given), q_rows, extent, known, lengths=lengths, counted=counted
         )
 
-    def _counted(self, sizes: Sizes) -> RoleTiles | None:
+    def _counted(self, sizes: Sizes) -> dict[RoleSizes, RoleTiles]:
         """Tiles of two roles of the batch that was measured, if it may get them."""
-        if self._mixes is None or not self._mixes.may_be(sizes):
-            return None
-        self._count(self.params.address, *self._counts_at)
-        return RoleTiles(*_ROLE_TILES.unpack(self._counts))
+        found = {}
+        if self._mixes is not None and self._mixes.may_be(sizes):
+            for of, given in self._sizes.items():
+                self._count(self.params.address, ctypes.addressof(given), self._counts_at)
+                found[of] = RoleTiles(*_ROLE_TILES.unpack(self._counts))
+        return found
 
     def take(self, batch: Measured, bounds: Bounds | None) -> None:
         """Take up a batch that another planner has measured, which `plan` is to plan next."""

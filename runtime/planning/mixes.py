@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from warploom.codegen.attention.role_choice import MANY_ROWS
 from warploom.codegen.attention.role_cost import pays, role_cost
-from warploom.codegen.source import TileChoice
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import Batch, RoleSizes, Sizes
 from warploom.runtime.planning.visibility import Heads
@@ -14,17 +16,15 @@ class Mixes:
     """Mixed batches of one wrapper, whose others get one tile.
 
     Attributes:
-        choice: the tiles of mixed batches.
-        sizes: of these, by which batches are counted.
+        choices: the tiles that a mixed batch may get.
+        sizes: of each, by which batches are counted.
     """
 
-    def __init__(self, spec: AttentionSpec, heads: Heads, choice: TileChoice) -> None:
-        tile = choice.tile
-        assert tile.decode is not None  # it has two roles
-        self.choice = choice
-        self.sizes = RoleSizes(tile.decode.rows, tile.rows, tile.keys, tile.decode.keys)
+    def __init__(self, spec: AttentionSpec, heads: Heads, choices: Sequence[TileChoice]) -> None:
+        self.choices = choices
+        self.sizes = [_sizes(choice.tile) for choice in choices]
         self._heads = heads
-        self._cost = role_cost(spec, tile)
+        self._costs = [role_cost(spec, choice.tile) for choice in choices]
 
     def may_be(self, sizes: Sizes) -> bool:
         """Whether a batch of these sizes can have both, and is to be counted.
@@ -37,10 +37,18 @@ class Mixes:
             and sizes.num_segments == sizes.num_requests
         )
 
-    def pay(self, batch: Batch, ctas: int) -> bool:
-        """Whether two roles are faster on so many CTAs."""
+    def choice(self, batch: Batch, ctas: int) -> TileChoice | None:
+        """The first one that is faster than one tile on so many CTAs; None if none is."""
         if not self.may_be(batch.sizes):
-            return False
-        prefills, decodes = batch.role_tiles(self.sizes, self._heads.group_size)
+            return None
         heads = self._heads.num_kv
-        return pays(self._cost, prefills * heads, decodes * heads, ctas)
+        for choice, sizes, cost in zip(self.choices, self.sizes, self._costs, strict=True):
+            prefills, decodes = batch.role_tiles(sizes, self._heads.group_size)
+            if pays(cost, prefills * heads, decodes * heads, ctas):
+                return choice
+        return None
+
+
+def _sizes(tile: TileConfig) -> RoleSizes:
+    assert tile.decode is not None  # it has two roles
+    return RoleSizes(tile.decode.rows, tile.rows, tile.keys, tile.decode.keys)

@@ -121,10 +121,8 @@ class Rules:
 
     def choice(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that for a batch."""
-        mixes = self.mixes
-        if mixes is not None and mixes.pay(batch, self._free_ctas):
-            return mixes.choice
-        return self.fixed or self._choose(batch)
+        mixed = self.mixes and self.mixes.choice(batch, self._free_ctas)
+        return mixed or self.fixed or self._choose(batch)
 
     @cached_property
     def mixes(self) -> Mixes | None:
@@ -134,8 +132,8 @@ class Rules:
         """
         if not self.options.may_mix or self.options.bounds is not None or self.fixed is not None:
             return None
-        choice = self._kernels.of_roles(self.heads.group_size)
-        return None if choice is None else Mixes(self.spec, self.heads, choice)
+        choices = self._kernels.of_roles(self.heads.group_size)
+        return Mixes(self.spec, self.heads, choices) if choices else None
 
     @cached_property
     def _free_ctas(self) -> int:
@@ -155,7 +153,7 @@ class Rules:
         )
 
     def _candidates(self) -> list[TileChoice]:
-        mixed = [] if self.mixes is None else [self.mixes.choice]
+        mixed = [] if self.mixes is None else self.mixes.choices
         return [*self._kernels.candidates(self.heads.group_size), *mixed]
 
     # Sizes

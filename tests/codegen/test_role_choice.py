@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.role_choice import role_choice
+from warploom.codegen.attention.role_choice import role_choices
 from warploom.codegen.attention.templates import HOPPER, TALL
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.cubin import read_resources
@@ -48,17 +48,16 @@ def spec(
     ids=["64 lanes", "256 lanes", "window", "rope", "composed", "fp8"],
 )
 def test_what_has_one_tile(refused: AttentionSpec) -> None:
-    assert role_choice(refused, SM90, 4) is None
+    assert role_choices(refused, SM90, 4) == ()
 
 
 def test_others_have_one_tile_on_other_architectures() -> None:
-    assert role_choice(spec(), arch_named("sm_80"), 4) is None
-    assert role_choice(spec(), arch_named("sm_100a"), 4) is None
+    assert role_choices(spec(), arch_named("sm_80"), 4) == ()
+    assert role_choices(spec(), arch_named("sm_100a"), 4) == ()
 
 
 def test_what_leaves_decodes_too_few_registers_is_refused_by_name() -> None:
-    choice = role_choice(spec(), SM90, 4)
-    assert choice is not None
+    choice = role_choices(spec(), SM90, 4)[0]
     with pytest.raises(UnsupportedSpec, match="more than 128 lanes leave"):
         HOPPER.kernel(spec(lanes=192), choice.tile)
     with pytest.raises(UnsupportedSpec, match="transforms staged rows"):
@@ -68,13 +67,13 @@ def test_what_leaves_decodes_too_few_registers_is_refused_by_name() -> None:
 @pytest.mark.parametrize("group", [1, 8, 9])
 @pytest.mark.parametrize("kv_format", FORMATS, ids=str)
 def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat, group: int) -> None:
-    choice = role_choice(spec(kv_format=kv_format), SM90, group)
-    assert choice is not None and choice.tile.decode is not None
-    decode = choice.tile.decode
-    assert decode.rows == (8 if group <= 8 else 16)
-    assert decode.keys == 32 * decode.warps and decode.warps >= 4
-    shape = HOPPER.launch(spec(kv_format=kv_format), choice.tile, SM90)
-    assert shape.shared_bytes <= SM90.shared_per_cta and shape.ctas_per_sm == 1
+    choices = role_choices(spec(kv_format=kv_format), SM90, group)
+    decodes = [choice.tile.decode for choice in choices]
+    assert [decode and decode.rows for decode in decodes] == ([8, 16] if group <= 8 else [16])
+    for choice, decode in zip(choices, decodes, strict=True):
+        assert decode is not None and decode.keys == 32 * decode.warps and decode.warps >= 4
+        shape = HOPPER.launch(spec(kv_format=kv_format), choice.tile, SM90)
+        assert shape.shared_bytes <= SM90.shared_per_cta and shape.ctas_per_sm == 1
 
 
 @pytest.mark.some(1)
@@ -94,8 +93,7 @@ def test_kernels_compile_for_what_a_cta_is_launched_with(
     variant: Variant, kv_format: KVFormat, group: int
 ) -> None:
     of = spec(variant, kv_format)
-    choice = role_choice(of, SM90, group)
-    assert choice is not None
+    choice = role_choices(of, SM90, group)[0]
     source = HOPPER.kernel(of, choice.tile).render("cuda", c_structs(roles=True))
     used = read_resources(run_nvrtc(source.text, SM90, source.name).cubin)
     assert used.registers * HOPPER.launch(of, choice.tile, SM90).threads <= 65_536

@@ -23,8 +23,10 @@ from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.mixes import Mixes
 from warploom.runtime.planning.visibility import Heads
 
-FEW_ROWS = 8
-TILE = TileConfig(128, 96, 8, 2, "hopper", 2, decode=TileConfig(FEW_ROWS, 160, 5, 2))
+CHOICES = [
+    TileChoice(TileConfig(128, 96, 8, 2, "hopper", 2, decode=TileConfig(rows, keys, 5, 2)))
+    for rows, keys in ((8, 192), (16, 160))
+]
 LENGTHS = st.lists(
     st.tuples(st.sampled_from((0, 1, 1, 2, 4, 5, 8, 9, 17, 33, 700)), st.integers(0, 2000)),
     max_size=12,
@@ -55,27 +57,26 @@ def test_the_native_planner_counts_tiles_of_both_roles(
     assert isinstance(measured, Measured)
     fused = [rows * group for rows, _ in lengths]
     if len(lengths) < 2 or max(fused) <= MANY_ROWS:
-        assert measured.counted is None and not mixes.pay(measured, 1)
+        assert not measured.counted and mixes.choice(measured, 1) is None
         return
-    prefills = sum(
-        -(-rows // TILE.rows) * -(-keys // TILE.keys)
-        for rows, (_, keys) in zip(fused, lengths, strict=True)
-        if rows > FEW_ROWS
-    )
-    decodes = sum(
-        -(-keys // 160)
-        for rows, (_, keys) in zip(fused, lengths, strict=True)
-        if 0 < rows <= FEW_ROWS
-    )
-    assert measured.counted == (prefills, decodes)
-    by_numpy = make_batch(kv_format, *given[:4]).role_tiles(mixes.sizes, group)
-    assert by_numpy == (prefills, decodes)
+    expected = [counts(fused, [keys for _, keys in lengths], choice.tile) for choice in CHOICES]
+    assert [measured.counted[sizes] for sizes in mixes.sizes] == expected
+    by_numpy = make_batch(kv_format, *given[:4])
+    assert [by_numpy.role_tiles(sizes, group) for sizes in mixes.sizes] == expected
+
+
+def counts(fused: list[int], keys: list[int], tile: TileConfig) -> tuple[int, int]:
+    """Tiles of prefills and of decodes, of one head."""
+    decode: Any = tile.decode
+    pairs = list(zip(fused, keys, strict=True))
+    prefills = sum(-(-r // tile.rows) * -(-k // tile.keys) for r, k in pairs if r > decode.rows)
+    return prefills, sum(-(-k // decode.keys) for r, k in pairs if 0 < r <= decode.rows)
 
 
 def planner_of(kv_format: KVFormat, group: int) -> tuple[Mixes, HostPlanner]:
     traced = traced_once(wl.Variant())[1]
     spec = make_spec(traced, 128, None, "bfloat16", kv_format, resolve_device("cpu"), None, False)
-    mixes = Mixes(spec, Heads(group, 1), TileChoice(TILE))
+    mixes = Mixes(spec, Heads(8 * group, 8), CHOICES)
     return mixes, HostPlanner(traced, kv_format, group, mixes=mixes)
 
 
@@ -86,5 +87,17 @@ def test_counts_are_of_the_batch_that_was_measured() -> None:
     batches: list[Any] = [
         planner.measure(arguments(x, wl.Paged(16)), None) for x in (first, second)
     ]
-    found = [batch.role_tiles(mixes.sizes, 4) for batch in batches]
+    found = [batch.role_tiles(mixes.sizes[1], 4) for batch in batches]
     assert found == [(22 * 21, 6), (10 * 5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, None)], ids="{} rows".format
+)
+def test_the_fewest_rows_that_hold_the_decodes_are_chosen(rows: int, chosen: int | None) -> None:
+    """Requests that verify drafts beside a chunk: with 4 heads in a group, of 4 rows at most."""
+    mixes, planner = planner_of(wl.Paged(16), 4)
+    batch: Any = planner.measure(
+        arguments([(2048, 8192)] + [(rows, 8192)] * 64, wl.Paged(16)), None
+    )
+    assert mixes.choice(batch, 132) is (None if chosen is None else CHOICES[chosen])

@@ -12,7 +12,7 @@ namespace warploom {
 template <class K, bool kTurned = Sizes<K>::kTurned>
 struct Fragments {
   using S = Sizes<K>;
-  static constexpr int kRows = 2 * S::kRowBlocks, kKeys = 2 * S::kKeyBlocks;  // of a thread
+  static constexpr int kThreadRows = 2 * S::kRowBlocks, kThreadKeys = 2 * S::kKeyBlocks;
   using Scores = float[S::kRowBlocks][S::kKeyBlocks][4];
   using Output = float[S::kRowBlocks][S::kDimV / 8][4];
 
@@ -46,9 +46,9 @@ struct Fragments {
     return x + __shfl_xor_sync(kAllLanes, x, 2);
   }
 
-  WL_FN static void scale_rows(Output& output, const float (&scale)[kRows]) {
+  WL_FN static void scale_rows(Output& output, const float (&scale)[kThreadRows]) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kThreadRows; ++r) {
 #pragma unroll
       for (int l = 0; l < S::kDimV / 8; ++l) {
         output[r / 2][l][r % 2 * 2] *= scale[r];
@@ -63,7 +63,7 @@ struct Fragments {
 template <class K>
 struct Fragments<K, true> {
   using S = Sizes<K>;
-  static constexpr int kRows = 2, kKeys = S::kStagingKeys / 8;
+  static constexpr int kThreadRows = 2, kThreadKeys = S::kStagingKeys / 8;
   using Scores = float[1][S::kStagingKeys / 16][4];
   using Output = float[1][S::kDimV / 16][4];
 
@@ -90,7 +90,7 @@ struct Fragments<K, true> {
     return x + __shfl_xor_sync(kAllLanes, x, 16);
   }
 
-  WL_FN static void scale_rows(Output& output, const float (&scale)[kRows]) {
+  WL_FN static void scale_rows(Output& output, const float (&scale)[kThreadRows]) {
 #pragma unroll
     for (int l = 0; l < S::kDimV / 16; ++l) {
 #pragma unroll

@@ -102,7 +102,7 @@ class LinearBias<K, true> {
   template <class Change>
   WL_FN static void change_row(Scores& scores, int r, const Change& change) {
 #pragma unroll
-    for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+    for (int c = 0; c < Fragments<K>::kThreadKeys; ++c) {
       float& score = Fragments<K>::score(scores, r, c);
       score = change(Fragments<K>::key_step(c), score);
     }

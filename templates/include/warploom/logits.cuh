@@ -12,7 +12,7 @@ namespace warploom {
 template <class K>
 struct ThreadRows {
   using Variant = typename K::Variant;
-  static constexpr int kCount = Fragments<K>::kRows;
+  static constexpr int kCount = Fragments<K>::kThreadRows;
 
   // Rows of several requests have each their own facts of the tile.
   static constexpr bool kComposed = K::Config::kComposed;
@@ -85,7 +85,7 @@ WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const 
 #pragma unroll
   for (int r = 0; r < ThreadRows<K>::kCount; ++r) info[r] = item.row(ThreadRows<K>::row(r));
 #pragma unroll
-  for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+  for (int c = 0; c < Fragments<K>::kThreadKeys; ++c) {
     const int step = Fragments<K>::key_step(c), key = first + step;
     if (kBranches && c % 4 == 0 && step >= columns.count) break;
     const int kv_pos = columns.kv_pos(key);
@@ -110,7 +110,7 @@ template <class K>
 WL_FN void hide_absent(const Columns<K>& columns, typename WarpMma<K>::Scores& scores) {
   const int first = Fragments<K>::first_key();
 #pragma unroll
-  for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+  for (int c = 0; c < Fragments<K>::kThreadKeys; ++c) {
     const bool exists = columns.exists(first + Fragments<K>::key_step(c));
 #pragma unroll
     for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
@@ -134,7 +134,7 @@ WL_FN void record_tile(const Item<K>& item, const Columns<K>& columns,
     if (ThreadRows<K>::row(r) >= item.facts().rows) continue;
     const Row<K>& at = item.row(ThreadRows<K>::row(r));
 #pragma unroll
-    for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+    for (int c = 0; c < Fragments<K>::kThreadKeys; ++c) {
       const int key = first + Fragments<K>::key_step(c);
       if (!columns.exists(key)) continue;
       const int kv_pos = columns.kv_pos(key);

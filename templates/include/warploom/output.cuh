@@ -225,7 +225,7 @@ WL_FN void write_merged_rows(const Item<K>& item, const Softmax<K>& softmax,
   }
   if (F::is_first_of_rows()) {
 #pragma unroll
-    for (int r = 0; r < F::kRows; ++r) {
+    for (int r = 0; r < F::kThreadRows; ++r) {
       item.arena.statistics(slab + F::row(r)) = softmax_state(softmax, r);
     }
   }

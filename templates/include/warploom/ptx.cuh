@@ -61,10 +61,10 @@ WL_FN unsigned pack(bfloat16_t, float low, float high) {
 }
 
 // Eight rows of eight packed 16-bit numbers, of which lane l has a pair of row l / 4; becomes a
-// pair of column l / 4.
+// pair of column l / 4. Volatile: all lanes of the warp take part, so no branch may take it in.
 WL_FN unsigned transpose(unsigned pair) {
   unsigned transposed;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
   return transposed;
 }
 

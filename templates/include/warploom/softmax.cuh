@@ -59,7 +59,7 @@ struct Softmax : Shifts<K> {
     for (int r = 0; r < kRows; ++r) {
       found[r] = Fragments<K>::score(scores, r, 0);
 #pragma unroll
-      for (int c = 0; c < Fragments<K>::kKeys; c += 2) {
+      for (int c = 0; c < Fragments<K>::kThreadKeys; c += 2) {
         const float two =
             ::fmaxf(Fragments<K>::score(scores, r, c), Fragments<K>::score(scores, r, c + 1));
         found[r] = ::fmaxf(found[r], two);
@@ -90,7 +90,7 @@ struct Softmax : Shifts<K> {
       if (!is_far(largest[r])) continue;
       const float shift = this->take_shift(r);
 #pragma unroll
-      for (int c = 0; c < Fragments<K>::kKeys; ++c) {
+      for (int c = 0; c < Fragments<K>::kThreadKeys; ++c) {
         float& score = Fragments<K>::score(scores, r, c);
         score = score + shift - largest[r];
       }

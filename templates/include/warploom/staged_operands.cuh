@@ -88,10 +88,11 @@ struct StagedOperands {
   using Keys = BlockReader<typename O::Keys, O::kKeyBlock>;
   using Values = BlockReader<typename O::Values, O::kValueBlock>;
 
-  // A left operand is one block of 16 x 16, and of its quarters the one below the first comes
-  // second. As right operands these are two blocks of 8 columns, and it comes third.
+  // An operand is four blocks of 8 x 8. Along what is summed over, the one after the first comes
+  // third in a left operand, of 16 x 16, and second in two right ones, of 8 columns each; across
+  // that it is the other way round.
   static constexpr bool kLeft = S::kTurned;
-  static constexpr int kSecond = kLeft ? 2 : 1, kThird = 3 - kSecond;
+  static constexpr int kAlong = kLeft ? 2 : 1, kAcross = 3 - kAlong;
 
   template <class T>
   WL_FN static Keys key_reader(const T* staged) {
@@ -111,8 +112,8 @@ struct StagedOperands {
                                     bytes[3]);
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        widen<KvElement>(bytes[s * kSecond], KeyElement{}, b[s][0], b[s][kSecond]);
-        widen<KvElement>(bytes[s * kSecond + kThird], KeyElement{}, b[s][kThird], b[s][3]);
+        widen<KvElement>(bytes[s * kAlong], KeyElement{}, b[s][0], b[s][kAlong]);
+        widen<KvElement>(bytes[s * kAlong + kAcross], KeyElement{}, b[s][kAcross], b[s][3]);
       }
     } else {
       cute::SM75_U32x4_LDSM_N::copy(keys.block(8 * n, k), b[0][0], b[0][1], b[0][2], b[0][3]);
@@ -127,10 +128,10 @@ struct StagedOperands {
                                     bytes[3]);
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        const unsigned first = __byte_perm(bytes[s * kThird], 0, 0x3120);
-        const unsigned second = __byte_perm(bytes[s * kThird + kSecond], 0, 0x3120);
-        widen<KvElement>(first, ValueElement{}, b[s][0], b[s][kThird]);
-        widen<KvElement>(second, ValueElement{}, b[s][kSecond], b[s][3]);
+        const unsigned first = __byte_perm(bytes[s * kAcross], 0, 0x3120);
+        const unsigned second = __byte_perm(bytes[s * kAcross + kAlong], 0, 0x3120);
+        widen<KvElement>(first, ValueElement{}, b[s][0], b[s][kAcross]);
+        widen<KvElement>(second, ValueElement{}, b[s][kAlong], b[s][3]);
       }
     } else {
       cute::SM75_U16x8_LDSM_T::copy(values.block(8 * n, 8 * l), b[0][0], b[0][1], b[0][2], b[0][3]);
