@@ -193,8 +193,10 @@ class Inputs:
         """Refuse other tensors than the planned ones: a device has planned with their values."""
         self._fixed = names
 
-    def check_planned(self, offer: Offer) -> None:
+    def check_planned(self, offer: Offer) -> dict[str, np.ndarray[Any, Any]]:
         """Check what is offered, and else kept, against the lengths.
+
+        Returns the host values that the mask reads, once the offer is kept.
 
         Raises:
             WrongShape: a tensor is too small.
@@ -202,16 +204,13 @@ class Inputs:
         """
         shapes = self._shapes
         if offer.tensors:
-            new = {name: tuple(x.tensor.shape) for name, x in offer.tensors.items()}
-            shapes = {**shapes, **new}
+            offered = {name: tuple(x.tensor.shape) for name, x in offer.tensors.items()}
+            shapes = {**shapes, **offered}
         for name, shape in shapes.items():
             self._check_sizes(self._tensor_fields[name], shape)
         if self.mask_scalars:
             for name in sorted(self.mask_scalars.difference(self.scalars, offer.scalars)):
                 raise self._missing(name)
-
-    def known_with(self, offer: Offer) -> dict[str, np.ndarray[Any, Any]]:
-        """Host values that the mask reads, once the offer is kept."""
         if not offer.tensors:
             return self.known
         new = {name: tensor.known for name, tensor in offer.tensors.items()}

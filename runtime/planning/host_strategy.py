@@ -237,7 +237,7 @@ class HostPlanner:
         return not needed or needed.issubset((*inputs.scalars, *inputs.known))
 
     def _reserve(self, scratch: int) -> None:
-        """Have so many bytes to plan in."""
+        """Have so many bytes to plan in, or more."""
         self._scratch = np.zeros(scratch + 16, np.uint8)
         self._scratch_at = -(-self._scratch.ctypes.data // 16) * 16
 
@@ -254,7 +254,8 @@ class HostPlanner:
         """
         if site is not self._written:
             self.params.write_site(*site.numbers)
-            self._reserve(site.scratch)
+            if len(self._scratch) < site.scratch + 16:
+                self._reserve(site.scratch)
             self._written = site
         if self.params.inputs:
             self.params.write_inputs({**inputs.scalars, **inputs.known})

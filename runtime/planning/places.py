@@ -42,6 +42,7 @@ from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
 
+_KEPT = 16  # places
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
 
@@ -167,6 +168,7 @@ class Places:
         self.rules, self.memory = rules, memory
         self._kernels = kernels
         self._last: Place | None = None
+        self._of_choices: dict[int, Place] = {}  # steps with and without a prefill come in turn
         self._only: Place | None = None  # of all plans, if bounds and tile are fixed
 
     def of(self, batch: Measured | OnDevice, choice: TileChoice) -> Place | None:
@@ -176,7 +178,7 @@ class Places:
         rules, declared = self.rules, self.rules.options.bounds
         if not rules.uses_stream_k(batch, choice.tile):
             return None
-        place = self._last
+        place = self._of_choices.get(id(choice))  # places keep their choices
         if place is None or not place.suits(batch, choice, declared):
             kernel = self._kernels.get(choice)
             room, size = self.memory.fit(batch.least_bounds, kernel)
@@ -184,7 +186,11 @@ class Places:
                 rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
                 rules.prices(kernel.tile),
             )  # fmt: skip
-            place = self._last = Place(choice, kernel, site, size)
+            place = Place(choice, kernel, site, size)
+            if len(self._of_choices) >= _KEPT:
+                self._of_choices.clear()
+            self._of_choices[id(choice)] = place
+        self._last = place
         if declared is not None and rules.options.fixed_tile:
             self._only = place
         return place

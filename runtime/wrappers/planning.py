@@ -22,6 +22,7 @@ from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.inputs.offer import NOTHING
 from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.launching.program import Program
 from warploom.runtime.planning.plan_summary import summary
@@ -218,13 +219,13 @@ class Planning(Uncopied, Shown):
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._launcher is not None:
             self._launcher.before_plan()
-        offer = self._inputs.offer(inputs)
+        offer = self._inputs.offer(inputs) if inputs else NOTHING
         self._inputs.for_batch(batch)
-        self._inputs.check_planned(offer)
-        known = self._inputs.known_with(offer)
+        known = self._inputs.check_planned(offer)
         if not isinstance(batch, OnDevice):
             self._check_lengths(known, batch)
-        self._inputs.keep(offer)  # a graph may read these: only what fits goes there
+        if inputs:
+            self._inputs.keep(offer)  # a graph may read these: only what fits goes there
         if self._launcher is not None:
             self.planned = self._planner.plan(batch, self._inputs)
             if self._planner.verifies:
