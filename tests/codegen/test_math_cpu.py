@@ -17,8 +17,9 @@ from warploom.dsl.values import functions
 
 OPTIMISED = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 FLAGS = (*OPTIMISED, "-march=native")
-FAST = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf")
-RELATIVE = ("log1p", "expm1", "tan", "atan", "sinh", "cosh")  # exact where results are small, too
+FAST = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sigmoid", "sin", "cos")
+# exact where results are small, too
+RELATIVE = ("log1p", "expm1", "tan", "atan", "sinh", "cosh", "tanh", "erf")
 FAST += RELATIVE
 TESTS = {"is_nan": "isnan", "is_inf": "isinf"}
 VECTORISED = (*FAST, "floor", "ceil", "abs", *TESTS)
@@ -51,6 +52,8 @@ DOMAINS = {
     "atan": (-1e30, 1e30),
     "sinh": (-89.4, 89.4),
     "cosh": (-89.4, 89.4),
+    "tanh": (-12, 12),
+    "erf": (-12, 12),
 }
 
 

@@ -123,11 +123,8 @@ WL_FN float log2(float x) {
   return log_of_special(x, fma(parts.log_mantissa, kLog2e, parts.exponent));
 }
 
-WL_FN float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
-WL_FN float tanh(float x) {
-  const float t = exp(-2.0f * abs(x));
-  return __builtin_copysignf((1.0f - t) / (1.0f + t), x);
-}
+WL_FN float reciprocal(float x) { return 1.0f / x; }
+WL_FN float sigmoid(float x) { return reciprocal(1.0f + exp(-x)); }
 
 // sin of (angle - n pi) with the sign of n's parity. The reduction is in double, so that angles of
 // 1e6 keep all digits a float has.
@@ -146,18 +143,6 @@ WL_FN float sin_of_double(double angle) {
 }
 WL_FN float sin(float x) { return sin_of_double(double(x)); }
 WL_FN float cos(float x) { return sin_of_double(double(x) + 1.57079632679489656); }
-
-// Abramowitz and Stegun, formula 7.1.26: absolute error 1.5e-7.
-WL_FN float erf(float x) {
-  const float size = abs(x);
-  const float t = 1.0f / fma(0.3275911f, size, 1.0f);
-  float y = 1.061405429f;
-  y = fma(y, t, -1.453152027f);
-  y = fma(y, t, 1.421413741f);
-  y = fma(y, t, -0.284496736f);
-  y = fma(y, t, 0.254829592f);
-  return __builtin_copysignf(fma(-y * t, exp(-size * size), 1.0f), x);
-}
 
 WL_FN float pow(float x, float y) { return __builtin_powf(x, y); }
 
@@ -190,6 +175,11 @@ WL_FN float fmod(float a, float b) {
 #include <warploom/float_math.hpp>
 
 namespace warploom {
+
+WL_FN float tanh(float x) {
+  const float t = expm1(-2.0f * abs(x));  // and not exp, whose digits near 1 say little of small x
+  return with_sign_of(t / (2.0f + t), x);
+}
 
 // The first part of pi / 2 leaves products with whole numbers exact.
 WL_FN float tan(float x) {

@@ -78,18 +78,6 @@ WL_FN float reduce_angle(float x) {
 WL_FN float sin(float x) { return ::__sinf(reduce_angle(x)); }
 WL_FN float cos(float x) { return ::__cosf(reduce_angle(x)); }
 
-// Abramowitz and Stegun, formula 7.1.26: absolute error 1.5e-7.
-WL_FN float erf(float x) {
-  const float size = abs(x);
-  const float t = reciprocal(1.0f + 0.3275911f * size);
-  float y = 1.061405429f;
-  y = y * t - 1.453152027f;
-  y = y * t + 1.421413741f;
-  y = y * t - 0.284496736f;
-  y = y * t + 0.254829592f;
-  return ::copysignf(1.0f - y * t * exp(-size * size), x);
-}
-
 WL_FN float pow(float x, float y) { return ::powf(x, y); }
 WL_FN float fmod(float a, float b) { return ::fmodf(a, b); }
 
