@@ -8,22 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from warploom.engines.page_lists import Lists, lists_on_device
+
 Int32s = npt.NDArray[np.int32]
-
-
-class Lists(NamedTuple):
-    """Arguments of `AttentionWrapper.plan` for a paged cache, in their order."""
-
-    qo_indptr: Any
-    kv_indptr: Any
-    kv_indices: Any
-    last_page_len: Any
 
 
 @dataclass(eq=False)
@@ -59,10 +52,10 @@ class Step:
     @cached_property
     def on_device(self) -> Lists:
         """For plans that a device makes."""
-        used = (self.kv_lens + (self.page_size - 1)) // self.page_size
-        indptr = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
-        last = (self.kv_lens - 1) % self.page_size + 1
-        return Lists(self.qo_indptr, indptr, self._listed(used, indptr), last)
+        columns = min(self.pages.shape[1], -(-self.longest_kv // self.page_size))
+        return lists_on_device(
+            self.qo_indptr, self.kv_lens, self.pages[:, :columns], self.page_size
+        )
 
     @cached_property
     def on_host(self) -> Lists:
@@ -85,13 +78,3 @@ class Step:
             return False
         first = self.pages.numpy()[self.host_kv >= self.page_size, 0]
         return len(np.unique(first)) < len(first)
-
-    def _listed(self, used: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
-        """Pages in use, one request after another; entries behind them mean nothing."""
-        columns = min(self.pages.shape[1], -(-self.longest_kv // self.page_size))
-        pages = self.pages[:, :columns]
-        column = torch.arange(columns, dtype=torch.int32, device=pages.device)
-        end = pages.numel()  # where those go that are not in use
-        place = torch.where(column < used[:, None], indptr[:-1, None] + column, end)
-        listed = torch.empty(end + 1, dtype=torch.int32, device=pages.device)
-        return listed.scatter_(0, place.flatten().long(), pages.flatten())
