@@ -11,6 +11,7 @@ import torch
 from warploom.dsl.types.formats import Composed, Paged
 from warploom.dsl.variants.variant import Variant
 from warploom.engines.vllm.layers import Layer, scaled
+from warploom.engines.vllm.sharing import Sharing
 from warploom.engines.vllm.steps import Step
 from warploom.engines.vllm.variants import chosen
 from warploom.runtime.declaring.structure import traced_once
@@ -24,7 +25,8 @@ class Kind:
     Three wrappers share the work. `decode` has declared bounds: on a GPU a kernel plans for it,
     always for the same grid and addresses, so that vLLM's full CUDA graphs hold its runs and each
     step plans before it replays one. `mixed` takes every other step, planned by the host.
-    `shared` takes those in which requests begin with the same pages, as a prefix cache lets them.
+    `shared` takes those in which requests begin with the same pages, as a prefix cache lets them,
+    where that pays. What a full CUDA graph holds is `decode` always, for a graph cannot choose.
 
     Attributes:
         names: fields that runs give values for, layer by layer.
@@ -39,6 +41,8 @@ class Kind:
         dtype: torch.dtype,
         device: torch.device,
         decode: Bounds | None = None,
+        layers: int = 1,
+        prefixes: bool = True,
     ) -> None:
         """Declare.
 
@@ -49,6 +53,8 @@ class Kind:
             dtype: of queries.
             device: of all tensors.
             decode: the largest batch of decodes that a CUDA graph may hold; None without graphs.
+            layers: how many share the plan.
+            prefixes: requests may begin with the same pages.
 
         Raises:
             UnsupportedSpec, BadHeadDim, ArgumentError: no kernel serves such layers.
@@ -70,9 +76,11 @@ class Kind:
             self._decode = AttentionWrapper(
                 kv_format=paged, bounds=decode, cuda_graph=True, **self._declared
             )
+        self._sharing: Sharing | None = None
         # pages that a window has left behind are all listed as page 0, which is no prefix
-        self._finds_prefixes = device.type == "cpu" and layer.window is None
-        if self._finds_prefixes:
+        if prefixes and layer.window is None:
+            stored = dtype if layer.kv_dtype is None else getattr(torch, layer.kv_dtype)
+            self._sharing = Sharing.of(layer, layers, stored.itemsize, device)
             shared = Composed(page_size, layout="HND")
             self._shared = AttentionWrapper(kv_format=shared, **self._declared)
         self._last: tuple[Step, AttentionWrapper] | None = None
@@ -83,7 +91,7 @@ class Kind:
         self._mixed.warm_up()
         if self._bounds is not None:
             self._decode.warm_up()
-        if self._finds_prefixes:
+        if self._sharing is not None:
             self._shared.warm_up()
 
     def plan(self, step: Step) -> None:
@@ -92,6 +100,8 @@ class Kind:
         wrapper = self._wrapper(step)
         if self._bounds is not None and wrapper is self._decode:
             wrapper.plan(*step.on_device, q_rows=step.rows)
+        elif self._sharing is not None and wrapper is self._shared:
+            wrapper.plan(*step.with_host_pages)
         else:
             wrapper.plan(*step.on_host)
         self._last = step, wrapper
@@ -127,7 +137,9 @@ class Kind:
             each = bounds.max_q_rows // bounds.max_requests
             if step.longest_q <= each and step.rows <= bounds.max_q_rows:
                 return self._decode
-        return self._shared if self._finds_prefixes and step.shares_pages else self._mixed
+        if self._sharing is not None and self._sharing.pays(step):
+            return self._shared
+        return self._mixed
 
 
 def kinds_of(layers: list[Layer], **declared: Any) -> dict[str, Kind]:
@@ -140,15 +152,16 @@ def kinds_of(layers: list[Layer], **declared: Any) -> dict[str, Kind]:
     Raises:
         as `Kind` and `chosen`.
     """
-    made: dict[Hashable, Kind] = {}
-    found: dict[str, Kind] = {}
+    alike: dict[Hashable, list[tuple[Layer, Variant]]] = {}
     for layer in layers:
         variant = chosen(layer)
         key = (_likeness(variant), layer.num_q_heads, layer.num_kv_heads, layer.head_dim,
                layer.sm_scale, layer.cache_dtype, layer.window)  # fmt: skip
-        if key not in made:
-            made[key] = Kind(layer, variant, **declared)
-        found[layer.name] = made[key]
+        alike.setdefault(key, []).append((layer, variant))
+    found: dict[str, Kind] = {}
+    for members in alike.values():
+        kind = Kind(*members[0], layers=len(members), **declared)
+        found |= {layer.name: kind for layer, _ in members}
     return found
 
 

@@ -52,29 +52,48 @@ class Step:
     @cached_property
     def on_device(self) -> Lists:
         """For plans that a device makes."""
-        columns = min(self.pages.shape[1], -(-self.longest_kv // self.page_size))
-        return lists_on_device(
-            self.qo_indptr, self.kv_lens, self.pages[:, :columns], self.page_size
-        )
+        return lists_on_device(self.qo_indptr, self.kv_lens, self._reached, self.page_size)
 
     @cached_property
     def on_host(self) -> Lists:
         """For plans that the host makes; page numbers stay where they are."""
-        lens = self.kv_lens.cpu().numpy() if self.host_kv is None else self.host_kv
-        used = (lens + (self.page_size - 1)) // self.page_size
-        indptr = np.zeros(len(used) + 1, np.int32)
-        np.cumsum(used, out=indptr[1:])
-        last = (lens - 1) % self.page_size + 1
         if self.pages.is_cpu:
-            listed: Any = self.pages.numpy()[np.arange(self.pages.shape[1]) < used[:, None]]
-        else:
-            listed = self.on_device.kv_indices
-        return Lists(self.host_qo, indptr, listed, last)
+            return self.with_host_pages
+        return self._on_host(self.on_device.kv_indices)
+
+    @cached_property
+    def with_host_pages(self) -> Lists:
+        """For plans that the host makes from page numbers, too."""
+        used = self._used(self._lens)
+        return self._on_host(self.host_pages[np.arange(self.host_pages.shape[1]) < used[:, None]])
+
+    @cached_property
+    def host_pages(self) -> Int32s:
+        """`pages` on the host, as far as requests reach; waits for the device that has them."""
+        return np.ascontiguousarray(self._reached.cpu().numpy())
 
     @cached_property
     def shares_pages(self) -> bool:
-        """True if the host can see that two requests begin with the same full page."""
-        if self.host_kv is None or not self.pages.is_cpu:
+        """True if two requests begin with the same full page; reads `host_pages`."""
+        if self.host_kv is None:
             return False
-        first = self.pages.numpy()[self.host_kv >= self.page_size, 0]
+        first = self.host_pages[self.host_kv >= self.page_size, 0]
         return len(np.unique(first)) < len(first)
+
+    @cached_property
+    def _lens(self) -> Int32s:
+        return self.kv_lens.cpu().numpy() if self.host_kv is None else self.host_kv
+
+    @property
+    def _reached(self) -> torch.Tensor:
+        return self.pages[:, : min(self.pages.shape[1], -(-self.longest_kv // self.page_size))]
+
+    def _used(self, lens: Int32s) -> Int32s:
+        return (lens + (self.page_size - 1)) // self.page_size
+
+    def _on_host(self, listed: Any) -> Lists:
+        lens = self._lens
+        used = self._used(lens)
+        indptr = np.zeros(len(used) + 1, np.int32)
+        np.cumsum(used, out=indptr[1:])
+        return Lists(self.host_qo, indptr, listed, (lens - 1) % self.page_size + 1)
