@@ -83,6 +83,27 @@ def test_requests_that_share_pages_get_the_same(window: int | None) -> None:
         torch.testing.assert_close(attended(kind, made, q, cache), expected)
 
 
+@pytest.mark.parametrize(("q_lens", "bounded"), [([3, 1, 2], True), ([3, 4, 1], False)])
+def test_drafts_within_the_bounds_are_planned_as_a_graph_holds_them(
+    q_lens: list[int], bounded: bool
+) -> None:
+    """Four requests of three rows at most: a decode and two guesses. Against the oracle."""
+    found = layer(soft_cap=3.0)
+    kind = Kind(found, found.variant, page_size=PAGE, dtype=torch.float32,
+                device=torch.device("cpu"), decode=wl.Bounds(4, 12, 64, 64))  # fmt: skip
+    cache = torch.randn(40, 2, PAGE, 32, generator=torch.Generator().manual_seed(0))
+    made = step(q_lens, [41, 4, 47], torch.randperm(36).view(3, 12).int())
+    q = torch.randn(sum(q_lens), 4, 16, generator=torch.Generator().manual_seed(1))
+    reference = wl.AttentionWrapper(
+        found.variant, kv_format=wl.Paged(PAGE, layout="HND"), num_q_heads=4, num_kv_heads=2,
+        head_dim=16, sm_scale=0.3, dtype="float32", device="cpu", backend="reference",
+    )  # fmt: skip
+    reference.plan(*made.on_host)
+    expected = reference.run(q, (cache[..., :16], cache[..., 16:]))
+    torch.testing.assert_close(attended(kind, made, q, cache), expected)
+    assert (kind._wrapper(made) is kind._decode) == bounded
+
+
 def test_a_step_that_another_one_followed_is_planned_again() -> None:
     found = layer()
     kind = Kind(found, found.variant, page_size=PAGE, dtype=torch.float32,
