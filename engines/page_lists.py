@@ -19,7 +19,9 @@ class Lists(NamedTuple):
 def lists_on_device(
     qo_indptr: torch.Tensor, kv_lens: torch.Tensor, pages: torch.Tensor, page_size: int
 ) -> Lists:
-    """What a device plans with; no value is read by the host, so that a CUDA graph can hold it.
+    """What a device plans with, by kernels alone, so that a CUDA graph can hold it.
+
+    No value is read by the host or copied from it, not even a number as a tensor.
 
     Args:
         qo_indptr: int32 [requests + 1].
@@ -35,7 +37,7 @@ def lists_on_device(
     indptr = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
     column = torch.arange(pages.shape[1], dtype=torch.int32, device=pages.device)
     end = pages.numel()  # where those go that are not in use
-    place = torch.where(column < used[:, None], indptr[:-1, None] + column, end)
+    place = (indptr[:-1, None] + column).masked_fill(column >= used[:, None], end)
     listed = torch.empty(end + 1, dtype=torch.int32, device=pages.device)
     listed.scatter_(0, place.flatten().long(), pages.flatten())
     return Lists(qo_indptr, indptr, listed, (kv_lens - 1) % page_size + 1)

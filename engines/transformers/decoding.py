@@ -44,8 +44,7 @@ class Decodes:
             page_size: tokens in a page.
         """
         lens = kv_indptr.diff()
-        each = torch.arange(len(lens), device=lens.device)
-        row = torch.where(lens > 0, each, 0)
+        row = torch.arange(len(lens), device=lens.device) * (lens > 0)
         newest = (lens[row] - 1).long()
         page = table[row, newest // page_size].long()
         rows = torch.arange(len(lens) + 1, dtype=torch.int32, device=lens.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from warploom.engines.vllm.sharing import Sharing
 from warploom.engines.vllm.steps import Step
 from warploom.engines.vllm.variants import chosen
 from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.wrappers.declaration import AttentionDeclaration
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
@@ -30,6 +32,7 @@ class Kind:
 
     Attributes:
         names: fields that runs give values for, layer by layer.
+        declarations: of its wrappers, in this order; `wl.build_kernels` takes them.
     """
 
     def __init__(
@@ -59,30 +62,33 @@ class Kind:
         Raises:
             UnsupportedSpec, BadHeadDim, ArgumentError: no kernel serves such layers.
         """
-        self._declared: dict[str, Any] = {
-            "variant": scaled(layer, variant),
-            "num_q_heads": layer.num_q_heads,
-            "num_kv_heads": layer.num_kv_heads,
-            "head_dim": layer.head_dim,
-            "sm_scale": layer.sm_scale,
-            "dtype": dtype,
-            "kv_dtype": layer.kv_dtype,
-            "device": device,
-        }
+        declared = partial(
+            AttentionDeclaration,
+            scaled(layer, variant),
+            num_q_heads=layer.num_q_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            sm_scale=layer.sm_scale,
+            dtype=dtype,
+            kv_dtype=layer.kv_dtype,
+        )
         paged = Paged(page_size, layout="HND")
-        self._mixed = AttentionWrapper(kv_format=paged, **self._declared)
+        mixed = declared(kv_format=paged)
+        self.declarations = [mixed]
+        self._mixed = mixed.on(device)
         self._bounds = decode
         if decode is not None:
-            self._decode = AttentionWrapper(
-                kv_format=paged, bounds=decode, cuda_graph=True, **self._declared
-            )
+            of_decodes = declared(kv_format=paged, bounds=decode, cuda_graph=True)
+            self.declarations.append(of_decodes)
+            self._decode = of_decodes.on(device)
         self._sharing: Sharing | None = None
         # pages that a window has left behind are all listed as page 0, which is no prefix
         if prefixes and layer.window is None:
             stored = dtype if layer.kv_dtype is None else getattr(torch, layer.kv_dtype)
             self._sharing = Sharing.of(layer, layers, stored.itemsize, device)
-            shared = Composed(page_size, layout="HND")
-            self._shared = AttentionWrapper(kv_format=shared, **self._declared)
+            shared = declared(kv_format=Composed(page_size, layout="HND"))
+            self.declarations.append(shared)
+            self._shared = shared.on(device)
         self._last: tuple[Step, AttentionWrapper] | None = None
         self.names = frozenset(self._mixed.spec.variant.input_names)
 
