@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import warploom as wl
 from warploom.engines.vllm.kinds import Kind, kinds_of
@@ -47,6 +48,27 @@ def test_lists_hold_the_pages_in_use(lens: list[int], extra: int, data: st.DataO
         assert found == expected
         last = np.asarray(lists.last_page_len)[np.array(lens) > 0]
         assert last.tolist() == [(n - 1) % PAGE + 1 for n in lens if n]
+
+
+class Scattered(TorchDispatchMode):
+    """Notes where entries are written, those in use and the rest."""
+
+    places = torch.empty(0, dtype=torch.int64)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.scatter_.src:
+            self.places = args[2]
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_two_pages_in_use_are_written_to_one_place() -> None:
+    """A GPU writes them in any order."""
+    lens, width = [0, 4, 5, 12, 1], 4
+    made = step([1] * 5, lens, torch.arange(5 * width).int().view(5, width), longest=width * PAGE)
+    with Scattered() as seen:
+        lists = made.on_device
+    inside = seen.places[seen.places < 5 * width]
+    assert sorted(inside.tolist()) == list(range(int(lists.kv_indptr[-1])))
 
 
 def layer(name: str = "model.layers.0.self_attn.attn", **changes: Any) -> Layer:
