@@ -9,7 +9,7 @@ those after the last prompt was read. Warploom answers the same prompts before, 
 are compiled; the others warm up with a few new tokens, for they compile nothing.
 
 "warploom" decodes by block tables where transformers offers them, "warploom lists" by lists of
-places; both without CUDA graphs. FlashAttention has what transformers chooses for it, graphs among
+places, both without CUDA graphs; "warploom graphs" by block tables in CUDA graphs. FlashAttention has what transformers chooses for it, graphs among
 it. Tokens are compared with those of the first implementation that answers. Sums of bfloat16 differ
 in their last bits, so near ties may fall otherwise, and what follows differs then; a first token
 follows nothing, and if fewer than most agree, the figure is no figure.
@@ -76,9 +76,11 @@ class Way:
 
 
 EAGER = {"use_cuda_graph": False}
+DECODES_IN_GRAPHS = {"use_cuda_graph": (False, True)}  # of steps with prompts, and of decodes
 WAYS = (
     Way("sdpa", "sdpa", {"auto_switch_to_flash": False}),
     Way("warploom", continuous.NAME_BY_TABLES, EAGER),
+    Way("warploom graphs", continuous.NAME_BY_TABLES, DECODES_IN_GRAPHS),
     Way("FlashAttention-2", "flash_attention_2"),
     Way("FlashAttention-3", "flash_attention_3"),
     Way("warploom lists", continuous.NAME, EAGER),

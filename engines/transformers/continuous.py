@@ -17,9 +17,12 @@ from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.types.formats import KVFormat, Paged, Ragged
 from warploom.dsl.variants.variant import Variant
 from warploom.engine_errors import UnsupportedByEngine
+from warploom.engines.transformers import NAME_BY_TABLES
+from warploom.engines.transformers.decoding import Decodes, bounds_of, plans_on
 from warploom.engines.transformers.masks import MaskOnDemand
 from warploom.runtime.calls import huggingface
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
+from warploom.scheduler.bounds import Bounds
 
 
 def attention_forward(
@@ -64,7 +67,7 @@ def attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
             sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, **kwargs,
         )  # fmt: skip
-    _refuse(dropout, attention_mask, query)
+    _refuse(dropout, attention_mask)
     if value.shape[3] % 8 or query.shape[3] % 8:
         raise _unsupported(f"heads of {query.shape[3]} lanes", "kernels take multiples of 8")
     call = _Call(
@@ -97,6 +100,11 @@ class _Call:
             made = made & SlidingWindow(self.window - 1)
         return made if self.sink is None else made & AttentionSink()
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Values of the variant's fields."""
+        return {} if self.sink is None else {"sink": self.sink}
+
 
 @dataclass
 class _Planned:
@@ -105,6 +113,8 @@ class _Planned:
     wrapper: AttentionWrapper
     step: object = None
     place: tuple[torch.Tensor, torch.Tensor] | None = None  # page and slot of each new token
+    decodes: Decodes | None = None  # if the device planned
+    is_captured: bool = False  # the plan lies in a CUDA graph, and holds for its replays alone
 
 
 @dataclass
@@ -126,11 +136,17 @@ class _Attending:
 
         A cache for sliding windows is a ring, whose oldest tokens the new ones overwrite. Its
         keys are put in order by transformers, and so are those of steps that read nothing old.
-        Steps that only decode come with block tables on some devices, and without lists then.
+        Steps that only decode come with block tables on some devices, and without lists then; a
+        GPU plans these by itself.
         """
         allocator = cache.layer_to_allocator[layer]
         step = kwargs["read_index"]  # a new list in each step, the same in all of its layers
         tables = kwargs.get("block_table")
+        if tables is not None and plans_on(call.query.device):
+            kv = kwargs["cu_seq_lens_k"][allocator.layer_type]
+            lengths = kv, tables[allocator.index]
+            return self._decode(call, (key, value), allocator, layer, step, lengths)
+        _refuse_capture(call.query)
         read, write = step[allocator.index], kwargs["write_index"][allocator.index]
         qo, kv = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type]
         if tables is not None or (allocator.layer_type == "full_attention" and len(read)):
@@ -155,22 +171,62 @@ class _Attending:
             if planned.step is not step:
                 planned.wrapper.plan(_on_host(qo), _on_host(kv))
         planned.step = step
-        inputs: dict[str, Any] = {} if call.sink is None else {"sink": call.sink}
         rows = planned.wrapper.planned.batch.q_rows if planned.wrapper.planned else len(call.query)
         out = torch.empty_like(call.query, memory_format=torch.contiguous_format)
         out[rows:].zero_()  # of rows that only fill the batch
-        planned.wrapper.run(call.query[:rows], (k, v), out=out[:rows], **inputs)
+        planned.wrapper.run(call.query[:rows], (k, v), out=out[:rows], **call.inputs)
         return out
 
-    def _wrapper(self, call: _Call, stored: KVFormat, kv_heads: int) -> _Planned:
+    def _decode(
+        self,
+        call: _Call,
+        new: tuple[torch.Tensor, torch.Tensor],
+        allocator: Any,
+        layer: int,
+        step: object,
+        lengths: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """A step of decodes, planned by the device from block tables.
+
+        A step is captured after it has run once, so that nothing is compiled or allocated then;
+        and it is planned again then, for its replays.
+
+        Args:
+            call: queries.
+            new: keys and values, as `attention_forward` takes them.
+            allocator: knows where they are kept.
+            layer: its number.
+            step: the same object in all layers of a step.
+            lengths: see `Decodes.of`.
+        """
+        page = allocator.tokens_per_page
+        k, v = allocator.get_cache_for_block_table(layer)
+        bounds = bounds_of(lengths[1], page)
+        planned = self._wrapper(call, Paged(page), k.shape[2], bounds)
+        is_captured = _is_captured(call.query)
+        if planned.step is not step or planned.is_captured != is_captured:
+            planned.step = None  # in case that it is refused
+            planned.decodes = Decodes.of(*lengths, page)
+            planned.wrapper.plan(*planned.decodes.lists, q_rows=len(call.query))
+            planned.step, planned.is_captured = step, is_captured
+        assert planned.decodes is not None
+        for cache, tokens in zip((k, v), new, strict=True):
+            planned.decodes.write(cache, tokens[0].transpose(0, 1))
+        out = torch.empty_like(call.query, memory_format=torch.contiguous_format)
+        planned.wrapper.run(call.query, (k, v), out=out, **call.inputs)
+        return out
+
+    def _wrapper(
+        self, call: _Call, stored: KVFormat, kv_heads: int, bounds: Bounds | None = None
+    ) -> _Planned:
         _, q_heads, head_dim = call.query.shape
         key = (stored, q_heads, kv_heads, head_dim, call.scaling, call.window, call.cap,
-               call.sink is not None)  # fmt: skip
+               call.sink is not None, bounds)  # fmt: skip
         if key not in self.made:
             wrapper = AttentionWrapper(
                 call.variant, kv_format=stored, num_q_heads=q_heads, num_kv_heads=kv_heads,
                 head_dim=head_dim, sm_scale=call.scaling, dtype=call.query.dtype,
-                device=call.query.device,
+                device=call.query.device, bounds=bounds, cuda_graph=bounds is not None,
             )  # fmt: skip
             self.made[key] = _Planned(wrapper)
         return self.made[key]
@@ -238,15 +294,25 @@ def _tabled(
     return (last.long(), slots), (pages, listed, (lens - 1) % page + 1)
 
 
-def _refuse(dropout: float, mask: torch.Tensor | None, query: torch.Tensor) -> None:
+def _refuse(dropout: float, mask: torch.Tensor | None) -> None:
     if dropout != 0.0:
         raise _unsupported("dropout", "it serves inference")
     if mask is not None:
         raise _unsupported("a mask of the caller's", "requests see what their model says")
-    if query.is_cuda and torch.cuda.is_current_stream_capturing():
-        reason = "lengths of a step are planned on the host, which a replay would not do again"
-        remedy = "Pass ContinuousBatchingConfig(use_cuda_graph=False)."
-        raise _unsupported("CUDA graphs", reason, remedy)
+
+
+def _refuse_capture(query: torch.Tensor) -> None:
+    if _is_captured(query):
+        reason = "the host plans steps that read prompts, which a replay would not do again"
+        remedy = (
+            "Pass ContinuousBatchingConfig(use_cuda_graph=(False, True)): graphs for steps that "
+            f"only decode, under the name {NAME_BY_TABLES!r}. Or use_cuda_graph=False."
+        )
+        raise _unsupported("CUDA graphs of other steps than decodes", reason, remedy)
+
+
+def _is_captured(query: torch.Tensor) -> bool:
+    return query.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _unsupported(

@@ -57,6 +57,11 @@ class WarploomBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Steps with prompts are planned on the host, from its lengths."""
+        return False
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return bool(capability >= (8, 0))
 

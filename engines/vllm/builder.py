@@ -87,7 +87,8 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
             page_size=self._page_size,
             dtype=model.dtype,
             device=device,
-            decode=_decode_bounds(vllm_config, self._page_size) if device.type == "cuda" else None,
+            decode=_decode_bounds(vllm_config, self._page_size, device),
+            prefixes=bool(vllm_config.cache_config.enable_prefix_caching),
         )
         for kind in dict.fromkeys(self._kinds.values()):
             kind.warm_up()
@@ -101,7 +102,7 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         """Plan a step, on the current stream.
 
         Args:
-            common_prefix_len: always 0; prefixes are found in the page tables.
+            common_prefix_len: always 0, since vLLM has no cascades; page tables tell of prefixes.
             common_attn_metadata: lengths and pages of the step.
             fast_build: makes no difference.
 
@@ -134,11 +135,15 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         return StepMetadata(step, self._kinds, common.num_actual_tokens)
 
 
-def _decode_bounds(config: VllmConfig, page_size: int) -> Bounds | None:
+def _decode_bounds(config: VllmConfig, page_size: int, device: torch.device) -> Bounds | None:
     """The largest batch of decodes in a full CUDA graph; None if vLLM captures none."""
     mode = config.compilation_config.cudagraph_mode
-    if mode is None or mode.decode_mode() != CUDAGraphMode.FULL:
+    if device.type != "cuda" or mode is None or mode.decode_mode() != CUDAGraphMode.FULL:
         return None
+    return _largest_decodes(config, page_size)
+
+
+def _largest_decodes(config: VllmConfig, page_size: int) -> Bounds:
     requests, most = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
     rows = requests * max_decode_query_len(config)
     # prefixes may be shared, so that lists are longer than there are pages
@@ -147,12 +152,16 @@ def _decode_bounds(config: VllmConfig, page_size: int) -> Bounds | None:
 
 def _refuse(config: VllmConfig) -> None:
     model, parallel = config.model_config, config.parallel_config
+    guesses = config.speculative_config
     wrong = {
         "prefixes that see each other both ways (multimodal prefix LM)": model.is_mm_prefix_lm,
         "reference sliding windows (R-SWA)": model.rswa_window is not None,
         "attention that is not causal": config.attention_config.use_non_causal,
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+        "adaptive verification, whose lengths the device decides": (
+            guesses is not None and guesses.enable_adaptive_verification
+        ),
         "VLLM_BATCH_INVARIANT": envs.VLLM_BATCH_INVARIANT,
     }
     for what, is_wrong in wrong.items():

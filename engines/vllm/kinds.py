@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from warploom.dsl.types.formats import Composed, Paged
 from warploom.dsl.variants.variant import Variant
 from warploom.engines.vllm.layers import Layer, scaled
+from warploom.engines.vllm.sharing import Sharing
 from warploom.engines.vllm.steps import Step
 from warploom.engines.vllm.variants import chosen
 from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.wrappers.declaration import AttentionDeclaration
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 
@@ -24,10 +27,12 @@ class Kind:
     Three wrappers share the work. `decode` has declared bounds: on a GPU a kernel plans for it,
     always for the same grid and addresses, so that vLLM's full CUDA graphs hold its runs and each
     step plans before it replays one. `mixed` takes every other step, planned by the host.
-    `shared` takes those in which requests begin with the same pages, as a prefix cache lets them.
+    `shared` takes those in which requests begin with the same pages, as a prefix cache lets them,
+    where that pays. What a full CUDA graph holds is `decode` always, for a graph cannot choose.
 
     Attributes:
         names: fields that runs give values for, layer by layer.
+        declarations: of its wrappers, in this order; `wl.build_kernels` takes them.
     """
 
     def __init__(
@@ -39,6 +44,8 @@ class Kind:
         dtype: torch.dtype,
         device: torch.device,
         decode: Bounds | None = None,
+        layers: int = 1,
+        prefixes: bool = True,
     ) -> None:
         """Declare.
 
@@ -49,32 +56,39 @@ class Kind:
             dtype: of queries.
             device: of all tensors.
             decode: the largest batch of decodes that a CUDA graph may hold; None without graphs.
+            layers: how many share the plan.
+            prefixes: requests may begin with the same pages.
 
         Raises:
             UnsupportedSpec, BadHeadDim, ArgumentError: no kernel serves such layers.
         """
-        self._declared: dict[str, Any] = {
-            "variant": scaled(layer, variant),
-            "num_q_heads": layer.num_q_heads,
-            "num_kv_heads": layer.num_kv_heads,
-            "head_dim": layer.head_dim,
-            "sm_scale": layer.sm_scale,
-            "dtype": dtype,
-            "kv_dtype": layer.kv_dtype,
-            "device": device,
-        }
+        declared = partial(
+            AttentionDeclaration,
+            scaled(layer, variant),
+            num_q_heads=layer.num_q_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            sm_scale=layer.sm_scale,
+            dtype=dtype,
+            kv_dtype=layer.kv_dtype,
+        )
         paged = Paged(page_size, layout="HND")
-        self._mixed = AttentionWrapper(kv_format=paged, **self._declared)
+        mixed = declared(kv_format=paged)
+        self.declarations = [mixed]
+        self._mixed = mixed.on(device)
         self._bounds = decode
         if decode is not None:
-            self._decode = AttentionWrapper(
-                kv_format=paged, bounds=decode, cuda_graph=True, **self._declared
-            )
+            of_decodes = declared(kv_format=paged, bounds=decode, cuda_graph=True)
+            self.declarations.append(of_decodes)
+            self._decode = of_decodes.on(device)
+        self._sharing: Sharing | None = None
         # pages that a window has left behind are all listed as page 0, which is no prefix
-        self._finds_prefixes = device.type == "cpu" and layer.window is None
-        if self._finds_prefixes:
-            shared = Composed(page_size, layout="HND")
-            self._shared = AttentionWrapper(kv_format=shared, **self._declared)
+        if prefixes and layer.window is None:
+            stored = dtype if layer.kv_dtype is None else getattr(torch, layer.kv_dtype)
+            self._sharing = Sharing.of(layer, layers, stored.itemsize, device)
+            shared = declared(kv_format=Composed(page_size, layout="HND"))
+            self.declarations.append(shared)
+            self._shared = shared.on(device)
         self._last: tuple[Step, AttentionWrapper] | None = None
         self.names = frozenset(self._mixed.spec.variant.input_names)
 
@@ -83,7 +97,7 @@ class Kind:
         self._mixed.warm_up()
         if self._bounds is not None:
             self._decode.warm_up()
-        if self._finds_prefixes:
+        if self._sharing is not None:
             self._shared.warm_up()
 
     def plan(self, step: Step) -> None:
@@ -92,6 +106,8 @@ class Kind:
         wrapper = self._wrapper(step)
         if self._bounds is not None and wrapper is self._decode:
             wrapper.plan(*step.on_device, q_rows=step.rows)
+        elif self._sharing is not None and wrapper is self._shared:
+            wrapper.plan(*step.with_host_pages)
         else:
             wrapper.plan(*step.on_host)
         self._last = step, wrapper
@@ -127,7 +143,9 @@ class Kind:
             each = bounds.max_q_rows // bounds.max_requests
             if step.longest_q <= each and step.rows <= bounds.max_q_rows:
                 return self._decode
-        return self._shared if self._finds_prefixes and step.shares_pages else self._mixed
+        if self._sharing is not None and self._sharing.pays(step):
+            return self._shared
+        return self._mixed
 
 
 def kinds_of(layers: list[Layer], **declared: Any) -> dict[str, Kind]:
@@ -140,15 +158,16 @@ def kinds_of(layers: list[Layer], **declared: Any) -> dict[str, Kind]:
     Raises:
         as `Kind` and `chosen`.
     """
-    made: dict[Hashable, Kind] = {}
-    found: dict[str, Kind] = {}
+    alike: dict[Hashable, list[tuple[Layer, Variant]]] = {}
     for layer in layers:
         variant = chosen(layer)
         key = (_likeness(variant), layer.num_q_heads, layer.num_kv_heads, layer.head_dim,
                layer.sm_scale, layer.cache_dtype, layer.window)  # fmt: skip
-        if key not in made:
-            made[key] = Kind(layer, variant, **declared)
-        found[layer.name] = made[key]
+        alike.setdefault(key, []).append((layer, variant))
+    found: dict[str, Kind] = {}
+    for members in alike.values():
+        kind = Kind(*members[0], layers=len(members), **declared)
+        found |= {layer.name: kind for layer, _ in members}
     return found
 
 

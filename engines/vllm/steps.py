@@ -8,22 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from warploom.engines.page_lists import Lists, lists_on_device
+
 Int32s = npt.NDArray[np.int32]
-
-
-class Lists(NamedTuple):
-    """Arguments of `AttentionWrapper.plan` for a paged cache, in their order."""
-
-    qo_indptr: Any
-    kv_indptr: Any
-    kv_indices: Any
-    last_page_len: Any
 
 
 @dataclass(eq=False)
@@ -59,39 +52,48 @@ class Step:
     @cached_property
     def on_device(self) -> Lists:
         """For plans that a device makes."""
-        used = (self.kv_lens + (self.page_size - 1)) // self.page_size
-        indptr = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
-        last = (self.kv_lens - 1) % self.page_size + 1
-        return Lists(self.qo_indptr, indptr, self._listed(used, indptr), last)
+        return lists_on_device(self.qo_indptr, self.kv_lens, self._reached, self.page_size)
 
     @cached_property
     def on_host(self) -> Lists:
         """For plans that the host makes; page numbers stay where they are."""
-        lens = self.kv_lens.cpu().numpy() if self.host_kv is None else self.host_kv
-        used = (lens + (self.page_size - 1)) // self.page_size
-        indptr = np.zeros(len(used) + 1, np.int32)
-        np.cumsum(used, out=indptr[1:])
-        last = (lens - 1) % self.page_size + 1
         if self.pages.is_cpu:
-            listed: Any = self.pages.numpy()[np.arange(self.pages.shape[1]) < used[:, None]]
-        else:
-            listed = self.on_device.kv_indices
-        return Lists(self.host_qo, indptr, listed, last)
+            return self.with_host_pages
+        return self._on_host(self.on_device.kv_indices)
+
+    @cached_property
+    def with_host_pages(self) -> Lists:
+        """For plans that the host makes from page numbers, too."""
+        used = self._used(self._lens)
+        return self._on_host(self.host_pages[np.arange(self.host_pages.shape[1]) < used[:, None]])
+
+    @cached_property
+    def host_pages(self) -> Int32s:
+        """`pages` on the host, as far as requests reach; waits for the device that has them."""
+        return np.ascontiguousarray(self._reached.cpu().numpy())
 
     @cached_property
     def shares_pages(self) -> bool:
-        """True if the host can see that two requests begin with the same full page."""
-        if self.host_kv is None or not self.pages.is_cpu:
+        """True if two requests begin with the same full page; reads `host_pages`."""
+        if self.host_kv is None:
             return False
-        first = self.pages.numpy()[self.host_kv >= self.page_size, 0]
+        first = self.host_pages[self.host_kv >= self.page_size, 0]
         return len(np.unique(first)) < len(first)
 
-    def _listed(self, used: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
-        """Pages in use, one request after another; entries behind them mean nothing."""
-        columns = min(self.pages.shape[1], -(-self.longest_kv // self.page_size))
-        pages = self.pages[:, :columns]
-        column = torch.arange(columns, dtype=torch.int32, device=pages.device)
-        end = pages.numel()  # where those go that are not in use
-        place = torch.where(column < used[:, None], indptr[:-1, None] + column, end)
-        listed = torch.empty(end + 1, dtype=torch.int32, device=pages.device)
-        return listed.scatter_(0, place.flatten().long(), pages.flatten())
+    @cached_property
+    def _lens(self) -> Int32s:
+        return self.kv_lens.cpu().numpy() if self.host_kv is None else self.host_kv
+
+    @property
+    def _reached(self) -> torch.Tensor:
+        return self.pages[:, : min(self.pages.shape[1], -(-self.longest_kv // self.page_size))]
+
+    def _used(self, lens: Int32s) -> Int32s:
+        return (lens + (self.page_size - 1)) // self.page_size
+
+    def _on_host(self, listed: Any) -> Lists:
+        lens = self._lens
+        used = self._used(lens)
+        indptr = np.zeros(len(used) + 1, np.int32)
+        np.cumsum(used, out=indptr[1:])
+        return Lists(self.host_qo, indptr, listed, (lens - 1) % self.page_size + 1)

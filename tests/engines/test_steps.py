@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import warploom as wl
 from warploom.engines.vllm.kinds import Kind, kinds_of
@@ -49,6 +50,27 @@ def test_lists_hold_the_pages_in_use(lens: list[int], extra: int, data: st.DataO
         assert last.tolist() == [(n - 1) % PAGE + 1 for n in lens if n]
 
 
+class Scattered(TorchDispatchMode):
+    """Notes where entries are written, those in use and the rest."""
+
+    places = torch.empty(0, dtype=torch.int64)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.scatter_.src:
+            self.places = args[2]
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_two_pages_in_use_are_written_to_one_place() -> None:
+    """A GPU writes them in any order."""
+    lens, width = [0, 4, 5, 12, 1], 4
+    made = step([1] * 5, lens, torch.arange(5 * width).int().view(5, width), longest=width * PAGE)
+    with Scattered() as seen:
+        lists = made.on_device
+    inside = seen.places[seen.places < 5 * width]
+    assert sorted(inside.tolist()) == list(range(int(lists.kv_indptr[-1])))
+
+
 def layer(name: str = "model.layers.0.self_attn.attn", **changes: Any) -> Layer:
     return Layer(name, **{"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 16, "sm_scale": 0.3,
                           **changes})  # fmt: skip
@@ -81,6 +103,27 @@ def test_requests_that_share_pages_get_the_same(window: int | None) -> None:
         reference.plan(*made.on_host)
         expected = reference.run(q, (cache[..., :16], cache[..., 16:]))
         torch.testing.assert_close(attended(kind, made, q, cache), expected)
+
+
+@pytest.mark.parametrize(("q_lens", "bounded"), [([3, 1, 2], True), ([3, 4, 1], False)])
+def test_drafts_within_the_bounds_are_planned_as_a_graph_holds_them(
+    q_lens: list[int], bounded: bool
+) -> None:
+    """Four requests of three rows at most: a decode and two guesses. Against the oracle."""
+    found = layer(soft_cap=3.0)
+    kind = Kind(found, found.variant, page_size=PAGE, dtype=torch.float32,
+                device=torch.device("cpu"), decode=wl.Bounds(4, 12, 64, 64))  # fmt: skip
+    cache = torch.randn(40, 2, PAGE, 32, generator=torch.Generator().manual_seed(0))
+    made = step(q_lens, [41, 4, 47], torch.randperm(36).view(3, 12).int())
+    q = torch.randn(sum(q_lens), 4, 16, generator=torch.Generator().manual_seed(1))
+    reference = wl.AttentionWrapper(
+        found.variant, kv_format=wl.Paged(PAGE, layout="HND"), num_q_heads=4, num_kv_heads=2,
+        head_dim=16, sm_scale=0.3, dtype="float32", device="cpu", backend="reference",
+    )  # fmt: skip
+    reference.plan(*made.on_host)
+    expected = reference.run(q, (cache[..., :16], cache[..., 16:]))
+    torch.testing.assert_close(attended(kind, made, q, cache), expected)
+    assert (kind._wrapper(made) is kind._decode) == bounded
 
 
 def test_a_step_that_another_one_followed_is_planned_again() -> None:

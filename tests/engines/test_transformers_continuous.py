@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -105,15 +105,6 @@ def test_block_tables_are_no_invitation_to_call_flash() -> None:
     continuous.register(continuous.NAME_BY_TABLES)
     with pytest.raises(UnsupportedByEngine, match="flash_attn_with_kvcache"):
         utils._flash_with_kvcache_fn()
-
-
-def test_graphs_are_refused_while_they_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OnDevice:
-        is_cuda = True
-
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(UnsupportedByEngine, match="use_cuda_graph=False"):
-        attention._refuse(0.0, None, cast(Any, OnDevice()))
 
 
 def test_generation_serves_the_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,12 +82,19 @@ def test_tokens_are_those_of_its_own_attention(saved: Saved, name: str) -> None:
     assert len({token for one in expected for token in one}) > 12  # six if each repeated its last
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+@pytest.mark.parametrize(("name", "seconds"), [("Llama", 0.0), ("Gemma2", 0.0), ("Llama", 1.0)])
 def test_prefixes_of_the_cache_are_shared(
-    saved: Saved, name: str, monkeypatch: pytest.MonkeyPatch
+    saved: Saved, name: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time all requests list the pages of the first one's prefix."""
+    """The second time all requests list the pages of the first one's prefix.
+
+    The last case weighs what a GPU would, with keys that take so many seconds to read.
+    """
+    from warploom.engines.vllm.sharing import Sharing
     from warploom.engines.vllm.steps import Step
+
+    made = Sharing.of
+    monkeypatch.setattr(Sharing, "of", lambda *args: replace(made(*args), seconds_of_key=seconds))
 
     seen = []
     shares = Step.shares_pages.func  # type: ignore[attr-defined]
@@ -204,6 +212,37 @@ def test_a_layer_reads_what_it_wrote(kind: str, slopes: list[float] | None) -> N
     logits.masked_fill_(place[None] > place[:, None], -torch.inf)
     expected = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "name"),
+    [
+        ("model_config", {"is_mm_prefix_lm": True}, "both ways"),
+        ("model_config", {"rswa_window": 64}, "R-SWA"),
+        ("attention_config", {"use_non_causal": True}, "not causal"),
+        ("parallel_config", {"decode_context_parallel_size": 2}, "decode context parallelism"),
+        ("parallel_config", {"prefill_context_parallel_size": 2}, "prefill context parallelism"),
+        ("speculative_config", {"enable_adaptive_verification": True}, "adaptive verification"),
+    ],
+)
+def test_options_that_are_not_connected_are_refused(
+    part: str, changes: dict[str, Any], name: str
+) -> None:
+    from warploom.engines.vllm import builder
+
+    config = {
+        "model_config": {"is_mm_prefix_lm": False, "rswa_window": None},
+        "attention_config": {"use_non_causal": False},
+        "parallel_config": {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1},
+        "speculative_config": {"enable_adaptive_verification": False},
+    }
+
+    def made(parts: dict[str, dict[str, Any]]) -> Any:
+        return SimpleNamespace(**{key: SimpleNamespace(**one) for key, one in parts.items()})
+
+    builder._refuse(made(config))
+    with pytest.raises(UnsupportedByEngine, match=name):
+        builder._refuse(made({**config, part: {**config[part], **changes}}))
 
 
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,20 +92,22 @@ def test_assisted_decoding(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "implementation"),
+    ("name", "implementation", "graphs"),
     [
-        ("Llama", continuous.NAME),
-        ("Llama", continuous.NAME_BY_TABLES),  # the decode fast path
-        ("Gemma2", continuous.NAME),
-        ("Gemma3", continuous.NAME),
+        ("Llama", continuous.NAME, False),
+        ("Llama", continuous.NAME_BY_TABLES, False),  # the decode fast path
+        ("Llama", continuous.NAME_BY_TABLES, (False, True)),  # and its CUDA graphs
+        ("Gemma2", continuous.NAME, False),
+        ("Gemma3", continuous.NAME, False),
+        ("Gemma3", continuous.NAME_BY_TABLES, (False, True)),  # windows: no graph is made
     ],
 )
-def test_continuous_batching(name: str, implementation: str, cuda: Any) -> None:
+def test_continuous_batching(name: str, implementation: str, graphs: Any, cuda: Any) -> None:
     """Four requests and 64 tokens in a step: prompts go in pieces, beside requests that decode."""
     continuous.register(implementation)
     given = prompts((5, 40, 1, 90, 33, 60), 48)
     small = ContinuousBatchingConfig(
-        page_size=16, num_blocks=96, max_batch_tokens=64, use_cuda_graph=False
+        page_size=16, num_blocks=96, max_batch_tokens=64, use_cuda_graph=graphs
     )
     answers = on(cuda, name, implementation).generate_batch(
         inputs=given,
