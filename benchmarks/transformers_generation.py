@@ -9,8 +9,8 @@ those after the last prompt was read. Warploom answers the same prompts before, 
 are compiled; the others warm up with a few new tokens, for they compile nothing.
 
 "warploom" decodes by block tables where transformers offers them, "warploom lists" by lists of
-places, both without CUDA graphs; "warploom graphs" by block tables in CUDA graphs. FlashAttention has what transformers chooses for it, graphs among
-it. Tokens are compared with those of the first implementation that answers. Sums of bfloat16 differ
+places, both without CUDA graphs; "warploom graphs" by block tables in CUDA graphs. FlashAttention
+has what transformers chooses for it, graphs among it. Tokens are compared with those of the first implementation that answers. Sums of bfloat16 differ
 in their last bits, so near ties may fall otherwise, and what follows differs then; a first token
 follows nothing, and if fewer than most agree, the figure is no figure.
 """
