@@ -10,10 +10,10 @@ are compiled; the others warm up with a few new tokens, for they compile nothing
 
 "warploom" decodes by block tables where transformers offers them, "warploom lists" by lists of
 places, both without CUDA graphs; "warploom graphs" by block tables in CUDA graphs. FlashAttention
-has what transformers chooses for it, graphs among it. Tokens are compared with those of the first implementation that answers. Sums of bfloat16 differ
-in their last bits, so near ties may fall otherwise, and what follows differs then; a first token
-follows nothing, and if fewer than most agree, the figure is no figure.
-"""
+has what transformers chooses for it, graphs among it. Tokens are compared with those of the first
+implementation that answers. Sums of bfloat16 differ in their last bits, so near ties may fall
+otherwise, and what follows differs then; a first token follows nothing, and if fewer than most
+agree, the figure is no figure."""
 
 from __future__ import annotations
 
