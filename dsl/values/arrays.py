@@ -259,7 +259,12 @@ for _name in (
 
 
 def clamped(array: Any, index: Any) -> Any:
-    """`array[index]` with every index held inside its dimension, as kernels load."""
+    """`array[index]` with every index held inside its dimension, as kernels load.
+
+    Of a tensor without elements, zeros: no kernel reads it, for nobody has a key or a row then.
+    """
+    if 0 in array.shape:
+        array = np.zeros_like(array, shape=[max(1, size) for size in array.shape])
     indices = index if isinstance(index, tuple) else (index,)
     held = (
         np.clip(np.asarray(i, np.int64), 0, size - 1)

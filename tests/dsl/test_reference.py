@@ -135,6 +135,19 @@ def test_given_key_positions() -> None:
     np.testing.assert_allclose(lse, expected_lse)
 
 
+def test_a_tensor_of_no_positions_is_read_by_nobody() -> None:
+    """With no keys at all, a tensor of one element a position has none; a row of it sees no key."""
+
+    class Late(wl.Variant):
+        first = wl.Tensor("int32", roles=("q_pos",))
+
+        def logits_mask(self, at):
+            return at.kv_pos > self.first[at.q_pos]
+
+    out, lse = reference_attention(Late(), *tensors(1, 0), inputs={"first": np.empty(0, np.int32)})
+    assert (out == 0).all() and (lse == -math.inf).all()
+
+
 def test_a_part_of_the_rows() -> None:
     q, k, v = tensors(6, 9)
     whole, lse = reference_attention(wl.Causal() & wl.Alibi(), q, k, v)
