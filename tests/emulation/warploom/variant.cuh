@@ -4,6 +4,5 @@
 #include <warploom/variant.hpp>
 
 namespace warploom {
-inline float reciprocal(float x) { return 1.0f / x; }
 inline void store_words(void* to, const uint4& words) { std::memcpy(to, &words, sizeof(words)); }
 }  // namespace warploom
