@@ -78,10 +78,8 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         known = vllm_config.compilation_config.static_forward_context
         model = vllm_config.model_config
         layers = [known[name].impl.described(name, model.hf_text_config) for name in layer_names]
-        # with both, the host knows how many tokens were accepted only when the device has told it
-        self._knows_lengths = not (
-            vllm_config.speculative_config and vllm_config.scheduler_config.async_scheduling
-        )
+        # the device knows first how many drafts are good, and drafting changes its lengths alone
+        self._knows_lengths = not vllm_config.speculative_config
         self._kinds = kinds_of(
             layers,
             page_size=self._page_size,

@@ -93,9 +93,11 @@ class Workspace:
         """Lay the memory out for these sizes, growing it if it is too small; raises as `check`.
 
         What it enqueues lies in the order of streams: behind the last use, and before the next.
+        A graph clears for itself: memory of a pool of graphs may be written by others in between.
         """
         is_same = size is self._size or size == self._size
-        if is_same and self._is_cleared and self._tenancy is None:
+        is_clear = self._is_cleared and not is_capturing(self._device)
+        if is_same and is_clear and self._tenancy is None:
             return
         self.check(size)
         self._is_cleared = False  # an interrupt may come before it is
