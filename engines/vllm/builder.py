@@ -125,8 +125,9 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
             qo_indptr=common.query_start_loc[: requests + 1],
             kv_lens=lens,
             pages=common.block_table_tensor[:requests],
-            host_qo=common.query_start_loc_cpu[: requests + 1].numpy(),
-            host_kv=None if host_kv is None else host_kv.astype(np.int32, copy=False),
+            # vLLM writes to its own arrays again, and the step may be planned once more
+            host_qo=common.query_start_loc_cpu[: requests + 1].numpy().copy(),
+            host_kv=None if host_kv is None else host_kv.astype(np.int32),
         )
         for kind in dict.fromkeys(self._kinds.values()):
             kind.plan(step)

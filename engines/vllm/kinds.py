@@ -11,11 +11,13 @@ import torch
 
 from warploom.dsl.types.formats import Composed, Paged
 from warploom.dsl.variants.variant import Variant
+from warploom.engine_errors import UnsupportedByEngine
 from warploom.engines.vllm.layers import Layer, scaled
 from warploom.engines.vllm.sharing import Sharing
 from warploom.engines.vllm.steps import Step
 from warploom.engines.vllm.variants import chosen
 from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.wrappers.declaration import AttentionDeclaration
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
@@ -128,12 +130,22 @@ class Kind:
             kv: keys and values [pages, num_kv_heads, page_size, head_dim].
             out: as q.
             inputs: values of the fields in `names`.
+
+        Raises:
+            UnsupportedByEngine: a CUDA graph is to hold a step that the host has planned.
         """
         if self._last is None or self._last[0] is not step:
             self.plan(step)
         assert self._last is not None
         wrapper = self._last[1]
         in_graph = self._bounds is not None and wrapper is self._decode
+        if not in_graph and is_capturing(q.device):
+            raise UnsupportedByEngine(
+                what=f"a full CUDA graph of {step.requests} requests with {step.rows} rows",
+                engine="vLLM",
+                reason="the host has planned it, which a replay would not do again",
+                remedy="Set cudagraph_mode to PIECEWISE, or report what makes vLLM capture it.",
+            )
         rows = step.rows if in_graph else int(step.host_qo[-1])
         wrapper.run(q[:rows], kv, out=out[:rows], **inputs)
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import warploom as wl
+from warploom.engine_errors import UnsupportedByEngine
+from warploom.engines.vllm import kinds
 from warploom.engines.vllm.kinds import Kind, kinds_of
 from warploom.engines.vllm.layers import Layer
 from warploom.engines.vllm.steps import Step
@@ -82,6 +84,16 @@ def attended(kind: Kind, made: Step, q: torch.Tensor, cache: torch.Tensor) -> to
     return out
 
 
+def oracle(found: Layer, made: Step, q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """The oracle's output."""
+    reference = wl.AttentionWrapper(
+        found.variant, kv_format=wl.Paged(PAGE, layout="HND"), num_q_heads=4, num_kv_heads=2,
+        head_dim=16, sm_scale=0.3, dtype="float32", device="cpu", backend="reference",
+    )  # fmt: skip
+    reference.plan(*made.on_host)
+    return reference.run(q, (cache[..., :16], cache[..., 16:]))
+
+
 @pytest.mark.parametrize("window", [None, 9])
 def test_requests_that_share_pages_get_the_same(window: int | None) -> None:
     """Against the oracle, from a cache as vLLM keeps it: keys and values side by side."""
@@ -96,13 +108,7 @@ def test_requests_that_share_pages_get_the_same(window: int | None) -> None:
         made = step([1, 3, 2], lens, pages)
         assert made.shares_pages == (pages is together)
         q = torch.randn(6, 4, 16, generator=torch.Generator().manual_seed(1))
-        reference = wl.AttentionWrapper(
-            found.variant, kv_format=wl.Paged(PAGE, layout="HND"), num_q_heads=4, num_kv_heads=2,
-            head_dim=16, sm_scale=0.3, dtype="float32", device="cpu", backend="reference",
-        )  # fmt: skip
-        reference.plan(*made.on_host)
-        expected = reference.run(q, (cache[..., :16], cache[..., 16:]))
-        torch.testing.assert_close(attended(kind, made, q, cache), expected)
+        torch.testing.assert_close(attended(kind, made, q, cache), oracle(found, made, q, cache))
 
 
 @pytest.mark.parametrize(("q_lens", "bounded"), [([3, 1, 2], True), ([3, 4, 1], False)])
@@ -116,14 +122,21 @@ def test_drafts_within_the_bounds_are_planned_as_a_graph_holds_them(
     cache = torch.randn(40, 2, PAGE, 32, generator=torch.Generator().manual_seed(0))
     made = step(q_lens, [41, 4, 47], torch.randperm(36).view(3, 12).int())
     q = torch.randn(sum(q_lens), 4, 16, generator=torch.Generator().manual_seed(1))
-    reference = wl.AttentionWrapper(
-        found.variant, kv_format=wl.Paged(PAGE, layout="HND"), num_q_heads=4, num_kv_heads=2,
-        head_dim=16, sm_scale=0.3, dtype="float32", device="cpu", backend="reference",
-    )  # fmt: skip
-    reference.plan(*made.on_host)
-    expected = reference.run(q, (cache[..., :16], cache[..., 16:]))
-    torch.testing.assert_close(attended(kind, made, q, cache), expected)
+    torch.testing.assert_close(attended(kind, made, q, cache), oracle(found, made, q, cache))
     assert (kind._wrapper(made) is kind._decode) == bounded
+
+
+def test_a_graph_holds_no_plan_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its replays would read a plan of the step that was captured."""
+    found = layer()
+    kind = Kind(found, found.variant, page_size=PAGE, dtype=torch.float32,
+                device=torch.device("cpu"), decode=wl.Bounds(4, 12, 64, 64))  # fmt: skip
+    made = step([3, 4, 1], [41, 4, 47], torch.randperm(36).view(3, 12).int())
+    cache = torch.zeros(40, 2, PAGE, 32)
+    attended(kind, made, torch.zeros(8, 4, 16), cache)
+    monkeypatch.setattr(kinds, "is_capturing", lambda device: True)
+    with pytest.raises(UnsupportedByEngine, match="full CUDA graph"):
+        attended(kind, made, torch.zeros(8, 4, 16), cache)
 
 
 def test_a_step_that_another_one_followed_is_planned_again() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="needs transformers: make test-engines")
 
+from support.continuous_batches import HOW, batches
 from support.tiny_models import prompts, tiny
-from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import warploom as wl
 from warploom.engine_errors import UnsupportedByEngine, WrongEngineVersion
@@ -23,26 +23,11 @@ from warploom.engines import transformers as continuous
 from warploom.engines.transformers import continuous as attention
 from warploom.errors import ArgumentError
 
-HOW = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
-
 
 @pytest.fixture(autouse=True)
 def registered() -> None:
     wl.register_huggingface()
     continuous.register()
-
-
-def batches(model: Any, given: list[list[int]], implementation: str) -> list[list[int]]:
-    model.set_attn_implementation(implementation)
-    # four requests and 64 tokens in a step: prompts go in pieces, beside requests that decode
-    small = ContinuousBatchingConfig(page_size=16, num_blocks=64, max_batch_tokens=64)
-    found = model.generate_batch(
-        inputs=given,
-        generation_config=GenerationConfig(**HOW),
-        continuous_batching_config=small,
-        progress_bar=False,
-    )
-    return [one.generated_tokens for one in sorted(found.values(), key=lambda x: x.request_id)]
 
 
 def alone(model: Any, given: list[list[int]]) -> list[list[int]]:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="needs transformers: make test-engines")
 
+from support.continuous_batches import batches
 from support.tiny_models import prompts, tiny
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import warploom as wl
 from warploom.engine_errors import UnsupportedByEngine
@@ -29,24 +29,13 @@ from warploom.engines import transformers as continuous
 from warploom.engines.transformers import continuous as attention
 from warploom.engines.transformers.decoding import Decodes, bounds_of
 
-HOW = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
 BATCHING = "transformers.generation.continuous_batching"
 
 
 def answers(model: Any, given: list[list[int]], name: str, **options: Any) -> list[list[int]]:
     if "warploom" in name:
         continuous.register(name)
-    model.set_attn_implementation(name)
-    small = ContinuousBatchingConfig(
-        page_size=16, num_blocks=64, max_batch_tokens=64, use_async_batching=False, **options
-    )
-    found = model.generate_batch(
-        inputs=given,
-        generation_config=GenerationConfig(**HOW),
-        continuous_batching_config=small,
-        progress_bar=False,
-    )
-    return [one.generated_tokens for one in sorted(found.values(), key=lambda x: x.request_id)]
+    return batches(model, given, name, use_async_batching=False, **options)
 
 
 class Graphs:

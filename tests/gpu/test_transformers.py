@@ -14,15 +14,14 @@ import torch
 
 pytest.importorskip("transformers", reason="needs transformers")
 
+from support.continuous_batches import HOW, batches
 from support.tiny_models import prompts, tiny
-from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import warploom as wl
 from warploom.engines import transformers as continuous
 
 pytestmark = pytest.mark.gpu
 
-HOW = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
 NAMES = ("Llama", "Mistral", "Gemma2", "Gemma3", "GptOss")
 SPREAD = 0.1  # of weights: float16 then tells tokens apart
 
@@ -103,19 +102,10 @@ def test_assisted_decoding(cuda: Any) -> None:
     ],
 )
 def test_continuous_batching(name: str, implementation: str, graphs: Any, cuda: Any) -> None:
-    """Four requests and 64 tokens in a step: prompts go in pieces, beside requests that decode."""
     continuous.register(implementation)
     given = prompts((5, 40, 1, 90, 33, 60), 48)
-    small = ContinuousBatchingConfig(
-        page_size=16, num_blocks=96, max_batch_tokens=64, use_cuda_graph=graphs
-    )
-    answers = on(cuda, name, implementation).generate_batch(
-        inputs=given,
-        generation_config=GenerationConfig(**HOW),
-        continuous_batching_config=small,
-        progress_bar=False,
-    )
-    in_order = sorted(answers.values(), key=lambda one: one.request_id)
-    assert len(in_order) == len(given)
-    for prompt, one in zip(given, in_order, strict=True):
-        check(name, cuda, prompt, one.generated_tokens)
+    found = batches(on(cuda, name, implementation), given, implementation, num_blocks=96,
+                    use_cuda_graph=graphs)  # fmt: skip
+    assert len(found) == len(given)
+    for prompt, tokens in zip(given, found, strict=True):
+        check(name, cuda, prompt, tokens)

@@ -1,0 +1,27 @@
+"""Continuous batching of transformers by models that are small enough for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+HOW = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+
+
+def batches(
+    model: Any, given: list[list[int]], implementation: str, **options: Any
+) -> list[list[int]]:
+    """New tokens of each prompt, attended by a registered implementation.
+
+    Four requests and 64 tokens in a step: prompts go in pieces, beside requests that decode.
+    """
+    model.set_attn_implementation(implementation)
+    sizes = {"page_size": 16, "num_blocks": 64, "max_batch_tokens": 64}
+    found = model.generate_batch(
+        inputs=given,
+        generation_config=GenerationConfig(**HOW),
+        continuous_batching_config=ContinuousBatchingConfig(**(sizes | options)),
+        progress_bar=False,
+    )
+    return [one.generated_tokens for one in sorted(found.values(), key=lambda one: one.request_id)]
