@@ -41,3 +41,29 @@ def lists_on_device(
     listed = torch.empty(end + 1, dtype=torch.int32, device=pages.device)
     listed.scatter_(0, place.flatten().long(), pages.flatten())
     return Lists(qo_indptr, indptr, listed, (kv_lens - 1) % page_size + 1)
+
+
+def lists_of_places(
+    qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, places: torch.Tensor, page_size: int
+) -> Lists:
+    """What a device plans with, likewise, where places of tokens are known and pages are not.
+
+    Args:
+        qo_indptr, kv_indptr: int32 [requests + 1], in tokens.
+        places: int64, at least one: of each key of each request, the place in a cache, in which the
+            tokens of a page follow each other. Those behind `kv_indptr[-1]` mean nothing.
+        page_size: tokens in a page.
+
+    Returns:
+        Tensors on the device of `places`. The list has room for any lengths of so many tokens;
+        entries behind its `kv_indptr[-1]` mean nothing.
+    """
+    lens = kv_indptr.diff()
+    used = (lens + (page_size - 1)) // page_size
+    indptr = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
+    most = len(places) // page_size + len(lens)
+    entry = torch.arange(most, dtype=torch.int32, device=lens.device)
+    owner = torch.searchsorted(indptr[1:], entry, right=True).clamp_(max=len(lens) - 1)
+    first = kv_indptr[owner] + page_size * (entry - indptr[owner])
+    listed = places[first.clamp_(max=len(places) - 1)] // page_size
+    return Lists(qo_indptr, indptr, listed.int(), (lens - 1) % page_size + 1)

@@ -33,7 +33,8 @@ def test_each_implementation_has_figures_and_equal_tokens(
         assert by_impl[impl].value == pytest.approx(6 * 8 / by_impl[impl].ms * 1e3, rel=0.01)
     params = by_impl["warploom"].params
     assert params["compared_with"] == "sdpa" and params["compiled"] == 0
-    assert params["equal_requests"] == params["equal_until"] == params["equal_first"] == 1.0
+    assert params["equal_requests"] == params["equal_until"] == 1.0
+    assert params["farthest"] < 1e-3
 
 
 def test_wrong_attention_has_no_figure(
@@ -55,6 +56,17 @@ def test_wrong_attention_has_no_figure(
     assert row.value is None and row.note.startswith("wrong: batch 6")
 
 
+def test_one_wrong_token_has_no_figure(generation: ModuleType) -> None:
+    """Of a request's last ones, which no other token follows."""
+    device = torch.device("cpu")
+    model, prompts = generation.make_model(generation.TINY, device), [[5, 6, 7], [8, 9]]
+    sdpa = generation.Way("sdpa", "sdpa", {"auto_switch_to_flash": False})
+    found = generation.generate(model, sdpa, generation.TINY, prompts, 8).tokens
+    assert generation.farthest(model, prompts, found) < 1e-3
+    found[1][-1] = (found[1][-1] + 1) % generation.TINY.vocabulary
+    assert generation.farthest(model, prompts, found) > generation.FAR
+
+
 def test_no_figure_is_begun_when_time_is_over(
     generation: ModuleType, harness: ModuleType, tmp_path: Path
 ) -> None:
@@ -66,7 +78,7 @@ def test_no_figure_is_begun_when_time_is_over(
 
 def test_shares_count_what_is_equal(generation: ModuleType) -> None:
     shares = generation.agreement([[1, 2, 3], [1, 5, 3], [9, 2, 3]], [[1, 2, 3]] * 3)
-    assert shares == {"equal_requests": 1 / 3, "equal_first": 2 / 3, "equal_until": 4 / 9}
+    assert shares == {"equal_requests": 1 / 3, "equal_until": 4 / 9}
 
 
 def test_prompts_are_ragged_and_the_same_each_time(generation: ModuleType) -> None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from importlib import import_module
-from itertools import pairwise
 from typing import Any
 
-import hypothesis
-import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="needs transformers: make test-engines")
 
-from support.continuous_batches import HOW, batches
+from support.continuous_batches import HOW, alone, batches
 from support.tiny_models import prompts, tiny
 
 import warploom as wl
 from warploom.engine_errors import UnsupportedByEngine, WrongEngineVersion
 from warploom.engines import transformers as continuous
-from warploom.engines.transformers import continuous as attention
+from warploom.engines.transformers.steps import Step
 from warploom.errors import ArgumentError
 
 
@@ -28,14 +24,6 @@ from warploom.errors import ArgumentError
 def registered() -> None:
     wl.register_huggingface()
     continuous.register()
-
-
-def alone(model: Any, given: list[list[int]]) -> list[list[int]]:
-    """Each prompt by itself, with eager attention."""
-    model.set_attn_implementation("eager")
-    asked = (torch.tensor([one]) for one in given)
-    found = (model.generate(ids, attention_mask=torch.ones_like(ids), **HOW) for ids in asked)
-    return [ids[0, len(one) :].tolist() for ids, one in zip(found, given, strict=True)]
 
 
 @pytest.mark.parametrize(("name", "shared"), [("Llama", 48), ("Gemma2", 0), ("Gemma3", 0)])
@@ -53,36 +41,18 @@ def test_block_tables_answer_as_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers offers them on devices that this one is taken for; the rest is its own."""
     found = import_module("transformers.generation.continuous_batching.initialization")
     monkeypatch.setattr(found, "is_torch_xpu_available", lambda *_, **__: True)
-    tabled, shapes = attention._tabled, []
+    made, shapes = Step.of_table, []
 
-    def counted(indptr: Any, table: torch.Tensor, page: int) -> Any:
+    def counted(kv_indptr: torch.Tensor, table: torch.Tensor, page: int) -> Step:
         shapes.append(table.shape)
-        return tabled(indptr, table, page)
+        return made(kv_indptr, table, page)
 
-    monkeypatch.setattr(attention, "_tabled", counted)
+    monkeypatch.setattr(Step, "of_table", counted)
     given = prompts((5, 40, 1, 90, 33, 60), 48)
     expected = batches(tiny("Llama"), given, "sdpa")
     continuous.register(continuous.NAME_BY_TABLES)
     assert batches(tiny("Llama"), given, continuous.NAME_BY_TABLES) == expected
     assert len(shapes) > 5  # decodes at the end; once for both layers
-
-
-@hypothesis.settings(max_examples=40, deadline=None)
-@hypothesis.given(
-    st.lists(st.integers(1, 23), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 3)
-)
-def test_block_tables_list_what_is_in_use(lens: list[int], idle: int, extra: int) -> None:
-    """Requests that only fill the batch lie behind the others, with rows of -1."""
-    page, width = 4, -(-max(lens) // 4) + extra
-    table = torch.randperm(len(lens) * width).int().view(-1, width)
-    filled = torch.cat((table, torch.full((idle, width), -1, dtype=torch.int32)))
-    indptr = np.cumsum([0, *lens, *[0] * idle]).astype(np.int32)
-    place, (pages, listed, last) = attention._tabled(indptr, filled, page)
-    rows = [row[: -(-n // page)] for row, n in zip(table.tolist(), lens, strict=True)]
-    assert [listed[a:b].tolist() for a, b in pairwise(pages)] == rows + [[]] * idle
-    assert place[0].tolist() == [row[-1] for row in rows]
-    assert place[1].tolist() == [(n - 1) % page for n in lens]
-    assert last[: len(lens)].tolist() == [(n - 1) % page + 1 for n in lens]
 
 
 def test_block_tables_are_no_invitation_to_call_flash() -> None:

@@ -99,6 +99,11 @@ def test_assisted_decoding(cuda: Any) -> None:
         ("Gemma2", continuous.NAME, False),
         ("Gemma3", continuous.NAME, False),
         ("Gemma3", continuous.NAME_BY_TABLES, (False, True)),  # windows: no graph is made
+        # by default all steps lie in graphs
+        ("Llama", continuous.NAME, None),
+        ("Llama", continuous.NAME_BY_TABLES, None),
+        ("Gemma2", continuous.NAME, None),
+        ("Gemma3", continuous.NAME, None),
     ],
 )
 def test_continuous_batching(name: str, implementation: str, graphs: Any, cuda: Any) -> None:

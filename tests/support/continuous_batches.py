@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 HOW = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
@@ -25,3 +26,11 @@ def batches(
         progress_bar=False,
     )
     return [one.generated_tokens for one in sorted(found.values(), key=lambda one: one.request_id)]
+
+
+def alone(model: Any, given: list[list[int]]) -> list[list[int]]:
+    """Each prompt by itself, with eager attention."""
+    model.set_attn_implementation("eager")
+    asked = (torch.tensor([one]) for one in given)
+    found = (model.generate(ids, attention_mask=torch.ones_like(ids), **HOW) for ids in asked)
+    return [ids[0, len(one) :].tolist() for ids, one in zip(found, given, strict=True)]
