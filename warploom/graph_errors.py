@@ -67,7 +67,7 @@ class BudgetBelowCapture(GraphError):
 # --- batches --------------------------------------------------------------------------------------
 
 
-class BeyondBounds(GraphError, BoundsExceeded):
+class PoolBoundsExceeded(GraphError, BoundsExceeded):
     """A batch with more rows than the pool was declared for."""
 
 

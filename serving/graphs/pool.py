@@ -15,9 +15,9 @@ import torch
 from warploom import forks
 from warploom.errors import ArgumentError
 from warploom.graph_errors import (
-    BeyondBounds,
     BudgetBelowCapture,
     CaptureFailed,
+    PoolBoundsExceeded,
     PoolClosed,
     PoolInUse,
 )
@@ -129,12 +129,12 @@ class GraphPool:
 
         Raises:
             ArgumentError: rows that are no count.
-            BeyondBounds: more than `bounds.max_q_rows`.
+            PoolBoundsExceeded: more than `bounds.max_q_rows`.
             NoSuchMode: `mode` cannot serve it.
         """
         checked_count("rows", rows)
         if rows > self.bounds.max_q_rows:
-            raise BeyondBounds(name="max_q_rows", got=rows, bound=self.bounds.max_q_rows)
+            raise PoolBoundsExceeded(name="max_q_rows", got=rows, bound=self.bounds.max_q_rows)
         return self._chooser.choose(int(rows), mode)
 
     def run(self, inputs: Mapping[str, torch.Tensor], *, mode: str | None = None) -> Any:
@@ -149,7 +149,7 @@ class GraphPool:
             tuple of several. Unless the mode is eager, it is overwritten by the next run.
 
         Raises:
-            BeyondBounds, NoSuchMode: as `choose`.
+            PoolBoundsExceeded, NoSuchMode: as `choose`.
             WrongInputs, WrongDType, WrongDevice, WrongShape: inputs that were not declared so.
             CaptureFailed, BudgetBelowCapture: the step could not be captured, and `on_failure` is
                 "raise". Other captures and modes still serve.

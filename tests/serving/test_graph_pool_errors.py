@@ -23,7 +23,6 @@ from warploom.errors import (
     WrongShape,
 )
 from warploom.graph_errors import (
-    BeyondBounds,
     BudgetBelowCapture,
     CaptureFailed,
     CaptureGone,
@@ -31,6 +30,7 @@ from warploom.graph_errors import (
     NoSuchMode,
     NotStatic,
     OutputsChanged,
+    PoolBoundsExceeded,
     PoolClosed,
     PoolInUse,
     WrongInputs,
@@ -110,7 +110,7 @@ WRONG_BATCHES: list[tuple[str, Any, type[WarploomError]]] = [
     ("type", {"x": X.double()}, WrongDType),
     ("shape of a row", {"x": X[:, :3]}, WrongShape),
     ("no dimension", {"x": torch.tensor(1.0)}, WrongShape),
-    ("beyond the bounds", {"x": torch.zeros(9, 4)}, BeyondBounds),
+    ("beyond the bounds", {"x": torch.zeros(9, 4)}, PoolBoundsExceeded),
 ]
 
 
