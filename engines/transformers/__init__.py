@@ -7,14 +7,18 @@ is `warploom_flash`; models loaded with it do all else as with `warploom`.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from warploom.engines.transformers.variants import Choice
 
 TESTED = ">=5.19,<5.24"
 NAME = "warploom_flash"
 NAME_BY_TABLES = "warploom_flash_2"
 
 
-def register(name: str = NAME) -> None:
+def register(name: str = NAME, *, variant: Choice | None = None) -> None:
     """Make `attn_implementation="warploom_flash"` known, for `generate_batch` and its manager.
 
     On CUDA, steps that only decode come with block tables if the name has "flash" and a 2 or 3
@@ -27,9 +31,12 @@ def register(name: str = NAME) -> None:
 
     Args:
         name: another name to register under; it must contain "flash".
+        variant: chooses what layers compute, in place of the model. It is given an
+            `engines.layers.AttentionLayer`, once for each layer, and returns a `warploom.Variant`,
+            or None for `layer.variant`, which is what the model means.
 
     Raises:
-        ArgumentError: a name that continuous batching refuses.
+        ArgumentError: a name that continuous batching refuses, or a variant that is no function.
         MissingPackage: there is no transformers.
         WrongEngineVersion: another transformers than was tested.
     """
@@ -57,8 +64,12 @@ def register(name: str = NAME) -> None:
 
     from warploom.engines.transformers.continuous import attention_forward
     from warploom.engines.transformers.masks import make_mask_or_none
+    from warploom.engines.transformers.variants import OwnVariants
 
-    AttentionInterface.register(name, attention_forward)
+    attend = attention_forward
+    if variant is not None:
+        attend = partial(attention_forward, own_variants=OwnVariants(variant))
+    AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, make_mask_or_none)
     loaded: Any = modeling_flash_attention_utils
     loaded._loaded_implementation = name

@@ -9,13 +9,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from warploom.dsl.library.attention_sink import AttentionSink
-from warploom.dsl.library.causal import Causal
-from warploom.dsl.library.sliding_window import SlidingWindow
-from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.types.formats import Paged, Ragged
 from warploom.dsl.variants.variant import Variant
 from warploom.engine_errors import UnsupportedByEngine
+from warploom.engines.layers import AttentionLayer
 from warploom.engines.transformers.masks import MaskOnDemand
 from warploom.engines.transformers.steps import (
     Indptr,
@@ -24,6 +21,7 @@ from warploom.engines.transformers.steps import (
     bounds_by_table,
     plans_on,
 )
+from warploom.engines.transformers.variants import OwnVariant, OwnVariants
 from warploom.runtime.calls import huggingface
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
@@ -43,6 +41,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     cache: Any = None,
+    own_variants: OwnVariants | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write the new tokens of a step to the paged cache, and attend to it.
@@ -58,6 +57,7 @@ def attention_forward(
         softcap: bound of the logits.
         s_aux: [q_heads] learned sink logits.
         cache: the `PagedAttentionCache`; without one this is `attn_implementation="warploom"`.
+        own_variants: those of the user's that `register` was given.
         **kwargs: lengths and indices of the step, from transformers.
 
     Returns:
@@ -69,21 +69,28 @@ def attention_forward(
     """
     if isinstance(attention_mask, MaskOnDemand):
         attention_mask = attention_mask.mask if cache is None else None
+    layer = AttentionLayer(
+        name=f"layers.{getattr(module, 'layer_idx', None)}",
+        num_q_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        head_dim=query.shape[3],
+        sm_scale=query.shape[3] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        soft_cap=softcap,
+        has_sinks=s_aux is not None,
+        model=getattr(module, "config", None),
+    )
+    own = None if own_variants is None else own_variants.of(module, layer)
     if cache is None:
         return huggingface.attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
-            sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, **kwargs,
+            sliding_window=sliding_window, softcap=softcap, s_aux=s_aux,
+            own=None if own is None else (own.variant, own.beside_padding), **kwargs,
         )  # fmt: skip
     _refuse(dropout, attention_mask)
     if value.shape[3] % 8 or query.shape[3] % 8:
         raise _unsupported(f"heads of {query.shape[3]} lanes", "kernels take multiples of 8")
-    call = _Call(
-        query[0].transpose(0, 1),
-        query.shape[3] ** -0.5 if scaling is None else scaling,
-        sliding_window,
-        softcap,
-        None if s_aux is None else s_aux.float(),
-    )
+    call = _Call(query[0].transpose(0, 1), layer, None if s_aux is None else s_aux.float(), own)
     out = _of_cache(cache).attend(module.layer_idx, call, (key, value), cache, kwargs)
     return out.unsqueeze(0), None
 
@@ -93,24 +100,26 @@ class _Call:
     """Queries of a layer [rows, q_heads, head_dim], and what it computes."""
 
     query: torch.Tensor
-    scaling: float
-    window: int | None
-    cap: float | None
+    layer: AttentionLayer
     sink: torch.Tensor | None
+    own: OwnVariant | None
 
     @property
     def variant(self) -> Variant:
-        made: Variant = Causal()
-        if self.cap is not None:
-            made = SoftCap(self.cap) & made
-        if self.window is not None:
-            made = made & SlidingWindow(self.window - 1)
-        return made if self.sink is None else made & AttentionSink()
+        return self.layer.variant if self.own is None else self.own.variant
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Values of the variant's fields."""
-        return {} if self.sink is None else {"sink": self.sink}
+        """Values of fields that the model has."""
+        is_read = self.sink is not None and (self.own is None or self.own.reads_sink)
+        return {"sink": self.sink} if is_read else {}
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for calls that one plan serves."""
+        layer, own = self.layer, self.own
+        means = (layer.window, layer.soft_cap, layer.has_sinks) if own is None else own.key
+        return means, layer.num_q_heads, layer.head_dim, layer.sm_scale
 
 
 @dataclass
@@ -174,14 +183,13 @@ class _Attending:
     def _wrapper(
         self, call: _Call, page: int | None, kv_heads: int, bounds: Bounds | None
     ) -> _Planned:
-        _, q_heads, head_dim = call.query.shape
-        key = (page, q_heads, kv_heads, head_dim, call.scaling, call.window, call.cap,
-               call.sink is not None, bounds)  # fmt: skip
+        key = (page, kv_heads, call.kind, bounds)
         if key not in self.made:
+            layer = call.layer
             wrapper = AttentionWrapper(
                 call.variant, kv_format=Ragged() if page is None else Paged(page),
-                num_q_heads=q_heads, num_kv_heads=kv_heads, head_dim=head_dim,
-                sm_scale=call.scaling, dtype=call.query.dtype, device=call.query.device,
+                num_q_heads=layer.num_q_heads, num_kv_heads=kv_heads, head_dim=layer.head_dim,
+                sm_scale=layer.sm_scale, dtype=call.query.dtype, device=call.query.device,
                 bounds=bounds, cuda_graph=bounds is not None,
             )  # fmt: skip
             self.made[key] = _Planned(wrapper)

@@ -6,17 +6,16 @@ from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from warploom.dsl.types.formats import Composed, Paged
 from warploom.dsl.variants.variant import Variant
 from warploom.engine_errors import UnsupportedByEngine
+from warploom.engines.layers import likeness
 from warploom.engines.vllm.layers import Layer, scaled
 from warploom.engines.vllm.sharing import Sharing
 from warploom.engines.vllm.steps import Step
 from warploom.engines.vllm.variants import chosen
-from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.wrappers.declaration import AttentionDeclaration
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
@@ -173,7 +172,7 @@ def kinds_of(layers: list[Layer], **declared: Any) -> dict[str, Kind]:
     alike: dict[Hashable, list[tuple[Layer, Variant]]] = {}
     for layer in layers:
         variant = chosen(layer)
-        key = (_likeness(variant), layer.num_q_heads, layer.num_kv_heads, layer.head_dim,
+        key = (likeness(variant), layer.num_q_heads, layer.num_kv_heads, layer.head_dim,
                layer.sm_scale, layer.cache_dtype, layer.window)  # fmt: skip
         alike.setdefault(key, []).append((layer, variant))
     found: dict[str, Kind] = {}
@@ -181,15 +180,3 @@ def kinds_of(layers: list[Layer], **declared: Any) -> dict[str, Kind]:
         kind = Kind(*members[0], layers=len(members), **declared)
         found |= {layer.name: kind for layer, _ in members}
     return found
-
-
-def _likeness(variant: Variant) -> Hashable:
-    """Equal for variants that make the same kernel and have the same values bound to them."""
-    values = ((name, _value_key(value)) for name, value in sorted(variant.inputs().items()))
-    return traced_once(variant)[0], type(variant), tuple(values)
-
-
-def _value_key(value: object) -> Hashable:
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    return value if isinstance(value, (bool, int, float)) else id(value)

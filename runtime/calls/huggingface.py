@@ -114,6 +114,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    own: tuple[Variant, Variant] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls for each layer.
@@ -131,15 +132,26 @@ def attention_forward(
         softcap: bound of the logits.
         s_aux: [q_heads] learned sink logits.
         position_bias: [batch or 1, heads, rows, keys] added to the logits.
+        own: a variant of the user's in place of causality, window, cap and sinks, and the same &
+            `KeyPadding()`.
 
     Returns:
         [batch, rows, q_heads, head_dim_v], and None for the weights.
 
     Raises:
-        UnsupportedSpec: dropout, weights as output, or the paged cache of continuous batching.
+        UnsupportedSpec: dropout, weights as output, the paged cache of continuous batching, or a
+            variant of the user's where rows are not the last ones of the keys.
     """
     _refuse(dropout, kwargs)
     full_mask = attention_mask is not None and attention_mask.dim() == 4
+    if own is not None:
+        if full_mask or position_bias is not None:
+            raise _own_beside_mask()
+        variant = own[0] if attention_mask is None else own[1]
+        inputs = _mask_inputs(attention_mask, query, key)
+        if s_aux is not None and reads_sink(variant):
+            inputs["sink"] = s_aux.float()
+        return _padded_attention(query, key, value, variant, scaling, inputs), None
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     inputs = _mask_inputs(attention_mask, query, key)
@@ -178,6 +190,19 @@ def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:
     for what, (is_wrong, reason, remedy) in wrong.items():
         if is_wrong:
             raise UnsupportedSpec(what=what, reason=reason, remedy=remedy)
+
+
+def reads_sink(variant: Variant) -> bool:
+    """Whether it takes the model's sinks, as `AttentionSink()` does."""
+    return "sink" in variant.fields() and "sink" not in variant.inputs()
+
+
+def _own_beside_mask() -> UnsupportedSpec:
+    return UnsupportedSpec(
+        what="a variant of your own beside a mask of all rows and keys",
+        reason="such masks hide where in the sequence a row lies, as those of static caches do",
+        remedy="Generate with a dynamic cache, or by continuous batching.",
+    )
 
 
 def _mask_inputs(

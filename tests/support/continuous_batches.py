@@ -28,9 +28,9 @@ def batches(
     return [one.generated_tokens for one in sorted(found.values(), key=lambda one: one.request_id)]
 
 
-def alone(model: Any, given: list[list[int]]) -> list[list[int]]:
-    """Each prompt by itself, with eager attention."""
-    model.set_attn_implementation("eager")
+def alone(model: Any, given: list[list[int]], implementation: str = "eager") -> list[list[int]]:
+    """Each prompt by itself."""
+    model.set_attn_implementation(implementation)
     asked = (torch.tensor([one]) for one in given)
     found = (model.generate(ids, attention_mask=torch.ones_like(ids), **HOW) for ids in asked)
     return [ids[0, len(one) :].tolist() for ids, one in zip(found, given, strict=True)]
