@@ -1,15 +1,17 @@
 """Prefetching beside a stand-in for a collective: the step of a layer, by bytes that are asked for.
 
-    python benchmarks/prefetch.py [--quick] [--tiny] [--sms 8] [--out FOLDER]
+    python benchmarks/prefetch.py [--quick] [--tiny] [--sms 8] [--captures 5] [--out FOLDER]
     python benchmarks/fit_prefetch.py FOLDER/prefetch.jsonl
 
 A kernel holds some SMs for 5 to 40 us, as a collective would, while weights (a GEMV of 8B's or of
 70B's layers on eight devices) or pages of keys (a decoding step) are prefetched on a side stream;
 then they are read. A figure is the time of all that in a CUDA graph that goes over copies of the
-inputs, so that L2 is cold. Beside each stands what the paper's model predicts, from the bandwidth
-that reading has in the same run. One reader is measured with more CTAs that ask. Then the model of
-`Overlap` is fitted to half of the cases, as `fit_prefetch.py` does again from the file, and
-the budgets that it chooses are run, for all cases. Those of the other half tell what it is worth.
+inputs, so that L2 is cold. Each comes from several graphs, captured anew after all other steps of
+the reader, since one graph in ten is off by half a microsecond and more, in all of its replays.
+Beside each stands what the paper's model predicts, from the bandwidth that reading has in the same
+run. One reader is measured with more CTAs that ask. Then the model of `Overlap` is fitted to half
+of the cases, as `fit_prefetch.py` does again from the file, and the budgets that it chooses are
+run, for all cases. Those of the other half tell what it is worth.
 
 L2's hits are told by ncu, which runs one kernel after another, so that they are those of a
 collective that lasts long enough:
@@ -22,7 +24,7 @@ collective that lasts long enough:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,17 +32,24 @@ from typing import Any
 
 import torch
 from batches import page_table
-from fit_prefetch import checked_fit, fit_table, halves, timed_rows, told
+from fit_prefetch import (
+    Models,
+    checked_fit,
+    chip_of,
+    fit_table,
+    for_each,
+    halves,
+    reader_of,
+    timed_rows,
+    told,
+)
 from harness import QUICK, Case, Effort, Report, Row, copies_needed, placed, replay_times
 from rich.table import Table
 from stand_in import StandIn
 
 import warploom as wl
 from warploom.prefetch import (
-    H200,
     Accelerator,
-    Overlap,
-    accelerator_named,
     beside,
     beside_pages,
     predict,
@@ -139,30 +148,50 @@ def step(stand_in: StandIn, reader: Reader, seconds: float, budget: int, sms: in
 
 
 @dataclass(frozen=True)
+class Setting:
+    """How a step is run; a budget of 0 is no prefetch."""
+
+    seconds: float
+    budget: int
+    impl: str
+    sms: int
+
+
+@dataclass(frozen=True)
 class Bench:
-    """One run: where, and how carefully."""
+    """One run: where, how carefully, and from how many graphs each figure comes."""
 
     device: torch.device
     effort: Effort
     chip: Accelerator
     sms: int
+    captures: int
 
-    def row(
-        self, copies: list[Reader], seconds: float, budget: int, impl: str, sms: int = 0
-    ) -> Row:
-        """The time of one step, with the paper's model's in `params`; `sms` 0: those of the run."""
-        stand_in, first, sms = StandIn(self.device, COLLECTIVE_SMS), copies[0], sms or self.sms
-        thunks = [partial(step, stand_in, one, seconds, budget, sms) for one in copies]
-        times = sorted(replay_times(thunks, self.device, self.effort))
-        ms = times[len(times) // 2]
-        by_paper = predict(self.chip, seconds, first.bytes, budget)
+    def timed(self, copies: list[Reader], settings: Sequence[Setting]) -> Iterator[Row]:
+        """All steps in turn, as often as there are captures, so that a slow minute is in none."""
+        stand_in = StandIn(self.device, COLLECTIVE_SMS)
+        times: list[list[float]] = [[] for _ in settings]
+        for _ in range(self.captures):
+            for at, mine in zip(settings, times, strict=True):
+                thunks = [
+                    partial(step, stand_in, one, at.seconds, at.budget, at.sms) for one in copies
+                ]
+                mine += replay_times(thunks, self.device, self.effort)
+        for at, mine in zip(settings, times, strict=True):
+            yield self.row(copies, at, sorted(mine))
+
+    def row(self, copies: list[Reader], at: Setting, times: list[float]) -> Row:
+        """A step's median, with what the paper's model predicts in `params`."""
+        first, ms = copies[0], times[len(times) // 2]
+        by_paper = predict(self.chip, at.seconds, first.bytes, at.budget)
         params = {
-            "collective_us": 1e6 * seconds, "budget": budget, "bytes": first.bytes,
-            "sms": sms, "collective_sms": COLLECTIVE_SMS, "bandwidth": self.chip.memory_bandwidth,
+            "collective_us": 1e6 * at.seconds, "budget": at.budget, "bytes": first.bytes,
+            "sms": at.sms, "collective_sms": COLLECTIVE_SMS, "captures": self.captures,
+            "bandwidth": self.chip.memory_bandwidth,
             "predicted_saved_us": 1e6 * by_paper.saved, "predicted_hits": by_paper.hits,
         }  # fmt: skip
         return Row(
-            "prefetch", f"{first.name}, {1e6 * seconds:.0f} us", impl, 1e3 * ms, "us", ms,
+            "prefetch", f"{first.name}, {1e6 * at.seconds:.0f} us", at.impl, 1e3 * ms, "us", ms,
             times[len(times) // 10], times[len(times) * 9 // 10], len(times), len(copies),
             params=params,
         )  # fmt: skip
@@ -171,24 +200,31 @@ class Bench:
         """Steps without and with each budget, which a plan's first page at least must fit."""
         first = copies[0]
         given = [round(n * MB) for n in budgets if first.least <= n * MB < 1.2 * first.bytes]
+        settings = []
         for seconds in durations:
-            yield self.row(copies, seconds, 0, "none")
+            settings.append(Setting(seconds, 0, "none", self.sms))
             for budget in given:
-                yield self.row(copies, seconds, budget, f"{budget / MB:g} MB")
+                settings.append(Setting(seconds, budget, f"{budget / MB:g} MB", self.sms))
             for sms in MORE_SMS if first.name == SWEPT else ():
                 for budget in given:
-                    yield self.row(copies, seconds, budget, f"{budget / MB:g} MB, {sms} CTAs", sms)
+                    impl = f"{budget / MB:g} MB, {sms} CTAs"
+                    settings.append(Setting(seconds, budget, impl, sms))
+        yield from self.timed(copies, settings)
 
-    def chosen(self, model: Overlap, copies: list[Reader], durations: Any) -> Iterator[Row]:
-        """Steps with the budgets that a fitted model chooses, each beside one without."""
+    def chosen(self, models: Models, copies: list[Reader], durations: Any) -> Iterator[Row]:
+        """Steps with the budgets that fitted models choose, each beside one without."""
         first = copies[0]
+        model = models[first.name]
+        settings = []
         for seconds in durations:
             budget = model.best_bytes(seconds, first.bytes, self.sms)
             budget = budget if budget >= first.least else 0
-            yield self.row(copies, seconds, 0, "none again")
-            row = self.row(copies, seconds, budget, "chosen")
-            saved = 1e6 * model.saved(seconds, first.bytes, budget, self.sms)
-            yield replace(row, params={**row.params, "fitted_saved_us": saved})
+            settings.append(Setting(seconds, 0, "none again", self.sms))
+            settings.append(Setting(seconds, budget, "chosen", self.sms))
+        for at, row in zip(settings, self.timed(copies, settings), strict=True):
+            saved = model.saved(at.seconds, first.bytes, at.budget, self.sms)
+            fitted = {"fitted_saved_us": 1e6 * saved} if at.impl == "chosen" else {}
+            yield replace(row, params={**row.params, **fitted})
 
 
 def read_bandwidth(device: torch.device, effort: Effort) -> float:
@@ -216,7 +252,7 @@ def summary(rows: list[Row]) -> Table:
     return table
 
 
-def draw(rows: list[Row], model: Overlap, path: Path) -> None:
+def draw(rows: list[Row], models: Models, path: Path) -> None:
     """Time saved by bytes asked for, and saved against predicted: cases that were left out."""
     import matplotlib
 
@@ -224,7 +260,7 @@ def draw(rows: list[Row], model: Overlap, path: Path) -> None:
     from matplotlib import pyplot
 
     timed = timed_rows(rows)
-    names = list(dict.fromkeys(one.case.rpartition(",")[0] for one in timed))
+    names = list(dict.fromkeys(reader_of(one.case) for one in timed))
     columns = 3
     lines = -(-(len(names) + 1) // columns)
     figure, axes = pyplot.subplots(
@@ -232,19 +268,19 @@ def draw(rows: list[Row], model: Overlap, path: Path) -> None:
     )
     sms = timed[0].sms
     for name, ax in zip(names, axes.flat, strict=False):
-        own = [one for one in timed if one.case.rpartition(",")[0] == name and one.sms == sms]
+        own = [one for one in timed if reader_of(one.case) == name and one.sms == sms]
         for color, case in enumerate(dict.fromkeys(one.case for one in own)):
             mine = [one for one in own if one.case == case]
             at = [0.0, *(one.asked / MB for one in mine)]
             label = case.rpartition(", ")[2]
             ax.plot(at, [0.0, *(1e6 * one.saved for one in mine)], f"C{color}", label=label)
-            ax.plot(at, [0.0, *(1e6 * told(model, one) for one in mine)], f"C{color}--", lw=0.8)
+            ax.plot(at, [0.0, *(1e6 * told(models, one) for one in mine)], f"C{color}--", lw=0.8)
         ax.set(title=name, xlabel="MB asked for (dashes: fit)", ylabel="us saved")
         ax.legend(fontsize=6)
     last = axes.flat[len(names)]
     fitted_to, left_out = halves(timed)
     for half, label in ((fitted_to, "fitted to"), (left_out, "left out")):
-        at = [1e6 * told(model, one) for one in half]
+        at = [1e6 * told(models, one) for one in half]
         last.plot(at, [1e6 * one.saved for one in half], ".", ms=4, label=label)
     low, high = last.get_xlim()
     last.plot((low, high), (low, high), "k", lw=0.6)
@@ -266,11 +302,9 @@ def run_once(device: torch.device, megabytes: int, sms: int) -> None:
     torch.cuda.synchronize(device)
 
 
-def chip_of(device: torch.device, bandwidth: float) -> Accelerator:
-    """The model's accelerator, with the measured bandwidth."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    known = next((chip for chip in ("H100", "H200", "B200") if chip in name), H200.name)
-    return replace(accelerator_named(known), memory_bandwidth=bandwidth)
+def own_models(rows: list[Row], chip: Accelerator) -> Models:
+    """Fitted to half of the cases, each reader with its own constant from there."""
+    return for_each(checked_fit(rows, chip)[0], halves(timed_rows(rows))[0])
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -278,6 +312,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer budgets, short measurements")
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
     parser.add_argument("--sms", type=int, default=8, help="CTAs of a prefetch")
+    parser.add_argument("--captures", type=int, default=5, help="graphs for each figure")
     parser.add_argument("--once", type=int, metavar="MB", help="one step, for ncu")
     given = argv if argv is None or "--tiny" not in argv else [*argv, "--device", "cpu"]
     options = placed(parser, given)
@@ -288,9 +323,10 @@ def main(argv: list[str] | None = None) -> None:
         run_once(device, options.once, options.sms)
         return
     effort = QUICK if options.quick or options.tiny else NORMAL
-    chip = chip_of(device, read_bandwidth(device, effort))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    chip = chip_of(name, read_bandwidth(device, effort))
     report = Report("prefetch", device, options.out)
-    bench = Bench(device, effort, chip, options.sms)
+    bench = Bench(device, effort, chip, options.sms, options.captures)
     durations = SECONDS[1::2] if options.quick else SECONDS
     budgets = TINY_BUDGETS if options.tiny else BUDGETS[1::3] if options.quick else BUDGETS
     kept = []  # all readers, for the budgets that are chosen at the end
@@ -300,14 +336,15 @@ def main(argv: list[str] | None = None) -> None:
         kept.append([first, *(make() for _ in range(copies - 1))])
         for row in bench.rows(kept[-1], durations, budgets):
             report.add(row)
-    model, found = checked_fit(report.rows, chip.memory_bandwidth)
+    models = own_models(report.rows, chip)
     for inputs in kept:
-        for row in bench.chosen(model, inputs, durations):
+        for row in bench.chosen(models, inputs, durations):
             report.add(row)
+    model, *found = checked_fit(report.rows, chip)  # steps without a prefetch were run again
     report.console.print(summary(report.rows))
-    report.console.print(fit_table(model, found))
+    report.console.print(fit_table(model, *found))
     report.console.print(repr(model))
-    draw(report.rows, model, options.out / "prefetch.png")
+    draw(report.rows, own_models(report.rows, chip), options.out / "prefetch.png")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
 """What a prefetch beside a collective saves on a real GPU: few terms, fitted to recorded times.
 
 `l2_model.predict` is the paper's: whatever memory could deliver during the collective hits, and
-every hit is gained. On a GPU five things take from that. The kernel that asks starts late; its CTAs
-ask at a rate of their own, below memory's; L2 keeps less than its size; a reader gains only part of
-a hit's time, since it starts slowly and L2's rate is bounded, too; and the CTAs that still ask when
-the collective ends keep their SMs from the reader. `benchmarks/fit_prefetch.py` fits the constants;
-those of an H100 and an H200 are in `recorded.py`.
+every hit is gained. On a GPU the kernel that asks starts late, its CTAs ask at a rate of their own,
+and the reader waits for the last of them, since streams join; L2 keeps half of its size; and a
+reader takes hits at L2's rate, which is not much above memory's. `benchmarks/fit_prefetch.py` fits
+the constants; those of an H100 and an H200 are in `recorded.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from statistics import median
 
 from warploom.errors import ArgumentError
 
 LINE = 128
-_SURE = 2  # errors that a saving must exceed: the true one is then seldom negative
+_SURE = 2  # errors that a saving may be off
+_MOST_LOST = 0.01  # of a step, if it is off by so many
 _IN_TIME = 0.9  # of what arrives; a byte too many costs several times what one in time gains
 
 
@@ -27,49 +29,50 @@ class Overlap:
     Attributes:
         bandwidth: of memory, for one that reads it all.
         startup: from the collective's launch to the first bytes of a prefetch.
-        rate: bytes a second that one CTA asks for. All together get no more than `bandwidth`.
+        rate: bytes a second that one CTA asks for. Memory brings no more than `bandwidth`.
         kept: bytes that stay in L2 until they are read.
-        gain: part of the time of a hit, at `bandwidth`, that its reader gains.
-        late: part of the time by which a prefetch outlasts its collective that the reader loses:
-            most of it, since a grid that wants all SMs waits for those of the prefetch.
-        fork: what each prefetch costs, for its launch and for joining its stream.
+        hit_rate: bytes a second that a reader takes from L2.
+        fixed: what a prefetch costs its reader whatever it brings: a launch and joining its
+            stream, less what the reader's start gains. It is the reader's (`for_reader`).
         error: of `saved`: the root of the mean square on cases that it was not fitted to.
+        own_error: the same for readers whose own `fixed` is known.
     """
 
     bandwidth: float
     startup: float
     rate: float
     kept: float
-    gain: float
-    late: float
-    fork: float
+    hit_rate: float
+    fixed: float
     error: float
+    own_error: float
 
     def __post_init__(self) -> None:
-        positive = self.bandwidth, self.rate, self.kept
-        rest = self.startup, self.gain, self.late, self.fork, self.error
-        if min(positive) <= 0 or min(rest) < 0:
-            reason = "has a rate or size that is not positive, or a negative time or part"
+        positive = self.bandwidth, self.rate, self.kept, self.hit_rate
+        rest = self.startup, self.error, self.own_error
+        if min(positive) <= 0 or min(rest) < 0 or not isfinite(self.fixed):
+            reason = "has a rate or size that is not positive, or a time that is none"
             raise ArgumentError(name="overlap", reason=reason)
 
-    def asks(self, sms: int) -> float:
-        """Bytes a second that so many CTAs ask for."""
-        return min(self.bandwidth, sms * self.rate)
+    @property
+    def gain(self) -> float:
+        """Part of a hit's time, at memory's rate, that the reader gains."""
+        return 1 - self.bandwidth / self.hit_rate
 
     def arrives(self, collective: float, sms: int) -> float:
         """Bytes that so many CTAs bring while a collective of so many seconds runs."""
-        return self.asks(sms) * max(0.0, collective - self.startup)
+        return min(self.bandwidth, sms * self.rate) * max(0.0, collective - self.startup)
 
     def parts(self, collective: float, size: float, asked: float, sms: int) -> tuple[float, float]:
-        """Seconds of memory that hits stand for, and seconds that a prefetch outlasts a collective.
+        """Seconds of memory that hits stand for, and seconds that the reader begins late.
 
-        Both before `gain` and `late`. More than `kept` drives out what came first; of what is read
-        in the same order as it came, so much is gone by the time it is wanted.
+        It begins when the collective and the kernel that asks are done. What was asked for and has
+        not come by then is read as any other byte. More than `kept` drives out as much.
         """
         asked = min(asked, size)
-        arrived = min(asked, self.arrives(collective, sms))
-        hits = max(0.0, min(arrived, 2 * self.kept - arrived))
-        return hits / self.bandwidth, (asked - arrived) / self.asks(sms)
+        begin = max(collective, self.startup + asked / (sms * self.rate))
+        hits = min(asked, self.kept, self.bandwidth * max(0.0, begin - self.startup))
+        return hits / self.bandwidth, begin - collective
 
     def saved(self, collective: float, size: float, asked: float, sms: int) -> float:
         """Seconds by which a collective and the reads of `size` bytes behind it shrink.
@@ -79,20 +82,35 @@ class Overlap:
         if asked <= 0:
             return 0.0
         hits, late = self.parts(collective, size, asked, sms)
-        return self.gain * hits - self.late * late - self.fork
+        return self.gain * hits - late - self.fixed
 
     def best_bytes(self, collective: float, size: float, sms: int) -> int:
         """The budget to ask for: most of what arrives, stays and is read, or 0.
 
         A tenth less than arrives is asked for, since a byte that comes late costs several times
-        what one in time gains. The budget is 0 where the saving is within two errors.
+        what one in time gains. The budget is 0 where nothing is saved, and where two errors would
+        make of the saving a loss of more than 1 % of the step.
 
         Returns:
             Bytes in whole lines of 128.
         """
         in_time = _IN_TIME * self.arrives(collective, sms)
         best = int(min(in_time, self.kept, size)) // LINE * LINE
-        return best if self.saved(collective, size, best, sms) > _SURE * self.error else 0
+        step = collective + size / self.bandwidth
+        least = max(0.0, _SURE * self.error - _MOST_LOST * step)
+        return best if self.saved(collective, size, best, sms) > least else 0
+
+    def for_reader(self, timed: Sequence[Timed]) -> Overlap:
+        """This GPU for one reader, some of whose steps were timed.
+
+        What a kernel makes of hits differs by more than a prefetch saves, and one constant tells
+        most of it: `fixed` becomes the median of what these steps say, and `error` `own_error`.
+        Five steps whose bytes come in time, each captured anew, find it.
+        """
+        if not timed:
+            raise ArgumentError(name="timed", reason="is empty; give steps with a prefetch")
+        off = [self.saved(x.collective, x.size, x.asked, x.sms) - x.saved for x in timed]
+        return replace(self, fixed=self.fixed + median(off), error=self.own_error)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from warploom.serving.prefetch.overlap import Overlap
 
 # CUDA 13.0, torch 2.11, 1980 MHz, 2026-11-26: eight readers behind 5 to 40 us of a stand-in for a
-# collective that holds 16 SMs. Fitted to half of the cases of each file; `error` is that of the
-# others. Rounded to four digits. A startup of 0 is the least that is tried, so what comes late is
-# in `rate` and `fork`.
+# collective that holds 16 SMs. Fitted to half of the cases of each file; the errors are those of
+# the others. Rounded to four digits. `kept` is half of L2, and not fitted.
 H100_OVERLAP = Overlap(  # H100 80GB HBM3, benchmarks/results/prefetch_h100.jsonl
-    bandwidth=3.058e12, startup=0.0, rate=191.1e9, kept=28e6, gain=0.4300, late=0.5745,
-    fork=0.04166e-6, error=0.8984e-6,
+    bandwidth=3.058e12, startup=1.675e-6, rate=272.3e9, kept=25e6, hit_rate=4.568e12,
+    fixed=-0.05065e-6, error=0.7760e-6, own_error=0.6441e-6,
 )  # fmt: skip
 H200_OVERLAP = Overlap(  # benchmarks/results/prefetch.jsonl
-    bandwidth=4.380e12, startup=0.0, rate=193.6e9, kept=32e6, gain=0.2914, late=0.7953,
-    fork=0.5723e-6, error=0.6038e-6,
+    bandwidth=4.380e12, startup=0.8856e-6, rate=230.2e9, kept=30e6, hit_rate=5.291e12,
+    fixed=0.2482e-6, error=0.5404e-6, own_error=0.3852e-6,
 )  # fmt: skip

@@ -179,6 +179,27 @@ def test_the_smallest_model_gains_most_by_planning_ahead(compared: dict[str, Com
     assert gains == sorted(gains, reverse=True) and gains[-1] > 0.3
 
 
+def test_a_host_with_work_for_each_layer_orders_all_but_the_7b(
+    compared: dict[str, Comparison],
+) -> None:
+    found = [one for name, one in compared.items() if name.startswith("host by layers")]
+    of_7b, of_14b, of_32b = (one.simulated for one in found)
+    assert of_14b < of_32b < 17.4 and found[1].reported < found[2].reported < 17.4
+    assert of_7b > of_32b and found[0].reported < found[1].reported  # the one that is not
+
+
+def test_what_xllm_hid_of_the_host_goes_by_layers_but_for_the_7b() -> None:
+    """Table 6: tokens a second in turn and a step ahead; microseconds by requests of a step."""
+    table = ((8709.90, 10223.15), (3183.68, 3201.83), (1472.22, 1527.23), (1415.20, 1508.76))
+    gains = [100 * (ahead / in_turn - 1) for in_turn, ahead in table]
+    assert gains == pytest.approx([gain for _, gain in figures.TABLE_6], abs=0.05)
+    hidden = [1e6 / in_turn - 1e6 / ahead for in_turn, ahead in table]
+    assert hidden == pytest.approx([17.0, 1.8, 24.5, 43.8], abs=0.05)
+    layers = [model.layers for model, _ in figures.TABLE_6]
+    by_layer = [one / n for one, n in zip(hidden, layers, strict=True)]
+    assert by_layer == pytest.approx([0.61, 0.06, 0.51, 0.68], abs=0.01)
+
+
 def test_two_streams_leave_of_xllms_times_what_only_one_can_do() -> None:
     """By hand: 17.0 ms of computation a layer, and once, at the end, a half of a half of 12.4."""
     one, two = figures.streams_of_xllm()
