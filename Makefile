@@ -138,13 +138,16 @@ types: $(READY_TEST) links ## mypy (strict), and pyright as a second opinion
 	$(RUNNER) -m mypy
 	$(RUNNER) -m pyright --pythonpath "$$($(RUNNER) -c 'import sys; print(sys.executable)')"
 
+# From another folder: processes that tests start look for modules where they are, and the tree has
+# a folder of the package's name.
 wheel-check: $(READY_TEST) ## build the wheel, install it away from the tree, test that one
 	rm -rf build/lib build/bdist.* build/wheel *.egg-info
 	$(RUNNER) -m build -q --wheel --outdir build/wheel
 	$(PY) -m venv --clear build/wheel-venv
 	build/wheel-venv/bin/python -m pip install -q -c constraints.txt \
 	  "$$(ls build/wheel/*.whl)[demo]" pytest pytest-xdist hypothesis import-linter ruff
-	build/wheel-venv/bin/pytest -q -n $(JOBS) -m 'not gpu and not nvrtc and not golden' $(ARGS)
+	cd build/wheel && ../wheel-venv/bin/pytest -q -n $(JOBS) -m 'not gpu and not nvrtc and not golden' \
+	  -c ../../pyproject.toml --rootdir ../.. ../../tests $(ARGS)
 
 release-check: $(READY_TEST) links ## test-all, wheel-check and test-engines, for sources whose last run on a GPU is recorded and passed
 	$(RUNNER) tests/support/gpu_record.py

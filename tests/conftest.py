@@ -40,7 +40,7 @@ os.environ.setdefault("WARPLOOM_VERIFY_PLANS", "1")
 # by what it changes; elsewhere every run draws new ones. Nothing explains which parts of a failing
 # example do not matter: that takes twice as long as making it small, in tests that wait for a
 # failure, too.
-if settings is not None:
+if settings is not None and Phase is not None:
     phases = [phase for phase in Phase if phase is not Phase.explain]
     settings.register_profile("random", deadline=None, phases=phases)
     settings.register_profile("same", deadline=None, phases=phases, derandomize=True)

@@ -4,6 +4,7 @@ vLLM finds `register` by its entry point in every process that it starts. It reg
 where `VLLM_PLUGINS` names warploom: installing a package must not change what a server computes.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportArgumentType=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

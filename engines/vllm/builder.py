@@ -1,6 +1,6 @@
 """Once per step and KV-cache group: what vLLM scheduled, planned for all layers of the group."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from warploom import env
 from warploom.dsl.variants.variant import Variant, as_variant
@@ -65,7 +66,7 @@ def _named(spec: str) -> Choice:
     if not (where and path):
         raise BadVariantChoice(spec=spec, reason="it is no pair with a colon", expected=expected)
     try:
-        found: object = import_module(where)
+        found: Any = import_module(where)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{where}.".startswith(f"{error.name}."):
             raise  # of something that the module imports
@@ -76,4 +77,4 @@ def _named(spec: str) -> Choice:
     if not callable(found):
         reason = f"{where} has no function {path}"
         raise BadVariantChoice(spec=spec, reason=reason, expected=expected)
-    return found
+    return found  # type: ignore[no-any-return]

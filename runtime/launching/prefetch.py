@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,8 +85,8 @@ class SpanTable:
         self._upload = Upload(device)
         self.address = self._memory.data_ptr()
         self._owner = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._written: torch.cuda.Event | None = None
-        self._reads: dict[int, torch.cuda.Event] = {}  # the last on each stream since then
+        self._written: torch.Event | None = None
+        self._reads: dict[int, Any] = {}  # the last on each stream since then
 
     def write(self, records: Records) -> None:
         """Enqueue new contents on the current stream, behind all reads of the old ones."""
@@ -111,7 +112,7 @@ class SpanTable:
         yield
         self._reads[stream.cuda_stream] = stream.record_event(self._reads.get(stream.cuda_stream))
 
-    def _await(self, stream: torch.cuda.Stream, *events: torch.cuda.Event) -> None:
+    def _await(self, stream: torch.cuda.Stream, *events: torch.Event) -> None:
         """Let a stream, which is to use the table, wait for the last writing and for events.
 
         Events, since a stream itself may be captured by another thread meanwhile.

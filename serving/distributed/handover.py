@@ -44,6 +44,7 @@ class Carrier(Protocol):
 
     def offered(self, pages: Sequence[int]) -> dict[str, str]:
         """What the receiver must know to get at these pages."""
+        ...
 
     def give(self, channel: Channel, pages: Sequence[int]) -> None:
         """The sender's part, once the receiver wants the pages."""

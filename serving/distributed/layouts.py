@@ -19,6 +19,7 @@ from warploom.dsl.values.symbols import Value
 from warploom.errors import ArgumentError
 
 Ints: TypeAlias = np.ndarray[Any, Any]
+Lengths: TypeAlias = "Sequence[int] | Ints"  # of sequences, in tokens
 
 
 class Layout(ABC):
@@ -62,13 +63,13 @@ class Layout(ABC):
             column: gives one of the request's `columns`.
         """
 
-    def indices(self, lengths: Sequence[int], rank: int) -> Ints:
+    def indices(self, lengths: Lengths, rank: int) -> Ints:
         """Rows of a rank in tensors that hold all tokens, one sequence behind the other: int64."""
         begins = np.cumsum([0, *lengths])
         parts = [at + self.positions(int(n), rank) for at, n in zip(begins, lengths, strict=False)]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
-    def order(self, lengths: Sequence[int]) -> Ints:
+    def order(self, lengths: Lengths) -> Ints:
         """`indices` of all ranks, one rank behind the other: a permutation of all tokens."""
         return np.concatenate([self.indices(lengths, rank) for rank in range(self.world)])
 

@@ -7,7 +7,7 @@ and attends once (Llama 3, Dubey et al. 2024, section 3.3.2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from warploom.runtime.declaring.declare import checked_lse_scale
 from warploom.runtime.formats.lists import as_indptr
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform
-from warploom.serving.distributed.layouts import Ints, Layout, ZigZag
+from warploom.serving.distributed.layouts import Ints, Layout, Lengths, ZigZag
 from warploom.serving.distributed.peers import Peers
 from warploom.serving.distributed.placed import Placed
 from warploom.serving.distributed.placement import Placement, check_sizes, table_of
@@ -108,9 +108,7 @@ class PrefillWrapper:
         """Bytes that this rank has sent since the wrapper was made."""
         return self._peers.sent
 
-    def plan(
-        self, q_lens: Sequence[int], kv_lens: Sequence[int] | None = None, **inputs: Any
-    ) -> None:
+    def plan(self, q_lens: Lengths, kv_lens: Lengths | None = None, **inputs: Any) -> None:
         """Plan a batch by the lengths of whole sequences.
 
         Args:
@@ -190,18 +188,15 @@ class PrefillWrapper:
     def _in_a_ring(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> States:
         assert self._tokens is not None
         state, after, before = None, (self.rank + 1) % self.world, (self.rank - 1) % self.world
-        for step, part in enumerate(self._parts):
-            is_last = step == self.world - 1
-            if not is_last:
-                tokens = self._tokens[(self.rank - step - 1) % self.world]
-                coming = [x.new_empty((tokens, *x.shape[1:])) for x in held]
-                exchange = self._peers.start({after: held}, {before: coming}, "keys and values")
+        *others, last = self._parts
+        for step, part in enumerate(others):
+            tokens = self._tokens[(self.rank - step - 1) % self.world]
+            coming = [x.new_empty((tokens, *x.shape[1:])) for x in held]
+            exchange = self._peers.start({after: held}, {before: coming}, "keys and values")
             state = with_more(state, part.run(q, held, inputs), self._softmax)
-            if not is_last:
-                exchange.wait()
-                held = coming
-        assert state is not None
-        return state
+            exchange.wait()
+            held = coming
+        return with_more(state, last.run(q, held, inputs), self._softmax)
 
     def _gathered(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> States:
         assert self._tokens is not None and self._whole_order is not None
@@ -251,7 +246,7 @@ class _Part:
         return States(*self.wrapper.run(q, tuple(held), return_lse=True, **inputs))
 
 
-def ring_attention(q: Any, k: Any, v: Any, *, q_lens: Sequence[int], **options: Any) -> Any:
+def ring_attention(q: Any, k: Any, v: Any, *, q_lens: Lengths, **options: Any) -> Any:
     """Ring attention by one call; `PrefillWrapper` plans once for all layers.
 
     Args:
@@ -265,13 +260,13 @@ def ring_attention(q: Any, k: Any, v: Any, *, q_lens: Sequence[int], **options: 
     return _by_one_call("ring", q, k, v, q_lens, options)
 
 
-def all_gather_attention(q: Any, k: Any, v: Any, *, q_lens: Sequence[int], **options: Any) -> Any:
+def all_gather_attention(q: Any, k: Any, v: Any, *, q_lens: Lengths, **options: Any) -> Any:
     """All-gather attention by one call; as `ring_attention`."""
     return _by_one_call("all_gather", q, k, v, q_lens, options)
 
 
 def _by_one_call(
-    method: Method, q: Any, k: Any, v: Any, q_lens: Sequence[int], options: dict[str, Any]
+    method: Method, q: Any, k: Any, v: Any, q_lens: Lengths, options: dict[str, Any]
 ) -> Any:
     of_plan = {"kv_lens": options.pop("kv_lens", None)}
     of_run = {"return_lse": options.pop("return_lse", False)}

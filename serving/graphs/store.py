@@ -98,10 +98,9 @@ class Store:
                 self._clear_if_over()
             else:
                 made = self._make_room(key, made, make)
-        if key in self._too_large:
-            needed = self._too_large[key]
-            raise BudgetBelowCapture(got=self.max_bytes, what=what, needed=needed)
-        return made
+            if key not in self._too_large:
+                return made
+        raise BudgetBelowCapture(got=self.max_bytes, what=what, needed=self._too_large[key])
 
     def add_if_it_fits(self, key: Key, make: Make) -> bool:
         """Make an entry and keep it, unless another would have to go for it.

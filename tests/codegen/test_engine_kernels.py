@@ -9,7 +9,7 @@ import torch
 
 import warploom as wl
 from warploom.codegen.build import Job
-from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.arch import Arch, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.engines.vllm.kinds import Kind
@@ -54,6 +54,7 @@ def test_full_graphs_hold_one_kernel_and_the_planner_before_it(name: str) -> Non
 def test_they_compile(name: str, of: int, arch: str) -> None:
     """Attention without spills."""
     for source, target in jobs(name, arch)[of]:
+        assert isinstance(target, Arch)
         compiled = run_nvrtc(source.text, target, source.name)
         is_planner = source.name.startswith("planner_")
         entry = "warploom_planner" if is_planner else "warploom_kernel"

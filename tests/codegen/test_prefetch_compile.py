@@ -32,7 +32,7 @@ def test_every_architecture(arch: str, keep: bool, tmp_path: Path) -> None:
 
 
 def test_the_record_has_no_holes() -> None:
-    assert SPAN.itemsize == 16
+    assert SPAN.itemsize == 16 and SPAN.fields is not None and SPAN.names is not None
     assert [SPAN.fields[name][1] for name in SPAN.names] == [0, 8, 12]
 
 

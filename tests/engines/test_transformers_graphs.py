@@ -31,6 +31,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.engine_errors import UnsupportedByEngine
 from warploom.engines import transformers as continuous
+from warploom.engines.layers import AttentionLayer
 from warploom.engines.transformers import continuous as attention
 from warploom.engines.transformers.steps import Indptr, Step, bounds_by_rows, bounds_by_table
 from warploom.runtime.launching.kernel_choice import KernelChoice
@@ -165,7 +166,8 @@ def test_by_default_graphs_hold_steps_with_prompts(graphs: Graphs, name: str, ta
 def test_graphs_of_what_the_host_plans_are_refused(graphs: Graphs) -> None:
     """By the attention of their first layer, with the option that goes without."""
     graphs.is_capturing = True
-    call = attention._Call(torch.zeros(3, 4, 32), 1.0, None, None, None)
+    layer = AttentionLayer("layers.0", 4, 2, 32, 1.0)
+    call = attention._Call(torch.zeros(3, 4, 32), layer, None, None)
     allocator = SimpleNamespace(
         layer_type="full_attention", tokens_per_page=16,
         get_cache_for_block_table=lambda layer: (torch.zeros(9, 16, 2, 32),) * 2,
@@ -228,7 +230,7 @@ def test_lists_and_places_of_any_rows(
         for counts in ([new for _, new in lens], [old + new for old, new in lens])
     )
     indices = [torch.tensor(x, dtype=torch.int64) for x in (read, write + [0] * extra)]
-    made = Step.of_places(Indptr(qo, kv), *indices, page)
+    made = Step.of_places(Indptr(qo, kv), indices[0], indices[1], page)
     listed = made.lists.kv_indices.tolist()
     found = [listed[a:b] for a, b in pairwise(made.lists.kv_indptr.tolist())]
     assert found == rows + [[]] * (idle + 1)

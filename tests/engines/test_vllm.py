@@ -1,5 +1,6 @@
 """vLLM on a CPU answers with the tokens of its own attention when warploom attends."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import os

@@ -1,5 +1,6 @@
 """What vLLM's CUDA side takes, as far as a CPU can show it: bounds, lists by device, calls."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import inspect

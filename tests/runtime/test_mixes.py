@@ -41,7 +41,8 @@ def arguments(lengths: list[tuple[int, int]], kv_format: KVFormat) -> Arguments:
     if not kv_format.block_kv:
         return Arguments(qo.astype(np.int32), kv.astype(np.int32))
     last = np.where(keys > 0, (keys - 1) % page + 1, 0)
-    return Arguments(*(x.astype(np.int32) for x in (qo, kv, np.arange(kv[-1]), last)))
+    qo, kv, pages, last = (x.astype(np.int32) for x in (qo, kv, np.arange(kv[-1]), last))
+    return Arguments(qo, kv, pages, last)
 
 
 @pytest.mark.parametrize("group", [1, 4, 5])

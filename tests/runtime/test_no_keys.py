@@ -28,11 +28,11 @@ class ByKey(wl.Variant):
     hidden = wl.Tensor("int32", ("batch", "kv_pos"))
     seen = wl.Output("float32", ("q_head", "q_row", "kv_pos"))
 
-    def key_transform(self, key: Any, at: Any) -> Any:
-        return key * self.scale[at.batch, at.kv_pos, at.kv_head]
+    def key_transform(self, k: Any, at: Any) -> Any:
+        return k * self.scale[at.batch, at.kv_pos, at.kv_head]
 
-    def value_transform(self, value: Any, at: Any) -> Any:
-        return value * self.scale[at.batch, at.kv_pos, at.kv_head]
+    def value_transform(self, v: Any, at: Any) -> Any:
+        return v * self.scale[at.batch, at.kv_pos, at.kv_head]
 
     def logits_transform(self, logits: Any, at: Any) -> Any:
         return self.seen.record(logits + self.bias[at.q_row, at.kv_pos], at)
@@ -41,7 +41,7 @@ class ByKey(wl.Variant):
         return self.hidden[at.batch, at.kv_pos] == 0
 
 
-def made(keys: int) -> dict[str, torch.Tensor]:
+def made(keys: int) -> dict[str, Any]:
     return {
         "scale": torch.rand(1, keys, HEADS) + 0.5,
         "bias": torch.randn(ROWS, keys),
@@ -74,8 +74,8 @@ def test_of_a_run() -> None:
 def check(
     wrapper: wl.AttentionWrapper,
     keys: int,
-    inputs: dict[str, torch.Tensor],
-    late: dict[str, torch.Tensor] | None = None,
+    inputs: dict[str, Any],
+    late: dict[str, Any] | None = None,
 ) -> None:
     """A run against the oracle, and zeros where there are no keys."""
     q, k, v = (torch.randn(n, HEADS, DIM) for n in (ROWS, keys, keys))

@@ -221,9 +221,9 @@ def test_the_documents_example_goes_on_where_prefill_ended(sockets: Any, length:
     }  # fmt: skip
     exec("#" + receives, found := {**names, **own})
     assert sent() is None
-    whole = (
+    keys, values = (
         torch.cat([cache[pages].flatten(0, 1)[:length], new]).movedim(0, 1)
         for cache, new in ((k_cache, k), (v_cache, v))
     )
-    exact = torch.nn.functional.scaled_dot_product_attention(q.movedim(0, 1), *whole)
+    exact = torch.nn.functional.scaled_dot_product_attention(q.movedim(0, 1), keys, values)
     torch.testing.assert_close(found["out"], exact.movedim(0, 1))

@@ -138,7 +138,7 @@ class Stacked(nn.Module):
 
 
 def test_views_are_fetched_if_they_are_blocks_on_this_device() -> None:
-    module = symbolic_trace(Stacked())
+    module: Any = symbolic_trace(Stacked())
     for node in module.graph.nodes:  # as a compiler would note it
         name = str(node.target)
         if name in ("stack", "wide", "away"):

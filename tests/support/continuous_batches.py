@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-HOW = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+HOW: dict[str, Any] = {
+    "max_new_tokens": 12,
+    "do_sample": False,
+    "eos_token_id": -1,
+    "pad_token_id": 0,
+}
+
+_untyped: Any = GenerationConfig
 
 
 def batches(
@@ -18,10 +25,10 @@ def batches(
     Four requests and 64 tokens in a step: prompts go in pieces, beside requests that decode.
     """
     model.set_attn_implementation(implementation)
-    sizes = {"page_size": 16, "num_blocks": 64, "max_batch_tokens": 64}
+    sizes: dict[str, Any] = {"page_size": 16, "num_blocks": 64, "max_batch_tokens": 64}
     found = model.generate_batch(
         inputs=given,
-        generation_config=GenerationConfig(**HOW),
+        generation_config=_untyped(**HOW),
         continuous_batching_config=ContinuousBatchingConfig(**(sizes | options)),
         progress_bar=False,
     )

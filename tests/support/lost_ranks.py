@@ -82,8 +82,9 @@ def broken(kind: str) -> list[str]:
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("out of memory")
 
+    original = last.run
     if dist.get_rank() == 0:
-        original, last.run = last.run, fails
+        last.run = fails
     said = []
     for _ in range(3 if dist.get_rank() == 0 else 1):
         try:
@@ -103,7 +104,8 @@ def _prepared(kind: str) -> tuple[Any, ...]:
         wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * world])
         rows, tokens, heads = 1, 8, HEADS // world
     else:
-        wrapper = wld.PrefillWrapper(method=kind, **_OPTIONS)
+        prefill: Any = wld.PrefillWrapper
+        wrapper = prefill(method=kind, **_OPTIONS)
         wrapper.plan([61])  # not as many rows on each rank
         rows = tokens = int(wrapper.layout.local_len(61, rank))
         heads = HEADS
@@ -115,12 +117,14 @@ def _prepared(kind: str) -> tuple[Any, ...]:
 def options_refused() -> list[str]:
     """Messages of declarations and plans that do not fit the group."""
     found = []
+    decode: Any = wld.DecodeWrapper  # wrong arguments are wrong types, too
+    prefill: Any = wld.PrefillWrapper
     for made in (
         lambda: wld.DecodeWrapper(heads="own", **{**_OPTIONS, "num_q_heads": 3}),
-        lambda: wld.DecodeWrapper(heads="some", **_OPTIONS),
+        lambda: decode(heads="some", **_OPTIONS),
         lambda: wld.DecodeWrapper(max_scores=True, **_OPTIONS),
         lambda: wld.DecodeWrapper(interleave=0, **_OPTIONS),
-        lambda: wld.PrefillWrapper(method="tree", **_OPTIONS),
+        lambda: prefill(method="tree", **_OPTIONS),
         lambda: wld.DecodeWrapper(**_OPTIONS).run(None, None),
         lambda: _planned([0, 1], [0, 8], [9]),
         lambda: _planned([0, 1], [0, 8], [9, 9]),

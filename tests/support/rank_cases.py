@@ -229,7 +229,7 @@ def decoded_format(kv_format: Any, more: dict[str, Any]) -> tuple[Any, Any]:
     return _decode("Alibi", "reference", 1, "all", kv_format, **more)
 
 
-def prefilled(names: list[str], backend: str | None, method: str, block: int) -> list[Any]:
+def prefilled(names: list[str], backend: str | None, method: Any, block: int) -> list[Any]:
     """Of each variant: rows of this rank, their output and log-sum-exp. Block 0 is zig-zag."""
     found = []
     for name in names:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import config as inductor
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import (
@@ -37,7 +38,8 @@ class Layer(nn.Module):
         self.down = nn.Linear(2 * WIDTH // RANKS, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.all_reduce(self.down(self.up(x)), "sum", dist.group.WORLD)
+        group: Any = dist.group.WORLD
+        return functional.all_reduce(self.down(self.up(x)), "sum", group)
 
 
 class Block(nn.Module):
@@ -97,7 +99,7 @@ def of_inductor() -> dict[str, Any]:
     own = inductor_pass(BUDGET)
     with torch.no_grad():
         before = model(x)
-        torch._inductor.config.post_grad_custom_post_pass = own
+        inductor.post_grad_custom_post_pass = own
         after, code = run_and_get_code(torch.compile(model), x)
     names = "_c10d_functional", "warploom"
     called = [
@@ -113,12 +115,12 @@ def of_inductor() -> dict[str, Any]:
 def main() -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    torch._inductor.config.force_disable_caches = True  # a graph from there runs no pass
+    inductor.force_disable_caches = True  # a graph from there runs no pass
     torch.manual_seed(0)
-    store = dist.FileStore(str(folder / "store"), RANKS)
+    store = dist.FileStore(str(folder / "store"), RANKS)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     found = {"inductor": of_inductor()}
-    torch._inductor.config.post_grad_custom_post_pass = None
+    inductor.post_grad_custom_post_pass = None
     found["dtensor"] = of_dtensor(init_device_mesh("cpu", (RANKS,)))
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

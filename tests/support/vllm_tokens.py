@@ -3,6 +3,7 @@
 Speculation and several ranks want one: vLLM starts no second engine beside what they load.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import json
