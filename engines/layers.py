@@ -76,6 +76,15 @@ def chained(parts: list[Variant]) -> Variant:
     return made
 
 
+def without_value(variant: Variant, layer: AttentionLayer) -> list[str]:
+    """Fields that a variant reads and that have no value: neither bound, nor the model's own."""
+    own = traced_once(layer.variant)[1].input_names
+    known = {*own, *variant.inputs()}
+    fields = variant.fields()
+    read = (name for name in traced_once(variant)[1].input_names if name not in known)
+    return [name for name in read if getattr(fields.get(name), "default", None) is None]
+
+
 def likeness(variant: Variant) -> Hashable:
     """Equal for variants that make the same kernel and have the same values bound to them.
 

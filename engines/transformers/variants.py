@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.engines.layers import AttentionLayer, likeness
+from warploom.engines.layers import AttentionLayer, likeness, without_value
 from warploom.errors import ArgumentError
 from warploom.runtime.calls.huggingface import KeyPadding, reads_sink
 
@@ -66,4 +66,9 @@ class OwnVariants:
             reason = f"returned {made!r} for {layer.name}; expected a warploom.Variant, or None"
             raise ArgumentError(name="variant", reason=reason)
         variant = as_variant(made)
+        unbound = without_value(variant, layer)
+        if unbound:
+            values = ", ".join(f"{name}=..." for name in unbound)
+            reason = f"for {layer.name} has no {unbound}; make it with values, as Mine({values})"
+            raise ArgumentError(name="variant", reason=reason)
         return OwnVariant(variant, variant & KeyPadding(), reads_sink(variant), likeness(variant))

@@ -15,6 +15,7 @@ from typing import Any
 from warploom import env
 from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.engine_errors import BadVariantChoice
+from warploom.engines.layers import without_value
 from warploom.engines.vllm.layers import Layer
 
 Choice = Callable[[Layer], "Variant | type[Variant] | None"]
@@ -57,7 +58,12 @@ def chosen(layer: Layer) -> Variant:
     if not (isinstance(made, Variant) or (isinstance(made, type) and issubclass(made, Variant))):
         reason = f"it returned {made!r} for {layer.name}"
         raise BadVariantChoice(spec=spec, reason=reason, expected="a warploom.Variant, or None")
-    return as_variant(made)
+    variant = as_variant(made)
+    unbound = without_value(variant, layer)
+    if unbound:
+        reason = f"what it returned for {layer.name} reads {unbound}, which have no value"
+        raise BadVariantChoice(spec=spec, reason=reason, expected="values bound when it is made")
+    return variant
 
 
 def _named(spec: str) -> Choice:

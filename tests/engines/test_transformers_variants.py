@@ -127,10 +127,17 @@ def test_what_is_no_function_is_refused(wrong: Any) -> None:
         continuous.register(variant=wrong)
 
 
-def test_what_is_no_variant_is_refused() -> None:
-    continuous.register(variant=lambda layer: 3)  # type: ignore[arg-type,return-value]
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (3, r"returned 3 for layers\.0; expected a warploom"),
+        (Decay, r"has no \['slopes'\]; make it with values, as Mine\(slopes=\.\.\.\)"),
+    ],
+)
+def test_what_is_no_variant_or_lacks_a_value_is_refused(wrong: Any, says: str) -> None:
+    continuous.register(variant=lambda layer: wrong)
     model = tiny("Llama")
     model.set_attn_implementation(continuous.NAME)
     ids = torch.tensor(prompts((9,)))
-    with pytest.raises(ArgumentError, match=r"returned 3 for layers\.0; expected a warploom"):
+    with pytest.raises(ArgumentError, match=says):
         model.generate(ids, attention_mask=torch.ones_like(ids), **HOW)

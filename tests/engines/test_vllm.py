@@ -132,6 +132,7 @@ def test_a_function_chooses_the_variant_of_each_layer(saved: Saved) -> None:
         ("support.layer_variants:none_such", "has no function none_such"),
         ("no_such_module:choose", "there is no module no_such_module"),
         ("no_colon", "no pair with a colon"),
+        ("support.layer_variants:without_values", r"reads \['slopes'\], which have no value"),
     ],
 )
 def test_choices_that_choose_nothing_are_told(
