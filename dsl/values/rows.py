@@ -3,6 +3,9 @@
 `(q_extra[b, h, q_idx] * k_extra[b, kv_idx]).sum(-1)` is a product of two rows of a size that is
 known while functions are traced. It is unrolled: each element is a value of its own, which costs
 registers. Longer products belong into q and k, whose heads may be any multiple of 8 lanes.
+
+A value with an axis more, `kv_tile.unsqueeze(-1)`, is a row of one element, which meets each of
+another row: `(tiles[b, h, q_tile] == kv_tile.unsqueeze(-1)).any(-1)`.
 """
 
 from __future__ import annotations
@@ -145,7 +148,18 @@ def _at(arg: Any, i: int) -> Any:
     return arg.values[i if len(arg.values) > 1 else 0]
 
 
+def _row_of_one(value: Value, dim: int) -> Row:
+    if dim not in (0, -1):
+        raise build.refuse(f"unsqueeze({dim}) of a value", "It has no axes: give 0 or -1.")
+    return Row([value])
+
+
+NAMED["unsqueeze"] = _row_of_one
+
+
 def _named(name: str, shown: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Row:
+    if name == "unsqueeze":
+        raise build.refuse(f"{shown} of a row", "A row has one axis.")
     if any(isinstance(value, RowLike) for value in kwargs.values()):
         raise build.refuse(f"{shown} with a row by name", "Give it in its place.")
     return _each(lambda *values: _called(name, shown, values, kwargs), shown, *args)

@@ -82,6 +82,23 @@ def test_masks_of_requests_wrap_in_the_analysis() -> None:
     np.testing.assert_allclose(of_warploom(wl.flex(None, mask)), of_torch(as_score), atol=2e-5)
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_a_mask_of_the_tiles_that_rows_select(axis: int) -> None:
+    """A value with an axis more meets each element of a row."""
+    tiles = torch.stack([torch.randperm(6)[:2] for _ in range(6)]).int()
+
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        tile = (j // 4).unsqueeze(-1) if axis else torch.unsqueeze(j // 4, 0)
+        return (tiles[i // 4] == tile).any(dim=axis)
+
+    def as_score(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return where(mask(b, h, i, j), score, -float("inf"))
+
+    expected, variant = of_torch(as_score), wl.flex(None, mask)
+    np.testing.assert_allclose(of_warploom(variant), expected, atol=2e-5)
+    np.testing.assert_allclose(of_oracle(variant), expected, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("mod", "text"),
     [
@@ -106,6 +123,10 @@ def test_what_torch_refuses_or_no_kernel_has_is_refused_by_name(mod: Mod, text: 
         (lambda i, j: left[i].sum(1), "dim=1"),
         (lambda i, j: (long[i] * long[j]).sum(-1), r"unrolled.*torch\.cat\(\(q, q_extra"),
         (lambda i, j: left.sum(-1)[i], "the whole of it"),
+        (lambda i, j: (left[i] * j.unsqueeze(1)).sum(-1), "It has no axes"),
+        (lambda i, j: torch.unsqueeze(left[i] * 2, 0).sum(-1), "A row has one axis"),
+        (lambda i, j: left[i].unsqueeze(0).sum(-1), "A row has one axis"),
+        (lambda i, j: j.unsqueeze(-1), "a row of 1 numbers|the whole"),
     ],
 )
 def test_rows_that_are_no_short_rows(mod: Mod, text: str) -> None:
