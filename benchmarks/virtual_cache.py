@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -68,7 +69,7 @@ class PagedAllocator:
 
 
 def step_times(
-    requests: int, tokens: int, step: Callable[[int], object], pause: float = 0.0
+    tokens: int, step: Callable[[int], object], pause: float = 0.0
 ) -> list[float]:
     """Microseconds of each step of a generation, in which every request grows by a token."""
     times = []
@@ -94,15 +95,18 @@ def growth(report: Report, device: torch.device, quick: bool) -> None:
             if ahead:
                 cache.map_ahead(names, 2)
 
-        def generation(reserved: int, trim: bool, ahead: bool) -> list[float]:
+        def generation(reserved: int, trim: bool, ahead: bool) -> tuple[list[float], int]:
+            """Times of the steps, and how many pages the driver mapped in them."""
             for request in names:
                 cache.reserve(request, reserved)
-            times = step_times(requests, tokens, partial(grow, ahead=ahead), 2e-3 * ahead)
+            before = pool.stats().maps
+            times = step_times(tokens, partial(grow, ahead=ahead), 2e-3 * ahead)
+            mapped = pool.stats().maps - before
             for request in names:
                 cache.release(request)
             if trim:
                 cache.trim()
-            return times
+            return times, mapped
 
         def of_pages(length: int) -> None:
             for request in names:
@@ -110,16 +114,17 @@ def growth(report: Report, device: torch.device, quick: bool) -> None:
 
         generation(0, trim=True, ahead=False)  # the first touch of memory is dearer
         ways = {
-            "paged": step_times(requests, tokens, of_pages),
+            "paged": (step_times(tokens, of_pages), 0),
             "virtual, mapped by grow": generation(0, trim=True, ahead=False),
             "virtual, mapped ahead": generation(0, trim=False, ahead=True),
             "virtual, taken over": generation(tokens, trim=False, ahead=False),
         }
         params = {"requests": requests, "tokens": tokens, "page_bytes": pool.page_bytes}
-        for way, times in ways.items():
+        for way, (times, mapped) in ways.items():
+            found = {**params, "maps": mapped}
             mean = statistics.fmean(times) / requests
-            add(report, "a token, mean", way, mean, times, params)
-            add(report, f"longest step of {requests} requests", way, max(times), times, params)
+            add(report, "a token, mean", way, mean, times, found)
+            add(report, f"longest step of {requests} requests", way, max(times), times, found)
         for request in names:
             cache.reserve(request, tokens)
             cache.grow(request, tokens)
@@ -162,36 +167,34 @@ def handover(report: Report, device: torch.device, quick: bool) -> None:
         wl.VirtualCache(pool, **small) as second,
     ):
 
-        def ready(cache: wl.VirtualCache, tokens: int) -> float:
-            """Microseconds until a new request has memory."""
+        def ready(cache: wl.VirtualCache, tokens: int) -> tuple[float, int]:
+            """Microseconds until a new request has memory, and pages mapped for it."""
             synchronize(device)
-            begin = time.perf_counter_ns()
+            before, begin = pool.stats().maps, time.perf_counter_ns()
             cache.reserve("request", tokens)
             cache.grow("request", tokens)
-            return (time.perf_counter_ns() - begin) / 1e3
+            us = (time.perf_counter_ns() - begin) / 1e3
+            cache.release("request")
+            return us, pool.stats().maps - before
 
         for pages in (1, 16) if quick else (1, 16, 128):
-            tokens, ways = pages * TOKENS_OF_A_PAGE, dict[str, list[float]]()
+            tokens = pages * TOKENS_OF_A_PAGE
+            ways = defaultdict[str, list[tuple[float, int]]](list)
             for turn in range(5 if quick else 21):
                 ready(first, tokens)
-                first.release("request")
                 if turn:
-                    ways.setdefault("own next request", []).append(ready(first, tokens))
-                    first.release("request")
-                filler = most * TOKENS_OF_A_PAGE  # leaves no page free, so that first must give
-                ready(first, filler)
-                first.release("request")
-                ways.setdefault("another model's request", []).append(ready(second, tokens))
-                second.release("request")
+                    ways["own next request"].append(ready(first, tokens))
+                ready(first, most * TOKENS_OF_A_PAGE)  # no page is free, so that first must give
+                ways["another model's request"].append(ready(second, tokens))
                 pool.trim()
-                ways.setdefault("free pages", []).append(ready(second, tokens))
-                second.release("request")
+                ways["free pages"].append(ready(second, tokens))
                 pool.trim()
             source = torch.empty(pages * 2 * MIB, dtype=torch.uint8, device=device)
             target = torch.zeros_like(source)
-            ways["a copy of as many bytes"] = copies(source, target, 21)
-            params = {"pages": pages, "page_bytes": pool.page_bytes}
-            for way, times in ways.items():
+            ways["a copy of as many bytes"] = [(us, 0) for us in copies(source, target, 21)]
+            for way, found in ways.items():
+                times = [us for us, _ in found]
+                params = {"pages": pages, "page_bytes": pool.page_bytes, "maps": found[-1][1]}
                 case = f"{pages} pages, {pages * 2} MiB"
                 add(report, case, way, statistics.median(times), times, params)
 
