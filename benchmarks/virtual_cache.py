@@ -68,9 +68,7 @@ class PagedAllocator:
         return {"kv_indptr": indptr, "kv_indices": indices, "last_page_len": last}
 
 
-def step_times(
-    tokens: int, step: Callable[[int], object], pause: float = 0.0
-) -> list[float]:
+def step_times(tokens: int, step: Callable[[int], object], pause: float = 0.0) -> list[float]:
     """Microseconds of each step of a generation, in which every request grows by a token."""
     times = []
     for length in range(1, tokens + 1):

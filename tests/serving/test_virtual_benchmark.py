@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def test_growth_and_handover_have_all_their_ways(harness: ModuleType, tmp_path: Path) -> None:
-    """Each way has the pages mapped that it is named after: times of a busy machine tell nothing."""
+    """Each way has the pages mapped that it is named after: times of a busy host tell nothing."""
     benchmark = __import__("virtual_cache")
     tables = ["--tables", "growth", "handover"]
     benchmark.main(["--device", "cpu", "--quick", "--out", str(tmp_path), *tables])
