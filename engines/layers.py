@@ -14,6 +14,7 @@ from warploom.dsl.library.attention_sink import AttentionSink
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.types.ir import walk
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.declaring.structure import traced_once
 
@@ -83,6 +84,12 @@ def without_value(variant: Variant, layer: AttentionLayer) -> list[str]:
     fields = variant.fields()
     read = (name for name in traced_once(variant)[1].input_names if name not in known)
     return [name for name in read if getattr(fields.get(name), "default", None) is None]
+
+
+def tells_requests_apart(variant: Variant) -> bool:
+    """Whether it reads which request of a batch is computed: in an engine's steps that is any."""
+    graphs = traced_once(variant)[1].hooks.values()
+    return any(node.op == "var" and node.attr == "batch" for one in graphs for node in walk(one))
 
 
 def likeness(variant: Variant) -> Hashable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -64,12 +64,61 @@ def attention_forward(
         [1, rows, q_heads, head_dim], and None for the weights.
 
     Raises:
-        UnsupportedByEngine: dropout, a mask beside the paged cache, or a CUDA graph of a step that
-            no device plans.
+        UnsupportedByEngine: dropout, a mask or a variant that reads at.batch beside the paged
+            cache, or a CUDA graph of a step that no device plans.
     """
-    if isinstance(attention_mask, MaskOnDemand):
-        attention_mask = attention_mask.mask if cache is None else None
-    layer = AttentionLayer(
+    means: dict[str, Any] = {
+        "scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux
+    }  # fmt: skip
+    if cache is not None:
+        mask = None if isinstance(attention_mask, MaskOnDemand) else attention_mask
+        call = module, query, key, value, mask, dropout, own_variants, means, cache, kwargs
+        return _paged_uncompiled(*call), None
+    mask = attention_mask.made() if isinstance(attention_mask, MaskOnDemand) else attention_mask
+    own = None
+    if own_variants is not None:
+        chosen = own_variants.of(module, _described(module, query, key, **means))
+        own = None if chosen is None else (chosen.variant, chosen.beside_padding)
+    means.update(kwargs, dropout=dropout, own=own)
+    return huggingface.attention_forward(module, query, key, value, mask, **means)
+
+
+def _paged(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    own_variants: OwnVariants | None,
+    means: dict[str, Any],
+    cache: Any,
+    kwargs: dict[str, Any],
+) -> torch.Tensor:
+    layer = _described(module, query, key, **means)
+    own = None if own_variants is None else own_variants.of(module, layer)
+    _refuse(dropout, mask, own)
+    if value.shape[3] % 8 or query.shape[3] % 8:
+        raise _unsupported(f"heads of {query.shape[3]} lanes", "kernels take multiples of 8")
+    sink = None if means["s_aux"] is None else means["s_aux"].float()
+    call = _Call(query[0].transpose(0, 1), layer, sink, own)
+    return _of_cache(cache).attend(module.layer_idx, call, (key, value), cache, kwargs)[None]
+
+
+_disable: Any = torch.compiler.disable  # which is not typed
+_paged_uncompiled: Callable[..., torch.Tensor] = _disable(_paged)  # it plans and launches
+
+
+def _described(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+    s_aux: torch.Tensor | None,
+) -> AttentionLayer:
+    return AttentionLayer(
         name=f"layers.{getattr(module, 'layer_idx', None)}",
         num_q_heads=query.shape[1],
         num_kv_heads=key.shape[1],
@@ -80,19 +129,6 @@ def attention_forward(
         has_sinks=s_aux is not None,
         model=getattr(module, "config", None),
     )
-    own = None if own_variants is None else own_variants.of(module, layer)
-    if cache is None:
-        return huggingface.attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
-            sliding_window=sliding_window, softcap=softcap, s_aux=s_aux,
-            own=None if own is None else (own.variant, own.beside_padding), **kwargs,
-        )  # fmt: skip
-    _refuse(dropout, attention_mask)
-    if value.shape[3] % 8 or query.shape[3] % 8:
-        raise _unsupported(f"heads of {query.shape[3]} lanes", "kernels take multiples of 8")
-    call = _Call(query[0].transpose(0, 1), layer, None if s_aux is None else s_aux.float(), own)
-    out = _of_cache(cache).attend(module.layer_idx, call, (key, value), cache, kwargs)
-    return out.unsqueeze(0), None
 
 
 @dataclass(frozen=True)
@@ -249,11 +285,14 @@ def _bounds(
     return bounds_by_rows(requests, rows, most, group_size, page)
 
 
-def _refuse(dropout: float, mask: torch.Tensor | None) -> None:
+def _refuse(dropout: float, mask: torch.Tensor | None, own: OwnVariant | None) -> None:
     if dropout != 0.0:
         raise _unsupported("dropout", "it serves inference")
     if mask is not None:
         raise _unsupported("a mask of the caller's", "requests see what their model says")
+    if own is not None and own.tells_requests_apart:
+        reason = "its steps hold any requests, in any order"
+        raise _unsupported("a variant that reads at.batch", reason, "Call generate.")
 
 
 def _is_captured(query: torch.Tensor) -> bool:

@@ -7,7 +7,6 @@ The layers know better: they are told where requests begin.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -25,17 +24,24 @@ class MaskOnDemand:
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
+        self._made: tuple[torch.Tensor | None] | None = None
 
-    @cached_property
-    def mask(self) -> torch.Tensor | None:
-        """As `make_mask` returns it."""
-        return make_mask(**self._arguments)
+    def made(self) -> torch.Tensor | None:
+        """As `make_mask` returns it, once for all layers."""
+        if self._made is None:  # no cached_property: its lock is not compiled
+            self._made = (make_mask(**self._arguments),)
+        return self._made[0]
 
 
 def make_mask_or_none(**arguments: Any) -> torch.Tensor | MaskOnDemand | None:
-    """`make_mask`, later for packed sequences; takes what that takes, by name."""
-    function = arguments.get("mask_function")
-    if arguments.get("attention_mask") is None and _is_packed(function):
+    """`make_mask`, later for packed sequences; takes what that takes, by name.
+
+    In models that are compiled functions do not tell what they are joined of, so that all masks
+    without padding are made later.
+    """
+    if arguments.get("attention_mask") is None and (
+        torch.compiler.is_compiling() or _is_packed(arguments.get("mask_function"))
+    ):
         return MaskOnDemand(arguments)
     return make_mask(**arguments)
 

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.engines.layers import AttentionLayer, likeness, without_value
+from warploom.engines.layers import AttentionLayer, likeness, tells_requests_apart, without_value
 from warploom.errors import ArgumentError
 from warploom.runtime.calls.huggingface import KeyPadding, reads_sink
 
@@ -23,12 +23,14 @@ class OwnVariant:
         variant: as it was chosen.
         beside_padding: the same where keys are padded.
         reads_sink: it takes the model's sinks.
+        tells_requests_apart: see `engines.layers.tells_requests_apart`.
         key: equal for layers that one plan serves.
     """
 
     variant: Variant
     beside_padding: Variant
     reads_sink: bool
+    tells_requests_apart: bool
     key: Hashable
 
 
@@ -71,4 +73,10 @@ class OwnVariants:
             values = ", ".join(f"{name}=..." for name in unbound)
             reason = f"for {layer.name} has no {unbound}; make it with values, as Mine({values})"
             raise ArgumentError(name="variant", reason=reason)
-        return OwnVariant(variant, variant & KeyPadding(), reads_sink(variant), likeness(variant))
+        return OwnVariant(
+            variant=variant,
+            beside_padding=variant & KeyPadding(),
+            reads_sink=reads_sink(variant),
+            tells_requests_apart=tells_requests_apart(variant),
+            key=likeness(variant),
+        )

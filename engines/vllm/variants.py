@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from warploom import env
 from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.engine_errors import BadVariantChoice
-from warploom.engines.layers import without_value
+from warploom.engines.layers import tells_requests_apart, without_value
 from warploom.engines.vllm.layers import Layer
 
 Choice = Callable[[Layer], "Variant | type[Variant] | None"]
@@ -63,6 +63,9 @@ def chosen(layer: Layer) -> Variant:
     if unbound:
         reason = f"what it returned for {layer.name} reads {unbound}, which have no value"
         raise BadVariantChoice(spec=spec, reason=reason, expected="values bound when it is made")
+    if tells_requests_apart(variant):
+        reason = f"what it returned for {layer.name} reads at.batch, and steps hold any requests"
+        raise BadVariantChoice(spec=spec, reason=reason, expected="one that is alike for all")
     return variant
 
 
@@ -83,4 +86,4 @@ def _named(spec: str) -> Choice:
     if not callable(found):
         reason = f"{where} has no function {path}"
         raise BadVariantChoice(spec=spec, reason=reason, expected=expected)
-    return found  # type: ignore[no-any-return]
+    return cast("Choice", found)

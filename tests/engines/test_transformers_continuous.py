@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs transformers: make test-engine
 
 from support.continuous_batches import HOW, alone, batches
 from support.tiny_models import prompts, tiny
+from transformers import CompileConfig
 
 import warploom as wl
 from warploom.engine_errors import UnsupportedByEngine, WrongEngineVersion
@@ -103,11 +104,48 @@ def test_packed_sequences_do_not_see_each_other() -> None:
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+def test_steps_may_be_compiled(name: str) -> None:
+    """As transformers compiles steps if asked to: attention itself is left out."""
+    given = prompts((5, 40, 1, 33), 48)
+    how = CompileConfig(fullgraph=False, dynamic=True, backend="aot_eager")
+    torch._dynamo.reset()
+    found = batches(tiny(name), given, continuous.NAME, varlen_compile_config=how)
+    assert found == alone(tiny(name), given)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["one sequence", "packed"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+def test_models_compile_whole(name: str, is_packed: bool) -> None:
+    model = tiny(name)
+    model.set_attn_implementation(continuous.NAME)
+    ids = torch.tensor([prompts((24,))[0]])
+    places = torch.cat((torch.arange(16), torch.arange(8)))[None] if is_packed else None
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        found = [f(ids, position_ids=places, use_cache=False).logits for f in (compiled, model)]
+    torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=1e-4)
+
+
 def test_continuous_batching_itself_refuses_names_without_flash() -> None:
     with pytest.raises(ValueError, match="warploom is not supported for continuous batching"):
         batches(tiny("Llama"), prompts((5,)), "warploom")
-    with pytest.raises(ArgumentError, match="contain 'flash'"):
-        continuous.register("warploom")
+    for wrong in ("warploom", lambda layer: None):
+        with pytest.raises(ArgumentError, match="contain 'flash' alone, like"):
+            continuous.register(wrong)  # type: ignore[arg-type]
+
+
+def test_names_of_warploom_do_not_displace_each_other() -> None:
+    given = prompts((5, 9))
+    for name in (continuous.NAME, continuous.NAME_BY_TABLES):
+        continuous.register(name)
+    found = [
+        batches(tiny("Llama"), given, name)
+        for name in (continuous.NAME, continuous.NAME_BY_TABLES, continuous.NAME)
+    ]
+    assert found[0] == found[1] == found[2]
 
 
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,19 @@ def test_dynamic_caches_compute_it(name: str) -> None:
     assert found[0] == found[1]
 
 
+def test_compiled_models_compute_it() -> None:
+    model = tiny("Llama")
+    model.set_attn_implementation(continuous.NAME)
+    ids = torch.tensor(prompts((24, 24)))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        found = compiled(ids).logits
+        model.set_attn_implementation("decayed")
+        expected = model(ids).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_layers_that_are_alike_share_a_plan() -> None:
     """Whoever makes a variant anew for each layer gets one plan for all of them."""
     given = prompts((5, 9))
@@ -109,6 +122,34 @@ def test_layers_that_are_alike_share_a_plan() -> None:
     heads = tiny("Llama").config
     each = heads.num_attention_heads, heads.num_key_value_heads, None
     assert asked == [(index, *each) for index in range(heads.num_hidden_layers)]
+
+
+def test_requests_are_told_apart_in_one_batch_alone() -> None:
+    """Of the steps of continuous batching, none says which requests of the user's it holds."""
+    given = prompts((9, 9), 48)
+    hidden = torch.tensor([0.0, -torch.inf])
+
+    class Hidden(wl.Variant):
+        """The second request sees its first key alone."""
+
+        hidden = wl.Tensor("float32", ("batch",))
+
+        def logits_transform(self, logits: Any, at: Any) -> Any:
+            return wl.where(at.kv_pos > 0, logits + self.hidden[at.batch], logits)
+
+    continuous.register(variant=lambda layer: Hidden(hidden=hidden) & layer.variant)
+    model = tiny("Llama")
+    model.set_attn_implementation(continuous.NAME)
+    found = model(torch.tensor(given)).logits
+    model.set_attn_implementation("sdpa")
+    plain = model(torch.tensor(given)).logits
+    torch.testing.assert_close(found[0], plain[0], rtol=1e-4, atol=1e-4)
+    assert (found[1] - plain[1]).abs().max() > 1e-2
+    model.set_attn_implementation(continuous.NAME)
+    failed = model.generate_batch(given, progress_bar=False, max_new_tokens=2).values()
+    assert len(failed) == 2
+    for one in failed:
+        assert "reads at.batch" in str(one.error) and "Call generate." in str(one.error)
 
 
 def test_masks_of_all_rows_and_keys_are_refused() -> None:

@@ -133,6 +133,7 @@ def test_a_function_chooses_the_variant_of_each_layer(saved: Saved) -> None:
         ("no_such_module:choose", "there is no module no_such_module"),
         ("no_colon", "no pair with a colon"),
         ("support.layer_variants:without_values", r"reads \['slopes'\], which have no value"),
+        ("support.layer_variants:by_request", "reads at.batch, and steps hold any requests"),
     ],
 )
 def test_choices_that_choose_nothing_are_told(
