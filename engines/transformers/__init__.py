@@ -27,7 +27,7 @@ def register(name: str = NAME, *, variant: Choice | None = None) -> None:
     It sets three private names of `transformers.modeling_flash_attention_utils`, by which
     transformers remembers that the functions of a flash implementation are loaded: it would look
     for a package of this name otherwise. Loading a model with another flash implementation makes
-    it forget; call this again before the next one with warploom.
+    it forget all names of warploom; call this again before the next model with one of them.
 
     Args:
         name: another name to register under; it must contain "flash".
@@ -44,7 +44,10 @@ def register(name: str = NAME, *, variant: Choice | None = None) -> None:
     from warploom.errors import ArgumentError, MissingPackage
 
     if not isinstance(name, str) or "flash" not in name:
-        reason = f"is {name!r}; continuous batching takes names that contain 'flash' alone"
+        reason = (
+            f"is {name!r}; continuous batching takes names that contain 'flash' alone, like "
+            f"{NAME!r}, and a variant is given as variant=..."
+        )
         raise ArgumentError(name="name", reason=reason)
     try:
         from transformers import __version__
@@ -72,9 +75,26 @@ def register(name: str = NAME, *, variant: Choice | None = None) -> None:
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, make_mask_or_none)
     loaded: Any = modeling_flash_attention_utils
-    loaded._loaded_implementation = name
+    _REGISTERED.add(name)
+    loaded._loaded_implementation = _AnyRegistered(name)
     loaded._process_flash_kwargs_fn = dict
     loaded._flash_with_kvcache_fn = _not_called  # there is one: so block tables are offered
+
+
+_REGISTERED: set[str] = set()
+
+
+class _AnyRegistered(str):
+    """What transformers compares a model's name with, which it remembers only one of."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return other in _REGISTERED
+
+    def __ne__(self, other: object) -> bool:
+        return other not in _REGISTERED
 
 
 def _not_called(*args: Any, **kwargs: Any) -> None:
