@@ -67,6 +67,10 @@ class ChainedVariant(Variant):
         for link in self.links:
             link.check_lengths(known, q_lens, kv_lens)
 
+    @property
+    def checks_lengths(self) -> bool:
+        return any(link.checks_lengths for link in self.links)
+
     def under(self, reading: Reading) -> ChainedVariant:
         made = copy.copy(self)
         made.__dict__["links"] = tuple(link.under(reading) for link in self.links)

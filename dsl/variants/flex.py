@@ -78,6 +78,10 @@ class Flex(Variant):
             self._lists.check_positions(kv_lens)
 
     @property
+    def checks_lengths(self) -> bool:
+        return self._lists is not None
+
+    @property
     def name(self) -> str:
         return self._name
 

@@ -134,6 +134,11 @@ class Variant:
         """
 
     @property
+    def checks_lengths(self) -> bool:
+        """Whether `check_lengths` has anything to say, so that lengths must be read for it."""
+        return type(self).check_lengths is not Variant.check_lengths
+
+    @property
     def name(self) -> str:
         """Name in messages and in rendered source."""
         return type(self).__name__

@@ -213,7 +213,7 @@ class Planning(Uncopied, Shown):
         return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
 
     def _check_lengths(self, known: dict[str, np.ndarray[Any, Any]], batch: Batch) -> None:
-        if type(self._variant).check_lengths is not Variant.check_lengths:
+        if self._variant.checks_lengths:
             self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:

@@ -177,6 +177,10 @@ class Placed(Whole):
     def logits_mask(self, at: Position) -> Value:
         return self.inner.logits_mask(self.whole(at))
 
+    @property
+    def checks_lengths(self) -> bool:
+        return self.expected is not None
+
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
         """Refuse a batch that is not this rank's part of the whole one, then ask the variant."""
         if self.expected is None:

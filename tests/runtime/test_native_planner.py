@@ -25,6 +25,7 @@ from warploom.dsl.variants.trace import trace
 from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
+from warploom.runtime.planning import host_strategy
 from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.places import Site
 from warploom.runtime.planning.planner_params import PlannerParams
@@ -277,6 +278,32 @@ def test_wrappers_plan_natively_and_read_the_plan_back() -> None:
     assert planned.plan.indices.tolist() == arguments[2]
     assert planned.plan.segments["kv_len"].tolist() == [7, 0, 12]
     assert planned.plan.loads.sum() > 0
+
+
+def far(logits: Any, batch: Any, head: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return logits - 0.1 * (q_idx - kv_idx)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [wl.Causal() & wl.SoftCap(30.0), wl.Causal() & wl.SlidingWindow(8), wl.flex(far)],
+    ids=["soft-cap", "window", "mod"],
+)
+def test_variants_without_a_check_have_no_batch_lowered(
+    variant: wl.Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading lengths for a check that has nothing to say took four times as long as planning."""
+
+    def lowered(*given: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(host_strategy, "make_batch", lowered)
+    wrapper = wl.AttentionWrapper(
+        variant, kv_format=wl.Paged(16), num_q_heads=4, num_kv_heads=2, head_dim=64,
+        dtype="float32", device="cpu",
+    )  # fmt: skip
+    wrapper.plan([0, 5, 6], [0, 1, 3], [2, 0, 1], [16, 7])
+    assert wrapper.planned is not None and wrapper.planned.is_native
 
 
 def test_a_plan_tells_of_what_was_planned_and_not_of_what_became_of_the_arrays() -> None:
