@@ -27,3 +27,10 @@ def test_errors_cross_processes(error: errors.WarploomError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert (str(again), again.facts) == (str(error), error.facts)
+
+
+def test_wrong_arguments_are_python_s_own_kinds_of_error() -> None:
+    """So that code which catches those of other libraries catches these."""
+    assert issubclass(errors.WrongShape, ValueError)
+    assert issubclass(errors.WrongCall, TypeError) and issubclass(errors.WrongCall, ValueError)
+    assert not issubclass(errors.CompileError, ValueError)

@@ -61,8 +61,8 @@ class BadHeadDim(UnsupportedSpec):
 # --- arguments of plan and run ------------------------------------------------------------------
 
 
-class ArgumentError(WarploomError):
-    """Base of wrong arguments to `plan`, `run` and `attention`."""
+class ArgumentError(WarploomError, ValueError):
+    """Base of wrong arguments to `plan`, `run` and `attention`; a ValueError, too."""
 
     message = "{name}: {reason}."
 
