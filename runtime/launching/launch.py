@@ -40,6 +40,7 @@ from warploom.runtime.tensors.strides import (
     obstacle,
     reachable,
     refuse_large_cache,
+    result_strides,
     room_for,
 )
 from warploom.runtime.tensors.tensors import byte_span
@@ -134,7 +135,6 @@ class Launcher:
         if rows != self._rows:
             self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
             self._lse_shape = self._geometry.lse_shape(batch)
-            self._out_strides = contiguous(self._out_shape)
             self._lse_strides = contiguous(self._lse_shape)
             self._rows = rows  # last: an interrupt may come before
         self._needs_inputs = self._inputs.incomplete
@@ -217,6 +217,7 @@ class Launcher:
         q, kv, out, lse = run.q, run.kv, run.out, run.lse
         k, v = pair = key_value(kv)
         self._form = None
+        self._out_strides = result_strides(q, self._geometry.head_dim_v)
         if self._pretransformed is not None:
             strides = (*strides[:3], *self._pretransformed.admit(strides[3:6]), *strides[6:])
         self._params.set_strides(strides)
@@ -301,9 +302,14 @@ class Launcher:
         """
         read, out = run.read, run.out
         found = self._obstacles(run)
-        target = out
-        if out is not None and (of_out := found.pop("out", None)):
+        if out is None:
+            strides = result_strides(run.q, self._geometry.head_dim_v)  # those of the original
+            shape, dtype = self._out_shape, self._geometry.dtype
+            target = torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
+        elif of_out := found.pop("out", None):
             target = room_for(out, "out", of_out)
+        else:
+            target = out
         for name, each in found.items():
             if name != "q" and self._geometry.format.is_cache:
                 refuse_large_cache(read[name], name, each)
@@ -360,10 +366,13 @@ class Launcher:
         """All strides, in the order of `ParamBlock.set_strides`; raises as `start`."""
         out, lse = run.out, run.lse
         geometry, batch = self._geometry, self._batch
-        made_out, made_lse = self._out_strides, self._lse_strides
-        return (
+        of_read = (
             *check_query(run.q, geometry, batch),
             *check_key_values(*key_value(run.kv), geometry, batch),
+        )
+        made_out, made_lse = result_strides(run.q, geometry.head_dim_v), self._lse_strides
+        return (
+            *of_read,
             *(row_strides(made_out, geometry) if out is None else check_out(out, geometry, batch)),
             *(row_strides(made_lse, geometry) if lse is None else check_lse(lse, geometry, batch)),
         )

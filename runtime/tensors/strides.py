@@ -68,6 +68,21 @@ def obstacle(tensor: torch.Tensor, vector: int, by_engine: bool = False) -> Obst
     return None
 
 
+def result_strides(q: torch.Tensor, head_dim: int) -> tuple[int, ...]:
+    """Strides of a result [..., head_dim] whose axes lie in memory as q's do.
+
+    They are those of `torch.empty_like(q)`, so that whoever has transposed q can transpose the
+    result back without a copy; but lanes lie side by side.
+    """
+    if type(q) is torch.Tensor and q.is_contiguous() and q.shape[-1] == head_dim:
+        return q.stride()  # the usual case, without a tensor
+    made = torch.empty_like(q, device="meta")
+    if made.stride(-1) != 1:
+        made = q.new_empty(q.shape, device="meta")
+    lanes = q.shape[-1]
+    return (*(stride // lanes * head_dim for stride in made.stride()[:-1]), 1)
+
+
 def reachable(tensor: torch.Tensor, name: str, found: Obstacle) -> torch.Tensor:
     """A copy without obstacles, made on the current stream, also while a CUDA graph is captured."""
     tell(name, found)

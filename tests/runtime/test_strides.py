@@ -332,3 +332,54 @@ def test_who_writes_where_is_looked_at_once(told: bool) -> None:
     assert looks.call_count == 1
     expected = wrapper.run(q.contiguous(), (k, v))
     assert torch.equal(given["out"], expected)
+
+
+def in_heads(x: torch.Tensor) -> torch.Tensor:
+    """[batch, rows, heads, dim] in memory as [batch, heads, rows, dim]."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def fused(x: torch.Tensor) -> torch.Tensor:
+    """A part of wider rows, as of a projection of q, k and v at once."""
+    return torch.cat((x, x), 2)[:, :, : x.shape[2]]
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("dim_v", [DIM, DIM // 2])
+@pytest.mark.parametrize("move", [lambda x: x, in_heads, fused, last_apart, column_major])
+@pytest.mark.filterwarnings("ignore::warploom.notices.CopyWarning")
+def test_results_lie_as_queries_do(move: Callable[..., Any], dim_v: int, backend: Any) -> None:
+    """As `torch.empty_like(q)`; calls with queries of other strides in between change nothing."""
+    q, k, v = dense()
+    v = v[..., :dim_v]
+    variant = wl.Causal() & wl.SoftCap(5.0)
+    expected = wl.attention(q, k, v, variant=variant)
+    moved = move(q)
+    for given in (moved, q, moved, in_heads(q), moved):
+        found = wl.attention(given, k, v, variant=variant, backend=backend)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        like = torch.empty_like(given[..., :dim_v].clone() if dim_v < DIM else given)
+        if like.stride(-1) == 1:
+            assert found.stride() == like.stride()
+        else:
+            assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("move", [lambda x: x, in_heads, fused, column_major])
+@pytest.mark.filterwarnings("ignore::warploom.notices.CopyWarning")
+def test_compilers_are_told_how_results_lie(move: Callable[..., Any]) -> None:
+    q, k, v = dense()
+    moved = move(q)
+
+    def computed(q: torch.Tensor) -> torch.Tensor:
+        return wl.attention(q, k, v, variant=CAUSAL) * 2
+
+    expected = computed(moved)
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        found = torch.compile(computed, fullgraph=True, dynamic=dynamic, backend="aot_eager")(moved)
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+
+
+CAUSAL = wl.Causal()
