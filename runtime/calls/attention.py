@@ -43,7 +43,7 @@ from warploom.runtime.inputs.missing import refuse_missing
 from warploom.runtime.operators import custom_op
 from warploom.runtime.tensors.plain import followed, needs_operator, refuse_traced
 from warploom.runtime.tensors.shortcuts import raw_stream
-from warploom.runtime.tensors.strides import result_strides
+from warploom.runtime.tensors.strides import new_result
 from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
@@ -261,8 +261,7 @@ def _run(
 
 
 def _nothing(q: torch.Tensor, sizes: Sizes, return_lse: bool, asked: AuxRequest | None) -> Any:
-    shape = (*q.shape[:3], sizes.dim_v)
-    empty = q.new_empty_strided(shape, result_strides(q, sizes.dim_v))
+    empty = new_result(q, sizes.dim_v)
     sums, tops = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
     if asked is not None:
         return empty, AuxOutput(sums if asked.lse else None, tops if asked.max_scores else None)

@@ -27,12 +27,12 @@ NAME = "warploom"
 
 
 class KeyPadding(Variant):
-    """Keys of which `keep` is False are invisible."""
+    """Keys of which `unpadded_keys` is False are invisible."""
 
-    keep = Tensor("bool", ("batch", "kv_pos"))
+    unpadded_keys = Tensor("bool", ("batch", "kv_pos"))  # a name that variants beside it have not
 
     def logits_mask(self, at: Position) -> Value:
-        return self.keep[at.batch, at.kv_pos]
+        return self.unpadded_keys[at.batch, at.kv_pos]
 
 
 class ElementMask(Variant):
@@ -58,7 +58,7 @@ _PARTS: dict[str, Variant] = {
     "causal": Causal(),
     "window": SlidingWindow(-1),
     "cap": SoftCap(1.0),
-    "keep": KeyPadding(),
+    "unpadded_keys": KeyPadding(),
     "visible": ElementMask(),
     "bias": ElementBias(),
     "sink": AttentionSink(),
@@ -213,7 +213,7 @@ def _mask_inputs(
         return {}
     keys = key.shape[2]
     if mask.dim() == 2:
-        return {"keep": mask[:, -keys:].bool()}
+        return {"unpadded_keys": mask[:, -keys:].bool()}
     mask = mask[..., :keys].expand(query.shape[0], query.shape[1], query.shape[2], keys)
     return {"visible": mask} if mask.dtype == torch.bool else {"bias": mask.float()}
 

@@ -75,15 +75,31 @@ def _is_causal(mask_function: Callable[..., Any], window: int | None) -> bool:
     return bool(_structure(mask_function) == _structure(windowed))
 
 
-def _structure(value: Any) -> Any:
+def closed_over(function: FunctionType) -> tuple[Any, ...]:
+    """Values that a function closes over; cells that are empty, for now, have none."""
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # its name is not bound yet
+            found.append(None)
+    return tuple(found)
+
+
+def _structure(value: Any, within: tuple[FunctionType, ...] = ()) -> Any:
     """Equal for functions of the same code over the same values.
 
     transformers makes a new closure for each forward, so identity tells nothing; and a few values
     of a mask do not tell what else the model or the user has joined to it.
+
+    Args:
+        value: a function, or what one closes over.
+        within: the functions around it, which it may close over itself.
     """
     if isinstance(value, tuple):
-        return tuple(map(_structure, value))
+        return tuple(_structure(each, within) for each in value)
     if isinstance(value, FunctionType):
-        closed = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        return value.__code__, _structure(closed)
+        if value in within:
+            return within.index(value)
+        return value.__code__, _structure(closed_over(value), (*within, value))
     return value if isinstance(value, int) else id(value)

@@ -15,7 +15,7 @@ from warploom.dsl.types.ir import Kind
 from warploom.dsl.types.roles import roles_text
 from warploom.dsl.types.spec import ScalarField, TensorField
 from warploom.dsl.variants.capture import writes
-from warploom.errors import ArgumentError, WrongDType, WrongShape
+from warploom.errors import ArgumentError, WarploomError, WrongDType, WrongShape
 from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.tensors.plain import refuse_freed, refuse_stand_in
 from warploom.runtime.tensors.tensors import as_seen, as_torch, byte_span
@@ -116,6 +116,8 @@ def _from_numbers(field: TensorField, value: Any, expected: torch.dtype) -> torc
             if floats or not own.numel()
             else own
         )
+    except WarploomError:  # reading the value called warploom, which refused that
+        raise
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(name=field.name, reason=f"is no tensor ({error})") from error
 

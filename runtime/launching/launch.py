@@ -37,9 +37,9 @@ from warploom.runtime.tensors import shortcuts
 from warploom.runtime.tensors.plain import modes, refuse_freed
 from warploom.runtime.tensors.strides import (
     Obstacle,
+    new_result,
     obstacle,
     reachable,
-    refuse_large_cache,
     result_strides,
     room_for,
 )
@@ -302,18 +302,12 @@ class Launcher:
         """
         read, out = run.read, run.out
         found = self._obstacles(run)
-        if out is None:
-            strides = result_strides(run.q, self._geometry.head_dim_v)  # those of the original
-            shape, dtype = self._out_shape, self._geometry.dtype
-            target = torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
-        elif of_out := found.pop("out", None):
+        target = new_result(run.q, self._geometry.head_dim_v) if out is None else out
+        if out is not None and (of_out := found.pop("out", None)):
             target = room_for(out, "out", of_out)
-        else:
-            target = out
         for name, each in found.items():
-            if name != "q" and self._geometry.format.is_cache:
-                refuse_large_cache(read[name], name, each)
-            read[name] = reachable(read[name], name, each)
+            is_cache = name != "q" and self._geometry.format.is_cache
+            read[name] = reachable(read[name], name, each, is_cache)
         kv = (read["k"], read["v"]) if found.keys() & {"k", "v"} else run.kv
         copied = run._replace(q=read["q"], kv=kv, out=target)
         if not self.knows(*copied[:5]):
@@ -366,13 +360,11 @@ class Launcher:
         """All strides, in the order of `ParamBlock.set_strides`; raises as `start`."""
         out, lse = run.out, run.lse
         geometry, batch = self._geometry, self._batch
-        of_read = (
-            *check_query(run.q, geometry, batch),
-            *check_key_values(*key_value(run.kv), geometry, batch),
-        )
+        of_query = check_query(run.q, geometry, batch)
         made_out, made_lse = result_strides(run.q, geometry.head_dim_v), self._lse_strides
         return (
-            *of_read,
+            *of_query,
+            *check_key_values(*key_value(run.kv), geometry, batch),
             *(row_strides(made_out, geometry) if out is None else check_out(out, geometry, batch)),
             *(row_strides(made_lse, geometry) if lse is None else check_lse(lse, geometry, batch)),
         )

@@ -30,7 +30,7 @@ from warploom.runtime.inputs.aux_outputs import (
 )
 from warploom.runtime.inputs.outputs import recorded_by, refuse_recording
 from warploom.runtime.tensors.plain import is_recorded
-from warploom.runtime.tensors.strides import result_strides
+from warploom.runtime.tensors.strides import new_result
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
@@ -372,8 +372,7 @@ def _fake(
     q: torch.Tensor, v: torch.Tensor, *asked: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Shapes of the results: out is q with v's head dimension, the others are q without one."""
-    shape = (*q.shape[:-1], v.shape[-1])
-    out = q.new_empty_strided(shape, result_strides(q, v.shape[-1]))
+    out = new_result(q, v.shape[-1])
     shapes = (q.shape[:-1] if flag else (0,) for flag in asked)
     sums, tops = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
     return out, sums, tops

@@ -83,8 +83,21 @@ def result_strides(q: torch.Tensor, head_dim: int) -> tuple[int, ...]:
     return (*(stride // lanes * head_dim for stride in made.stride()[:-1]), 1)
 
 
-def reachable(tensor: torch.Tensor, name: str, found: Obstacle) -> torch.Tensor:
-    """A copy without obstacles, made on the current stream, also while a CUDA graph is captured."""
+def new_result(q: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Memory for a result of q's type, with these strides."""
+    return q.new_empty_strided((*q.shape[:-1], head_dim), result_strides(q, head_dim))
+
+
+def reachable(
+    tensor: torch.Tensor, name: str, found: Obstacle, is_cache: bool = False
+) -> torch.Tensor:
+    """A copy without obstacles, made on the current stream, also while a CUDA graph is captured.
+
+    Raises:
+        ArgumentError: a cache that is too large to be copied by every run.
+    """
+    if is_cache:
+        _refuse_large(tensor, name, found)
     tell(name, found)
     log.debug("copying %s of shape %s: %s", name, tuple(tensor.shape), found.reason)
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -97,8 +110,7 @@ def room_for(tensor: torch.Tensor, name: str, found: Obstacle) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def refuse_large_cache(tensor: torch.Tensor, name: str, found: Obstacle) -> None:
-    """Raise ArgumentError for a cache that is too large to be copied by every run."""
+def _refuse_large(tensor: torch.Tensor, name: str, found: Obstacle) -> None:
     held = tensor.numel() * tensor.element_size()
     if held <= LARGEST_CACHE_COPIED:
         return

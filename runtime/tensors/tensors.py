@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
-from warploom.errors import ArgumentError, WrongDType, WrongShape
+from warploom.errors import ArgumentError, WarploomError, WrongDType, WrongShape
 from warploom.runtime.tensors.plain import refuse_freed, refuse_stand_in
 
 _INT32 = np.iinfo(np.int32)
@@ -46,6 +46,8 @@ def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
         )
     try:
         return torch.utils.dlpack.from_dlpack(value)
+    except WarploomError:  # it called warploom, which refused that
+        raise
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(name=name, reason=f"its DLPack export failed ({error})") from error
 

@@ -35,7 +35,7 @@ from warploom.runtime.launching.launch import Run
 from warploom.runtime.operators import custom_op
 from warploom.runtime.operators.custom_op import Result, Runner
 from warploom.runtime.tensors.plain import needs_operator
-from warploom.runtime.tensors.strides import result_strides
+from warploom.runtime.tensors.strides import new_result
 from warploom.runtime.tensors.tensors import as_seen, as_torch
 from warploom.runtime.wrappers.guard import Guard
 from warploom.runtime.wrappers.planning import Planning
@@ -175,8 +175,7 @@ class Running(Planning):
         if told is not None:
             told.put(found)
         if out is None:
-            strides = result_strides(q, self._geometry.head_dim_v)
-            o = torch.empty_strided(o.shape, strides, dtype=o.dtype, device=o.device).copy_(o)
+            o = new_result(q, self._geometry.head_dim_v).copy_(o)
         return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
