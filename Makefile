@@ -21,7 +21,7 @@ FUZZ_JOBS ?= $(JOBS)
 FUZZ      := --jobs $(FUZZ_JOBS) $(if $(SEED),--seed $(SEED))
 
 # Models that generate are for make test-engines: make test has thirty minutes on two cores.
-OF_ENGINES := $(patsubst %,--ignore=tests/engines/test_transformers_%.py,continuous graphs variants)
+OF_ENGINES := $(patsubst %,--ignore=tests/engines/test_transformers_%.py,continuous graphs variants other_models)
 
 comma   := ,
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q

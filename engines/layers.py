@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.types.ir import walk
-from warploom.dsl.variants.variant import Variant
+from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.runtime.declaring.structure import traced_once
 
 
@@ -28,6 +28,7 @@ class AttentionLayer:
         num_q_heads, num_kv_heads: of this rank.
         head_dim: lanes of queries, keys and values.
         sm_scale: factor of q.k.
+        is_causal: queries see no key after them; not so in encoders and across to them.
         window: keys that a query sees, its own included; None if all before it. Of layers with a
             window engines keep no other keys.
         soft_cap: bound of the logits, or None.
@@ -41,6 +42,8 @@ class AttentionLayer:
     num_kv_heads: int
     head_dim: int
     sm_scale: float
+    _: KW_ONLY
+    is_causal: bool = True
     window: int | None = None
     soft_cap: float | None = None
     alibi_slopes: tuple[float, ...] | None = None
@@ -61,12 +64,13 @@ class AttentionLayer:
             parts.append(SoftCap(self.soft_cap))
         if self.alibi_slopes is not None:
             parts.append(Alibi("input"))
-        parts.append(Causal())
-        if self.window is not None:
+        if self.is_causal:
+            parts.append(Causal())
+        if self.window is not None and self.is_causal:  # windows to both sides come as masks
             parts.append(SlidingWindow(self.window - 1))
         if self.has_sinks:
             parts.append(AttentionSink())
-        return chained(parts)
+        return chained(parts or [Variant()])
 
 
 def chained(parts: list[Variant]) -> Variant:
@@ -77,7 +81,26 @@ def chained(parts: list[Variant]) -> Variant:
     return made
 
 
-def without_value(variant: Variant, layer: AttentionLayer) -> list[str]:
+class Fault(NamedTuple):
+    """What is wrong with a choice, and what was expected."""
+
+    reason: str
+    expected: str
+
+
+def fault_of(made: object, layer: AttentionLayer) -> Fault | None:
+    """Why what was chosen for a layer cannot be its variant, if it cannot."""
+    is_class = isinstance(made, type) and issubclass(made, Variant)
+    if not (is_class or isinstance(made, Variant)):
+        return Fault(f"is {made!r}", "a warploom.Variant, or None")
+    unbound = _without_value(as_variant(made), layer)
+    if not unbound:
+        return None
+    values = ", ".join(f"{name}=..." for name in unbound)
+    return Fault(f"reads {unbound}, which have no value", f"one made with them, as Mine({values})")
+
+
+def _without_value(variant: Variant, layer: AttentionLayer) -> list[str]:
     """Fields that a variant reads and that have no value: neither bound, nor the model's own."""
     own = traced_once(layer.variant)[1].input_names
     known = {*own, *variant.inputs()}

@@ -26,8 +26,8 @@ def register(name: str = NAME, *, variant: Choice | None = None) -> None:
 
     It sets three private names of `transformers.modeling_flash_attention_utils`, by which
     transformers remembers that the functions of a flash implementation are loaded: it would look
-    for a package of this name otherwise. Loading a model with another flash implementation makes
-    it forget all names of warploom; call this again before the next model with one of them.
+    for a package of this name otherwise. Another flash implementation makes it forget all names of
+    warploom, with each forward; call this again before a model gets one of them.
 
     Args:
         name: another name to register under; it must contain "flash".

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import masking_utils
 
-from warploom.runtime.calls.huggingface_masks import make_mask
+from warploom.runtime.calls.huggingface_masks import closed_over, make_mask
 
 _transformers: Any = masking_utils
 _PACKED = _transformers.packed_sequence_mask_function(torch.zeros(1, 1)).__code__
@@ -46,12 +46,17 @@ def make_mask_or_none(**arguments: Any) -> torch.Tensor | MaskOnDemand | None:
     return make_mask(**arguments)
 
 
-def _is_packed(function: Callable[..., Any] | None) -> bool:
-    """True if the function, or one that it is joined of, tells packed sequences apart."""
-    if not isinstance(function, FunctionType):
+def _is_packed(function: Callable[..., Any] | None, within: tuple[FunctionType, ...] = ()) -> bool:
+    """True if the function, or one that it is joined of, tells packed sequences apart.
+
+    Args:
+        function: of a mask.
+        within: the functions around it, which it may close over itself.
+    """
+    if not isinstance(function, FunctionType) or function in within:
         return False
     if function.__code__ is _PACKED:
         return True
-    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    held = closed_over(function)
     parts = [part for one in held for part in (one if isinstance(one, tuple) else (one,))]
-    return any(_is_packed(part) for part in parts)
+    return any(_is_packed(part, (*within, function)) for part in parts)

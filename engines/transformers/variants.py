@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.engines.layers import AttentionLayer, likeness, tells_requests_apart, without_value
+from warploom.engines.layers import AttentionLayer, fault_of, likeness, tells_requests_apart
 from warploom.errors import ArgumentError
 from warploom.runtime.calls.huggingface import KeyPadding, reads_sink
 
@@ -63,16 +63,11 @@ class OwnVariants:
         made = self._choose(layer)
         if made is None:
             return None
-        is_class = isinstance(made, type) and issubclass(made, Variant)
-        if not (is_class or isinstance(made, Variant)):
-            reason = f"returned {made!r} for {layer.name}; expected a warploom.Variant, or None"
+        fault = fault_of(made, layer)
+        if fault is not None:
+            reason = f"for {layer.name} {fault.reason}; expected {fault.expected}"
             raise ArgumentError(name="variant", reason=reason)
         variant = as_variant(made)
-        unbound = without_value(variant, layer)
-        if unbound:
-            values = ", ".join(f"{name}=..." for name in unbound)
-            reason = f"for {layer.name} has no {unbound}; make it with values, as Mine({values})"
-            raise ArgumentError(name="variant", reason=reason)
         return OwnVariant(
             variant=variant,
             beside_padding=variant & KeyPadding(),

@@ -82,8 +82,13 @@ class LayerAttention(AttentionImpl[StepMetadata]):
         )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Called again when weights are loaded again."""
-        self._given = {} if self.sinks is None else {"sink": self.sinks.detach().float()}
+        """Called again when weights are loaded again: what CUDA graphs read stays where it is."""
+        if self.sinks is None:
+            return
+        sinks = self.sinks.detach().float()  # the weights themselves if they are of float32
+        held = self._given.setdefault("sink", sinks)
+        if held.data_ptr() != sinks.data_ptr():
+            held.copy_(sinks)
 
     def do_kv_cache_update(
         self,

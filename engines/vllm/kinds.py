@@ -91,7 +91,8 @@ class Kind:
             self.declarations.append(shared)
             self._shared = shared.on(device)
         self._last: tuple[Step, AttentionWrapper] | None = None
-        self.names = frozenset(self._mixed.spec.variant.input_names)
+        # values of the user's own are not the model's to replace
+        self.names = frozenset(self._mixed.spec.variant.input_names) - variant.inputs().keys()
 
     def warm_up(self) -> None:
         """Build the kernels of all steps, so that none waits for a compiler."""
@@ -134,17 +135,15 @@ class Kind:
             UnsupportedByEngine: a CUDA graph is to hold a step that the host has planned.
         """
         if self._last is None or self._last[0] is not step:
+            if is_capturing(q.device):  # replays would plan this step's lists again
+                raise _not_in_a_graph(step, "it was not planned before")
             self.plan(step)
         assert self._last is not None
         wrapper = self._last[1]
         in_graph = self._bounds is not None and wrapper is self._decode
         if not in_graph and is_capturing(q.device):
-            raise UnsupportedByEngine(
-                what=f"a full CUDA graph of {step.requests} requests with {step.rows} rows",
-                engine="vLLM",
-                reason="the host has planned it, which a replay would not do again",
-                remedy="Set cudagraph_mode to PIECEWISE, or report what makes vLLM capture it.",
-            )
+            reason = "the host has planned it, which a replay would not do again"
+            raise _not_in_a_graph(step, reason)
         rows = step.rows if in_graph else int(step.host_qo[-1])
         wrapper.run(q[:rows], kv, out=out[:rows], **inputs)
 
@@ -157,6 +156,15 @@ class Kind:
         if self._sharing is not None and self._sharing.pays(step):
             return self._shared
         return self._mixed
+
+
+def _not_in_a_graph(step: Step, reason: str) -> UnsupportedByEngine:
+    return UnsupportedByEngine(
+        what=f"a full CUDA graph of {step.requests} requests with {step.rows} rows",
+        engine="vLLM",
+        reason=reason,
+        remedy="Set cudagraph_mode to PIECEWISE, or report what makes vLLM capture it.",
+    )
 
 
 def kinds_of(layers: list[Layer], **declared: Any) -> dict[str, Kind]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from warploom import env
 from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.engine_errors import BadVariantChoice
-from warploom.engines.layers import tells_requests_apart, without_value
+from warploom.engines.layers import Fault, fault_of, tells_requests_apart
 from warploom.engines.vllm.layers import Layer
 
 Choice = Callable[[Layer], "Variant | type[Variant] | None"]
@@ -55,18 +55,14 @@ def chosen(layer: Layer) -> Variant:
     made = _named(spec)(layer)
     if made is None:
         return layer.variant
-    if not (isinstance(made, Variant) or (isinstance(made, type) and issubclass(made, Variant))):
-        reason = f"it returned {made!r} for {layer.name}"
-        raise BadVariantChoice(spec=spec, reason=reason, expected="a warploom.Variant, or None")
-    variant = as_variant(made)
-    unbound = without_value(variant, layer)
-    if unbound:
-        reason = f"what it returned for {layer.name} reads {unbound}, which have no value"
-        raise BadVariantChoice(spec=spec, reason=reason, expected="values bound when it is made")
-    if tells_requests_apart(variant):
-        reason = f"what it returned for {layer.name} reads at.batch, and steps hold any requests"
-        raise BadVariantChoice(spec=spec, reason=reason, expected="one that is alike for all")
-    return variant
+    fault = fault_of(made, layer)
+    if fault is None:
+        variant = as_variant(made)
+        if not tells_requests_apart(variant):
+            return variant
+        fault = Fault("reads at.batch, and steps hold any requests", "one that is alike for all")
+    reason = f"what it returned for {layer.name} {fault.reason}"
+    raise BadVariantChoice(spec=spec, reason=reason, expected=fault.expected)
 
 
 def _named(spec: str) -> Choice:

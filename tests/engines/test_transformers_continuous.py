@@ -17,6 +17,7 @@ from transformers import CompileConfig
 import warploom as wl
 from warploom.engine_errors import UnsupportedByEngine, WrongEngineVersion
 from warploom.engines import transformers as continuous
+from warploom.engines.transformers.masks import make_mask_or_none
 from warploom.engines.transformers.steps import Step
 from warploom.errors import ArgumentError
 
@@ -146,6 +147,21 @@ def test_names_of_warploom_do_not_displace_each_other() -> None:
         for name in (continuous.NAME, continuous.NAME_BY_TABLES, continuous.NAME)
     ]
     assert found[0] == found[1] == found[2]
+
+
+def test_masks_may_close_over_themselves() -> None:
+    """And over names that are not bound yet: whoever looks into a mask must not fall over them."""
+
+    def itself(batch: Any, head: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx <= q_idx if itself is not None else later
+
+    function: Any = itself
+    made = make_mask_or_none(
+        batch_size=1, q_length=4, kv_length=4, mask_function=function, local_size=2
+    )
+    assert isinstance(made, torch.Tensor)
+    assert torch.equal(made[0, 0], torch.ones(4, 4, dtype=torch.bool).tril())
+    later = 1
 
 
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

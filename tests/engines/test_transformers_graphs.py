@@ -32,7 +32,7 @@ from warploom.dsl.variants.trace import trace
 from warploom.engine_errors import UnsupportedByEngine
 from warploom.engines import transformers as continuous
 from warploom.engines.layers import AttentionLayer
-from warploom.engines.transformers import continuous as attention
+from warploom.engines.transformers import wrappers
 from warploom.engines.transformers.steps import Indptr, Step, bounds_by_rows, bounds_by_table
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.planning.rules import Options, Rules
@@ -108,8 +108,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
         runner.ModelRunner, "_capture_graph",
         lambda self, *args: made.capture(self, *args),
     )  # fmt: skip
-    monkeypatch.setattr(attention, "plans_on", lambda device: True)
-    monkeypatch.setattr(attention, "_is_captured", lambda query: made.is_capturing)
+    monkeypatch.setattr(wrappers, "plans_on", lambda device: True)
+    monkeypatch.setattr(wrappers, "is_capturing", lambda device: made.is_capturing)
     return made
 
 
@@ -167,7 +167,7 @@ def test_graphs_of_what_the_host_plans_are_refused(graphs: Graphs) -> None:
     """By the attention of their first layer, with the option that goes without."""
     graphs.is_capturing = True
     layer = AttentionLayer("layers.0", 4, 2, 32, 1.0)
-    call = attention._Call(torch.zeros(3, 4, 32), layer, None, None)
+    call = wrappers.Call(torch.zeros(3, 4, 32), layer, None, None)
     allocator = SimpleNamespace(
         layer_type="full_attention", tokens_per_page=16,
         get_cache_for_block_table=lambda layer: (torch.zeros(9, 16, 2, 32),) * 2,
@@ -175,7 +175,7 @@ def test_graphs_of_what_the_host_plans_are_refused(graphs: Graphs) -> None:
     cache = SimpleNamespace(layer_to_allocator=[allocator])
     new = torch.zeros(0), torch.zeros(0)
     with pytest.raises(UnsupportedByEngine, match=r"use_cuda_graph=False"):
-        attention._Attending().attend(0, call, new, cache, {"max_length_q": 2})
+        wrappers.Attending().attend(0, call, new, cache, {"max_length_q": 2})
 
 
 @hypothesis.settings(max_examples=40, deadline=None)

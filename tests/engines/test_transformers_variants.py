@@ -171,8 +171,8 @@ def test_what_is_no_function_is_refused(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (3, r"returned 3 for layers\.0; expected a warploom"),
-        (Decay, r"has no \['slopes'\]; make it with values, as Mine\(slopes=\.\.\.\)"),
+        (3, r"for LlamaAttention\.0 is 3; expected a warploom"),
+        (Decay, r"reads \['slopes'\], which have no value; .* as Mine\(slopes=\.\.\.\)"),
     ],
 )
 def test_what_is_no_variant_or_lacks_a_value_is_refused(wrong: Any, says: str) -> None:

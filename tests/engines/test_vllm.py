@@ -26,6 +26,7 @@ import warploom as wl
 from warploom.engine_errors import BadVariantChoice, UnsupportedByEngine, WrongEngineVersion
 from warploom.engines import vllm as plugin
 from warploom.engines.vllm import use_variant
+from warploom.engines.vllm.kinds import Kind
 from warploom.engines.vllm.layers import Layer
 from warploom.engines.vllm.variants import chosen
 
@@ -128,7 +129,7 @@ def test_a_function_chooses_the_variant_of_each_layer(saved: Saved) -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("support.layer_variants:no_variant", "returned 'model.layers.0"),
+        ("support.layer_variants:no_variant", "for model.*attn is 'model.layers.0"),
         ("support.layer_variants:none_such", "has no function none_such"),
         ("no_such_module:choose", "there is no module no_such_module"),
         ("no_colon", "no pair with a colon"),
@@ -262,3 +263,38 @@ def test_nothing_is_replaced_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("VLLM_PLUGINS", "warploom")
     plugin.load_plugin()
     assert "warploom" in AttentionBackendEnum.CPU_ATTN.get_path()
+
+
+def test_what_the_user_has_bound_is_not_replaced_by_the_model_s() -> None:
+    """Sinks of one's own on a layer with sinks, and a field with the name of ALiBi's slopes."""
+    mine = torch.randn(4)
+
+    class Decay(wl.Variant):
+        slopes = wl.Tensor("float32", ("q_head",))
+
+        def logits_transform(self, logits: Any, at: Any) -> Any:
+            return logits - self.slopes[at.q_head]
+
+    shape: Any = {"page_size": 16, "dtype": torch.float32, "device": torch.device("cpu")}
+    with_sinks = Layer("layers.0", 4, 2, 32, 0.2, has_sinks=True)
+    own, model = wl.Causal() & wl.AttentionSink(sink=mine), with_sinks.variant
+    assert Kind(with_sinks, own, **shape).names == frozenset()
+    assert Kind(with_sinks, model, **shape).names == {"sink"}
+    biased = Layer("layers.0", 4, 2, 32, 0.2, alibi_slopes=(0.5, 0.25, 0.125, 0.1))
+    assert Kind(biased, wl.Causal() & Decay(slopes=mine), **shape).names == frozenset()
+    assert Kind(biased, biased.variant, **shape).names == {"slopes"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_that_are_loaded_again_come_to_where_graphs_read_them(dtype: torch.dtype) -> None:
+    from warploom.engines.vllm.impl import LayerAttention
+
+    sinks = torch.nn.Parameter(torch.randn(4).to(dtype))
+    impl = LayerAttention(4, 32, 0.2, 2, None, None, "auto", sinks=sinks)
+    impl.process_weights_after_loading(dtype)
+    place = impl._given["sink"].data_ptr()
+    with torch.no_grad():
+        sinks.copy_(torch.randn(4))
+    impl.process_weights_after_loading(dtype)
+    assert impl._given["sink"].data_ptr() == place
+    assert torch.equal(impl._given["sink"], sinks.detach().float())
