@@ -93,15 +93,23 @@ def test_assisted_decoding_serves_the_name() -> None:
     assert found[0] == found[1]
 
 
-def test_packed_sequences_do_not_see_each_other() -> None:
-    """The mask that continuous batching needs not is made where a plain forward reads it."""
-    model, found = tiny("Gemma3"), []
+@pytest.mark.parametrize("tells_lengths", [False, True])
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+def test_packed_sequences_do_not_see_each_other(name: str, tells_lengths: bool) -> None:
+    """The mask that continuous batching needs not is made where a plain forward reads it.
+
+    Whoever collates for FlashAttention tells lengths, too, by which sequences are told apart.
+    """
+    model, found = tiny(name), []
     ids = torch.tensor([prompts((50,))[0]])
     places = torch.cat((torch.arange(32), torch.arange(18)))[None]
+    ends = torch.tensor([0, 32, 50], dtype=torch.int32)
+    told: dict[str, Any] = {"max_length_q": 32, "max_length_k": 32} if tells_lengths else {}
+    told |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends} if tells_lengths else {}
     for implementation in ("sdpa", continuous.NAME):
         model.set_attn_implementation(implementation)
         with torch.no_grad():
-            found.append(model(ids, position_ids=places, use_cache=False).logits)
+            found.append(model(ids, position_ids=places, use_cache=False, **told).logits)
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
 
 
