@@ -74,6 +74,20 @@ def test_expanded_keys(cuda: Any, lengths: tuple[int, int], axis: int) -> None:
     assert torch.equal(attention.run(q, expanded), expected)
 
 
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_results_lie_as_queries_do(cuda: Any, lengths: tuple[int, int]) -> None:
+    """Heads between rows, as a projection leaves them, and the result back without a copy."""
+    rows, keys = lengths
+    q = torch.randn(2, rows, 8, DIM, device=cuda, dtype=torch.bfloat16).transpose(1, 2)
+    k, v = torch.randn(2, 2, 2, keys, DIM, device=cuda, dtype=torch.bfloat16)
+    found, expected = (
+        wl.attention(x, k, v, variant=wl.Causal(), layout="HND") for x in (q, q.contiguous())
+    )
+    assert torch.equal(found, expected)
+    assert found.stride() == q.stride() and expected.is_contiguous()
+    assert found.transpose(1, 2).is_contiguous()
+
+
 def test_dense_calls_of_any_strides(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(2, 200, 8, 64, device=cuda, dtype=torch.float16)
     k, v = torch.randn(2, 2, 300, 2, 64, device=cuda, dtype=torch.float16)
