@@ -112,7 +112,8 @@ class Inputs:
         self.tensors: dict[str, torch.Tensor] = {}
         self.known: dict[str, np.ndarray[Any, Any]] = {}
         self.learnt: dict[str, torch.Tensor] = {}
-        self._sources: dict[str, Any] = {}  # of what is known, as given
+        self._sources: dict[str, Any] = {}  # tensors of the mask on the host, as given,
+        self._held: dict[str, torch.Tensor] = {}  # and copies of them
         self.overridden = False
         self._is_written = False  # what `scalars` has
         self._written: dict[str, Any] | None = None  # scalars of the run before, if nothing else
@@ -171,9 +172,11 @@ class Inputs:
         return {name: source for name, source in self._sources.items() if self._differs(name)}
 
     def _differs(self, name: str) -> bool:
-        now = as_input(self._tensor_fields[name], self._sources[name]).numpy()
-        copied = self.known[name][tuple(map(slice, self._shapes[name]))]
-        return not np.array_equal(now, copied, equal_nan=True)
+        now = as_input(self._tensor_fields[name], self._sources[name])
+        copied = self._held[name][tuple(map(slice, self._shapes[name]))]
+        if now.dtype == torch.bfloat16:  # NumPy has none
+            now, copied = now.float(), copied.float()
+        return not np.array_equal(now.numpy(), copied.numpy(), equal_nan=True)
 
     def for_batch(self, batch: Batch) -> None:
         """Take the lengths that tensors are checked against."""
@@ -271,7 +274,7 @@ class Inputs:
         for name, value in given.items():
             if name in self._tensor_fields:
                 field = self._tensor_fields[name]
-                if name in self.known or name in self._fixed:
+                if name in self._sources or name in self._fixed:
                     if name in self._sources and value is self._sources[name]:
                         if self._differs(name):
                             raise PlanMismatch(name=name, got="changed", expected="what it held")
@@ -309,20 +312,20 @@ class Inputs:
             got, before = _address(placed), _address(self.tensors[name])
             if got != before:
                 raise FrozenByGraph(name=name, got=got, expected=before)
-        known = None
-        is_known = tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16  # NumPy has none
-        if is_known and name in self.mask_tensors:
-            known = extended(tensor, tuple(placed.shape)).clone().numpy()
-        return OfferedTensor(value, tensor, placed, known)
+        held = None
+        if tensor.device.type == "cpu" and name in self.mask_tensors:
+            held = extended(tensor, tuple(placed.shape)).clone()
+        return OfferedTensor(value, tensor, placed, held)
 
     def _keep_tensor(self, name: str, new: OfferedTensor) -> None:
-        for kept in (self.known, self.learnt, self._sources):
+        for kept in (self.known, self.learnt, self._sources, self._held):
             kept.pop(name, None)
         if isinstance(new.source, torch.Tensor) and new.source.requires_grad:
             self.learnt[name] = new.source
+        if new.held is not None:
+            self._sources[name], self._held[name] = new.source, new.held
         if new.known is not None:
             self.known[name] = new.known
-            self._sources[name] = new.source
         if new.placed is not new.tensor:
             self._own[name] = new.placed.copy_(extended(new.tensor, tuple(new.placed.shape)))
         self.tensors[name] = new.placed

@@ -19,13 +19,20 @@ class OfferedTensor:
         source: as it was given.
         tensor: in the declared type, where the source lies.
         placed: what the kernel will read: the tensor, or memory to copy it to.
-        known: values that the mask reads, if the host has them.
+        held: what the mask reads of it, copied, if the host has it.
     """
 
     source: Any
     tensor: torch.Tensor
     placed: torch.Tensor
-    known: np.ndarray[Any, Any] | None
+    held: torch.Tensor | None
+
+    @property
+    def known(self) -> np.ndarray[Any, Any] | None:
+        """The same for planners; NumPy has no bfloat16."""
+        if self.held is None or self.held.dtype == torch.bfloat16:
+            return None
+        return self.held.numpy()
 
 
 @dataclass(frozen=True)
