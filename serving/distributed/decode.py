@@ -24,7 +24,7 @@ from warploom.serving.distributed.layouts import Interleaved
 from warploom.serving.distributed.peers import Peers
 from warploom.serving.distributed.placed import Placed
 from warploom.serving.distributed.placement import Placement, check_sizes, table_of
-from warploom.serving.distributed.states import States, empty_states, merged_ranks
+from warploom.serving.distributed.states import States, empty_states, merged_ranks, without_gradient
 
 HeadsOf: TypeAlias = Literal["all", "own"]
 
@@ -175,10 +175,11 @@ class DecodeWrapper:
             raise NotPlanned()
         axis = 1 if self._is_hnd else q.dim() - 2
         self._check(q, kv, inputs, axis)
-        with self._peers.in_step():
+        with self._peers.in_step(), torch.no_grad():
             out, lse = self._attended(q, kv, inputs, axis)
-        out = out.to(q.dtype).contiguous()
-        return (out, (lse * self._lse_scale).contiguous()) if return_lse else out
+            out, lse = out.to(q.dtype).contiguous(), (lse * self._lse_scale).contiguous()
+        out, lse = without_gradient((out, lse), (q, *kv))
+        return (out, lse) if return_lse else out
 
     def _check(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int) -> None:
         """Refuse what is wrong before any rank is sent something: a refused run may be repeated."""

@@ -11,8 +11,8 @@ Every message names its hand-over. "over" tells the receiver that the sender sti
 when they were read: one that gave up has freed them, and other values may lie there.
 
 Whatever is lost on the way, a process, the channel or a transfer, ends with TransferLost after
-`timeout` seconds of silence at most, on both sides. It ends the channel, too: what was on its way
-could be taken for part of the next hand-over.
+`timeout` seconds of silence at most, on both sides. It ends the channel, too, unless nothing of a
+hand-over had come: what was on its way could be taken for part of the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from socket import socket
+from socket import AF_INET, AF_INET6, IPPROTO_TCP, MSG_PEEK, TCP_NODELAY, socket
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +64,8 @@ class Channel:
 
     def __init__(self, connection: socket, timeout: float, what: str = "a request") -> None:
         connection.settimeout(timeout)
+        if connection.family in (AF_INET, AF_INET6):  # which would hold back what follows a length
+            connection.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         self._socket, self.timeout, self.what = connection, timeout, what
         self._is_lost = False
 
@@ -75,10 +77,8 @@ class Channel:
             TransferLost: an earlier hand-over failed.
         """
         if self._is_lost:
-            raise self.lost(
-                "the channel ended with an earlier failure; make a new pair of PageSender and "
-                "PageReceiver over a new connection"
-            )
+            reason = "the channel ended with an earlier failure; make a new pair over a new one"
+            raise self.lost(reason)
         try:
             yield
         except BaseException:
@@ -103,9 +103,19 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Send bytes; raises TransferLost."""
+        rest = memoryview(message).cast("B")
         try:
-            self._socket.sendall(_LENGTH.pack(memoryview(message).nbytes))
-            self._socket.sendall(message)
+            self._socket.sendall(_LENGTH.pack(rest.nbytes))
+            while rest.nbytes:  # `sendall` has one timeout for all of it
+                rest = rest[self._socket.send(rest) :]
+        except OSError as error:
+            raise self.lost(error) from error
+
+    def await_next(self) -> None:
+        """Wait for a message; raises TransferLost if none comes in time, and a later one may."""
+        try:
+            if not self._is_lost:
+                self._socket.recv(1, MSG_PEEK)
         except OSError as error:
             raise self.lost(error) from error
 
@@ -220,12 +230,13 @@ class PageReceiver(_Side):
             What the sender told of the request, and the pages that hold it, in order.
 
         Raises:
-            TransferLost: the sender ended or was silent, or a transfer broke. Make a new pair over
-                a new connection then.
+            TransferLost: no request came in time, and may be asked for again; or the sender ended
+                or was silent, or a transfer broke: make a new pair over a new connection then.
             ArgumentError: too few free pages, pages that are not in the caches or come twice, or
                 caches of other shapes; the sender is told, and may send again.
         """
         channel = self._channel
+        channel.await_next()
         with channel.in_step():
             offer = json.loads(channel.receive())
             own, into = offer["id"], [int(page) for page in free[: offer["pages"]]]

@@ -3,14 +3,21 @@
 All exchanges are point to point, since only those tell which rank was lost: a collective that
 breaks says that something did. NCCL makes one kernel of the sends and receives that are posted
 together, which is what it does for an all-to-all. Nothing here waits for the device.
+
+gloo matches messages by a tag, made here of whose they are: a rank whose call is another one than
+its peer's waits for it, and is told in the end. NCCL has no tags and matches by order alone.
 """
 
 from __future__ import annotations
 
+import itertools
+import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,10 +26,14 @@ from warploom.errors import ArgumentError
 from warploom.serving.distributed.errors import OutOfStep, RankLost
 
 _GRACE = timedelta(seconds=2)  # for exchanges with others, after one has failed
+_TAG = struct.Struct("=qqq")  # whose, which of theirs, how many bytes
+_numbers: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # of each group
 
 
 class Peers:
-    """The ranks of a process group.
+    """The ranks of a process group, as one wrapper sees them.
+
+    All ranks make those of a group in the same order.
 
     Args:
         group: a `torch.distributed` group with a backend for the tensors' device; None is the
@@ -48,10 +59,12 @@ class Peers:
             raise ArgumentError(name="group", reason="this process is not in it")
         self.sent = 0
         self._failure: str | None = None
-        self._is_nccl = dist.get_backend(self._group) == "nccl"
-        self._timeout = None
-        if timeout is not None and not self._is_nccl:
-            self._timeout = timedelta(seconds=timeout)
+        self._timeout = None if timeout is None else timedelta(seconds=timeout)
+        # a group may have one backend for each type of devices
+        parts = dist.get_backend_config(self._group).split(",")
+        self._backends = dict(part.split(":") for part in parts)
+        self._number = next(_numbers.setdefault(self._group, itertools.count()))
+        self._exchanges = 0
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
@@ -94,12 +107,14 @@ class Peers:
         self.sent += sum(
             tensor.nbytes for operation, tensor, _ in posted if operation is dist.isend
         )
-        if self._is_nccl:
+        self._exchanges += 1
+        if posted and self._backends.get(posted[0][1].device.type) == "nccl":
             return Exchange(self, what, self._together(posted))
         works, failed = [], None
         for operation, tensor, rank in posted:
             try:
-                works.append((rank, operation(tensor, self._global(rank), self._group)))
+                to, tag = self._global(rank), self._tag(tensor)
+                works.append((rank, operation(tensor, to, self._group, tag)))
             except RuntimeError as error:  # others still wait for what follows
                 failed = failed or self.lost(rank, what, error)
         return Exchange(self, what, works, self._timeout, failed)
@@ -114,6 +129,11 @@ class Peers:
         ]
         # one work for all: should it fail on the host, the first rank stands for any of them
         return [(posted[0][2], work) for work in dist.batch_isend_irecv(operations)]
+
+    def _tag(self, tensor: torch.Tensor) -> int:
+        """Unlike that of other wrappers' messages, of other calls, and of those of other sizes."""
+        of = _TAG.pack(self._number, self._exchanges, tensor.nbytes)
+        return zlib.crc32(of) & 0x7FFFFFFF
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self._group, rank)

@@ -73,6 +73,9 @@ class PrefillWrapper:
         self._peers = Peers(group, timeout)
         self.rank, self.world = self._peers.rank, self._peers.world
         self.layout = (layout or ZigZag)(self.world)
+        if not (isinstance(self.layout, Layout) and self.layout.world == self.world):
+            reason = f"made {self.layout!r}; expected a Layout of {self.world} ranks"
+            raise ArgumentError(name="layout", reason=reason)
         if method not in ("ring", "all_gather"):
             raise ArgumentError(name="method", reason=f"is {method!r}; expected ring or all_gather")
         for name in ("kv_format", "max_scores"):

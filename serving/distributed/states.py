@@ -7,10 +7,11 @@ kernels write them in that order, and nothing is copied before it is sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from warploom.errors import NoGradient
 from warploom.runtime.calls.merge import merge_states
 
 
@@ -58,3 +59,26 @@ def with_more(before: States | None, more: States, softmax: bool) -> States:
         return States(before.out + more.out, before.lse)
     both = torch.stack((before.out, more.out.float()), 1), torch.stack((before.lse, more.lse), 1)
     return States(*merge_states(*both))
+
+
+class _NoBackward(torch.autograd.Function):
+    """Results of exchanges, which no gradient goes back through."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, lse: torch.Tensor, *_: torch.Tensor) -> Any:
+        return out.view_as(out), lse.view_as(lse)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        raise NoGradient
+
+
+def without_gradient(
+    results: tuple[torch.Tensor, torch.Tensor], read: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The results, of which a backward pass raises NoGradient if it could reach what was read."""
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in read)):
+        return results
+    apply: Any = _NoBackward.apply  # which is not typed
+    found: tuple[torch.Tensor, torch.Tensor] = apply(*results, *read)
+    return found

@@ -180,8 +180,9 @@ def test_plan_reads_tensors_of_any_type_again(name: str, backend: Any) -> None:
         exact = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
         torch.testing.assert_close(wrapper.run(q, (k, v)), exact, atol=1e-5, rtol=1e-4)
         (given,) = wrapper._inputs.tensors
+        other: dict[str, Any] = {given: weight.clone()}
         with pytest.raises(PlanMismatch, match="is another tensor"):
-            wrapper.run(q, (k, v), **{given: weight.clone()})
+            wrapper.run(q, (k, v), **other)
 
 
 def test_run_takes_the_planned_tensor_of_the_mask_and_no_other() -> None:

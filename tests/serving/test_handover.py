@@ -107,15 +107,47 @@ def test_a_sender_that_ends_is_an_error(carrier: str) -> None:
     assert sender.exitcode == 9
 
 
-@pytest.mark.parametrize("side", [PageSender, PageReceiver])
-def test_a_silent_peer_is_an_error_for_good(sockets: Any, side: Any) -> None:
+def test_a_silent_receiver_is_an_error_for_good(sockets: Any) -> None:
     own = caches(6)
-    peer = side(own, sockets[0], carrier=CARRIER(own), timeout=0.2)
-    call = (lambda: peer.send([0], {})) if side is PageSender else (lambda: peer.receive([0]))
-    assert "silent for 0.2 s" in str(beside(call)())
+    sender = PageSender(own, sockets[0], carrier=CARRIER(own), timeout=0.2)
+    assert "silent for 0.2 s" in str(beside(lambda: sender.send([0], {}))())
     for _ in range(2):
-        failed = beside(call)()
+        failed = beside(lambda: sender.send([0], {}))()
         assert isinstance(failed, TransferLost) and "make a new pair" in str(failed)
+
+
+def test_between_two_requests_a_sender_may_be_silent(sockets: Any) -> None:
+    """Nobody can wait for ever, and nothing is lost while nothing has come."""
+    ours, theirs = caches(6), caches(6)
+    sender = PageSender(ours, sockets[0], carrier=CARRIER(ours))
+    receiver = PageReceiver(theirs, sockets[1], carrier=CARRIER(theirs), timeout=0.2)
+    for page in (1, 4):
+        assert "silent for 0.2 s" in str(beside(lambda: receiver.receive([0]))())
+        sent = beside(lambda page=page: sender.send([page], {"page": page}))
+        assert receiver.receive([page]) == ({"page": page}, [page])
+        assert sent() is None
+
+
+def test_a_message_may_take_longer_than_the_timeout() -> None:
+    """Which is for silence: a slow reader is none."""
+    here, there = socket.socketpair()
+    with here, there:
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        message = bytes(1 << 20)
+        sent = beside(lambda: handover.Channel(here, 0.3).send(message))
+        came = 0
+        while came < len(message) + 8:
+            time.sleep(0.02)
+            came += len(there.recv(1 << 14))
+        assert sent() is None
+
+
+def test_lengths_do_not_wait_for_what_they_tell_of() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = socket.create_connection(server.getsockname())
+        with connection:
+            handover.Channel(connection, 1.0)
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 class SlowCarrier(handover.ChannelCarrier):

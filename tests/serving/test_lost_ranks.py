@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import lost_ranks
+from support import crossed_ranks, lost_ranks
 from support.ranks import Ranks
 
 SOON = 20.0  # seconds; the group itself would wait for a minute
@@ -87,3 +87,28 @@ def test_without_a_group_there_is_an_error() -> None:
     options: dict[str, Any] = {"num_q_heads": 1, "head_dim": 16, "device": "cpu"}
     with pytest.raises(ArgumentError, match="init_process_group"):
         wld.DecodeWrapper(**options)
+
+
+@pytest.mark.parametrize(
+    ("case", "on_0", "on_1"),
+    [
+        (crossed_ranks.in_another_order, ["RankLost"] * 2, ["RankLost"] * 2),
+        (crossed_ranks.after_a_failure, ["RankLost"], ["RankLost"] * 2),
+        (crossed_ranks.with_another_batch, ["RankLost"], ["RankLost"]),
+    ],
+)
+def test_ranks_at_different_calls_get_no_results(
+    group: Callable[[int], Ranks], case: Any, on_0: list[str], on_1: list[str]
+) -> None:
+    """Messages of like sizes could be taken for each other's."""
+    assert group(2).run(case) == [on_0, on_1]
+
+
+def test_decodes_with_gradients_are_those_without(group: Callable[[int], Ranks]) -> None:
+    assert group(2).run(crossed_ranks.with_gradients) == [(True, "NoGradient")] * 2
+
+
+def test_layouts_of_other_groups_are_refused(group: Callable[[int], Ranks]) -> None:
+    for found in group(2).run(crossed_ranks.of_another_world):
+        assert len(found) == 3
+        assert all("ArgumentError: layout" in said and "of 2 ranks" in said for said in found)

@@ -1,0 +1,80 @@
+"""Ranks that are not at the same call of the same wrapper as the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from support.lost_ranks import _OPTIONS, DIM, HEADS
+from warploom import distributed as wld
+from warploom.errors import NoGradient
+from warploom.serving.distributed.layouts import Interleaved, ZigZag
+
+
+def _decoder(seed: int, requests: int = 1) -> Any:
+    """A run of a wrapper of its own."""
+    wrapper = wld.DecodeWrapper(timeout=2.0, **_OPTIONS)
+    lens = range(0, 8 * requests + 1, 8)
+    wrapper.plan(
+        list(range(requests + 1)), list(lens), total_kv_lens=[8 * wrapper.world] * requests
+    )
+    rng = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(n * requests, HEADS, DIM, generator=rng) for n in (1, 8))
+    return lambda: wrapper.run(q, (k, k))
+
+
+def _told(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return "a result"
+
+
+def in_another_order() -> list[str]:
+    """Two wrappers, which rank 0 runs in the other order than the rest."""
+    first, second = _decoder(1), _decoder(50)
+    calls = (first, second) if dist.get_rank() else (second, first)
+    return [_told(call) for call in calls]
+
+
+def after_a_failure() -> list[str]:
+    """Rank 0 fails before it sends anything, and goes on with another wrapper."""
+    first, second = _decoder(1), _decoder(50)
+    if dist.get_rank():
+        return [_told(first), _told(second)]
+    return [_told(second)]
+
+
+def with_another_batch() -> list[str]:
+    return [_told(_decoder(1, requests=2 - dist.get_rank()))]
+
+
+def with_gradients() -> tuple[bool, str]:
+    """Whether a query that wants a gradient changes a decode, and what asking for it says."""
+    rank = dist.get_rank()
+    wrapper = wld.DecodeWrapper(**_OPTIONS)
+    wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * wrapper.world])
+    q, k = torch.ones(1, HEADS, DIM), torch.randn(8, HEADS, DIM)
+    expected = wrapper.run(q, (k, k), return_lse=True)
+    found = wrapper.run(q.requires_grad_(), (k, k), return_lse=True)
+    same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    try:
+        found[rank % 2].sum().backward()
+    except NoGradient:
+        return same, "NoGradient"
+    return same, "nothing"
+
+
+def of_another_world() -> list[str]:
+    found = []
+    for layout in (lambda world: ZigZag(2 * world), lambda _: Interleaved(64), lambda _: 3):
+        try:
+            wrong: Any = layout
+            wld.PrefillWrapper(layout=wrong, **_OPTIONS)
+            found.append("accepted")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
