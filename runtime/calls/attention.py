@@ -97,20 +97,10 @@ def attention(
 
 @overload
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    variant: Variant | type[Variant] | None = ...,
-    sm_scale: float | None = ...,
-    return_lse: bool,
-    return_aux: None = ...,
-    layout: Layout = ...,
-    kv_lens: Any = ...,
-    lse_base: str = ...,
-    backend: str | None = ...,
-    **inputs: Any,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+    q: Any, k: Any, v: Any, *, variant: Variant | type[Variant] | None = ...,
+    sm_scale: float | None = ..., return_lse: bool, return_aux: None = ..., layout: Layout = ...,
+    kv_lens: Any = ..., lse_base: str = ..., backend: str | None = ..., **inputs: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
 def attention(
@@ -220,8 +210,6 @@ def _attend(
     kind = (runs, layout, sizes.shared, sizes.of_kernel, q.dtype, kv_dtype, q.device, sm_scale,
             lse_base, tells)  # fmt: skip
     counted = None if kv_lens is None else checked_lens(kv_lens, sizes)
-    if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
-        return _nothing(q, sizes, return_lse, asked)
 
     def make() -> AttentionWrapper:
         sizes.check(q, k, v, layout, kv_dtype)
@@ -233,6 +221,9 @@ def _attend(
             backend=backend, sm_scale=sm_scale, lse_base=lse_base, max_scores=tells,
         )  # fmt: skip
 
+    if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
+        make()  # refuses what it would of others
+        return _nothing(q, sizes, return_lse, asked)
     call = _Call(kind, q.device, sizes, counted, values)
     wrapper = _planned(call, make)
     check_lengths(given, traced, wrapper.mask_tensors, as_given, sizes, counted)

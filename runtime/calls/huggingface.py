@@ -235,4 +235,6 @@ def _padded_attention(
     )
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = attention(q, k, v, variant=variant, sm_scale=scaling, **inputs)
-    return out if out.shape[3] == dim_v else out[..., :dim_v]  # type: ignore[no-any-return]
+    out = out if out.shape[3] == dim_v else out[..., :dim_v]
+    # as transformers' own functions return it; q lies by heads where it is rotated in part
+    return out.contiguous()  # type: ignore[no-any-return]

@@ -72,20 +72,24 @@ def result_strides(q: torch.Tensor, head_dim: int) -> tuple[int, ...]:
     """Strides of a result [..., head_dim] whose axes lie in memory as q's do.
 
     They are those of `torch.empty_like(q)`, so that whoever has transposed q can transpose the
-    result back without a copy; but lanes lie side by side.
+    result back without a copy; of one whose lanes do not lie side by side it is contiguous.
     """
-    if type(q) is torch.Tensor and q.is_contiguous() and q.shape[-1] == head_dim:
-        return q.stride()  # the usual case, without a tensor
-    made = torch.empty_like(q, device="meta")
-    if made.stride(-1) != 1:
-        made = q.new_empty(q.shape, device="meta")
     lanes = q.shape[-1]
-    return (*(stride // lanes * head_dim for stride in made.stride()[:-1]), 1)
+    if type(q) is torch.Tensor and q.is_contiguous() and lanes == head_dim:
+        return q.stride()  # the usual case, without a tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.empty_like(q, device="meta")
+        if made.stride(-1) != 1:
+            made = q.new_empty(q.shape, device="meta")
+    if lanes == head_dim:
+        return made.stride()
+    return (*(stride // max(lanes, 1) * head_dim for stride in made.stride()[:-1]), 1)
 
 
 def new_result(q: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Memory for a result of q's type, with these strides."""
-    return q.new_empty_strided((*q.shape[:-1], head_dim), result_strides(q, head_dim))
+    with torch._C.DisableTorchFunctionSubclass():
+        return q.new_empty_strided((*q.shape[:-1], head_dim), result_strides(q, head_dim))
 
 
 def reachable(

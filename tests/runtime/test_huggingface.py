@@ -208,6 +208,20 @@ def test_what_is_not_served_is_refused(wrong: dict[str, Any]) -> None:
         huggingface.attention_forward(torch.nn.Module(), q, q, q, None, **wrong)
 
 
+@pytest.mark.parametrize("lies_by", ["rows", "heads", "lanes"])
+@pytest.mark.parametrize("dim", [16, 12])
+def test_results_are_contiguous(lies_by: str, dim: int) -> None:
+    """As those of transformers' own functions, wherever a rotation has left the queries."""
+    q, k, v = torch.randn(3, 2, 4, 6, dim)
+    order = {"heads": (0, 1, 2, 3), "rows": (0, 2, 1, 3), "lanes": (0, 3, 1, 2)}[lies_by]
+    back = [order.index(axis) for axis in range(4)]
+    moved = q.permute(order).contiguous().permute(back)
+    out, _ = huggingface.attention_forward(torch.nn.Module(), moved, k, v, None)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out, exact.transpose(1, 2), atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.some(3)
 @pytest.mark.parametrize("padding", ["none", "right"])
 @pytest.mark.parametrize("name", ["bert", "mistral", "gemma2"])

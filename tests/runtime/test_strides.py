@@ -383,3 +383,28 @@ def test_compilers_are_told_how_results_lie(move: Callable[..., Any]) -> None:
 
 
 CAUSAL = wl.Causal()
+
+
+@pytest.mark.parametrize("size", [0, 63])
+def test_no_requests_are_refused_as_some_are(size: int) -> None:
+    for batch in (0, 1):
+        q, k, v = (torch.zeros(batch, 4, 2, size) for _ in range(3))
+        with pytest.raises(errors.WarploomError, match="head_dim"):
+            wl.attention(q, k, v)
+
+
+class Refusing(torch.Tensor):
+    """A subclass that knows nothing of making tensors."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.empty_like, torch.Tensor.new_empty_strided, torch.Tensor.new_empty):
+            return NotImplemented
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_results_beside_subclasses() -> None:
+    q, k, v = dense()
+    expected = wl.attention(q, k, v)
+    found = wl.attention(in_heads(q).as_subclass(Refusing), k, v)
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), expected)
