@@ -45,6 +45,7 @@ class Captures:
         self.fields: dict[str, Field] = {}
         self._names: dict[object, str] = {}
         self._tensors: dict[str, Any] = {}  # they also keep alive the addresses in `_names`
+        self.alike: dict[str, Any] = {}  # of these, what kernels read in its own type
         self._copies: dict[str, Any] = {}  # conversions, whose addresses graphs may read
 
     def values(self) -> dict[str, Any]:
@@ -84,6 +85,8 @@ class Captures:
             field.name, field.owner = name, self.owner
             self.fields[name] = field
             self._tensors[name] = tensor
+            if str(tensor.dtype).removeprefix("torch.") == self.fields[name].dtype.name:
+                self.alike[name] = tensor
             self._names[key] = name
         return self._names[key]
 

@@ -60,6 +60,10 @@ class ChainedVariant(Variant):
     def inputs(self) -> dict[str, Any]:
         return {name: value for link in self.links for name, value in link.inputs().items()}
 
+    def traceable_inputs(self) -> dict[str, Any]:
+        links = self.links
+        return {name: x for link in links for name, x in link.traceable_inputs().items()}
+
     def functors(self) -> list[tuple[str, Any]]:
         return [found for link in self.links for found in link.functors()]
 

@@ -96,6 +96,9 @@ class Flex(Variant):
     def inputs(self) -> dict[str, Any]:
         return self._captures.values()
 
+    def traceable_inputs(self) -> dict[str, Any]:
+        return dict(self._captures.alike)
+
     def doubles(self) -> set[str]:
         """Fields of captured float64 tensors, which kernels read as float32."""
         return self._captures.doubles()

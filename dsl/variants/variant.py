@@ -158,6 +158,10 @@ class Variant:
         """Values bound at construction, by field name."""
         return dict(self.__dict__.get(VALUES, {}))
 
+    def traceable_inputs(self) -> dict[str, Any]:
+        """The same as they are, but for what is converted first; torch.compile can trace this."""
+        return dict(self.__dict__.get(VALUES, {}))
+
     def shares(self, name: str, other: Variant) -> bool:
         """True if a field of this name is one and the same for both variants when they are chained.
 

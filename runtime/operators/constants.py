@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from warploom.dsl.variants.variant import ALIVE
+from warploom.dsl.variants.variant import ALIVE, as_variant
 from warploom.errors import ArgumentError, CannotTrace
+from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.inputs.outputs import recorded_by, refuse_recording
 from warploom.runtime.operators.custom_op import register_variant
 
@@ -31,6 +32,7 @@ def handle_of(identity: int) -> int:
             remedy="Make it once, outside of the compiled function.",
         )
     refuse_recording(recorded_by(variant))
+    traced_once(as_variant(variant))  # so that it knows what its functions have captured
     return register_variant(variant)
 
 

@@ -167,16 +167,20 @@ def compiled_attention(
     asked = (
         AuxRequest(return_lse) if return_aux is None else checked_request(return_aux, return_lse)
     )
-    packed, handle = _pack(inputs), _NO_VARIANT
+    handle = _NO_VARIANT
     if variant is not None and is_dynamo_compiling():
         from warploom.runtime.operators.constants import handle_of  # brings in torch._dynamo
 
         handle = handle_of(id(variant))
+        if isinstance(variant, Variant):  # so that torch orders reads of its tensors and writes
+            held = variant.traceable_inputs().items()
+            inputs = {**{n: x for n, x in held if isinstance(x, torch.Tensor)}, **inputs}
     elif variant is not None:
         refuse_recording(recorded_by(variant))
         handle = register_variant(variant)
         if is_recorded() or torch.compiler.is_compiling():  # by torch.export
             _recorded[handle] = variant
+    packed = _pack(inputs)
     try:
         o, sums, tops = attention_op(
             q, k, v, kv_lens, *packed, handle, sm_scale, *asked, layout, lse_base, backend,

@@ -162,29 +162,6 @@ def test_plan_reads_tensors_of_the_mask_again(made: Any, kind: Any, make: str) -
     assert wrapper._inputs.tensors[name].data_ptr() == address
 
 
-@pytest.mark.parametrize("backend", [None, "reference"])
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "int8", "uint8", "bool"])
-def test_plan_reads_tensors_of_any_type_again(name: str, backend: Any) -> None:
-    dtype = getattr(torch, name)
-    weight = torch.ones(20, dtype=dtype)
-    wrapper = AttentionWrapper(
-        flex(None, lambda b, h, q_idx, kv_idx: weight[kv_idx] > 0), backend=backend, **SHAPE
-    )
-    weight[9] = 0  # before the first plan
-    q, k, v = torch.randn(3, 20, 2, 32)
-    for hidden in (3, 17):
-        weight[hidden] = 0
-        wrapper.plan([0, 20], [0, 20])
-        logits = torch.einsum("qhd,khd->hqk", q, k) * 32**-0.5
-        logits = logits.masked_fill(weight.float() == 0, -torch.inf)
-        exact = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
-        torch.testing.assert_close(wrapper.run(q, (k, v)), exact, atol=1e-5, rtol=1e-4)
-        (given,) = wrapper._inputs.tensors
-        other: dict[str, Any] = {given: weight.clone()}
-        with pytest.raises(PlanMismatch, match="is another tensor"):
-            wrapper.run(q, (k, v), **other)
-
-
 def test_run_takes_the_planned_tensor_of_the_mask_and_no_other() -> None:
     ids = torch.zeros(1, 20, dtype=torch.int32)
     wrapper = AttentionWrapper(DocumentMask(ids), **SHAPE)
