@@ -195,10 +195,10 @@ class GraphPool:
         with self._used_by("warm_up"), shown(self.buckets[::-1], progress) as buckets:
             self._driver.order()
             for rows in buckets:
-                mode = self.choose(rows).mode
-                if mode == "eager":
-                    continue
-                if (mode, rows) not in self._store:
+                while (mode := self.choose(rows).mode) != "eager":
+                    wanted.append((mode, rows))
+                    if wanted[-1] in self._store:
+                        break
                     if not is_cleared:
                         self._inputs.clear()
                         is_cleared = True
@@ -206,12 +206,10 @@ class GraphPool:
                         prepare(rows)
                     try:
                         make = partial(self._runner.capture, mode, rows)
-                        if not self._store.add_if_it_fits((mode, rows), make):
-                            continue
+                        self._store.add_if_it_fits((mode, rows), make)
+                        break
                     except CaptureFailed as error:
-                        self._refuse(mode, rows, error)
-                        continue
-                wanted.append((mode, rows))
+                        self._refuse(mode, rows, error)  # so that another mode is chosen
         return sum(key in self._store for key in wanted)
 
     def stats(self) -> GraphStats:

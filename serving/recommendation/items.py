@@ -149,6 +149,7 @@ class ItemMask:
     Attributes:
         items: whose tokens are let through.
         width: most beams.
+        writes: how often it was written.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class ItemMask:
             ArgumentError: no width.
         """
         checked_count("width", width)
-        self.items, self.width = items, width
+        self.items, self.width, self.writes = items, width, 0
         self._mask = torch.full((width, items.vocab_size), -torch.inf, device=device)
         self._open: torch.Tensor | None = None  # places that are 0
 
@@ -194,6 +195,7 @@ class ItemMask:
             flat.index_fill_(0, self._open, -torch.inf)
         flat.index_fill_(0, places, 0.0)
         self._open = places
+        self.writes += 1
         return self._mask[:count]
 
 

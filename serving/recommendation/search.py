@@ -70,8 +70,8 @@ class BeamSearch:
         """Begin.
 
         Args:
-            mask: of the table of items, on the device of the logits. It may serve one search after
-                another, not two at a time.
+            mask: of the table of items, on the device of the logits. It may serve several searches,
+                in one thread; a step whose mask another has overwritten writes it again.
             width: most beams, at most as many as the mask has rows.
             candidates: of each beam (the paper's top_k). By default as many as the width, with
                 which nothing is missed; fewer are faster.
@@ -91,6 +91,7 @@ class BeamSearch:
         self._nodes: Ints = np.zeros(1, np.int64)
         self._scores: Floats = np.zeros(1)
         self._written: torch.Tensor | None = None
+        self._number = 0  # which one of the mask's it was
 
     def __len__(self) -> int:
         """Beams there are."""
@@ -114,8 +115,9 @@ class BeamSearch:
             raise SearchDone(
                 steps=self.level, remedy="All are chosen: take the results, or begin a new search."
             )
-        if self._written is None:
+        if self._written is None or self._mask.writes != self._number:  # another search's
             self._written = self._mask.write(self.level, self._nodes)
+            self._number = self._mask.writes
         return self._written
 
     def step(self, logits: torch.Tensor) -> Selection:

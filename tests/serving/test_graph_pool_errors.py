@@ -200,6 +200,13 @@ def test_a_part_that_cannot_be_captured_leaves_the_rest_to_partial_mode() -> Non
     assert pool.stats().runs == {"full": 0, "partial": 1, "eager": 1}
 
 
+def test_warming_up_tries_the_mode_that_is_left() -> None:
+    pool = pool_of([double, wl.GraphPiece(looks, "full"), double], on_failure="eager")
+    assert pool.warm_up() == len(pool.buckets) > 1
+    assert torch.equal(pool.run({"x": X}), X * 8)
+    assert pool.stats().runs == {"full": 0, "partial": 1, "eager": 0}
+
+
 def test_errors_of_the_step_are_its_own() -> None:
     with pytest.raises(ValueError, match="no such layer"):
         pool_of(breaks, on_failure="eager").run({"x": X})

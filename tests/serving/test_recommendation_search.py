@@ -131,3 +131,24 @@ def test_a_search_finds_what_one_from_scratch_finds(
     assert [items[i] for i in found.items] == [path for _, path in expected]
     assert len(expected) == min(width, len(items))
     assert (copied == 0) == (page == 1)
+
+
+def test_searches_may_share_a_mask() -> None:
+    """Each step sees its own, whoever has prepared in between."""
+    rng = torch.Generator().manual_seed(0)
+    items = torch.randint(0, VOCAB, (200, STEPS), generator=rng).numpy()
+    table = ItemTable(items, VOCAB)
+    given = torch.randn(2, STEPS, 8, VOCAB, generator=rng)
+
+    def chosen(masks: list[ItemMask]) -> list[Any]:
+        searches, found = [BeamSearch(mask, 8) for mask in masks], []
+        for level in range(STEPS):
+            for search in searches:
+                search.prepare()
+            for which, search in enumerate(searches):
+                step = search.step(given[which, level, : len(search)])
+                found.append((which, step.parents.tolist(), step.tokens.tolist()))
+        return found
+
+    shared = ItemMask(table, 8)
+    assert chosen([shared, shared]) == chosen([ItemMask(table, 8), ItemMask(table, 8)])
