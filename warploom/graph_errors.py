@@ -44,6 +44,15 @@ class NotStatic(GraphError):
         super().__init__(remedy=remedy, **facts)
 
 
+class InputWritten(GraphError):
+    """Rows of padding would be written again and again, and drift."""
+
+    message = (
+        "the step writes to its input {name}, in place. Inputs are buffers of the pool, whose rows "
+        "of padding stay from batch to batch: write to a clone, or to memory of your own."
+    )
+
+
 class OutputsChanged(GraphError):
     """Captures share their outputs' memory, so that these are alike for all batches."""
 

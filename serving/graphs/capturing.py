@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from warploom.graph_errors import OutputsChanged
+from warploom.graph_errors import InputWritten, OutputsChanged
 from warploom.serving.graphs.buffers import Inputs, SectionBuffers, as_flow
 from warploom.serving.graphs.driver import GraphDriver
 from warploom.serving.graphs.pieces import Flow, Mode, Section, Step
@@ -92,7 +92,11 @@ class StepRunner:
                 check_alike(signature(result), signature(written[0]))
             written.append(self._between.write("out", result, rows))
 
+        before = {name: buffer._version for name, buffer in inputs.items()}
         self._driver.rehearse(body)
+        for name, buffer in inputs.items():
+            if buffer._version != before[name]:
+                raise InputWritten(name=name)
         return Link(section, self._driver.capture(body, what), written[0])
 
     def _through(

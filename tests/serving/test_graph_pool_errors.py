@@ -27,6 +27,7 @@ from warploom.graph_errors import (
     CaptureFailed,
     CaptureGone,
     DataDependent,
+    InputWritten,
     NoSuchMode,
     NotStatic,
     OutputsChanged,
@@ -205,6 +206,18 @@ def test_warming_up_tries_the_mode_that_is_left() -> None:
     assert pool.warm_up() == len(pool.buckets) > 1
     assert torch.equal(pool.run({"x": X}), X * 8)
     assert pool.stats().runs == {"full": 0, "partial": 1, "eager": 0}
+
+
+def test_steps_that_write_to_their_inputs_are_refused() -> None:
+    """Padding would grow by one with each batch, and index past a table in the end."""
+
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) * 2
+
+    for on_failure in ("raise", "eager"):
+        pool = pool_of(counts, on_failure=on_failure)
+        with pytest.raises(InputWritten, match="writes to its input x"):
+            pool.run({"x": X.clone()})
 
 
 def test_errors_of_the_step_are_its_own() -> None:
