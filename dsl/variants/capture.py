@@ -85,7 +85,7 @@ class Captures:
             field.name, field.owner = name, self.owner
             self.fields[name] = field
             self._tensors[name] = tensor
-            if str(tensor.dtype).removeprefix("torch.") == self.fields[name].dtype.name:
+            if str(tensor.dtype).removeprefix("torch.") == stored.name:
                 self.alike[name] = tensor
             self._names[key] = name
         return self._names[key]

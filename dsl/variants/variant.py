@@ -159,8 +159,8 @@ class Variant:
         return dict(self.__dict__.get(VALUES, {}))
 
     def traceable_inputs(self) -> dict[str, Any]:
-        """The same as they are, but for what is converted first; torch.compile can trace this."""
-        return dict(self.__dict__.get(VALUES, {}))
+        """The same, without those that are converted first, so that torch.compile can trace it."""
+        return self.inputs()
 
     def shares(self, name: str, other: Variant) -> bool:
         """True if a field of this name is one and the same for both variants when they are chained.

@@ -91,10 +91,10 @@ class _AnyRegistered(str):
     __hash__ = str.__hash__
 
     def __eq__(self, other: object) -> bool:
-        return other in _REGISTERED
+        return isinstance(other, str) and str(other) in _REGISTERED
 
     def __ne__(self, other: object) -> bool:
-        return other not in _REGISTERED
+        return not self == other
 
 
 def _not_called(*args: Any, **kwargs: Any) -> None:

@@ -119,6 +119,11 @@ class Inputs:
         self._written: dict[str, Any] | None = None  # scalars of the run before, if nothing else
         self._fixed: frozenset[str] = frozenset()
 
+    def for_runs(self) -> dict[str, torch.Tensor]:
+        """Planned tensors that a run may be given instead."""
+        fixed = self._fixed | self.mask_tensors
+        return {name: tensor for name, tensor in self.tensors.items() if name not in fixed}
+
     @property
     def incomplete(self) -> bool:
         """True if `run` must give something."""

@@ -68,8 +68,7 @@ class Running(Planning):
         if is_dynamo_compiling():
             learnt = self._learnt(inputs)
             # kept tensors go in, too, so that torch orders reads of them and writes
-            kept, of_mask = self._inputs.tensors.items(), self._inputs.mask_tensors
-            inputs = {n: x for n, x in kept if n not in of_mask and n not in inputs} | inputs
+            inputs = {**self._inputs.for_runs(), **inputs}
             result = custom_op.compiled_run(
                 runner, q, kv, out, lse, asked.lse, inputs, learnt, told
             )

@@ -18,6 +18,7 @@ from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime.declaring.declare import checked_lse_scale
 from warploom.runtime.formats import format_of
+from warploom.runtime.operators.custom_op import wanting
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform
 from warploom.serving.distributed.layouts import Interleaved
@@ -178,7 +179,8 @@ class DecodeWrapper:
         with self._peers.in_step(), torch.no_grad():
             out, lse = self._attended(q, kv, inputs, axis)
             out, lse = out.to(q.dtype).contiguous(), (lse * self._lse_scale).contiguous()
-        out, lse = without_gradient((out, lse), (q, *kv))
+        parts = kv if isinstance(kv, (tuple, list)) else (kv,)
+        out, lse = without_gradient((out, lse), wanting((q, *parts)))
         return (out, lse) if return_lse else out
 
     def _check(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int) -> None:

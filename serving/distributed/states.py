@@ -74,11 +74,11 @@ class _NoBackward(torch.autograd.Function):
 
 
 def without_gradient(
-    results: tuple[torch.Tensor, torch.Tensor], read: tuple[torch.Tensor, ...]
+    results: tuple[torch.Tensor, torch.Tensor], learnt: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The results, of which a backward pass raises NoGradient if it could reach what was read."""
-    if not (torch.is_grad_enabled() and any(x.requires_grad for x in read)):
+    """The results; a backward pass from them to what wants a gradient raises NoGradient."""
+    if not learnt:
         return results
     apply: Any = _NoBackward.apply  # which is not typed
-    found: tuple[torch.Tensor, torch.Tensor] = apply(*results, *read)
+    found: tuple[torch.Tensor, torch.Tensor] = apply(*results, *learnt)
     return found

@@ -91,7 +91,7 @@ class BeamSearch:
         self._nodes: Ints = np.zeros(1, np.int64)
         self._scores: Floats = np.zeros(1)
         self._written: torch.Tensor | None = None
-        self._number = 0  # which one of the mask's it was
+        self._write_number = 0  # which one of the mask's it was
 
     def __len__(self) -> int:
         """Beams there are."""
@@ -115,9 +115,9 @@ class BeamSearch:
             raise SearchDone(
                 steps=self.level, remedy="All are chosen: take the results, or begin a new search."
             )
-        if self._written is None or self._mask.writes != self._number:  # another search's
+        if self._written is None or self._mask.writes != self._write_number:  # another search's
             self._written = self._mask.write(self.level, self._nodes)
-            self._number = self._mask.writes
+            self._write_number = self._mask.writes
         return self._written
 
     def step(self, logits: torch.Tensor) -> Selection:

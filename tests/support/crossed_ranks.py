@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from support.lost_ranks import _OPTIONS, DIM, HEADS
+from support.lost_ranks import DIM, HEADS, OPTIONS
 from warploom import distributed as wld
 from warploom.errors import NoGradient
 from warploom.serving.distributed.layouts import Interleaved, ZigZag
@@ -15,7 +15,7 @@ from warploom.serving.distributed.layouts import Interleaved, ZigZag
 
 def _decoder(seed: int, requests: int = 1) -> Any:
     """A run of a wrapper of its own."""
-    wrapper = wld.DecodeWrapper(timeout=2.0, **_OPTIONS)
+    wrapper = wld.DecodeWrapper(timeout=2.0, **OPTIONS)
     lens = range(0, 8 * requests + 1, 8)
     wrapper.plan(
         list(range(requests + 1)), list(lens), total_kv_lens=[8 * wrapper.world] * requests
@@ -55,7 +55,7 @@ def with_another_batch() -> list[str]:
 def with_gradients() -> tuple[bool, str]:
     """Whether a query that wants a gradient changes a decode, and what asking for it says."""
     rank = dist.get_rank()
-    wrapper = wld.DecodeWrapper(**_OPTIONS)
+    wrapper = wld.DecodeWrapper(**OPTIONS)
     wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * wrapper.world])
     q, k = torch.ones(1, HEADS, DIM), torch.randn(8, HEADS, DIM)
     expected = wrapper.run(q, (k, k), return_lse=True)
@@ -73,7 +73,7 @@ def of_another_world() -> list[str]:
     for layout in (lambda world: ZigZag(2 * world), lambda _: Interleaved(64), lambda _: 3):
         try:
             wrong: Any = layout
-            wld.PrefillWrapper(layout=wrong, **_OPTIONS)
+            wld.PrefillWrapper(layout=wrong, **OPTIONS)
             found.append("accepted")
         except Exception as error:
             found.append(f"{type(error).__name__}: {error}")

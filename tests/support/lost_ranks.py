@@ -13,7 +13,7 @@ from warploom import distributed as wld
 from warploom.serving.distributed.decode import DecodeWrapper
 
 HEADS, DIM = 4, 16
-_OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "num_q_heads": HEADS, "head_dim": DIM, "dtype": "float32", "device": "cpu",
     "backend": "reference",
 }  # fmt: skip
@@ -26,7 +26,7 @@ def decode_without(lost: int, seconds: float | None, timeout: float | None) -> s
     """
 
     def prepared(seconds: float | None) -> Any:
-        wrapper = wld.DecodeWrapper(timeout=seconds, **_OPTIONS)
+        wrapper = wld.DecodeWrapper(timeout=seconds, **OPTIONS)
         wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * wrapper.world])
         q, k = torch.randn(1, HEADS, DIM), torch.randn(8, HEADS, DIM)
         return lambda: wrapper.run(q, (k, k))
@@ -39,7 +39,7 @@ def prefill_without(lost: int, method: Any, timeout: float | None) -> str:
     """The same in a prefill, before which a rank ends."""
 
     def prepared(seconds: float | None) -> Any:
-        wrapper = wld.PrefillWrapper(method=method, timeout=seconds, **_OPTIONS)
+        wrapper = wld.PrefillWrapper(method=method, timeout=seconds, **OPTIONS)
         wrapper.plan([64])
         q = torch.randn(int(wrapper.layout.local_len(64, wrapper.rank)), HEADS, DIM)
         return lambda: wrapper.run(q, (q, q))
@@ -100,12 +100,12 @@ def _prepared(kind: str) -> tuple[Any, ...]:
     rank, world = dist.get_rank(), dist.get_world_size()
     rng = torch.Generator().manual_seed(rank)
     if kind == "own":
-        wrapper: Any = wld.DecodeWrapper(heads="own", **_OPTIONS)
+        wrapper: Any = wld.DecodeWrapper(heads="own", **OPTIONS)
         wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * world])
         rows, tokens, heads = 1, 8, HEADS // world
     else:
         prefill: Any = wld.PrefillWrapper
-        wrapper = prefill(method=kind, **_OPTIONS)
+        wrapper = prefill(method=kind, **OPTIONS)
         wrapper.plan([61])  # not as many rows on each rank
         rows = tokens = int(wrapper.layout.local_len(61, rank))
         heads = HEADS
@@ -120,17 +120,17 @@ def options_refused() -> list[str]:
     decode: Any = wld.DecodeWrapper  # wrong arguments are wrong types, too
     prefill: Any = wld.PrefillWrapper
     for made in (
-        lambda: wld.DecodeWrapper(heads="own", **{**_OPTIONS, "num_q_heads": 3}),
-        lambda: decode(heads="some", **_OPTIONS),
-        lambda: wld.DecodeWrapper(max_scores=True, **_OPTIONS),
-        lambda: wld.DecodeWrapper(interleave=0, **_OPTIONS),
-        lambda: prefill(method="tree", **_OPTIONS),
-        lambda: wld.DecodeWrapper(**_OPTIONS).run(None, None),
+        lambda: wld.DecodeWrapper(heads="own", **{**OPTIONS, "num_q_heads": 3}),
+        lambda: decode(heads="some", **OPTIONS),
+        lambda: wld.DecodeWrapper(max_scores=True, **OPTIONS),
+        lambda: wld.DecodeWrapper(interleave=0, **OPTIONS),
+        lambda: prefill(method="tree", **OPTIONS),
+        lambda: wld.DecodeWrapper(**OPTIONS).run(None, None),
         lambda: _planned([0, 1], [0, 8], [9]),
         lambda: _planned([0, 1], [0, 8], [9, 9]),
-        lambda: wld.PrefillWrapper(**_OPTIONS).plan([3], [4, 4]),
-        lambda: wld.PrefillWrapper(**_OPTIONS).plan([-3]),
-        lambda: wld.PrefillWrapper(cuda_graph=True, **_OPTIONS),
+        lambda: wld.PrefillWrapper(**OPTIONS).plan([3], [4, 4]),
+        lambda: wld.PrefillWrapper(**OPTIONS).plan([-3]),
+        lambda: wld.PrefillWrapper(cuda_graph=True, **OPTIONS),
     ):
         try:
             made()
@@ -141,6 +141,6 @@ def options_refused() -> list[str]:
 
 
 def _planned(qo_indptr: Any, kv_indptr: Any, total: Any) -> DecodeWrapper:
-    wrapper = wld.DecodeWrapper(**_OPTIONS)
+    wrapper = wld.DecodeWrapper(**OPTIONS)
     wrapper.plan(qo_indptr, kv_indptr, total_kv_lens=total)
     return wrapper
