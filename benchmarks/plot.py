@@ -26,6 +26,7 @@ NOT_SHOWN = (
     "role_sweep",
     "prefetch",
     "prefetch_h100",
+    "prefetch_h100_nine",
     "graph_pool_h100",
 )
 # Sums and copies of torch are no bound: a kernel with another pattern of reads may pass them.
@@ -59,6 +60,7 @@ WAYS = {
 }
 OTHERS = "#64748b"
 _LIGHTER = 0.38  # of the way to white, for each further way of one library
+_LIGHTEST = 0.75  # for the last of them, if they are many
 
 TITLES = {
     "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
@@ -98,6 +100,10 @@ TITLES = {
     "beams_host": "Host time of a beam step over a prefix, pages of 16",
     "async_schedule": "Decode steps of 64 requests over 1k keys: host in turn or a step ahead",
     "transformers_generation": "Continuous batching of transformers, a model of 1B, bf16",
+    "context_parallel_2": "Attention of one layer on two GPUs and on one, heads 32/8, bf16",
+    "context_parallel_4": "Attention of one layer on four GPUs and on one, heads 32/8, bf16",
+    "tensor_parallel_2": "A decoder's layer on two GPUs, prefetches beside its all-reduces",
+    "tensor_parallel_4": "A decoder's layer on four GPUs, prefetches beside its all-reduces",
     "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
 }
 
@@ -116,8 +122,9 @@ def ceilings_of(rows: Sequence[Row]) -> list[Row]:
 def color_of(impl: str, impls: Sequence[str]) -> tuple[float, float, float]:
     """The colour of the library; the lighter, the later this way of it stands in the list."""
     base = base_color(impl)
-    rank = [name for name in impls if base_color(name) == base].index(impl)
-    kept = (1 - _LIGHTER) ** rank
+    ways = [name for name in impls if base_color(name) == base]
+    step = min(_LIGHTER, _LIGHTEST / max(1, len(ways) - 1))
+    kept = 1 - step * ways.index(impl)
     red, green, blue = (1 - kept * (1 - int(base[i : i + 2], 16) / 255) for i in (1, 3, 5))
     return red, green, blue
 
@@ -213,6 +220,10 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "beams_top_k": draw_log_bars,
     "beams_host": draw_log_bars,
     "transformers_generation": draw_bars,
+    "context_parallel_2": draw_log_bars,
+    "context_parallel_4": draw_log_bars,
+    "tensor_parallel_2": draw_bars,
+    "tensor_parallel_4": draw_bars,
 }
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warploom.serving.prefetch.overlap import Overlap as Overlap
     from warploom.serving.prefetch.overlap import Timed as Timed
     from warploom.serving.prefetch.predictions import predictions as predictions
+    from warploom.serving.prefetch.recorded import H100_NCCL_OVERLAP as H100_NCCL_OVERLAP
     from warploom.serving.prefetch.recorded import H100_OVERLAP as H100_OVERLAP
     from warploom.serving.prefetch.recorded import H200_OVERLAP as H200_OVERLAP
     from warploom.serving.prefetch.tensors import beside as beside
@@ -65,6 +66,7 @@ _HOME = {
     "end_to_end_seconds": "l2_model",
     "Overlap": "overlap",
     "Timed": "overlap",
+    "H100_NCCL_OVERLAP": "recorded",
     "H100_OVERLAP": "recorded",
     "H200_OVERLAP": "recorded",
     "L2_MEGABYTES": "exploration",

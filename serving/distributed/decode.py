@@ -25,7 +25,13 @@ from warploom.serving.distributed.layouts import Interleaved
 from warploom.serving.distributed.peers import Peers
 from warploom.serving.distributed.placed import Placed
 from warploom.serving.distributed.placement import Placement, check_sizes, table_of
-from warploom.serving.distributed.states import States, empty_states, merged_ranks, without_gradient
+from warploom.serving.distributed.states import (
+    States,
+    empty_states,
+    merged_lse,
+    merged_ranks,
+    without_gradient,
+)
 
 HeadsOf: TypeAlias = Literal["all", "own"]
 
@@ -177,11 +183,10 @@ class DecodeWrapper:
         axis = 1 if self._is_hnd else q.dim() - 2
         self._check(q, kv, inputs, axis)
         with self._peers.in_step(), torch.no_grad():
-            out, lse = self._attended(q, kv, inputs, axis)
-            out, lse = out.to(q.dtype).contiguous(), (lse * self._lse_scale).contiguous()
+            results = self._attended(q, kv, inputs, axis, return_lse)
         parts = kv if isinstance(kv, (tuple, list)) else (kv,)
-        out, lse = without_gradient((out, lse), wanting((q, *parts)))
-        return (out, lse) if return_lse else out
+        results = without_gradient(results, wanting((q, *parts)))
+        return results if return_lse else results[0]
 
     def _check(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int) -> None:
         """Refuse what is wrong before any rank is sent something: a refused run may be repeated."""
@@ -195,20 +200,24 @@ class DecodeWrapper:
         self.local._check_run(q, kv, inputs)
 
     def _attended(
-        self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and log-sum-exp of the heads that this rank returns."""
-        q = self._gathered(q, axis) if self._heads == "own" else q
-        heads_first = q.movedim(axis, 0)
+        self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int, with_lse: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Output of the heads that this rank returns, and the log-sum-exp if it is wanted."""
+        given = self._gathered(q, axis) if self._heads == "own" else q
+        heads_first = given.movedim(axis, 0)
         own = empty_states(heads_first.shape[:-1], self.local.spec.head_dim_v, q.dtype, q.device)
-        self.local.run(q, kv, out=own.out.movedim(0, axis), lse=own.lse.movedim(0, axis), **inputs)
-        merged, lse = merged_ranks(self._swapped(own), self._variant.softmax)
-        merged, lse = merged.movedim(0, axis), lse.movedim(0, axis)
+        out, lse = own.out.movedim(0, axis), own.lse.movedim(0, axis)
+        self.local.run(given, kv, out=out, lse=lse, **inputs)
+        states, softmax = self._swapped(own), self._variant.softmax
+        found = [merged_ranks(states, softmax).movedim(0, axis)]
+        if with_lse or self._epilogue is not None:
+            found.append(merged_lse(states, softmax).movedim(0, axis))
         if self._epilogue is not None:
-            merged = self._epilogue.run(merged, lse, axis, inputs)
+            found[0] = self._epilogue.run(found[0], found[1], axis, inputs)
             if self._heads == "own":
-                merged, lse = (x.chunk(self.world, axis)[self.rank] for x in (merged, lse))
-        return merged, lse
+                found = [x.chunk(self.world, axis)[self.rank] for x in found]
+        out = found[0].to(q.dtype).contiguous()
+        return (out, (found[1] * self._lse_scale).contiguous()) if with_lse else (out,)
 
     def _gathered(self, q: torch.Tensor, axis: int) -> torch.Tensor:
         """Queries of all heads, of those of each rank."""

@@ -6,13 +6,15 @@ kernels write them in that order, and nothing is copied before it is sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from warploom.errors import NoGradient
-from warploom.runtime.calls.merge import merge_states
+
+_LEAST = torch.finfo(torch.float32).min
 
 
 class States(NamedTuple):
@@ -40,33 +42,44 @@ def bytes_per_state(head_dim: int, element: int) -> int:
     return head_dim * element + 4
 
 
-def merged_ranks(states: States, softmax: bool) -> States:
-    """One state of those of all ranks, along the first axis, in float32.
+def merged_ranks(states: States, softmax: bool) -> torch.Tensor:
+    """Outputs of all ranks, along the first axis, as one, in float32.
 
-    Without softmax states are outputs, and these are added.
+    Without softmax they are added. In few launches: a step of decoding has nothing else to do
+    meanwhile.
     """
     if not softmax:
-        return States(states.out.float().sum(0), torch.zeros_like(states.lse[0]))
-    # which axes count as rows and which as heads is all the same to a merge
-    return States(*merge_states(states.out.float().movedim(0, -3), states.lse.movedim(0, -2)))
+        return states.out.float().sum(0)
+    weights = torch.softmax(states.lse, 0).masked_fill_(states.lse == -math.inf, 0.0)
+    return (states.out * weights[..., None]).sum(0)
+
+
+def merged_lse(states: States, softmax: bool) -> torch.Tensor:
+    """Log-sum-exps of all ranks, along the first axis, as one; 0 without softmax."""
+    return states.lse.logsumexp(0) if softmax else torch.zeros_like(states.lse[0])
 
 
 def with_more(before: States | None, more: States, softmax: bool) -> States:
-    """The state so far [rows, heads, ...] in float32, and one of other keys."""
+    """The state so far [rows, heads, ...] in float32, and one of other keys.
+
+    Both may be of gigabytes, so they are read once.
+    """
     if before is None:
         return States(more.out.float(), more.lse)
     if not softmax:
         return States(before.out + more.out, before.lse)
-    both = torch.stack((before.out, more.out.float()), 1), torch.stack((before.lse, more.lse), 1)
-    return States(*merge_states(*both))
+    # by the difference, which is exact where the sum is rounded; 0 where neither has seen a key
+    share = torch.sigmoid(more.lse - before.lse.clamp_min(_LEAST))
+    out = torch.lerp(before.out, more.out.float(), share[..., None])
+    return States(out, torch.logaddexp(before.lse, more.lse))
 
 
 class _NoBackward(torch.autograd.Function):
     """Results of exchanges, which no gradient goes back through."""
 
     @staticmethod
-    def forward(ctx: Any, out: torch.Tensor, lse: torch.Tensor, *_: torch.Tensor) -> Any:
-        return out.view_as(out), lse.view_as(lse)
+    def forward(ctx: Any, count: int, *given: torch.Tensor) -> Any:
+        return tuple(x.view_as(x) for x in given[:count])
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
@@ -74,11 +87,11 @@ class _NoBackward(torch.autograd.Function):
 
 
 def without_gradient(
-    results: tuple[torch.Tensor, torch.Tensor], learnt: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+    results: tuple[torch.Tensor, ...], learnt: list[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """The results; a backward pass from them to what wants a gradient raises NoGradient."""
     if not learnt:
         return results
     apply: Any = _NoBackward.apply  # which is not typed
-    found: tuple[torch.Tensor, torch.Tensor] = apply(*results, *learnt)
+    found: tuple[torch.Tensor, ...] = apply(len(results), *results, *learnt)
     return found

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.prefetching_ranks import check_two_ranks
 from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
@@ -20,7 +17,6 @@ from warploom.errors import ArgumentError
 from warploom.prefetch import prefetch_pass
 from warploom.prefetch_errors import BadBudget
 
-SCRIPT = Path(__file__).resolve().parents[1] / "support" / "tensor_parallel.py"
 WEIGHT = 64 * 64 * 4
 
 
@@ -235,29 +231,4 @@ def test_bad_arguments() -> None:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no distributed part")
 def test_two_ranks_compute_the_same_with_and_without(tmp_path: Path) -> None:
     """Inductor and AOTAutograd, weights cut by hand and by DTensor, over gloo."""
-    command = [sys.executable, str(SCRIPT)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], env=environment,
-                         stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]  # fmt: skip
-    errors = [rank.communicate(timeout=400)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found["inductor"] == {
-            "same": True,
-            "bytes": [WEIGHT + WEIGHT // 2],
-            "calls": ["all_reduce_", "prefetch", "wait_tensor", "all_reduce_", "wait_tensor"],
-        }
-        assert found["dtensor"]["same"]
-        # up, its bias and down; queries, keys, values and out; nothing behind the last
-        assert found["dtensor"]["counts"] == [3, 4, 3]
-        order = [x for x in found["dtensor"]["graph"].split() if "all_red" in x or "loom" in x
-                 or "wait" in x]  # fmt: skip
-        names = [x.split(".")[1] for x in order]
-        assert names == ["all_reduce", "prefetch", "wait_tensor"] * 3 + [
-            "all_reduce",
-            "wait_tensor",
-        ]
+    check_two_ranks(tmp_path, "cpu")

@@ -1,4 +1,7 @@
-"""One rank of a tensor-parallel model, with and without prefetches: python THIS RANK FOLDER."""
+"""One rank of a tensor-parallel model, with and without prefetches.
+
+python THIS RANK FOLDER [DEVICE], which is cpu (gloo) or cuda (NCCL, a GPU for each rank).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ class Block(nn.Module):
 def cut_block(mesh: Any) -> nn.Module:
     plan: dict[str, Any] = {f"qkv.{i}": ColwiseParallel() for i in range(3)}
     plan |= {"out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
-    return nn.Sequential(*(parallelize_module(Block(), mesh, plan) for _ in range(2)))
+    blocks = [Block().to(mesh.device_type) for _ in range(2)]
+    return nn.Sequential(*(parallelize_module(block, mesh, plan) for block in blocks))
 
 
 def traced(model: nn.Module, x: torch.Tensor, change: Callable[[Any], Any]) -> torch.Tensor:
@@ -78,8 +82,9 @@ def traced(model: nn.Module, x: torch.Tensor, change: Callable[[Any], Any]) -> t
     return out
 
 
-def of_dtensor(mesh: Any) -> dict[str, Any]:
-    model, x = cut_block(mesh), torch.randn(5, WIDTH)
+def of_dtensor(device: str) -> dict[str, Any]:
+    mesh, x = init_device_mesh(device, (RANKS,)), torch.randn(5, WIDTH, device=device)
+    model = cut_block(mesh)
     graphs: list[str] = []
     inserted: list[Any] = []
 
@@ -94,8 +99,8 @@ def of_dtensor(mesh: Any) -> dict[str, Any]:
     return {"same": torch.equal(before, after), "graph": graphs[0], "counts": counts}
 
 
-def of_inductor() -> dict[str, Any]:
-    model, x = nn.Sequential(Layer(), Layer()), torch.randn(5, WIDTH)
+def of_inductor(device: str) -> dict[str, Any]:
+    model, x = nn.Sequential(Layer(), Layer()).to(device), torch.randn(5, WIDTH, device=device)
     own = inductor_pass(BUDGET)
     with torch.no_grad():
         before = model(x)
@@ -114,14 +119,18 @@ def of_inductor() -> dict[str, Any]:
 
 def main() -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    device = "cuda" if "cuda" in sys.argv[3:] else "cpu"
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     inductor.force_disable_caches = True  # a graph from there runs no pass
     torch.manual_seed(0)
     store = dist.FileStore(str(folder / "store"), RANKS)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    found = {"inductor": of_inductor()}
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS)
+    found = {"inductor": of_inductor(device)}
     inductor.post_grad_custom_post_pass = None
-    found["dtensor"] = of_dtensor(init_device_mesh("cpu", (RANKS,)))
+    found["dtensor"] = of_dtensor(device)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -1,0 +1,111 @@
+"""Processes of one benchmark, a GPU each, and times that all of them agree on."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of the group; without GPUs the group is gloo's, and nothing is captured."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def captured(self, call: Call) -> tuple[Call, Any]:
+        """A replay of a call, and what it writes. Call it once before: ranks connect then."""
+        if self.device.type != "cuda":
+            held = call()
+            for _ in range(2):
+                held = call()
+            return call, held
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = call()
+        return graph.replay, out
+
+    def times(self, call: Call, count: int) -> list[float]:
+        """Seconds of a call, `count` of them; each is the slowest rank's, which all begin together.
+
+        A count, and no time to fill: ranks that went by their own clocks would not agree on it.
+        """
+        token = torch.zeros(1, device=self.device)
+        found = []
+        for _ in range(count):
+            dist.all_reduce(token)  # in front of the call on the stream: nobody begins earlier
+            found.append(self._one(call))
+        slowest = torch.tensor(found, dtype=torch.float64, device=self.device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return [float(x) for x in slowest]
+
+    def _one(self, call: Call) -> float:
+        if self.device.type != "cuda":
+            begin = time.perf_counter()
+            call()
+            return time.perf_counter() - begin
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return 1e-3 * begin.elapsed_time(end)
+
+    def agree(self, is_right: bool) -> bool:
+        """Whether all ranks say so."""
+        told = torch.tensor([int(is_right)], device=self.device)
+        dist.all_reduce(told, dist.ReduceOp.MIN)
+        return bool(told)
+
+
+def on_ranks(work: Callable[..., None], world: int, device: str, *arguments: Any) -> None:
+    """Call `work(rank, *arguments)` in `world` new processes.
+
+    Args:
+        work: a function of a module, since processes import it.
+        device: "cuda" (NCCL, GPU i for rank i) or "cpu" (gloo).
+    """
+    import torch.multiprocessing as processes
+
+    with tempfile.TemporaryDirectory() as folder:
+        given = (world, device, str(Path(folder) / "meeting"), work, arguments)
+        processes.spawn(_begin, given, nprocs=world)  # type: ignore[no-untyped-call]
+
+
+def _begin(
+    rank: int, world: int, device: str, meeting: str, work: Callable[..., None],
+    arguments: Sequence[Any],
+) -> None:  # fmt: skip
+    place = torch.device(device)
+    options: dict[str, Any] = {}
+    if place.type == "cuda":
+        place = torch.device("cuda", rank)
+        torch.cuda.set_device(place)
+        options = {"device_id": place}
+    else:
+        torch.set_num_threads(1)
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(backend, f"file://{meeting}", world_size=world, rank=rank, **options)
+    work(Rank(rank, world, place), *arguments)
+    dist.destroy_process_group()
+
+
+def quantiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """Median, tenth and ninetieth percentile."""
+    times = sorted(times)
+    return statistics.median(times), times[len(times) // 10], times[-1 - len(times) // 10]

@@ -1,0 +1,269 @@
+"""A decoder of tensor parallelism over NCCL, with prefetches beside its all-reduces, and without.
+
+    python benchmarks/tensor_parallel.py [--world 2] [--quick] [--captures 5] [--out FOLDER]
+    python benchmarks/tensor_parallel.py --tiny          # small, gloo, on the CPU
+
+Some layers of a decoder, a GPU for each rank: products, attention over pages, two all-reduces. In
+a CUDA graph, so that nothing waits for the host; a figure is the time of one layer, on the slowest
+rank. Beside the all-reduce behind attention the weights of the MLP are prefetched, beside that
+behind the MLP those of the next layer's attention. What comes of it must be the same bits. A budget
+holds for either; "stand-in's choice" is what the constants say that were fitted beside a stand-in,
+for the all-reduce as it was timed alone. Figures come from several graphs, taken in turn, since one
+in ten is off in all of its replays. At the end stands what a prefetch costs each collective here,
+whatever it brings: `Overlap.fixed`.
+
+With slices of 70B as one of eight ranks has them, the group is smaller than the model's: its
+collectives are those of `--world` GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import median, pstdev
+
+import torch
+import torch.distributed as dist
+from batches import page_table
+from harness import RESULTS, Report, Row
+from ranks import Rank, on_ranks, quantiles
+from torch.nn.functional import linear, rms_norm, silu
+
+import warploom as wl
+from warploom.prefetch import H100_OVERLAP, H200_OVERLAP, Overlap, beside
+
+BUDGETS = (2, 4, 8, 16, 24)  # MB
+SMS, PAGE, MB = 8, 16, 10**6
+STAND_IN = "stand-in's choice"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one rank has of a model, and the batch that it decodes."""
+
+    name: str
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    dim: int
+    ffn: int
+    requests: int
+    tokens: int
+    layers: int = 8
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def case(self) -> str:
+        return f"{self.name}, {self.requests} x {self.tokens}"
+
+    @property
+    def mlp_bytes(self) -> int:
+        return 3 * self.ffn * self.hidden * self.dtype.itemsize
+
+    @property
+    def attention_bytes(self) -> int:
+        """Of its weights."""
+        heads = 2 * (self.q_heads + self.kv_heads)
+        return heads * self.dim * self.hidden * self.dtype.itemsize
+
+
+def shapes(world: int, tiny: bool) -> Iterator[Shape]:
+    if tiny:
+        yield Shape("tiny", 64, 2, 1, 32, 96, 2, 40, 2, torch.float32)
+        return
+    for requests, tokens in ((8, 4096), (64, 1024)):
+        ffn = 14336 // world
+        yield Shape(f"8B/TP{world}", 4096, 32 // world, 8 // world, 128, ffn, requests, tokens)
+        yield Shape("70B, slices of TP8", 8192, 8, 1, 128, 3584, requests, tokens)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights and pages of one layer."""
+
+    qkv: torch.Tensor
+    out: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    cache: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Bytes to prefetch behind attention, for the MLP, and behind the MLP."""
+
+    name: str
+    mlp: int = 0
+    attention: int = 0
+
+
+@dataclass
+class Decoder:
+    """Layers on one rank, and a step through all of them."""
+
+    shape: Shape
+    rank: Rank
+    layers: list[Layer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        at, device = self.shape, self.rank.device
+        torch.manual_seed(self.rank.rank)
+        self.attention = wl.AttentionWrapper(
+            wl.Causal(), kv_format=wl.Paged(PAGE), num_q_heads=at.q_heads,
+            num_kv_heads=at.kv_heads, head_dim=at.dim, dtype=at.dtype, device=device,
+        )  # fmt: skip
+        indptr, indices, last = page_table((at.tokens,) * at.requests, PAGE)
+        self.attention.plan(list(range(at.requests + 1)), indptr, indices, last)
+
+        def make(*sizes: int) -> torch.Tensor:
+            return torch.randn(sizes, device=device, dtype=at.dtype) / sizes[-1] ** 0.5
+
+        heads = at.q_heads + 2 * at.kv_heads
+        for _ in range(at.layers):
+            self.layers.append(Layer(
+                make(heads * at.dim, at.hidden), make(at.hidden, at.q_heads * at.dim),
+                make(2 * at.ffn, at.hidden), make(at.hidden, at.ffn),
+                make(len(indices), 2, PAGE, at.kv_heads, at.dim),
+            ))  # fmt: skip
+        self.x = torch.randn(at.requests, at.hidden, device=device, dtype=at.dtype)
+        dist.broadcast(self.x, 0)
+
+    def step(self, given: Budgets) -> torch.Tensor:
+        at, x = self.shape, self.x
+        for i, layer in enumerate(self.layers):
+            q = linear(self._norm(x), layer.qkv)[:, : at.q_heads * at.dim]
+            q = q.unflatten(-1, (at.q_heads, at.dim)).contiguous()
+            y = linear(self.attention.run(q, layer.cache).flatten(1), layer.out)
+            x = x + self._summed(y, [layer.up, layer.down], given.mlp)
+            gate, up = linear(self._norm(x), layer.up).chunk(2, -1)
+            y = linear(silu(gate) * up, layer.down)
+            behind = self.layers[(i + 1) % len(self.layers)]
+            x = x + self._summed(y, [behind.qkv, behind.out], given.attention)
+        return x
+
+    def all_reduces(self) -> torch.Tensor:
+        """Those of a step alone."""
+        y = self.x.clone()
+        for _ in range(2 * len(self.layers)):
+            dist.all_reduce(y)
+        return y
+
+    def _norm(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, (x.shape[-1],))
+
+    def _summed(self, y: torch.Tensor, then: list[torch.Tensor], budget: int) -> torch.Tensor:
+        with beside(then, budget, sms=SMS) if budget else nullcontext():
+            dist.all_reduce(y)
+        return y
+
+
+def chosen(shape: Shape, model: Overlap, seconds: float) -> Budgets:
+    """What constants that were fitted beside a stand-in say of a collective of so many seconds."""
+    sizes = shape.mlp_bytes, shape.attention_bytes
+    return Budgets(STAND_IN, *(model.best_bytes(seconds, size, SMS) for size in sizes))
+
+
+def fixed_costs(rows: Sequence[Row], world: int, model: Overlap) -> list[float]:
+    """Seconds that each step's prefetches cost a collective, whatever they brought.
+
+    It is what `model` says that they save without `fixed`, less what they saved.
+    """
+    free = replace(model, fixed=0.0)
+    shapes_of = {shape.case: shape for shape in shapes(world, False)}
+    none = {row.case: row.value for row in rows if row.impl == "none"}
+    found = []
+    for row in rows:
+        if not row.impl.endswith(" MB") or row.value is None:
+            continue
+        shape, seconds = shapes_of[row.case], 1e-6 * row.params["all_reduce_us"]
+        asked = row.params["budget_mlp"], row.params["budget_attention"]
+        sizes = shape.mlp_bytes, shape.attention_bytes
+        told = sum(free.saved(seconds, *x, SMS) for x in zip(sizes, asked, strict=True))
+        found.append((told - 1e-6 * ((none[row.case] or 0.0) - row.value)) / 2)
+    return found
+
+
+def model_here(device: torch.device) -> Overlap:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return H200_OVERLAP if "H200" in name else H100_OVERLAP
+
+
+def name_of(rank: Rank) -> str:
+    """Of the table: one for each number of GPUs."""
+    return f"tensor_parallel_{rank.world}"
+
+
+def measure(rank: Rank, shape: Shape, captures: int, replays: int) -> list[Row]:
+    """Rows of one shape: all-reduces alone, then steps by budget."""
+    decoder = Decoder(shape, rank)
+    name, count = name_of(rank), 2 * shape.layers
+    decoder.all_reduces()
+    replay, _ = rank.captured(decoder.all_reduces)
+    alone, low, high = (x / count for x in quantiles(rank.times(replay, replays)))
+    params = {
+        "world": rank.world, "layers": shape.layers, "requests": shape.requests,
+        "tokens": shape.tokens, "all_reduce_us": 1e6 * alone, "captures": captures,
+    }  # fmt: skip
+    rows = [Row(name, shape.case, "an all-reduce alone", round(1e6 * alone, 2), "us", 1e3 * alone,
+                1e3 * low, 1e3 * high, replays, params=params)]  # fmt: skip
+    fixed = [Budgets(f"{n} MB", n * MB, n * MB) for n in BUDGETS]
+    settings = [Budgets("none"), *fixed, chosen(shape, model_here(rank.device), alone)]
+    expected = decoder.step(settings[0]).clone()
+    for at in settings:
+        decoder.step(at)  # makes the tables that a graph reads
+    times: dict[Budgets, list[float]] = {at: [] for at in settings}
+    right = dict.fromkeys(settings, True)
+    for _ in range(captures):
+        for at in settings:
+            replay, out = rank.captured(partial(decoder.step, at))
+            replay()
+            right[at] &= torch.equal(out, expected)
+            times[at] += rank.times(replay, replays)
+    for at in settings:
+        own = params | {"budget_mlp": at.mlp, "budget_attention": at.attention}
+        if not rank.agree(right[at]):
+            rows.append(Row(name, shape.case, at.name, None, "us", note="wrong: other bits",
+                            params=own))  # fmt: skip
+            continue
+        mid, low, high = (1e3 * x / shape.layers for x in quantiles(times[at]))
+        rows.append(Row(name, shape.case, at.name, round(1e3 * mid, 2), "us", mid, low, high,
+                        len(times[at]), params=own))  # fmt: skip
+    return rows
+
+
+def work(rank: Rank, tiny: bool, captures: int, replays: int, out: Path) -> None:
+    report = Report(name_of(rank), rank.device, out) if rank.is_first else None
+    with torch.no_grad():
+        for shape in shapes(rank.world, tiny):
+            for row in measure(rank, shape, captures, replays):
+                if report:
+                    report.add(row)
+    if report:
+        report.finish()
+        costs = [] if tiny else fixed_costs(report.rows, rank.world, model_here(rank.device))
+        if costs:
+            told = f"{1e6 * median(costs):.2f} us, off by {1e6 * pstdev(costs):.2f}"
+            report.console.print(f"A prefetch costs a collective {told}, whatever it brings.")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--world", type=int, default=2, help="ranks, a GPU each")
+    parser.add_argument("--quick", action="store_true", help="two graphs, few replays")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
+    parser.add_argument("--captures", type=int, default=5, help="graphs for each figure")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
+    options = parser.parse_args(argv)
+    captures, replays = (2, 10) if options.quick or options.tiny else (options.captures, 40)
+    device = "cpu" if options.tiny else "cuda"
+    if device == "cuda" and torch.cuda.device_count() < options.world:
+        parser.error(f"needs {options.world} GPUs (--tiny tries the code on the CPU)")
+    on_ranks(work, options.world, device, options.tiny, captures, replays, options.out)
+
+
+if __name__ == "__main__":
+    main()
