@@ -185,7 +185,10 @@ class DecodeWrapper:
         with self._peers.in_step(), torch.no_grad():
             results = self._attended(q, kv, inputs, axis, return_lse)
         parts = kv if isinstance(kv, (tuple, list)) else (kv,)
-        results = without_gradient(results, wanting((q, *parts)))
+        learnt = [*wanting((q, *parts)), *self.local._learnt(inputs)]
+        if self._epilogue is not None:
+            learnt += self._epilogue.learnt(inputs)
+        results = without_gradient(results, learnt)
         return results if return_lse else results[0]
 
     def _check(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int) -> None:

@@ -88,6 +88,10 @@ class OutputTransform:
         out: torch.Tensor = self._wrapper.run(q, (keys.contiguous(), values), **given)
         return out.reshape(heads_last.shape).movedim(-2, axis)
 
+    def learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Values that it reads, kept or given to a run, whose gradient may be asked for."""
+        return self._wrapper._learnt(inputs)
+
 
 def has_output_transform(variant: Variant) -> bool:
     """Whether the variant changes the output of a whole row."""

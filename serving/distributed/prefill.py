@@ -18,13 +18,14 @@ from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned, WrongShape
 from warploom.runtime.declaring.declare import checked_lse_scale
 from warploom.runtime.formats.lists import as_indptr
+from warploom.runtime.operators.custom_op import wanting
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform
 from warploom.serving.distributed.layouts import Ints, Layout, Lengths, ZigZag
 from warploom.serving.distributed.peers import Peers
 from warploom.serving.distributed.placed import Placed
 from warploom.serving.distributed.placement import Placement, check_sizes, table_of
-from warploom.serving.distributed.states import States, with_more
+from warploom.serving.distributed.states import States, with_more, without_gradient
 
 Method: TypeAlias = Literal["ring", "all_gather"]
 
@@ -173,13 +174,18 @@ class PrefillWrapper:
         held = [x.contiguous() for x in kv]
         self._check(q, held, inputs)
         attend = self._in_a_ring if self._is_ring else self._gathered
-        with self._peers.in_step():
+        with self._peers.in_step(), torch.no_grad():
             state = attend(q, held, inputs)
             out = state.out
             if self._epilogue is not None:
                 out = self._epilogue.run(out, state.lse, 1, inputs)
         out = out.to(q.dtype)
-        return (out, state.lse * self._lse_scale) if return_lse else out
+        results = (out, state.lse * self._lse_scale) if return_lse else (out,)
+        learnt = [*wanting((q, *kv)), *self._parts[0].wrapper._learnt(inputs)]
+        if self._epilogue is not None:
+            learnt += self._epilogue.learnt(inputs)
+        results = without_gradient(results, learnt)
+        return results if return_lse else results[0]
 
     def _check(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> None:
         """Refuse what is wrong before any rank is sent something: a refused run may be repeated."""

@@ -79,7 +79,8 @@ class _NoBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, count: int, *given: torch.Tensor) -> Any:
-        return tuple(x.view_as(x) for x in given[:count])
+        # no views of what came in, which could not be written to in place
+        return tuple(x.detach() for x in given[:count])
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:

@@ -108,6 +108,12 @@ def test_decodes_with_gradients_are_those_without(group: Callable[[int], Ranks])
     assert group(2).run(crossed_ranks.with_gradients) == [(True, "NoGradient")] * 2
 
 
+@pytest.mark.parametrize("kind", ["decode", "ring", "all_gather"])
+def test_whatever_wants_a_gradient_is_told(group: Callable[[int], Ranks], kind: str) -> None:
+    """By an error, not by silence; until then results are as any others."""
+    assert group(2).run(crossed_ranks.learning, kind) == [[(True, "NoGradient")] * 4] * 2
+
+
 def test_layouts_of_other_groups_are_refused(group: Callable[[int], Ranks]) -> None:
     for found in group(2).run(crossed_ranks.of_another_world):
         assert len(found) == 3

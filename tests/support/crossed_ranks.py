@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from support.lost_ranks import DIM, HEADS, OPTIONS
+import warploom as wl
 from warploom import distributed as wld
 from warploom.errors import NoGradient
 from warploom.serving.distributed.layouts import Interleaved, ZigZag
@@ -66,6 +67,49 @@ def with_gradients() -> tuple[bool, str]:
     except NoGradient:
         return same, "NoGradient"
     return same, "nothing"
+
+
+def learning(kind: Any) -> list[tuple[bool, str]]:
+    """Whether results may be written to, and what asking for a gradient says.
+
+    One call for each of what may want a gradient: queries, values, a sink, which an output
+    transform reads, and a bias, which is given to a run.
+    """
+    return [_learning(kind, wanting) for wanting in ("q", "v", "sink", "bias")]
+
+
+def _learning(kind: Any, wanting: str) -> tuple[bool, str]:
+    world = dist.get_world_size()
+    sink, bias = (torch.zeros(HEADS, requires_grad=wanting == name) for name in ("sink", "bias"))
+    variant = _Biased() & wl.AttentionSink(sink)
+    wrapper: Any
+    if kind == "decode":
+        wrapper = wld.DecodeWrapper(variant, **OPTIONS)
+        wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * world])
+        rows = 1
+    else:
+        wrapper = wld.PrefillWrapper(variant, method=kind, **OPTIONS)
+        wrapper.plan([8 * world])
+        rows = 8
+    q, k, v = (torch.randn(n, HEADS, DIM) for n in (rows, 8, 8))
+    for name, x in (("q", q), ("v", v)):
+        x.requires_grad_(wanting == name)
+    out, lse = wrapper.run(q, (k, v), return_lse=True, bias=bias)
+    is_kept = torch.equal(out.detach() + 1.0, out.add_(1.0)) and lse.mul_(2.0) is lse
+    try:
+        (out.sum() + lse.sum()).backward()
+    except Exception as error:
+        return is_kept, type(error).__name__
+    return is_kept, "nothing"
+
+
+class _Biased(wl.Variant):
+    """Reads a tensor that each run is given."""
+
+    bias = wl.Tensor("float32", ("q_head",))
+
+    def logits_transform(self, logits: Any, at: wl.Position) -> Any:
+        return logits + self.bias[at.q_head]
 
 
 def of_another_world() -> list[str]:
