@@ -65,10 +65,11 @@ class Placement:
         return {FIELD: self._kept(torch.as_tensor(table))}
 
     def _kept(self, table: torch.Tensor) -> torch.Tensor:
-        memory, requests = self._memory, max(len(table), 1)
-        if memory is None or len(memory) < requests:
-            # a batch beyond the bounds is refused by the plan
-            size = (max(requests, self._requests or 0), table.shape[1])
+        memory, most = self._memory, self._requests
+        if most is not None and len(table) > most:  # the plan refuses it, and graphs stay as they are
+            return table.to(self._wrapper.device)
+        if memory is None or len(memory) < len(table):
+            size = (max(len(table), most or 1), table.shape[1])
             memory = torch.zeros(size, dtype=torch.int32, device=self._wrapper.device)
             self._memory = memory
         memory[: len(table)].copy_(table)

@@ -17,8 +17,8 @@ from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError, UnsupportedSpec, WrongShape
 from warploom.runtime.planning.visibility import Heads
 from warploom.serving.distributed.layouts import Layout
-from warploom.serving.distributed.placed import Placed
-from warploom.serving.distributed.placement import check_sizes, table_of
+from warploom.serving.distributed.placed import FIELD, Placed
+from warploom.serving.distributed.placement import Placement, check_sizes, table_of
 
 LAYOUTS = st.builds(wld.Interleaved, st.integers(1, 9), st.integers(1, 7)) | st.builds(
     wld.ZigZag, st.integers(1, 9)
@@ -121,6 +121,25 @@ def test_what_cannot_be_placed_is_refused() -> None:
         Placed(Named(), None, layout)
     with pytest.raises(ArgumentError, match="whole number"):
         wld.ZigZag(0)
+
+
+class ByPosition(wl.Variant):
+    def logits_transform(self, logits: Any, at: wl.Position) -> Any:
+        return logits + wl.to_float(at.kv_pos)
+
+
+def test_a_batch_beyond_the_bounds_leaves_the_memory_of_graphs() -> None:
+    """They would read where the table was; the batch itself is refused by the plan."""
+    bounds = wl.Bounds(2, 2, 64)
+    placed = Placed(ByPosition(), None, wld.Interleaved(2))
+    wrapper = wl.AttentionWrapper(
+        placed, num_q_heads=2, head_dim=16, device="cpu", bounds=bounds, backend="reference"
+    )
+    placement = Placement(wrapper, bounds)
+    tables = [np.full((n, placed.num_columns), n, np.int32) for n in (2, 3, 1)]
+    first, beyond, last = (placement.inputs(table)[FIELD] for table in tables)
+    assert beyond.shape == tables[1].shape
+    assert last is first and first[:, 0].tolist() == [1, 2]
 
 
 def test_tensors_must_reach_as_far_as_whole_sequences() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from support.lost_ranks import DIM, HEADS, OPTIONS
 import warploom as wl
+from support.lost_ranks import DIM, HEADS, OPTIONS
 from warploom import distributed as wld
 from warploom.errors import NoGradient
 from warploom.serving.distributed.layouts import Interleaved, ZigZag
