@@ -32,6 +32,7 @@ from warploom.serving.distributed.states import (
     merged_ranks,
     without_gradient,
 )
+from warploom.serving.distributed.uncompiled import uncompiled
 
 HeadsOf: TypeAlias = Literal["all", "own"]
 
@@ -158,6 +159,7 @@ class DecodeWrapper:
         own = self.layout.local_len(total, self.rank)
         self._variant.expected = (q_lens, q_lens), (own, total)
 
+    @uncompiled
     def run(self, q: Any, kv: Any, *, return_lse: bool = False, **inputs: Any) -> Any:
         """Attention of the planned batch over the keys of all ranks, which all must call.
 

@@ -66,7 +66,9 @@ class Placement:
 
     def _kept(self, table: torch.Tensor) -> torch.Tensor:
         memory, most = self._memory, self._requests
-        if most is not None and len(table) > most:  # the plan refuses it, and graphs stay as they are
+        if (
+            most is not None and len(table) > most
+        ):  # the plan refuses it, and graphs stay as they are
             return table.to(self._wrapper.device)
         if memory is None or len(memory) < len(table):
             size = (max(len(table), most or 1), table.shape[1])

@@ -26,6 +26,7 @@ from warploom.serving.distributed.peers import Peers
 from warploom.serving.distributed.placed import Placed
 from warploom.serving.distributed.placement import Placement, check_sizes, table_of
 from warploom.serving.distributed.states import States, with_more, without_gradient
+from warploom.serving.distributed.uncompiled import uncompiled
 
 Method: TypeAlias = Literal["ring", "all_gather"]
 
@@ -145,6 +146,7 @@ class PrefillWrapper:
             self._whole_order = order.to(self._parts[0].wrapper.device)
         self._tokens = tokens
 
+    @uncompiled
     def run(self, q: Any, kv: Any, *, return_lse: bool = False, **inputs: Any) -> Any:
         """Attention of this rank's query rows over the keys of all ranks, which all must call.
 

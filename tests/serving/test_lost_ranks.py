@@ -114,6 +114,12 @@ def test_whatever_wants_a_gradient_is_told(group: Callable[[int], Ranks], kind: 
     assert group(2).run(crossed_ranks.learning, kind) == [[(True, "NoGradient")] * 4] * 2
 
 
+@pytest.mark.parametrize("kind", ["decode", "ring", "all_gather"])
+def test_compiled_models_send_what_others_send(group: Callable[[int], Ranks], kind: str) -> None:
+    """Tensors that stand for others while torch.compile traces are no messages."""
+    assert group(2).run(crossed_ranks.compiled, kind) == [[True, True]] * 2
+
+
 def test_layouts_of_other_groups_are_refused(group: Callable[[int], Ranks]) -> None:
     for found in group(2).run(crossed_ranks.of_another_world):
         assert len(found) == 3

@@ -79,18 +79,9 @@ def learning(kind: Any) -> list[tuple[bool, str]]:
 
 
 def _learning(kind: Any, wanting: str) -> tuple[bool, str]:
-    world = dist.get_world_size()
     sink, bias = (torch.zeros(HEADS, requires_grad=wanting == name) for name in ("sink", "bias"))
     variant = _Biased() & wl.AttentionSink(sink)
-    wrapper: Any
-    if kind == "decode":
-        wrapper = wld.DecodeWrapper(variant, **OPTIONS)
-        wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * world])
-        rows = 1
-    else:
-        wrapper = wld.PrefillWrapper(variant, method=kind, **OPTIONS)
-        wrapper.plan([8 * world])
-        rows = 8
+    wrapper, rows = _planned(kind, variant)
     q, k, v = (torch.randn(n, HEADS, DIM) for n in (rows, 8, 8))
     for name, x in (("q", q), ("v", v)):
         x.requires_grad_(wanting == name)
@@ -101,6 +92,32 @@ def _learning(kind: Any, wanting: str) -> tuple[bool, str]:
     except Exception as error:
         return is_kept, type(error).__name__
     return is_kept, "nothing"
+
+
+def _planned(kind: Any, variant: wl.Variant) -> tuple[Any, int]:
+    """A wrapper of eight keys on each rank, and how many query rows it takes."""
+    wrapper: Any
+    if kind == "decode":
+        wrapper = wld.DecodeWrapper(variant, **OPTIONS)
+        wrapper.plan([0, 1], [0, 8], total_kv_lens=[8 * wrapper.world])
+        return wrapper, 1
+    wrapper = wld.PrefillWrapper(variant, method=kind, **OPTIONS)
+    wrapper.plan([8 * wrapper.world])
+    return wrapper, 8
+
+
+def compiled(kind: Any) -> list[bool]:
+    """Whether runs between two graphs of torch.compile return what they return elsewhere."""
+    wrapper, rows = _planned(kind, wl.Causal())
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, HEADS, DIM, generator=rng) for n in (rows, 8, 8))
+
+    def layer(q: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = wrapper.run(q * 2, (k, v))
+        return out * 2
+
+    expected, fast = layer(q), torch.compile(layer, backend="aot_eager")
+    return [torch.equal(fast(q), expected) for _ in range(2)]
 
 
 class _Biased(wl.Variant):
