@@ -50,9 +50,14 @@ class Rank:
         for _ in range(count):
             dist.all_reduce(token)  # in front of the call on the stream: nobody begins earlier
             found.append(self._one(call))
-        slowest = torch.tensor(found, dtype=torch.float64, device=self.device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        return [float(x) for x in slowest]
+        return self.most(found)
+
+    def most(self, values: Sequence[float]) -> list[float]:
+        """The largest that any rank has of each; what is no number is infinite."""
+        told = torch.tensor(values, dtype=torch.float64, device=self.device)
+        told.nan_to_num_(torch.inf)  # backends may pass over it
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return [float(x) for x in told]
 
     def _one(self, call: Call) -> float:
         if self.device.type != "cuda":

@@ -177,13 +177,14 @@ def fixed_costs(rows: Sequence[Row], world: int, model: Overlap) -> list[float]:
     none = {row.case: row.value for row in rows if row.impl == "none"}
     found = []
     for row in rows:
-        if not row.impl.endswith(" MB") or row.value is None:
+        without = none.get(row.case)
+        if not row.impl.endswith(" MB") or row.value is None or without is None:
             continue
         shape, seconds = shapes_of[row.case], 1e-6 * row.params["all_reduce_us"]
         asked = row.params["budget_mlp"], row.params["budget_attention"]
         sizes = shape.mlp_bytes, shape.attention_bytes
         told = sum(free.saved(seconds, *x, SMS) for x in zip(sizes, asked, strict=True))
-        found.append((told - 1e-6 * ((none[row.case] or 0.0) - row.value)) / 2)
+        found.append((told - 1e-6 * (without - row.value)) / 2)
     return found
 
 
@@ -246,7 +247,8 @@ def work(rank: Rank, tiny: bool, captures: int, replays: int, out: Path) -> None
         report.finish()
         costs = [] if tiny else fixed_costs(report.rows, rank.world, model_here(rank.device))
         if costs:
-            told = f"{1e6 * median(costs):.2f} us, off by {1e6 * pstdev(costs):.2f}"
+            usual = median(costs)
+            told = f"{1e6 * usual:.2f} us, off by {1e6 * pstdev(costs, usual):.2f}"
             report.console.print(f"A prefetch costs a collective {told}, whatever it brings.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -42,8 +43,35 @@ def test_attention_on_two_ranks_and_on_one(harness: ModuleType, tmp_path: Path) 
         ("prefill", "1 GPU"), ("prefill", "2 GPUs, ring"), ("prefill", "2 GPUs, all_gather"),
     }  # fmt: skip
     for (_, impl), row in found.items():
-        assert row["value"] > 0 and row["error"] < 1e-4
+        assert row["value"] > 0 and row["samples"] == 3 and row["error"] < 1e-4
         assert ("predicted_us" in row["params"]) == (impl != "1 GPU")
+
+
+class _Alone:
+    """One rank beside another that has found these numbers."""
+
+    world = 2
+
+    def __init__(self, others: float) -> None:
+        self._others = others
+
+    def most(self, values: list[float]) -> list[float]:
+        return [max(x, self._others) for x in values]
+
+
+def test_the_error_is_that_of_all_ranks(harness: ModuleType) -> None:
+    benchmark, same = import_module("context_parallel"), torch.ones(3)
+    assert benchmark.error(_Alone(0.01), same, same) == 0.01
+    assert benchmark.error(_Alone(1.0), same, same) is None
+
+
+def test_steps_beside_a_wrong_one_say_nothing_of_costs(harness: ModuleType) -> None:
+    benchmark = import_module("tensor_parallel")
+    _, rows = harness.load_rows(harness.RESULTS / "tensor_parallel_2.jsonl")
+    case = rows[0].case
+    wrong = [replace(x, value=None) if (x.case, x.impl) == (case, "none") else x for x in rows]
+    costs = benchmark.fixed_costs(wrong, 2, H100_OVERLAP)
+    assert costs == benchmark.fixed_costs([x for x in rows if x.case != case], 2, H100_OVERLAP)
 
 
 def test_the_recorded_cost_is_that_of_the_rows(harness: ModuleType) -> None:
