@@ -103,7 +103,7 @@ class DecodeWrapper:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent since the wrapper was made."""
+        """Bytes that this rank has sent since the wrapper was made; not by replays of a graph."""
         return self._peers.sent
 
     def plan(

@@ -182,7 +182,9 @@ class PrefillWrapper:
             if self._epilogue is not None:
                 out = self._epilogue.run(out, state.lse, 1, inputs)
         out = out.to(q.dtype)
-        results = (out, state.lse * self._lse_scale) if return_lse else (out,)
+        results: tuple[torch.Tensor, ...] = (out,)
+        if return_lse:
+            results = out, state.lse * self._lse_scale
         learnt = [*wanting((q, *kv)), *self._parts[0].wrapper._learnt(inputs)]
         if self._epilogue is not None:
             learnt += self._epilogue.learnt(inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -22,7 +22,8 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
-            marked: Callable[P, R] = torch.compiler.disable(function)
+            disable: Any = torch.compiler.disable  # which is not typed
+            marked: Callable[P, R] = disable(function)
             return marked(*args, **kwargs)
         return function(*args, **kwargs)
 
