@@ -20,7 +20,11 @@ def check_two_ranks(folder: Path, device: str) -> None:
                          env=environment, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]  # fmt: skip
-    errors = [rank.communicate(timeout=400)[1] for rank in ranks]
+    try:
+        errors = [rank.communicate(timeout=400)[1] for rank in ranks]
+    finally:  # one whose peer has failed may wait for it longer than that
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], errors
     for rank in range(2):
         found = json.loads((folder / f"{rank}.json").read_text())
