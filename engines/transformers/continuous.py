@@ -89,6 +89,8 @@ def _pack_of(
     """The sequences of one entry, if no mask tells them apart."""
     if len(query) != 1 or isinstance(mask, torch.Tensor):
         return None
+    if mask is not None and not mask.is_known:  # whatever else it hides
+        return None
     causal = mask is not None or _is_causal(module, kwargs)
     return pack_of(kwargs, query.shape[2], key.shape[2], causal)
 

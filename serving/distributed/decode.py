@@ -145,9 +145,9 @@ class DecodeWrapper:
             check_sizes(self._variant, inputs, self.local.heads, q_lens, total)
         table = table_of(self._variant, self.rank, self.rank,
                          kv_lens=total, q_lens=q_lens, q_rows=total * 0)  # fmt: skip
-        inputs_of_plan = {**inputs, **self._placement.inputs(table)}
-        self.local.plan(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens=kv_lens,
-                        q_rows=q_rows, **inputs_of_plan)  # fmt: skip
+        with self._placement.given(table) as placed:
+            self.local.plan(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens=kv_lens,
+                            q_rows=q_rows, **inputs, **placed)  # fmt: skip
         if self._epilogue is not None:
             self._epilogue.plan(qo_indptr, table, q_rows, inputs)
         self._is_planned = True

@@ -62,9 +62,8 @@ class OutputTransform:
     def plan(self, qo_indptr: Any, table: Any, q_rows: int | None, inputs: dict[str, Any]) -> None:
         """Plan the rows of a batch; arguments as of the wrapper before."""
         keys = torch.as_tensor(qo_indptr) * self._group_size
-        self._wrapper.plan(
-            qo_indptr, keys, q_rows=q_rows, **{**inputs, **self._placement.inputs(table)}
-        )
+        with self._placement.given(table) as placed:
+            self._wrapper.plan(qo_indptr, keys, q_rows=q_rows, **inputs, **placed)
 
     def run(
         self, merged: torch.Tensor, lse: torch.Tensor, axis: int, inputs: dict[str, Any]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -56,26 +58,36 @@ class Placement:
         self._wrapper, self._requests = wrapper, bounds.max_requests if bounds else None
         self._memory: torch.Tensor | None = None
 
-    def inputs(self, table: Any) -> dict[str, Any]:
-        """What `plan` is given for the table; nothing if no functor reads it."""
-        if FIELD not in self._wrapper.spec.variant.input_names:
-            return {}
-        if isinstance(table, np.ndarray) and FIELD in self._wrapper.mask_tensors:
-            return {FIELD: table}
-        return {FIELD: self._kept(torch.as_tensor(table))}
+    @contextmanager
+    def given(self, table: Any) -> Iterator[dict[str, Any]]:
+        """What `plan`, in the block, is given for the table; nothing if no functor reads it.
 
-    def _kept(self, table: torch.Tensor) -> torch.Tensor:
-        memory, most = self._memory, self._requests
-        if (
-            most is not None and len(table) > most
-        ):  # the plan refuses it, and graphs stay as they are
-            return table.to(self._wrapper.device)
-        if memory is None or len(memory) < len(table):
-            size = (max(len(table), most or 1), table.shape[1])
-            memory = torch.zeros(size, dtype=torch.int32, device=self._wrapper.device)
-            self._memory = memory
-        memory[: len(table)].copy_(table)
-        return memory
+        A plan that is refused leaves the memory as it was: graphs of the last one read it.
+        """
+        if FIELD not in self._wrapper.spec.variant.input_names:
+            yield {}
+            return
+        is_on_host = isinstance(table, np.ndarray)
+        if is_on_host and FIELD in self._wrapper.mask_tensors:
+            yield {FIELD: table}
+            return
+        rows = torch.as_tensor(table)
+        if self._requests is not None and len(rows) > self._requests:  # the plan refuses it
+            yield {FIELD: rows.to(self._wrapper.device)}
+            return
+        memory = self._memory_for(rows)
+        if not is_on_host:  # a device's planner reads it, and refuses nothing by an error
+            memory[: len(rows)].copy_(rows)
+        yield {FIELD: memory}
+        if is_on_host:  # its numbers were of no interest to the plan
+            memory[: len(rows)].copy_(rows)
+        self._memory = memory
+
+    def _memory_for(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._memory is not None and len(rows) <= len(self._memory):
+            return self._memory
+        size = (max(len(rows), self._requests or 1), rows.shape[1])
+        return torch.zeros(size, dtype=torch.int32, device=self._wrapper.device)
 
 
 def check_sizes(variant: Whole, given: dict[str, Any], heads: Any, q: Any, kv: Any) -> None:

@@ -251,8 +251,8 @@ class _Part:
         self.variant.expected = (own_q, q_lens), (own_kv, kv_lens)
         rows = np.cumsum(q_lens) - q_lens
         table: Ints = table_of(self.variant, *ranks, kv_lens=kv_lens, q_lens=q_lens, q_rows=rows)
-        given = {**inputs, **self._placement.inputs(table)}
-        self.wrapper.plan(as_indptr(own_q), as_indptr(own_kv), **given)
+        with self._placement.given(table) as placed:
+            self.wrapper.plan(as_indptr(own_q), as_indptr(own_kv), **inputs, **placed)
         return table
 
     def run(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> States:

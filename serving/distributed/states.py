@@ -62,7 +62,8 @@ def merged_lse(states: States, softmax: bool) -> torch.Tensor:
 def with_more(before: States | None, more: States, softmax: bool) -> States:
     """The state so far [rows, heads, ...] in float32, and one of other keys.
 
-    Both may be of gigabytes, so they are read once.
+    Both may be of gigabytes, so this goes over them twice, where `merge_states` does many times. An
+    output that is infinite, since values were or overflowed, may become NaN.
     """
     if before is None:
         return States(more.out.float(), more.lse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import warploom as wl
 from warploom import distributed as wld
 from warploom.dsl.masks.intervals import FULL, PARTIAL, SKIP, TileAnalysis
 from warploom.dsl.variants.trace import trace
-from warploom.errors import ArgumentError, UnsupportedSpec, WrongShape
+from warploom.errors import ArgumentError, BoundsExceeded, UnsupportedSpec, WrongShape
 from warploom.runtime.planning.visibility import Heads
 from warploom.serving.distributed.layouts import Layout
 from warploom.serving.distributed.placed import FIELD, Placed
@@ -128,18 +129,24 @@ class ByPosition(wl.Variant):
         return logits + wl.to_float(at.kv_pos)
 
 
-def test_a_batch_beyond_the_bounds_leaves_the_memory_of_graphs() -> None:
-    """They would read where the table was; the batch itself is refused by the plan."""
+def test_a_plan_that_is_refused_leaves_the_memory_of_graphs() -> None:
+    """They read where the table is, whichever way the batch is refused."""
     bounds = wl.Bounds(2, 2, 64)
     placed = Placed(ByPosition(), None, wld.Interleaved(2))
     wrapper = wl.AttentionWrapper(
         placed, num_q_heads=2, head_dim=16, device="cpu", bounds=bounds, backend="reference"
     )
     placement = Placement(wrapper, bounds)
-    tables = [np.full((n, placed.num_columns), n, np.int32) for n in (2, 3, 1)]
-    first, beyond, last = (placement.inputs(table)[FIELD] for table in tables)
-    assert beyond.shape == tables[1].shape
-    assert last is first and first[:, 0].tolist() == [1, 2]
+    found = []
+    for count, is_refused in ((2, False), (3, True), (2, True), (1, False)):
+        table = np.full((count, placed.num_columns), 10 * count + is_refused, np.int32)
+        with suppress(BoundsExceeded), placement.given(table) as given:
+            found.append(given[FIELD])
+            if is_refused:
+                raise BoundsExceeded(name="max_requests", got=3, bound=2)
+    first, beyond, refused, last = found
+    assert beyond.shape == (3, placed.num_columns)
+    assert first is refused is last and first[:, 0].tolist() == [10, 20]
 
 
 def test_tensors_must_reach_as_far_as_whole_sequences() -> None:
