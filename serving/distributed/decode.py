@@ -21,7 +21,7 @@ from warploom.runtime.formats import format_of
 from warploom.runtime.operators.custom_op import wanting
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform
-from warploom.serving.distributed.layouts import Interleaved
+from warploom.serving.distributed.layouts import Interleaved, checked_size
 from warploom.serving.distributed.peers import Peers
 from warploom.serving.distributed.placed import Placed
 from warploom.serving.distributed.placement import Placement, check_sizes, table_of
@@ -84,7 +84,7 @@ class DecodeWrapper:
         """
         self._peers = Peers(group, timeout)
         self.rank, self.world = self._peers.rank, self._peers.world
-        self.layout = Interleaved(self.world, interleave)
+        self.layout = Interleaved(self.world, checked_size("interleave", interleave))
         if options.get("max_scores"):
             raise ArgumentError(name="max_scores", reason="is not merged over ranks; leave it out")
         self._lse_scale = checked_lse_scale(lse_base)

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import torch
 
 from warploom.errors import ArgumentError, IndexOutOfRange, MissingPackage
-from warploom.serving.distributed.errors import TransferLost
+from warploom.serving.distributed.errors import TransferLost, checked_timeout
 
 TIMEOUT = 30.0  # seconds
 _WANTED, _TAKEN, _OVER = "send", "taken", "over"
@@ -63,7 +63,7 @@ class Channel:
     """
 
     def __init__(self, connection: socket, timeout: float, what: str = "a request") -> None:
-        connection.settimeout(timeout)
+        connection.settimeout(checked_timeout(timeout))
         if connection.family in (AF_INET, AF_INET6):  # which would hold back what follows a length
             connection.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         self._socket, self.timeout, self.what = connection, timeout, what

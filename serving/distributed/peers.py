@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from warploom.errors import ArgumentError
-from warploom.serving.distributed.errors import OutOfStep, RankLost
+from warploom.serving.distributed.errors import OutOfStep, RankLost, checked_timeout
 
 _GRACE = timedelta(seconds=2)  # for exchanges with others, after one has failed
 _TAG = struct.Struct("=qqq")  # whose, which of theirs, how many bytes
@@ -46,7 +46,7 @@ class Peers:
         sent: bytes that this process has sent.
 
     Raises:
-        ArgumentError: there is no process group, or this process is not in it.
+        ArgumentError: there is no process group, this process is not in it, or a bad timeout.
     """
 
     def __init__(self, group: Any = None, timeout: float | None = None) -> None:
@@ -59,7 +59,7 @@ class Peers:
             raise ArgumentError(name="group", reason="this process is not in it")
         self.sent = 0
         self._failure: str | None = None
-        self._timeout = None if timeout is None else timedelta(seconds=timeout)
+        self._timeout = None if timeout is None else timedelta(seconds=checked_timeout(timeout))
         # a group may have one backend for each type of devices
         parts = dist.get_backend_config(self._group).split(",")
         self._backends = dict(part.split(":") for part in parts)

@@ -74,6 +74,9 @@ class PrefillWrapper:
         """
         self._peers = Peers(group, timeout)
         self.rank, self.world = self._peers.rank, self._peers.world
+        if isinstance(layout, Layout):
+            reason = f"is {layout!r}; expected what makes one, such as lambda world: {layout!r}"
+            raise ArgumentError(name="layout", reason=reason)
         self.layout = (layout or ZigZag)(self.world)
         if not (isinstance(self.layout, Layout) and self.layout.world == self.world):
             reason = f"made {self.layout!r}; expected a Layout of {self.world} ranks"
