@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from warploom.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from warploom.serving.distributed.carriers import ChannelCarrier as ChannelCarrier
+    from warploom.serving.distributed.carriers import NixlCarrier as NixlCarrier
     from warploom.serving.distributed.decode import DecodeWrapper as DecodeWrapper
     from warploom.serving.distributed.errors import OutOfStep as OutOfStep
     from warploom.serving.distributed.errors import RankLost as RankLost
     from warploom.serving.distributed.errors import TransferLost as TransferLost
-    from warploom.serving.distributed.handover import ChannelCarrier as ChannelCarrier
-    from warploom.serving.distributed.handover import NixlCarrier as NixlCarrier
     from warploom.serving.distributed.handover import PageReceiver as PageReceiver
     from warploom.serving.distributed.handover import PageSender as PageSender
     from warploom.serving.distributed.layouts import Interleaved as Interleaved
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from warploom.serving.distributed.prefill import ring_attention as ring_attention
 
 _HOME = {
-    "ChannelCarrier": "handover",
+    "ChannelCarrier": "carriers",
     "DecodeWrapper": "decode",
     "Interleaved": "layouts",
-    "NixlCarrier": "handover",
+    "NixlCarrier": "carriers",
     "OutOfStep": "errors",
     "PageReceiver": "handover",
     "PageSender": "handover",

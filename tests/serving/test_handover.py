@@ -21,11 +21,12 @@ import warploom as wl
 from warploom import distributed
 from warploom.distributed import PageReceiver, PageSender, TransferLost
 from warploom.errors import ArgumentError
-from warploom.serving.distributed import handover
+from warploom.serving.distributed import carriers
+from warploom.serving.distributed.channel import Channel
 
 ROOT = Path(__file__).parents[2]
 SOON = 10.0  # seconds
-CARRIER = handover.ChannelCarrier
+CARRIER = carriers.ChannelCarrier
 
 
 def has_nixl() -> bool:
@@ -73,7 +74,7 @@ def beside(call: Callable[[], Any]) -> Callable[[], Any]:
 def test_pages_arrive_as_they_were(sockets: Any, carrier: str) -> None:
     ours, theirs = caches(6), caches(9, seed=1)
     before = [x.clone() for x in theirs]
-    kind = getattr(handover, carrier)
+    kind = getattr(carriers, carrier)
     sender = PageSender(ours, sockets[0], carrier=kind(ours))
     receiver = PageReceiver(theirs, sockets[1], carrier=kind(theirs))
     for pages, free in (([3, 1], [7, 0, 5]), ([4], [2]), ([], [1])):
@@ -97,7 +98,7 @@ def test_a_sender_that_ends_is_an_error(carrier: str) -> None:
     sender.start()
     there.close()
     own = caches(6)
-    receiver = PageReceiver(own, here, carrier=getattr(handover, carrier)(own), timeout=60)
+    receiver = PageReceiver(own, here, carrier=getattr(carriers, carrier)(own), timeout=60)
     begin = time.monotonic()
     with pytest.raises(TransferLost, match="No page of it may be used"):
         receiver.receive([0, 1])
@@ -134,7 +135,7 @@ def test_a_message_may_take_longer_than_the_timeout() -> None:
     with here, there:
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         message = bytes(1 << 20)
-        sent = beside(lambda: handover.Channel(here, 0.3).send(message))
+        sent = beside(lambda: Channel(here, 0.3).send(message))
         came = 0
         while came < len(message) + 8:
             time.sleep(0.02)
@@ -146,11 +147,11 @@ def test_lengths_do_not_wait_for_what_they_tell_of() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = socket.create_connection(server.getsockname())
         with connection:
-            handover.Channel(connection, 1.0)
+            Channel(connection, 1.0)
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-class SlowCarrier(handover.ChannelCarrier):
+class SlowCarrier(carriers.ChannelCarrier):
     """Reads where the sender's pages lie, as NIXL does, and takes long."""
 
     def __init__(self, caches: Any, there: Any, until: threading.Event) -> None:
@@ -183,8 +184,25 @@ def test_an_answer_to_another_hand_over_is_none(sockets: Any) -> None:
     own = caches(6)
     sender = PageSender(own, sockets[0], carrier=CARRIER(own))
     sent = beside(lambda: sender.send([0], {}))
-    handover.Channel(sockets[1], SOON).tell("earlier", "taken")
+    Channel(sockets[1], SOON).tell("earlier", "taken")
     assert "another hand-over" in str(sent())
+
+
+GOOD = {"id": "a", "request": {}, "pages": 1, "caches": [], "kind": "ChannelCarrier", "where": {}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"{", b"\xff", b"[]", b"{}", *(json.dumps(GOOD | changed).encode() for changed in (
+        {"pages": "1"}, {"pages": True}, {"pages": -1}, {"request": None}, {"id": 3}, {"more": 1}
+    ))],
+)  # fmt: skip
+def test_what_is_no_offer_is_an_error(sockets: Any, message: bytes) -> None:
+    sender, receiver = sockets
+    pages = PageReceiver(caches(0), receiver, timeout=SOON)
+    Channel(sender, SOON).send(message)
+    with pytest.raises(TransferLost, match="is no offer"):
+        pages.receive(range(4))
 
 
 @pytest.mark.parametrize("pages", [[99, 0], [-1, 0], [1, 1]])
@@ -209,7 +227,7 @@ def test_a_receiver_that_stops_reading_is_an_error(sockets: Any) -> None:
     own = [torch.zeros(8, 1 << 20)]  # more than a socket buffers
     sender = PageSender(own, sockets[0], carrier=CARRIER(own), timeout=0.3)
     sent = beside(lambda: sender.send(range(8), {}))
-    channel = handover.Channel(sockets[1], SOON)
+    channel = Channel(sockets[1], SOON)
     channel.tell(json.loads(channel.receive())["id"], "send")
     assert isinstance(sent(), TransferLost)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from warploom.serving.distributed import handover
+from warploom.serving.distributed import carriers, handover
 
 
 def caches(pages: int, seed: int = 0) -> list[torch.Tensor]:
@@ -22,7 +22,7 @@ def offer_and_end(connection: socket.socket, carrier: str) -> None:
     """Make an offer, wait until it is wanted, and end without a word."""
     own = caches(6)
 
-    class Ends(getattr(handover, carrier)):  # type: ignore[misc]
+    class Ends(getattr(carriers, carrier)):  # type: ignore[misc]
         def give(self, channel: Any, pages: Any) -> None:
             os._exit(9)
 
