@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from vllm import envs
 from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadataBuilder,
@@ -23,6 +24,7 @@ from warploom.engines.vllm.kinds import Kind, kinds_of
 from warploom.engines.vllm.steps import Step
 from warploom.scheduler.bounds import Bounds
 
+_log = init_logger("vllm.warploom")  # where people look for what vLLM does
 _ELSE = "Serve without it, or with vLLM's own attention: take warploom out of VLLM_PLUGINS."
 
 
@@ -90,6 +92,7 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         )
         for kind in dict.fromkeys(self._kinds.values()):
             kind.warm_up()
+        _log.info("warploom attends in %d layers, pages of %d", len(layers), self._page_size)
 
     def build(
         self,

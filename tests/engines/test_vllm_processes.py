@@ -51,7 +51,7 @@ def test_two_ranks_answer_as_one(saved: Saved, monkeypatch: pytest.MonkeyPatch) 
 
 
 @contextmanager
-def serving(model: Path, plugins: str) -> Iterator[str]:
+def serving(model: Path, plugins: str, log: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,21 +65,24 @@ def serving(model: Path, plugins: str) -> Iterator[str]:
         "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "float32", "--skip-tokenizer-init", "--enforce-eager", *flags,
     ]  # fmt: skip
-    env = os.environ | {"VLLM_PLUGINS": plugins, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    env = os.environ | {
+        "VLLM_PLUGINS": plugins, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"
+    }  # fmt: skip
+    with log.open("wb") as out:
+        server = subprocess.Popen(command, env=env, stdout=out, stderr=out)
     try:
         url = f"http://127.0.0.1:{port}"
-        _await(f"{url}/health", server)
+        _await(f"{url}/health", server, log)
         yield url
     finally:
         server.terminate()
         server.wait(60)
 
 
-def _await(url: str, server: subprocess.Popen[bytes]) -> None:
+def _await(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + 300
     while time.monotonic() < until:
-        assert server.poll() is None, server.communicate()[1][-4000:].decode()
+        assert server.poll() is None, log.read_text()[-4000:]
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
@@ -100,9 +103,11 @@ def _ask(url: str, prompt: list[int]) -> list[int]:
         return json.load(answer)["choices"][0]["token_ids"]
 
 
-def test_a_server_answers_requests_that_come_together(saved: Saved) -> None:
-    """Twelve at once, of an OpenAI-compatible server that takes eight in a step."""
+def test_a_server_answers_requests_that_come_together(saved: Saved, tmp_path: Path) -> None:
+    """Twelve at once, of a server that takes eight in a step, and says who attends."""
+    log = tmp_path / "log"
     given = prompts((5, 40, 1, 97, 33, 64, 80, 3, 17, 50, 2, 29))
     expected = tokens(saved("Llama"), given, "")
-    with serving(saved("Llama"), "warploom") as url, ThreadPoolExecutor(12) as clients:
+    with serving(saved("Llama"), "warploom", log) as url, ThreadPoolExecutor(12) as clients:
         assert list(clients.map(lambda prompt: _ask(url, prompt), given)) == expected
+    assert "warploom attends in 2 layers" in log.read_text()
