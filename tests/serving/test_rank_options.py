@@ -23,7 +23,8 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def alone() -> Iterator[None]:
     """A group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
