@@ -5,10 +5,9 @@
 
 Heads of Llama 3.1 8B, bf16. Decodes are captured in a CUDA graph of several steps, prefills are
 launched; a figure is the time of one layer's attention on the slowest rank, exchanges included.
-Each rank computes the same alone, on all keys; what ranks find together must agree
-with that. Beside each figure stands what `warploom.serving.distributed.scaling` predicts when
-attention has the rate that it has here on one GPU, and links those that docs/distributed.md
-assumes.
+Each rank computes the same alone, on all keys; what ranks find together must agree with that.
+Beside each figure stands what `warploom.serving.distributed.scaling` predicts when attention has
+the rate that it has here on one GPU, and links those that docs/distributed.md assumes.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 from context_parallel_model import H200
-from harness import RESULTS, Report, Row
-from ranks import Rank, on_ranks, quantiles
+from harness import Row
+from ranks import Rank, arguments, on_ranks, quantiles
 
 import warploom as wl
 from warploom import distributed as wld
 from warploom.serving.distributed import scaling
 from warploom.serving.distributed.prefill import Method
 
+NAME = "context_parallel"
 PAGE, STEPS = 16, 8  # steps of a graph, each behind the other
 TOLERANCE = 0.02  # of the largest value: two roundings of bf16, merged otherwise
 
@@ -168,11 +169,6 @@ def error(rank: Rank, out: torch.Tensor, expected: torch.Tensor) -> float | None
     return worst if worst <= TOLERANCE else None
 
 
-def name_of(rank: Rank) -> str:
-    """Of the table: one for each number of GPUs."""
-    return f"context_parallel_{rank.world}"
-
-
 def row(
     rank: Rank, case: str, impl: str, times: list[float], params: dict[str, float],
     off: float | None = 0.0,
@@ -180,36 +176,23 @@ def row(
     params = {"world": rank.world, **params}
     if off is None:
         note = "wrong: another result than that of one GPU"
-        return Row(name_of(rank), case, impl, None, "us", note=note, params=params)
+        return Row(rank.table(NAME), case, impl, None, "us", note=note, params=params)
     mid, low, high = (1e3 * x for x in quantiles(times))
-    return Row(name_of(rank), case, impl, round(1e3 * mid, 1), "us", mid, low, high, len(times),
+    return Row(rank.table(NAME), case, impl, round(1e3 * mid, 1), "us", mid, low, high, len(times),
                error=off, params=params)  # fmt: skip
 
 
 def work(rank: Rank, shape: Shape, out: Path) -> None:
-    report = Report(name_of(rank), rank.device, out) if rank.is_first else None
-    parts = [partial(decoded, rank, shape, *batch) for batch in shape.decodes]
-    parts += [partial(prefilled, rank, shape, tokens) for tokens in shape.prompts]
-    for part in parts:
-        for found in part():
-            if report:
-                report.add(found)
-    if report:
-        report.finish()
+    parts = [decoded(rank, shape, *batch) for batch in shape.decodes]
+    parts += [prefilled(rank, shape, tokens) for tokens in shape.prompts]
+    rank.report(NAME, out, chain.from_iterable(parts))
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--world", type=int, default=2, help="ranks, a GPU each")
-    parser.add_argument("--quick", action="store_true", help="one length, few replays")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
-    options = parser.parse_args(argv)
+    options = arguments(parser, argv)
     shape = TINY if options.tiny else QUICK if options.quick else Shape()
-    device = "cpu" if options.tiny else "cuda"
-    if device == "cuda" and torch.cuda.device_count() < options.world:
-        parser.error(f"needs {options.world} GPUs (--tiny tries the code on the CPU)")
-    on_ranks(work, options.world, device, shape, options.out)
+    on_ranks(work, options.world, options.device, shape, options.out)
 
 
 if __name__ == "__main__":

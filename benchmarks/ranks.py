@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness import RESULTS, Report, Row
 
 Call = Callable[[], Any]
 
@@ -24,17 +26,24 @@ class Rank:
     world: int
     device: torch.device
 
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
+    def table(self, benchmark: str) -> str:
+        """The name of a table: there is one for each number of ranks."""
+        return f"{benchmark}_{self.world}"
+
+    def report(self, benchmark: str, out: Path, rows: Iterable[Row]) -> Report | None:
+        """Work through rows; the first rank shows and writes them, and returns the report."""
+        report = Report(self.table(benchmark), self.device, out) if self.rank == 0 else None
+        for row in rows:
+            if report:
+                report.add(row)
+        if report:
+            report.finish()
+        return report
 
     def captured(self, call: Call) -> tuple[Call, Any]:
         """A replay of a call, and what it writes. Call it once before: ranks connect then."""
         if self.device.type != "cuda":
-            held = call()
-            for _ in range(2):
-                held = call()
-            return call, held
+            return call, call()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = call()
@@ -76,6 +85,19 @@ class Rank:
         told = torch.tensor([int(is_right)], device=self.device)
         dist.all_reduce(told, dist.ReduceOp.MIN)
         return bool(told)
+
+
+def arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """What a parser is asked, and what all benchmarks of ranks are: `device` is for `on_ranks`."""
+    parser.add_argument("--world", type=int, default=2, help="ranks, a GPU each")
+    parser.add_argument("--quick", action="store_true", help="fewer cases, few replays")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, over gloo on the CPU")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
+    options = parser.parse_args(argv)
+    options.device = "cpu" if options.tiny else "cuda"
+    if not options.tiny and torch.cuda.device_count() < options.world:
+        parser.error(f"needs {options.world} GPUs (--tiny tries the code on the CPU)")
+    return options
 
 
 def on_ranks(work: Callable[..., None], world: int, device: str, *arguments: Any) -> None:

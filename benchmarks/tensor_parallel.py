@@ -23,19 +23,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median, pstdev
 
 import torch
 import torch.distributed as dist
 from batches import page_table
-from harness import RESULTS, Report, Row
-from ranks import Rank, on_ranks, quantiles
+from harness import Row
+from ranks import Rank, arguments, on_ranks, quantiles
 from torch.nn.functional import linear, rms_norm, silu
 
 import warploom as wl
-from warploom.prefetch import H100_OVERLAP, H200_OVERLAP, Overlap, beside
+from warploom.prefetch import H100_OVERLAP, H200_OVERLAP, ModelShape, Overlap, beside
+from warploom.serving.prefetch.model_shapes import LLAMA3_8B, LLAMA3_70B
 
+NAME = "tensor_parallel"
 BUDGETS = (2, 4, 8, 16, 24)  # MB
 SMS, PAGE, MB = 8, 16, 10**6
 STAND_IN = "stand-in's choice"
@@ -43,14 +46,11 @@ STAND_IN = "stand-in's choice"
 
 @dataclass(frozen=True)
 class Shape:
-    """What one rank has of a model, and the batch that it decodes."""
+    """What one rank has of a model that so many devices share, and the batch that it decodes."""
 
     name: str
-    hidden: int
-    q_heads: int
-    kv_heads: int
-    dim: int
-    ffn: int
+    model: ModelShape
+    devices: int
     requests: int
     tokens: int
     layers: int = 8
@@ -61,24 +61,34 @@ class Shape:
         return f"{self.name}, {self.requests} x {self.tokens}"
 
     @property
-    def mlp_bytes(self) -> int:
-        return 3 * self.ffn * self.hidden * self.dtype.itemsize
+    def q_heads(self) -> int:
+        return self.model.heads // self.devices
 
     @property
-    def attention_bytes(self) -> int:
-        """Of its weights."""
-        heads = 2 * (self.q_heads + self.kv_heads)
-        return heads * self.dim * self.hidden * self.dtype.itemsize
+    def kv_heads(self) -> int:
+        return max(1, self.model.kv_heads // self.devices)
+
+    @property
+    def ffn(self) -> int:
+        return self.model.ffn // self.devices
+
+    @property
+    def read(self) -> tuple[float, float]:
+        """Bytes of weights behind attention, those of the MLP, and behind the MLP."""
+        size = self.dtype.itemsize
+        mlp = self.model.mlp(self.devices, self.requests, size)
+        attention = self.model.attention(self.devices, self.requests, 0, 0, size)
+        return sum(one.bytes for one in mlp), sum(one.bytes for one in attention)
 
 
 def shapes(world: int, tiny: bool) -> Iterator[Shape]:
     if tiny:
-        yield Shape("tiny", 64, 2, 1, 32, 96, 2, 40, 2, torch.float32)
+        model = ModelShape("tiny", 2, 64, 4, 2, 192, head_dim=32)
+        yield Shape("tiny", model, 2, 2, 40, 2, torch.float32)
         return
     for requests, tokens in ((8, 4096), (64, 1024)):
-        ffn = 14336 // world
-        yield Shape(f"8B/TP{world}", 4096, 32 // world, 8 // world, 128, ffn, requests, tokens)
-        yield Shape("70B, slices of TP8", 8192, 8, 1, 128, 3584, requests, tokens)
+        yield Shape(f"8B/TP{world}", LLAMA3_8B, world, requests, tokens)
+        yield Shape("70B, slices of TP8", LLAMA3_70B, 8, requests, tokens)
 
 
 @dataclass(frozen=True)
@@ -111,10 +121,11 @@ class Decoder:
 
     def __post_init__(self) -> None:
         at, device = self.shape, self.rank.device
+        dim, hidden = at.model.head_dim, at.model.hidden
         torch.manual_seed(self.rank.rank)
         self.attention = wl.AttentionWrapper(
             wl.Causal(), kv_format=wl.Paged(PAGE), num_q_heads=at.q_heads,
-            num_kv_heads=at.kv_heads, head_dim=at.dim, dtype=at.dtype, device=device,
+            num_kv_heads=at.kv_heads, head_dim=dim, dtype=at.dtype, device=device,
         )  # fmt: skip
         indptr, indices, last = page_table((at.tokens,) * at.requests, PAGE)
         self.attention.plan(list(range(at.requests + 1)), indptr, indices, last)
@@ -125,18 +136,18 @@ class Decoder:
         heads = at.q_heads + 2 * at.kv_heads
         for _ in range(at.layers):
             self.layers.append(Layer(
-                make(heads * at.dim, at.hidden), make(at.hidden, at.q_heads * at.dim),
-                make(2 * at.ffn, at.hidden), make(at.hidden, at.ffn),
-                make(len(indices), 2, PAGE, at.kv_heads, at.dim),
+                make(heads * dim, hidden), make(hidden, at.q_heads * dim),
+                make(2 * at.ffn, hidden), make(hidden, at.ffn),
+                make(len(indices), 2, PAGE, at.kv_heads, dim),
             ))  # fmt: skip
-        self.x = torch.randn(at.requests, at.hidden, device=device, dtype=at.dtype)
+        self.x = torch.randn(at.requests, hidden, device=device, dtype=at.dtype)
         dist.broadcast(self.x, 0)
 
     def step(self, given: Budgets) -> torch.Tensor:
         at, x = self.shape, self.x
         for i, layer in enumerate(self.layers):
-            q = linear(self._norm(x), layer.qkv)[:, : at.q_heads * at.dim]
-            q = q.unflatten(-1, (at.q_heads, at.dim)).contiguous()
+            qkv = linear(self._norm(x), layer.qkv).unflatten(-1, (-1, at.model.head_dim))
+            q = qkv[:, : at.q_heads].contiguous()
             y = linear(self.attention.run(q, layer.cache).flatten(1), layer.out)
             x = x + self._summed(y, [layer.up, layer.down], given.mlp)
             gate, up = linear(self._norm(x), layer.up).chunk(2, -1)
@@ -163,8 +174,7 @@ class Decoder:
 
 def chosen(shape: Shape, model: Overlap, seconds: float) -> Budgets:
     """What constants that were fitted beside a stand-in say of a collective of so many seconds."""
-    sizes = shape.mlp_bytes, shape.attention_bytes
-    return Budgets(STAND_IN, *(model.best_bytes(seconds, size, SMS) for size in sizes))
+    return Budgets(STAND_IN, *(model.best_bytes(seconds, size, SMS) for size in shape.read))
 
 
 def fixed_costs(rows: Sequence[Row], world: int, model: Overlap) -> list[float]:
@@ -182,26 +192,21 @@ def fixed_costs(rows: Sequence[Row], world: int, model: Overlap) -> list[float]:
             continue
         shape, seconds = shapes_of[row.case], 1e-6 * row.params["all_reduce_us"]
         asked = row.params["budget_mlp"], row.params["budget_attention"]
-        sizes = shape.mlp_bytes, shape.attention_bytes
-        told = sum(free.saved(seconds, *x, SMS) for x in zip(sizes, asked, strict=True))
+        told = sum(free.saved(seconds, *x, SMS) for x in zip(shape.read, asked, strict=True))
         found.append((told - 1e-6 * (without - row.value)) / 2)
     return found
 
 
-def model_here(device: torch.device) -> Overlap:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+def model_here() -> Overlap:
+    """Constants of the current GPU; where there is none, of any."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return H200_OVERLAP if "H200" in name else H100_OVERLAP
-
-
-def name_of(rank: Rank) -> str:
-    """Of the table: one for each number of GPUs."""
-    return f"tensor_parallel_{rank.world}"
 
 
 def measure(rank: Rank, shape: Shape, captures: int, replays: int) -> list[Row]:
     """Rows of one shape: all-reduces alone, then steps by budget."""
     decoder = Decoder(shape, rank)
-    name, count = name_of(rank), 2 * shape.layers
+    name, count = rank.table(NAME), 2 * shape.layers
     decoder.all_reduces()
     replay, _ = rank.captured(decoder.all_reduces)
     alone, low, high = (x / count for x in quantiles(rank.times(replay, replays)))
@@ -212,7 +217,7 @@ def measure(rank: Rank, shape: Shape, captures: int, replays: int) -> list[Row]:
     rows = [Row(name, shape.case, "an all-reduce alone", round(1e6 * alone, 2), "us", 1e3 * alone,
                 1e3 * low, 1e3 * high, replays, params=params)]  # fmt: skip
     fixed = [Budgets(f"{n} MB", n * MB, n * MB) for n in BUDGETS]
-    settings = [Budgets("none"), *fixed, chosen(shape, model_here(rank.device), alone)]
+    settings = [Budgets("none"), *fixed, chosen(shape, model_here(), alone)]
     expected = decoder.step(settings[0]).clone()
     for at in settings:
         decoder.step(at)  # makes the tables that a graph reads
@@ -237,34 +242,22 @@ def measure(rank: Rank, shape: Shape, captures: int, replays: int) -> list[Row]:
 
 
 def work(rank: Rank, tiny: bool, captures: int, replays: int, out: Path) -> None:
-    report = Report(name_of(rank), rank.device, out) if rank.is_first else None
     with torch.no_grad():
-        for shape in shapes(rank.world, tiny):
-            for row in measure(rank, shape, captures, replays):
-                if report:
-                    report.add(row)
-    if report:
-        report.finish()
-        costs = [] if tiny else fixed_costs(report.rows, rank.world, model_here(rank.device))
-        if costs:
-            usual = median(costs)
-            told = f"{1e6 * usual:.2f} us, off by {1e6 * pstdev(costs, usual):.2f}"
-            report.console.print(f"A prefetch costs a collective {told}, whatever it brings.")
+        rows = (measure(rank, shape, captures, replays) for shape in shapes(rank.world, tiny))
+        report = rank.report(NAME, out, chain.from_iterable(rows))
+    if report and not tiny and (costs := fixed_costs(report.rows, rank.world, model_here())):
+        usual = median(costs)
+        told = f"{1e6 * usual:.2f} us, off by {1e6 * pstdev(costs, usual):.2f}"
+        report.console.print(f"A prefetch costs a collective {told}, whatever it brings.")
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--world", type=int, default=2, help="ranks, a GPU each")
-    parser.add_argument("--quick", action="store_true", help="two graphs, few replays")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
     parser.add_argument("--captures", type=int, default=5, help="graphs for each figure")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON lines")
-    options = parser.parse_args(argv)
+    options = arguments(parser, argv)
     captures, replays = (2, 10) if options.quick or options.tiny else (options.captures, 40)
-    device = "cpu" if options.tiny else "cuda"
-    if device == "cuda" and torch.cuda.device_count() < options.world:
-        parser.error(f"needs {options.world} GPUs (--tiny tries the code on the CPU)")
-    on_ranks(work, options.world, device, options.tiny, captures, replays, options.out)
+    given = options.tiny, captures, replays, options.out
+    on_ranks(work, options.world, options.device, *given)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def attention_forward(
     if own_variants is not None:
         chosen = own_variants.of(module, _described(module, query, key, means))
         own = None if chosen is None else (chosen.variant, chosen.beside_padding)
-    pack = _pack_of(module, query, key, attention_mask, kwargs)
+    pack = _pack_of(module, query, key, attention_mask, sliding_window, kwargs)
     if pack is None:
         mask = attention_mask.made() if isinstance(attention_mask, MaskOnDemand) else attention_mask
         return _attend(module, query, key, value, mask, own=own, **means)
@@ -84,12 +84,13 @@ def _pack_of(
     query: torch.Tensor,
     key: torch.Tensor,
     mask: torch.Tensor | MaskOnDemand | None,
+    window: int | None,
     kwargs: dict[str, Any],
 ) -> Pack | None:
     """The sequences of one entry, if no mask tells them apart."""
     if len(query) != 1 or isinstance(mask, torch.Tensor):
         return None
-    if mask is not None and not mask.is_known:  # whatever else it hides
+    if mask is not None and not mask.is_known(window):  # whatever else it hides
         return None
     causal = mask is not None or _is_causal(module, kwargs)
     return pack_of(kwargs, query.shape[2], key.shape[2], causal)

@@ -17,11 +17,8 @@ from warploom.runtime.calls.huggingface_masks import closed_over, make_mask
 
 _transformers: Any = masking_utils
 _PACKED = _transformers.packed_sequence_mask_function(torch.zeros(1, 1)).__code__
-# what layers know by themselves beside where sequences begin
-_KNOWN = (
-    _PACKED, _transformers.causal_mask_function.__code__,
-    _transformers.sliding_window_overlay(1).__code__,
-)  # fmt: skip
+_CAUSAL = _transformers.causal_mask_function.__code__
+_WINDOW = _transformers.sliding_window_overlay(1).__code__
 _ALL_OF = _transformers.and_masks().__code__
 
 
@@ -32,11 +29,10 @@ class MaskOnDemand:
         self._arguments = arguments
         self._made: tuple[torch.Tensor | None] | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Whether it says no more than sequences, causality and windows, which layers are told."""
+    def is_known(self, window: int | None) -> bool:
+        """Whether it says no more than sequences, causality and a layer's window, if it has one."""
         compiled = torch.compiler.is_compiling()  # functions do not tell what they are joined of
-        return not compiled and _is_known(self._arguments.get("mask_function"))
+        return not compiled and _is_known(self._arguments.get("mask_function"), window)
 
     def made(self) -> torch.Tensor | None:
         """As `make_mask` returns it, once for all layers."""
@@ -74,10 +70,12 @@ def _is_packed(function: Callable[..., Any] | None, within: tuple[FunctionType, 
     return any(_is_packed(part, (*within, function)) for part in parts)
 
 
-def _is_known(function: Callable[..., Any] | None) -> bool:
+def _is_known(function: Callable[..., Any] | None, window: int | None) -> bool:
     if not isinstance(function, FunctionType):
         return False
+    if function.__code__ is _WINDOW:
+        return closed_over(function) == (window,)
     if function.__code__ is not _ALL_OF:
-        return function.__code__ in _KNOWN
+        return function.__code__ in (_PACKED, _CAUSAL)
     (parts,) = closed_over(function)
-    return isinstance(parts, tuple) and all(map(_is_known, parts))
+    return isinstance(parts, tuple) and all(_is_known(part, window) for part in parts)

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from socket import AF_INET, AF_INET6, IPPROTO_TCP, MSG_PEEK, TCP_NODELAY, socket
 from typing import Any
 
-from warploom.serving.distributed.errors import TransferLost, checked_timeout
+from warploom.serving.distributed.errors import TransferLost
+from warploom.serving.distributed.timeouts import checked_timeout
 
 _LENGTH = struct.Struct("!Q")
 _LONGEST = 1 << 26  # bytes of an offer or an answer

@@ -18,9 +18,8 @@ from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime.declaring.declare import checked_lse_scale
 from warploom.runtime.formats import format_of
-from warploom.runtime.operators.custom_op import wanting
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform
+from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform, learnt_of
 from warploom.serving.distributed.layouts import Interleaved, checked_size
 from warploom.serving.distributed.peers import Peers
 from warploom.serving.distributed.placed import Placed
@@ -29,7 +28,7 @@ from warploom.serving.distributed.states import (
     States,
     empty_states,
     merged_lse,
-    merged_ranks,
+    merged_out,
     without_gradient,
 )
 from warploom.serving.distributed.uncompiled import uncompiled
@@ -187,9 +186,7 @@ class DecodeWrapper:
         with self._peers.in_step(), torch.no_grad():
             results = self._attended(q, kv, inputs, axis, return_lse)
         parts = kv if isinstance(kv, (tuple, list)) else (kv,)
-        learnt = [*wanting((q, *parts)), *self.local._learnt(inputs)]
-        if self._epilogue is not None:
-            learnt += self._epilogue.learnt(inputs)
+        learnt = learnt_of(self.local, self._epilogue, (q, *parts), inputs)
         results = without_gradient(results, learnt)
         return results if return_lse else results[0]
 
@@ -213,16 +210,24 @@ class DecodeWrapper:
         own = empty_states(heads_first.shape[:-1], self.local.spec.head_dim_v, q.dtype, q.device)
         out, lse = own.out.movedim(0, axis), own.lse.movedim(0, axis)
         self.local.run(given, kv, out=out, lse=lse, **inputs)
-        states, softmax = self._swapped(own), self._variant.softmax
-        found = [merged_ranks(states, softmax).movedim(0, axis)]
-        if with_lse or self._epilogue is not None:
-            found.append(merged_lse(states, softmax).movedim(0, axis))
-        if self._epilogue is not None:
-            found[0] = self._epilogue.run(found[0], found[1], axis, inputs)
-            if self._heads == "own":
-                found = [x.chunk(self.world, axis)[self.rank] for x in found]
+        found = self._merged(self._swapped(own), inputs, axis, with_lse)
         out = found[0].to(q.dtype).contiguous()
         return (out, (found[1] * self._lse_scale).contiguous()) if with_lse else (out,)
+
+    def _merged(
+        self, states: States, inputs: dict[str, Any], axis: int, with_lse: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Output of all ranks as one, transformed, and the log-sum-exp if it is wanted."""
+        softmax = self._variant.softmax
+        out = merged_out(states, softmax).movedim(0, axis)
+        if not with_lse and self._epilogue is None:
+            return (out,)
+        lse = merged_lse(states, softmax).movedim(0, axis)
+        if self._epilogue is not None:
+            out = self._epilogue.run(out, lse, axis, inputs)
+            if self._heads == "own":
+                out, lse = (x.chunk(self.world, axis)[self.rank] for x in (out, lse))
+        return out, lse
 
     def _gathered(self, q: torch.Tensor, axis: int) -> torch.Tensor:
         """Queries of all heads, of those of each rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from warploom.dsl.types.formats import Ragged
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.operators.custom_op import wanting
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.bounds import Bounds
 from warploom.serving.distributed.layouts import Layout
@@ -29,6 +30,9 @@ class OutputTransform:
         queries: where this rank's query rows lie.
         is_batched: rows are counted within a request, as in dense tensors.
         options: those that the wrapper was made with.
+
+    Attributes:
+        wrapper: which applies it.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class OutputTransform:
         if bounds is not None:
             keys = bounds.max_q_rows * heads.group_size
             bounds = Bounds(bounds.max_requests, bounds.max_q_rows, keys)
-        self._wrapper = AttentionWrapper(
+        self.wrapper = AttentionWrapper(
             Epilogue(variant.inner, queries, is_batched),
             kv_format=Ragged(),
             num_q_heads=heads.num_q,
@@ -57,13 +61,13 @@ class OutputTransform:
             **{name: options[name] for name in _KEPT if name in options},
         )
         self._dtype: torch.dtype = getattr(torch, local.spec.dtype.name)
-        self._placement = Placement(self._wrapper, bounds)
+        self._placement = Placement(self.wrapper, bounds)
 
     def plan(self, qo_indptr: Any, table: Any, q_rows: int | None, inputs: dict[str, Any]) -> None:
         """Plan the rows of a batch; arguments as of the wrapper before."""
         keys = torch.as_tensor(qo_indptr) * self._group_size
         with self._placement.given(table) as placed:
-            self._wrapper.plan(qo_indptr, keys, q_rows=q_rows, **inputs, **placed)
+            self.wrapper.plan(qo_indptr, keys, q_rows=q_rows, **inputs, **placed)
 
     def run(
         self, merged: torch.Tensor, lse: torch.Tensor, axis: int, inputs: dict[str, Any]
@@ -77,19 +81,33 @@ class OutputTransform:
             inputs: values of the variant's fields.
         """
         heads_last = merged.movedim(axis, -2)
-        num_kv, dim = self._wrapper.heads.num_kv, merged.shape[-1]
+        num_kv, dim = self.wrapper.heads.num_kv, merged.shape[-1]
         values = heads_last.reshape(-1, num_kv, self._group_size, dim).to(self._dtype)
         values = values.transpose(1, 2).reshape(-1, num_kv, dim)
         keys = values.new_zeros((1, num_kv, _DIM)).expand(len(values), num_kv, _DIM)
-        q = values.new_zeros((len(values) // self._group_size, self._wrapper.heads.num_q, _DIM))
-        sums = lse.movedim(axis, -1).reshape(-1, self._wrapper.heads.num_q).contiguous()
+        q = values.new_zeros((len(values) // self._group_size, self.wrapper.heads.num_q, _DIM))
+        sums = lse.movedim(axis, -1).reshape(-1, self.wrapper.heads.num_q).contiguous()
         given = {**inputs, "merged_lse": sums} if self._softmax else inputs
-        out: torch.Tensor = self._wrapper.run(q, (keys.contiguous(), values), **given)
+        out: torch.Tensor = self.wrapper.run(q, (keys.contiguous(), values), **given)
         return out.reshape(heads_last.shape).movedim(-2, axis)
 
-    def learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Values that it reads, kept or given to a run, whose gradient may be asked for."""
-        return self._wrapper._learnt(inputs)
+
+def learnt_of(
+    local: AttentionWrapper,
+    epilogue: OutputTransform | None,
+    given: Sequence[Any],
+    inputs: Mapping[str, Any],
+) -> list[torch.Tensor]:
+    """What a run reads whose gradient may be asked for.
+
+    Args:
+        local: the wrapper that attends.
+        epilogue: what follows it, if anything does.
+        given: queries, keys and values of the run.
+        inputs: values of the variant's fields for it; wrappers know those that they keep.
+    """
+    wrappers = [local] if epilogue is None else [local, epilogue.wrapper]
+    return [*wanting(given), *(x for wrapper in wrappers for x in wrapper._learnt(inputs))]
 
 
 def has_output_transform(variant: Variant) -> bool:

@@ -1,13 +1,8 @@
-"""Errors of several processes, and after which time there is one; others: `warploom.errors`."""
+"""Errors of several processes; the others are in `warploom.errors`."""
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import Any
-
-from warploom.errors import ArgumentError, WarploomError
-
-_LONGEST = 1e6  # seconds; sockets count milliseconds in 32 bits
+from warploom.errors import WarploomError
 
 
 class RankLost(WarploomError):
@@ -44,15 +39,3 @@ class TransferLost(WarploomError):
         "the hand-over of {what} was lost: {reason}. No page of it may be used. Prefill again, "
         "here or elsewhere; a slow peer needs a larger timeout=."
     )
-
-
-def checked_timeout(seconds: Any) -> float:
-    """Seconds to wait for another process; raises ArgumentError for others than a short while.
-
-    gloo counts milliseconds, and takes none of them, or a negative number, for a rank that is late.
-    """
-    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if not (is_number and 1e-3 <= float(seconds) <= _LONGEST):  # nan is not between, either
-        reason = f"is {seconds!r}; expected seconds from 0.001 to {_LONGEST:g}"
-        raise ArgumentError(name="timeout", reason=reason)
-    return float(seconds)

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from warploom.errors import ArgumentError
-from warploom.serving.distributed.errors import OutOfStep, RankLost, checked_timeout
+from warploom.serving.distributed.errors import OutOfStep, RankLost
+from warploom.serving.distributed.timeouts import checked_timeout
 
 _GRACE = timedelta(seconds=2)  # for exchanges with others, after one has failed
 _TAG = struct.Struct("=qqq")  # whose, which of theirs, how many bytes

@@ -72,9 +72,6 @@ class Placement:
             yield {FIELD: table}
             return
         rows = torch.as_tensor(table)
-        if self._requests is not None and len(rows) > self._requests:  # the plan refuses it
-            yield {FIELD: rows.to(self._wrapper.device)}
-            return
         memory = self._memory_for(rows)
         if not is_on_host:  # a device's planner reads it, and refuses nothing by an error
             memory[: len(rows)].copy_(rows)

@@ -18,9 +18,8 @@ from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned, WrongShape
 from warploom.runtime.declaring.declare import checked_lse_scale
 from warploom.runtime.formats.lists import as_indptr
-from warploom.runtime.operators.custom_op import wanting
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform
+from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform, learnt_of
 from warploom.serving.distributed.layouts import Ints, Layout, Lengths, ZigZag
 from warploom.serving.distributed.peers import Peers
 from warploom.serving.distributed.placed import Placed
@@ -188,9 +187,7 @@ class PrefillWrapper:
         results: tuple[torch.Tensor, ...] = (out,)
         if return_lse:
             results = out, state.lse * self._lse_scale
-        learnt = [*wanting((q, *kv)), *self._parts[0].wrapper._learnt(inputs)]
-        if self._epilogue is not None:
-            learnt += self._epilogue.learnt(inputs)
+        learnt = learnt_of(self._parts[0].wrapper, self._epilogue, (q, *kv), inputs)
         results = without_gradient(results, learnt)
         return results if return_lse else results[0]
 

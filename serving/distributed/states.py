@@ -42,7 +42,7 @@ def bytes_per_state(head_dim: int, element: int) -> int:
     return head_dim * element + 4
 
 
-def merged_ranks(states: States, softmax: bool) -> torch.Tensor:
+def merged_out(states: States, softmax: bool) -> torch.Tensor:
     """Outputs of all ranks, along the first axis, as one, in float32.
 
     Without softmax they are added. In few launches: a step of decoding has nothing else to do

@@ -41,10 +41,11 @@ def packed() -> Callable[..., Any]:
     [
         (packed(), None, True),
         (_masks.and_masks(packed(), _masks.sliding_window_overlay(4)), 4, True),
+        (_masks.and_masks(packed(), _masks.sliding_window_overlay(4)), None, False),
         (_masks.and_masks(packed(), even_keys), None, False),
         (_masks.or_masks(packed(), first_key), None, False),
     ],
-    ids=["packed", "window", "and another", "or another"],
+    ids=["packed", "window", "a window the layer lacks", "and another", "or another"],
 )
 def test_nothing_of_the_mask_is_lost(
     function: Callable[..., Any], window: int | None, is_known: bool
@@ -56,7 +57,7 @@ def test_nothing_of_the_mask_is_lost(
         batch_size=1, q_length=ROWS, kv_length=ROWS, q_offset=0, kv_offset=0,
         mask_function=function, attention_mask=None, dtype=torch.float32, device="cpu",
     )  # fmt: skip
-    assert isinstance(mask, MaskOnDemand) and mask.is_known == is_known
+    assert isinstance(mask, MaskOnDemand) and mask.is_known(window) == is_known
     ends = torch.tensor([0, *LENGTHS], dtype=torch.int32).cumsum(0)
     module = torch.nn.Module()
     found, _ = attention_forward(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import warploom as wl
-from warploom.serving.distributed.states import States, merged_lse, merged_ranks, with_more
+from warploom.serving.distributed.states import States, merged_lse, merged_out, with_more
 
 NUMBERS = (-math.inf, -80.0, -1.0, 0.0, 3.0, 90.0)
 SPECIAL = (*NUMBERS, math.inf, math.nan)
@@ -48,7 +48,7 @@ def check(out: torch.Tensor, lse: torch.Tensor, given: States) -> None:
 ))  # fmt: skip
 def test_of_all_ranks(dtype: torch.dtype, lses: list[tuple[float, ...]]) -> None:
     every = states(lses, dtype)
-    check(merged_ranks(every, True), merged_lse(every, True), every)
+    check(merged_out(every, True), merged_lse(every, True), every)
 
 
 @given(lses=st.lists(st.tuples(*[st.sampled_from(SPECIAL)] * 3), min_size=1, max_size=4))
@@ -64,7 +64,7 @@ def test_one_after_another(lses: list[tuple[float, ...]]) -> None:
 def test_without_softmax_they_are_added() -> None:
     every = states([[0.0, 0.0], [0.0, 0.0]], torch.bfloat16)
     expected = every.out.float().sum(0)
-    assert torch.equal(merged_ranks(every, False), expected)
+    assert torch.equal(merged_out(every, False), expected)
     assert not merged_lse(every, False).any()
     first, second = (States(*one) for one in zip(*every, strict=True))
     assert torch.equal(with_more(with_more(None, first, False), second, False).out, expected)
