@@ -1,6 +1,7 @@
 """Where in the key sequence a mask can be true: an interval read off its and/or tree.
 
-A comparison that is linear in kv_pos is a half line (or, for equality, an interval); `and`
+A comparison that is linear in kv_pos is a half line (or, for equality, an interval), and one of a
+number that a condition on kv_pos chooses is that of either number where it is chosen; `and`
 intersects, `or` takes the hull, and whatever cannot be solved is the whole sequence. The result
 is a superset: no visible key is outside.
 """
@@ -157,6 +158,8 @@ class _Solver:
         if unknown is _KV_POS:
             first, last = (None if end is None else end.node() for end in (low, high))
             return Region(first, last)
+        if unknown.op == "select":
+            return self._solve_select(unknown, low, high)
         divisor = fold.int_value(unknown.args[1]) if unknown.op == "floordiv" else None
         if divisor is None or divisor <= 0:
             return None
@@ -165,6 +168,19 @@ class _Solver:
         high = None if high is None else high * divisor + Linear({}, divisor - 1)
         found = self._solve(linear(unknown.args[0]), low, high)
         return None if found is None else found.unless(self._box.wraps(unknown.args[0]))
+
+
+    def _solve_select(self, root: Node, low: Linear | None, high: Linear | None) -> Region:
+        """Where the number that a condition chooses lies in [low, high]: a sequence in pieces."""
+        condition, *values = root.args
+        found = []
+        for is_true, value in zip((True, False), values, strict=True):
+            where = self.region(condition, is_true)
+            solved = self._solve(linear(value), low, high)
+            if solved is not None:
+                where = where.intersect(solved.unless(self._box.wraps(value)))
+            found.append(where)
+        return found[0].hull(found[1])
 
 
 def _floor(form: Linear, divisor: int) -> Linear:

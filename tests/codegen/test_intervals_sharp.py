@@ -70,6 +70,17 @@ RULES: dict[str, tuple[Callable[[Any, Position], Any], bool, bool]] = {
     "float limit": (lambda v, at: at.kv_pos < v.limit, True, False),
     "stripes": (lambda v, at: at.kv_pos % 8 < 4, False, False),
     "chosen": (lambda v, at: where(at.kv_len > 20, at.kv_pos <= at.q_pos, True), True, True),
+    "two pieces of a sequence": (
+        lambda v, at: where(at.kv_pos < v.prefix[at.batch], at.kv_pos + 2, at.kv_pos + 9)
+        <= at.q_pos,
+        True,
+        True,
+    ),
+    "pieces in reverse": (
+        lambda v, at: at.q_pos - where(at.kv_pos >= 7, at.kv_pos - 7, at.kv_pos + 20) < v.window,
+        False,
+        True,
+    ),
     "same": (lambda v, at: at.kv_pos == at.q_pos, True, True),
     "others": (lambda v, at: at.kv_pos != at.q_pos, True, False),
     "nothing": (lambda v, at: at.kv_pos < 0, True, True),
