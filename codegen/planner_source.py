@@ -73,6 +73,16 @@ ROLE_SITE = (
     ("decodes_shared", "1 of so many decodes is for any CTA that decodes"),
     ("decode_claim", "least cost of a shared list of decodes"),
 )
+# Behind SITE where tiles are assigned the longest first; lines and columns have no meaning then.
+LIST_SITE = (
+    ("active_ctas", "CTAs that may get work"),
+    ("section_keys", "keys of one head that the cache holds; 0: no sections"),
+    ("sharing_tiles", "tiles of a segment from which on they are assigned by sections"),
+    ("tolerance", "order and limit are kept to 1/tolerance of the mean load"),
+    ("worth_cutting", "tiles are cut if a load is 1/worth_cutting above the mean"),
+    ("worth_saving", "and if that takes 1/worth_saving of the largest load"),
+    ("tried", "limits at a time"),
+)
 
 
 @dataclass(frozen=True)
@@ -84,12 +94,15 @@ class PlannerSpec(KernelSpec):
         has_roles: it plans two roles.
         threads: of the team of a device; not in the source, and neither is the next.
         scratch: bytes that a team works in.
+        longest_first: it assigns tiles the longest first, which hosts alone do; else it cuts lines
+            of items by Stream-K.
     """
 
     variant: TracedVariant
     has_roles: bool = False
     threads: int = 128
     scratch: int = 0
+    longest_first: bool = False
 
     kind = "planner"
     entry = "warploom_planner"
@@ -98,7 +111,7 @@ class PlannerSpec(KernelSpec):
     @property
     def name(self) -> str:
         """Readable, and the same for variants that differ elsewhere only."""
-        kind = "role_planner" if self.has_roles else "planner"
+        kind = self._header.rpartition("/")[2]
         if _mask(self.variant) is None:
             return f"{kind}_all_visible"
         text = KernelSource("", self.variant_struct("cpp"), "cpp").code
@@ -123,7 +136,15 @@ class PlannerSpec(KernelSpec):
     @property
     def site(self) -> tuple[tuple[str, str], ...]:
         """Numbers of a kernel, in order."""
-        return (*SITE, *ROLE_SITE) if self.has_roles else SITE
+        more = ROLE_SITE if self.has_roles else LIST_SITE if self.longest_first else ()
+        return (*SITE, *more)
+
+    @property
+    def _header(self) -> str:
+        """Which file has the algorithm."""
+        if self.longest_first:
+            return "list_planner"
+        return "planner/role_planner" if self.has_roles else "planner/planner"
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -135,7 +156,12 @@ class PlannerSpec(KernelSpec):
 
     def context(self) -> Mapping[str, Any]:
         reads_kv_head = str("kv_head" in _read(self.variant, "var")).lower()
-        return {"reads_kv_head": reads_kv_head, "roles": self.has_roles}
+        words = self._header.rpartition("/")[2].split("_")
+        return {
+            "reads_kv_head": reads_kv_head,
+            "planner": self._header,
+            "planner_class": "".join(word.capitalize() for word in words),
+        }
 
     def variant_struct(self, language: Language) -> str:
         mask = _mask(self.variant)
@@ -160,6 +186,17 @@ def role_scratch_bytes(max_tiles: int, max_requests: int, active_ctas: int) -> i
     """The same of two roles: prefills with as many shared parts, and decodes with twice as many."""
     prefills = scratch_bytes(max_tiles, max_requests, 2 * active_ctas)
     return -(-prefills // 8) * 8 + scratch_bytes(max_requests, max_requests, 3 * active_ctas)
+
+
+def list_scratch_bytes(
+    max_tiles: int, max_requests: int, columns: int, num_kv_heads: int, num_ctas: int
+) -> int:
+    """The same of `Memory` in list_planner.hpp, with what levelling.hpp takes behind it."""
+    tiles = -(-scratch_bytes(max_tiles, max_requests, columns) // 8) * 8
+    items = (16 + 12) * max_tiles * num_kv_heads
+    ctas = (8 + 4 + 4) * num_ctas + 4
+    levelling = (2 * 8 + 3 * 4 + 2 * 16) * num_ctas
+    return tiles + items + 8 * max_requests + ctas + 4 + levelling
 
 
 def _mask(variant: TracedVariant) -> Node | None:

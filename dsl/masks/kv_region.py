@@ -169,7 +169,6 @@ class _Solver:
         found = self._solve(linear(unknown.args[0]), low, high)
         return None if found is None else found.unless(self._box.wraps(unknown.args[0]))
 
-
     def _solve_select(self, root: Node, low: Linear | None, high: Linear | None) -> Region:
         """Where the number that a condition chooses lies in [low, high]: a sequence in pieces."""
         condition, *values = root.args

@@ -75,7 +75,7 @@ class DeviceStrategy:
         if not isinstance(batch, OnDevice):
             return None
         place = self._places.of(batch, choice)
-        assert place is not None  # `read` has asked
+        assert place.lists is None  # `read` has asked
         workspace = self._places.memory.workspace
         workspace.fit(place.size)
         planner = self._planner(place.site)

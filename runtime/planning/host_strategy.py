@@ -36,14 +36,13 @@ _ROLE_TILES = struct.Struct("=2q")  # warploom::RoleTiles
 
 
 class HostStrategy:
-    """Plans what it has measured, if Stream-K partitions it and the mask's inputs are known."""
+    """Plans what it has measured, if the mask's inputs are known."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._planner: HostPlanner | None = None
         self._has_roles = places.rules.options.has_roles
-        self._of_roles: HostPlanner | None = None  # of mixed batches, where others have one role
-        self._may_mix = True
+        self._others: dict[str, HostPlanner | None] = {}  # of mixed batches, and longest first
         rules = places.rules
         stored = format_of(rules.spec.kv_format)
         self._may_be = stored.native_storage is not None and rules.options.may_plan_natively
@@ -55,25 +54,27 @@ class HostStrategy:
             self._may_be = self._planner is not None
         return self._planner
 
-    def _found_of_roles(self) -> HostPlanner | None:
-        """Likewise, for mixed batches."""
-        if self._of_roles is None and self._may_mix:
-            self._of_roles = self._made(has_roles=True)
-            self._may_mix = self._of_roles is not None
-        return self._of_roles
+    def _other(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
+        """That of batches unlike those of the first one."""
+        name = "roles" if has_roles else "lists" if longest_first else "lines"
+        if name not in self._others:
+            self._others[name] = self._made(has_roles, longest_first)
+        return self._others[name]
 
-    def _made(self, has_roles: bool) -> HostPlanner | None:
+    def _made(self, has_roles: bool, longest_first: bool = False) -> HostPlanner | None:
         rules = self._places.rules
         spec, group, mixes = rules.spec, rules.heads.group_size, rules.mixes
         try:
-            return HostPlanner(spec.variant, spec.kv_format, group, has_roles, mixes)
+            return HostPlanner(
+                spec.variant, spec.kv_format, group, has_roles, mixes, longest_first=longest_first
+            )
         except (WarploomError, OSError) as error:
             log.info("no native planner, so NumPy plans: %s", error)
             return None
 
     def prepare(self) -> None:
         if self._found() is not None and self._places.rules.mixes is not None:
-            self._found_of_roles()
+            self._other(has_roles=True, longest_first=False)
 
     def read(self, given: Arguments) -> Measured | None:
         planner = self._planner or self._found()
@@ -86,10 +87,8 @@ class HostStrategy:
         if planner is None or not isinstance(batch, Measured) or not planner.knows(inputs):
             return None
         place = places.of(batch, choice)
-        if place is None:
-            return None
-        if place.has_roles and not self._has_roles:
-            planner = self._of_roles or self._found_of_roles()
+        if place.has_roles is not self._has_roles or place.lists is not None:
+            planner = self._other(place.has_roles, place.lists is not None)
             if planner is None:
                 return None
             planner.take(batch, places.rules.options.bounds)
@@ -122,6 +121,7 @@ class HostPlanner:
         group_size: int,
         has_roles: bool = False,
         mixes: Mixes | None = None,
+        longest_first: bool = False,
     ) -> None:
         """Build and load it.
 
@@ -131,11 +131,13 @@ class HostPlanner:
             group_size: query heads per key/value head.
             has_roles: its plans have two roles.
             mixes: the batches whose tiles of two roles are to be counted.
+            longest_first: it assigns tiles so.
 
         Raises:
             NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
         """
-        source = PlannerSpec(variant, has_roles).render("cpp", c_structs(roles=has_roles))
+        spec = PlannerSpec(variant, has_roles, longest_first=longest_first)
+        source = spec.render("cpp", c_structs(roles=has_roles))
         artifact = build(source, host_target())
         library = load_library(artifact)
         self._plan = library[artifact.entry]
@@ -146,7 +148,7 @@ class HostPlanner:
         self._count.argtypes = (ctypes.c_void_p, *self._count.argtypes)
         self._format = stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
-        self.params = PlannerParams(variant, has_roles)
+        self.params = PlannerParams(variant, has_roles, longest_first)
         # Measuring reads these three of a site.
         assert stored.native_storage is not None
         self.params.set("storage", stored.native_storage)

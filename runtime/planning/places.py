@@ -11,7 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from warploom.codegen.planner_source import OUTPUTS, role_scratch_bytes, scratch_bytes
+from warploom.codegen.planner_source import (
+    OUTPUTS,
+    list_scratch_bytes,
+    role_scratch_bytes,
+    scratch_bytes,
+)
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.errors import NotPlanned, NotReplayed
@@ -22,7 +27,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel, Kernels
 from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.plan_status import GOOD
-from warploom.runtime.planning.rules import Rules, smaller_roles
+from warploom.runtime.planning.rules import SHARING_TILES, Rules, smaller_roles
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.verify_plans import (
     check_batch,
@@ -31,11 +36,12 @@ from warploom.runtime.planning.verify_plans import (
     verify_planned,
 )
 from warploom.runtime.planning.visibility import Heads
+from warploom.scheduler.balance import TRIED
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.plan import Plan
-from warploom.scheduler.problem import Problem
+from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING, Problem
 from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.roles import RolePrices
 from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
@@ -43,7 +49,21 @@ from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
 
 _KEPT = 16  # places
+_LIST_NUMBERS = SHARING_TILES, TOLERANCE, WORTH_CUTTING, WORTH_SAVING, TRIED
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Where tiles are assigned the longest first.
+
+    Attributes:
+        piece_keys: keys that a partial result is worth.
+        cached_keys: keys of one head that the cache holds, or None: all.
+    """
+
+    piece_keys: int
+    cached_keys: int | None
 
 
 @dataclass(frozen=True)
@@ -75,24 +95,29 @@ class Site:
         room: Capacity,
         active_ctas: int,
         prices: RolePrices | None = None,
+        lists: Lists | None = None,
     ) -> Site:
         """That of a format with a `native_storage`, heads, and the tile of a kernel.
 
-        Tiles of two roles have prices.
+        Tiles of two roles have prices. Without `lists` lines of items are cut by Stream-K.
         """
         requests, storage = room.bounds.max_requests, format_of(kv_format).native_storage
         assert storage is not None  # others measure no batch, and no device plans them
-        grid, cost = (
-            Grid.of(active_ctas, heads.num_kv),
-            CostModel.for_stream_k(tile.rows, tile.keys),
-        )
+        grid = Grid.of(active_ctas, heads.num_kv)
+        cost = CostModel.for_stream_k(tile.rows, tile.keys)
+        if lists is not None:
+            cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
         tiles = room.bounds.max_q_rows * heads.group_size // tile.rows + requests
-        numbers = (
+        numbers: tuple[int, ...] = (
             storage, kv_format.block_kv, requests, tiles,
             room.num_ctas, grid.lines, grid.heads, grid.columns, tile.rows, tile.keys,
             heads.group_size, heads.num_q, heads.num_kv,
             cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
         )  # fmt: skip
+        if lists is not None:
+            scratch = list_scratch_bytes(tiles, requests, grid.columns, heads.num_kv, room.num_ctas)
+            numbers += (active_ctas, lists.cached_keys or 0, *_LIST_NUMBERS)
+            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
         if prices is None or tile.decode is None:
             scratch = scratch_bytes(tiles, requests, grid.columns)
             return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
@@ -130,12 +155,14 @@ class Place:
         kernel: of it.
         site: of the plan.
         size: of the workspace.
+        lists: how tiles are assigned longest first; None where Stream-K partitions them.
     """
 
     choice: TileChoice
     kernel: Kernel
     site: Site
     size: WorkspaceSize
+    lists: Lists | None = None
 
     @cached_property
     def has_roles(self) -> bool:
@@ -168,32 +195,37 @@ class Places:
         self.rules, self.memory = rules, memory
         self._kernels = kernels
         self._last: Place | None = None
-        self._of_choices: dict[int, Place] = {}  # steps with and without a prefill come in turn
+        # steps with and without a prefill come in turn
+        self._of_choices: dict[tuple[int, bool], Place] = {}
         self._only: Place | None = None  # of all plans, if bounds and tile are fixed
 
-    def of(self, batch: Measured | OnDevice, choice: TileChoice) -> Place | None:
-        """Where the plan of a batch for a tile goes; None if Stream-K does not partition it."""
+    def of(self, batch: Measured | OnDevice, choice: TileChoice) -> Place:
+        """Where the plan of a batch for a tile goes."""
         if self._only is not None:
             return self._only
         rules, declared = self.rules, self.rules.options.bounds
-        if not rules.uses_stream_k(batch, choice.tile):
-            return None
-        place = self._of_choices.get(id(choice))  # places keep their choices
+        stream_k = rules.uses_stream_k(batch, choice.tile)
+        key = id(choice), stream_k  # places keep their choices
+        place = self._of_choices.get(key)
         if place is None or not place.suits(batch, choice, declared):
-            kernel = self._kernels.get(choice)
-            room, size = self.memory.fit(batch.least_bounds, kernel)
-            site = Site.of(
-                rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
-                rules.prices(kernel.tile),
-            )  # fmt: skip
-            place = Place(choice, kernel, site, size)
+            place = self._made(batch, choice, stream_k)
             if len(self._of_choices) >= _KEPT:
                 self._of_choices.clear()
-            self._of_choices[id(choice)] = place
+            self._of_choices[key] = place
         self._last = place
         if declared is not None and rules.options.fixed_tile:
             self._only = place
         return place
+
+    def _made(self, batch: Measured | OnDevice, choice: TileChoice, stream_k: bool) -> Place:
+        rules, kernel = self.rules, self._kernels.get(choice)
+        room, size = self.memory.fit(batch.least_bounds, kernel)
+        lists = None if stream_k else Lists(rules.piece_keys, rules.cached_keys)
+        site = Site.of(
+            rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
+            rules.prices(kernel.tile), lists,
+        )  # fmt: skip
+        return Place(choice, kernel, site, size, lists)
 
     def planned(self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str) -> Planned:
         """What was planned into the workspace just now."""
@@ -263,8 +295,9 @@ class Places:
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = Problem(
             arrays.segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
-            place.kernel.num_ctas, site.active_ctas, visibility, stream_k=True,
+            place.kernel.num_ctas, site.active_ctas, visibility, stream_k=place.lists is None,
             smaller=smaller_roles(tile), prices=self.rules.prices(tile),
+            piece_keys=place.lists.piece_keys if place.lists else 0,
         )  # fmt: skip
         return unpack(packed, site.room, problem, arrays.indices), visibility
 

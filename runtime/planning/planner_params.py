@@ -23,8 +23,10 @@ class PlannerParams(Block):
         write_batch, write_site: write the numbers BATCH and `PlannerSpec.site`.
     """
 
-    def __init__(self, variant: TracedVariant, has_roles: bool = False) -> None:
-        spec = PlannerSpec(variant, has_roles)
+    def __init__(
+        self, variant: TracedVariant, has_roles: bool = False, longest_first: bool = False
+    ) -> None:
+        spec = PlannerSpec(variant, has_roles, longest_first=longest_first)
         fields = spec.fields
         packer = Packer(fields)
         super().__init__(packer, packer.size)

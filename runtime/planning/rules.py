@@ -233,13 +233,26 @@ class Rules:
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
-        if self.device.type != "cuda" or self.uses_stream_k(batch, tile):
-            return None
         rows = batch.sizes.segment_rows * self.heads.group_size
         if rows < SHARING_TILES * tile.rows * batch.sizes.num_segments:
             return None
+        return None if self.uses_stream_k(batch, tile) else self.cached_keys
+
+    @cached_property
+    def cached_keys(self) -> int | None:
+        """Keys of one head that half of the L2 holds; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
         key_bytes = (self.spec.head_dim_qk + self.spec.head_dim_v) * self.spec.stored_dtype.bytes
         return max(1, cuda_facts(self.device.index).l2_bytes // (2 * key_bytes))
+
+    @property
+    def piece_keys(self) -> int:
+        """Keys that a partial result is worth, where tiles are assigned longest first.
+
+        Threads of a CPU take items of any list, and merge in their caches.
+        """
+        return PIECE if self.device.type == "cuda" else 0
 
     def visibility(
         self, arrays: Arrays, scalars: Mapping[str, Any], known: Mapping[str, Any]
@@ -271,8 +284,7 @@ class Rules:
             indices=batch.indices,
             smaller=smaller_roles(tile),
             prices=self.prices(tile),
-            # Threads of a CPU take items of any list, and merge in their caches.
-            piece_keys=PIECE if self.device.type == "cuda" else 0,
+            piece_keys=self.piece_keys,
         )
         return plan, visibility
 

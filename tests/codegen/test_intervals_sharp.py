@@ -71,8 +71,9 @@ RULES: dict[str, tuple[Callable[[Any, Position], Any], bool, bool]] = {
     "stripes": (lambda v, at: at.kv_pos % 8 < 4, False, False),
     "chosen": (lambda v, at: where(at.kv_len > 20, at.kv_pos <= at.q_pos, True), True, True),
     "two pieces of a sequence": (
-        lambda v, at: where(at.kv_pos < v.prefix[at.batch], at.kv_pos + 2, at.kv_pos + 9)
-        <= at.q_pos,
+        lambda v, at: (
+            where(at.kv_pos < v.prefix[at.batch], at.kv_pos + 2, at.kv_pos + 9) <= at.q_pos
+        ),
         True,
         True,
     ),

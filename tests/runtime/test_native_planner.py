@@ -12,142 +12,38 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.native_plans import (
+    TILES,
+    TRACED,
+    UNTOUCHED,
+    VARIANTS,
+    Planners,
+    draw_arguments,
+)
 
 import warploom as wl
 from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import PlannerSpec, role_scratch_bytes, scratch_bytes
+from warploom.codegen.planner_source import (
+    PlannerSpec,
+    list_scratch_bytes,
+    role_scratch_bytes,
+    scratch_bytes,
+)
 from warploom.codegen.source import TileConfig
-from warploom.dsl.masks.intervals import TileAnalysis
-from warploom.dsl.types.formats import KVFormat
-from warploom.dsl.types.spec import TracedVariant
-from warploom.dsl.variants.trace import trace
 from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.planning import host_strategy
-from warploom.runtime.planning.host_strategy import HostPlanner
-from warploom.runtime.planning.places import Site
+from warploom.runtime.planning.places import Lists, Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.rules import smaller_roles
-from warploom.runtime.planning.visibility import Heads, make_visibility
+from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
 from warploom.scheduler.layout import c_structs
-from warploom.scheduler.plan import Plan, make_plan
 from warploom.scheduler.roles import RolePrices
 from warploom.scheduler.verify import verify
-
-UNTOUCHED = -7
-
-
-class ByHead(wl.Variant):
-    """Each key/value head sees a window of its own."""
-
-    def logits_mask(self, at: Any) -> Any:
-        return (at.kv_pos <= at.q_pos) & (at.q_pos - at.kv_pos < 100 * (at.kv_head + 1))
-
-
-class Sinks(wl.Variant):
-    """The first keys and the last ones, so that holes lie between."""
-
-    def logits_mask(self, at: Any) -> Any:
-        return (at.kv_pos <= at.q_pos) & ((at.kv_pos < 40) | (at.q_pos - at.kv_pos < 300))
-
-
-VARIANTS: dict[str, Any] = {
-    "all": wl.Variant(),
-    "causal": wl.Causal(),
-    "window": wl.Causal() & wl.SlidingWindow(500),
-    "by head": ByHead(),
-    "sinks": Sinks(),
-    "prefix": wl.PrefixLM(),
-}
-TRACED: dict[str, TracedVariant] = {name: trace(variant) for name, variant in VARIANTS.items()}
-
-
-TILES = [
-    TileConfig(16, 32), TileConfig(64, 64), TileConfig(12, 256),
-    TileConfig(64, 64, decode=TileConfig(16, 32)), TileConfig(128, 128, decode=TileConfig(16, 128)),
-    TileConfig(24, 32, decode=TileConfig(4, 256)),
-]  # fmt: skip
-
-
-def page_table(kv_lens: Any, page: int, rng: Any) -> tuple[Any, ...]:
-    pages = -(-kv_lens // page)
-    indptr = np.concatenate(([0], np.cumsum(pages))).astype(np.int32)
-    last = np.where(kv_lens > 0, (kv_lens - 1) % page + 1, 0).astype(np.int32)
-    return indptr, rng.permutation(int(indptr[-1])).astype(np.int32), last
-
-
-def draw_lengths(data: st.DataObject) -> tuple[Any, Any, Any]:
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**16), label="seed"))
-    size = data.draw(st.one_of(st.integers(0, 5), st.integers(0, 300)), label="requests")
-    longest = data.draw(st.sampled_from([1, 60, 900, 20_000]), label="longest")
-    kind = data.draw(st.sampled_from(["equal", "even", "zipf", "giants"]), label="lengths")
-    kv_lens = {
-        "equal": np.full(size, longest),
-        "even": rng.integers(0, longest + 1, size),
-        "zipf": np.minimum(rng.zipf(1.5, size) * 16, longest),
-        "giants": np.where(rng.random(size) < 0.1, longest, rng.integers(0, 70, size)),
-    }[kind]
-    rows = data.draw(st.sampled_from([1, 1, 4, 40]), label="rows")
-    q_lens = rng.integers(0, rows + 1, size) if rows > 1 else np.ones(size, int)
-    if size and data.draw(st.booleans(), label="a chunk"):
-        q_lens[rng.integers(size)] = rng.integers(1, 700)
-    return q_lens, kv_lens, rng
-
-
-def draw_arguments(data: st.DataObject, kv_format: KVFormat) -> tuple[tuple[Any, ...], Any]:
-    q_lens, kv_lens, rng = draw_lengths(data)
-    if isinstance(kv_format, wl.Dense):
-        q_lens = np.full(len(q_lens), max(q_lens, default=1))
-    qo = np.concatenate(([0], np.cumsum(q_lens))).astype(np.int32)
-    if isinstance(kv_format, wl.Paged):
-        indptr, indices, last = page_table(kv_lens, kv_format.page_size, rng)
-        return (qo, indptr, indices, last), kv_lens
-    return (qo, np.concatenate(([0], np.cumsum(kv_lens))).astype(np.int32), None, None), kv_lens
-
-
-class Planners:
-    """NumPy's planner and the native one, for one batch."""
-
-    def __init__(
-        self,
-        name: str,
-        kv_format: KVFormat,
-        heads: Heads,
-        inputs: Any,
-        has_roles: bool = False,
-    ) -> None:
-        self.traced, self.format, self.heads, self.inputs = TRACED[name], kv_format, heads, inputs
-        self.native = HostPlanner(self.traced, kv_format, heads.group_size, has_roles)
-
-    def numpy_plan(
-        self,
-        arguments: tuple[Any, ...],
-        tile: TileConfig,
-        site: Site,
-        prices: RolePrices | None = None,
-    ) -> tuple[Plan, Any]:
-        batch = make_batch(self.format, *arguments)
-        analysis = TileAnalysis(self.traced, self.inputs.scalars, self.inputs.known)
-        visibility = make_visibility(self.traced, analysis, batch.arrays, self.heads)
-        plan = make_plan(
-            batch.segments, num_kv_heads=self.heads.num_kv, group_size=self.heads.group_size,
-            rows=tile.rows, keys=tile.keys, num_ctas=site.room.num_ctas,
-            visibility=visibility, capacity=site.room, sm_limit=site.active_ctas, stream_k=True,
-            indices=batch.indices, smaller=smaller_roles(tile), prices=prices,
-        )  # fmt: skip
-        return plan, visibility
-
-    def native_plan(self, arguments: tuple[Any, ...], site: Site, bounds: Bounds) -> Any:
-        batch = self.native.measure(Arguments(*arguments), bounds)
-        assert batch is not None
-        assert self.native.knows(self.inputs)
-        found = np.full(site.room.total_ints, UNTOUCHED, np.int32)
-        self.native.plan(self.inputs, site, found.ctypes.data)
-        return found
 
 
 @settings(max_examples=150, deadline=None)
@@ -168,6 +64,12 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
         )
     num_ctas = data.draw(st.integers(1, 528), label="CTAs")
     active = data.draw(st.integers(1, num_ctas), label="limit")
+    lists = None
+    if tile.decode is None and data.draw(st.booleans(), label="longest first"):
+        lists = Lists(
+            data.draw(st.sampled_from([0, 384, 5000]), label="piece"),
+            data.draw(st.sampled_from([None, 1, 700, 50_000]), label="cached"),
+        )
     name = data.draw(st.sampled_from(list(VARIANTS)), label="mask")
     known = {"prefix_len": (kv_lens // 3).astype(np.int32)} if name == "prefix" else {}
     if name == "prefix" and len(kv_lens) == 0:
@@ -184,8 +86,8 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
         bounds, rows=tile.rows, keys=tile.keys, num_kv_heads=num_kv,
         group_size=heads.group_size, num_ctas=num_ctas, smaller=smaller_roles(tile),
     )  # fmt: skip
-    planners = Planners(name, kv_format, heads, inputs, tile.decode is not None)
-    site = Site.of(kv_format, heads, tile, room, active, prices)
+    planners = Planners(name, kv_format, heads, inputs, tile.decode is not None, lists)
+    site = Site.of(kv_format, heads, tile, room, active, prices, lists)
     plan, visibility = planners.numpy_plan(arguments, tile, site, prices)
     verify(plan, visibility)
     expected = plan.pack(room, np.full(room.total_ints, UNTOUCHED, np.int32))
@@ -198,14 +100,21 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
 ROLES = TileConfig(16, 32, decode=TileConfig(4, 64))
 
 
-@pytest.mark.parametrize("tile", [TileConfig(16, 32), ROLES], ids=["one role", "two roles"])
+LISTS = Lists(384, 700)
+
+
+@pytest.mark.parametrize(
+    ("tile", "lists"),
+    [(TileConfig(16, 32), None), (ROLES, None), (TileConfig(16, 32), LISTS)],
+    ids=["one role", "two roles", "longest first"],
+)
 @pytest.mark.parametrize(("requests", "rows", "ctas"), [(1, 1, 1), (7, 3, 40), (300, 1, 528)])
 def test_scratch_memory_is_as_large_as_it_says(
-    requests: int, rows: int, ctas: int, tile: TileConfig
+    requests: int, rows: int, ctas: int, tile: TileConfig, lists: Lists | None
 ) -> None:
     heads, prices = Heads(4, 1), RolePrices((1, 1), 1) if tile.decode else None
     inputs = SimpleNamespace(scalars={}, known={})
-    planners = Planners("causal", wl.Ragged(), heads, inputs, tile.decode is not None)
+    planners = Planners("causal", wl.Ragged(), heads, inputs, tile.decode is not None, lists)
     lens = np.arange(1, requests + 1) * 37 % 5000
     arguments = np.arange(requests + 1) * rows, np.append(0, np.cumsum(lens)), None, None
     arguments = tuple(None if a is None else a.astype(np.int32) for a in arguments)
@@ -214,12 +123,15 @@ def test_scratch_memory_is_as_large_as_it_says(
         bounds, rows=16, keys=32, num_kv_heads=1, group_size=4, num_ctas=ctas,
         smaller=smaller_roles(tile),
     )  # fmt: skip
-    site = Site.of(wl.Ragged(), heads, tile, room, ctas, prices)
+    site = Site.of(wl.Ragged(), heads, tile, room, ctas, prices, lists)
     planners.native_plan(arguments, site, bounds)
     host: Any = planners.native
-    size = scratch_bytes(requests * rows * 4 // 16 + requests, requests, ctas)
+    tiles = requests * rows * 4 // 16 + requests
+    size = scratch_bytes(tiles, requests, ctas)
     if tile.decode is not None:
-        size = role_scratch_bytes(requests * rows * 4 // 16 + requests, requests, ctas)
+        size = role_scratch_bytes(tiles, requests, ctas)
+    if lists is not None:
+        size = list_scratch_bytes(tiles, requests, ctas, 1, ctas)
     assert site.scratch == size
     host._scratch = np.full(4 * size + 4096, 0xAB, np.uint8)
     host._scratch_at = -(-host._scratch.ctypes.data // 16) * 16
@@ -352,7 +264,7 @@ def test_batches_that_grow_and_shrink_lie_where_new_wrappers_put_them() -> None:
 def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = wrapper()
 
-    def missing(*_: Any) -> Any:
+    def missing(*_: Any, **__: Any) -> Any:
         raise NoHostCompiler(tried="c++")
 
     monkeypatch.setattr("warploom.runtime.planning.host_strategy.HostPlanner", missing)

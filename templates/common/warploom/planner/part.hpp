@@ -58,6 +58,44 @@ class Part {
   WL_FN int tiles() const { return tiles_; }
   WL_FN char* scratch_end() const { return s_.end; }
 
+  // Of a tile, once the mask was asked.
+  WL_FN int segment(int t) const { return s_.segment[t]; }
+  WL_FN int visible(int t) const { return s_.visible[t]; }
+  // The key at which a tile has seen so many visible key tiles.
+  WL_FN int key_after(int t, int visible) const {
+    return mask_of(t).key_after(s_.keys[t], s_.visible[t], visible);
+  }
+  WL_FN WorkItem work(int t, int kv_head) const {  // every member by name, as in Batch::segment
+    const int segment = s_.segment[t];
+    WorkItem work;
+    work.segment = segment;
+    work.kv_head = kv_head;
+    work.row_begin = tile(t, segment).row_begin;
+    work.kv_begin = s_.keys[t].begin;
+    work.kv_end = s_.keys[t].end;
+    work.slot = work.merge = -1;
+    set_role(z_, work);
+    return work;
+  }
+
+  // Which keys each tile sees.
+  WL_FN void ask_mask() {
+    const bool is_one_each = !has_several_ && tiles_ == p_.num_requests;
+    const auto first_tile = [this](int r) { return s_.first_tile[r]; };
+    int segment = -1;
+    team_.each(team_.range(tiles_), [&](int t) {
+      if (segment < 0) segment = is_one_each ? t : last_not_above(p_.num_requests, t, first_tile);
+      while (s_.first_tile[segment + 1] <= t) ++segment;
+      s_.segment[t] = segment;
+      MaskOracle<K> mask = mask_of(t);
+      const Range keys = mask.bounds();
+      const int visible = mask.visible(keys);
+      s_.keys[t] = visible > 0 ? keys : Range{0, 0};
+      s_.visible[t] = visible;
+    });
+    team_.sync();
+  }
+
   // Asks the mask, and lays the tiles on the line.
   WL_FN Line<Shape, Team> lay() {
     ask_mask();
@@ -116,23 +154,6 @@ class Part {
     return {p_, z_.keys, tile(t, segment), batch_.q_len(segment), int(batch_.kv_len(segment))};
   }
 
-  WL_FN void ask_mask() {
-    const bool is_one_each = !has_several_ && tiles_ == p_.num_requests;
-    const auto first_tile = [this](int r) { return s_.first_tile[r]; };
-    int segment = -1;
-    team_.each(team_.range(tiles_), [&](int t) {
-      if (segment < 0) segment = is_one_each ? t : last_not_above(p_.num_requests, t, first_tile);
-      while (s_.first_tile[segment + 1] <= t) ++segment;
-      s_.segment[t] = segment;
-      MaskOracle<K> mask = mask_of(t);
-      const Range keys = mask.bounds();
-      const int visible = mask.visible(keys);
-      s_.keys[t] = visible > 0 ? keys : Range{0, 0};
-      s_.visible[t] = visible;
-    });
-    team_.sync();
-  }
-
   // Numbers the cuts along the line, and finds the key of each.
   WL_FN void count_cuts() {
     const Range mine = team_.range(z_.columns + 1);
@@ -143,8 +164,7 @@ class Part {
       before += cut_at(i);
       s_.counts[i] = {int(before), int(before >> 32)};
       if (marks_[i].visible > 0) {
-        const int t = tile_at(marks_[i].item);
-        s_.cut_key[i] = mask_of(t).key_after(s_.keys[t], s_.visible[t], marks_[i].visible);
+        s_.cut_key[i] = key_after(tile_at(marks_[i].item), marks_[i].visible);
       }
     });
     total_ = {int(total), int(total >> 32)};
@@ -173,17 +193,8 @@ class Part {
   }
 
   WL_FN int tile_at(int item) const { return s_.order[item - head_of(z_, tiles_, item) * tiles_]; }
-  WL_FN WorkItem item_of(int item) const {  // every member by name, as in Batch::segment
-    const int t = tile_at(item), segment = s_.segment[t];
-    WorkItem work;
-    work.segment = segment;
-    work.kv_head = head_of(z_, tiles_, item);
-    work.row_begin = tile(t, segment).row_begin;
-    work.kv_begin = s_.keys[t].begin;
-    work.kv_end = s_.keys[t].end;
-    work.slot = work.merge = -1;
-    set_role(z_, work);
-    return work;
+  WL_FN WorkItem item_of(int item) const {
+    return work(tile_at(item), head_of(z_, tiles_, item));
   }
   // The head is written last, so that `work` stays in registers from head to head.
   WL_FN WorkItem& write(int index, const WorkItem& work, int kv_head) {
