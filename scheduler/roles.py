@@ -79,9 +79,10 @@ class RolePrices:
     def ctas(self, work: Sequence[int], active: int) -> tuple[int, int]:
         """How many of the CTAs that may get work take each role.
 
-        All of them would be done at the same time, T = max(decode / saturating, all / active),
-        if work could be cut anywhere: decodes on more CTAs than saturate memory are no faster.
-        With a single CTA it has both roles.
+        If work could be cut anywhere, all would be done in T = max(decode / saturating, all /
+        active): decodes on more CTAs than saturate memory are no faster. Where memory is the limit
+        there are CTAs to spare, of which each role gets half, since either may be slower beside the
+        other than its price says. With a single CTA it has both roles.
 
         Args:
             work: cost of all items of each role, in units of its cost model.
@@ -92,9 +93,12 @@ class RolePrices:
             return (active, 0) if prefill else (0, active)
         if active == 1:
             return 1, 1
-        by_memory = -(-prefill * min(self.saturating, active) // decode)
-        by_all = -(-prefill * active // (prefill + decode))
-        taken = max(1, min(by_memory, by_all, active - 1))
+        saturating = min(self.saturating, active)
+        by_memory = -(-prefill * saturating // decode)
+        taken = -(-prefill * active // (prefill + decode))
+        if by_memory < active - saturating:
+            taken = (by_memory + active - saturating) // 2
+        taken = max(1, min(taken, active - 1))
         return taken, active - taken
 
     def least_claim(self, model: CostModel, keys: int) -> int:

@@ -217,7 +217,7 @@ def test_numpy_plans_what_the_host_plans(monkeypatch: pytest.MonkeyPatch) -> Non
     natively, by_numpy = hybrid(BOTH), hybrid(BOTH)
     natively.plan(**lengths())
 
-    def missing(*_: Any) -> Any:
+    def missing(*_: Any, **__: Any) -> Any:
         raise NoHostCompiler(tried="c++")
 
     monkeypatch.setattr("warploom.runtime.planning.host_strategy.HostPlanner", missing)

@@ -63,8 +63,12 @@ def _share_out(problem: Problem, prefill: Problem, decode: Problem) -> tuple[int
         return (active, 0) if times[0] else (0, active)
     if active == 1:
         return 1, 1
-    longest = max(Fraction(times[1], problem.prices.saturating), Fraction(sum(times), active))
-    taken = min(max(ceil(times[0] / longest), 1), active - 1)
+    saturating = min(problem.prices.saturating, active)
+    of_memory, of_all = Fraction(times[1], saturating), Fraction(sum(times), active)
+    taken = ceil(times[0] / max(of_memory, of_all))
+    if ceil(times[0] / of_memory) < active - saturating:  # some CTAs are to spare
+        taken = (taken + active - saturating) // 2
+    taken = min(max(taken, 1), active - 1)
     return taken, active - taken
 
 

@@ -92,9 +92,11 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     if (prefill == 0 || decode == 0) return prefill > 0 ? active : 0;
     if (active == 1) return 1;
     prefill *= p_.prefill_price, decode *= p_.decode_price;
-    const wide by_memory = (prefill * min(p_.saturating, active) - 1) / decode + 1;
+    const wide saturating = min(p_.saturating, active), spare = active - saturating;
+    const wide by_memory = (prefill * saturating - 1) / decode + 1;
     const wide by_all = (prefill * active - 1) / (prefill + decode) + 1;
-    return int(max(wide(1), min(min(by_memory, by_all), wide(active - 1))));
+    const wide taken = by_memory < spare ? (by_memory + spare) / 2 : by_all;
+    return int(max(wide(1), min(taken, wide(active - 1))));
   }
 
   // Lines of decodes on so many CTAs; see `Grid.of`.
