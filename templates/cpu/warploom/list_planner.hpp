@@ -22,7 +22,6 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
  private:
   using Base::p_, Base::team_;
 
-  // An item, or a piece that was cut from the end of one.
   struct Item {
     int tile, head, cta;
   };
