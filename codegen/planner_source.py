@@ -194,7 +194,7 @@ def list_scratch_bytes(
     """The same of `Memory` in list_planner.hpp, with what levelling.hpp takes behind it."""
     tiles = -(-scratch_bytes(max_tiles, max_requests, columns) // 8) * 8
     items = (16 + 12) * max_tiles * num_kv_heads
-    ctas = (8 + 4 + 4) * num_ctas + 4
+    ctas = (8 + 4 + 4) * num_ctas + 8 + 4
     levelling = (2 * 8 + 3 * 4 + 2 * 16) * num_ctas
     return tiles + items + 8 * max_requests + ctas + 4 + levelling
 

@@ -88,19 +88,51 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
     )  # fmt: skip
     planners = Planners(name, kv_format, heads, inputs, tile.decode is not None, lists)
     site = Site.of(kv_format, heads, tile, room, active, prices, lists)
+    check_equal(planners, arguments, tile, site, prices)
+
+
+def check_equal(
+    planners: Planners,
+    arguments: tuple[Any, ...],
+    tile: TileConfig,
+    site: Site,
+    prices: RolePrices | None,
+) -> None:
+    room = site.room
     plan, visibility = planners.numpy_plan(arguments, tile, site, prices)
     verify(plan, visibility)
     expected = plan.pack(room, np.full(room.total_ints, UNTOUCHED, np.int32))
     openings = expected[room.offsets["openings"] :][: room.sizes["openings"]]
     nobody_reads = np.diff(plan.cta_indptr) == 0
     openings.reshape(plan.num_lists, -1)[nobody_reads] = UNTOUCHED
-    assert np.array_equal(planners.native_plan(arguments, site, bounds), expected)
+    assert np.array_equal(planners.native_plan(arguments, site, room.bounds), expected)
 
 
 ROLES = TileConfig(16, 32, decode=TileConfig(4, 64))
 
 
 LISTS = Lists(384, 700)
+
+
+@pytest.mark.parametrize(
+    ("tile", "lists"),
+    [(TileConfig(16, 32), None), (ROLES, None), (TileConfig(16, 32), LISTS)],
+    ids=["one role", "two roles", "longest first"],
+)
+def test_costs_may_be_beyond_32_bits(tile: TileConfig, lists: Lists | None) -> None:
+    """Smaller ones are divided in 32."""
+    heads, ctas, longest = Heads(16, 4), 131, 70_000_001
+    q_lens, kv_lens = [1] * 20 + [30] * 6, longest - np.arange(26) * 999_983
+    ends = [np.append(0, np.cumsum(lens)).astype(np.int32) for lens in (q_lens, kv_lens)]
+    prices = RolePrices((1000, 300), 60, 300) if tile.decode else None
+    room = capacity(
+        Bounds(26, sum(q_lens), longest), rows=tile.rows, keys=tile.keys, num_kv_heads=4,
+        group_size=4, num_ctas=ctas, smaller=smaller_roles(tile),
+    )  # fmt: skip
+    inputs = SimpleNamespace(scalars={}, known={})
+    planners = Planners("causal", wl.Ragged(), heads, inputs, tile.decode is not None, lists)
+    site = Site.of(wl.Ragged(), heads, tile, room, ctas, prices, lists)
+    check_equal(planners, (*ends, None, None), tile, site, prices)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
  private:
   using Base::p_, Base::team_;
 
+  static constexpr wide kMost = 0x7fffffffffffffff;
+
   struct Item {
     int tile, head, cta;
   };
@@ -29,7 +31,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
     wide* sort;    // [2 * items]
     Item* items;   // [items] in the order in which they are assigned
     wide* before;  // [requests] keys of segments before
-    wide* queue;   // [ctas] loads * active_ctas + CTA
+    wide* queue;   // [ctas + 1] `queued` loads; behind them one that is above all
     int* last;     // [ctas] the last item of each
     int* count;    // [ctas + 1] lists begin there
     char* level;
@@ -42,7 +44,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
       const long long most = (long long)(p.max_tiles) * p.num_kv_heads;
       take(sort, 2 * most);
       take(before, p.max_requests);
-      take(queue, p.num_ctas);
+      take(queue, p.num_ctas + 1);
       take(items, most);
       take(last, p.num_ctas);
       take(count, p.num_ctas + 1);
@@ -111,7 +113,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
       const Item item = s_.items[i];
       const int r = part_.segment(item.tile);
       const wide place = s_.before[r] * p_.num_kv_heads + item.head * batch.kv_len(r);
-      s_.sort[i] = place * number / total << 32 | i;
+      s_.sort[i] = quotient(place * number, total) << 32 | i;
     }
     const wide* sorted = team_.sort(s_.sort, items_);
     reorder(const_cast<wide*>(sorted));
@@ -137,14 +139,15 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
   WL_FN void deal() {
     const int ctas = p_.active_ctas;
     for (int i = 0; i < ctas; ++i) {
-      s_.queue[i] = i;  // a heap
+      s_.queue[i] = queued(0, i);  // a heap
       s_.last[i] = 0;
     }
+    s_.queue[ctas] = kMost;
     for (int i = 0; i < items_; ++i) {
-      const int cta = int(s_.queue[0] % ctas);
+      const int cta = cta_of(s_.queue[0]);
       s_.items[i].cta = cta;
       s_.last[cta] = i;
-      replace_least(s_.queue[0] + cost(s_.items[i].tile) * ctas);
+      replace_least(s_.queue[0] + queued(cost(s_.items[i].tile), 0));
     }
     for (int i = 1; i < ctas; ++i) {  // a heap is nearly sorted
       const wide code = s_.queue[i];
@@ -154,11 +157,12 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
     }
   }
 
+  // Which child is less nobody foresees, so that is a sum and no branch.
   WL_FN void replace_least(wide code) {
     const int ctas = p_.active_ctas;
     int at = 0;
     for (int child = 1; child < ctas; child = 2 * at + 1) {
-      if (child + 1 < ctas && s_.queue[child + 1] < s_.queue[child]) ++child;
+      child += s_.queue[child + 1] < s_.queue[child];
       if (s_.queue[child] >= code) break;
       s_.queue[at] = s_.queue[child];
       at = child;

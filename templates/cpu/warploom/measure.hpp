@@ -87,12 +87,12 @@ RoleTiles role_tiles(const Params& p, const RoleSizes& sizes) {
   const Batch<Params> batch{p};
   RoleTiles found = {0, 0};
   for (int r = 0; r < p.num_requests; ++r) {
-    const wide rows = batch.fused_rows(r), keys = batch.kv_len(r);
+    const int rows = batch.fused_rows(r), keys = int(batch.kv_len(r));
     if (rows > sizes.few_rows) {
-      const wide tall = (rows + sizes.rows - 1) / sizes.rows;
-      found.prefills += tall * ((keys + sizes.keys - 1) / sizes.keys);
+      found.prefills +=
+          wide(quotient(rows - 1, sizes.rows) + 1) * quotient(keys + sizes.keys - 1, sizes.keys);
     } else if (rows > 0) {
-      found.decodes += (keys + sizes.decode_keys - 1) / sizes.decode_keys;
+      found.decodes += quotient(keys + sizes.decode_keys - 1, sizes.decode_keys);
     }
   }
   return found;

@@ -53,7 +53,8 @@ class Line {
     const int shared = active > 1 ? int(min(wide(ctas), length_ / one_of / least)) : 0;
     const wide rest = shared > 0 ? length_ / one_of : 0, most = length_ - rest;
     const int own = max(1, int(min(wide(ctas), most / least)));
-    mark_parts({own, shared}, most, [&](int i) { return i * rest / max(shared, 1); });
+    mark_parts({own, shared}, most,
+               [&](int i) { return quotient(i * rest, wide(max(shared, 1))); });
     return {own, shared};
   }
 
@@ -64,7 +65,8 @@ class Line {
     const wide rest = length_ / one_of, halves = 3 * wide(own);
     if (rest / halves < least) return {own, 0};
     const SharedParts parts = {own, 2 * own};
-    mark_parts(parts, length_ - rest, [&](int i) { return min(2 * i, own + i) * rest / halves; });
+    mark_parts(parts, length_ - rest,
+               [&](int i) { return quotient(min(2 * i, own + i) * rest, halves); });
     return parts;
   }
 
@@ -95,7 +97,7 @@ class Line {
     const wide snap = most / (wide(own) * p_.snap);
     int near = -1;
     team_.each(team_.range(all + 1), [&](int i) {
-      const wide at = i < own ? i * most / own : most + behind(i - own);
+      const wide at = i < own ? quotient(i * most, wide(own)) : most + behind(i - own);
       s_.marks[i] = i < all ? boundary(at, snap, near) : Mark{items(), 0};
     });
     best_ = s_.marks;
@@ -130,12 +132,13 @@ class Line {
         snap = option >= 2 ? length_ / (wide(columns) * p_.snap) : length_;
         near = -1;
       }
-      s_.marks[at] = i < columns ? boundary(i * length_ / columns, snap, near) : Mark{items(), 0};
+      s_.marks[at] = i < columns ? boundary(quotient(i * length_, wide(columns)), snap, near)
+                                 : Mark{items(), 0};
     });
   }
 
   WL_FN Mark boundary(wide at, wide snap, int& near) const {
-    const int head = p_.heads_per_line == 1 ? 0 : int(at / head_length_);
+    const int head = p_.heads_per_line == 1 ? 0 : int(quotient(at, head_length_));
     const wide rest = at - head * head_length_;
     if (near < 0 || rest < s_.begin[near]) {
       near = last_not_above(tiles_, rest, [this](int t) { return s_.begin[t]; });
@@ -152,7 +155,8 @@ class Line {
     const wide cost = cost_of(visible);
     const Mark nearest{item + (2 * into >= cost), 0};
     if (min(into, cost - into) <= snap || visible < 2 * grain) return nearest;
-    const int done = int((2 * max(into - p_.fixed, wide(0)) + p_.per_tile) / (2 * p_.per_tile));
+    const int done =
+        int(quotient(2 * max(into - p_.fixed, wide(0)) + p_.per_tile, wide(2 * p_.per_tile)));
     if (2 * done < grain) return {item, 0};
     if (2 * (visible - done) < grain) return {item + 1, 0};
     return {item, min(max(done, grain), visible - grain)};

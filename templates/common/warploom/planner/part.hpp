@@ -193,9 +193,7 @@ class Part {
   }
 
   WL_FN int tile_at(int item) const { return s_.order[item - head_of(z_, tiles_, item) * tiles_]; }
-  WL_FN WorkItem item_of(int item) const {
-    return work(tile_at(item), head_of(z_, tiles_, item));
-  }
+  WL_FN WorkItem item_of(int item) const { return work(tile_at(item), head_of(z_, tiles_, item)); }
   // The head is written last, so that `work` stays in registers from head to head.
   WL_FN WorkItem& write(int index, const WorkItem& work, int kv_head) {
     WorkItem& item = reinterpret_cast<WorkItem*>(p_.items)[index];
@@ -219,7 +217,11 @@ class Part {
     const Column here = column(i);
     const int first = marks_[i].item + here.lead, whole = marks_[i + 1].item - first;
     WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + here.items - whole;
-    for (int n = 0; n < whole; ++n) items[n] = item_of(first + n);
+    int head = head_of(z_, tiles_, first), place = first - head * tiles_;
+    for (int n = 0; n < whole; ++n) {
+      items[n] = work(s_.order[place], head);
+      if (++place == tiles_) place = 0, ++head;
+    }
     for (int line = 1; line < z_.lines; ++line) {
       team_.copy_items(items, items + line * here.items, whole, line);
     }
@@ -281,9 +283,11 @@ class Part {
   // The merge of the item that boundary i is the first to cut.
   WL_FN void write_merge(int i, Range lines) {
     const CutCount count = s_.counts[i];
-    const int last = i + last_not_above(z_.columns + 1 - i, marks_[i].item, [this, i](int further) {
-                       return marks_[i + further].item;
-                     });
+    const auto item = [this, i](int further) { return marks_[i + further].item; };
+    const int most = z_.columns + 1 - i;
+    int reach = 1;  // few boundaries cut one item
+    while (reach < most && item(reach) <= marks_[i].item) reach *= 2;
+    const int last = i + last_not_above(min(reach, most), marks_[i].item, item);
     const int num_slots = s_.counts[last].cuts - count.cuts + 2;
     team_.each(lines, [&](int line) {
       Merge& merge = reinterpret_cast<Merge*>(
