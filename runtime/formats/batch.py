@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -107,9 +107,13 @@ class Batch:
     def arrays(self) -> Arrays:
         return self.host() if callable(self.host) else self.host
 
-    @cached_property
+    @property
     def sizes(self) -> Sizes:
-        return self.known or Sizes.of(self.arrays)
+        return self._counted if self.known is None else self.known
+
+    @cached_property
+    def _counted(self) -> Sizes:
+        return Sizes.of(self.arrays)
 
     @property
     def segments(self) -> Records:
@@ -169,15 +173,14 @@ class Measured(Batch):
 
     Attributes:
         lengths: qo_indptr, kv_indptr and, if paged, last_page_len and kv_indices.
-        counted: its tiles of two roles, for the sizes that its wrapper may choose.
+        count: counts tiles of two roles in such lengths.
     """
 
     lengths: IndexArrays
-    counted: Mapping[RoleSizes, RoleTiles]
+    count: Callable[[IndexArrays, RoleSizes], RoleTiles]
 
     def role_tiles(self, sizes: RoleSizes, group_size: int) -> RoleTiles:
-        found = self.counted.get(sizes)
-        return super().role_tiles(sizes, group_size) if found is None else found
+        return self.count(self.lengths, sizes)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -22,7 +22,6 @@ from warploom.runtime.formats import format_of, make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Arrays, Batch, Measured, RoleSizes, RoleTiles, Sizes
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.planning.mixes import Mixes
 from warploom.runtime.planning.places import Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.strategy import Planned
@@ -39,59 +38,59 @@ class HostStrategy:
     """Plans what it has measured, if the mask's inputs are known."""
 
     def __init__(self, places: Places) -> None:
-        self._places = places
-        self._planner: HostPlanner | None = None
-        self._has_roles = places.rules.options.has_roles
-        self._others: dict[str, HostPlanner | None] = {}  # of mixed batches, and longest first
         rules = places.rules
-        stored = format_of(rules.spec.kv_format)
-        self._may_be = stored.native_storage is not None and rules.options.may_plan_natively
+        stored, options = format_of(rules.spec.kv_format), rules.options
+        self._places = places
+        self._may_be = stored.native_storage is not None and options.may_plan_natively
+        self._first = options.has_roles, False
+        self._planners: dict[tuple[bool, bool], HostPlanner | None] = {}
+        self._last: HostPlanner | None = None  # measures, too: the next batch mostly is alike
 
     def _found(self) -> HostPlanner | None:
-        """Its planner, made when first needed; None where there is no compiler."""
-        if self._planner is None and self._may_be:
-            self._planner = self._made(self._has_roles)
-            self._may_be = self._planner is not None
-        return self._planner
+        """A planner, made when first needed; None where there is no compiler."""
+        if self._last is None and self._may_be:
+            self._last = self._of(*self._first)
+            self._may_be = self._last is not None
+        return self._last
 
-    def _other(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
-        """That of batches unlike those of the first one."""
-        name = "roles" if has_roles else "lists" if longest_first else "lines"
-        if name not in self._others:
-            self._others[name] = self._made(has_roles, longest_first)
-        return self._others[name]
+    def _of(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
+        """That of batches which are planned so."""
+        kind = has_roles, longest_first
+        if kind not in self._planners:
+            self._planners[kind] = self._made(*kind)
+        return self._planners[kind]
 
-    def _made(self, has_roles: bool, longest_first: bool = False) -> HostPlanner | None:
+    def _made(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
         rules = self._places.rules
-        spec, group, mixes = rules.spec, rules.heads.group_size, rules.mixes
+        spec, group = rules.spec, rules.heads.group_size
         try:
-            return HostPlanner(
-                spec.variant, spec.kv_format, group, has_roles, mixes, longest_first=longest_first
-            )
+            return HostPlanner(spec.variant, spec.kv_format, group, has_roles, longest_first)
         except (WarploomError, OSError) as error:
             log.info("no native planner, so NumPy plans: %s", error)
             return None
 
     def prepare(self) -> None:
         if self._found() is not None and self._places.rules.mixes is not None:
-            self._other(has_roles=True, longest_first=False)
+            self._of(has_roles=True, longest_first=False)
 
     def read(self, given: Arguments) -> Measured | None:
-        planner = self._planner or self._found()
+        planner = self._last or self._found()
         if planner is None or given.kv_lens is not None:
             return None
         return planner.measure(given, self._places.rules.options.bounds)
 
     def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned | None:
-        places, memory, planner = self._places, self._places.memory, self._planner
-        if planner is None or not isinstance(batch, Measured) or not planner.knows(inputs):
+        places, memory, last = self._places, self._places.memory, self._last
+        if last is None or not isinstance(batch, Measured) or not last.knows(inputs):
             return None
         place = places.of(batch, choice)
-        if place.has_roles is not self._has_roles or place.lists is not None:
-            planner = self._other(place.has_roles, place.lists is not None)
-            if planner is None:
-                return None
-            planner.take(batch, places.rules.options.bounds)
+        planner = self._of(place.has_roles, place.lists is not None)
+        if planner is None:
+            return None
+        if planner is not last:
+            last.release()
+            self._last = planner
+        planner.take(batch.lengths, places.rules.options.bounds)
         memory.workspace.fit(place.size)
         target, count = memory.workspace.plan_ints, batch.sizes.num_blocks
         used = place.site.room.offsets["indices"] + count
@@ -120,7 +119,6 @@ class HostPlanner:
         kv_format: KVFormat,
         group_size: int,
         has_roles: bool = False,
-        mixes: Mixes | None = None,
         longest_first: bool = False,
     ) -> None:
         """Build and load it.
@@ -130,7 +128,6 @@ class HostPlanner:
             kv_format: one that has a `native_storage`.
             group_size: query heads per key/value head.
             has_roles: its plans have two roles.
-            mixes: the batches whose tiles of two roles are to be counted.
             longest_first: it assigns tiles so.
 
         Raises:
@@ -156,13 +153,11 @@ class HostPlanner:
         self.params.set("group_size", group_size)
         names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
         self._read = IndexReader(*names[: 4 if self._is_paged else 2])
-        self._take(None)
+        self._take_bounds(None)
+        self._lengths: IndexArrays | None = None  # that the parameters point to
         self._found = ctypes.create_string_buffer(_MEASURE.size)
         self._found_at = ctypes.addressof(self._found)
-        self._mixes = mixes
-        sizes = [] if mixes is None else mixes.sizes
-        # warploom::RoleSizes
-        self._sizes = {each: (ctypes.c_int * len(each))(*each) for each in sizes}
+        self._sizes: dict[RoleSizes, ctypes.Array[ctypes.c_int]] = {}  # warploom::RoleSizes
         self._counts = ctypes.create_string_buffer(_ROLE_TILES.size)
         self._counts_at = ctypes.addressof(self._counts)
         self._written: Site | None = None  # to the parameters
@@ -176,7 +171,7 @@ class HostPlanner:
             bounds: the largest batch, if declared.
         """
         if bounds is not self._bounds:
-            self._take(bounds)
+            self._take_bounds(bounds)
         qo, kv, indices, last = given[:4]
         if qo is None or kv is None:
             return None
@@ -199,27 +194,31 @@ class HostPlanner:
         busy, q_rows, total, longest_q, longest, blocks, extent = _MEASURE.unpack(self._found)
         mean = total / busy if busy else 1.0
         known = Sizes(requests, requests, total, mean, total, longest_q, longest, blocks)
-        counted = self._counted(known)
-        return Measured(
-            partial(self._lower, given), q_rows, extent, known, lengths=lengths, counted=counted
-        )
+        lower = partial(self._lower, given)
+        return Measured(lower, q_rows, extent, known, lengths=lengths, count=self._role_tiles)
 
-    def _counted(self, sizes: Sizes) -> dict[RoleSizes, RoleTiles]:
-        """Tiles of two roles of the batch that was measured, if it may get them."""
-        found = {}
-        if self._mixes is not None and self._mixes.may_be(sizes):
-            for of, given in self._sizes.items():
-                self._count(self.params.address, ctypes.addressof(given), self._counts_at)
-                found[of] = RoleTiles(*_ROLE_TILES.unpack(self._counts))
-        return found
+    def _role_tiles(self, lengths: IndexArrays, sizes: RoleSizes) -> RoleTiles:
+        """Key tiles of both roles in lengths that were measured."""
+        self.take(lengths, self._bounds)
+        given = self._sizes.get(sizes)
+        if given is None:
+            given = self._sizes[sizes] = (ctypes.c_int * len(sizes))(*sizes)
+        self._count(self.params.address, ctypes.addressof(given), self._counts_at)
+        return RoleTiles(*_ROLE_TILES.unpack(self._counts))
 
-    def take(self, batch: Measured, bounds: Bounds | None) -> None:
-        """Take up a batch that another planner has measured, which `plan` is to plan next."""
+    def take(self, lengths: IndexArrays, bounds: Bounds | None) -> None:
+        """Take up a batch that was measured, by this planner or another: `plan` is to plan it."""
         if bounds is not self._bounds:
-            self._take(bounds)
-        self._point_to(batch.lengths, batch.sizes.num_requests)
+            self._take_bounds(bounds)
+        if lengths is not self._lengths:
+            self._point_to(lengths, lengths.counts[0] - 1)
+
+    def release(self) -> None:
+        """Keep no arrays of the batch that was taken up last."""
+        self._lengths = None
 
     def _point_to(self, lengths: IndexArrays, requests: int) -> None:
+        self._lengths = lengths
         largest, pages = self._largest, lengths.counts[3] if self._is_paged else 0
         self.params.write_lengths(*lengths.addresses, *(() if self._is_paged else (0, 0)))
         self.params.write_batch(
@@ -229,8 +228,8 @@ class HostPlanner:
     def _lower(self, given: Arguments) -> Arrays:
         return make_batch(self._format, *given[:4]).arrays
 
-    def _take(self, bounds: Bounds | None) -> None:
-        self._bounds, self._largest = bounds, bounds or _ANY
+    def _take_bounds(self, bounds: Bounds | None) -> None:
+        self._bounds, self._largest, self._lengths = bounds, bounds or _ANY, None
         self._most_requests = min(self._largest.max_requests, self._largest.segments)
 
     def knows(self, inputs: Inputs) -> bool:
@@ -244,7 +243,7 @@ class HostPlanner:
         self._scratch_at = -(-self._scratch.ctypes.data // 16) * 16
 
     def plan(self, inputs: Inputs, site: Site, address: int) -> None:
-        """Write the plan of the batch that was measured, or taken up, last to host memory.
+        """Write the plan of the batch that was taken up last to host memory.
 
         Args:
             inputs: known ones.

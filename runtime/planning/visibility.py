@@ -28,7 +28,7 @@ class Heads:
     num_q: int
     num_kv: int
 
-    @property
+    @cached_property
     def group_size(self) -> int:
         return self.num_q // self.num_kv
 
