@@ -72,6 +72,7 @@ ROLE_SITE = (
     ("idle", "1 of so many decoding CTAs may stay without work"),
     ("decodes_shared", "1 of so many decodes is for any CTA that decodes"),
     ("decode_claim", "least cost of a shared list of decodes"),
+    ("cached_keys", "keys of one head that the cache holds; 0: all"),
 )
 # Behind SITE where tiles are assigned the longest first; lines and columns have no meaning then.
 LIST_SITE = (
@@ -182,10 +183,12 @@ def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
     return wide + boundaries + (8 + 3 * 4) * max_tiles + 4 * (max_requests + 1)
 
 
-def role_scratch_bytes(max_tiles: int, max_requests: int, active_ctas: int) -> int:
-    """The same of two roles: prefills with as many shared parts, and decodes with twice as many."""
-    prefills = scratch_bytes(max_tiles, max_requests, 2 * active_ctas)
-    return -(-prefills // 8) * 8 + scratch_bytes(max_requests, max_requests, 3 * active_ctas)
+def role_scratch_bytes(
+    max_tiles: int, max_requests: int, prefill_columns: int, decode_columns: int
+) -> int:
+    """The same of two roles: prefills, and decodes behind them."""
+    prefills = scratch_bytes(max_tiles, max_requests, prefill_columns)
+    return -(-prefills // 8) * 8 + scratch_bytes(max_requests, max_requests, decode_columns)
 
 
 def list_scratch_bytes(

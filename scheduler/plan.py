@@ -17,6 +17,8 @@ from warploom.scheduler.problem import Problem, WorkList
 from warploom.scheduler.roles import (
     FIRST,
     ROLE_OF_LISTS,
+    SHARED_DECODES,
+    SHARED_PREFILLS,
     Role,
     RolePrices,
     RoleWork,
@@ -164,10 +166,10 @@ class Plan:
         done = own[-1].copy()
         if self.smaller:
             decoding = done[: int(self.header["num_decodes"][0])]
-            for load in self.loads[3 * ctas :][: self.num_shared_decodes]:
+            for load in self.loads[SHARED_DECODES * ctas :][: self.num_shared_decodes]:
                 decoding[decoding.argmin()] += load
             done += own[0]
-            for load in self.loads[2 * ctas :][: self.num_shared]:
+            for load in self.loads[SHARED_PREFILLS * ctas :][: self.num_shared]:
                 done[done.argmin()] += load
         return float(done.max()) / mean if mean else 1.0
 

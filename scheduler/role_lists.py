@@ -2,24 +2,35 @@
 
 A CTA works through its decode list, then claims shared ones until none is left, then does the same
 with prefills (decision 0043). Lists are numbered by role and CTA: prefills of CTA b are list b, its
-decodes are list num_ctas + b, shared prefills s are list 2 * num_ctas + s, and shared decodes s are
-list 3 * num_ctas + s. Only CTAs that decode claim decodes; any CTA claims prefills.
+decodes are list num_ctas + b, and shared lists of prefills and decodes begin at SHARED_PREFILLS and
+SHARED_DECODES times num_ctas. Only CTAs that decode claim decodes; any CTA claims prefills.
 
 Decodes have the first CTAs. Their lines are those of a plan without prefills, and so are their cuts
 where nothing is shared. Prefills of all heads lie on one line, for the CTAs behind. Each CTA has an
 equal part of most of a line; the rest are shared lists. Whoever is done early takes these: what a
 role costs is not known well enough, decodes wait for memory, and some SMs read more slowly.
+
+Where prefills read more keys than the cache holds, and there are enough of them, most of the line
+is lists of whole ones instead: a few rounds of one list for each CTA, in the order of the line.
+CTAs then work at tiles of the same heads at the same time, and memory is asked for their keys once.
+With an equal part of the line for each CTA all heads are read at once, at different places.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from warploom.scheduler.layout import MERGE, ROLE_ITEM, Ints, Records
 from warploom.scheduler.problem import Problem, WorkList, by_cta
-from warploom.scheduler.roles import RolePrices, lists_of
+from warploom.scheduler.roles import (
+    ROUNDS,
+    SHARED_DECODES,
+    SHARED_PREFILLS,
+    RolePrices,
+    lists_of,
+)
 from warploom.scheduler.stream_k import SNAP, Grid, Line, Pieces, boundaries_at, cut, partition
 from warploom.scheduler.tiles import Tiles, query_tiles
 
@@ -36,13 +47,14 @@ def build(problem: Problem) -> WorkList:
     prefill_ctas, decode_ctas = problem.prices.ctas(work, problem.active_ctas)
     ctas = problem.num_ctas
     own, num_shared = _prefills(of_prefill, prefill, prefill_ctas)
-    first = problem.active_ctas - prefill_ctas
-    lists = np.where(own.part < prefill_ctas, first, 2 * ctas - prefill_ctas) + own.part
+    first, behind = problem.active_ctas - prefill_ctas, SHARED_PREFILLS * ctas - prefill_ctas
+    lists = np.where(own.part < prefill_ctas, first, behind) + own.part
     grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
     has_both = len(own.items) > 0 and decode_ctas > 1
     others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
     decoding = grid.lines * grid.columns if len(others.items) else 0
-    decode_lists = np.where(others.part < decoding, ctas, 3 * ctas - decoding) + others.part
+    behind = SHARED_DECODES * ctas - decoding
+    decode_lists = np.where(others.part < decoding, ctas, behind) + others.part
     items, merges = _joined(own, others)
     cost = [
         part.cost * unit for part, unit in zip((own, others), problem.prices.units, strict=True)
@@ -61,27 +73,95 @@ def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
-    columns, shared, at = places(line, ctas, problem.active_ctas)
-    bounds = boundaries_at(at, int(at[columns]) // (columns * SNAP), line)
-    found = cut(bounds, line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
-    part = np.where(found.part < columns, found.part, found.part - columns + ctas)
-    return Pieces(found.items, found.merges, part, found.cost), shared
+    own, parts = _parts(line, tiles, problem, ctas)
+    found = parts.cut(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
+    part = np.where(found.part < own, found.part, found.part - own + ctas)
+    return Pieces(found.items, found.merges, part, found.cost), parts.number - own
 
 
-def places(line: Line, ctas: int, active: int) -> tuple[int, int, Ints]:
-    """Where the line of prefills is cut.
+@dataclass(frozen=True)
+class Parts:
+    """How a line is cut.
+
+    Long parts are claimed before short ones, so that few lists are opened and the last are short.
+
+    Attributes:
+        first: (n,) where parts up to `end` begin.
+        end: where they end.
+        longs, shorts: parts behind; of half the length, as many as of these or none.
+    """
+
+    first: Ints
+    end: int
+    longs: int
+    shorts: int = 0
+
+    @classmethod
+    def equal(cls, count: int, end: int, longs: int, shorts: int = 0) -> Parts:
+        return cls(np.arange(count) * end // count, end, longs, shorts)
+
+    @property
+    def number(self) -> int:
+        return len(self.first) + self.longs + self.shorts
+
+    def cut(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
+        """The pieces of a line that is cut so, and of those that are its like."""
+        number = np.arange(self.longs + self.shorts + 1)
+        halves = np.minimum(2 * number, self.longs + number)
+        behind = halves * (line.total - self.end) // max(2 * self.longs + self.shorts, 1)
+        at = np.concatenate((self.first, self.end + behind))
+        snap = self.end // (len(self.first) * SNAP)
+        return cut(boundaries_at(at, snap, line), line, grid, tiles, problem)
+
+
+def _parts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Parts]:
+    """Parts of the line of prefills that CTAs have, and all; none but a single one is too short."""
+    least, total, active = line.model.least_part, line.total, problem.active_ctas
+    if active > 1 and _reads_beyond_cache(tiles, problem):
+        each, lists = rounds_of(len(line.tile), ctas, active)
+        if lists:
+            end = int(line.begin[each * lists])
+            tail = min(ctas, (total - end) // (3 * least))
+            if tail:
+                return ctas, Parts(line.begin[np.arange(lists) * each], end, tail, tail)
+    rest = total // SHARED
+    shared = min(ctas, rest // least) if active > 1 else 0
+    end = total - rest if shared else total
+    own = max(1, min(ctas, end // least))
+    return own, Parts.equal(own, end, shared)
+
+
+def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
+    """Whether tiles of all heads, those of a segment once, read more keys than the cache holds."""
+    assert problem.prices is not None
+    if problem.prices.cached_keys is None:
+        return False
+    is_first = np.append(True, tiles.segment[1:] != tiles.segment[:-1])
+    keys = int(tiles.visible[is_first].sum()) * problem.keys * problem.num_kv_heads
+    return keys > problem.prices.cached_keys
+
+
+def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:
+    """Lists of whole prefills. Enough is left to be cut that all may be done at the same time.
+
+    Args:
+        items: of the line.
+        ctas: that prefill.
+        active: that may claim prefills, when they have no decodes any more.
 
     Returns:
-        Own parts, shared parts, and where these begin, with the end: (own + shared + 1,). No part
-        is shorter than `CostModel.least_part`, but a single one.
+        Items of each list, and lists: none, or `ctas` at least and `ROUNDS` times as many at most.
     """
-    least, total = line.model.least_part, line.total
-    shared = min(ctas, total // SHARED // least) if active > 1 else 0
-    rest = total // SHARED if shared else 0
-    own = max(1, min(ctas, (total - rest) // least))
-    first = np.arange(own) * (total - rest) // own
-    last = total - rest + np.arange(shared + 1) * rest // max(shared, 1)
-    return own, shared, np.concatenate((first, last))
+    # behind the lists of whole items half of one for each CTA, which is what it waits on average
+    most = items - max(-(-items // SHARED), -(-active // 2))
+    if most < ctas:
+        return 0, 0
+    each = -(-most // (ROUNDS * ctas))
+    lists = most // each
+    # whoever finds no list in the last round finds as much work behind the lists
+    if -(-lists // ctas) * ctas * each > items:
+        lists = lists // ctas * ctas
+    return each, lists
 
 
 def _decodes(
@@ -93,29 +173,11 @@ def _decodes(
     """
     if prices is not None and len(tiles.segment):
         line = Line.of(tiles, grid.heads, problem.cost_model)
-        at = decode_places(line, grid.columns, prices.least_claim(line.model, problem.keys))
-        if at is not None:
-            bounds = boundaries_at(at, int(at[grid.columns]) // (grid.columns * SNAP), line)
-            pieces = cut(bounds, line, grid, tiles, problem)
-            return pieces, 2 * grid.columns * grid.lines
+        columns, rest = grid.columns, line.total // DECODES_SHARED
+        if rest // (3 * columns) >= prices.least_claim(line.model, problem.keys):
+            parts = Parts.equal(columns, line.total - rest, columns, columns)
+            return parts.cut(line, grid, tiles, problem), 2 * columns * grid.lines
     return partition(tiles, problem, grid.lines * grid.columns), 0
-
-
-def decode_places(line: Line, columns: int, least: int) -> Ints | None:
-    """Where a line of decodes is cut: own parts, as many shared ones, and as many half as long.
-
-    The long ones are claimed first, so that few lists must be opened and the last ones are short.
-
-    Returns:
-        (3 * columns + 1,) where parts begin, with the end; None if the shortest were below `least`.
-    """
-    total, rest = line.total, line.total // DECODES_SHARED
-    if rest // (3 * columns) < least:
-        return None
-    number = np.arange(2 * columns + 1)
-    halves = np.minimum(2 * number, columns + number)
-    first = np.arange(columns) * (total - rest) // columns
-    return np.concatenate((first, total - rest + halves * rest // (3 * columns)))
 
 
 def _joined(prefills: Pieces, decodes: Pieces) -> tuple[Records, Records]:

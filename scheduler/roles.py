@@ -21,9 +21,12 @@ FIRST = "prefill"  # what the role with the most rows is called
 _MOST = 2  # roles of a plan
 # One counter of 32 bits holds how many CTAs have drawn a number from either end (hopper/roles.cuh).
 MOST_CTAS = 2**16 - 1
+ROUNDS = 4  # of whole prefills, at most: the first for CTAs of their own, the others to be claimed
 # The role of each num_ctas lists of a plan: those that CTAs have for their own, which any CTA
-# claims, and which decoding ones do.
-ROLE_OF_LISTS = (0, 1, 0, 1, 1)
+# claims (rounds, then long and short ends), and which decoding ones do.
+ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + 2), 1, 1)
+COLUMNS = (ROUNDS + 2, 3)  # parts of each role's lines for each CTA, at most
+SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - 2  # where these begin
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,13 @@ class RolePrices:
         saturating: CTAs of the last role that together read as fast as memory lets them.
         claim: keys of the shortest list of the last role that is worth claiming. The default is a
             guess: several times what a CTA could read while it opens one.
+        cached_keys: keys of one head that the cache holds; None: all that a batch may have.
     """
 
     units: tuple[int, int]
     saturating: int
     claim: int = 8 * OPENING
+    cached_keys: int | None = None
 
     @property
     def least(self) -> int:
@@ -62,19 +67,25 @@ class RolePrices:
         return min(*self.units, self.saturating, self.claim)
 
     @classmethod
-    def of_tiles(cls, roles: Sequence[Role], tiles: Sequence[int], saturating: int) -> RolePrices:
+    def of_tiles(
+        cls,
+        roles: Sequence[Role],
+        tiles: Sequence[int],
+        saturating: int,
+        cached_keys: int | None = None,
+    ) -> RolePrices:
         """From what one key tile of each role costs, rounded up.
 
         Args:
             roles: two.
             tiles: price of a key tile of each.
-            saturating: see the attribute.
+            saturating, cached_keys: see the attributes.
         """
         first, second = (
             -(-price // CostModel.for_stream_k(role.rows, role.keys).per_tile)
             for role, price in zip(roles, tiles, strict=True)
         )
-        return cls((first, second), saturating)
+        return cls((first, second), saturating, cached_keys=cached_keys)
 
     def ctas(self, work: Sequence[int], active: int) -> tuple[int, int]:
         """How many of the CTAs that may get work take each role.
@@ -191,7 +202,7 @@ def lists_of(num_ctas: int, num_roles: int) -> int:
 def most_cuts(num_ctas: int, num_roles: int) -> int:
     """Boundaries within lines, each of which may cut an item.
 
-    With two roles there are two lists for each CTA that prefills and three for each that decodes if
-    there are both, and two for each CTA without decodes.
+    With two roles cuts lie between two lists of each CTA that prefills and three of each that
+    decodes if there are both, and between two of each CTA without decodes.
     """
     return num_ctas - 1 if num_roles == 1 else max(2 * num_ctas - 1, 3 * num_ctas - 3)

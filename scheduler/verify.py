@@ -11,7 +11,13 @@ import numpy.typing as npt
 from warploom.errors import PlanInvalid
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.plan import Plan
-from warploom.scheduler.roles import ROLE_OF_LISTS, most_cuts, roles_of
+from warploom.scheduler.roles import (
+    ROLE_OF_LISTS,
+    SHARED_DECODES,
+    SHARED_PREFILLS,
+    most_cuts,
+    roles_of,
+)
 from warploom.scheduler.visibility import Visibility, visible_tiles
 
 Flags = npt.NDArray[np.bool_]
@@ -133,10 +139,11 @@ def _counts(plan: Plan) -> _Checks:
         yield header["num_active"] == plan.active_ctas, "the header miscounts the active CTAs"
         ctas, decoding = plan.num_ctas, header["num_decodes"]
         counts = np.array([plan.num_shared, plan.num_shared_decodes])
-        most = np.array([ctas, 2 * decoding])
+        claimed = np.split(is_empty, [SHARED_PREFILLS * ctas, SHARED_DECODES * ctas])[1:]
+        most = np.array([len(claimed[0]), 2 * decoding])
         yield (counts >= 0) & (counts <= most), "the header counts shared lists beyond all"
-        for begin, end, count in ((2, 3, counts[0]), (3, 5, counts[1])):
-            unclaimed = is_empty[begin * ctas : end * ctas][count:]
+        for lists, count in zip(claimed, counts, strict=True):
+            unclaimed = lists[count:]
             yield unclaimed, "a shared list that no CTA claims has work"
         decodes = np.flatnonzero(~is_empty[plan.num_ctas : 2 * plan.num_ctas])
         behind = decodes >= decoding

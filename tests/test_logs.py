@@ -170,7 +170,7 @@ def test_copies_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None
 def test_fallbacks_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def missing(*_: object) -> None:
+    def missing(*_: object, **__: object) -> None:
         raise NoHostCompiler(tried="c++")
 
     monkeypatch.setattr(host_strategy, "HostPlanner", missing)

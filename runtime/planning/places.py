@@ -43,7 +43,7 @@ from warploom.scheduler.cost import CostModel
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING, Problem
 from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
-from warploom.scheduler.roles import RolePrices
+from warploom.scheduler.roles import COLUMNS, RolePrices
 from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
@@ -75,7 +75,7 @@ class Site:
         active_ctas: CTAs that may get work.
         numbers: `PlannerSpec.site` of `codegen.planner_source`.
         max_tiles: query tiles that batches within the room's bounds have.
-        columns: CTAs of a line, or the most that lines of two roles are cut for.
+        columns: CTAs of a line; of two roles, two for each CTA. What threads of a device are for.
         scratch: bytes that a planner works in.
     """
 
@@ -122,7 +122,7 @@ class Site:
             scratch = scratch_bytes(tiles, requests, grid.columns)
             return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
         more = _role_numbers(tile.decode, active_ctas, prices)
-        scratch = role_scratch_bytes(tiles, requests, active_ctas)
+        scratch = role_scratch_bytes(tiles, requests, *(n * active_ctas for n in COLUMNS))
         return cls(room, active_ctas, (*numbers, *more), tiles, 2 * active_ctas, scratch)
 
     @cached_property
@@ -142,7 +142,7 @@ def _role_numbers(decode: TileConfig, active_ctas: int, prices: RolePrices) -> t
     return (
         active_ctas, decode.rows, decode.keys, cost.fixed, cost.per_tile, cost.grain, cost.partial,
         *prices.units, prices.saturating, SHARED, IDLE, DECODES_SHARED,
-        prices.least_claim(cost, decode.keys),
+        prices.least_claim(cost, decode.keys), prices.cached_keys or 0,
     )  # fmt: skip
 
 

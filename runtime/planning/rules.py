@@ -295,7 +295,8 @@ class Rules:
         on_gpu = self.device.type == "cuda"
         found = role_cost(self.spec, tile) if on_gpu else role_cost_on_cpu(tile)
         roles = [Role(name, own.rows, own.keys) for name, own in tile.of_roles.items()]
-        return RolePrices.of_tiles(roles, (found.prefill, found.decode), found.saturating)
+        tiles = found.prefill, found.decode
+        return RolePrices.of_tiles(roles, tiles, found.saturating, self.cached_keys)
 
     def check_of(self, batch: Batch) -> Check:
         """How a plan of a batch is checked."""

@@ -42,7 +42,7 @@ from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
 from warploom.scheduler.layout import c_structs
-from warploom.scheduler.roles import RolePrices
+from warploom.scheduler.roles import COLUMNS, RolePrices
 from warploom.scheduler.verify import verify
 
 
@@ -61,6 +61,7 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
             (data.draw(price, label="prefill"), data.draw(price, label="decode")),
             data.draw(st.integers(1, 600), label="saturating"),
             data.draw(st.sampled_from([1, 300, 1024]), label="claim"),
+            data.draw(st.sampled_from([None, 1, 1, 20_000]), label="cached"),
         )
     num_ctas = data.draw(st.integers(1, 528), label="CTAs")
     active = data.draw(st.integers(1, num_ctas), label="limit")
@@ -115,16 +116,23 @@ LISTS = Lists(384, 700)
 
 
 @pytest.mark.parametrize(
-    ("tile", "lists"),
-    [(TileConfig(16, 32), None), (ROLES, None), (TileConfig(16, 32), LISTS)],
-    ids=["one role", "two roles", "longest first"],
+    ("tile", "lists", "cached"),
+    [
+        (TileConfig(16, 32), None, None),
+        (ROLES, None, None),
+        (ROLES, None, 1),
+        (TileConfig(16, 32), LISTS, None),
+    ],
+    ids=["one role", "two roles", "in rounds", "longest first"],
 )
-def test_costs_may_be_beyond_32_bits(tile: TileConfig, lists: Lists | None) -> None:
+def test_costs_may_be_beyond_32_bits(
+    tile: TileConfig, lists: Lists | None, cached: int | None
+) -> None:
     """Smaller ones are divided in 32."""
     heads, ctas, longest = Heads(16, 4), 131, 70_000_001
     q_lens, kv_lens = [1] * 20 + [30] * 6, longest - np.arange(26) * 999_983
     ends = [np.append(0, np.cumsum(lens)).astype(np.int32) for lens in (q_lens, kv_lens)]
-    prices = RolePrices((1000, 300), 60, 300) if tile.decode else None
+    prices = RolePrices((1000, 300), 60, 300, cached) if tile.decode else None
     room = capacity(
         Bounds(26, sum(q_lens), longest), rows=tile.rows, keys=tile.keys, num_kv_heads=4,
         group_size=4, num_ctas=ctas, smaller=smaller_roles(tile),
@@ -161,7 +169,7 @@ def test_scratch_memory_is_as_large_as_it_says(
     tiles = requests * rows * 4 // 16 + requests
     size = scratch_bytes(tiles, requests, ctas)
     if tile.decode is not None:
-        size = role_scratch_bytes(tiles, requests, ctas)
+        size = role_scratch_bytes(tiles, requests, *(n * ctas for n in COLUMNS))
     if lists is not None:
         size = list_scratch_bytes(tiles, requests, ctas, 1, ctas)
     assert site.scratch == size

@@ -18,8 +18,16 @@ from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity, workspace_size
 from warploom.scheduler.layout import HEADER, ROLE_HEADER, ROLE_ITEM, WORK_ITEM, c_structs
 from warploom.scheduler.plan import AllVisible, Plan, make_plan
-from warploom.scheduler.role_lists import SHARED
-from warploom.scheduler.roles import Role, RolePrices, lists_of, roles_of
+from warploom.scheduler.role_lists import SHARED, rounds_of
+from warploom.scheduler.roles import (
+    ROUNDS,
+    SHARED_DECODES,
+    SHARED_PREFILLS,
+    Role,
+    RolePrices,
+    lists_of,
+    roles_of,
+)
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.verify import verify
 
@@ -62,7 +70,7 @@ def test_each_visible_pair_is_met_once(kit: Any, data: st.DataObject) -> None:
     case = data.draw(mixed(kit))
     plan = case.plan()
     assert plan.items.dtype == ROLE_ITEM.dtype and plan.stream_k
-    assert len(plan.cta_indptr) == 5 * plan.num_ctas + 1
+    assert len(plan.cta_indptr) == 9 * plan.num_ctas + 1
     verify(plan, case.visibility)
     assert_each_pair_once(case, plan)
     fused = plan.segments["num_q"] * plan.group_size
@@ -116,6 +124,47 @@ def test_the_text_shares_the_same_decodes(kit: Any, heads: int, limit: int, clai
     assert fast.num_shared_decodes == 2 * fast.num_decodes > 0
     for name in WORK:
         assert np.array_equal(getattr(fast, name), getattr(slow, name)), name
+
+
+@pytest.mark.parametrize("limit", [None, 40, 12])
+def test_prefills_beyond_the_cache_are_whole_and_in_the_order_of_the_line(
+    kit: Any, limit: int | None
+) -> None:
+    """CTAs that take the lists of a round at the same time then read the keys of few heads."""
+    case = busy(kit, limit)
+    assert case.prices.cached_keys is None
+    beyond = replace(case.prices, cached_keys=2 * 5000)  # the chunk sees 5,888 keys of two heads
+    held = replace(case.prices, cached_keys=2 * 6100)
+    plan, other = case.plan(prices=beyond), case.plan(prices=held)
+    assert np.array_equal(other.items, case.plan().items)
+    (prefill, _), ctas = plan.work_of_roles(), plan.num_ctas
+    each, lists = rounds_of(-(-700 * 4 // 48) * 2, prefill.ctas, plan.active_ctas)
+    assert lists >= prefill.ctas and prefill.shared > lists - prefill.ctas
+    own = [*range(plan.active_ctas - prefill.ctas, plan.active_ctas)]
+    shared = [SHARED_PREFILLS * ctas + s for s in range(lists - prefill.ctas)]
+    items = [plan.items[slice(*plan.cta_indptr[n : n + 2])] for n in (*own, *shared)]
+    assert {len(found) for found in items} == {each}
+    found = np.concatenate(items)
+    assert (found["slot"] < 0).all() and len(found) == each * lists
+    line = found["kv_head"] * 10**6 - found["row_begin"]  # the last rows are first
+    assert (np.diff(line) > 0).all()
+    assert plan.balance < 1.15
+    verify(plan, case.visibility)
+
+
+@given(items=st.integers(0, 3000), ctas=st.integers(1, 200), others=st.integers(0, 200))
+def test_rounds_leave_an_eighth_and_make_up_for_the_last(
+    items: int, ctas: int, others: int
+) -> None:
+    each, lists = rounds_of(items, ctas, ctas + others)
+    left = items - each * lists
+    if not lists:
+        least = max(items / SHARED, (ctas + others) / 2)
+        assert items - least < ctas
+        return
+    assert ctas <= lists <= ROUNDS * ctas
+    assert left * SHARED >= items and 2 * left >= ctas + others
+    assert left >= -lists % ctas * each  # who finds no list finds this
 
 
 def damaged(plan: Plan) -> Plan:
@@ -201,13 +250,13 @@ def test_some_decodes_are_for_those_who_are_done(kit: Any, heads: int) -> None:
     decoding = int(plan.header["num_decodes"][0])
     assert plan.work_of_roles()[1].ctas == decoding
     assert plan.work_of_roles()[1].shared == plan.num_shared_decodes == 2 * decoding
-    own, shared = plan.loads[64:128][:decoding], plan.loads[192:][: 2 * decoding]
+    own, shared = plan.loads[64:128][:decoding], plan.loads[SHARED_DECODES * 64 :][: 2 * decoding]
     mean = (own.sum() + shared.sum()) / decoding
     for lists, share in ((own, 7 / 8), (shared[:decoding], 1 / 12), (shared[decoding:], 1 / 24)):
         assert abs(lists.mean() - share * mean) < 0.04 * mean
         assert np.ptp(lists) < 0.1 * mean  # a boundary moves by a part of it
     assert plan.balance < 1.12
-    assert plan.loads[192 + 2 * decoding :].sum() == 0
+    assert plan.loads[SHARED_DECODES * 64 + 2 * decoding :].sum() == 0
     verify(plan, case.visibility)
 
 
@@ -274,7 +323,7 @@ def test_one_role_alone_has_all_ctas(kit: Any, role: int) -> None:
 def test_openings_are_those_of_lists(kit: Any) -> None:
     plan = busy(kit).plan()
     openings = plan.openings()
-    assert len(openings) == lists_of(64, 2) == 320
+    assert len(openings) == lists_of(64, 2) == 576
     for number in np.flatnonzero(np.diff(plan.cta_indptr)):
         item = plan.items[plan.cta_indptr[number]]
         assert openings["item"][number].tolist() == item.tolist()
@@ -292,7 +341,7 @@ def test_items_in_lists_of_others_are_seen(kit: Any) -> None:
     case = replace(busy(kit, 40), prices=RolePrices((160, 30), 10, 256))
     plan = case.plan()
     assert plan.num_shared_decodes == 32
-    for number in (64, 128, 192):
+    for number in (64, SHARED_PREFILLS * 64, SHARED_DECODES * 64):
         with pytest.raises(PlanInvalid, match="lies in a list of another role"):
             verify(taken(plan, number), case.visibility)
     for number in (40, 63, 64 + 40, 64 + 63):
@@ -300,7 +349,7 @@ def test_items_in_lists_of_others_are_seen(kit: Any) -> None:
             verify(taken(plan, number), case.visibility)
     for name, by, reason in (
         ("num_shared", -1, "that no CTA claims has work"),
-        ("num_shared", 64, "beyond all"),
+        ("num_shared", (SHARED_DECODES - SHARED_PREFILLS) * 64, "beyond all"),
         ("num_shared_decodes", -1, "that no CTA claims has work"),
         ("num_shared_decodes", 1, "beyond all"),
         ("num_active", 1, "active CTAs"),

@@ -78,7 +78,8 @@ def mixed(draw: Any, kit: Any) -> Mixed:
     limit = draw(st.one_of(st.none(), st.integers(1, 50)))
     price = st.one_of(st.just(1), st.integers(1, 2_000_000))
     claim = draw(st.sampled_from([1, 1, 200]))  # short lists are worth it, so that there are some
-    prices = RolePrices((draw(price), draw(price)), draw(st.integers(1, 60)), claim)
+    cached = draw(st.sampled_from([None, 1, 1, 4000]))
+    prices = RolePrices((draw(price), draw(price)), draw(st.integers(1, 60)), claim, cached)
     return Mixed(segments, mask, left, numbers, limit, prices)
 
 

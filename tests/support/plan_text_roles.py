@@ -16,6 +16,7 @@ from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered
 from warploom.scheduler.layout import MERGE, ROLE_ITEM
 from warploom.scheduler.problem import Problem, WorkList
 from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
+from warploom.scheduler.roles import ROUNDS
 from warploom.scheduler.stream_k import SNAP
 
 
@@ -26,8 +27,9 @@ def build(problem: Problem) -> WorkList:
     2. Partition decodes for the first of them, as if they were alone; but if there are prefills,
        too, and some are to share, cut most of each line into a part for each of these, and the
        rest into shared parts.
-    3. Lay prefills of all heads on one line. Cut most of it into a part for each of the CTAs that
-       remain, and the rest into shared parts.
+    3. Lay prefills of all heads on one line. Cut most of it into lists of whole ones, of which each
+       of the CTAs that remain has one and the others are shared; or, if these are too few, into a
+       part for each of these CTAs. Cut the rest into shared parts.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
     """
     prefill, decode = problem.by_role()
@@ -44,7 +46,7 @@ def build(problem: Problem) -> WorkList:
     roles = [
         work_list(prefill, _filled(first, none), []),
         work_list(decode, _filled(decodes, none), []),
-        work_list(prefill, _filled(shared, none), []),
+        work_list(prefill, _filled(shared, none * (ROUNDS + 1)), []),
         work_list(decode, _filled(left, none * 2), []),
     ]
     found = _joined(problem, roles, [*merges, *((at + slots, n) for at, n in more)])
@@ -80,18 +82,52 @@ def _prefills(problem: Problem, ctas: int) -> tuple[list[Line], list[Line], list
     line = [item for items in heads for item in ordered(items)]
     if not line:
         return [[] for _ in range(ctas)], [], []
-    total, least = length(problem, line), problem.cost_model.least_part
-    rest = total // SHARED
-    shared = min(ctas, rest // least) if problem.active_ctas > 1 else 0
-    if not shared:
-        rest = 0
-    own = max(1, min(ctas, (total - rest) // least))
-    places = [i * (total - rest) // own for i in range(own)]
-    places += [total - rest + i * rest // max(shared, 1) for i in range(shared + 1)]
-    snap = (total - rest) // (own * SNAP)
+    own, first, end, behind = _parts(problem, line, ctas)
+    snap, rest = end // (len(first) * SNAP), length(problem, line) - end
+    places = [*first, *(end + at for at in _ends(rest, behind))]
     marks = [mark_at(problem, line, at, snap) for at in places]
-    work, merges = cut(problem, [line], marks, own + shared)
+    work, merges = cut(problem, [line], marks, len(first) + len(behind))
     return _filled(work[:own], [[]] * ctas), work[own:], merges
+
+
+def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int, list[int]]:
+    """Parts that CTAs have, where the first parts begin and end, and shares of those behind."""
+    assert problem.prices is not None
+    total, least, active = length(problem, line), problem.cost_model.least_part, problem.active_ctas
+    cached = problem.prices.cached_keys
+    if cached is not None and active > 1 and _keys(problem, line) > cached:
+        items, lists = _rounds(len(line), ctas, active)
+        begins = [length(problem, line[: items * i]) for i in range(lists + 1)]
+        tail = min(ctas, (total - begins[-1]) // (3 * least))
+        if lists and tail:
+            return ctas, begins[:-1], begins[-1], [2] * tail + [1] * tail
+    shared = min(ctas, total // SHARED // least) if active > 1 else 0
+    end = total - total // SHARED if shared else total
+    own = max(1, min(ctas, end // least))
+    return own, [i * end // own for i in range(own)], end, [1] * shared
+
+
+def _keys(problem: Problem, line: Line) -> int:
+    """Keys in tiles that the first items of all segments and heads see."""
+    first = {(item.kv_head, item.segment): item for item in reversed(line)}
+    return sum(item.visible for item in first.values()) * problem.keys
+
+
+def _rounds(items: int, ctas: int, active: int) -> tuple[int, int]:
+    """Items of a list of whole ones, and such lists; whoever gets none finds as much behind."""
+    most = items - ceil(max(Fraction(items, SHARED), Fraction(active, 2)))
+    if most < ctas:
+        return 0, 0
+    each = ceil(Fraction(most, ROUNDS * ctas))
+    lists = most // each
+    rounds = ceil(Fraction(lists, ctas))
+    return each, lists if rounds * ctas * each <= items else (rounds - 1) * ctas
+
+
+def _ends(rest: int, shares: list[int]) -> list[int]:
+    """Where parts of these shares of the rest begin, with the end."""
+    whole = max(sum(shares), 1)
+    return [sum(shares[:i]) * rest // whole for i in range(len(shares) + 1)]
 
 
 def _decodes(
@@ -108,9 +144,8 @@ def _decodes(
     if not has_prefills or ctas == 1 or rest < 3 * columns * shortest:
         work, merges = partition(decode, ctas)
         return work[: len(lines) * columns], merges, 0
-    thirds = [Fraction(2)] * columns + [Fraction(1)] * columns  # of what a CTA leaves on average
-    ends = [int(sum(thirds[:i]) * rest / (3 * columns)) for i in range(2 * columns + 1)]
-    places = [i * own // columns for i in range(columns)] + [own + end for end in ends]
+    places = [i * own // columns for i in range(columns)]
+    places += [own + end for end in _ends(rest, [2] * columns + [1] * columns)]
     marks = [mark_at(decode, lines[0], at, own // (columns * SNAP)) for at in places]
     parts = len(lines) * columns
     return *cut(decode, lines, marks, 3 * parts), 2 * parts

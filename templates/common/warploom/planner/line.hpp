@@ -2,6 +2,8 @@
 // one.
 #pragma once
 
+#include <warploom/role_lists.hpp>
+
 namespace warploom {
 
 // Parts of a line that CTAs have for their own, and those that CTAs claim.
@@ -46,15 +48,26 @@ class Line {
   // What follows from how many heads lie on it.
   WL_FN void take_heads() { length_ = head_length_ * p_.heads_per_line; }
 
-  // Leaves the boundaries of equal parts for so many CTAs in `best()`, and behind them those of
-  // shared ones. No part is too short, and `p.columns` must have been room for all.
-  WL_FN SharedParts share(int ctas, int active, int one_of) {
+  // Leaves the boundaries of parts for so many CTAs in `best()`, and behind them those of shared
+  // ones: rounds of whole items where the cache does not hold so many keys as these read, else equal
+  // parts. No part is too short, and `p.columns` must have been room for all.
+  WL_FN SharedParts share(int ctas, int active, int one_of, int cached_keys) {
     const wide least = 2 * p_.per_tile * p_.grain;
-    const int shared = active > 1 ? int(min(wide(ctas), length_ / one_of / least)) : 0;
-    const wide rest = shared > 0 ? length_ / one_of : 0, most = length_ - rest;
-    const int own = max(1, int(min(wide(ctas), most / least)));
-    mark_parts({own, shared}, most,
-               [&](int i) { return quotient(i * rest, wide(max(shared, 1))); });
+    if (active > 1 && cached_keys > 0 && keys() > cached_keys) {
+      if (const Rounds rounds = rounds_of(ctas, active, one_of); rounds.lists > 0) {
+        const wide end = place({rounds.each * rounds.lists, 0});
+        const int tail = int(min(wide(ctas), quotient(length_ - end, 3 * least)));
+        if (tail > 0) {
+          mark_parts(rounds.lists, end, tail, tail, [&](int i) { return place({i * rounds.each, 0}); });
+          return {ctas, rounds.lists - ctas + 2 * tail};
+        }
+      }
+    }
+    const wide rest = quotient(length_, wide(one_of));
+    const int shared = active > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
+    const wide end = shared > 0 ? length_ - rest : length_;
+    const int own = max(1, int(min(wide(ctas), quotient(end, least))));
+    mark_parts(own, end, shared, 0, [&](int i) { return quotient(i * end, wide(own)); });
     return {own, shared};
   }
 
@@ -62,12 +75,10 @@ class Line {
   // long. Leaves nothing and shares nothing where these were below `least`.
   WL_FN SharedParts share_decodes(int one_of, wide least) {
     const int own = p_.columns;
-    const wide rest = length_ / one_of, halves = 3 * wide(own);
-    if (rest / halves < least) return {own, 0};
-    const SharedParts parts = {own, 2 * own};
-    mark_parts(parts, length_ - rest,
-               [&](int i) { return quotient(min(2 * i, own + i) * rest, halves); });
-    return parts;
+    const wide rest = quotient(length_, wide(one_of)), end = length_ - rest;
+    if (quotient(rest, 3 * wide(own)) < least) return {own, 0};
+    mark_parts(own, end, own, own, [&](int i) { return quotient(i * end, wide(own)); });
+    return {own, 2 * own};
   }
 
   // Leaves the boundaries with the least longest CTA in `best()`.
@@ -90,15 +101,42 @@ class Line {
   WL_FN const Mark* best() const { return best_; }
 
  private:
-  // The boundaries of equal parts up to `most`, and of shared ones so far behind it.
-  template <class Place>
-  WL_FN void mark_parts(const SharedParts& parts, wide most, const Place& behind) {
-    const int own = parts.own, all = own + parts.shared;
-    const wide snap = most / (wide(own) * p_.snap);
+  // Keys that the items of all heads read, those of a segment once.
+  WL_FN wide keys() const {
+    wide found = 0, total = 0;
+    team_.each(team_.range(tiles_), [&](int t) {
+      if (t == 0 || s_.segment[t] != s_.segment[t - 1]) found += s_.visible[t];
+    });
+    team_.before(found, total);
+    return total * p_.keys * p_.heads_per_line;
+  }
+
+  // Lists of whole items, if there are enough for each CTA to have one; see `rounds_of` in Python.
+  struct Rounds {
+    int each, lists;  // items of a list
+  };
+  WL_FN Rounds rounds_of(int ctas, int active, int one_of) const {
+    const int most = items() - max((items() - 1) / one_of + 1, (active + 1) / 2);
+    if (most < ctas) return {0, 0};
+    const int each = (most - 1) / (kRounds * ctas) + 1, lists = most / each;
+    const wide in_rounds = (wide(lists - 1) / ctas + 1) * ctas * each;
+    return {each, in_rounds <= items() ? lists : lists / ctas * ctas};
+  }
+
+  // The boundaries of so many parts up to `end`, which begin at `first(i)`, then of so many long
+  // ones, and of as many short ones, or none, of half their length.
+  template <class First>
+  WL_FN void mark_parts(int parts, wide end, int longs, int shorts, const First& first) {
+    const int all = parts + longs + shorts;
+    const wide rest = length_ - end, snap = quotient(end, wide(parts) * p_.snap);
     int near = -1;
     team_.each(team_.range(all + 1), [&](int i) {
-      const wide at = i < own ? quotient(i * most, wide(own)) : most + behind(i - own);
-      s_.marks[i] = i < all ? boundary(at, snap, near) : Mark{items(), 0};
+      if (i == all) return void(s_.marks[i] = {items(), 0});
+      const int behind = i - parts;
+      const wide halves = min(2 * behind, longs + behind);
+      const wide at =
+          behind < 0 ? first(i) : end + quotient(halves * rest, wide(2 * longs + shorts));
+      s_.marks[i] = boundary(at, snap, near);
     });
     best_ = s_.marks;
     team_.sync();

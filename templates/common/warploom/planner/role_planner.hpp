@@ -26,13 +26,14 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
  private:
   using Base::p_, Base::team_;
 
-  // All heads lie on one line. Each CTA has a part of it and may leave another.
+  // All heads lie on one line. Each CTA has a part of it, may leave rounds of whole items, and two
+  // ends.
   WL_FN static RoleShape shape_of_prefills(const Params& p) {
     RoleShape z = shape_of(p);
     z.rows = p.rows, z.keys = p.keys;
     z.fixed = p.fixed, z.per_tile = p.per_tile, z.grain = p.grain, z.partial = p.partial;
     z.max_tiles = p.max_tiles;
-    z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = 2 * p.active_ctas;
+    z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = (kRounds + 2) * p.active_ctas;
     z.fewest = p.decode_rows + 1, z.most = kMost;
     z.shared_list = kSharedPrefills * p.num_ctas;
     return z;
@@ -66,7 +67,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     auto decodes = decode_.lay();
     const int ctas = prefill_ctas(prefills.length(), decodes.length());
     if (prefill_.tiles() > 0) {
-      parts_ = prefills.share(ctas, p_.active_ctas, p_.shared);
+      parts_ = prefills.share(ctas, p_.active_ctas, p_.shared, p_.cached_keys);
       prefill_shape_.columns = parts_.own + parts_.shared;
       prefill_shape_.list = p_.active_ctas - ctas;
       prefill_shape_.own = parts_.own;
