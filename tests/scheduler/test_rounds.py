@@ -1,0 +1,57 @@
+"""Prefills that read more keys than the cache holds are claimed in rounds (decision 0055)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.mixed_plans import busy
+
+from warploom.scheduler.role_lists import SHARED, rounds_of
+from warploom.scheduler.roles import ROUNDS, SHARED_PREFILLS
+from warploom.scheduler.verify import verify
+
+
+@pytest.mark.parametrize("limit", [None, 40, 12])
+def test_prefills_beyond_the_cache_are_whole_and_in_the_order_of_the_line(
+    kit: Any, limit: int | None
+) -> None:
+    """CTAs that take the lists of a round at the same time then read the keys of few heads."""
+    case = busy(kit, limit)
+    assert case.prices.cached_keys is None
+    beyond = replace(case.prices, cached_keys=2 * 5000)  # the chunk sees 5,888 keys of two heads
+    held = replace(case.prices, cached_keys=2 * 6100)
+    plan, other = case.plan(prices=beyond), case.plan(prices=held)
+    assert np.array_equal(other.items, case.plan().items)
+    (prefill, _), ctas = plan.work_of_roles(), plan.num_ctas
+    each, lists = rounds_of(-(-700 * 4 // 48) * 2, prefill.ctas, plan.active_ctas)
+    assert lists >= prefill.ctas and prefill.shared > lists - prefill.ctas
+    own = [*range(plan.active_ctas - prefill.ctas, plan.active_ctas)]
+    shared = [SHARED_PREFILLS * ctas + s for s in range(lists - prefill.ctas)]
+    items = [plan.items[slice(*plan.cta_indptr[n : n + 2])] for n in (*own, *shared)]
+    assert {len(found) for found in items} == {each}
+    found = np.concatenate(items)
+    assert (found["slot"] < 0).all() and len(found) == each * lists
+    line = found["kv_head"] * 10**6 - found["row_begin"]  # the last rows are first
+    assert (np.diff(line) > 0).all()
+    assert plan.balance < 1.15
+    verify(plan, case.visibility)
+
+
+@given(items=st.integers(0, 3000), ctas=st.integers(1, 200), others=st.integers(0, 200))
+def test_rounds_leave_an_eighth_and_make_up_for_the_last(
+    items: int, ctas: int, others: int
+) -> None:
+    each, lists = rounds_of(items, ctas, ctas + others)
+    left = items - each * lists
+    if not lists:
+        least = max(items / SHARED, (ctas + others) / 2)
+        assert items - least < ctas
+        return
+    assert ctas <= lists <= ROUNDS * ctas
+    assert left * SHARED >= items and 2 * left >= ctas + others
+    assert left >= -lists % ctas * each  # who finds no list finds this
