@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warploom.codegen.lowering.interval_cpp import decided_function, tile_functions
+from warploom.codegen.lowering.interval_cpp import classes_read, decided_function, tile_functions
 from warploom.codegen.lowering.lane_reads import lane_reads
 from warploom.codegen.lowering.linear_bias import LinearBias
 from warploom.codegen.lowering.logits_hooks import Language, LogitsHooks, logits_hooks
@@ -179,6 +179,8 @@ def _mask_functions(
     block = _returning(hooks["logits_mask"], Block(tensors, bound), of_variant.source)
     text = [_function(f"bool mask({_ELEMENT_PARAMETERS})", block)]
     text.append(tile_functions(of_variant, tensors))
+    if classes_read(of_variant, frozenset(tensors)):
+        text.append("  static constexpr bool kClassesRead = true;")
     parts = mask_parts(of_variant, frozenset(tensors))
     if parts is not None:
         block = _returning(hooks["open_part"], Block(tensors, bound), of_variant.source)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from warploom.codegen.lowering.lower import POSITION_TEXT, Block
 from warploom.dsl.masks.intervals import FIXED, RANGED, tile_graphs
-from warploom.dsl.types.ir import Node
+from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import TensorField
 
 _POSITIONS: Mapping[str, str] = {
@@ -37,6 +37,13 @@ def tile_functions(mask: Node, tensors: Mapping[str, TensorField]) -> str:
             "  }",
         )
     )
+
+
+def classes_read(mask: Node, tensors: frozenset[str]) -> bool:
+    """Whether classes of tiles are worked out from values of tensors."""
+    graphs = tile_graphs(mask, tensors)
+    roots = graphs.may_see, graphs.may_hide
+    return any(found.op == "load" for root in roots for found in walk(root))
 
 
 def decided_function(decided_may_hide: Node, tensors: Mapping[str, TensorField]) -> str:

@@ -8,6 +8,7 @@ or waited for too late, shows as a wrong number or as threads that all wait.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.emulator import Emulator, compile_for_fibers
@@ -77,3 +78,25 @@ def test_threads_that_wait_for_ever_are_found(tmp_path: Path) -> None:
     for order in range(5):
         assert all_come(order, 32)
         assert not all_come(order, 33)
+
+
+class Gap(wl.Variant):
+    """Keys of a request are hidden in between: whether a tile is seen is known from tensors."""
+
+    begin = wl.Tensor("int32", ("batch",))
+    end = wl.Tensor("int32", ("batch",))
+
+    def logits_mask(self, at: wl.Position) -> Any:
+        return (at.kv_pos < self.begin[at.batch]) | (at.kv_pos >= self.end[at.batch])
+
+
+@pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(16)], ids=["ragged", "paged"])
+def test_each_lane_finds_the_class_of_another_tile(emulator: Emulator, kv_format: KVFormat) -> None:
+    """More than 32 tiles, some of them hidden, of which the items of a split have some."""
+    variant, setup = Gap(), Setup(kv_format, "bfloat16", tile=PAIR)
+    for seed in range(3):
+        for kv_lens in ((2300, 5, 2048), (2049,), (100, 700)):
+            q_lens = (70, 3, 1)[: len(kv_lens)]
+            case = Case(setup, q_lens, kv_lens, num_kv_heads=2, seed=seed)
+            emulator.order = seed
+            assert mismatch(variant, case) is None

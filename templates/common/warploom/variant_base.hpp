@@ -73,6 +73,7 @@ struct IdentityVariant {
   static constexpr bool kHasOutputTransform = false;
   static constexpr bool kHasColState = false;
   static constexpr bool kMaskHasParts = false;
+  static constexpr bool kClassesRead = false;    // tensors
   static constexpr bool kLoadsElements = false;  // hooks on logits load numbers for each element
   static constexpr bool kRecords = false;        // record() stores something
 

@@ -75,7 +75,7 @@ class KeyWalk {
     return {Visit::kNone, TileClass::kPartial};
   }
 
- private:
+  // Class of the tile that begins at a place of the item.
   WL_FN TileClass classify(int begin) const {
     const ItemFacts<K>& facts = item_.facts();
     const int last = min(begin + S::kStagingKeys, facts.places.end);
@@ -100,6 +100,7 @@ class KeyWalk {
     return found == TileClass::kFull && !is_whole ? TileClass::kPartial : found;
   }
 
+ private:
   // What the mask says of rows of several requests; every warp asks for all of them.
   WL_FN TileClass classify_rows(Range kv_pos) const {
     bool may_see = false, may_hide = false;

@@ -3,6 +3,7 @@
 
 #include <warploom/gather.cuh>
 #include <warploom/hopper/shared.cuh>
+#include <warploom/hopper/warp_walk.cuh>
 
 namespace warploom::hopper {
 
@@ -22,7 +23,7 @@ class BulkProducer {
     const int lane = threadIdx.x % kWarpSize, end = item.facts().places.end;
     const Shared<K> shared = item.arena;
     auto& barriers = shared.barriers();
-    KeyWalk<K> walk(item, 0);
+    WarpWalk<K> walk(item);
     Visit next = walk.next().as_first();
     while (next.exists()) {
       const Visit visit = next;
