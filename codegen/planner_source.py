@@ -23,7 +23,7 @@ from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import TracedVariant
 
 MEASURE, ROLE_TILES = "warploom_measure", "warploom_role_tiles"  # of hosts alone
-OPTIONS = 4  # `kOptions` of scratch.hpp: candidates for the boundaries of a line
+OPTIONS = 4  # `kOptions` of shape.hpp: candidates for the boundaries of a line
 
 # Members of the planner's `Params`, in the order in which the runtime writes them.
 INPUTS = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
@@ -178,17 +178,30 @@ class PlannerSpec(KernelSpec):
 
 def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
     """Size of `Scratch` in templates/common/warploom/planner/scratch.hpp; a test compares them."""
-    wide = 8 * (max_tiles + 1) + 16 * min(max_tiles, max_requests)
-    boundaries = (OPTIONS * 8 + 8 + 4) * (columns + 1)
-    return wide + boundaries + (8 + 3 * 4) * max_tiles + 4 * (max_requests + 1)
+    return _scratch_bytes(max_tiles, max_requests, columns, OPTIONS * (columns + 1))
 
 
 def role_scratch_bytes(
-    max_tiles: int, max_requests: int, prefill_columns: int, decode_columns: int
+    max_tiles: int, max_requests: int, active_ctas: int, columns: tuple[int, int]
 ) -> int:
-    """The same of two roles: prefills, and decodes behind them."""
-    prefills = scratch_bytes(max_tiles, max_requests, prefill_columns)
-    return -(-prefills // 8) * 8 + scratch_bytes(max_requests, max_requests, decode_columns)
+    """The same of two roles: prefills, and decodes behind them.
+
+    Args:
+        max_tiles, max_requests: of batches.
+        active_ctas: CTAs that may get work.
+        columns: parts of each role's lines for each of them.
+    """
+    of_prefills, of_decodes = (n * active_ctas for n in columns)
+    prefills = _scratch_bytes(max_tiles, max_requests, of_prefills, of_prefills + 1)
+    options = OPTIONS * (active_ctas + 1)
+    decodes = _scratch_bytes(max_requests, max_requests, of_decodes, options)
+    return -(-prefills // 8) * 8 + decodes
+
+
+def _scratch_bytes(max_tiles: int, max_requests: int, columns: int, marks: int) -> int:
+    wide = 8 * (max_tiles + 1) + 16 * min(max_tiles, max_requests)
+    boundaries = 8 * marks + (8 + 4) * (columns + 1)
+    return wide + boundaries + (8 + 3 * 4) * max_tiles + 4 * (max_requests + 1)
 
 
 def list_scratch_bytes(

@@ -122,7 +122,7 @@ class Site:
             scratch = scratch_bytes(tiles, requests, grid.columns)
             return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
         more = _role_numbers(tile.decode, active_ctas, prices)
-        scratch = role_scratch_bytes(tiles, requests, *(n * active_ctas for n in COLUMNS))
+        scratch = role_scratch_bytes(tiles, requests, active_ctas, COLUMNS)
         return cls(room, active_ctas, (*numbers, *more), tiles, 2 * active_ctas, scratch)
 
     @cached_property

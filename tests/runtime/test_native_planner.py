@@ -23,6 +23,7 @@ from support.native_plans import (
 
 import warploom as wl
 from warploom.codegen.build import build
+from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import (
     PlannerSpec,
@@ -169,7 +170,7 @@ def test_scratch_memory_is_as_large_as_it_says(
     tiles = requests * rows * 4 // 16 + requests
     size = scratch_bytes(tiles, requests, ctas)
     if tile.decode is not None:
-        size = role_scratch_bytes(tiles, requests, *(n * ctas for n in COLUMNS))
+        size = role_scratch_bytes(tiles, requests, ctas, COLUMNS)
     if lists is not None:
         size = list_scratch_bytes(tiles, requests, ctas, 1, ctas)
     assert site.scratch == size
@@ -200,6 +201,12 @@ def test_scratch_memory_ends_where_the_header_says() -> None:
         ):  # fmt: skip
             params.set(name, size)
         assert found(params.address) == scratch_bytes(tiles, requests, columns)
+
+
+def test_small_shared_memory_holds_what_plans_of_two_roles_need() -> None:
+    """64 requests with a chunk of 4,096 fused rows, on two CTAs of each of 128 SMs."""
+    size = role_scratch_bytes(4096 // 64 + 64, 64, 2 * 128, COLUMNS)
+    assert PlannerSpec.RESERVED + size <= arch_named("sm_89").shared_per_cta
 
 
 def test_lists_that_change_while_they_are_planned_are_refused() -> None:

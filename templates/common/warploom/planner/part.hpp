@@ -4,9 +4,10 @@
 
 #include <warploom/opening.hpp>
 #include <warploom/planner/batch.hpp>
-#include <warploom/planner/scratch.hpp>
 #include <warploom/planner/shape.hpp>
 #include <warploom/planner/tiles.hpp>
+
+#include <warploom/planner/scratch.hpp>
 
 #include <warploom/planner/line.hpp>
 

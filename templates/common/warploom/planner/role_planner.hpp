@@ -34,11 +34,12 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     z.fixed = p.fixed, z.per_tile = p.per_tile, z.grain = p.grain, z.partial = p.partial;
     z.max_tiles = p.max_tiles;
     z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = (kRounds + 2) * p.active_ctas;
+    z.marks = z.columns + 1;
     z.fewest = p.decode_rows + 1, z.most = kMost;
     z.shared_list = kSharedPrefills * p.num_ctas;
     return z;
   }
-  // Each CTA has a part of a line and may leave two.
+  // Each CTA has a part of a line, which is the best of the options, or may leave two.
   WL_FN static RoleShape shape_of_decodes(const Params& p) {
     RoleShape z = shape_of(p);
     z.rows = p.decode_rows, z.keys = p.decode_keys;
@@ -46,6 +47,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     z.grain = p.decode_grain, z.partial = p.decode_partial;
     z.max_tiles = p.max_requests;
     z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = 3 * p.active_ctas;
+    z.marks = kOptions * (p.active_ctas + 1);  // not fewer than parts
     z.role = 1;
     z.fewest = 1, z.most = p.decode_rows;
     z.list = kDecodeLists * p.num_ctas, z.shared_list = kSharedDecodes * p.num_ctas;

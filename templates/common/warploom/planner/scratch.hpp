@@ -13,12 +13,10 @@ struct CutCount {
   int cuts, opens;
 };
 
-constexpr int kOptions = 4;
-
 struct Scratch {
   wide* begin;       // [tiles + 1] where the items of a line begin
   wide* sort;        // [2 * tiles that are sorted]
-  Mark* marks;       // [kOptions][columns + 1]
+  Mark* marks;       // [room_for_marks]; of options, [kOptions][columns + 1]
   CutCount* counts;  // [columns + 1]
   Range* keys;       // [tiles] visible keys
   int* visible;      // [tiles] visible key tiles
@@ -36,7 +34,7 @@ struct Scratch {
     };
     take(begin, p.max_tiles + 1);
     take(sort, 2 * min(p.max_tiles, p.max_requests));
-    take(marks, kOptions * (p.columns + 1));
+    take(marks, room_for_marks(p));
     take(counts, p.columns + 1);
     take(keys, p.max_tiles);
     take(visible, p.max_tiles);

@@ -3,6 +3,8 @@
 
 namespace warploom {
 
+constexpr int kOptions = 4;  // for the boundaries of a line
+
 // Of one of two roles. The parameters of a planner of one role have what comes first by the same
 // names, and lie where the plan begins.
 struct RoleShape {
@@ -10,12 +12,20 @@ struct RoleShape {
   int fixed, per_tile, grain, partial;     // costs; see scheduler/cost.py
   int few, snap, max_tiles, max_requests;  // as in the parameters
   int lines, heads_per_line, columns;      // room for so many columns, before there are some
+  int marks;                               // and for boundaries
   int role;
   int fewest, most;            // fused rows of the segments that take it
   int list, own, shared_list;  // list of the first CTA; columns from `own` on have others
   int item, shared_item;       // what is added to their items
   int slot, merge;             // and to numbers of slots and merges
 };
+
+// Room for boundaries. Parts that are shared have no options.
+template <class Shape>
+WL_FN int room_for_marks(const Shape& z) {
+  return kOptions * (z.columns + 1);
+}
+WL_FN int room_for_marks(const RoleShape& z) { return z.marks; }
 
 // Query tiles of a segment with so many fused rows.
 template <class Shape>
