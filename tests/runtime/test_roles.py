@@ -20,6 +20,7 @@ from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NoHostCompiler, UnsupportedSpec
 from warploom.runtime.declaring.declare import make_spec
 from warploom.runtime.declaring.structure import traced_once
+from warploom.runtime.planning.rules import Rules
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 from warploom.runtime.wrappers import explain as explain_module
@@ -122,6 +123,29 @@ def tensors() -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     q = torch.randn(sum(Q_LENS), 4, 64, generator=generator)
     k, v = (torch.randn(sum(KV_LENS), 2, 64, generator=generator) for _ in range(2))
     return q, (k, v)
+
+
+@pytest.mark.parametrize("subject", POOL, ids=lambda found: f"{found[0].name}-{found[1]}")
+def test_prefills_in_rounds_agree_with_the_oracle(
+    subject: tuple[Variant, Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a cache held one key: on a CPU no batch is beyond it."""
+    monkeypatch.setattr(Rules, "cached_keys", 1)
+    variant, setup = subject
+    case = Case(setup, (300, 1, 170, 1, 2), (900, 3000, 170, 2500, 40), 2, 2, seed=1)
+    found = mismatch(variant, case)
+    assert found is None, found
+
+
+def test_prefills_beyond_the_cache_are_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rules, "cached_keys", 1)
+    wrapper = hybrid(BOTH, sm_limit=4)
+    wrapper.plan(**lengths())
+    assert wrapper.planned is not None
+    plan = wrapper.planned.plan
+    prefill, _ = plan.work_of_roles()
+    assert prefill.shared > prefill.ctas  # without rounds there are as many at most
+    assert wrapper.planned.by == "the host, natively"
 
 
 def test_one_plan_has_items_of_both_roles_and_splits_both() -> None:
