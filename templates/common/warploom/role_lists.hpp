@@ -4,10 +4,10 @@
 
 namespace warploom {
 
-constexpr int kRounds = 4;          // of lists of whole prefills, at most; the first are CTAs' own
+constexpr int kMostRounds = 4;      // of lists of whole prefills; the first are CTAs' own
 constexpr int kDecodeLists = 1;     // behind those of prefills; CTAs have both for their own
 constexpr int kSharedPrefills = 2;  // for any CTA: the other rounds, long ends and short ones
-constexpr int kSharedDecodes = kSharedPrefills + kRounds - 1 + 2;  // for CTAs that decode
-constexpr int kRoleLists = kSharedDecodes + 2;                     // all
+constexpr int kSharedDecodes = kSharedPrefills + kMostRounds - 1 + 2;  // for CTAs that decode
+constexpr int kRoleLists = kSharedDecodes + 2;                         // all
 
 }  // namespace warploom

@@ -118,7 +118,7 @@ class Line {
   WL_FN Rounds rounds_of(int ctas, int active, int one_of) const {
     const int most = items() - max((items() - 1) / one_of + 1, (active + 1) / 2);
     if (most < ctas) return {0, 0};
-    const int each = (most - 1) / (kRounds * ctas) + 1, lists = most / each;
+    const int each = (most - 1) / (kMostRounds * ctas) + 1, lists = most / each;
     const wide in_rounds = (wide(lists - 1) / ctas + 1) * ctas * each;
     return {each, in_rounds <= items() ? lists : lists / ctas * ctas};
   }

@@ -33,7 +33,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     z.rows = p.rows, z.keys = p.keys;
     z.fixed = p.fixed, z.per_tile = p.per_tile, z.grain = p.grain, z.partial = p.partial;
     z.max_tiles = p.max_tiles;
-    z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = (kRounds + 2) * p.active_ctas;
+    z.lines = 1, z.heads_per_line = p.num_kv_heads, z.columns = (kMostRounds + 2) * p.active_ctas;
     z.marks = z.columns + 1;
     z.fewest = p.decode_rows + 1, z.most = kMost;
     z.shared_list = kSharedPrefills * p.num_ctas;
