@@ -150,7 +150,7 @@ def test_build_export_and_import(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_kernel_that_fails_makes_the_command_fail() -> None:
     result = run("build", "deployed:broken", "--arch", "cpu")
     assert result.exit_code == 1
-    assert "2 kernels built in" in result.output and "1 failed" in result.output
+    assert "3 kernels built in" in result.output and "1 failed" in result.output
     assert "Error: c++" in result.output and "no_such_function" in result.output
 
 

@@ -24,6 +24,7 @@ from warploom.runtime.formats.batch import Arrays, Batch, Measured, RoleSizes, R
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.places import Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.planning.rules import may_be_longest_first
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
 from warploom.scheduler.bounds import INT32_MAX, Bounds
@@ -70,8 +71,14 @@ class HostStrategy:
             return None
 
     def prepare(self) -> None:
-        if self._found() is not None and self._places.rules.mixes is not None:
+        rules = self._places.rules
+        if self._found() is None:
+            return
+        if rules.mixes is not None:
             self._of(has_roles=True, longest_first=False)
+        tiles, group = {choice.tile for choice in rules.choices()}, rules.heads.group_size
+        if any(may_be_longest_first(tile, rules.options, group) for tile in tiles):
+            self._of(has_roles=False, longest_first=True)
 
     def read(self, given: Arguments) -> Measured | None:
         planner = self._last or self._found()

@@ -303,6 +303,16 @@ class Rules:
         return verify
 
 
+def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) -> bool:
+    """Whether plans for a tile may assign tiles longest first, by the declared bounds if any."""
+    bounds = options.bounds
+    if options.batch_invariant or tile.decode is not None:
+        return False
+    if bounds is None:
+        return True
+    return bounds.max_q_rows * group_size >= SHARING_TILES * tile.rows * bounds.segments
+
+
 def smaller_roles(tile: TileConfig) -> tuple[Role, ...]:
     """Roles of a tile beside the one with the most rows."""
     _, *others = tile.of_roles.items() or [("", tile)]

@@ -38,7 +38,7 @@ from warploom.runtime.declaring.wrapper_options import checked_options, kernel_p
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.planning.composed import rules_of
-from warploom.runtime.planning.rules import Options
+from warploom.runtime.planning.rules import Options, may_be_longest_first
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.wrappers.append import Appender
 from warploom.runtime.wrappers.selection import PageSelectionWrapper
@@ -136,6 +136,10 @@ class AttentionDeclaration(Declaration):
                 yield from ((planner.render("cpp", structs), host) for host in hosts)
             if isinstance(target, Arch) and declared and stored.plans_on_device:
                 yield planner.render("cuda", structs), target
+        of_lists = any(may_be_longest_first(one.tile, options, heads.group_size) for one in choices)
+        if of_lists and stored.native_storage is not None:
+            planner = PlannerSpec(spec.variant, longest_first=True)
+            yield from ((planner.render("cpp", c_structs()), host) for host in hosts)
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
         kind = "cuda" if isinstance(target, Arch) else "cpu"

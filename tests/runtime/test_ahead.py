@@ -139,10 +139,10 @@ def test_a_machine_without_compilers_serves_what_was_built_ahead(
     path = tmp_path / "kernels.py"
     exec(compile(path.read_text(), str(path), "exec"), made)
     report = wl.build_kernels(made["everything"](), archs=["cpu"])  # type: ignore[operator]
-    assert [kernel.state for kernel in report.kernels] == ["built"] * 6
+    assert [kernel.state for kernel in report.kernels] == ["built"] * 7
     assert all(kernel.seconds > 0 and kernel.bytes > 0 for kernel in report.kernels)
     kinds = [kernel.labels["kind"] for kernel in report.kernels]
-    assert sorted(kinds) == ["append", *["cpu"] * 4, "planner"]
+    assert sorted(kinds) == ["append", *["cpu"] * 4, *["planner"] * 2]
     again = wl.build_kernels(made["ATTEND"], archs=["cpu"])  # type: ignore[arg-type]
     assert {kernel.state for kernel in again.kernels} == {"present"}
 
@@ -158,7 +158,7 @@ def test_a_machine_without_compilers_serves_what_was_built_ahead(
     assert "torch" not in sys.modules and "jinja2" not in sys.modules
     """
     elsewhere = tmp_path / "elsewhere"
-    assert "imported=6, present=0" in isolated(bring, tmp_path, elsewhere)
+    assert "imported=7, present=0" in isolated(bring, tmp_path, elsewhere)
     assert "served" in isolated(SERVER.format(seed=2), tmp_path, elsewhere, **verified)
 
 
@@ -216,8 +216,8 @@ def test_failures_are_told_and_the_others_are_built(host: HostTarget) -> None:
     one, two = failing("one"), failing("two")
     report = build_ahead([one, two, good], ["cpu"])
     states = {kernel.name.partition("_")[0]: kernel.state for kernel in report.kernels}
-    assert states == {"cpu": "failed", "planner": "built", "append": "built"}
-    with pytest.raises(BuildFailed, match=r"2 of 4 kernels could not be built:(?s:.*)no_such"):
+    assert states == {"cpu": "failed", "planner": "built", "list": "built", "append": "built"}
+    with pytest.raises(BuildFailed, match=r"2 of 5 kernels could not be built:(?s:.*)no_such"):
         report.check()
     with pytest.raises(CompileError, match="no_such_function"):
         wl.build_kernels([one, good], archs=["cpu"])

@@ -177,7 +177,7 @@ def test_mixed_batches_get_two_roles_where_they_pay(
         for batch in (of_lengths([900, *many]), of_lengths([1, 1]))
         for source in planner(plain, hopper, 132)[1].sources(rules.choice(batch))
     }
-    assert sum("warploom_planner" in source.code for source, of in jobs if of is host) == 2
+    assert sum("warploom_planner" in source.code for source, of in jobs if of is host) == 3
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=range(len(DECLARATIONS)))
@@ -203,7 +203,11 @@ def test_every_source_of_every_batch_on_the_cpu_is_named(
     assert met <= named
     kv_format: Any = declaration.kv_format
     native = type(kv_format) in (wl.Dense, wl.Ragged, wl.Paged) and not declaration.batch_invariant
-    assert sum("warploom_planner" in code for code in named) == native
+    rules = wrapper._planner.rules
+    long = any(not rules.uses_stream_k(b, one.tile) for b in batches for one in choices)
+    found = [code for code in named if "warploom_planner" in code]
+    assert sum("ListPlanner" in code for code in found) == (native and long)
+    assert len(found) == native * (1 + long)
 
 
 def test_attention_asks_for_what_dense_declarations_name(host: HostTarget) -> None:

@@ -308,6 +308,20 @@ def test_batches_that_grow_and_shrink_lie_where_new_wrappers_put_them() -> None:
         verify(planned.plan, planned.visibility)
 
 
+def test_warm_wrappers_plan_long_prefills_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = wrapper()
+    attention.warm_up()
+    monkeypatch.setattr(host_strategy, "build", None)
+    indices, last = np.arange(500, dtype=np.int32), np.array([4], np.int32)
+    for rows in (1, 2000):
+        qo, kv = (np.array([0, size], np.int32) for size in (rows, 500))
+        attention.plan(qo, kv, indices, last)
+        assert attention.planned is not None and attention.planned.by == "the host, natively"
+        assert attention.planned.plan.stream_k == (rows == 1)
+
+
 def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = wrapper()
 
