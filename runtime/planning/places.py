@@ -43,7 +43,7 @@ from warploom.scheduler.cost import CostModel
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING, Problem
 from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
-from warploom.scheduler.roles import COLUMNS, RolePrices
+from warploom.scheduler.roles import COLUMNS, MOST_CTAS, RolePrices
 from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
@@ -75,7 +75,7 @@ class Site:
         active_ctas: CTAs that may get work.
         numbers: `PlannerSpec.site` of `codegen.planner_source`.
         max_tiles: query tiles that batches within the room's bounds have.
-        columns: CTAs of a line; of two roles, two for each CTA. What threads of a device are for.
+        columns: CTAs of a line; of two roles, two for each CTA, for the threads of a device.
         scratch: bytes that a planner works in.
     """
 
@@ -115,6 +115,7 @@ class Site:
             cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
         )  # fmt: skip
         if lists is not None:
+            assert room.num_ctas <= MOST_CTAS  # `kCtaBits` of levelling.hpp
             scratch = list_scratch_bytes(tiles, requests, grid.columns, heads.num_kv, room.num_ctas)
             numbers += (active_ctas, lists.cached_keys or 0, *_LIST_NUMBERS)
             return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)

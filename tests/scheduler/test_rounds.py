@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.emulator import TEMPLATES
 from support.mixed_plans import busy
 
 from warploom.scheduler.role_lists import SHARED, rounds_of
-from warploom.scheduler.roles import ROUNDS, SHARED_PREFILLS
+from warploom.scheduler.roles import ROLE_OF_LISTS, ROUNDS, SHARED_DECODES, SHARED_PREFILLS
 from warploom.scheduler.verify import verify
+
+
+def test_kernels_find_the_same_lists() -> None:
+    """The constants of role_lists.hpp, which stand in C++ once more."""
+    text = (TEMPLATES / "common/warploom/role_lists.hpp").read_text(encoding="utf-8")
+    values: dict[str, int] = {}
+    for name, value in re.findall(r"constexpr int (\w+) = ([^;]+);", text):
+        values[name] = eval(value, {}, values)
+    assert values["kMostRounds"] == ROUNDS and values["kRoleLists"] == len(ROLE_OF_LISTS)
+    assert values["kSharedPrefills"] == SHARED_PREFILLS
+    assert values["kSharedDecodes"] == SHARED_DECODES
+    assert ROLE_OF_LISTS[values["kDecodeLists"]] == ROLE_OF_LISTS[SHARED_DECODES] == 1
+    assert not any(ROLE_OF_LISTS[SHARED_PREFILLS:SHARED_DECODES])
 
 
 @pytest.mark.parametrize("limit", [None, 40, 12])
