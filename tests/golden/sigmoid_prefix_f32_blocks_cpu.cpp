@@ -130,6 +130,7 @@ struct Variant : IdentityVariant<Params> {
     const wide v3 = kv_len - 1LL;
     return {int(v2), int(max(min(max(min(v0, v3), min(q_pos_last, v3)) + 1LL, kv_len), v2))};
   }
+  static constexpr bool kClassesRead = true;
 };
 
 struct Config {
