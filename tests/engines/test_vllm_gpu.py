@@ -90,8 +90,9 @@ def answers(model: Path, backend: str, options: dict[str, Any]) -> list[Answer]:
             max_tokens=TOKENS, temperature=0, ignore_eos=True, detokenize=False, logprobs=0
         )
         asked: Any = [{"prompt_token_ids": one} for one in prompts()]
-        for _ in range(2 if options.get("enable_prefix_caching") else 1):
-            found = [one.outputs[0] for one in llm.generate(asked, how, use_tqdm=False)]
+        if options.get("enable_prefix_caching"):  # the answers are those from the cache
+            llm.generate(asked, how, use_tqdm=False)
+        found = [one.outputs[0] for one in llm.generate(asked, how, use_tqdm=False)]
         pairs = [list(zip(one.token_ids, one.logprobs, strict=True)) for one in found]
         return [([token for token, _ in row], [x[t].logprob for t, x in row]) for row in pairs]
     finally:
