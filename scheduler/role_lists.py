@@ -115,7 +115,10 @@ class Parts:
 
 
 def _parts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Parts]:
-    """Parts of the line of prefills that CTAs have, and all; none but a single one is too short."""
+    """Parts of the line of prefills that CTAs have, and all.
+
+    None is shorter than `CostModel.least_part`, but a single one and lists of whole prefills.
+    """
     least, total, active = line.model.least_part, line.total, problem.active_ctas
     if active > 1 and _reads_beyond_cache(tiles, problem):
         each, lists = rounds_of(len(line.tile), ctas, active)

@@ -91,6 +91,8 @@ class HostStrategy:
         if last is None or not isinstance(batch, Measured) or not last.knows(inputs):
             return None
         place = places.of(batch, choice)
+        if not place.site.is_counted:
+            return None
         planner = self._of(place.has_roles, place.lists is not None)
         if planner is None:
             return None

@@ -49,6 +49,7 @@ from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
 
 _KEPT = 16  # places
+_MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
 _LIST_NUMBERS = SHARING_TILES, TOLERANCE, WORTH_CUTTING, WORTH_SAVING, TRIED
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
@@ -77,6 +78,7 @@ class Site:
         max_tiles: query tiles that batches within the room's bounds have.
         columns: CTAs of a line; of two roles, two for each CTA, for the threads of a device.
         scratch: bytes that a planner works in.
+        is_counted: its CTAs and loads are numbers that compiled planners can count with.
     """
 
     room: Capacity
@@ -85,6 +87,7 @@ class Site:
     max_tiles: int
     columns: int
     scratch: int
+    is_counted: bool = True
 
     @classmethod
     def of(
@@ -115,10 +118,11 @@ class Site:
             cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
         )  # fmt: skip
         if lists is not None:
-            assert room.num_ctas <= MOST_CTAS  # `kCtaBits` of levelling.hpp
+            longest = cost.fixed + cost.per_tile * -(-room.bounds.max_kv_len // tile.keys)
+            is_counted = room.num_ctas <= MOST_CTAS and tiles * heads.num_kv * longest < _MOST_LOAD
             scratch = list_scratch_bytes(tiles, requests, grid.columns, heads.num_kv, room.num_ctas)
             numbers += (active_ctas, lists.cached_keys or 0, *_LIST_NUMBERS)
-            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
+            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch, is_counted)
         if prices is None or tile.decode is None:
             scratch = scratch_bytes(tiles, requests, grid.columns)
             return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)

@@ -11,7 +11,10 @@ import torch
 import warploom as wl
 from warploom.errors import NotPlanned
 from warploom.runtime.planning import places
-from warploom.runtime.planning.places import Site
+from warploom.runtime.planning.places import Lists, Site
+from warploom.runtime.planning.visibility import Heads
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import capacity
 
 
 def lists(*requests: tuple[int, int]) -> list[torch.Tensor]:
@@ -79,3 +82,27 @@ def test_an_earlier_batch_is_not_read_from_a_later_plan() -> None:
     attention.plan(*STEPS[1])
     with pytest.raises(NotPlanned):
         _ = before.segments
+
+
+def test_loads_beyond_what_compiled_planners_count_are_planned_by_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A load and its CTA share a word there; a bound on all work stands for any CTA's load."""
+    rows, lengths = lists((2000, 3000))
+    attention, other = wrapper(), wrapper()
+    attention.plan(rows, lengths)
+    assert attention.planned is not None and attention.planned.by == "the host, natively"
+    native = attention.planned.plan
+    monkeypatch.setattr(places, "_MOST_LOAD", 100)
+    other.plan(rows, lengths)
+    assert other.planned is not None and other.planned.by == "NumPy"
+    assert not native.stream_k and np.array_equal(other.planned.plan.items, native.items)
+
+
+def test_the_work_of_vast_bounds_is_no_load_that_planners_count() -> None:
+    tile, heads = wl.TileConfig(48, 128), Heads(128, 32)
+    sizes: Any = {"rows": 48, "keys": 128, "num_kv_heads": 32, "group_size": 4, "num_ctas": 132}
+    for keys, is_counted in ((2**20, True), (2**28, False)):
+        room = capacity(Bounds(4, 2**22, keys), **sizes)
+        site = Site.of(wl.Ragged(), heads, tile, room, 132, None, Lists(384, None))
+        assert site.is_counted == is_counted
