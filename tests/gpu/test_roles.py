@@ -14,6 +14,7 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.devices.device import cuda_facts
+from warploom.runtime.planning.rules import Rules
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 
@@ -70,6 +71,23 @@ def test_mixes_agree_with_the_oracle(
             case = Case(setup, q_lens, kv_lens, 2, 4, seed=seed, sm_limit=sm_limit)
             found = mismatch(variant, case)
             assert found is None, f"{case}: {found}"
+
+
+@pytest.mark.parametrize("tile", [TALLER, PORTABLE], ids=["hopper", "portable"])
+@pytest.mark.parametrize("sm_limit", [None, 1, 8])
+def test_mixes_in_rounds_agree_with_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, tile: TileConfig, sm_limit: int | None
+) -> None:
+    """As if a cache held one key; with eight CTAs there are more tiles than they have lists."""
+    monkeypatch.setattr(Rules, "cached_keys", 1)
+    setup = Setup(wl.Paged(16), "bfloat16", device="cuda", tile=tile)
+    for seed in range(2):
+        case = Case(
+            setup, (1000, 1, 700, 1, 2), (3000, 5000, 700, 2500, 40), 2, 4, seed=seed,
+            sm_limit=sm_limit,
+        )  # fmt: skip
+        found = mismatch(wl.Causal(), case)
+        assert found is None, f"{case}: {found}"
 
 
 def arrays(q_lens: Any, kv_lens: Any, device: Any) -> dict[str, Any]:
