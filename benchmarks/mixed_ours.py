@@ -19,10 +19,11 @@ from plan_time import timed
 
 import warploom as wl
 from warploom.codegen.attention.choice import choose_tile
+from warploom.codegen.attention.role_choice import role_choices
 from warploom.codegen.compilers.arch import Arch
 from warploom.runtime.devices.device import cuda_facts
 
-TWO_STREAMS = "two streams"
+TWO_STREAMS, TWO_ROLES = "two streams", "two roles"
 # parts of the CTAs that prefill may use beside decode; None limits neither
 SPLITS = (None, 1 / 3, 1 / 2, 2 / 3)
 PLANS = 60  # that are timed
@@ -42,6 +43,17 @@ def without_roles(kind: Kind, inputs: Inputs) -> wl.AttentionWrapper:
     return planned(kind.variant(), inputs, tile=replace(tile, decode=None))
 
 
+def with_roles(kind: Kind, inputs: Inputs) -> wl.AttentionWrapper:
+    """A wrapper whose plan has two roles, whether they pay or not."""
+    attention = planned(kind.variant(), inputs)
+    tile, shape = attention.tile, inputs.shape
+    if tile is not None and tile.of_roles:
+        return attention
+    assert isinstance(attention.target, Arch)
+    choices = role_choices(attention.spec, attention.target, shape.q_heads // shape.kv_heads)
+    return planned(kind.variant(), inputs, tile=choices[0].tile)
+
+
 def calls(attention: wl.AttentionWrapper, inputs: Sequence[Inputs]) -> list[Thunk]:
     return [partial(attention.run, one.q, (one.k, one.v)) for one in inputs]
 
@@ -54,6 +66,11 @@ def run_one_plan(kind: Kind, batches: Sequence[Mixed]) -> list[Thunk]:
 def run_one_tile(kind: Kind, batches: Sequence[Mixed]) -> list[Thunk]:
     whole = [one.whole for one in batches]
     return calls(without_roles(kind, whole[0]), whole)
+
+
+def run_two_roles(kind: Kind, batches: Sequence[Mixed]) -> list[Thunk]:
+    whole = [one.whole for one in batches]
+    return calls(with_roles(kind, whole[0]), whole)
 
 
 def run_half(kind: Kind, share: float | None, inputs: Sequence[Inputs]) -> list[Thunk]:
@@ -115,6 +132,7 @@ def ways(kind: Kind, on_gpu: bool) -> dict[str, list[Implementation]]:
     }
     made = {row: [Implementation(row, prepare)] for row, prepare in rows.items()}
     if on_gpu:
+        made[TWO_ROLES] = [Implementation(TWO_ROLES, partial(run_two_roles, kind))]
         made[TWO_STREAMS] = [
             Implementation(split_name(share), partial(run_streams, kind, share)) for share in SPLITS
         ]

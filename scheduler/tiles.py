@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from warploom.scheduler.layout import Ints
+from warploom.scheduler.layout import Ints, Records
 from warploom.scheduler.problem import Problem
 from warploom.scheduler.visibility import Visibility
 
@@ -45,14 +45,29 @@ def query_tiles(problem: Problem) -> Tiles:
     segment = np.repeat(only, count)
     row_begin = (np.repeat(np.cumsum(count), count) - 1 - np.arange(len(segment))) * rows
     row_end = np.minimum(row_begin + rows, fused[segment])
-    begin, end = problem.visibility.kv_bounds(segment, row_begin, row_end)
-    begin = np.maximum(begin, 0)
-    end = np.minimum(end, segments["kv_count"][segment])
-    begin = np.where(end > begin, begin - begin % keys, 0)
-    end = np.maximum(end, begin)
+    where = segment, row_begin, row_end
+    begin, end = key_bounds(problem.visibility, segments, where, keys)
     visible = problem.visibility.visible_tiles(segment, row_begin, row_end, begin, end, keys)
     seen = visible > 0
     return Tiles(segment, row_begin, row_end, begin * seen, end * seen, visible)
+
+
+def key_bounds(
+    visibility: Visibility, segments: Records, where: tuple[Ints, Ints, Ints], keys: int
+) -> tuple[Ints, Ints]:
+    """Keys [begin, end) that query tiles may see, from a multiple of `keys` on; else [0, 0).
+
+    Args:
+        visibility: the mask's answers.
+        segments: SEGMENT records.
+        where: segment, row_begin and row_end of each tile, as `Visibility.kv_bounds` takes them.
+        keys: of a key tile.
+    """
+    begin, end = visibility.kv_bounds(*where)
+    begin = np.maximum(begin, 0)
+    end = np.minimum(end, segments["kv_count"][where[0]])
+    begin = np.where(end > begin, begin - begin % keys, 0)
+    return begin, np.maximum(end, begin)
 
 
 def span(tiles: Tiles, keys: int) -> Ints:

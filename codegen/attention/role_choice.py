@@ -9,9 +9,6 @@ from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.templates import HOPPER
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
-from warploom.dsl.graphs import fold
-from warploom.dsl.masks.intervals import tile_graphs
-from warploom.dsl.types.ir import const
 from warploom.dsl.types.spec import AttentionSpec
 
 MANY_ROWS = 64  # fused, of a request: more are a prefill
@@ -27,15 +24,14 @@ def role_choices(spec: AttentionSpec, arch: Arch, group_size: int) -> tuple[Tile
     Those with the fewest rows for a decode come first: they are faster where they hold all rows of
     the decodes, and requests with more rows are prefills to them.
 
-    The most warps that shared memory holds: each asks for keys of its own. Masks that hide the
-    first keys, as windows do, leave so little to read that one tile was up to 1.5 times as fast.
+    The most warps that shared memory holds: each asks for keys of its own.
 
     Args:
         spec: what to compute.
         arch: where.
         group_size: query heads of a key/value head, which are the rows of a decode.
     """
-    if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES) or _hides_first_keys(spec):
+    if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES):
         return ()
     heights = [rows for rows in (TURNED_ROWS, STREAMED_ROWS) if group_size <= rows]
     found = (_choice(spec, arch, rows) for rows in heights or [STREAMED_ROWS])
@@ -52,9 +48,3 @@ def _choice(spec: AttentionSpec, arch: Arch, rows: int) -> TileChoice | None:
             if HOPPER.launch(spec, tile, arch).shared_bytes <= arch.shared_per_cta:
                 return TileChoice(tile, _REASON)
     return None
-
-
-def _hides_first_keys(spec: AttentionSpec) -> bool:
-    """Whether some rows may see no key before one that depends on where they are."""
-    mask = spec.variant.hooks.get("logits_mask", fold.TRUE)
-    return tile_graphs(mask, frozenset()).kv_begin is not const(0)

@@ -22,10 +22,13 @@ _BANDWIDTH = 4200  # GB/s, and on all
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
-# Plans of two roles lost to one tile where a run is short, or where hardly anything decodes: the
-# few CTAs that do end last, and nobody helps them.
-_SHORT = 150_000_000  # picoseconds
-_LEAST_SHARE = 0.04  # of all CTAs' time that decodes take
+# What two roles take longer than one tile to begin and to end, and 1 of so many of the time, which
+# is what they lose where one of them has hardly anything to do.
+_OPENING = 28_000_000  # picoseconds
+_SPREAD = 50
+# One tile takes so much longer for decodes than memory does: an eighth where most of its rows are
+# empty, a quarter where it has few, as batches get whose mean request is short.
+_LONGER_TALL, _LONGER_SHORT = 8, 4
 _NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
 
 
@@ -63,17 +66,24 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     )
 
 
-def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int) -> bool:
-    """Whether two roles are faster than one tile, by 20 drawn batches on an H100 (decision 0044).
+def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int, is_short: bool) -> bool:
+    """Whether two roles are faster than one tile, by batches on H100 and H200 (decision 0056).
+
+    One tile computes and reads in turn. Two roles do so at once: they are done when memory has been
+    read, or when all CTAs have done an equal share of all work.
 
     Args:
         cost: of the key tiles of both.
         prefills, decodes: key tiles of all heads.
         ctas: that may get work.
+        is_short: the one tile has fewer rows than that of prefills.
     """
-    reading = decodes * cost.decode
-    total = prefills * cost.prefill + reading
-    return total >= ctas * _SHORT and reading >= _LEAST_SHARE * total
+    longer = _LONGER_SHORT if is_short else _LONGER_TALL
+    prefill, decode = prefills * cost.prefill, decodes * cost.decode
+    reading = decode // min(cost.saturating, ctas)
+    in_turn = prefill // ctas + reading + reading // longer
+    at_once = max(reading, (prefill + decode) // ctas)
+    return in_turn - at_once >= _OPENING + in_turn // _SPREAD
 
 
 def role_cost_on_cpu(tile: TileConfig) -> RoleCost:

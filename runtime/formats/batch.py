@@ -14,9 +14,13 @@ import torch
 from warploom.runtime.tensors.index_arrays import IndexArrays
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.layout import Records
+from warploom.scheduler.tiles import key_bounds
+from warploom.scheduler.visibility import Visibility
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from warploom.runtime.inputs.inputs import Inputs
 
 
 class Arrays(NamedTuple):
@@ -85,6 +89,37 @@ class RoleTiles(NamedTuple):
     prefills: int
     decodes: int
 
+    @classmethod
+    def of(
+        cls, segments: Records, sizes: RoleSizes, group_size: int, visibility: Visibility
+    ) -> RoleTiles:
+        """Counts a batch by the keys between those that a query tile sees first and last.
+
+        Of the query tiles of a prefill the first and the last are asked; the others count as if
+        they lay evenly between them, as under causal masks and windows they do. C++: measure.hpp.
+
+        Args:
+            segments: SEGMENT records.
+            sizes: of both roles.
+            group_size: query heads per key/value head.
+            visibility: the mask's answers.
+        """
+        fused = segments["num_q"].astype(np.int64) * group_size
+        is_tall = fused > sizes.few_rows
+        found = []
+        for mine, rows, keys in (
+            (np.flatnonzero(is_tall), sizes.rows, sizes.keys),
+            (np.flatnonzero((fused > 0) & ~is_tall), sizes.few_rows, sizes.decode_keys),
+        ):
+            end = fused[mine]
+            tiles = -(-end // rows)
+            spans = np.zeros(len(mine), np.int64)
+            for where in ((mine, mine * 0, np.minimum(rows, end)), (mine, (tiles - 1) * rows, end)):
+                kv_begin, kv_end = key_bounds(visibility, segments, where, keys)
+                spans += -((kv_begin - kv_end) // keys)
+            found.append(int((tiles * spans // 2).sum()))
+        return cls(*found)
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -131,15 +166,14 @@ class Batch:
     def kv_lens(self) -> npt.NDArray[np.int32]:
         return self.arrays.kv_lens
 
-    def role_tiles(self, sizes: RoleSizes, group_size: int) -> RoleTiles:
-        """What the segments have of each role, with so many query heads per key/value head."""
-        fused = self.segments["num_q"].astype(np.int64) * group_size
-        keys = self.segments["kv_count"].astype(np.int64)
-        is_tall = fused > sizes.few_rows
-        is_few = (fused > 0) & ~is_tall
-        tall = -(-fused // sizes.rows) * -(-keys // sizes.keys)
-        few = -(-keys // sizes.decode_keys)
-        return RoleTiles(int(tall[is_tall].sum()), int(few[is_few].sum()))
+    def counted(self, sizes: RoleSizes, inputs: Inputs) -> RoleTiles | None:
+        """What it has of each role, from whoever measured it; None: `RoleTiles.of` must count.
+
+        Args:
+            sizes: of both roles.
+            inputs: values that the mask reads.
+        """
+        return None
 
     @property
     def num_requests(self) -> int:
@@ -177,10 +211,10 @@ class Measured(Batch):
     """
 
     lengths: IndexArrays
-    count: Callable[[IndexArrays, RoleSizes], RoleTiles]
+    count: Callable[[IndexArrays, RoleSizes, Inputs], RoleTiles | None]
 
-    def role_tiles(self, sizes: RoleSizes, group_size: int) -> RoleTiles:
-        return self.count(self.lengths, sizes)
+    def counted(self, sizes: RoleSizes, inputs: Inputs) -> RoleTiles | None:
+        return self.count(self.lengths, sizes, inputs)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

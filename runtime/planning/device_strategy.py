@@ -57,7 +57,7 @@ class DeviceStrategy:
         requests = len(given.qo_indptr) - 1
         rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
         batch = OnDevice.of(tensors, requests, rows, bounds)
-        choice = rules.choice(batch)
+        choice = rules.one_tile(batch)
         if choice.pretransformed_keys or not rules.uses_stream_k(batch, choice.tile):
             return None
         if requests > min(bounds.max_requests, bounds.segments):

@@ -206,9 +206,14 @@ class HostPlanner:
         lower = partial(self._lower, given)
         return Measured(lower, q_rows, extent, known, lengths=lengths, count=self._role_tiles)
 
-    def _role_tiles(self, lengths: IndexArrays, sizes: RoleSizes) -> RoleTiles:
-        """Key tiles of both roles in lengths that were measured."""
+    def _role_tiles(
+        self, lengths: IndexArrays, sizes: RoleSizes, inputs: Inputs
+    ) -> RoleTiles | None:
+        """Key tiles of both roles in lengths that were measured; None if the mask reads more."""
+        if not self.knows(inputs):
+            return None
         self.take(lengths, self._bounds)
+        self._write_inputs(inputs)
         given = self._sizes.get(sizes)
         if given is None:
             given = self._sizes[sizes] = (ctypes.c_int * len(sizes))(*sizes)
@@ -246,6 +251,10 @@ class HostPlanner:
         needed = self.params.inputs
         return not needed or needed.issubset((*inputs.scalars, *inputs.known))
 
+    def _write_inputs(self, inputs: Inputs) -> None:
+        if self.params.inputs:
+            self.params.write_inputs({**inputs.scalars, **inputs.known})
+
     def _reserve(self, scratch: int) -> None:
         """Have so many bytes to plan in, or more."""
         self._scratch = np.zeros(scratch + 16, np.uint8)
@@ -267,8 +276,7 @@ class HostPlanner:
             if len(self._scratch) < site.scratch + 16:
                 self._reserve(site.scratch)
             self._written = site
-        if self.params.inputs:
-            self.params.write_inputs({**inputs.scalars, **inputs.known})
+        self._write_inputs(inputs)
         self.params.write_outputs(*site.outputs(address))
         if self._plan(self.params.address, self._scratch_at) != 0:
             raise RuntimeError("a batch changed while it was planned")

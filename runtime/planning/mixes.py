@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from warploom.codegen.attention.role_choice import MANY_ROWS
 from warploom.codegen.attention.role_cost import pays, role_cost
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
-from warploom.runtime.formats.batch import Batch, RoleSizes, Sizes
+from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
 from warploom.runtime.planning.visibility import Heads
 
 
@@ -37,14 +37,20 @@ class Mixes:
             and sizes.num_segments == sizes.num_requests
         )
 
-    def choice(self, batch: Batch, ctas: int) -> TileChoice | None:
-        """The first one that is faster than one tile on so many CTAs; None if none is."""
-        if not self.may_be(batch.sizes):
-            return None
+    def choice(
+        self, one: TileConfig, ctas: int, count: Callable[[RoleSizes], RoleTiles]
+    ) -> TileChoice | None:
+        """The first one that is faster than one tile on so many CTAs; None if none is.
+
+        Args:
+            one: that tile.
+            ctas: that may get work.
+            count: what a batch that `may_be` mixed has of both roles.
+        """
         heads = self._heads.num_kv
         for choice, sizes, cost in zip(self.choices, self.sizes, self._costs, strict=True):
-            prefills, decodes = batch.role_tiles(sizes, self._heads.group_size)
-            if pays(cost, prefills * heads, decodes * heads, ctas):
+            prefills, decodes = (tiles * heads for tiles in count(sizes))
+            if pays(cost, prefills, decodes, ctas, is_short=one.rows < sizes.rows):
                 return choice
         return None
 

@@ -91,7 +91,8 @@ class Planner:
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Strategy.plan` does."""
         self._memory.number += 1
-        choice = self.rules.choice(batch)  # once: arrays of lengths may be the caller's, and change
+        # once: arrays of lengths may be the caller's, and change
+        choice = self.rules.choice(batch, inputs)
         for strategy in self._strategies:
             planned = strategy.plan(batch, choice, inputs)
             if planned is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, Batch, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
@@ -119,10 +119,24 @@ class Rules:
             keys = bounds.max_kv_len
         return as_fixed(self._kernels.choose(rows, items, keys))
 
-    def choice(self, batch: Batch) -> TileChoice:
-        """The tile of all plans, or that for a batch."""
-        mixed = self.mixes and self.mixes.choice(batch, self._free_ctas)
-        return mixed or self.fixed or self._choose(batch)
+    def choice(self, batch: Batch, inputs: Inputs) -> TileChoice:
+        """The tile of all plans, or that for a batch with the values that the mask reads."""
+        one = self.one_tile(batch)
+        if self.mixes is None or not self.mixes.may_be(batch.sizes):
+            return one
+        count = partial(self._role_tiles, batch, inputs)
+        return self.mixes.choice(one.tile, self._free_ctas, count) or one
+
+    def one_tile(self, batch: Batch) -> TileChoice:
+        """The tile of a batch that gets one, as all do with declared bounds."""
+        return self.fixed or self._choose(batch)
+
+    def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
+        counted = batch.counted(sizes, inputs)
+        if counted is not None:
+            return counted
+        visibility = self.visibility(batch.arrays, inputs.scalars, inputs.known)
+        return RoleTiles.of(batch.segments, sizes, self.heads.group_size, visibility)
 
     @cached_property
     def mixes(self) -> Mixes | None:

@@ -17,7 +17,7 @@ import torch
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS, Arch
 from warploom.codegen.compilers.hostcc import HostTarget
-from warploom.codegen.source import KernelSource
+from warploom.codegen.source import KernelSource, TileChoice
 from warploom.errors import ArgumentError, BadHeadDim, UnsupportedSpec
 from warploom.runtime.calls.attention import _Unbound
 from warploom.runtime.formats import make_batch
@@ -129,13 +129,19 @@ def test_every_source_of_every_batch_on_every_gpu_is_named(
     met = set[str]()
     for sms in SMS:
         made, kernels = planner(declaration, arch, sms)
-        choices = [*(made.rules.choice(batch) for batch in batches), *made.choices()]
+        choices = [*(choice(made, batch) for batch in batches), *made.choices()]
         met |= {source.code for choice in choices for source in kernels.sources(choice)}
     assert met <= named
     planners = {code for code in named if "warploom_planner" in code}
     served = type(kv_format) in (wl.Paged, wl.Ragged) and not declaration.batch_invariant
     assert len(planners) == (declaration.bounds is not None and served)
     assert named == met | planners  # nothing is built for nobody
+
+
+def choice(made: Planner, batch: Batch, variant: wl.Variant = CAUSAL) -> TileChoice:
+    """The tile of a batch, with the values that a variant was made with."""
+    values: Any = SimpleNamespace(scalars=variant.inputs(), known={})
+    return made.rules.choice(batch, values)
 
 
 def of_lengths(q: list[int], keys: int = 40_000) -> Batch:
@@ -152,30 +158,32 @@ def test_mixed_batches_get_two_roles_where_they_pay(
     hopper, older = ARCHS["sm_90a"], ARCHS["sm_80"]
     many = [1] * 40
     plain = declared(kv_format=wl.Ragged())
-    rules = planner(plain, hopper, 132)[0].rules
-    assert rules.choice(of_lengths([900, *many, 0])).tile.of_roles
-    assert rules.choice(of_lengths([*many, 900, 4])).tile.of_roles  # of 16 fused rows at most
+    made = planner(plain, hopper, 132)[0]
+    assert choice(made, of_lengths([900, *many, 0])).tile.of_roles
+    assert choice(made, of_lengths([*many, 900, 4])).tile.of_roles  # of 16 fused rows at most
     for others in (many, [900, 900], [900], [], [900, 0, 5], [16, *many]):
-        assert not rules.choice(of_lengths(others)).tile.of_roles, others
+        assert not choice(made, of_lengths(others)).tile.of_roles, others
     short = [900, *many], 900
-    assert not rules.choice(of_lengths(*short)).tile.of_roles
-    assert not rules.choice(of_lengths([4000, 4000, 1])).tile.of_roles  # hardly anything decodes
-    windowed = declared(wl.Causal() & wl.SlidingWindow(4096), kv_format=wl.Ragged())
-    of_windows = planner(windowed, hopper, 132)[0].rules
-    assert not of_windows.choice(of_lengths([900, *many])).tile.of_roles
+    assert not choice(made, of_lengths(*short)).tile.of_roles
+    assert not choice(made, of_lengths([4000, 4000, 1])).tile.of_roles  # hardly anything decodes
+    for window, pays in ((4095, False), (30_000, True)):  # keys that nobody sees cost nothing
+        variant = wl.Causal() & wl.SlidingWindow(window)
+        windowed = planner(declared(variant, kv_format=wl.Ragged()), hopper, 132)[0]
+        found = choice(windowed, of_lengths([900, *many]), variant)
+        assert bool(found.tile.of_roles) == pays
     monkeypatch.setenv("WARPLOOM_MIXED_ROLES", "0")
-    off = planner(plain, hopper, 132)[0].rules
-    assert not off.choice(of_lengths([900, *many])).tile.of_roles
+    off = planner(plain, hopper, 132)[0]
+    assert not choice(off, of_lengths([900, *many])).tile.of_roles
     monkeypatch.delenv("WARPLOOM_MIXED_ROLES")
     with_bounds = declared(kv_format=wl.Ragged(), bounds=BOUNDS)
     for declaration, arch in ((with_bounds, hopper), (plain, older)):
-        found = planner(declaration, arch, 132)[0].rules
-        assert not found.choice(of_lengths([900, *many])).tile.of_roles
+        other = planner(declaration, arch, 132)[0]
+        assert not choice(other, of_lengths([900, *many])).tile.of_roles
     jobs = list(plain.jobs(hopper, [host]))
     assert {source.code for source, _ in jobs} >= {
         source.code
         for batch in (of_lengths([900, *many]), of_lengths([1, 1]))
-        for source in planner(plain, hopper, 132)[1].sources(rules.choice(batch))
+        for source in planner(plain, hopper, 132)[1].sources(choice(made, batch))
     }
     assert sum("warploom_planner" in source.code for source, of in jobs if of is host) == 3
 
@@ -198,7 +206,7 @@ def test_every_source_of_every_batch_on_the_cpu_is_named(
     assert isinstance(wrapper, wl.AttentionWrapper) and wrapper.device.type == "cpu"
     rng = np.random.default_rng(3)
     batches = [random_batch(declaration.kv_format, rng) for _ in range(50)]
-    choices = [*(wrapper._planner.rules.choice(batch) for batch in batches), *wrapper.choices()]
+    choices = [*(choice(wrapper._planner, batch) for batch in batches), *wrapper.choices()]
     met = {source.code for choice in choices for source in wrapper._kernels.sources(choice)}
     assert met <= named
     kv_format: Any = declaration.kv_format
@@ -304,13 +312,12 @@ def test_mixed_batches_of_the_sweep_get_the_faster_way(
     losses, gains = [], []
     for batch in (*mixed.table_batches(), *mixed.drawn_batches(20)):
         q_heads, kv_heads = batch.heads
-        variant = wl.Causal()
-        if batch.kind != "causal":
-            variant &= wl.SoftCap(5.0) if batch.kind == "soft-cap" else wl.SlidingWindow(4095)
+        variant = mixed.KINDS[batch.kind].variant()
         ends = (np.append(0, np.cumsum(x)) for x in (batch.shape.q_lens, batch.shape.kv_lens))
         of = declared(variant, kv_format=wl.Ragged(), num_q_heads=q_heads, num_kv_heads=kv_heads)
-        rules = planner(of, ARCHS["sm_90a"], 132)[0].rules
-        chosen = rules.choice(make_batch(wl.Ragged(), *(x.astype(np.int32) for x in ends)))
+        made = planner(of, ARCHS["sm_90a"], 132)[0]
+        lengths = make_batch(wl.Ragged(), *(x.astype(np.int32) for x in ends))
+        chosen = choice(made, lengths, variant)
         two, one = times[batch.name, "two roles"], times[batch.name, "one tile"]
         took = two if chosen.tile.of_roles else one
         losses.append(took / min(two, one))
@@ -323,14 +330,14 @@ def test_pages_count_by_the_keys_that_they_hold(
     planner: Callable[..., tuple[Planner, Kernels]],
 ) -> None:
     """One page of a virtual cache is as long as any request may get."""
-    rules = planner(declared(kv_format=wl.Paged(65536)), ARCHS["sm_90a"], 132)[0].rules
+    made = planner(declared(kv_format=wl.Paged(65536)), ARCHS["sm_90a"], 132)[0]
     q = np.append(0, np.cumsum([900, *[1] * 40])).astype(np.int32)
     pages = np.arange(42, dtype=np.int32)
 
     def roles(keys: int) -> bool:
         last = np.full(41, keys, np.int32)
         batch = make_batch(wl.Paged(65536), q, pages, pages[:-1], last)
-        return bool(rules.choice(batch).tile.of_roles)
+        return bool(choice(made, batch).tile.of_roles)
 
     assert roles(40_000) and not roles(1000)
 
@@ -338,11 +345,11 @@ def test_pages_count_by_the_keys_that_they_hold(
 def test_block_rows_are_no_decodes(planner: Callable[..., tuple[Planner, Kernels]]) -> None:
     """They share keys, which two roles would read once for each."""
     blocks = wl.BlockSparse((1, 64))
-    rules = planner(declared(kv_format=blocks), ARCHS["sm_90a"], 132)[0].rules
+    made = planner(declared(kv_format=blocks), ARCHS["sm_90a"], 132)[0]
     rows, keys = 1024, 65536
     indptr = np.arange(rows + 1) * (keys // 64)
     batch = make_batch(
         blocks, np.array([0, rows]), indptr, np.tile(np.arange(keys // 64), rows),
         kv_lens=np.array([keys]),
     )  # fmt: skip
-    assert not rules.choice(batch).tile.of_roles
+    assert not choice(made, batch).tile.of_roles

@@ -13,9 +13,6 @@ import warploom as wl
 from warploom.codegen.attention.role_choice import MANY_ROWS
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
-from warploom.runtime.declaring.declare import make_spec
-from warploom.runtime.declaring.structure import traced_once
-from warploom.runtime.devices.device import resolve_device
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Measured
@@ -45,50 +42,102 @@ def arguments(lengths: list[tuple[int, int]], kv_format: KVFormat) -> Arguments:
     return Arguments(qo, kv, pages, last)
 
 
+WINDOWED = wl.Causal() & wl.SlidingWindow(500)
+MASKS = {"none": wl.Variant(), "causal": wl.Causal(), "window": WINDOWED}
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("group", [1, 4, 5])
 @pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(16)], ids=["ragged", "paged"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(lengths=LENGTHS)
 def test_the_native_planner_counts_tiles_of_both_roles(
-    kv_format: KVFormat, group: int, lengths: list[tuple[int, int]]
+    kv_format: KVFormat, group: int, mask: str, lengths: list[tuple[int, int]]
 ) -> None:
-    mixes, planner = planner_of(kv_format, group)
+    wrapper, planner = planner_of(MASKS[mask], kv_format, group)
     given = arguments(lengths, kv_format)
     measured: Any = planner.measure(given, None)
     assert isinstance(measured, Measured)
-    fused = [rows * group for rows, _ in lengths]
-    if len(lengths) < 2 or max(fused) <= MANY_ROWS:
-        assert mixes.choice(measured, 1) is None
-    expected = [counts(fused, [keys for _, keys in lengths], choice.tile) for choice in CHOICES]
-    assert [measured.role_tiles(sizes, group) for sizes in mixes.sizes] == expected
     by_numpy = make_batch(kv_format, *given[:4])
-    assert [by_numpy.role_tiles(sizes, group) for sizes in mixes.sizes] == expected
+    rules, mixes = wrapper._planner.rules, mixes_of(wrapper, group)
+    if len(lengths) < 2 or max(rows * group for rows, _ in lengths) <= MANY_ROWS:
+        assert not mixes.may_be(measured.sizes)
+    expected = [counts(lengths, group, mask, choice.tile) for choice in CHOICES]
+    for batch in (measured, by_numpy):
+        found = [rules._role_tiles(batch, wrapper._inputs, sizes) for sizes in mixes.sizes]
+        assert found == expected
+    assert [measured.counted(sizes, wrapper._inputs) for sizes in mixes.sizes] == expected
 
 
-def counts(fused: list[int], keys: list[int], tile: TileConfig) -> tuple[int, int]:
+def counts(
+    lengths: list[tuple[int, int]], group: int, mask: str, tile: TileConfig
+) -> tuple[int, int]:
     """Tiles of prefills and of decodes, of one head."""
     decode: Any = tile.decode
-    pairs = list(zip(fused, keys, strict=True))
-    prefills = sum(-(-r // tile.rows) * -(-k // tile.keys) for r, k in pairs if r > decode.rows)
-    return prefills, sum(-(-k // decode.keys) for r, k in pairs if 0 < r <= decode.rows)
+    prefills = decodes = 0
+    for rows, keys in lengths:
+
+        def span(begin: int, end: int, size: int, rows: int = rows, keys: int = keys) -> int:
+            """Key tiles that hold all keys which fused rows see."""
+            first, last = (keys - rows + row // group for row in (begin, end - 1))
+            low = max(0, first - 500) if mask == "window" else 0
+            high = keys if mask == "none" else min(keys, last + 1)
+            return max(0, -(-high // size) - low // size) if low < high else 0
+
+        fused = rows * group
+        if fused > decode.rows:
+            tiles = -(-fused // tile.rows)
+            both = span(0, min(tile.rows, fused), tile.keys) + span(
+                (tiles - 1) * tile.rows, fused, tile.keys
+            )
+            prefills += tiles * both // 2
+        elif fused:
+            decodes += span(0, fused, decode.keys)
+    return prefills, decodes
 
 
-def planner_of(kv_format: KVFormat, group: int) -> tuple[Mixes, HostPlanner]:
-    traced = traced_once(wl.Variant())[1]
-    spec = make_spec(traced, 128, None, "bfloat16", kv_format, resolve_device("cpu"), None, False)
-    mixes = Mixes(spec, Heads(8 * group, 8), CHOICES)
-    return mixes, HostPlanner(traced, kv_format, group)
+def planner_of(
+    variant: wl.Variant, kv_format: KVFormat, group: int
+) -> tuple[wl.AttentionWrapper, HostPlanner]:
+    """A wrapper, whose rules count, and a planner of its mask."""
+    wrapper = wl.AttentionWrapper(
+        variant, num_q_heads=8 * group, num_kv_heads=8, head_dim=128, dtype="bfloat16",
+        kv_format=kv_format, device="cpu",
+    )  # fmt: skip
+    return wrapper, HostPlanner(wrapper.spec.variant, kv_format, group)
+
+
+def mixes_of(wrapper: wl.AttentionWrapper, group: int) -> Mixes:
+    return Mixes(wrapper.spec, Heads(8 * group, 8), CHOICES)
 
 
 def test_counts_are_of_the_batch_that_was_measured() -> None:
     """Another batch may be measured before the roles of the first one are chosen."""
-    mixes, planner = planner_of(wl.Paged(16), 4)
+    wrapper, planner = planner_of(wl.Variant(), wl.Paged(16), 4)
     first, second = [(700, 2000), (1, 900)], [(300, 400), (1, 50), (1, 60)]
     batches: list[Any] = [
         planner.measure(arguments(x, wl.Paged(16)), None) for x in (first, second)
     ]
-    found = [batch.role_tiles(mixes.sizes[1], 4) for batch in batches]
+    sizes = mixes_of(wrapper, 4).sizes[1]
+    found = [batch.counted(sizes, wrapper._inputs) for batch in batches]
     assert found == [(22 * 21, 6), (10 * 5, 2)]
+
+
+def test_masks_of_unknown_values_are_counted_by_numpy() -> None:
+    """What the host does not know of a mask's tensor may hide nothing."""
+
+    class Until(wl.Variant):
+        ends = wl.Tensor("int32", ("batch",))
+
+        def logits_mask(self, at: wl.Position) -> wl.Value:
+            return at.kv_pos < self.ends[at.batch]
+
+    wrapper, planner = planner_of(Until(), wl.Ragged(), 4)
+    given = arguments([(700, 2000), (1, 900)], wl.Ragged())
+    batch: Any = planner.measure(given, None)
+    sizes = mixes_of(wrapper, 4).sizes[0]
+    assert batch.counted(sizes, wrapper._inputs) is None
+    assert wrapper._planner.rules._role_tiles(batch, wrapper._inputs, sizes) == (22 * 21, 5)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +145,12 @@ def test_counts_are_of_the_batch_that_was_measured() -> None:
 )
 def test_the_fewest_rows_that_hold_the_decodes_are_chosen(rows: int, chosen: int | None) -> None:
     """Requests that verify drafts beside a chunk: with 4 heads in a group, of 4 rows at most."""
-    mixes, planner = planner_of(wl.Paged(16), 4)
+    wrapper, planner = planner_of(wl.Variant(), wl.Paged(16), 4)
     batch: Any = planner.measure(
         arguments([(2048, 8192)] + [(rows, 8192)] * 64, wl.Paged(16)), None
     )
-    assert mixes.choice(batch, 132) is (None if chosen is None else CHOICES[chosen])
+    mixes = mixes_of(wrapper, 4)
+    assert mixes.may_be(batch.sizes)
+    one = CHOICES[0].tile
+    found = mixes.choice(one, 132, lambda sizes: batch.counted(sizes, wrapper._inputs))
+    assert found is (None if chosen is None else CHOICES[chosen])

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/planner/batch.hpp>
+#include <warploom/planner/tiles.hpp>
 
 namespace warploom {
 
@@ -81,18 +82,29 @@ struct RoleTiles {
   wide prefills, decodes;
 };
 
-// Key tiles of one head of a batch that was measured; those of decodes have all rows of a request.
-template <class Params>
-RoleTiles role_tiles(const Params& p, const RoleSizes& sizes) {
-  const Batch<Params> batch{p};
+// Key tiles from the first that a tile of query rows sees to the last.
+template <class K>
+int span(const typename K::Params& p, const QueryTile& tile, int keys) {
+  const Batch<typename K::Params> batch{p};
+  const int kv_len = int(batch.kv_len(tile.segment));
+  const Range seen = MaskOracle<K>(p, keys, tile, batch.q_len(tile.segment), kv_len).bounds();
+  return quotient(seen.end + keys - 1, keys) - quotient(seen.begin, keys);
+}
+
+// Key tiles of one head of a batch that was measured; see `RoleTiles.of`.
+template <class K>
+RoleTiles role_tiles(const typename K::Params& p, const RoleSizes& sizes) {
+  const Batch<typename K::Params> batch{p};
   RoleTiles found = {0, 0};
   for (int r = 0; r < p.num_requests; ++r) {
-    const int rows = batch.fused_rows(r), keys = int(batch.kv_len(r));
+    const int rows = batch.fused_rows(r);
     if (rows > sizes.few_rows) {
+      const int tiles = quotient(rows - 1, sizes.rows) + 1;
+      const QueryTile first{r, 0, min(sizes.rows, rows)}, last{r, (tiles - 1) * sizes.rows, rows};
       found.prefills +=
-          wide(quotient(rows - 1, sizes.rows) + 1) * quotient(keys + sizes.keys - 1, sizes.keys);
+          tiles * wide(span<K>(p, first, sizes.keys) + span<K>(p, last, sizes.keys)) / 2;
     } else if (rows > 0) {
-      found.decodes += quotient(keys + sizes.decode_keys - 1, sizes.decode_keys);
+      found.decodes += span<K>(p, {r, 0, rows}, sizes.decode_keys);
     }
   }
   return found;
