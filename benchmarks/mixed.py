@@ -5,8 +5,9 @@
 
 bf16, heads of 128, pages of 16; figures are microseconds of one layer. Rows of ours: "one plan" is
 one wrapper that plans the whole batch and chooses roles by itself, "one tile" the same without
-roles, "two roles" always with them, "two in turn" and "two streams" a wrapper for each kind of request, "... alone" each half,
-which bounds all others. Of a row with several ways (`kept` in its params) the fastest counts.
+roles, "two roles" always with them, "two in turn" and "two streams" a wrapper for each kind of
+request, "... alone" each half, which bounds all others. Of a row with several ways (`kept` in its
+params) the fastest counts.
 "mixed" has twelve batches with goals, "mixed_drawn" N as a server meets them, "mixed_pure" batches
 of one kind through a wrapper that has planned a mixed one. A run that its limit ends keeps what it
 has.

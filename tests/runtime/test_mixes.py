@@ -13,6 +13,8 @@ import warploom as wl
 from warploom.codegen.attention.role_choice import MANY_ROWS
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Measured
@@ -129,7 +131,7 @@ def test_masks_of_unknown_values_are_counted_by_numpy() -> None:
     class Until(wl.Variant):
         ends = wl.Tensor("int32", ("batch",))
 
-        def logits_mask(self, at: wl.Position) -> wl.Value:
+        def logits_mask(self, at: Position) -> Value:
             return at.kv_pos < self.ends[at.batch]
 
     wrapper, planner = planner_of(Until(), wl.Ragged(), 4)
