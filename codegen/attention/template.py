@@ -295,7 +295,16 @@ class AttentionKernel(KernelSpec):
         )
 
     def launch(self, arch: Arch) -> LaunchShape:
-        return self.of.launch(self.spec, self.tile, arch)
+        """What a launch needs; raises UnsupportedSpec if the architecture has too little memory."""
+        shape = self.of.launch(self.spec, self.tile, arch)
+        if shape.shared_bytes > arch.shared_per_cta:
+            takes, has = (n / 1024 for n in (shape.shared_bytes, arch.shared_per_cta))
+            raise UnsupportedSpec(
+                what=f"the tile {self.tile.label} on {arch.name}",
+                reason=f"it takes {takes:.4g} KiB of shared memory, of {has:.4g}",
+                remedy="Give one of fewer keys or stages.",
+            )
+        return shape
 
 
 def _config_text(of: Template, spec: AttentionSpec, tile: TileConfig) -> str:

@@ -40,12 +40,11 @@ def spec(
     [
         spec(lanes=64),
         spec(lanes=256),
-        spec(wl.Causal() & wl.SlidingWindow(100)),
         spec(wl.Causal() & wl.Rope()),
         spec(kv_format=wl.Composed(16)),
         spec(stored="float8_e4m3fn"),
     ],
-    ids=["64 lanes", "256 lanes", "window", "rope", "composed", "fp8"],
+    ids=["64 lanes", "256 lanes", "rope", "composed", "fp8"],
 )
 def test_what_has_one_tile(refused: AttentionSpec) -> None:
     assert role_choices(refused, SM90, 4) == ()

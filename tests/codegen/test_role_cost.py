@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import warploom as wl
-from warploom.codegen.attention.role_cost import role_cost, role_cost_on_cpu
+from warploom.codegen.attention.role_cost import RoleCost, pays, role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype, kv_dtype
 from warploom.dsl.types.formats import Ragged
@@ -30,6 +30,21 @@ def test_prices_follow_flops_and_bytes() -> None:
     assert role_cost(spec(128), replace(TILE, template="portable")).prefill > found.prefill
     small = role_cost(spec(128, "int8"), TILE)
     assert small.prefill == found.prefill and 0 <= 2 * small.decode - found.decode <= 2
+
+
+def test_two_roles_pay_where_overlapping_saves_more_than_it_takes() -> None:
+    """Numbers of key tiles are CTAs x microseconds here; half of the CTAs saturate memory."""
+    cost = RoleCost(prefill=1_000_000, decode=1_000_000, saturating=50)
+
+    def does(prefill: int, decode: int, ctas: int = 100, is_short: bool = False) -> bool:
+        return pays(cost, 100 * prefill, 50 * decode, ctas, is_short)
+
+    assert does(100, 100)  # 150 us instead of 212
+    assert not does(0, 1000 // 8) and not does(100, 20)  # less than the opening is saved
+    assert not does(10_000, 100) and does(10_000, 1000)  # nor than a fiftieth of the time
+    assert not does(10, 120) and does(10, 120, is_short=True)
+    assert not pays(cost, 0, 0, 100, False)
+    assert not does(100, 100, ctas=50)  # so few read no faster together than one by one
 
 
 def test_a_key_costs_a_tile_of_a_cpu_its_rows_and_some_more() -> None:

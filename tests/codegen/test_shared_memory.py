@@ -7,10 +7,12 @@ import pytest
 import warploom as wl
 from warploom.codegen.attention.shared_memory import Overlay, Region, SharedMemory
 from warploom.codegen.attention.templates import template_of
+from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import bfloat16
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
+from warploom.errors import UnsupportedSpec
 
 
 def test_regions_lie_behind_each_other_at_what_they_are_aligned_to() -> None:
@@ -36,3 +38,15 @@ def test_only_tall_tiles_write_rows_over_keys(tile: TileConfig) -> None:
     places = template_of(tile).memory(of, tile).places
     assert (places["slabs"] > places["addresses"] > 0) == (tile.rows == 16)
     assert places["items"] >= max(places.values())
+
+
+def test_a_tile_that_no_multiprocessor_holds_is_refused_before_it_is_compiled() -> None:
+    of = AttentionSpec(trace(wl.Causal()), 128, 128, bfloat16, wl.Paged(16))
+    tile = TileConfig(64, 64, 4, 2)
+    kernel = template_of(tile).kernel(of, tile)
+    assert kernel.launch(arch_named("sm_86")).shared_bytes <= arch_named("sm_86").shared_per_cta
+    larger = TileConfig(64, 128, 4, 3)
+    kernel = template_of(larger).kernel(of, larger)
+    assert kernel.launch(arch_named("sm_90a")).ctas_per_sm == 1
+    with pytest.raises(UnsupportedSpec, match=r"64x128, .* on sm_86 .* 216.9 KiB .* of 99\. Give"):
+        kernel.launch(arch_named("sm_86"))

@@ -93,7 +93,7 @@ def test_tiles_of_composed_plans_on_a_gpu(
         indptr = np.arange(batch + 1, dtype=np.int32)
         qo, last = indptr, np.full(batch, 16, np.int32)
         planned = make_batch(Composed(16), qo, indptr * pages.shape[1], pages.ravel(), last)
-        choice = rules(Composed(16)).choice(planned)
+        choice = rules(Composed(16)).one_tile(planned)
         assert choice.tile.rows == rows
         assert "shared prefixes" in choice.reason
     streamed = TileConfig(16, 32, 2, 2)
