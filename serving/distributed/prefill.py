@@ -13,10 +13,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
+from warploom.codegen.attention.templates import HOPPER, template_of
 from warploom.dsl.types.formats import Ragged
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned, WrongShape
 from warploom.runtime.declaring.declare import checked_lse_scale
+from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats.lists import as_indptr
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.serving.distributed.epilogue import OutputTransform, has_output_transform, learnt_of
@@ -27,6 +29,8 @@ from warploom.serving.distributed.placement import Placement, check_sizes, table
 from warploom.serving.distributed.states import States, with_more, without_gradient
 from warploom.serving.distributed.uncompiled import uncompiled
 
+# SMs that attention leaves to messages: with 8 two H200s lost nothing to them, with 2 they waited.
+_SMS_OF_MESSAGES = 8
 Method: TypeAlias = Literal["ring", "all_gather"]
 
 
@@ -64,7 +68,8 @@ class PrefillWrapper:
             timeout: seconds that a rank may take to answer; by default the group's timeout holds.
             lse_base: "e" or "2", base of the log-sum-exp that `run` returns.
             **options: of `AttentionWrapper`, without `kv_format`, which is ragged, and without
-                `cuda_graph`: `DecodeWrapper` alone can be captured.
+                `cuda_graph`: `DecodeWrapper` alone can be captured. A ring on Hopper leaves 8 SMs
+                to messages in all steps but the last, unless `sm_limit` is given.
 
         Raises:
             ArgumentError: there is no process group, no such method, or `cuda_graph`.
@@ -95,10 +100,13 @@ class PrefillWrapper:
         self._lse_scale = checked_lse_scale(lse_base)
         is_ring = method == "ring"
         keys = self.layout if is_ring else None
+        last = _Part(Placed(variant, self.layout, keys), options)
+        beside_messages = room_for_messages(last.wrapper) | options
         self._parts = [
-            _Part(Placed(variant, self.layout, keys), options)
-            for _ in range(self.world if is_ring else 1)
+            _Part(Placed(variant, self.layout, keys), beside_messages)
+            for _ in range(self.world - 1 if is_ring else 0)
         ]
+        self._parts.append(last)
         first = self._parts[0]
         self._softmax = first.variant.softmax
         self._epilogue = None
@@ -227,6 +235,22 @@ class PrefillWrapper:
         whole = torch.cat([part.view(torch.uint8) for part in parts])
         assert self._whole_order is not None
         return whole.index_select(0, self._whole_order).view(parts[0].dtype)
+
+
+def room_for_messages(wrapper: AttentionWrapper) -> dict[str, int]:
+    """Options of a wrapper like this one while keys of other ranks come: it leaves SMs to NCCL.
+
+    NCCL's kernel of a rank that came first holds SMs until the other sends. CTAs of attention that
+    find none would begin when it ends, and so on around the ring. Only kernels that fill an SM
+    with one CTA are known to wait so, and only those without a kernel for their keys before.
+    """
+    if wrapper.device.type != "cuda":
+        return {}
+    choices = wrapper.choices()  # none of the reference
+    fills_an_sm = any(template_of(choice.tile) is HOPPER for choice in choices)
+    if not fills_an_sm or any(choice.pretransformed_keys for choice in choices):
+        return {}
+    return {"sm_limit": cuda_facts(wrapper.device.index).num_sms - _SMS_OF_MESSAGES}
 
 
 class _Part:

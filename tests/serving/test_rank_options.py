@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch.distributed as dist
 
 import warploom as wl
 from warploom import distributed
+from warploom.codegen.source import TileChoice, TileConfig
 from warploom.errors import ArgumentError
+from warploom.serving.distributed import prefill
 
 OPTIONS: dict[str, Any] = {
     "num_q_heads": 2, "num_kv_heads": 1, "head_dim": 16, "dtype": "float32", "device": "cpu",
@@ -56,3 +59,18 @@ def test_a_layout_in_place_of_what_makes_one() -> None:
     made = distributed.Interleaved(1, 64)
     with pytest.raises(ArgumentError, match=r"lambda world: Interleaved\(1, block=64\)"):
         distributed.PrefillWrapper(wl.Causal(), layout=made, **OPTIONS)  # type: ignore[arg-type]
+
+
+def test_rings_leave_sms_to_messages_where_attention_fills_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefill, "cuda_facts", lambda index: SimpleNamespace(num_sms=100 + index))
+    tall, low = TileConfig(128, 128, 8, 2, "hopper"), TileConfig(16, 64, 2, 2)
+
+    def room(*choices: TileChoice, device: str = "cuda:1") -> dict[str, int]:
+        made: Any = SimpleNamespace(device=torch.device(device), choices=lambda: list(choices))
+        return prefill.room_for_messages(made)
+
+    assert room(TileChoice(low), TileChoice(tall)) == {"sm_limit": 93}
+    assert room(TileChoice(low)) == room() == room(TileChoice(tall), device="cpu") == {}
+    assert room(TileChoice(tall), TileChoice(tall, pretransformed_keys=True)) == {}
