@@ -132,12 +132,16 @@ class Part {
     });
   }
 
-  // A device writes pieces and whole items side by side, by different warps.
+  // A host writes column by column; a device writes pieces and whole items side by side, by
+  // different warps.
   WL_FN void write_items() {
-    team_.each_line(z_.columns, z_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
     if constexpr (Team::kIsHost) {
-      team_.each({0, z_.columns}, [&](int i) { write_column(i); });
+      team_.each({0, z_.columns}, [&](int i) {
+        write_pieces(i, {0, z_.lines});
+        write_column(i);
+      });
     } else {
+      team_.each_line(z_.columns, z_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
       write_side_by_side();
     }
   }
@@ -230,8 +234,7 @@ class Part {
       team_.copy_items(items, items + line * here.items, whole, line);
     }
     if (whole == 0 || whole < here.items) return;  // a piece comes first
-    const WorkItem work = item_of(first);
-    for (int line = 0; line < z_.lines; ++line) write_opening(i, line, work);
+    for (int line = 0; line < z_.lines; ++line) write_opening(i, line, items[0]);
   }
 
   // All whole items.
