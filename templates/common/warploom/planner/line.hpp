@@ -15,7 +15,7 @@ template <class Shape, class Team>
 class Line {
  public:
   WL_FN Line(const Shape& p, Team& team, Scratch& scratch, int tiles)
-      : p_(p), team_(team), s_(scratch), tiles_(tiles) {}
+      : p_(p), team_(team), s_(scratch), tiles_(tiles), head_of_item_(tiles) {}
 
   WL_FN int items() const { return tiles_ * p_.heads_per_line; }
 
@@ -40,6 +40,7 @@ class Line {
       begin += cost_of(s_.visible[s_.order[t]]);
     });
     head_length_ = total;
+    head_at_ = Steps<wide>(total);
     take_heads();
     team_.sync();
   }
@@ -58,7 +59,7 @@ class Line {
         const wide end = place({rounds.each * rounds.lists, 0});
         const int tail = int(min(wide(ctas), quotient(length_ - end, 3 * least)));
         if (tail > 0) {
-          mark_parts(rounds.lists, end, tail, tail, [&](int i) { return place({i * rounds.each, 0}); });
+          mark_parts(rounds.lists, rounds.each, end, tail, tail);
           return {ctas, rounds.lists - ctas + 2 * tail};
         }
       }
@@ -67,7 +68,7 @@ class Line {
     const int shared = active > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
     const wide end = shared > 0 ? length_ - rest : length_;
     const int own = max(1, int(min(wide(ctas), quotient(end, least))));
-    mark_parts(own, end, shared, 0, [&](int i) { return quotient(i * end, wide(own)); });
+    mark_parts(own, 0, end, shared, 0);
     return {own, shared};
   }
 
@@ -77,7 +78,7 @@ class Line {
     const int own = p_.columns;
     const wide rest = quotient(length_, wide(one_of)), end = length_ - rest;
     if (quotient(rest, 3 * wide(own)) < least) return {own, 0};
-    mark_parts(own, end, own, own, [&](int i) { return quotient(i * end, wide(own)); });
+    mark_parts(own, 0, end, own, own);
     return {own, 2 * own};
   }
 
@@ -123,19 +124,20 @@ class Line {
     return {each, in_rounds <= items() ? lists : lists / ctas * ctas};
   }
 
-  // The boundaries of so many parts up to `end`, which begin at `first(i)`, then of so many long
-  // ones, and of as many short ones, or none, of half their length.
-  template <class First>
-  WL_FN void mark_parts(int parts, wide end, int longs, int shorts, const First& first) {
+  // The boundaries of so many parts up to `end`, of so many whole items `each` or, if that is 0, of
+  // equal length; then of so many long ones, and of as many short ones, or none, of half their
+  // length.
+  WL_FN void mark_parts(int parts, int each, wide end, int longs, int shorts) {
     const int all = parts + longs + shorts;
     const wide rest = length_ - end, snap = quotient(end, wide(parts) * p_.snap);
     int near = -1;
     team_.each(team_.range(all + 1), [&](int i) {
       if (i == all) return void(s_.marks[i] = {items(), 0});
       const int behind = i - parts;
+      if (behind < 0 && each > 0) return void(s_.marks[i] = {i * each, 0});
       const wide halves = min(2 * behind, longs + behind);
-      const wide at =
-          behind < 0 ? first(i) : end + quotient(halves * rest, wide(2 * longs + shorts));
+      const wide at = behind < 0 ? quotient(i * end, wide(parts))
+                                 : end + quotient(halves * rest, wide(2 * longs + shorts));
       s_.marks[i] = boundary(at, snap, near);
     });
     best_ = s_.marks;
@@ -152,7 +154,7 @@ class Line {
 
   WL_FN wide place(Mark mark) const {
     if (mark.item == items()) return length_;
-    const int head = head_of(p_, tiles_, mark.item);
+    const int head = head_of_item_.of(mark.item);
     const wide begin = head * head_length_ + s_.begin[mark.item - head * tiles_];
     return begin + (mark.visible > 0 ? cost_of(mark.visible) : 0);
   }
@@ -176,7 +178,7 @@ class Line {
   }
 
   WL_FN Mark boundary(wide at, wide snap, int& near) const {
-    const int head = p_.heads_per_line == 1 ? 0 : int(quotient(at, head_length_));
+    const int head = head_at_.of(at);
     const wide rest = at - head * head_length_;
     if (near < 0 || rest < s_.begin[near]) {
       near = last_not_above(tiles_, rest, [this](int t) { return s_.begin[t]; });
@@ -215,6 +217,8 @@ class Line {
   Scratch& s_;
   int tiles_, columns_ = 0, fitting_ = 0;
   wide head_length_ = 0, length_ = 0;
+  mutable Steps<int> head_of_item_;
+  mutable Steps<wide> head_at_{0};  // of the line
   const Mark* best_ = nullptr;
 };
 

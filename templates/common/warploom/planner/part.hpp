@@ -51,6 +51,7 @@ class Part {
       first += tiles_of(z_, batch_.fused_rows(r));
     });
     tiles_ = int(total);
+    head_of_item_ = Steps<int>(tiles_);
     if (team_.is_first()) s_.first_tile[p_.num_requests] = tiles_;
     team_.sync();
     return PlanStatus::kGood;
@@ -64,7 +65,9 @@ class Part {
   WL_FN int visible(int t) const { return s_.visible[t]; }
   // The key at which a tile has seen so many visible key tiles.
   WL_FN int key_after(int t, int visible) const {
-    return mask_of(t).key_after(s_.keys[t], s_.visible[t], visible);
+    const Range keys = s_.keys[t];
+    const bool sees_all = wide(s_.visible[t]) * z_.keys >= keys.end - keys.begin;  // of these
+    return sees_all ? keys.begin + visible * z_.keys : mask_of(t).key_after(keys, visible);
   }
   WL_FN WorkItem work(int t, int kv_head) const {  // every member by name, as in Batch::segment
     const int segment = s_.segment[t];
@@ -129,12 +132,16 @@ class Part {
     });
   }
 
-  // A device writes pieces and whole items side by side, by different warps.
+  // A host writes column by column; a device writes pieces and whole items side by side, by
+  // different warps.
   WL_FN void write_items() {
-    team_.each_line(z_.columns, z_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
     if constexpr (Team::kIsHost) {
-      team_.each({0, z_.columns}, [&](int i) { write_column(i); });
+      team_.each({0, z_.columns}, [&](int i) {
+        write_pieces(i, {0, z_.lines});
+        write_column(i);
+      });
     } else {
+      team_.each_line(z_.columns, z_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
       write_side_by_side();
     }
   }
@@ -193,8 +200,8 @@ class Part {
             first.visible > 0, last.visible > 0 && last.item > first.item};
   }
 
-  WL_FN int tile_at(int item) const { return s_.order[item - head_of(z_, tiles_, item) * tiles_]; }
-  WL_FN WorkItem item_of(int item) const { return work(tile_at(item), head_of(z_, tiles_, item)); }
+  WL_FN int tile_at(int item) const { return s_.order[item - head_of_item_.of(item) * tiles_]; }
+  WL_FN WorkItem item_of(int item) const { return work(tile_at(item), head_of_item_.of(item)); }
   // The head is written last, so that `work` stays in registers from head to head.
   WL_FN WorkItem& write(int index, const WorkItem& work, int kv_head) {
     WorkItem& item = reinterpret_cast<WorkItem*>(p_.items)[index];
@@ -218,7 +225,7 @@ class Part {
     const Column here = column(i);
     const int first = marks_[i].item + here.lead, whole = marks_[i + 1].item - first;
     WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + here.items - whole;
-    int head = head_of(z_, tiles_, first), place = first - head * tiles_;
+    int head = head_of_item_.of(first), place = first - head * tiles_;
     for (int n = 0; n < whole; ++n) {
       items[n] = work(s_.order[place], head);
       if (++place == tiles_) place = 0, ++head;
@@ -227,8 +234,7 @@ class Part {
       team_.copy_items(items, items + line * here.items, whole, line);
     }
     if (whole == 0 || whole < here.items) return;  // a piece comes first
-    const WorkItem work = item_of(first);
-    for (int line = 0; line < z_.lines; ++line) write_opening(i, line, work);
+    for (int line = 0; line < z_.lines; ++line) write_opening(i, line, items[0]);
   }
 
   // All whole items.
@@ -306,6 +312,7 @@ class Part {
   Batch<Params> batch_;
   int tiles_ = 0, items_ = 0;
   bool has_several_ = false;
+  mutable Steps<int> head_of_item_{0};
   const Mark* marks_ = nullptr;
   CutCount total_ = {0, 0};
 };

@@ -46,11 +46,26 @@ struct Scratch {
   }
 };
 
-// The head of an item among those of its line; most lines have one, and dividing is slow.
-template <class Shape>
-WL_FN int head_of(const Shape& p, int tiles, int item) {
-  return p.heads_per_line == 1 ? 0 : item / tiles;
-}
+// Quotients by one size. Dividing is slow, and who asks for values in order mostly stays in the step
+// found last.
+template <class Number>
+class Steps {
+ public:
+  WL_FN explicit Steps(Number size) : size_(size) {}
+
+  // Of what is not negative.
+  WL_FN int of(Number value) {
+    if (value < begin_ || value - begin_ >= size_) {
+      found_ = int(quotient(value, size_));
+      begin_ = found_ * size_;
+    }
+    return found_;
+  }
+
+ private:
+  Number size_, begin_ = 0;
+  int found_ = 0;
+};
 
 // The last of `count` ascending values that is not above `wanted`; value(0) is not.
 template <class Value, class Wanted>

@@ -61,9 +61,8 @@ class MaskOracle {
   }
 
   // The first place, of whole key tiles, with so many visible tiles between it and range.begin.
-  WL_FN int key_after(Range range, int total, int wanted) {
+  WL_FN int key_after(Range range, int wanted) {
     const int span = (range.end - range.begin - 1) / keys_ + 1;
-    if (total == span) return range.begin + wanted * keys_;
     int low = 0, high = span, before = 0;  // key tiles; fewer than wanted lie before low
     while (high - low > 1) {
       const int middle = (low + high) / 2;
