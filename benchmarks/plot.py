@@ -24,6 +24,8 @@ NOT_SHOWN = (
     "composed_tiles",
     "spills",
     "role_sweep",
+    "mixed_h100",
+    "mixed_drawn_h100",
     "prefetch",
     "prefetch_h100",
     "prefetch_h100_nine",
