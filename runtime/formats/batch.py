@@ -96,7 +96,7 @@ class RoleTiles(NamedTuple):
         """Counts a batch by the keys between those that a query tile sees first and last.
 
         Of the query tiles of a prefill the first and the last are asked; the others count as if
-        they lay evenly between them, as under causal masks and windows they do. C++: measure.hpp.
+        they lay evenly between them, as under causal masks they do. C++: measure.hpp.
 
         Args:
             segments: SEGMENT records.

@@ -26,6 +26,7 @@ from warploom.runtime.planning.places import Places, Site
 from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.rules import may_be_longest_first
 from warploom.runtime.planning.strategy import Planned
+from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.layout import c_structs
@@ -63,9 +64,9 @@ class HostStrategy:
 
     def _made(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
         rules = self._places.rules
-        spec, group = rules.spec, rules.heads.group_size
+        spec = rules.spec
         try:
-            return HostPlanner(spec.variant, spec.kv_format, group, has_roles, longest_first)
+            return HostPlanner(spec.variant, spec.kv_format, rules.heads, has_roles, longest_first)
         except (WarploomError, OSError) as error:
             log.info("no native planner, so NumPy plans: %s", error)
             return None
@@ -126,7 +127,7 @@ class HostPlanner:
         self,
         variant: TracedVariant,
         kv_format: KVFormat,
-        group_size: int,
+        heads: Heads,
         has_roles: bool = False,
         longest_first: bool = False,
     ) -> None:
@@ -135,7 +136,7 @@ class HostPlanner:
         Args:
             variant: its mask counts.
             kv_format: one that has a `native_storage`.
-            group_size: query heads per key/value head.
+            heads: query heads and key/value heads.
             has_roles: its plans have two roles.
             longest_first: it assigns tiles so.
 
@@ -155,11 +156,13 @@ class HostPlanner:
         self._format = stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
         self.params = PlannerParams(variant, has_roles, longest_first)
-        # Measuring reads these three of a site.
+        # Measuring and counting read these of a site.
         assert stored.native_storage is not None
         self.params.set("storage", stored.native_storage)
         self.params.set("page_size", kv_format.block_kv)
-        self.params.set("group_size", group_size)
+        self.params.set("group_size", heads.group_size)
+        self.params.set("num_q_heads", heads.num_q)
+        self.params.set("num_kv_heads", heads.num_kv)
         names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
         self._read = IndexReader(*names[: 4 if self._is_paged else 2])
         self._take_bounds(None)

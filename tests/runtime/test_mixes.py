@@ -106,7 +106,7 @@ def planner_of(
         variant, num_q_heads=8 * group, num_kv_heads=8, head_dim=128, dtype="bfloat16",
         kv_format=kv_format, device="cpu",
     )  # fmt: skip
-    return wrapper, HostPlanner(wrapper.spec.variant, kv_format, group)
+    return wrapper, HostPlanner(wrapper.spec.variant, kv_format, Heads(8 * group, 8))
 
 
 def mixes_of(wrapper: wl.AttentionWrapper, group: int) -> Mixes:
@@ -123,6 +123,21 @@ def test_counts_are_of_the_batch_that_was_measured() -> None:
     sizes = mixes_of(wrapper, 4).sizes[1]
     found = [batch.counted(sizes, wrapper._inputs) for batch in batches]
     assert found == [(22 * 21, 6), (10 * 5, 2)]
+
+
+def test_heads_that_masks_read_are_known_before_anything_is_planned() -> None:
+    class ByHead(wl.Variant):
+        def logits_mask(self, at: Position) -> Value:
+            shown = (at.kv_head >= 4) & (at.num_q_heads > 16)
+            return shown & (at.kv_pos < 300 * at.num_kv_heads)
+
+    wrapper, planner = planner_of(ByHead(), wl.Ragged(), 4)
+    batch: Any = planner.measure(arguments([(700, 3000), (1, 2500)], wl.Ragged()), None)
+    sizes = mixes_of(wrapper, 4).sizes[0]
+    expected = (22 * 25, 13)  # the first 2400 keys
+    assert batch.counted(sizes, wrapper._inputs) == expected
+    plain = make_batch(wl.Ragged(), *arguments([(700, 3000), (1, 2500)], wl.Ragged())[:4])
+    assert wrapper._planner.rules._role_tiles(plain, wrapper._inputs, sizes) == expected
 
 
 def test_masks_of_unknown_values_are_counted_by_numpy() -> None:

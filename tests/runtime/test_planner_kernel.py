@@ -64,7 +64,7 @@ class Emulated:
         self.params.set("votes", self.votes.ctypes.data)
         self.inputs: Any = SimpleNamespace(scalars=variant.inputs(), known={})
         self.params.write_inputs(self.inputs.scalars)
-        self.native = HostPlanner(traced, wl.Paged(PAGE), HEADS.group_size, has_roles)
+        self.native = HostPlanner(traced, wl.Paged(PAGE), HEADS, has_roles)
 
     def plan(self, lengths: Any, address: int, grid: tuple[int, int, int]) -> None:
         """As `HostPlanner.plan`, with lengths checked against the bounds."""

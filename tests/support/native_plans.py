@@ -109,7 +109,7 @@ class Planners:
         self.traced, self.format, self.heads, self.inputs = TRACED[name], kv_format, heads, inputs
         self.lists = lists
         self.native = HostPlanner(
-            self.traced, kv_format, heads.group_size, has_roles, longest_first=lists is not None
+            self.traced, kv_format, heads, has_roles, longest_first=lists is not None
         )
 
     def numpy_plan(
