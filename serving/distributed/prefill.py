@@ -69,7 +69,8 @@ class PrefillWrapper:
             lse_base: "e" or "2", base of the log-sum-exp that `run` returns.
             **options: of `AttentionWrapper`, without `kv_format`, which is ragged, and without
                 `cuda_graph`: `DecodeWrapper` alone can be captured. A ring on Hopper leaves 8 SMs
-                to messages in all steps but the last, unless `sm_limit` is given.
+                to messages in all steps but the last, unless `sm_limit` is given; None
+                takes all.
 
         Raises:
             ArgumentError: there is no process group, no such method, or `cuda_graph`.
@@ -250,7 +251,8 @@ def room_for_messages(wrapper: AttentionWrapper) -> dict[str, int]:
     fills_an_sm = any(template_of(choice.tile) is HOPPER for choice in choices)
     if not fills_an_sm or any(choice.pretransformed_keys for choice in choices):
         return {}
-    return {"sm_limit": cuda_facts(wrapper.device.index).num_sms - _SMS_OF_MESSAGES}
+    left = cuda_facts(wrapper.device.index).num_sms - _SMS_OF_MESSAGES
+    return {"sm_limit": max(1, left)}  # a slice of a GPU may have fewer
 
 
 class _Part:

@@ -64,7 +64,8 @@ def test_a_layout_in_place_of_what_makes_one() -> None:
 def test_rings_leave_sms_to_messages_where_attention_fills_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefill, "cuda_facts", lambda index: SimpleNamespace(num_sms=100 + index))
+    gpus = [SimpleNamespace(num_sms=8), SimpleNamespace(num_sms=101)]
+    monkeypatch.setattr(prefill, "cuda_facts", lambda index: gpus[index])
     tall, low = TileConfig(128, 128, 8, 2, "hopper"), TileConfig(16, 64, 2, 2)
 
     def room(*choices: TileChoice, device: str = "cuda:1") -> dict[str, int]:
@@ -72,5 +73,6 @@ def test_rings_leave_sms_to_messages_where_attention_fills_them(
         return prefill.room_for_messages(made)
 
     assert room(TileChoice(low), TileChoice(tall)) == {"sm_limit": 93}
+    assert room(TileChoice(tall), device="cuda:0") == {"sm_limit": 1}
     assert room(TileChoice(low)) == room() == room(TileChoice(tall), device="cpu") == {}
     assert room(TileChoice(tall), TileChoice(tall, pretransformed_keys=True)) == {}
