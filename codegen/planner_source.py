@@ -69,6 +69,7 @@ ROLE_SITE = (
     ("decode_price", "picoseconds of a unit of cost of decodes"),
     ("saturating", "decoding CTAs that saturate memory"),
     ("shared", "1 of so many prefills is for any CTA"),
+    ("shortest_cut", "key tiles of the shortest prefill that is cut"),
     ("idle", "1 of so many decoding CTAs may stay without work"),
     ("decodes_shared", "1 of so many decodes is for any CTA that decodes"),
     ("decode_claim", "least cost of a shared list of decodes"),

@@ -14,6 +14,9 @@ Where prefills read more keys than the cache holds, and there are enough of them
 is lists of whole ones instead: a few rounds of one list for each CTA, in the order of the line.
 CTAs then work at tiles of the same heads at the same time, and memory is asked for their keys once.
 With an equal part of the line for each CTA all heads are read at once, at different places.
+
+Short prefills are never cut (`RolePrices.shortest_cut`): lists are of whole ones then, mostly of
+one, in the order of the line. Who prefills claims the next, as do decoding CTAs that are done.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import numpy as np
 from warploom.scheduler.layout import MERGE, ROLE_ITEM, Ints, Records
 from warploom.scheduler.problem import Problem, WorkList, by_cta
 from warploom.scheduler.roles import (
+    COLUMNS,
     ROUNDS,
     SHARED_DECODES,
     SHARED_PREFILLS,
@@ -119,7 +123,11 @@ def _parts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, 
 
     None is shorter than `CostModel.least_part`, but a single one and lists of whole prefills.
     """
+    assert problem.prices is not None  # checked with the roles
     least, total, active = line.model.least_part, line.total, problem.active_ctas
+    if active > 1 and line.visible.max() < problem.prices.least_cut(problem.keys):
+        each, lists = whole_lists(len(line.tile), ctas)
+        return min(ctas, lists), Parts(line.begin[np.arange(lists) * each], total, 0)
     if active > 1 and _reads_beyond_cache(tiles, problem):
         each, lists = rounds_of(len(line.tile), ctas, active)
         if lists:
@@ -142,6 +150,12 @@ def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
     is_first = np.append(True, tiles.segment[1:] != tiles.segment[:-1])
     keys = int(tiles.visible[is_first].sum()) * problem.keys * problem.num_kv_heads
     return keys > problem.prices.cached_keys
+
+
+def whole_lists(items: int, ctas: int) -> tuple[int, int]:
+    """Items of each list of whole prefills, and lists: as many as a plan has room for."""
+    each = -(-items // (COLUMNS[0] * ctas))
+    return each, -(-items // each)
 
 
 def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:

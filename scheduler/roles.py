@@ -28,6 +28,11 @@ ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + 2), 1, 1)
 COLUMNS = (ROUNDS + 2, 3)  # parts of each role's lines for each CTA, at most
 SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - 2  # where these begin
 
+# On an H200 a piece of a prefill costs about 10 us, to open, to write as a partial result and to
+# merge: as much as 800 keys, and if prefills are cut, a CTA has two. If not, the CTA that is done
+# last has half a prefill more than the mean.
+SHORTEST_CUT = 4096  # keys
+
 
 @dataclass(frozen=True)
 class Role:
@@ -54,17 +59,19 @@ class RolePrices:
         claim: keys of the shortest list of the last role that is worth claiming. The default is a
             guess: several times what a CTA could read while it opens one.
         cached_keys: keys of one head that the cache holds; None: all that a batch may have.
+        shortest_cut: keys of the shortest item of the first role that is cut.
     """
 
     units: tuple[int, int]
     saturating: int
     claim: int = 8 * OPENING
     cached_keys: int | None = None
+    shortest_cut: int = SHORTEST_CUT
 
     @property
     def least(self) -> int:
         """The smallest of its numbers, none of which makes sense below 1."""
-        return min(*self.units, self.saturating, self.claim)
+        return min(*self.units, self.saturating, self.claim, self.shortest_cut)
 
     @classmethod
     def of_tiles(
@@ -120,6 +127,10 @@ class RolePrices:
             keys: of its tile.
         """
         return max(model.least_part, model.per_tile * -(-self.claim // keys))
+
+    def least_cut(self, keys: int) -> int:
+        """Key tiles of the shortest item of the first role that is cut, of so many keys each."""
+        return -(-self.shortest_cut // keys)
 
     def time(self, loads: Sequence[int], active: int) -> int:
         """Picoseconds in which CTAs are done at best.

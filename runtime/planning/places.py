@@ -126,7 +126,7 @@ class Site:
         if prices is None or tile.decode is None:
             scratch = scratch_bytes(tiles, requests, grid.columns)
             return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
-        more = _role_numbers(tile.decode, active_ctas, prices)
+        more = _role_numbers(tile, active_ctas, prices)
         scratch = role_scratch_bytes(tiles, requests, active_ctas, COLUMNS)
         return cls(room, active_ctas, (*numbers, *more), tiles, 2 * active_ctas, scratch)
 
@@ -141,12 +141,14 @@ class Site:
         return self._at[address]
 
 
-def _role_numbers(decode: TileConfig, active_ctas: int, prices: RolePrices) -> tuple[int, ...]:
+def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tuple[int, ...]:
     """ROLE_SITE of `codegen.planner_source`."""
+    decode, keys = tile.decode, tile.keys
+    assert decode is not None  # it has two roles
     cost = CostModel.for_stream_k(decode.rows, decode.keys)
     return (
         active_ctas, decode.rows, decode.keys, cost.fixed, cost.per_tile, cost.grain, cost.partial,
-        *prices.units, prices.saturating, SHARED, IDLE, DECODES_SHARED,
+        *prices.units, prices.saturating, SHARED, prices.least_cut(keys), IDLE, DECODES_SHARED,
         prices.least_claim(cost, decode.keys), prices.cached_keys or 0,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.planning.rules import Rules
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
+from warploom.scheduler.roles import SHORTEST_CUT, RolePrices
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +46,12 @@ def _on_hopper(cuda: torch.device) -> None:
         pytest.skip("roles on GPUs need sm_90a")
 
 
+def cut_all(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
+    """Whether prefills are cut however short they are."""
+    least = 1 if is_wanted else SHORTEST_CUT
+    monkeypatch.setattr(RolePrices, "least_cut", lambda _, keys: -(-least // keys))
+
+
 @pytest.mark.parametrize(
     ("variant", "kv_format", "dtype", "dims", "tile"),
     [
@@ -63,11 +70,18 @@ def _on_hopper(cuda: torch.device) -> None:
     ],
 )
 def test_mixes_agree_with_the_oracle(
-    variant: Variant, kv_format: KVFormat, dtype: str, dims: tuple[int, int], tile: TileConfig
+    monkeypatch: pytest.MonkeyPatch,
+    variant: Variant,
+    kv_format: KVFormat,
+    dtype: str,
+    dims: tuple[int, int],
+    tile: TileConfig,
 ) -> None:
+    """With prefills that are whole, and cut as if so short ones were worth it."""
     setup = Setup(kv_format, dtype, *dims, device="cuda", tile=tile)
     for seed, (q_lens, kv_lens) in enumerate(batch for batch in BATCHES if batch[0]):
         for sm_limit in (None, 1, 40):
+            cut_all(monkeypatch, seed % 2 == 0 or sm_limit == 40)
             case = Case(setup, q_lens, kv_lens, 2, 4, seed=seed, sm_limit=sm_limit)
             found = mismatch(variant, case)
             assert found is None, f"{case}: {found}"
@@ -80,6 +94,7 @@ def test_mixes_in_rounds_agree_with_the_oracle(
 ) -> None:
     """As if a cache held one key; with eight CTAs there are more tiles than they have lists."""
     monkeypatch.setattr(Rules, "cached_keys", 1)
+    cut_all(monkeypatch, True)
     setup = Setup(wl.Paged(16), "bfloat16", device="cuda", tile=tile)
     for seed in range(2):
         case = Case(

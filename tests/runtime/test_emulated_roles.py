@@ -48,9 +48,10 @@ MIXES = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def the_shortest_lists_are_worth_claiming() -> Iterator[None]:
+def the_shortest_lists_are_worth_claiming_and_cutting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolePrices, "least_claim", lambda _, model, keys: model.least_part)
+        patch.setattr(RolePrices, "least_cut", lambda _, keys: 0)
         yield
 
 
@@ -74,6 +75,17 @@ def check(
 @pytest.mark.parametrize("job", range(len(JOBS)))
 def test_mixes_are_right(emulator: Emulator, job: int) -> None:
     for order, lengths in enumerate(MIXES):
+        check(emulator, job, lengths, order + 7 * job)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("job", range(len(JOBS)))
+def test_whole_prefills_are_claimed_one_after_another(
+    emulator: Emulator, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than CTAs have for their own; with an item open before the one in front is done."""
+    monkeypatch.setattr(RolePrices, "least_cut", lambda self, keys: -(-self.shortest_cut // keys))
+    for order, lengths in enumerate([*MIXES[:3], ([300, 1, 1, 200], [300, 500, 64, 900])]):
         check(emulator, job, lengths, order + 7 * job)
 
 

@@ -90,7 +90,7 @@ def site_of(tile: TileConfig) -> Site:
         BOUNDS, rows=16, keys=32, num_kv_heads=2, group_size=4, num_ctas=70,
         smaller=smaller_roles(tile),
     )  # fmt: skip
-    prices = RolePrices((900, 70), 40, 1, 1) if tile.decode else None
+    prices = RolePrices((900, 70), 40, 1, 1, LONGEST // 2) if tile.decode else None
     return Site.of(wl.Paged(PAGE), HEADS, tile, room, 66, prices)
 
 

@@ -93,6 +93,23 @@ def test_batches_agree_with_the_oracle(
     assert found is None, found
 
 
+@pytest.fixture(autouse=True)
+def the_shortest_prefills_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of tests are shorter than what is worth it on a GPU."""
+    monkeypatch.setattr(RolePrices, "least_cut", lambda _, keys: 0)
+
+
+@pytest.mark.parametrize("subject", POOL, ids=lambda found: f"{found[0].name}-{found[1]}")
+def test_whole_prefills_agree_with_the_oracle(
+    subject: tuple[Variant, Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RolePrices, "least_cut", lambda prices, _: prices.shortest_cut)
+    variant, setup = subject
+    case = Case(setup, (300, 1, 170, 1, 2), (900, 3000, 170, 2500, 40), 2, 2, seed=2)
+    found = mismatch(variant, case)
+    assert found is None, found
+
+
 @pytest.mark.parametrize("subject", POOL, ids=lambda found: f"{found[0].name}-{found[1]}")
 def test_long_prefills_and_decodes_are_split_and_merged(subject: tuple[Variant, Setup]) -> None:
     variant, setup = subject

@@ -57,6 +57,25 @@ def test_prefills_beyond_the_cache_are_whole_and_in_the_order_of_the_line(
     verify(plan, case.visibility)
 
 
+@pytest.mark.parametrize("limit", [None, 40, 12])
+def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None) -> None:
+    """Query tiles of the chunk see 47 key tiles of 128 at most."""
+    case, longest = busy(kit, limit), 47 * 128
+    cut = case.plan(prices=replace(case.prices, shortest_cut=longest))
+    plan = case.plan(prices=replace(case.prices, shortest_cut=longest + 1))
+    assert (cut.items["slot"][cut.role == 0] >= 0).any()
+    prefill, _ = plan.work_of_roles()
+    first, shared = plan.active_ctas - prefill.ctas, SHARED_PREFILLS * plan.num_ctas
+    lists = [*range(first, plan.active_ctas), *range(shared, shared + prefill.shared)]
+    found = [plan.items[slice(*plan.cta_indptr[n : n + 2])] for n in lists]
+    items, whole = np.concatenate(found), -(-700 * 4 // 48) * 2
+    assert len(items) == prefill.items == whole and (items["slot"] < 0).all()
+    assert {len(own) for own in found[:-1]} == {-(-whole // (6 * prefill.ctas))}
+    line = items["kv_head"] * 10**6 - items["row_begin"]  # the last rows are first
+    assert (np.diff(line) > 0).all()
+    verify(plan, case.visibility)
+
+
 @given(items=st.integers(0, 3000), ctas=st.integers(1, 200), others=st.integers(0, 200))
 def test_rounds_leave_an_eighth_and_make_up_for_the_last(
     items: int, ctas: int, others: int

@@ -79,7 +79,8 @@ def mixed(draw: Any, kit: Any) -> Mixed:
     price = st.one_of(st.just(1), st.integers(1, 2_000_000))
     claim = draw(st.sampled_from([1, 1, 200]))  # short lists are worth it, so that there are some
     cached = draw(st.sampled_from([None, 1, 1, 4000]))
-    prices = RolePrices((draw(price), draw(price)), draw(st.integers(1, 60)), claim, cached)
+    units, cut = (draw(price), draw(price)), draw(st.sampled_from([1, 1, 400, 4096]))
+    prices = RolePrices(units, draw(st.integers(1, 60)), claim, cached, cut)
     return Mixed(segments, mask, left, numbers, limit, prices)
 
 

@@ -16,7 +16,7 @@ from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered
 from warploom.scheduler.layout import MERGE, ROLE_ITEM
 from warploom.scheduler.problem import Problem, WorkList
 from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
-from warploom.scheduler.roles import ROUNDS
+from warploom.scheduler.roles import COLUMNS, ROUNDS
 from warploom.scheduler.stream_k import SNAP
 
 
@@ -27,9 +27,10 @@ def build(problem: Problem) -> WorkList:
     2. Partition decodes for the first of them, as if they were alone; but if there are prefills,
        too, and some are to share, cut most of each line into a part for each of these, and the
        rest into shared parts.
-    3. Lay prefills of all heads on one line. Cut most of it into lists of whole ones, of which each
-       of the CTAs that remain has one and the others are shared; or, if these are too few, into a
-       part for each of these CTAs. Cut the rest into shared parts.
+    3. Lay prefills of all heads on one line. If all are short, cut it into lists of whole ones, of
+       which each of the CTAs that remain has one and the others are shared. Else do so with most of
+       it; or, if there are too few, cut it into a part for each of these CTAs. Cut the rest into
+       shared parts.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
     """
     prefill, decode = problem.by_role()
@@ -94,6 +95,11 @@ def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int
     """Parts that CTAs have, where the first parts begin and end, and shares of those behind."""
     assert problem.prices is not None
     total, least, active = length(problem, line), problem.cost_model.least_part, problem.active_ctas
+    longest = max(item.visible for item in line)
+    if active > 1 and longest < ceil(problem.prices.shortest_cut / problem.keys):
+        each = ceil(len(line) / (COLUMNS[0] * ctas))
+        begins = [length(problem, line[:i]) for i in range(0, len(line), each)]
+        return min(ctas, len(begins)), begins, total, []
     cached = problem.prices.cached_keys
     if cached is not None and active > 1 and _keys(problem, line) > cached:
         items, lists = _rounds(len(line), ctas, active)

@@ -50,9 +50,16 @@ class Line {
   WL_FN void take_heads() { length_ = head_length_ * p_.heads_per_line; }
 
   // Leaves the boundaries of parts for so many CTAs in `best()`, and behind them those of shared
-  // ones: rounds of whole items where the cache does not hold so many keys as these read, else equal
-  // parts. No part is too short, and `p.columns` must have been room for all.
-  WL_FN SharedParts share(int ctas, int active, int one_of, int cached_keys) {
+  // ones: lists of whole items if all have fewer key tiles than `shortest_cut`; rounds of these
+  // where the cache does not hold so many keys as they read; else equal parts, of which none is
+  // shorter than `least`. `p.columns` must have been room for all.
+  WL_FN SharedParts share(int ctas, int active, int one_of, int shortest_cut, int cached_keys) {
+    if (active > 1 && !has_long(shortest_cut)) {
+      const int each = (items() - 1) / ((kMostRounds + 2) * ctas) + 1;
+      const int lists = (items() - 1) / each + 1, own = min(ctas, lists);
+      mark_parts(lists, each, length_, 0, 0);
+      return {own, lists - own};
+    }
     const wide least = 2 * p_.per_tile * p_.grain;
     if (active > 1 && cached_keys > 0 && keys() > cached_keys) {
       if (const Rounds rounds = rounds_of(ctas, active, one_of); rounds.lists > 0) {
@@ -102,6 +109,12 @@ class Line {
   WL_FN const Mark* best() const { return best_; }
 
  private:
+  WL_FN bool has_long(int visible) const {
+    bool found = false;
+    team_.each(team_.range(tiles_), [&](int t) { found |= s_.visible[t] >= visible; });
+    return team_.any(found);
+  }
+
   // Keys that the items of all heads read, those of a segment once.
   WL_FN wide keys() const {
     wide found = 0, total = 0;

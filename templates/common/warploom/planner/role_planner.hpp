@@ -69,7 +69,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     auto decodes = decode_.lay();
     const int ctas = prefill_ctas(prefills.length(), decodes.length());
     if (prefill_.tiles() > 0) {
-      parts_ = prefills.share(ctas, p_.active_ctas, p_.shared, p_.cached_keys);
+      parts_ = prefills.share(ctas, p_.active_ctas, p_.shared, p_.shortest_cut, p_.cached_keys);
       prefill_shape_.columns = parts_.own + parts_.shared;
       prefill_shape_.list = p_.active_ctas - ctas;
       prefill_shape_.own = parts_.own;
