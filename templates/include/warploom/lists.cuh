@@ -22,6 +22,16 @@ WL_FN volatile typename K::PlanHeader& header_of(const typename K::Params& p) {
   return *reinterpret_cast<volatile typename K::PlanHeader*>(const_cast<int*>(p.header));
 }
 
+// Whether CTAs claim lists: in launches of two roles.
+template <class K, class = void>
+struct ClaimsLists {
+  static constexpr bool kDoes = false;
+};
+template <class K>
+struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared))> {
+  static constexpr bool kDoes = true;
+};
+
 // Numbers that a CTA drew in a launch of two roles: its own, and those of shared lists by turns.
 struct Drawn {
   unsigned cta, lists[2];

@@ -2,40 +2,60 @@
 // prefill and then those that any CTA may claim, until none is left.
 #pragma once
 
-#include <warploom/hopper/shared.cuh>
+#include <warploom/hopper/arrivals.cuh>
 #include <warploom/lists.cuh>
 
 namespace warploom::hopper {
 
-template <class K, class = void>
-struct ClaimsLists {
-  static constexpr bool kDoes = false;
-};
-template <class K>
-struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared))> {
-  static constexpr bool kDoes = true;
+// Who draws the lists that a CTA claims: the producer's threads. Their first warp draws one when it
+// has asked for all keys of the list before. So the next is opened while the last keys are computed
+// with, and no CTA holds a list for longer than that. What is drawn has two places, by turns.
+struct Producers {
+  template <class K>
+  WL_FN static unsigned next_list(const typename K::Params& p, Shared<K> shared, int draw) {
+    constexpr unsigned kConsumers = Sizes<K>::kThreads;
+    volatile unsigned& drawn = shared.drawn().lists[draw % 2];
+    if (threadIdx.x - kConsumers < kWarpSize) {
+      // The place is free: consumers have read what was drawn before the last one.
+      if (draw >= 2) named_sync(kListReadBarrier + draw % 2, kConsumers + kWarpSize);
+      if (threadIdx.x == kConsumers) drawn = claim_prefills(header_of<K>(p));
+    }
+    named_sync(kListBarrier, kProducerThreads);
+    named_arrive(kListDrawnBarrier + draw % 2, kConsumers + kProducerThreads);
+    return drawn;
+  }
 };
 
-// Does work(list) for one list after another; all threads of the CTA go through the same ones. A
-// thread of the producer, which is done first, draws the next while others compute. It is never
-// two lists ahead of another thread, so that two places for what it drew are enough.
-template <class K, class Work>
+// Those that compute are told.
+struct Consumers {
+  template <class K>
+  WL_FN static unsigned next_list(const typename K::Params&, Shared<K> shared, int draw) {
+    constexpr unsigned kConsumers = Sizes<K>::kThreads;
+    named_sync(kListDrawnBarrier + draw % 2, kConsumers + kProducerThreads);
+    const unsigned number = shared.drawn().lists[draw % 2];
+    named_arrive(kListReadBarrier + draw % 2, kConsumers + kWarpSize);
+    return number;
+  }
+};
+
+// Does work(list) for one list after another, by all threads of the producer or by all that
+// compute.
+template <class Side, class K, class Work>
 WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Work& work) {
   if constexpr (!ClaimsLists<K>::kDoes) {
     work(list_of<K>(p, blockIdx.x));
   } else {
+    static_assert(!kHasTransformer<K>, "nobody tells a group that transforms");
     // Nothing is kept in registers while a list is worked through, nor read before it is needed.
     volatile auto& header = header_of<K>(p);
-    work(list_of<K>(p, shared.drawn().cta));
-    if (header.num_shared == 0 || shared.drawn().cta >= header.num_active) return;
+    unsigned list = shared.drawn().cta;
 #pragma unroll 1
-    for (int turn = 0;; turn ^= 1) {
-      volatile unsigned& drawn = shared.drawn().lists[turn];
-      if (threadIdx.x == Sizes<K>::kThreads) drawn = claim_prefills(header);
-      named_sync(kListBarrier, K::kCtaThreads);
-      const unsigned number = drawn;
+    for (int draw = 0;; ++draw) {
+      work(list_of<K>(p, list));
+      if (header.num_shared == 0 || shared.drawn().cta >= header.num_active) return;
+      const unsigned number = Side::next_list(p, shared, draw);
       if (number >= header.num_shared) return;
-      work(list_of<K>(p, kSharedPrefills * gridDim.x + number));
+      list = kSharedPrefills * gridDim.x + number;
     }
   }
 }

@@ -31,15 +31,14 @@ class Transformer {
 
   WL_FN void run(const typename K::Params& p) {
     OpenedItems<K> items{p, shared_};
-    for_each_list<K>(p, shared_, [&](const List& list) {
-      for (int i = list.begin; i < list.end; ++i) {
-        const Item<K> item = items.next();
-        thread_ = unknown_thread(thread_);
-        if constexpr (Shared<K>::kLandsQueries) take_queries(item);
-        if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
-        barrier_tell(&barriers_.item_empty[item.arena.item_stage]);
-      }
-    });
+    const List list = list_of<K>(p, blockIdx.x);
+    for (int i = list.begin; i < list.end; ++i) {
+      const Item<K> item = items.next();
+      thread_ = unknown_thread(thread_);
+      if constexpr (Shared<K>::kLandsQueries) take_queries(item);
+      if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
+      barrier_tell(&barriers_.item_empty[item.arena.item_stage]);
+    }
   }
 
  private:
