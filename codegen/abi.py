@@ -124,21 +124,23 @@ def ordered(fields: Iterable[ParamField]) -> tuple[ParamField, ...]:
 
 
 TENSOR_MAP_BYTES = 128
-_TENSOR_MAPS = (
+TENSOR_MAPS = (
     "  alignas(64) TensorMap k_map;  // keys, for bulk tensor copies",
     "  alignas(64) TensorMap v_map;  // values",
+    "  alignas(64) TensorMap k_once_map;  // both, where decodes stream through beside prefills",
+    "  alignas(64) TensorMap v_once_map;",
 )
 
 
-def struct_text(fields: tuple[ParamField, ...], tensor_maps: bool = False) -> str:
-    """C++ text of `struct Params`; with tensor maps at its end for kernels that copy by them.
+def struct_text(fields: tuple[ParamField, ...], tensor_maps: int = 0) -> str:
+    """C++ text of `struct Params`; with so many tensor maps at its end, for kernels that copy so.
 
     The record that a kernel with stamps writes comes before.
     """
     has_stamps = any(field.c_type == STAMP_POINTER for field in fields)
     records = [stamp_struct(), ""] if has_stamps else []
     lines = [f"  {field.c_type} {field.name};  // {field.meaning}" for field in fields]
-    lines += _TENSOR_MAPS if tensor_maps else ()
+    lines += TENSOR_MAPS[:tensor_maps]
     return "\n".join([*records, "struct Params {", *lines, "};"])
 
 

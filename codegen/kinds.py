@@ -27,7 +27,7 @@ class KernelSpec(ABC):
     Attributes:
         kind: which of them it is: the first of its labels, and the name of its text.
         entry: its symbol.
-        has_tensor_maps: whether `Params` ends with them.
+        tensor_maps: with how many `Params` ends, see `abi.TENSOR_MAPS`.
     """
 
     kind: ClassVar[str]
@@ -36,8 +36,8 @@ class KernelSpec(ABC):
     variant: TracedVariant
 
     @property
-    def has_tensor_maps(self) -> bool:
-        return False
+    def tensor_maps(self) -> int:
+        return 0
 
     @property
     @abstractmethod
@@ -90,7 +90,7 @@ class KernelSpec(ABC):
         context = {
             "title": f"// {self.name}: {self.about}rendered by warploom from templates/{file}",
             "plan_structs": plan_structs,
-            "params_struct": struct_text(self.fields, self.has_tensor_maps),
+            "params_struct": struct_text(self.fields, self.tensor_maps),
             "variant_struct": self.variant_struct(language),
             "entry": self.entry,
             **self.context(),

@@ -48,7 +48,6 @@ class Hopper(TwoRoles):
 
     name = "hopper"
     remedy = f"Use a tile of {2 * WARPGROUP_ROWS} rows, or a portable one."
-    has_tensor_maps = True
     decodes = StreamedInBoxes()
 
     def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:
@@ -66,6 +65,10 @@ class Hopper(TwoRoles):
             return why
         crowd = _three_groups_obstacle(spec) if tile.rows > 2 * WARPGROUP_ROWS else None
         return crowd and f"a thread of three groups has 144 registers, and {crowd}"
+
+    def tensor_maps(self, tile: TileConfig) -> int:
+        """Of keys and values; decodes have their own."""
+        return 2 if tile.decode is None else 4
 
     def threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""

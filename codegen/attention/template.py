@@ -56,15 +56,17 @@ class Template(ABC):
         name: of its text and its kernels, and what `TileConfig.template` calls it on a GPU.
         language: which compiler takes it.
         remedy: what to do where it has an obstacle.
-        has_tensor_maps: whether `Params` ends with them.
         takes_roles: whether one launch may hold several roles with tiles of their own.
     """
 
     name: ClassVar[str]
     language: ClassVar[Language]
     remedy: ClassVar[str] = ""
-    has_tensor_maps: ClassVar[bool] = False
     takes_roles: ClassVar[bool] = False
+
+    def tensor_maps(self, tile: TileConfig) -> int:
+        """With how many `Params` ends, see `codegen.abi.TENSOR_MAPS`."""
+        return 0
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         """Why it cannot compute this with such a tile, or None."""
@@ -237,8 +239,8 @@ class AttentionKernel(KernelSpec):
         return self.spec.variant
 
     @property
-    def has_tensor_maps(self) -> bool:
-        return self.of.has_tensor_maps
+    def tensor_maps(self) -> int:
+        return self.of.tensor_maps(self.tile)
 
     @property
     def name(self) -> str:

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from warploom.codegen.abi import MAX_SCORES_STRIDES, TENSOR_MAP_BYTES, Packer, param_fields
+from warploom.codegen.abi import (
+    MAX_SCORES_STRIDES,
+    TENSOR_MAP_BYTES,
+    TENSOR_MAPS,
+    Packer,
+    param_fields,
+)
 from warploom.dsl.types.spec import AttentionSpec
 
 TENSORS = ("q", "k", "v", "o", "lse")
@@ -83,12 +89,12 @@ class ParamBlock(Block):
         packer = Packer(param_fields(spec))
         self._maps_at = packer.tensor_maps_offset
         # kernels without maps read a prefix
-        super().__init__(packer, self._maps_at + 2 * TENSOR_MAP_BYTES)
+        super().__init__(packer, self._maps_at + len(TENSOR_MAPS) * TENSOR_MAP_BYTES)
         self.set_pointers = self.writer("Q", TENSORS)
         self._set_strides = self.writer("q", STRIDES)
 
     def set_tensor_maps(self, maps: bytes) -> None:
-        """Write the tensor maps of keys and values."""
+        """Write tensor maps, in the order of `TENSOR_MAPS`."""
         self._bytes[self._maps_at : self._maps_at + len(maps)] = maps
 
     def set_strides(self, strides: tuple[int, ...]) -> None:

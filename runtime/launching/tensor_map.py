@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 
 import torch
 
@@ -16,6 +17,10 @@ from warploom.runtime.inputs.args import Geometry
 
 Encode = Callable[[int], bytes]  # from an address to the bytes of a map
 
+# What L2 fetches at once, of keys that several tiles read, and of decodes beside prefills, which
+# read theirs once. A row of 128 lanes comes in two boxes. With 256 bytes for either, prefills are 2
+# to 4 % faster on an H200, and decodes read 4.2 TB/s; with 128 as much as by addresses, 4.5.
+_FETCHED, _FETCHED_ONCE = "L2_256B", "L2_128B"
 _KEPT = 512  # pairs of tensors, such as the layers of a model
 
 
@@ -29,6 +34,7 @@ class TensorMaps:
         self._box_tokens = min(tile.keys, block) if block else tile.keys
         dims = geometry.head_dim_qk, geometry.head_dim_v
         self._box_lanes = 64 if all(-(-dim // 32) % 2 == 0 for dim in dims) else 32
+        self._fetched = (_FETCHED,) if tile.decode is None else (_FETCHED, _FETCHED_ONCE)
         self._type = "FLOAT16" if geometry.dtype == torch.float16 else "BFLOAT16"
         self._layout: tuple[object, ...] = ()
         self._maps: MapsOfLayout | None = None
@@ -49,13 +55,14 @@ class TensorMaps:
         # Type and device are those of the wrapper: whoever asks has checked that.
         layout = (k.shape, k.stride(), v.shape, v.stride())
         if self._maps is None or layout != self._layout:
-            maps = MapsOfLayout(self._encoder(k, "k"), self._encoder(v, "v"))
+            both = ((k, "k"), (v, "v"))
+            maps = MapsOfLayout([self._encoder(*x, size) for size in self._fetched for x in both])
             maps(k.data_ptr(), v.data_ptr())
             self._maps, self._layout = maps, layout
         return self._maps
 
-    def _encoder(self, tensor: torch.Tensor, name: str) -> Encode:
-        """Encodes maps of tensors like this one."""
+    def _encoder(self, tensor: torch.Tensor, name: str, fetched: str) -> Encode:
+        """Encodes maps of tensors like this one, of which so much is fetched at once."""
         if tensor.numel() == 0:
             # there is nothing to copy, and no map of nothing
             return lambda address: bytes(TENSOR_MAP_BYTES)
@@ -79,7 +86,7 @@ class TensorMaps:
             [driver.cuuint32_t(1)] * 4,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{fetched}"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
         kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{self._type}")
@@ -99,17 +106,20 @@ class TensorMaps:
 class MapsOfLayout:
     """Maps of keys and values with one pair of shapes and strides, made once for each address."""
 
-    def __init__(self, encode_k: Encode, encode_v: Encode) -> None:
-        self._encode_k, self._encode_v = encode_k, encode_v
+    def __init__(self, encoders: Sequence[Encode]) -> None:
+        """Those of keys and of values in turn."""
+        self._encoders = encoders
         self._made: dict[tuple[int, int], bytes] = {}
 
     def __call__(self, k_at: int, v_at: int) -> bytes:
-        """The bytes of both maps, for keys and values at these addresses."""
+        """The bytes of all maps, for keys and values at these addresses."""
         found = self._made.get((k_at, v_at))
         if found is None:
             if len(self._made) >= _KEPT:
                 self._made.clear()
-            found = self._made[k_at, v_at] = self._encode_k(k_at) + self._encode_v(v_at)
+            at = cycle((k_at, v_at))
+            found = b"".join(encode(next(at)) for encode in self._encoders)
+            self._made[k_at, v_at] = found
         return found
 
 

@@ -52,7 +52,7 @@ class BulkProducer {
     if (lane == 0) barrier_arrive_expect(full, boxes * kBoxTokens * kDim * int(sizeof(Element)));
     __syncwarp();
     for (int i = lane; i < boxes * kPanels; i += kWarpSize) {
-      const int panel = i / boxes, box = i % boxes;
+      const int panel = i % kPanels, box = i / kPanels;  // panels of a block lie side by side
       const int place = visit.begin() + box * kBoxTokens;
       int token = item.facts().kv_row + place, block = item.facts().kv_block;
       if constexpr (C::kIndexed) {

@@ -30,14 +30,15 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
 
  public:
   WL_FN TensorPipeline(const Item<K>& item, int index, int end) : Ring(item, index, end) {
-    const int panel = lane() / kBoxes, box = lane() % kBoxes;
+    // Panels of a block lie side by side in memory, and are asked for one after the other.
+    const int panel = lane() % kPanels, box = lane() / kPanels;
     const bool is_key = panel < kKeyPanels;
     column_ = (is_key ? panel : panel - kKeyPanels) * S::kBlock;
     const int place = column_ * S::kStagingKeys + box * C::kBlockKv * S::kBlock;
     to_ = (is_key ? item.arena.keys(0, group()) : item.arena.values(0, group())) + place;
     stage_units_ = S::kStagingGroups * (is_key ? KeyTile<K>::kElements : ValueTile<K>::kElements);
-    map_ = is_key ? &item.p.k_map : &item.p.v_map;
-    first_key_ = panel < kPanels ? box * C::kBlockKv : Visit::kNone;
+    map_ = is_key ? &item.p.k_once_map : &item.p.v_once_map;
+    first_key_ = box < kBoxes ? box * C::kBlockKv : Visit::kNone;
     if (lane() == 0) {
       for (int i = 0; i < C::kStages; ++i) barrier_init(landed(i), 1);
       barrier_init_fence();
