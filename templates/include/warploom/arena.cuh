@@ -67,6 +67,7 @@ struct Arena {
   static constexpr bool kMaskHidesRest = false;
   // Keys come one tile after another: as many loads as possible hide how long each takes.
   static constexpr bool kBranchesAtLoads = false;
+  static constexpr bool kKeepsKeys = true;  // numbers of a thread's keys from tile to tile
   // Keys may be those of other requests, too.
   static constexpr bool kReadsOnce = false;
   using Pipeline = KeyPipeline<K>;  // how warps that stream keys get them

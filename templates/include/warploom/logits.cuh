@@ -59,6 +59,15 @@ WL_FN float softmax_factor(const typename K::Params& p) {
   return ::fminf(::fmaxf(K::Variant::logits_factor(p) * kLog2e, 1e-37f), 1e37f);
 }
 
+// The first key of this thread. Where registers are for tiles, the compiler must not see that it is
+// the same one each time: it would keep the numbers of all keys from tile to tile.
+template <class K>
+WL_FN int first_key_of_tile() {
+  int key = Fragments<K>::first_key();
+  if constexpr (!K::template Arena<K>::kKeepsKeys) asm volatile("" : "+r"(key));
+  return key;
+}
+
 // What becomes of a logit that counts for nothing.
 template <class Variant>
 constexpr float kHidden = Variant::kSoftmax ? -kInfinity : 0.0f;
@@ -80,7 +89,7 @@ WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const 
   // Numbers of all elements would not fit registers: the compiler loads none ahead of a branch.
   constexpr bool kBranches = Variant::kLoadsElements && K::template Arena<K>::kBranchesAtLoads;
   const ThreadRows<K> rows = Sizes<K>::kRowBlocks > 1 ? ThreadRows<K>(item) : hoisted;
-  const int first = Fragments<K>::first_key();
+  const int first = first_key_of_tile<K>();
   Row<K> info[ThreadRows<K>::kCount];
 #pragma unroll
   for (int r = 0; r < ThreadRows<K>::kCount; ++r) info[r] = item.row(ThreadRows<K>::row(r));
@@ -108,7 +117,7 @@ WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const 
 // Hides keys that do not exist. Few tiles have any, so the others do not ask each element.
 template <class K>
 WL_FN void hide_absent(const Columns<K>& columns, typename WarpMma<K>::Scores& scores) {
-  const int first = Fragments<K>::first_key();
+  const int first = first_key_of_tile<K>();
 #pragma unroll
   for (int c = 0; c < Fragments<K>::kThreadKeys; ++c) {
     const bool exists = columns.exists(first + Fragments<K>::key_step(c));
@@ -128,7 +137,7 @@ WL_FN void record_tile(const Item<K>& item, const Columns<K>& columns,
   using Variant = typename K::Variant;
   const ThreadRows<K> rows(item);
   const float scale = scales_late<K>(item.p) ? item.p.sm_scale : 1.0f;
-  const int first = Fragments<K>::first_key();
+  const int first = first_key_of_tile<K>();
 #pragma unroll
   for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
     if (ThreadRows<K>::row(r) >= item.facts().rows) continue;
