@@ -7,6 +7,7 @@ twice the error that eager attention in half precision makes on the same text.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 pytest.importorskip("transformers", reason="needs transformers")
 
+from packaging.specifiers import SpecifierSet
 from support.continuous_batches import HOW, batches
 from support.tiny_models import prompts, tiny
 
@@ -107,6 +109,9 @@ def test_assisted_decoding(cuda: Any) -> None:
     ],
 )
 def test_continuous_batching(name: str, implementation: str, graphs: Any, cuda: Any) -> None:
+    got = version("transformers")
+    if not SpecifierSet(continuous.TESTED).contains(got, prereleases=True):
+        pytest.skip(f"transformers {got} is not one of {continuous.TESTED}")
     continuous.register(implementation)
     given = prompts((5, 40, 1, 90, 33, 60), 48)
     found = batches(on(cuda, name, implementation), given, implementation, num_blocks=96,
