@@ -24,11 +24,10 @@ _BANDWIDTH = 4200  # GB/s, and on all
 _ROWS_OF_A_KEY = 16
 # What two roles take longer than one tile to begin and to end, and 1 of so many of the time, which
 # is what they lose where one of them has hardly anything to do.
-_OPENING = 28_000_000  # picoseconds
-_SPREAD = 50
-# One tile takes so much longer for decodes than memory does: an eighth where most of its rows are
-# empty, a quarter where it has few, as batches get whose mean request is short.
-_LONGER_TALL, _LONGER_SHORT = 8, 4
+_OPENING = 3_000_000  # picoseconds
+_SPREAD = 25
+# One tile takes so much longer for decodes than memory does, since most of its rows are empty.
+_LONGER = 8
 _NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
 
 
@@ -66,7 +65,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     )
 
 
-def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int, is_short: bool) -> bool:
+def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int) -> bool:
     """Whether two roles are faster than one tile, by batches on H100 and H200 (decision 0056).
 
     One tile computes and reads in turn. Two roles do so at once: they are done when memory has been
@@ -76,12 +75,10 @@ def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int, is_short: bool)
         cost: of the key tiles of both.
         prefills, decodes: key tiles of all heads.
         ctas: that may get work.
-        is_short: the one tile has fewer rows than that of prefills.
     """
-    longer = _LONGER_SHORT if is_short else _LONGER_TALL
     prefill, decode = prefills * cost.prefill, decodes * cost.decode
     reading = decode // min(cost.saturating, ctas)
-    in_turn = prefill // ctas + reading + reading // longer
+    in_turn = prefill // ctas + reading + reading // _LONGER
     at_once = max(reading, (prefill + decode) // ctas)
     return in_turn - at_once >= _OPENING + in_turn // _SPREAD
 

@@ -37,20 +37,17 @@ class Mixes:
             and sizes.num_segments == sizes.num_requests
         )
 
-    def choice(
-        self, one: TileConfig, ctas: int, count: Callable[[RoleSizes], RoleTiles]
-    ) -> TileChoice | None:
-        """The first one that is faster than one tile on so many CTAs; None if none is.
+    def choice(self, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> TileChoice | None:
+        """The first one that is faster than one tile; None if none is.
 
         Args:
-            one: that tile.
             ctas: that may get work.
             count: what a batch that `may_be` mixed has of both roles.
         """
         heads = self._heads.num_kv
         for choice, sizes, cost in zip(self.choices, self.sizes, self._costs, strict=True):
             prefills, decodes = (tiles * heads for tiles in count(sizes))
-            if pays(cost, prefills, decodes, ctas, is_short=one.rows < sizes.rows):
+            if pays(cost, prefills, decodes, ctas):
                 return choice
         return None
 

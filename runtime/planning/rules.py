@@ -121,11 +121,10 @@ class Rules:
 
     def choice(self, batch: Batch, inputs: Inputs) -> TileChoice:
         """The tile of all plans, or that for a batch with the values that the mask reads."""
-        one = self.one_tile(batch)
         if self.mixes is None or not self.mixes.may_be(batch.sizes):
-            return one
+            return self.one_tile(batch)
         count = partial(self._role_tiles, batch, inputs)
-        return self.mixes.choice(one.tile, self._free_ctas, count) or one
+        return self.mixes.choice(self._free_ctas, count) or self.one_tile(batch)
 
     def one_tile(self, batch: Batch) -> TileChoice:
         """The tile of a batch that gets one, as all do with declared bounds."""

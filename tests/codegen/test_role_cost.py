@@ -36,14 +36,14 @@ def test_two_roles_pay_where_overlapping_saves_more_than_it_takes() -> None:
     """Numbers of key tiles are CTAs x microseconds here; half of the CTAs saturate memory."""
     cost = RoleCost(prefill=1_000_000, decode=1_000_000, saturating=50)
 
-    def does(prefill: int, decode: int, ctas: int = 100, is_short: bool = False) -> bool:
-        return pays(cost, 100 * prefill, 50 * decode, ctas, is_short)
+    def does(prefill: int, decode: int, ctas: int = 100) -> bool:
+        return pays(cost, 100 * prefill, 50 * decode, ctas)
 
     assert does(100, 100)  # 150 us instead of 212
-    assert not does(0, 1000 // 8) and not does(100, 20)  # less than the opening is saved
-    assert not does(10_000, 100) and does(10_000, 1000)  # nor than a fiftieth of the time
-    assert not does(10, 120) and does(10, 120, is_short=True)
-    assert not pays(cost, 0, 0, 100, False)
+    assert not does(0, 24) and does(0, 48)  # all of the opening and a twenty-fifth must be saved
+    assert not does(10, 4) and does(10, 8)
+    assert not does(10_000, 100) and does(10_000, 1000)
+    assert not pays(cost, 0, 0, 100)
     assert not does(100, 100, ctas=50)  # so few read no faster together than one by one
 
 

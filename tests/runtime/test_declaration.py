@@ -163,10 +163,10 @@ def test_mixed_batches_get_two_roles_where_they_pay(
     assert choice(made, of_lengths([*many, 900, 4])).tile.of_roles  # of 16 fused rows at most
     for others in (many, [900, 900], [900], [], [900, 0, 5], [16, *many]):
         assert not choice(made, of_lengths(others)).tile.of_roles, others
-    short = [900, *many], 900
-    assert not choice(made, of_lengths(*short)).tile.of_roles
+    assert choice(made, of_lengths([900, *many], 900)).tile.of_roles
+    assert not choice(made, of_lengths([900, *many], 20)).tile.of_roles
     assert not choice(made, of_lengths([4000, 4000, 1])).tile.of_roles  # hardly anything decodes
-    for window, pays in ((4095, False), (30_000, True)):  # keys that nobody sees cost nothing
+    for window, pays in ((100, False), (4095, True)):  # keys that nobody sees cost nothing
         variant = wl.Causal() & wl.SlidingWindow(window)
         windowed = planner(declared(variant, kv_format=wl.Ragged()), hopper, 132)[0]
         found = choice(windowed, of_lengths([900, *many]), variant)
@@ -300,31 +300,18 @@ def test_mistakes_are_told_before_anything_is_built(
         list(declared(**given).jobs(ARCHS["sm_90a"], []))
 
 
-@pytest.mark.parametrize(
-    ("table", "batches", "most", "least", "gain"),
-    [("role_sweep", range(20), 1.1, 0.99, 1.09), ("mixed_drawn", range(40, 100), 1.18, 0.97, 1.14)],
-    ids=["H100", "held out, H200"],
-)
-def test_mixed_batches_of_recorded_sweeps_get_the_faster_way(
-    planner: Callable[..., tuple[Planner, Kernels]],
-    monkeypatch: pytest.MonkeyPatch,
-    table: str,
-    batches: range,
-    most: float,
-    least: float,
-    gain: float,
+def test_mixed_batches_of_a_recorded_sweep_get_the_faster_way(
+    planner: Callable[..., tuple[Planner, Kernels]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even batches and drawn ones, each with two roles and one tile. The rule's numbers were fitted
-    to the first and to batches 0 to 39 of the second."""
+    """Drawn batches on an H200, each with two roles and one tile. The rule's numbers were fitted to
+    batches 0 to 39."""
     benchmarks = Path(__file__).resolve().parents[2] / "benchmarks"
     monkeypatch.syspath_prepend(str(benchmarks))
     mixed = __import__("mixed_batches")
-    _, *rows = map(json.loads, (benchmarks / f"results/{table}.jsonl").read_text().splitlines())
+    _, *rows = map(json.loads, (benchmarks / "results/mixed_drawn.jsonl").read_text().splitlines())
     times = {(row["case"], row["impl"]): row["value"] for row in rows}
     losses, gains = [], []
-    for batch in (*mixed.table_batches(), *map(mixed.drawn_batch, batches)):
-        if (batch.name, "two roles") not in times:
-            continue
+    for batch in map(mixed.drawn_batch, range(40, 100)):
         q_heads, kv_heads = batch.heads
         variant = mixed.KINDS[batch.kind].variant()
         ends = (np.append(0, np.cumsum(x)) for x in (batch.shape.q_lens, batch.shape.kv_lens))
@@ -336,9 +323,8 @@ def test_mixed_batches_of_recorded_sweeps_get_the_faster_way(
         took = two if chosen.tile.of_roles else one
         losses.append(took / min(two, one))
         gains.append(one / took)
-    assert len(losses) == {"role_sweep": 32, "mixed_drawn": 60}[table]
-    assert max(losses) < most and np.exp(np.log(losses).mean()) < 1.01
-    assert min(gains) > least and np.exp(np.log(gains).mean()) > gain
+    assert max(losses) < 1.05 and np.exp(np.log(losses).mean()) < 1.01
+    assert min(gains) > 0.97 and np.exp(np.log(gains).mean()) > 1.2
 
 
 def test_pages_count_by_the_keys_that_they_hold(
@@ -354,7 +340,7 @@ def test_pages_count_by_the_keys_that_they_hold(
         batch = make_batch(wl.Paged(65536), q, pages, pages[:-1], last)
         return bool(choice(made, batch).tile.of_roles)
 
-    assert roles(40_000) and not roles(1000)
+    assert roles(1000) and not roles(20)
 
 
 def test_block_rows_are_no_decodes(planner: Callable[..., tuple[Planner, Kernels]]) -> None:
