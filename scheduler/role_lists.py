@@ -16,7 +16,8 @@ CTAs then work at tiles of the same heads at the same time, and memory is asked 
 With an equal part of the line for each CTA all heads are read at once, at different places.
 
 Short prefills are never cut (`RolePrices.shortest_cut`): lists are of whole ones then, mostly of
-one, in the order of the line. Who prefills claims the next, as do decoding CTAs that are done.
+one, in the order of the line. Who prefills claims the next, as do decoding CTAs that are done. But
+where they are few, one may take longer than an equal part by more than what cutting costs.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _parts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, 
     """
     assert problem.prices is not None  # checked with the roles
     least, total, active = line.model.least_part, line.total, problem.active_ctas
-    if active > 1 and line.visible.max() < problem.prices.least_cut(problem.keys):
+    if active > 1 and line.visible.max() < _least_cut(line, problem, ctas):
         each, lists = whole_lists(len(line.tile), ctas)
         return min(ctas, lists), Parts(line.begin[np.arange(lists) * each], total, 0)
     if active > 1 and _reads_beyond_cache(tiles, problem):
@@ -150,6 +151,16 @@ def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
     is_first = np.append(True, tiles.segment[1:] != tiles.segment[:-1])
     keys = int(tiles.visible[is_first].sum()) * problem.keys * problem.num_kv_heads
     return keys > problem.prices.cached_keys
+
+
+def _least_cut(line: Line, problem: Problem, ctas: int) -> int:
+    """Key tiles of the shortest prefill that is cut.
+
+    The longest one is at most half of `RolePrices.shortest_cut` longer than an equal part.
+    """
+    assert problem.prices is not None
+    least = problem.prices.least_cut(problem.keys)
+    return min(least, line.total // (line.model.per_tile * ctas) + -(-least // 2))
 
 
 def whole_lists(items: int, ctas: int) -> tuple[int, int]:

@@ -66,7 +66,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
 
 
 def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int) -> bool:
-    """Whether two roles are faster than one tile, by batches on H100 and H200 (decision 0056).
+    """Whether two roles are faster than one tile, by batches on an H200 (decision 0056).
 
     One tile computes and reads in turn. Two roles do so at once: they are done when memory has been
     read, or when all CTAs have done an equal share of all work.

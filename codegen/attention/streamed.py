@@ -72,7 +72,7 @@ class Streamed(Staged):
 
 
 class StreamedInBoxes(Streamed):
-    """Beside a Hopper tile, whose tensor maps it shares: their boxes are whole small blocks."""
+    """Beside a Hopper tile, by maps of the boxes that it has: whole small blocks."""
 
     def copies_boxes(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Blocks of which any tile of keys has whole ones, and keys that no hook changes.

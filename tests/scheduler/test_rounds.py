@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.emulator import TEMPLATES
-from support.mixed_plans import busy
+from support.mixed_plans import DECODE, PRICES, busy
 
+from warploom.scheduler.plan import AllVisible, make_plan
 from warploom.scheduler.role_lists import SHARED, rounds_of
 from warploom.scheduler.roles import ROLE_OF_LISTS, ROUNDS, SHARED_DECODES, SHARED_PREFILLS
 from warploom.scheduler.verify import verify
@@ -74,6 +75,22 @@ def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None) -> None:
     line = items["kv_head"] * 10**6 - items["row_begin"]  # the last rows are first
     assert (np.diff(line) > 0).all()
     verify(plan, case.visibility)
+
+
+@pytest.mark.parametrize(("heads", "is_cut"), [(1, True), (3, True), (4, False), (40, False)])
+def test_fewer_short_prefills_than_ctas_are_cut_where_one_is_late(
+    kit: Any, heads: int, is_cut: bool
+) -> None:
+    """One tile of each head sees 31 key tiles, which 8 CTAs would share."""
+    segments = kit.make_segments([48], [31 * 128])
+    plan = make_plan(
+        segments, visibility=AllVisible(segments), rows=48, keys=128, smaller=(DECODE,),
+        group_size=1, num_kv_heads=heads, num_ctas=8, prices=PRICES,
+    )  # fmt: skip
+    assert (plan.items["slot"] >= 0).any() == is_cut
+    if is_cut:
+        assert plan.loads.max() < 2 * plan.loads.sum() / 8
+    verify(plan, AllVisible(segments))
 
 
 @given(items=st.integers(0, 3000), ctas=st.integers(1, 200), others=st.integers(0, 200))

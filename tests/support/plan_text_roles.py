@@ -27,10 +27,10 @@ def build(problem: Problem) -> WorkList:
     2. Partition decodes for the first of them, as if they were alone; but if there are prefills,
        too, and some are to share, cut most of each line into a part for each of these, and the
        rest into shared parts.
-    3. Lay prefills of all heads on one line. If all are short, cut it into lists of whole ones, of
-       which each of the CTAs that remain has one and the others are shared. Else do so with most of
-       it; or, if there are too few, cut it into a part for each of these CTAs. Cut the rest into
-       shared parts.
+    3. Lay prefills of all heads on one line. If all are short, and none is much longer than an
+       equal part, cut it into lists of whole ones, of which each of the CTAs that remain has one
+       and the others are shared. Else do so with most of it; or, if there are too few, cut it into
+       a part for each of these CTAs. Cut the rest into shared parts.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
     """
     prefill, decode = problem.by_role()
@@ -95,8 +95,9 @@ def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int
     """Parts that CTAs have, where the first parts begin and end, and shares of those behind."""
     assert problem.prices is not None
     total, least, active = length(problem, line), problem.cost_model.least_part, problem.active_ctas
-    longest = max(item.visible for item in line)
-    if active > 1 and longest < ceil(problem.prices.shortest_cut / problem.keys):
+    longest, short = max(i.visible for i in line), ceil(problem.prices.shortest_cut / problem.keys)
+    late = longest - total // (ctas * problem.cost_model.per_tile)
+    if active > 1 and longest < short and late < ceil(short / 2):
         each = ceil(len(line) / (COLUMNS[0] * ctas))
         begins = [length(problem, line[:i]) for i in range(0, len(line), each)]
         return min(ctas, len(begins)), begins, total, []

@@ -50,11 +50,11 @@ class Line {
   WL_FN void take_heads() { length_ = head_length_ * p_.heads_per_line; }
 
   // Leaves the boundaries of parts for so many CTAs in `best()`, and behind them those of shared
-  // ones: lists of whole items if all have fewer key tiles than `shortest_cut`; rounds of these
-  // where the cache does not hold so many keys as they read; else equal parts, of which none is
-  // shorter than `least`. `p.columns` must have been room for all.
+  // ones: lists of whole items if all have fewer key tiles than `least_cut`; rounds of these where
+  // the cache does not hold so many keys as they read; else equal parts, of which none is shorter
+  // than `least`. `p.columns` must have been room for all.
   WL_FN SharedParts share(int ctas, int active, int one_of, int shortest_cut, int cached_keys) {
-    if (active > 1 && !has_long(shortest_cut)) {
+    if (active > 1 && !has_long(least_cut(ctas, shortest_cut))) {
       const int each = (items() - 1) / ((kMostRounds + 2) * ctas) + 1;
       const int lists = (items() - 1) / each + 1, own = min(ctas, lists);
       mark_parts(lists, each, length_, 0, 0);
@@ -109,6 +109,11 @@ class Line {
   WL_FN const Mark* best() const { return best_; }
 
  private:
+  // Key tiles of the shortest item that is cut: no whole one is much longer than an equal part.
+  WL_FN int least_cut(int ctas, int shortest_cut) const {
+    const wide part = quotient(length_, wide(p_.per_tile) * ctas);
+    return int(min(wide(shortest_cut), part + shortest_cut - shortest_cut / 2));
+  }
   WL_FN bool has_long(int visible) const {
     bool found = false;
     team_.each(team_.range(tiles_), [&](int t) { found |= s_.visible[t] >= visible; });

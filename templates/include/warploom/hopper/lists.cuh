@@ -46,7 +46,8 @@ WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Wo
     work(list_of<K>(p, blockIdx.x));
   } else {
     static_assert(!kHasTransformer<K>, "nobody tells a group that transforms");
-    // Nothing is kept in registers while a list is worked through, nor read before it is needed.
+    // Only the count of draws is kept in registers while a list is worked through, and nothing is
+    // read before it is needed.
     volatile auto& header = header_of<K>(p);
     unsigned list = shared.drawn().cta;
 #pragma unroll 1

@@ -10,7 +10,8 @@
 
 namespace warploom::hopper {
 
-// A decode tile whose keys come as the tensor maps of the prefill tile have them, where they can.
+// A decode tile whose keys come by tensor maps of the boxes that the prefill tile has, where they
+// can.
 template <class K, bool kHasBoxes = kInBoxes<typename K::Config>>
 struct DecodeArena : warploom::DecodeArena<K> {};
 template <class K>
@@ -53,7 +54,7 @@ WL_FN void run_role_kernel(const typename Prefill::Params& p) {
                     Decode::kTileThreads <= Prefill::kCtaThreads,
                 "a decode tile is streamed by the first threads of the CTA");
   static_assert(!kInBoxes<typename Decode::Config> || Prefill::Config::kBulk,
-                "both share tensor maps");
+                "maps are made where prefills have some");
   await_earlier_kernels();
   const Shared<Prefill> shared{shared_memory};
   draw_cta(p, shared);
