@@ -159,7 +159,7 @@ def _least_cut(line: Line, problem: Problem, ctas: int) -> int:
     The longest one is at most half of `RolePrices.shortest_cut` longer than an equal part.
     """
     assert problem.prices is not None
-    least = problem.prices.least_cut(problem.keys)
+    least = problem.prices.cut_tiles(problem.keys)
     return min(least, line.total // (line.model.per_tile * ctas) + -(-least // 2))
 
 

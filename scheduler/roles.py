@@ -23,7 +23,7 @@ _MOST = 2  # roles of a plan
 MOST_CTAS = 2**16 - 1
 ROUNDS = 4  # of whole prefills, at most: the first for CTAs of their own, the others to be claimed
 # The role of each num_ctas lists of a plan: those that CTAs have for their own, which any CTA
-# claims (rounds, then long and short ends), and which decoding ones do.
+# claims (rounds, then long and short ends; or whole prefills), and which decoding ones do.
 ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + 2), 1, 1)
 COLUMNS = (ROUNDS + 2, 3)  # parts of each role's lines for each CTA, at most
 SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - 2  # where these begin
@@ -129,8 +129,8 @@ class RolePrices:
         """
         return max(model.least_part, model.per_tile * -(-self.claim // keys))
 
-    def least_cut(self, keys: int) -> int:
-        """Key tiles of the shortest item of the first role that is cut, of so many keys each."""
+    def cut_tiles(self, keys: int) -> int:
+        """`shortest_cut` in tiles of so many keys."""
         return -(-self.shortest_cut // keys)
 
     def time(self, loads: Sequence[int], active: int) -> int:

@@ -148,7 +148,7 @@ def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tup
     cost = CostModel.for_stream_k(decode.rows, decode.keys)
     return (
         active_ctas, decode.rows, decode.keys, cost.fixed, cost.per_tile, cost.grain, cost.partial,
-        *prices.units, prices.saturating, SHARED, prices.least_cut(keys), IDLE, DECODES_SHARED,
+        *prices.units, prices.saturating, SHARED, prices.cut_tiles(keys), IDLE, DECODES_SHARED,
         prices.least_claim(cost, decode.keys), prices.cached_keys or 0,
     )  # fmt: skip
 

@@ -49,7 +49,7 @@ def _on_hopper(cuda: torch.device) -> None:
 def cut_all(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
     """Whether prefills are cut however short they are."""
     least = 1 if is_wanted else SHORTEST_CUT
-    monkeypatch.setattr(RolePrices, "least_cut", lambda _, keys: -(-least // keys))
+    monkeypatch.setattr(RolePrices, "cut_tiles", lambda _, keys: -(-least // keys))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ MIXES = [
 def the_shortest_lists_are_worth_claiming_and_cutting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolePrices, "least_claim", lambda _, model, keys: model.least_part)
-        patch.setattr(RolePrices, "least_cut", lambda _, keys: 0)
+        patch.setattr(RolePrices, "cut_tiles", lambda _, keys: 0)
         yield
 
 
@@ -84,7 +84,7 @@ def test_whole_prefills_are_claimed_one_after_another(
     emulator: Emulator, job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than CTAs have for their own; with an item open before the one in front is done."""
-    monkeypatch.setattr(RolePrices, "least_cut", lambda self, keys: -(-self.shortest_cut // keys))
+    monkeypatch.setattr(RolePrices, "cut_tiles", lambda self, keys: -(-self.shortest_cut // keys))
     for order, lengths in enumerate([*MIXES[:3], ([300, 1, 1, 200], [300, 500, 64, 900])]):
         check(emulator, job, lengths, order + 7 * job)
 

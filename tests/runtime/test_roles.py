@@ -96,14 +96,14 @@ def test_batches_agree_with_the_oracle(
 @pytest.fixture(autouse=True)
 def the_shortest_prefills_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of tests are shorter than what is worth it on a GPU."""
-    monkeypatch.setattr(RolePrices, "least_cut", lambda _, keys: 0)
+    monkeypatch.setattr(RolePrices, "cut_tiles", lambda _, keys: 0)
 
 
 @pytest.mark.parametrize("subject", POOL, ids=lambda found: f"{found[0].name}-{found[1]}")
 def test_whole_prefills_agree_with_the_oracle(
     subject: tuple[Variant, Setup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RolePrices, "least_cut", lambda prices, _: prices.shortest_cut)
+    monkeypatch.setattr(RolePrices, "cut_tiles", lambda prices, _: prices.shortest_cut)
     variant, setup = subject
     case = Case(setup, (300, 1, 170, 1, 2), (900, 3000, 170, 2500, 40), 2, 2, seed=2)
     found = mismatch(variant, case)
