@@ -30,9 +30,9 @@ class Told(Driver):
     def __init__(self) -> None:
         self.made: list[tuple[int, int]] = []
 
-    def cuTensorMapEncodeTiled(self, kind: int, rank: int, address: int, *rest: Any) -> Any:
-        self.made.append((address, rest[-2]))
-        return super().cuTensorMapEncodeTiled(kind, rank, address, *rest)
+    def cuTensorMapEncodeTiled(self, *given: Any, **named: Any) -> Any:
+        self.made.append((given[2], given[-2]))
+        return super().cuTensorMapEncodeTiled(*given, **named)
 
 
 @pytest.mark.parametrize("tile", [ONE, ROLES], ids=["one tile", "two roles"])

@@ -7,19 +7,18 @@
 
 namespace warploom::hopper {
 
-// Who draws the lists that a CTA claims: the producer's threads. Their first warp draws one when it
-// has asked for all keys of the list before. So the next is opened while the last keys are computed
-// with, and no CTA holds a list for longer than that. What is drawn has two places, by turns.
+// Who draws the lists that a CTA claims: the producer's threads, when they have asked for all keys
+// of the list before. So the next is opened while the last keys are computed with, and no CTA holds
+// a list for longer than that. What is drawn has two places, by turns.
 struct Producers {
   template <class K>
   WL_FN static unsigned next_list(const typename K::Params& p, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
     volatile unsigned& drawn = shared.drawn().lists[draw % 2];
-    if (threadIdx.x - kConsumers < kWarpSize) {
-      // The place is free: consumers have read what was drawn before the last one.
-      if (draw >= 2) named_sync(kListReadBarrier + draw % 2, kConsumers + kWarpSize);
-      if (threadIdx.x == kConsumers) drawn = claim_prefills(header_of<K>(p));
-    }
+    // The place is free: consumers have read what was drawn before the last one. They did so when
+    // they came to that list, so nobody waits.
+    if (draw >= 2) named_sync(kListReadBarrier + draw % 2, kConsumers + kProducerThreads);
+    if (threadIdx.x == kConsumers) drawn = claim_prefills(header_of<K>(p));
     named_sync(kListBarrier, kProducerThreads);
     named_arrive(kListDrawnBarrier + draw % 2, kConsumers + kProducerThreads);
     return drawn;
@@ -33,7 +32,7 @@ struct Consumers {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
     named_sync(kListDrawnBarrier + draw % 2, kConsumers + kProducerThreads);
     const unsigned number = shared.drawn().lists[draw % 2];
-    named_arrive(kListReadBarrier + draw % 2, kConsumers + kWarpSize);
+    named_arrive(kListReadBarrier + draw % 2, kConsumers + kProducerThreads);
     return number;
   }
 };
