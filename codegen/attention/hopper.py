@@ -59,8 +59,8 @@ class Hopper(TwoRoles):
             return _NO_NARROW_KEYS
         if self.transforms == "group" and not _has_transformer(spec):
             return "no group of its own could transform what these heads stage"
-        if tile.decode is not None and self._has_group(spec):
-            return "a group of its own transforms staged rows, and leaves decodes too few registers"
+        if self.transforms == "group" and tile.decode is not None:
+            return "a group of its own leaves decodes too few registers"
         if why := self.role_obstacle(spec, tile):
             return why
         crowd = _three_groups_obstacle(spec) if tile.rows > 2 * WARPGROUP_ROWS else None
@@ -72,7 +72,7 @@ class Hopper(TwoRoles):
 
     def threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
-        return 32 * (tile.warps + 4 + 4 * self._has_group(spec))
+        return 32 * (tile.warps + 4 + 4 * self._has_group(spec, tile))
 
     def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         return self.threads(spec, tile)
@@ -89,7 +89,7 @@ class Hopper(TwoRoles):
         return {
             "query_stages": tile.query_stages,
             "bulk": self.copies_in_bulk(spec.kv_format, tile),
-            "transformer": self._has_group(spec),
+            "transformer": self._has_group(spec, tile),
             **{f"{role}_registers": n for role, n in asdict(self.registers(spec, tile)).items()},
         }
 
@@ -101,7 +101,7 @@ class Hopper(TwoRoles):
     def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
         """Which of the copies and transforms decides what the groups that do them need."""
         bulk, (dim_qk, dim_v) = self.copies_in_bulk(spec.kv_format, tile), padded_dims(spec)
-        if self._has_group(spec):
+        if self._has_group(spec, tile):
             if spec.head_dim_v > 96:
                 return "transforms"
             if bulk and spec.head_dim_qk == dim_qk:
@@ -115,11 +115,12 @@ class Hopper(TwoRoles):
     def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Where rows lie evenly, and have warps of their own that transform them."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
-        return self.transforms == "auto" and _has_transformer(spec) and not listed
+        return self.transforms == "auto" and self._has_group(spec, tile) and not listed
 
-    def _has_group(self, spec: AttentionSpec) -> bool:
-        """Whether four warps of their own transform what was staged."""
-        return self.transforms != "consumers" and _has_transformer(spec)
+    def _has_group(self, spec: AttentionSpec, tile: TileConfig) -> bool:
+        """Whether four warps of their own transform what was staged, if no decodes need them."""
+        wanted = self.transforms != "consumers" and tile.decode is None
+        return wanted and _has_transformer(spec)
 
     def keeps_bytes(self, spec: AttentionSpec) -> bool:
         """Beside keys of wide heads nothing else fits.

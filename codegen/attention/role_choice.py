@@ -15,6 +15,9 @@ MANY_ROWS = 64  # fused, of a request: more are a prefill
 _WARP_KEYS = 32  # of a warp that streams; each looks up one
 _MOST_WARPS = 11  # of three groups of four, one is for prefetching
 _LANES = 128  # of heads: others are not measured
+# By the warps that compute: of queries once for an item, of these at each tile of keys, which is
+# slower than a group of its own would be (decision 0042), and was not measured beside decodes.
+_SLOW_HOOKS = {"key_transform", "value_transform"}
 _REASON = "requests of few rows and of many: decodes stream keys on some SMs while others compute"
 
 
@@ -32,6 +35,8 @@ def role_choices(spec: AttentionSpec, arch: Arch, group_size: int) -> tuple[Tile
         group_size: query heads of a key/value head, which are the rows of a decode.
     """
     if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES):
+        return ()
+    if _SLOW_HOOKS & spec.variant.hooks.keys():
         return ()
     heights = [rows for rows in (TURNED_ROWS, STREAMED_ROWS) if group_size <= rows]
     found = (_choice(spec, arch, rows) for rows in heights or [STREAMED_ROWS])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.query_rope import QueryRope
 
 import warploom as wl
+from warploom.codegen.attention.hopper import Hopper
 from warploom.codegen.attention.role_choice import role_choices
 from warploom.codegen.attention.templates import HOPPER, TALL
 from warploom.codegen.compilers.arch import arch_named
@@ -50,6 +52,22 @@ def test_what_has_one_tile(refused: AttentionSpec) -> None:
     assert role_choices(refused, SM90, 4) == ()
 
 
+def test_rotated_queries_change_no_tile() -> None:
+    """As serving engines have them, whose keys are rotated when they are appended."""
+    rotated = spec(wl.Causal() & QueryRope())
+    choices = role_choices(rotated, SM90, 4)
+    assert choices == role_choices(spec(), SM90, 4)
+    tile = choices[0].tile
+    assert HOPPER.threads(rotated, tile) == HOPPER.threads(spec(), tile)  # no group that transforms
+
+
+@pytest.mark.parametrize("variant", [wl.Rope(), wl.QKNorm()], ids=["rope", "norms"])
+def test_transformed_keys_have_two_roles_if_asked_for(variant: Variant) -> None:
+    tile = role_choices(spec(), SM90, 4)[0].tile
+    found = HOPPER.constants(spec(variant, wl.Ragged()), tile)
+    assert found["transformer"] is False and found["transformer_registers"] == 0
+
+
 def test_others_have_one_tile_on_other_architectures() -> None:
     assert role_choices(spec(), arch_named("sm_80"), 4) == ()
     assert role_choices(spec(), arch_named("sm_100a"), 4) == ()
@@ -59,8 +77,8 @@ def test_what_leaves_decodes_too_few_registers_is_refused_by_name() -> None:
     choice = role_choices(spec(), SM90, 4)[0]
     with pytest.raises(UnsupportedSpec, match="more than 128 lanes leave"):
         HOPPER.kernel(spec(lanes=192), choice.tile)
-    with pytest.raises(UnsupportedSpec, match="transforms staged rows"):
-        HOPPER.kernel(spec(wl.Causal() & wl.Rope()), choice.tile)
+    with pytest.raises(UnsupportedSpec, match="a group of its own leaves"):
+        Hopper("group").kernel(spec(wl.Causal() & wl.Rope()), choice.tile)
 
 
 @pytest.mark.parametrize("group", [1, 8, 9])
@@ -85,8 +103,9 @@ def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat, group: int) -> N
         (wl.Causal(), wl.Paged(16), 16),
         (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Ragged(), 4),
         (wl.FlashSigmoid(bias=-2.0), wl.Paged(1), 8),
+        (wl.Causal() & QueryRope(), wl.Paged(16), 4),
     ],
-    ids=["causal", "causal, 16 rows", "cap and bias", "sigmoid"],
+    ids=["causal", "causal, 16 rows", "cap and bias", "sigmoid", "rotated queries"],
 )
 def test_kernels_compile_for_what_a_cta_is_launched_with(
     variant: Variant, kv_format: KVFormat, group: int
@@ -96,6 +115,7 @@ def test_kernels_compile_for_what_a_cta_is_launched_with(
     source = HOPPER.kernel(of, choice.tile).render("cuda", c_structs(roles=True))
     used = read_resources(run_nvrtc(source.text, SM90, source.name).cubin)
     assert used.registers * HOPPER.launch(of, choice.tile, SM90).threads <= 65_536
+    assert used.local_bytes == 0 or "query_transform" not in of.variant.hooks
 
 
 @pytest.mark.some(1)

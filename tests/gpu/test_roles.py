@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.query_rope import QueryRope
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -62,6 +63,10 @@ def cut_all(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
         (wl.Alibi() & wl.Causal(), wl.Ragged(), "bfloat16", (128, 128), GATHERED),
         (wl.Causal() & wl.SlidingWindow(300), wl.Ragged(), "bfloat16", (128, 128), TILE),
         (wl.FlashSigmoid(bias=-2.0), wl.Paged(3), "bfloat16", (128, 128), TILE),
+        # transforms by the warps that compute
+        (wl.Causal() & QueryRope(), wl.Paged(16), "bfloat16", (128, 128), CHOSEN),
+        (wl.Causal() & wl.Rope(), wl.Paged(1), "float16", (128, 128), TILE),
+        (wl.Causal() & wl.QKNorm(), wl.Ragged(), "bfloat16", (128, 128), TILE),
         # compiled without hints for L2 where ptxas breaks copies that have some
         (wl.FlashSigmoid(bias=-2.0), wl.Ragged(), "float16", (64, 40), SMALL),
         (wl.Causal(), wl.Paged(16), "bfloat16", (64, 64), SMALL),

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.emulator import CTAS, Emulator
+from support.query_rope import QueryRope
 from support.sampling import few
 
 import warploom as wl
@@ -37,6 +38,10 @@ JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Causal() & wl.SoftCap(5.0), wl.Paged(16), "bfloat16", TURNED),
     (wl.Causal() & wl.Alibi(), wl.Paged(8), "float16", TURNED),
     (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(16), "bfloat16", TURNED),
+    # transforms by the warps that compute
+    (wl.Causal() & QueryRope(), wl.Paged(16), "bfloat16", TURNED),
+    (wl.Causal() & wl.Rope(), wl.Ragged(), "float16", TALL),
+    (wl.Causal() & wl.QKNorm(), wl.Paged(3), "bfloat16", SMALL),
 ]
 MIXES = [
     ([70, 1, 0, 33, 1, 2], [130, 257, 40, 33, 500, 64]),
