@@ -59,6 +59,7 @@ WAYS = {
     "two streams": "#65a30d",
     "prefill alone": "#94a3b8",
     "decode alone": "#cbd5e1",
+    "no attention": "#cbd5e1",
 }
 OTHERS = "#64748b"
 _LIGHTER = 0.38  # of the way to white, for each further way of one library
@@ -84,6 +85,7 @@ TITLES = {
     "mixed": "One prefill chunk and decodes: chunk/context/decodes, heads 32/8, bf16",
     "mixed_flash3": "The same beside upstream FlashAttention-3",
     "mixed_drawn": "Mixed batches as a server meets them, page 16, heads of 128, bf16",
+    "llama_step": "A step of paged_llama.py, eight layers of 8B, chunk/context/decodes, fp16",
     "mixed_pure": "Batches of one kind through a wrapper for mixed ones, heads 32/8, bf16",
     "append": "New keys and values into a paged cache, 8 heads of 128, from bf16",
     "shared_prefix": "Decode of requests that share a prefix, suffixes of 128, bf16",
