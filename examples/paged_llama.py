@@ -45,10 +45,6 @@ class PagedLlama:
     def __call__(self, tokens: torch.Tensor, tables: tuple) -> torch.Tensor:
         """Logits [rows, vocabulary] of a batch; `tables` as `plan` and `Appender` take them."""
         self.attention.plan(*tables)  # once for all layers
-        return self.planned(tokens, tables)
-
-    def planned(self, tokens: torch.Tensor, tables: tuple) -> torch.Tensor:
-        """The same once it is planned: what a CUDA graph can hold, if tables lie on the device."""
         x = self.model.model.embed_tokens(tokens)
         for layer, cache in zip(self.model.model.layers, self.caches, strict=True):
             attend, h = layer.self_attn, layer.input_layernorm(x)
