@@ -75,7 +75,11 @@ TINY = [Step(40, 90, 3)]
 
 def llama(layers: int, is_tiny: bool) -> Any:
     """Random weights in the sizes of Llama 3 8B, with a small vocabulary."""
-    sizes: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+    }
     if is_tiny:
         sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
     config = LlamaConfig(
