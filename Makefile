@@ -100,6 +100,7 @@ bench: $(READY_DEMO) ## prefill, decode, mixed batches and append beside their p
 	$(RUNNER) benchmarks/prefill.py $(ARGS)
 	$(RUNNER) benchmarks/decode.py $(ARGS)
 	$(RUNNER) benchmarks/mixed.py $(ARGS)
+	$(RUNNER) benchmarks/llama_step.py $(ARGS)
 	$(RUNNER) benchmarks/append.py $(ARGS)
 	$(RUNNER) benchmarks/shared_prefix.py $(ARGS)
 	$(RUNNER) benchmarks/run_overhead.py $(ARGS)

@@ -13,29 +13,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from batches import Shape
 from harness import QUICK, Case, Check, Effort, Implementation, Report, Row, placed, time_one
+from mixed_goals import ONE_PLAN, ONE_TILE, OWN_SERIAL
+from mixed_ours import tables_of, tile_for_all
 from rich.table import Table
 from tables import CEILINGS
 from torch.nn.attention.bias import causal_lower_right
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from warploom.codegen.attention.choice import choose_tile
-from warploom.codegen.compilers.arch import Arch
-from warploom.runtime.devices.device import cuda_facts
-
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 import paged_llama
 from paged_llama import PAGE, PagedLlama
 
-ONE_TILE, ONE_PLAN, TWO, NOTHING = "one tile", "one plan", "two in turn", "no attention"
+NOTHING = "no attention"
 TOLERANCE = 2e-2  # of the largest logit, as in the example
 
 
@@ -55,18 +53,12 @@ class Step:
     def q_lens(self) -> list[int]:
         return [1] * self.decodes + [self.chunk]
 
-    @property
-    def pages(self) -> int:
-        return (self.decodes + 1) * -(-self.context // PAGE)
-
-    def tables(self, device: str) -> tuple[torch.Tensor, ...]:
-        """qo_indptr, kv_indptr, kv_indices and last_page_len, int32."""
-        each, requests = -(-self.context // PAGE), self.decodes + 1
-        starts = np.append(0, np.cumsum(self.q_lens))
-        order = np.random.default_rng(0).permutation(self.pages)
-        last = np.full(requests, (self.context - 1) % PAGE + 1)
-        parts = starts, np.arange(requests + 1) * each, order, last
-        return tuple(torch.from_numpy(part.astype(np.int32)).to(device) for part in parts)
+    def shape(self, config: Any) -> Shape:
+        """The batch in the heads of a model."""
+        return Shape(
+            tuple(self.q_lens), (self.context,) * (self.decodes + 1), config.num_attention_heads,
+            config.num_key_value_heads, config.head_dim, paged_llama.DTYPE, PAGE,
+        )  # fmt: skip
 
 
 STEPS = [Step(1024, 8192, 64), Step(2048, 8192, 64), Step(1024, 8192, 32), Step(2048, 16384, 64)]
@@ -158,57 +150,41 @@ class Sdpa:
         return torch.cat(found)
 
 
-def one_tile(paged: PagedLlama, step: Step) -> Any:
-    """The tile that the whole batch would get if all of it had one; `paged` has planned it."""
-    attention = paged.attention
-    tile = attention.tile
-    if tile is None or tile.decode is None or not isinstance(attention.target, Arch):
-        return tile
-    config = paged.model.config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    requests = step.decodes + 1
-    rows = sum(step.q_lens) / requests * heads / kv_heads
-    share = requests * kv_heads / cuda_facts(torch.cuda.current_device()).num_sms
-    return replace(
-        choose_tile(attention.spec, attention.target, rows, share, step.context).tile, decode=None
-    )
-
-
 class Ways:
     """One batch of one model in all ways, over the same caches."""
 
     def __init__(self, model: Any, step: Step) -> None:
         self.model, self.step = model, step
-        self.tables = step.tables(paged_llama.DEVICE)
+        self.shape = step.shape(model.config)
+        self.tables = tuple(part.to(paged_llama.DEVICE) for part in tables_of(self.shape))
         rows = sum(step.q_lens)
         self.tokens = torch.randint(0, 1024, (rows,), device=paged_llama.DEVICE)
-        self._first = self._llama()
+        self._first = PagedLlama(model, pages=len(self.tables[2]))
         for cache in self._first.caches:
             cache.normal_(std=0.5)
         self._first.attention.plan(*self.tables)
         truth = self._call(Sdpa(model, step))()
         self._truth, self._largest = truth.float(), truth.float().abs().max()
 
-    def _llama(self, **options: Any) -> PagedLlama:
-        pages = 0 if hasattr(self, "_first") else self.step.pages
-        made = PagedLlama(self.model, pages, **options)
-        if pages == 0:
-            made.caches = self._first.caches
+    def _alike(self, **options: Any) -> PagedLlama:
+        """The same model, whose caches are those of the first."""
+        made = PagedLlama(self.model, pages=0, **options)
+        made.caches = self._first.caches
         return made
 
     def _call(self, attention: Any) -> Callable[[], torch.Tensor]:
-        made = self._llama()
+        made = self._alike()
         attention.plan(*self.tables)
         made.attention = Planned(attention)
         return partial(made, self.tokens, self.tables)
 
     def implementations(self) -> list[Implementation]:
-        alike = self._llama
-        tile = one_tile(self._first, self.step)
+        alike = self._alike
+        tile = tile_for_all(self._first.attention, self.shape)
         made: dict[str, Callable[[], Any]] = {
             NOTHING: Skipped,
             ONE_TILE: lambda: alike(tile=tile).attention,
-            TWO: lambda: InTurn(alike().attention, alike().attention, self.step),
+            OWN_SERIAL: lambda: InTurn(alike().attention, alike().attention, self.step),
             ONE_PLAN: lambda: alike().attention,
         }
         return [
@@ -227,11 +203,11 @@ class Ways:
 
 def summary(rows: Sequence[Row]) -> Table:
     """Milliseconds of a step, and how much of one plan is attention."""
-    table = Table("chunk/context/decodes", ONE_TILE, TWO, ONE_PLAN, "attention", "before / after",
-                  title="a step, ms")  # fmt: skip
+    columns = (ONE_TILE, OWN_SERIAL, ONE_PLAN, "attention", "before / after")
+    table = Table("chunk/context/decodes", *columns, title="a step, ms")
     for case in dict.fromkeys(row.case for row in rows if row.case != "ceiling"):
         ms = {row.impl: row.ms for row in rows if row.case == case and row.ms}
-        shown = [f"{ms[way]:.3f}" if way in ms else "" for way in (ONE_TILE, TWO, ONE_PLAN)]
+        shown = [f"{ms[way]:.3f}" if way in ms else "" for way in (ONE_TILE, OWN_SERIAL, ONE_PLAN)]
         after, before = ms.get(ONE_PLAN), ms.get(ONE_TILE)
         share = f"{1 - ms[NOTHING] / after:.0%}" if after and NOTHING in ms else ""
         table.add_row(case, *shown, share, f"{before / after:.3f}" if before and after else "")

@@ -21,6 +21,7 @@ import warploom as wl
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.role_choice import role_choices
 from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.source import TileConfig
 from warploom.runtime.devices.device import cuda_facts
 
 TWO_STREAMS, TWO_ROLES = "two streams", "two roles"
@@ -29,18 +30,26 @@ SPLITS = (None, 1 / 3, 1 / 2, 2 / 3)
 PLANS = 60  # that are timed
 
 
-def without_roles(kind: Kind, inputs: Inputs) -> wl.AttentionWrapper:
-    """A wrapper whose plan has one tile for all requests, whatever a wrapper chooses by itself."""
-    attention = planned(kind.variant(), inputs)
+def tile_for_all(attention: wl.AttentionWrapper, shape: Shape) -> TileConfig | None:
+    """The tile of the batch that was planned last, or would be, if all of it had one."""
     tile = attention.tile
     if tile is None or not tile.of_roles:
-        return attention
+        return tile
     if isinstance(attention.target, Arch):
-        shape, sms = inputs.shape, cuda_facts(inputs.q.device.index).num_sms
+        sms = cuda_facts(torch.cuda.current_device()).num_sms
         rows = sum(shape.q_lens) / shape.batch * shape.q_heads / shape.kv_heads
         share = shape.batch * shape.kv_heads / sms
         tile = choose_tile(attention.spec, attention.target, rows, share, max(shape.kv_lens)).tile
-    return planned(kind.variant(), inputs, tile=replace(tile, decode=None))
+    return replace(tile, decode=None)
+
+
+def without_roles(kind: Kind, inputs: Inputs) -> wl.AttentionWrapper:
+    """A wrapper whose plan has one tile for all requests, whatever a wrapper chooses by itself."""
+    attention = planned(kind.variant(), inputs)
+    tile = tile_for_all(attention, inputs.shape)
+    if tile is attention.tile:
+        return attention
+    return planned(kind.variant(), inputs, tile=tile)
 
 
 def with_roles(kind: Kind, inputs: Inputs) -> wl.AttentionWrapper:

@@ -224,6 +224,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "beams_top_k": draw_log_bars,
     "beams_host": draw_log_bars,
     "transformers_generation": draw_bars,
+    "llama_step": draw_bars,
     "context_parallel_2": draw_log_bars,
     "context_parallel_4": draw_log_bars,
     "tensor_parallel_2": draw_bars,
