@@ -173,7 +173,7 @@ class Ways:
         return made
 
     def _call(self, attention: Any) -> Callable[[], torch.Tensor]:
-        made = self._alike()
+        made: Any = self._alike()  # attention is whatever plans and runs
         attention.plan(*self.tables)
         made.attention = Planned(attention)
         return partial(made, self.tokens, self.tables)
