@@ -15,8 +15,8 @@ MANY_ROWS = 64  # fused, of a request: more are a prefill
 _WARP_KEYS = 32  # of a warp that streams; each looks up one
 _MOST_WARPS = 11  # of three groups of four, one is for prefetching
 _LANES = 128  # of heads: others are not measured
-# By the warps that compute: of queries once for an item, of these at each tile of keys, which is
-# slower than a group of its own would be (decision 0042), and was not measured beside decodes.
+# Warps that compute transform queries once for an item, but these at each tile of keys: fused RoPE
+# took longer so beside decodes than two wrappers with a group that transforms (decision 0044).
 _SLOW_HOOKS = {"key_transform", "value_transform"}
 _REASON = "requests of few rows and of many: decodes stream keys on some SMs while others compute"
 
