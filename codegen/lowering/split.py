@@ -8,7 +8,7 @@ or reads the logits, is left to the inner loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -149,8 +149,7 @@ def with_reciprocals(transform: Node, mask: Sequence[Node] = ()) -> Node:
     """
     known = levels([transform])
     made: dict[Node, Node] = {}
-    steps = [arg for current in known if current.op in STEPS for arg in current.args]
-    exact = set(reachable([*steps, *mask]))
+    exact = set(reachable([*_read_by_steps(known), *mask]))
     for current in known:
         args = tuple(made[arg] for arg in current.args)
         if current in exact:
@@ -163,17 +162,25 @@ def with_reciprocals(transform: Node, mask: Sequence[Node] = ()) -> Node:
     return made[transform]
 
 
+def _read_by_steps(parts: Iterable[Node]) -> list[Node]:
+    return [arg for current in parts if current.op in STEPS for arg in current.args]
+
+
 def with_float_distances(transform: Node) -> Node:
     """Turn float(kv_pos - q_pos) into float(kv_pos) - float(q_pos), which a column and a row keep.
 
     Else each element pays for a subtraction and a conversion of its own. Positions below 2^24 are
     exact as floats, and so is the difference; beyond, it is off by as much as a float of their size
-    must be.
+    must be, which a step would turn into another result: what one reads is left as it is.
     """
+    parts = list(reachable([transform]))
+    exact = set(reachable(_read_by_steps(parts)))
     made: dict[Node, Node] = {}
-    for current in reachable([transform]):
+    for current in parts:
         args = tuple(made[arg] for arg in current.args)
-        if current.op == "to_float" and _is_distance(args[0]):
+        if current in exact:
+            made[current] = current
+        elif current.op == "to_float" and _is_distance(args[0]):
             floats = (
                 node("to_float", Kind.FLOAT, (position,), source=current.source)
                 for position in args[0].args

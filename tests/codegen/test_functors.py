@@ -96,6 +96,20 @@ def test_float_distances_are_differences_of_hoisted_floats() -> None:
     assert "float(abs(row.q_pos - kv_pos))" in text
 
 
+def test_distances_that_a_step_reads_are_whole_numbers_first() -> None:
+    """Beyond 2^24 a difference of floats may be off by one, and the step be another."""
+
+    class Stepped(Variant):
+        def logits_transform(self, logits: Any, at: Position) -> Any:
+            distance = wl.to_float(at.q_pos - at.kv_pos)
+            return where(distance == 1.0, logits + 5.0, logits) + 0.5 * (at.kv_pos - at.q_pos)
+
+    for language in ("cpp", "cuda"):
+        text = variant_struct(trace(Stepped()), language)
+        assert "float(row.q_pos - kv_pos) == 1.0f" in text
+        assert "cs.c0 - rs.r0" in text  # no step reads that one
+
+
 def test_divisions_that_a_step_or_the_mask_reads_stay() -> None:
     class Stepped(Variant):
         width = Scalar("float32")
