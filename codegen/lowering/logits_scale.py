@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from warploom.codegen.lowering.lower import SM_SCALE, reachable
 from warploom.codegen.lowering.split import STEPS, Level, inverse, levels
+from warploom.dsl.graphs import fold
 from warploom.dsl.graphs.extents import Extents
 from warploom.dsl.types.ir import Kind, Node, const, node, substitute
 
@@ -22,6 +23,9 @@ _LOGITS = node("logits", Kind.FLOAT)
 _FIXED = (Level.TILE, Level.ROW)
 # Of constants in a factor, and of their product, so that a float32 holds it and its inverse.
 _LEAST, _MOST = 1e-30, 1e30
+# Of a constant that is divided by a factor: fills such as the least float32 would become -inf.
+_MOST_DIVIDED = 1e18
+_LARGEST = (2 - 2**-23) * 2.0**127  # float32
 
 _SIZES: Mapping[str, Callable[..., float]] = {
     "mul": operator.mul,
@@ -132,27 +136,79 @@ class _Rewrite:
             condition = part.args[:1] if part.op == "select" else ()
             terms = part.args[len(condition) :]
             factors = {self.outside[term][0] for term in terms if term in self.outside}
-            if len(factors) == 1 and factors != {_ONE} and self.inside.keys().isdisjoint(condition):
+            others = [term for term in terms if term not in self.outside]
+            may_divide = self.inside.keys().isdisjoint(condition) and all(
+                map(self._divides, others)
+            )
+            if len(factors) == 1 and factors != {_ONE} and may_divide:
                 (factor,) = factors
                 rests = tuple(self._divided(term, factor) for term in terms)
                 return factor, _with_args(part, condition + rests)
         return _ONE, self.whole(part)
 
-    def _divided(self, term: Node, factor: Node) -> Node:
-        """A term without the factor of all terms, divided where that costs least."""
-        if term in self.outside:
-            return self.outside[term][1]
+    def _path(self, term: Node) -> tuple[list[tuple[Node, int]], Node]:
+        """Products, and which operand leads on, down to what is divided where that costs least."""
         path = []
         while term.op in ("neg", "mul"):
             known = [self._levels[arg].value for arg in term.args]
             path.append((term, known.index(min(known))))
             term = term.args[path[-1][1]]
-        made = term
-        if term.op != "const" or term.attr not in (float("inf"), float("-inf")):
-            made = node("mul", Kind.FLOAT, (_as_float(term), inverse(factor)), source=term.source)
+        return path, term
+
+    def _divides(self, term: Node) -> bool:
+        """Whether dividing a term saves something, and cannot make another value of it.
+
+        An element multiplies and adds in one instruction: with a term that is no product, nothing
+        is saved. A slope belongs to a row, and is divided there.
+        """
+        path, divided = self._path(term)
+        if _is_small(divided) or _is_infinite(divided):
+            return True
+        saves = bool(path) and self._levels[divided] is not Level.ELEMENT
+        return saves and divided.op != "const"
+
+    def _divided(self, term: Node, factor: Node) -> Node:
+        """A term without the factor of all terms."""
+        if term in self.outside:
+            return self.outside[term][1]
+        path, divided = self._path(term)
+        made = divided
+        if not _is_infinite(divided):
+            made = _finite(_as_float(divided), inverse(factor))
         for outer, place in reversed(path):
             made = _with_args(outer, (*outer.args[:place], made, *outer.args[place + 1 :]))
         return made
+
+
+def _is_small(current: Node) -> bool:
+    """Whether a part is sure to be far from what overflows: a whole number, or a fair constant."""
+    if current.op == "const":
+        return isinstance(current.attr, int | float) and abs(current.attr) <= _MOST_DIVIDED
+    if current.op in ("add", "sub", "neg"):
+        return all(map(_is_small, current.args))
+    return current.kind is Kind.INT or current.op == "to_float"
+
+
+def _is_infinite(current: Node) -> bool:
+    return current.op == "const" and current.attr in (float("inf"), float("-inf"))
+
+
+def _finite(value: Node, factor: Node) -> Node:
+    """Their product, but what is finite stays so: a row of such terms is no empty one."""
+    made = node("mul", Kind.FLOAT, (value, factor), source=value.source)
+    if _is_small(value):
+        return made
+    largest = fold.select(_less(value, 0.0), const(-_LARGEST), const(_LARGEST))
+    kept = fold.select(_less(_size(value), float("inf")), largest, value)
+    return fold.select(_less(_size(made), float("inf")), made, kept)
+
+
+def _size(value: Node) -> Node:
+    return node("abs", Kind.FLOAT, (value,))
+
+
+def _less(value: Node, than: float) -> Node:
+    return node("lt", Kind.BOOL, (value, const(than)))
 
 
 def _as_float(current: Node) -> Node:

@@ -115,6 +115,28 @@ def test_factors_whose_product_a_float32_may_not_hold_stay_apart(size: float) ->
     np.testing.assert_allclose(found[0] * found[1], size * size + 2.0, rtol=1e-6)
 
 
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("fill", [-LARGEST, -1e30, LARGEST])
+def test_large_constants_are_not_divided(fill: float) -> None:
+    causal = node("le", Kind.BOOL, (var("kv_pos"), var("q_pos")))
+    for root in (f("select", causal, LOGITS, const(fill)), f("sub", LOGITS, const(fill))):
+        assert with_scale_outside(root, True)[0] is const(1.0)
+
+
+@pytest.mark.parametrize("weight", [1.0, -1.0, np.inf, -np.inf, np.nan, 0.0, 1e30, -1e308])
+def test_what_is_finite_stays_so_when_it_is_divided(weight: float) -> None:
+    """Numbers are worked out in float64 here, of which some have no eightfold."""
+    field = node("scalar", Kind.FLOAT, attr="weight")
+    root = f("add", LOGITS, f("mul", field, floats_of("kv_pos")))
+    outside, rest = with_scale_outside(root, True)
+    assert outside is SM_SCALE
+    positions = {"kv_pos": np.ones(1), "sm_scale": np.asarray(2.0**-3)}
+    made = evaluate((rest,), positions, {"weight": weight}, {}, logits=np.zeros(1))
+    np.testing.assert_array_equal(made[0], [-LARGEST if weight == -1e308 else weight * 8])
+
+
 def test_shared_parts_and_long_sums_are_rewritten_once() -> None:
     doubled, summed = LOGITS, LOGITS
     for _ in range(40):  # 2 ** 40 paths

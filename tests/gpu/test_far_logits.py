@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 from support.far_logits import Doubled, errors_of_far_logits
+from support.filled_rows import FILLS, check_filled_rows, filled_variants
+
+from warploom.codegen.source import TileConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -25,3 +28,12 @@ def test_ties_and_maxima_of_far_logits(
             for scale, (of_out, of_lse) in found.items():
                 assert of_out <= most, (keys, constant, scale, of_out)
                 assert of_lse <= 1e-6, (keys, constant, scale, of_lse)
+
+
+@pytest.mark.parametrize("name", filled_variants(0.0))
+@pytest.mark.parametrize("tile", [None, TileConfig(16, 64, 4, 2)], ids=["any", "portable"])
+def test_filled_rows_are_the_mean_of_their_values(
+    tile: TileConfig | None, name: str, cuda: Any
+) -> None:
+    for fill in FILLS if name != "a constant" else FILLS[-1:]:
+        check_filled_rows(filled_variants(fill)[name], torch.bfloat16, tile=tile, device=cuda)
