@@ -86,7 +86,7 @@ def run_half(kind: Kind, share: float | None, inputs: Sequence[Inputs]) -> list[
     """A wrapper of its own for requests of one kind; with a share of the CTAs, or all."""
     attention = planned(kind.variant(), inputs[0])
     if share is not None and attention.planned is not None:
-        limit = max(1, round(share * attention.planned.plan.num_ctas))
+        limit = max(1, round(share * attention.planned.kernel.num_ctas))
         attention = planned(kind.variant(), inputs[0], sm_limit=limit)
     return calls(attention, inputs)
 

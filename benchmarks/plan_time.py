@@ -25,6 +25,7 @@ import torch
 import warploom as wl
 from warploom.scheduler.layout import SEGMENT, Ints, Records
 from warploom.scheduler.plan import AllVisible, Bounds, Plan, capacity, make_plan
+from warploom.scheduler.problem import Problem
 
 Lengths = npt.NDArray[np.int64]
 
@@ -123,8 +124,10 @@ def measure(batch: Batch, num_ctas: int, repeat: int) -> Measurement:
     }
     room = capacity(Bounds.of(segments), **numbers)
 
+    problem = Problem(segments, active_ctas=num_ctas, visibility=mask, **numbers)
+
     def plan() -> Plan:
-        return make_plan(segments, visibility=mask, capacity=room, **numbers)
+        return make_plan(problem, room)
 
     result = plan()
     buffer = result.pack(room)

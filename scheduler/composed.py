@@ -30,35 +30,11 @@ from warploom.scheduler.composed_tiles import (
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import HEADER, MERGE, ROW_CODE, ROW_MERGE, WORK_ITEM, Ints, Records
 from warploom.scheduler.prefixes import PrefixForest
+from warploom.scheduler.problem import Problem
 from warploom.scheduler.sharing import Choice, choose_parts
 from warploom.scheduler.worklist import longest_first
 
 MAX_UNITS = 2**31 // ROW_CODE  # so that the last row's code fits int32
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Sizes that a composed plan is made for.
-
-    Attributes:
-        num_kv_heads: key/value heads.
-        rows, keys: tile sizes; at most `ROW_CODE` rows.
-        num_ctas: CTAs of the grid.
-        active_ctas: how many of them may get work, the first ones.
-
-    Raises:
-        ArgumentError: a row of such a tile has no code.
-    """
-
-    num_kv_heads: int
-    rows: int
-    keys: int
-    num_ctas: int
-    active_ctas: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.rows <= ROW_CODE:
-            raise ArgumentError(name="rows", reason=f"is {self.rows}; expected 1 to {ROW_CODE}")
 
 
 @dataclass(frozen=True)
@@ -110,7 +86,7 @@ class SharedBatch:
 
 def make_composed_plan(
     batch: SharedBatch,
-    machine: Machine,
+    problem: Problem,
     visibility_of: VisibilityOf,
     indices: npt.NDArray[np.int32],
 ) -> ComposedPlan:
@@ -118,22 +94,25 @@ def make_composed_plan(
 
     Args:
         batch: what to plan.
-        machine: sizes.
+        problem: the same batch without them, and the machine; at most `ROW_CODE` rows.
         visibility_of: the mask's answers for given segments.
         indices: the page table of all requests; parts point into it.
 
     Raises:
-        ArgumentError: the batch has more units than a row's code can name.
+        ArgumentError: the batch has more units than a row's code can name, or a tile more rows.
     """
-    units, parts, choices = batch.cut(machine.rows)
+    rows, num_ctas = problem.rows, problem.num_ctas
+    if not 1 <= rows <= ROW_CODE:
+        raise ArgumentError(name="rows", reason=f"is {rows}; expected 1 to {ROW_CODE}")
+    units, parts, choices = batch.cut(rows)
     if len(units.request) > MAX_UNITS:
         raise ArgumentError(name="qo_indptr", reason=f"gives more than {MAX_UNITS} query tiles")
     pairs = make_pairs(units, parts, batch.group_size, visibility_of)
-    tiles = pack(units, parts, pairs, machine.rows, machine.keys)
-    items, cta, cost, tile = _deal(tiles, parts.num_shared, machine)
-    row_merges, contributions, slots = _merge_rows(items, tile, tiles, units, pairs, parts, machine)
-    indptr = np.zeros(machine.num_ctas + 1, np.int32)
-    np.cumsum(np.bincount(cta, minlength=machine.num_ctas), out=indptr[1:])
+    tiles = pack(units, parts, pairs, rows, problem.keys)
+    items, cta, cost, tile = _deal(tiles, parts.num_shared, problem)
+    row_merges, contributions, slots = _merge_rows(items, tile, tiles, units, pairs, parts, problem)
+    indptr = np.zeros(num_ctas + 1, np.int32)
+    np.cumsum(np.bincount(cta, minlength=num_ctas), out=indptr[1:])
     counts = len(items), len(parts.records), len(row_merges), slots, 0
     return ComposedPlan(
         header=np.array([counts], HEADER.dtype),
@@ -142,14 +121,8 @@ def make_composed_plan(
         segments=parts.records,
         merges=np.zeros(0, MERGE.dtype),
         indices=indices,
-        loads=np.bincount(cta, cost, machine.num_ctas).astype(np.int64),
-        num_kv_heads=machine.num_kv_heads,
-        group_size=batch.group_size,
-        rows=machine.rows,
-        keys=machine.keys,
-        num_ctas=machine.num_ctas,
-        active_ctas=machine.active_ctas,
-        split_size=None,
+        loads=np.bincount(cta, cost, num_ctas).astype(np.int64),
+        problem=problem,
         units=units.records,
         unit_rows=units.rows,
         packed_rows=_packed_rows(tiles, pairs, units),
@@ -167,7 +140,7 @@ def _packed_rows(tiles: PackedTiles, pairs: Pairs, units: Units) -> npt.NDArray[
 
 
 def _deal(
-    tiles: PackedTiles, num_shared: int, machine: Machine
+    tiles: PackedTiles, num_shared: int, problem: Problem
 ) -> tuple[Records, Ints, Ints, Ints]:
     """Work items with their CTA, cost and tile; what lies above the mean load is cut off and moved.
 
@@ -176,21 +149,21 @@ def _deal(
 
     Every key tile between a tile's bounds counts as visible.
     """
-    model = CostModel.of(machine.rows, machine.keys)
-    span = -((tiles.kv_begin - tiles.kv_end) // machine.keys)
+    model = CostModel.of(problem.rows, problem.keys)
+    span = -((tiles.kv_begin - tiles.kv_end) // problem.keys)
     cost = model.of_chunks(span)
-    mean = -(-int(cost.sum()) * machine.num_kv_heads // machine.active_ctas)
+    mean = -(-int(cost.sum()) * problem.num_kv_heads // problem.active_ctas)
     shared = np.searchsorted(tiles.part, num_shared)  # tiles are ordered by part, prefixes first
-    first = longest_first(cost[shared:], tiles.part[shared:], mean, machine.num_kv_heads)
-    then = longest_first(cost[:shared], tiles.part[:shared], mean, machine.num_kv_heads)
+    first = longest_first(cost[shared:], tiles.part[shared:], mean, problem.num_kv_heads)
+    then = longest_first(cost[:shared], tiles.part[:shared], mean, problem.num_kv_heads)
     tile, head = np.concatenate(((first[0] + shared, first[1]), then), axis=1)
     cost = cost[tile]
-    cta, last, moves = deal_and_level(cost, span[tile], mean, machine.active_ctas, model)
+    cta, last, moves = deal_and_level(cost, span[tile], mean, problem.active_ctas, model)
     items = _whole_items(tiles, tile, head)
     if moves is None:
         return items, cta, cost, tile
     owner = last[moves.owner]
-    pieces = _cut(items, owner, moves, machine.keys)
+    pieces = _cut(items, owner, moves, problem.keys)
     cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
     return (
         np.concatenate((items, pieces)),
@@ -234,7 +207,7 @@ def _merge_rows(
     units: Units,
     pairs: Pairs,
     parts: Parts,
-    machine: Machine,
+    problem: Problem,
 ) -> tuple[Records, npt.NDArray[np.int32], int]:
     """Gives partial rows to items whose units have several, and lists them for the rows of units.
 
@@ -243,7 +216,7 @@ def _merge_rows(
     Returns:
         ROW_MERGE records, contributions, and partial rows in use.
     """
-    heads = machine.num_kv_heads
+    heads = problem.num_kv_heads
     count = (tiles.end_pair - tiles.first_pair)[tile]
     item = np.repeat(np.arange(len(items)), count)
     pair = tiles.first_pair[tile[item]] + np.arange(len(item)) - (np.cumsum(count) - count)[item]

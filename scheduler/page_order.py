@@ -48,9 +48,9 @@ def _turns(plan: Plan) -> tuple[Ints, Ints]:
     counts = np.diff(plan.cta_indptr).astype(np.int64)
     of_list = np.repeat(np.arange(len(counts)), counts)
     turn = np.arange(len(plan.items)) - plan.cta_indptr[:-1].astype(np.int64)[of_list]
-    if len(plan.roles) == 1:
+    if len(plan.problem.roles) == 1:
         return turn, of_list
-    ctas = plan.num_ctas
+    ctas = plan.problem.num_ctas
     decodes = counts[ctas : 2 * ctas]
     before = np.concatenate(
         [decodes, np.zeros(ctas, np.int64), np.full(len(counts) - 2 * ctas, len(plan.items))]

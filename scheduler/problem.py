@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from warploom.errors import ArgumentError, WrongDType
+from warploom.scheduler.bounds import check_segments
 from warploom.scheduler.cost import CostModel
-from warploom.scheduler.layout import Ints, Records
-from warploom.scheduler.roles import FIRST, Role, RolePrices, roles_of
+from warploom.scheduler.layout import SEGMENT, Ints, Records
+from warploom.scheduler.roles import FIRST, Role, RolePrices, check_roles, roles_of
 from warploom.scheduler.visibility import Visibility
 
 # Order and limit are kept to 1/TOLERANCE of the mean load, so that tiles of like cost may stay in
@@ -23,20 +25,27 @@ WORTH_SAVING = 32
 
 @dataclass(frozen=True)
 class Problem:
-    """One batch and the machine it is planned for; all numbers are checked.
+    """One batch and the machine it is planned for.
 
     Attributes:
-        segments: SEGMENT records.
-        rows, keys: tile sizes; of the role with the most rows, if there are several.
+        segments: SEGMENT records, shape (n,); n may be 0.
+        num_kv_heads, group_size: key/value heads, and query heads of each.
+        rows, keys: tile sizes; of the role with the most rows, if there are two.
         num_ctas: CTAs of the grid.
         active_ctas: how many of them may get work; the first ones (FlashInfer, appendix E).
-        split_size: keys at whose multiples every tile is cut, or None: cut to balance the load.
-        section_keys: keys of one head that the cache holds, or None: all. See `sections`.
-        stream_k: assign by `stream_k` instead of longest first; neither split nor sections then.
-        smaller: the other role; partitioned by Stream-K then, see `role_lists`.
-        prices: what work of each role costs, if there are two.
+        visibility: the mask's answers for the segments.
+        split_size: cut every tile's keys at multiples of this, a multiple of `keys`. The bits of a
+            request then never depend on the batch or the CTAs. None: cut to balance the load.
+        section_keys: keys of one head that the device's cache holds; tiles that share keys are then
+            run at the same time, see `sections`. None: the order of costs alone.
+        stream_k: cut the line of all items at multiples of the mean load (`scheduler.stream_k`)
+            instead of assigning the longest first; neither split nor sections then.
+        smaller: another role, for segments whose rows its tile holds; see `scheduler.roles`. Such
+            plans are partitioned by Stream-K (`scheduler.role_lists`), whatever `stream_k` says.
+        prices: what work of each role costs; needed where there are two.
         only: (n,) the segments to plan, in order; None: all.
-        piece_keys: keys that a partial result is worth, where tiles are assigned longest first.
+        piece_keys: keys that a CTA could compute with while it opens a piece of a tile, writes its
+            partial result and merges; for plans that are assigned longest first.
     """
 
     segments: Records
@@ -54,6 +63,36 @@ class Problem:
     prices: RolePrices | None = None
     only: Ints | None = None
     piece_keys: int = 0
+
+    def check(self) -> None:
+        """Refuses what makes no sense.
+
+        Raises:
+            BadLength: a segment's field is negative or too large for int32 positions.
+            ArgumentError: a number is out of its range, or options exclude each other.
+            WrongDType: segments are not SEGMENT records.
+        """
+        names = "num_kv_heads", "group_size", "rows", "keys", "num_ctas", "active_ctas"
+        for name in (*names, "section_keys"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArgumentError(name=name, reason=f"is {value}; expected at least 1")
+        if self.active_ctas > self.num_ctas:
+            reason = f"is {self.active_ctas}; expected at most num_ctas, {self.num_ctas}"
+            raise ArgumentError(name="active_ctas", reason=reason)
+        size, keys = self.split_size, self.keys
+        if size is not None and (size < keys or size % keys):
+            reason = f"is {size}; expected a positive multiple of the key tile, {keys}"
+            raise ArgumentError(name="split_size", reason=reason)
+        check_roles(self.roles, self.prices)
+        is_cut_otherwise = size is not None or self.section_keys is not None
+        if (self.stream_k or self.smaller) and is_cut_otherwise:
+            name = "smaller" if self.smaller else "stream_k"
+            raise ArgumentError(name=name, reason="excludes split_size and section_keys")
+        if self.segments.dtype != SEGMENT.dtype:
+            expected = "layout.SEGMENT.dtype"
+            raise WrongDType(name="segments", got=self.segments.dtype, expected=expected)
+        check_segments(self.segments, self.group_size)
 
     @property
     def cost_model(self) -> CostModel:

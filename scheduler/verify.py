@@ -61,14 +61,16 @@ class _Work:
 
     @classmethod
     def of(cls, plan: Plan) -> _Work:
+        problem = plan.problem
         field = {name: plan.items[name].astype(np.int64) for name in plan.items.dtype.names or ()}
-        fused = plan.segments["num_q"].astype(np.int64) * plan.group_size
-        sizes = np.array([(role.rows, role.keys) for role in plan.roles], np.int64)
-        tiles = -(-fused // sizes[roles_of(plan.segments, plan.group_size, plan.roles), 0])
+        fused = plan.segments["num_q"].astype(np.int64) * problem.group_size
+        sizes = np.array([(role.rows, role.keys) for role in problem.roles], np.int64)
+        own = roles_of(plan.segments, problem.group_size, problem.roles)
+        tiles = -(-fused // sizes[own, 0])
         role = np.clip(plan.role, 0, len(sizes) - 1)
         rows, keys = sizes[role].T
         known = np.clip(field["segment"], 0, max(len(tiles) - 1, 0))
-        first = np.append(0, np.cumsum(tiles))[known] * plan.num_kv_heads
+        first = np.append(0, np.cumsum(tiles))[known] * problem.num_kv_heads
         own = tiles[known] if len(tiles) else known
         tile = first + field["kv_head"] * own + field["row_begin"] // rows
         order = np.lexsort((field["kv_end"], field["kv_begin"], tile))
@@ -119,6 +121,7 @@ def _invariants(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
 
 
 def _counts(plan: Plan) -> _Checks:
+    problem = plan.problem
     header, indptr = plan.header[0], plan.cta_indptr
     yield len(plan.header) == 1, "there is not exactly one header"
     yield header["num_items"] == len(plan.items), "the header miscounts the items"
@@ -130,14 +133,14 @@ def _counts(plan: Plan) -> _Checks:
     yield indptr[0] == 0, "cta_indptr does not begin at 0"
     yield np.diff(indptr) >= 0, "cta_indptr decreases"
     yield indptr[-1] == len(plan.items), "cta_indptr does not end at the item count"
-    owner = np.arange(len(plan.roles) * plan.num_ctas) % plan.num_ctas
+    owner = np.arange(len(problem.roles) * problem.num_ctas) % problem.num_ctas
     is_empty = np.diff(indptr) == 0
-    idle = is_empty[: len(owner)] | (owner < plan.active_ctas)
+    idle = is_empty[: len(owner)] | (owner < problem.active_ctas)
     yield idle, "a CTA above the SM limit has work"
     yield len(plan.loads) == plan.num_lists, "loads do not count the lists"
-    if plan.smaller:
-        yield header["num_active"] == plan.active_ctas, "the header miscounts the active CTAs"
-        ctas, decoding = plan.num_ctas, header["num_decodes"]
+    if problem.smaller:
+        yield header["num_active"] == problem.active_ctas, "the header miscounts active CTAs"
+        ctas, decoding = problem.num_ctas, header["num_decodes"]
         counts = np.array([plan.num_shared, plan.num_shared_decodes])
         claimed = np.split(is_empty, [SHARED_PREFILLS * ctas, SHARED_DECODES * ctas])[1:]
         most = np.array([len(claimed[0]), 2 * decoding])
@@ -145,45 +148,47 @@ def _counts(plan: Plan) -> _Checks:
         for lists, count in zip(claimed, counts, strict=True):
             unclaimed = lists[count:]
             yield unclaimed, "a shared list that no CTA claims has work"
-        decodes = np.flatnonzero(~is_empty[plan.num_ctas : 2 * plan.num_ctas])
+        decodes = np.flatnonzero(~is_empty[problem.num_ctas : 2 * problem.num_ctas])
         behind = decodes >= decoding
         yield ~behind, "a CTA behind those that the header says decode does"
-        yield decoding <= plan.active_ctas, "more CTAs decode than may have work"
+        yield decoding <= problem.active_ctas, "more CTAs decode than may have work"
         for counter in ("claimed", "claimed_decodes", "drawn"):
             yield header[counter] == 0, "a counter of the header is not zero"
 
 
 def _ranges(plan: Plan, work: _Work) -> _Checks:
+    problem = plan.problem
     items, segments = plan.items, plan.segments
-    if plan.smaller:
-        yield (plan.role >= 0) & (plan.role < len(plan.roles)), "an item has no role"
+    if problem.smaller:
+        yield (plan.role >= 0) & (plan.role < len(problem.roles)), "an item has no role"
     else:
         yield items["rows"] == 0, "an item names its rows, as those of composed plans do"
     yield (items["segment"] >= 0) & (items["segment"] < len(segments)), "an item has no segment"
-    yield (items["kv_head"] >= 0) & (items["kv_head"] < plan.num_kv_heads), "an item has no head"
-    wanted = roles_of(segments, plan.group_size, plan.roles)[items["segment"]]
+    heads = problem.num_kv_heads
+    yield (items["kv_head"] >= 0) & (items["kv_head"] < heads), "an item has no head"
+    wanted = roles_of(segments, problem.group_size, problem.roles)[items["segment"]]
     yield plan.role == wanted, "an item's rows are those of another role"
-    if plan.smaller:
+    if problem.smaller:
         number = np.searchsorted(plan.cta_indptr, np.arange(len(items)), side="right") - 1
-        listed = np.array(ROLE_OF_LISTS)[number // plan.num_ctas]
+        listed = np.array(ROLE_OF_LISTS)[number // problem.num_ctas]
         yield plan.role == listed, "an item lies in a list of another role"
-    rows, keys = np.array([(role.rows, role.keys) for role in plan.roles])[plan.role].T
+    rows, keys = np.array([(role.rows, role.keys) for role in problem.roles])[plan.role].T
     yield items["row_begin"] % rows == 0, "an item's rows do not begin at a tile"
-    last = segments["num_q"][items["segment"]].astype(np.int64) * plan.group_size
+    last = segments["num_q"][items["segment"]].astype(np.int64) * problem.group_size
     yield (items["row_begin"] >= 0) & (items["row_begin"] < last), "an item has no rows"
     count = segments["kv_count"][items["segment"]]
     inside = (items["kv_begin"] >= 0) & (items["kv_end"] <= count)
     yield inside, "an item's keys lie outside its segment's list"
     yield items["kv_begin"] <= items["kv_end"], "an item's keys end before they begin"
     yield items["kv_begin"] % keys == 0, "an item's keys do not begin at a tile"
-    if plan.split_size is not None:
-        size = plan.split_size
+    if problem.split_size is not None:
+        size = problem.split_size
         whole = (items["kv_end"] - 1) // size == items["kv_begin"] // size
         yield whole | (items["kv_begin"] == items["kv_end"]), "an item crosses a fixed split"
 
 
 def _disjoint(plan: Plan, work: _Work) -> _Checks:
-    tiles = int(work.tiles.sum()) * plan.num_kv_heads
+    tiles = int(work.tiles.sum()) * plan.problem.num_kv_heads
     present = np.bincount(work.tile, minlength=tiles)
     yield present > 0, "a query tile has no item: its rows are never written"
     yield work.opens | (work.kv_begin >= work.before), "two items of a tile share keys"
@@ -194,7 +199,7 @@ def _disjoint(plan: Plan, work: _Work) -> _Checks:
 
 
 def _complete(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
-    last_row = plan.segments["num_q"][work.segment].astype(np.int64) * plan.group_size
+    last_row = plan.segments["num_q"][work.segment].astype(np.int64) * plan.problem.group_size
     row_end = np.minimum(work.row_begin + work.rows, last_row)
     low, high = visibility.kv_bounds(work.segment, work.row_begin, row_end)
     low = np.maximum(low // work.keys * work.keys, 0)
@@ -203,7 +208,7 @@ def _complete(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
     def unseen(begin: Ints, end: Ints) -> Flags:
         begin, end = np.clip(begin, low, high), np.clip(end, low, high)
         where = work.segment, work.row_begin, row_end, begin, np.maximum(begin, end)
-        count = visible_tiles(visibility, plan.roles, work.role, where)
+        count = visible_tiles(visibility, plan.problem.roles, work.role, where)
         return np.equal(count, 0)
 
     yield ~work.empty | unseen(low, high), "an item without keys stands for visible ones"
@@ -217,6 +222,7 @@ def _complete(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
 
 
 def _partials(plan: Plan, work: _Work) -> _Checks:
+    problem = plan.problem
     opens = work.opens
     run = np.cumsum(opens) - 1
     parts = np.bincount(run, minlength=1)[run]
@@ -233,8 +239,8 @@ def _partials(plan: Plan, work: _Work) -> _Checks:
     yield len(np.unique(work.slot[~alone])) == len(merge), "two items share a slot"
     split_tiles = np.count_nonzero(opens & ~alone)  # they share no merge, as they share no slot
     yield split_tiles == len(plan.merges), "a merge has no tile"
-    if plan.split_size is None:
-        bound = 2 * most_cuts(plan.active_ctas, len(plan.roles))
+    if problem.split_size is None:
+        bound = 2 * most_cuts(problem.active_ctas, len(problem.roles))
         yield plan.num_slots <= bound, "more than two partial slots per boundary between lists"
     partial = plan.items["slot"] >= 0
     number = np.searchsorted(plan.cta_indptr, np.arange(len(partial)), side="right")

@@ -50,15 +50,16 @@ def _invariants(
 
 
 def _counts(plan: ComposedPlan) -> _Checks:
+    problem = plan.problem
     header, indptr, items = plan.header[0], plan.cta_indptr, plan.items
     yield header["num_items"] == len(items), "the header miscounts the items"
     yield header["num_segments"] == len(plan.segments), "the header miscounts the parts"
     yield header["num_merges"] == len(plan.row_merges), "the header miscounts the row merges"
-    yield len(indptr) == plan.num_ctas + 1 and indptr[0] == 0, "cta_indptr is malformed"
+    yield len(indptr) == problem.num_ctas + 1 and indptr[0] == 0, "cta_indptr is malformed"
     yield np.diff(indptr) >= 0, "cta_indptr decreases"
-    yield indptr[plan.active_ctas] == len(items), "a CTA above the SM limit has work"
+    yield indptr[problem.active_ctas] == len(items), "a CTA above the SM limit has work"
     yield indptr[-1] == len(items), "cta_indptr does not end at the item count"
-    heads = plan.num_kv_heads
+    heads = problem.num_kv_heads
     yield len(plan.merges) == 0, "a composed plan has merges"
     yield (items["kv_head"] >= 0) & (items["kv_head"] < heads), "an item has no head"
     yield (items["segment"] >= 0) & (items["segment"] < len(plan.segments)), "an item has no part"
@@ -66,6 +67,7 @@ def _counts(plan: ComposedPlan) -> _Checks:
 
 def _units(plan: ComposedPlan, requests: Records) -> _Checks:
     """Units are the requests' fused rows, each once."""
+    problem = plan.problem
     units, heads = plan.units, plan.units["num_heads"].astype(np.int64)
     yield heads > 0, "a unit has no heads"
     yield plan.unit_rows % heads == 0, "a unit has part of a query row"
@@ -79,18 +81,18 @@ def _units(plan: ComposedPlan, requests: Records) -> _Checks:
     unit = np.repeat(np.arange(len(units)), count)
     row = units["q_row"][unit].astype(np.int64) + within // heads[unit]
     head = units["first_head"][unit] + within % heads[unit]
-    yield head < plan.group_size, "a unit has a head beyond its group"
+    yield head < problem.group_size, "a unit has a head beyond its group"
     rows = [np.arange(r["q_row"], r["q_row"] + r["num_q"]) for r in requests]
-    wanted = np.concatenate([np.zeros(0, np.int64), *rows])[:, None] * plan.group_size
-    wanted = (wanted + np.arange(plan.group_size)).reshape(-1)
-    found = np.sort(row * plan.group_size + head)
+    wanted = np.concatenate([np.zeros(0, np.int64), *rows])[:, None] * problem.group_size
+    wanted = (wanted + np.arange(problem.group_size)).reshape(-1)
+    found = np.sort(row * problem.group_size + head)
     yield np.array_equal(found, np.sort(wanted)), "units do not hold each fused row once"
 
 
 def _tiles(plan: ComposedPlan, unit: Ints, within: Ints) -> _Checks:
     """Tiles hold whole units and begin where a unit does."""
     first, rows = (plan.items[name].astype(np.int64) for name in ("row_begin", "rows"))
-    yield (rows >= 1) & (rows <= plan.rows), "an item has no rows, or more than a tile"
+    yield (rows >= 1) & (rows <= plan.problem.rows), "an item has no rows, or more than a tile"
     yield (first >= 0) & (first + rows <= len(unit)), "an item's rows lie outside packed_rows"
     yield (unit >= 0) & (unit < len(plan.units)), "a row names no unit"
     yield within[first] == 0, "a tile begins within a unit"
@@ -120,11 +122,12 @@ def _keys(
     unit: Ints,
 ) -> _Checks:
     """The keys that items of a unit and head walk are its request's, disjoint, and all it sees."""
+    problem = plan.problem
     items = plan.items[item]
     part = plan.segments[items["segment"]]
     begin, end = (items[name].astype(np.int64) for name in ("kv_begin", "kv_end"))
     yield (begin >= 0) & (begin <= end) & (end <= part["kv_count"]), "keys outside of a part"
-    yield begin % plan.keys == 0, "an item's keys do not begin at a tile"
+    yield begin % problem.keys == 0, "an item's keys do not begin at a tile"
     yield part["kv_pos"] % page_size == 0, "a part does not begin at a page"
     of = requests[plan.units["batch"][unit]]
     code = items["segment"].astype(np.int64) * len(requests) + plan.units["batch"][unit]
@@ -136,7 +139,7 @@ def _keys(
         yield same, "a unit reads pages that its request does not list"
     low, high = begin + part["kv_pos"], end + part["kv_pos"]
     yield high <= of["kv_len"], "a unit reads keys behind its request's"
-    target = unit * plan.num_kv_heads + items["kv_head"]
+    target = unit * problem.num_kv_heads + items["kv_head"]
     order = np.lexsort((high, low, target))
     low, high, target, unit = low[order], high[order], target[order], unit[order]
     opens = np.append(True, target[1:] != target[:-1])[: len(target)]
@@ -144,7 +147,7 @@ def _keys(
     before = np.where(opens, 0, np.append(0, high[:-1])[: len(high)])
     yield opens | (low >= before), "two items of a unit share keys"
     yield (
-        np.array_equal(target[opens], np.arange(len(plan.units) * plan.num_kv_heads)),
+        np.array_equal(target[opens], np.arange(len(plan.units) * problem.num_kv_heads)),
         "a unit has no item",
     )
     yield from _unseen(plan, requests, visibility, unit, before, low)
@@ -162,10 +165,11 @@ def _unseen(
     end: Ints,
 ) -> _Checks:
     """No row of a unit sees a key in [begin, end)."""
+    problem = plan.problem
     batch = plan.units["batch"][unit].astype(np.int64)
     first = plan.units["q_row"][unit].astype(np.int64) - requests["q_row"][batch]
     count = plan.unit_rows[unit] // plan.units["num_heads"][unit]
-    rows = first * plan.group_size, (first + count) * plan.group_size
+    rows = first * problem.group_size, (first + count) * problem.group_size
     low, high = visibility.kv_bounds(batch, *rows)
     begin, end = (
         np.clip(begin, low, np.maximum(low, high)),
@@ -179,9 +183,10 @@ def _unseen(
 
 def _joins(plan: ComposedPlan, item: Ints, unit: Ints, place: Ints) -> _Checks:
     """Contributions are the partial results of a unit and head, in ascending order of keys."""
+    problem = plan.problem
     items = plan.items[item]
     slot = items["slot"].astype(np.int64)
-    target = unit * plan.num_kv_heads + items["kv_head"]
+    target = unit * problem.num_kv_heads + items["kv_head"]
     number = np.bincount(target)
     partial = slot >= 0
     yield partial | (number[target] == 1), "an item writes what must be merged"
@@ -190,14 +195,17 @@ def _joins(plan: ComposedPlan, item: Ints, unit: Ints, place: Ints) -> _Checks:
     merged, counted = np.unique(target[partial], return_counts=True)
     first = np.cumsum(counted) - counted
     yield np.array_equal(plan.contributions, (slot + place)[order]), "contributions lie elsewhere"
-    rows = plan.unit_rows[merged // plan.num_kv_heads]
+    rows = plan.unit_rows[merged // problem.num_kv_heads]
     run = np.repeat(np.arange(len(merged)), rows)
     within = np.arange(len(run)) - np.repeat(np.cumsum(rows) - rows, rows)
     row_merges = plan.row_merges
     yield len(row_merges) == len(run), "rows with several results are not merged once each"
-    code = merged[run] // plan.num_kv_heads * ROW_CODE + within
+    code = merged[run] // problem.num_kv_heads * ROW_CODE + within
     yield row_merges["row"] == code, "a merge names another row"
-    yield row_merges["kv_head"] == merged[run] % plan.num_kv_heads, "a merge names another head"
+    yield (
+        row_merges["kv_head"] == merged[run] % problem.num_kv_heads,
+        "a merge names another head",
+    )
     yield row_merges["count"] == counted[run], "a merge miscounts its contributions"
     yield row_merges["first"] == first[run], "a merge reads another row's contributions"
     used = plan.items["slot"] >= 0

@@ -154,7 +154,7 @@ def predicted(plan: Plan, items: Records, on_gpu: bool, has_prices: bool) -> Pre
         return Prediction(1e6 * plan.predicted_seconds, "by the prices of two roles")
     busy = float(took_us(items).sum())
     if on_gpu:
-        us = busy / plan.active_ctas * plan.balance
+        us = busy / plan.problem.active_ctas * plan.balance
         return Prediction(us, "by the plan's loads, at this run's mean rate")
     threads = max(1, len(np.unique(items["sm"])))
     return Prediction(busy / threads, "by an even share for each thread")

@@ -46,7 +46,7 @@ def stamped_items(plan: Plan, stamps: Records) -> Records:
     items, first = plan.items, stamps["begin"].min()
     begin = plan.segments["kv_pos"][items["segment"]].astype(np.int64)
     found["sm"], found["cta"] = stamps["sm"], stamps["cta"]
-    names = [role.name for role in plan.roles] if plan.smaller else [SINGLE]
+    names = [role.name for role in plan.problem.roles] if plan.problem.smaller else [SINGLE]
     found["role"] = np.array(names)[plan.role]
     rows = _composed_rows(plan) if isinstance(plan, ComposedPlan) else _rows(plan)
     found["request"], found["q_begin"], found["q_end"] = rows
@@ -61,8 +61,8 @@ def stamped_items(plan: Plan, stamps: Records) -> Records:
 
 def _rows(plan: Plan) -> _Rows:
     """Rows of tiles that are cut out of one segment each."""
-    segment, group = plan.segments[plan.items["segment"]], plan.group_size
-    rows = np.array([role.rows for role in plan.roles], np.int64)[plan.role]
+    segment, group = plan.segments[plan.items["segment"]], plan.problem.group_size
+    rows = np.array([role.rows for role in plan.problem.roles], np.int64)[plan.role]
     first = plan.items["row_begin"].astype(np.int64)
     last = np.minimum(first + rows, segment["num_q"].astype(np.int64) * group)
     begin = segment["q_idx"].astype(np.int64)

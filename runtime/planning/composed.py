@@ -24,7 +24,7 @@ from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity
-from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
+from warploom.scheduler.composed import SharedBatch, make_composed_plan
 from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
 from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.layout import ROW_CODE, Records
@@ -155,18 +155,16 @@ class ComposedRules(Rules):
     def make(
         self, batch: Batch, kernel: Kernel, room: Capacity, inputs: Inputs
     ) -> tuple[Plan, Visibility]:
-        traced, active = self.spec.variant, self.active_ctas(kernel)
-        analysis = TileAnalysis(traced, inputs.scalars, inputs.known)
-        rows, keys = kernel.tile.rows, kernel.tile.keys
-        machine = Machine(self.heads.num_kv, rows, keys, kernel.num_ctas, active)
+        analysis = TileAnalysis(self.spec.variant, inputs.scalars, inputs.known)
 
         def answers(segments: Records) -> Visibility:
             arrays = batch.arrays._replace(segments=segments)
-            return make_visibility(traced, analysis, arrays, self.heads)
+            return make_visibility(self.spec.variant, analysis, arrays, self.heads)
 
-        plan = make_composed_plan(self._shared(batch), machine, answers, batch.indices)
+        problem = self.problem(batch.segments, kernel, answers(batch.segments))
+        plan = make_composed_plan(self._shared(batch), problem, answers, batch.indices)
         plan.check_fits(room)
-        return plan, answers(batch.segments)
+        return plan, problem.visibility
 
     def check_of(self, batch: Batch) -> Check:
         def check(plan: Plan, visibility: Visibility) -> None:

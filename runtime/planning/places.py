@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel, Kernels
 from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.plan_status import GOOD
-from warploom.runtime.planning.rules import SHARING_TILES, Rules, smaller_roles
+from warploom.runtime.planning.rules import SHARING_TILES, Rules
 from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.verify_plans import (
     check_batch,
@@ -41,7 +41,7 @@ from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.plan import Plan
-from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING, Problem
+from warploom.scheduler.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
 from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.roles import COLUMNS, MOST_CTAS, RolePrices
 from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
@@ -298,15 +298,10 @@ class Places:
     ) -> tuple[Plan, Visibility]:
         """The plan that was unpacked."""
         packed, arrays = unpacked()
-        site, tile, heads = place.site, place.kernel.tile, self.rules.heads
         visibility = self.rules.visibility(arrays, scalars, known)
-        problem = Problem(
-            arrays.segments, heads.num_kv, heads.group_size, tile.rows, tile.keys,
-            place.kernel.num_ctas, site.active_ctas, visibility, stream_k=place.lists is None,
-            smaller=smaller_roles(tile), prices=self.rules.prices(tile),
-            piece_keys=place.lists.piece_keys if place.lists else 0,
-        )  # fmt: skip
-        return unpack(packed, site.room, problem, arrays.indices), visibility
+        problem = self.rules.problem(arrays.segments, place.kernel, visibility)
+        problem = replace(problem, stream_k=place.lists is None)
+        return unpack(packed, place.site.room, problem, arrays.indices), visibility
 
 
 def _on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:

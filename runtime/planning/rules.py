@@ -28,7 +28,9 @@ from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
 from warploom.scheduler.cost import PIECE
 from warploom.scheduler.fixed import Pieces
+from warploom.scheduler.layout import Records
 from warploom.scheduler.plan import Plan, make_plan
+from warploom.scheduler.problem import Problem
 from warploom.scheduler.roles import Role, RolePrices
 from warploom.scheduler.verify import verify
 from warploom.scheduler.visibility import Visibility
@@ -281,25 +283,22 @@ class Rules:
     ) -> tuple[Plan, Visibility]:
         """A plan that fits the room, and the mask's answers for it."""
         tile, visibility = kernel.tile, self.visibility(batch.arrays, inputs.scalars, inputs.known)
-        plan = make_plan(
-            batch.segments,
-            num_kv_heads=self.heads.num_kv,
-            group_size=self.heads.group_size,
-            rows=tile.rows,
-            keys=tile.keys,
-            num_ctas=kernel.num_ctas,
-            visibility=visibility,
-            capacity=room,
-            sm_limit=self.options.sm_limit,
+        problem = replace(
+            self.problem(batch.segments, kernel, visibility),
             split_size=self._split_size(tile),
             section_keys=self._section_keys(batch, tile),
             stream_k=self.uses_stream_k(batch, tile),
-            indices=batch.indices,
-            smaller=smaller_roles(tile),
-            prices=self.prices(tile),
-            piece_keys=self.piece_keys,
         )
-        return plan, visibility
+        return make_plan(problem, room, batch.indices), visibility
+
+    def problem(self, segments: Records, kernel: Kernel, visibility: Visibility) -> Problem:
+        """What is planned for a kernel, but for how tiles are cut."""
+        tile, heads = kernel.tile, self.heads
+        return Problem(
+            segments, heads.num_kv, heads.group_size, tile.rows, tile.keys, kernel.num_ctas,
+            self.active_ctas(kernel), visibility, smaller=smaller_roles(tile),
+            prices=self.prices(tile), piece_keys=self.piece_keys,
+        )  # fmt: skip
 
     def prices(self, tile: TileConfig) -> RolePrices | None:
         """What work of the two roles of a tile costs."""

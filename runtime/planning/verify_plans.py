@@ -127,15 +127,18 @@ def holds_plan_of(
 
 def described(plan: Plan, by: str) -> str:
     """The batch of a plan, and what it was planned for, for a report."""
+    problem = plan.problem
     lengths = (
         f"{name}={np.array2string(plan.segments[field], threshold=SHOWN, separator=',')}"
         for name, field in (("num_q", "num_q"), ("kv_count", "kv_count"), ("kv_len", "kv_len"))
     )
-    tiles = " and ".join(f"{role.rows}x{role.keys}" for role in plan.roles)
+    tiles = " and ".join(f"{role.rows}x{role.keys}" for role in problem.roles)
     return (
-        f"planned by {by} for {plan.num_kv_heads} key/value heads in groups of {plan.group_size}, "
-        f"tiles of {tiles}, {plan.active_ctas} of {plan.num_ctas} CTAs, "
-        f"split_size={plan.split_size}, stream_k={plan.stream_k}; segments: {'; '.join(lengths)}"
+        f"planned by {by} for {problem.num_kv_heads} key/value heads in groups of "
+        f"{problem.group_size}, "
+        f"tiles of {tiles}, {problem.active_ctas} of {problem.num_ctas} CTAs, "
+        f"split_size={problem.split_size}, stream_k={problem.stream_k}; "
+        f"segments: {'; '.join(lengths)}"
     )
 
 

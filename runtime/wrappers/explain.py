@@ -212,14 +212,14 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         split = f"{_counted(len(plan.segments), 'part')}, {rows} merged"
     on_gpu = planned.kernel.source.language == "cuda"
     part = _part(planned)
-    threads = _counted(min(default_threads(), plan.active_ctas), "thread")
+    threads = _counted(min(default_threads(), plan.problem.active_ctas), "thread")
     taken = "" if on_gpu else f", items taken one at a time by up to {threads}"
     return {
         "batch": f"{_counted(batch.num_requests, 'request')}, "
         f"{_counted(batch.sizes.total_q_rows, 'query row')}, "
         f"{_counted(int(batch.kv_lens.sum()), 'key')}, longest {batch.sizes.max_kv_len}",
-        "grid": f"{_counted(plan.num_ctas, part)}, {plan.busy_ctas} with work, "
-        f"limit {plan.active_ctas}{taken}",
+        "grid": f"{_counted(plan.problem.num_ctas, part)}, {plan.busy_ctas} with work, "
+        f"limit {plan.problem.active_ctas}{taken}",
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
         f"partial in {split}",
         "planned by": planned.by,
@@ -237,14 +237,14 @@ def _part(planned: Planned) -> str:
 
 
 def _assigned(plan: Plan) -> str:
-    if plan.smaller:
+    if plan.problem.smaller:
         return "by a Stream-K partition: several roles"
-    return "by a Stream-K partition: few query tiles" if plan.stream_k else "longest first"
+    return "by a Stream-K partition: few query tiles" if plan.problem.stream_k else "longest first"
 
 
 def _roles(plan: Plan, part: str, on_gpu: bool) -> dict[str, object]:
     """What each role does, if there are two, and how long a GPU should take for both."""
-    if not plan.smaller:
+    if not plan.problem.smaller:
         return {}
     facts: dict[str, object] = {
         f"role {work.role.name}": f"tiles of {work.role.rows} rows x {work.role.keys} keys, "
@@ -274,10 +274,10 @@ def _classes(planned: Planned) -> str:
     """How many pairs of a query tile and a key tile are of each class, by the planner."""
     plan, visibility = planned.plan, planned.visibility
     segments = planned.batch.segments
-    fused = segments["num_q"].astype(np.int64) * plan.group_size
+    fused = segments["num_q"].astype(np.int64) * plan.problem.group_size
     keys = segments["kv_count"].astype(np.int64)
-    sizes = np.array([(role.rows, role.keys) for role in plan.roles], np.int64)
-    rows_of, keys_of = sizes[roles_of(segments, plan.group_size, plan.roles)].T
+    sizes = np.array([(role.rows, role.keys) for role in plan.problem.roles], np.int64)
+    rows_of, keys_of = sizes[roles_of(segments, plan.problem.group_size, plan.problem.roles)].T
     down, across = -(-fused // rows_of), -(-keys // keys_of)
     every = int((down * across).sum())
     if not isinstance(visibility, MaskVisibility) or every == 0:

@@ -125,7 +125,7 @@ class AttentionWrapper(Prefetching):
                 Wrappers may share it if each plans again before it runs after another.
             cuda_graph: nothing may move between plans: tile, grid and addresses follow from
                 `bounds`, and the scalars of the mask stay as first planned.
-            sm_limit: CTAs that may get work, of `planned.plan.num_ctas`; None is all. An SM may
+            sm_limit: CTAs that may get work, of `planned.kernel.num_ctas`; None is all. An SM may
                 hold several.
             batch_invariant: fix the tile and the split size, so that the bits of a request do not
                 depend on its neighbours.

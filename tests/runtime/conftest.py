@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.emulator import Driver, Emulator
+from support.problems import plan_of
 
 from warploom.codegen.attention.templates import render_cpu
 from warploom.codegen.build import build
@@ -33,7 +34,6 @@ from warploom.runtime.launching import tensor_map
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.layout import c_structs
-from warploom.scheduler.plan import make_plan
 
 PAD = 8  # elements behind each row: NaN around inputs, and a mark around outputs
 MARK = 7.0
@@ -169,7 +169,7 @@ class CpuRun:
         heads = Heads(case.num_q_heads, case.num_kv_heads)
         columns = fmt.block_kv if fmt.column_positions else 0
         batch = self.batch.arrays
-        self.plan = make_plan(
+        self.plan = plan_of(
             self.batch.segments,
             num_kv_heads=case.num_kv_heads,
             group_size=heads.group_size,

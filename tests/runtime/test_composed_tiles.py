@@ -29,7 +29,7 @@ def test_long_prefills_that_share_a_prefix_have_tiles_of_384_rows() -> None:
     composed = wl.AttentionWrapper(kv_format=wl.Composed(1), **ONE_HEAD)
     composed.plan([0, rows, 2 * rows], [0, keys, 2 * keys], table, [1, 1])
     assert composed.planned is not None
-    assert composed.planned.plan.rows == 384
+    assert composed.planned.plan.problem.rows == 384
     k, v = cache[:, 0, 0], cache[:, 1, 0]
     logits = torch.einsum("qhd,kd->hqk", q, k[:, 0]) / 8.0
     expected = torch.einsum("hqk,kd->qhd", logits.softmax(-1), v[:, 0])

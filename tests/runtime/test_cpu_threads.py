@@ -73,7 +73,7 @@ def test_kernels_that_are_loaded_get_the_grid_of_now(monkeypatch: pytest.MonkeyP
         attention = make()
         attention.plan([0, 10], [0, 100])
         assert attention.planned is not None
-        assert attention.planned.plan.num_ctas == threads * CTAS_PER_THREAD
+        assert attention.planned.plan.problem.num_ctas == threads * CTAS_PER_THREAD
 
 
 def test_a_limit_of_one_cta_leaves_all_work_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,7 +320,7 @@ def test_warm_wrappers_plan_long_prefills_without_a_compiler(
         qo, kv = (np.array([0, size], np.int32) for size in (rows, 500))
         attention.plan(qo, kv, indices, last)
         assert attention.planned is not None and attention.planned.by == "the host, natively"
-        assert attention.planned.plan.stream_k == (rows == 1)
+        assert attention.planned.plan.problem.stream_k == (rows == 1)
 
 
 def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None:

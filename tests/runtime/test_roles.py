@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.problems import of_problem
 
 import warploom as wl
 from warploom.codegen.attention.templates import CUDA
@@ -170,7 +170,7 @@ def test_one_plan_has_items_of_both_roles_and_splits_both() -> None:
     wrapper.plan(**lengths())
     assert wrapper.planned is not None
     plan = wrapper.planned.plan
-    assert [(role.name, role.rows, role.keys) for role in plan.roles] == [
+    assert [(role.name, role.rows, role.keys) for role in plan.problem.roles] == [
         ("prefill", 48, 128), ("decode", 12, 64),
     ]  # fmt: skip
     is_decode = np.isin(plan.items["segment"], [1, 2, 4, 5])
@@ -178,9 +178,9 @@ def test_one_plan_has_items_of_both_roles_and_splits_both() -> None:
     split = plan.items["slot"] >= 0
     assert (split & is_decode).any() and (split & ~is_decode).any()
     assert wrapper.planned.by == "the host, natively"
-    assert len(plan.cta_indptr) == 9 * plan.num_ctas + 1 and plan.num_shared > 0
+    assert len(plan.cta_indptr) == 9 * plan.problem.num_ctas + 1 and plan.num_shared > 0
     # A key costs 48 + 16 and 12 + 16, and a tile of 128 keys 8 units, one of 64 keys 16.
-    assert plan.prices == RolePrices((128 * 64 // 8, 64 * 28 // 16), 2**31 - 1)
+    assert plan.problem.prices == RolePrices((128 * 64 // 8, 64 * 28 // 16), 2**31 - 1)
 
 
 @pytest.mark.parametrize("limit", [None, 3])
@@ -190,7 +190,7 @@ def test_lists_that_no_cta_has_for_its_own_are_run(limit: int | None) -> None:
         found.plan(**lengths())
     assert wrapper.planned is not None
     plan = wrapper.planned.plan
-    assert plan.cta_indptr[2 * plan.num_ctas] < plan.cta_indptr[-1]
+    assert plan.cta_indptr[2 * plan.problem.num_ctas] < plan.cta_indptr[-1]
     torch.testing.assert_close(wrapper.run(*tensors()), expected.run(*tensors()))
 
 
@@ -300,7 +300,7 @@ def test_explain_tells_the_predicted_time_of_a_gpu() -> None:
     wrapper = hybrid(BOTH)
     wrapper.plan(**lengths())
     assert wrapper.planned is not None
-    plan = replace(wrapper.planned.plan, prices=RolePrices((1000, 500), 2))
+    plan = of_problem(wrapper.planned.plan, prices=RolePrices((1000, 500), 2))
     told: Any = explain_module.__dict__["_roles"](plan, "CTA", True)
     assert told["predicted time"] == f"{1e6 * (plan.predicted_seconds or 0):.1f} us"
     assert plan.predicted_seconds

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import problems
 
 import warploom as wl
 from warploom.codegen.stamps import STAMP
 from warploom.runtime.calls.run_times import predicted
 from warploom.runtime.calls.stamped_items import stamped_items
 from warploom.runtime.formats import make_batch
-from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
+from warploom.scheduler.composed import SharedBatch, make_composed_plan
 from warploom.scheduler.layout import Records
-from warploom.scheduler.plan import AllVisible, Plan, make_plan
+from warploom.scheduler.plan import AllVisible, Plan
 from warploom.scheduler.prefixes import find_prefixes
+from warploom.scheduler.problem import Problem
 from warploom.scheduler.roles import Role, RolePrices
 
 PAGE = 4
@@ -33,7 +33,7 @@ def plan_of(requests: list[tuple[int, int]], group: int, two_roles: bool) -> Pla
     q_lens, kv_lens = (list(x) for x in zip(*requests, strict=True))
     segments = make_batch(wl.Ragged(), indptr(q_lens), indptr(kv_lens)).segments
     roles = (Role("decode", 8, 32),) if two_roles else ()
-    return make_plan(
+    return problems.plan_of(
         segments, num_kv_heads=2, group_size=group, rows=16, keys=64, num_ctas=5,
         visibility=AllVisible(segments), smaller=roles, prices=PRICES if roles else None,
     )  # fmt: skip
@@ -94,9 +94,9 @@ def test_items_of_composed_plans_are_the_batch(
     batch = make_batch(wl.Composed(PAGE), indptr(q_lens), indptr(counts), table, last)
     full = np.array(kv_lens, np.int64) // PAGE
     forest = find_prefixes(batch.segments["index_begin"].astype(np.int64), table, full, PAGE)
+    problem = Problem(batch.segments, 2, group, 16, 64, 5, 5, AllVisible(batch.segments))
     plan = make_composed_plan(
-        SharedBatch(batch.segments, forest, group, PAGE, 3), Machine(2, 16, 64, 5, 5),
-        AllVisible, table,
+        SharedBatch(batch.segments, forest, group, PAGE, 3), problem, AllVisible, table,
     )  # fmt: skip
     items = stamped(plan)
     size = (items["q_end"] - items["q_begin"]) * (items["kv_end"] - items["kv_begin"])
@@ -144,7 +144,7 @@ def test_two_roles_on_a_gpu_end_when_their_prices_say() -> None:
     found = predicted(plan, stamped(plan), on_gpu=True, has_prices=True)
     assert plan.predicted_seconds
     assert found.us == pytest.approx(1e6 * plan.predicted_seconds) and "prices" in found.by
-    cheap = replace(plan, prices=None)
+    cheap = problems.of_problem(plan, prices=None)
     assert "loads" in predicted(cheap, stamped(cheap), on_gpu=True, has_prices=True).by
 
 

@@ -353,7 +353,7 @@ def test_the_limit_of_ctas_is_kept() -> None:
     attention.plan([0, 50], [0, 500])
     assert attention.planned is not None
     assert (np.diff(attention.planned.plan.cta_indptr) > 0).tolist()[1:] == [False] * (
-        attention.planned.plan.num_ctas - 1
+        attention.planned.plan.problem.num_ctas - 1
     )
     q, k, v = tensors(50, 500)
     torch.testing.assert_close(attention.run(q, (k, v)), sdpa(q, k, v))

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from support import plan_text, plan_text_stream_k
+from support.problems import plan_of, problem_of
 
 from warploom.scheduler import worklist
 from warploom.scheduler.layout import SEGMENT, Ints, Records
-from warploom.scheduler.plan import AllVisible, Plan, Visibility, make_plan
+from warploom.scheduler.plan import AllVisible, Plan, Visibility
 from warploom.scheduler.problem import Problem, WorkList
 
 
@@ -98,7 +99,7 @@ class Holes:
 
 @dataclass(frozen=True)
 class Case:
-    """Everything `make_plan` takes."""
+    """Everything `plan_of` takes."""
 
     segments: Records
     visibility: Visibility
@@ -120,31 +121,15 @@ class Case:
         return {name: getattr(self, name) for name in names}
 
     def plan(self, **changes: Any) -> Plan:
-        arguments = {
-            "visibility": self.visibility,
-            "sm_limit": self.sm_limit,
-            "section_keys": self.section_keys,
-            "stream_k": self.stream_k,
-            "piece_keys": self.piece_keys,
-        } | self.numbers
-        return make_plan(self.segments, **(arguments | changes))
+        return plan_of(self.segments, **(self._arguments | changes))
 
     def problem(self) -> Problem:
-        limit = self.num_ctas if self.sm_limit is None else min(self.sm_limit, self.num_ctas)
-        return Problem(
-            self.segments,
-            self.num_kv_heads,
-            self.group_size,
-            self.rows,
-            self.keys,
-            self.num_ctas,
-            limit,
-            self.visibility,
-            self.split_size,
-            self.section_keys,
-            self.stream_k,
-            piece_keys=self.piece_keys,
-        )
+        return problem_of(self.segments, **self._arguments)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        names = "visibility", "sm_limit", "section_keys", "stream_k", "piece_keys"
+        return {name: getattr(self, name) for name in names} | self.numbers
 
     def both(self) -> tuple[WorkList, WorkList]:
         """The fast planner's work list and the reference's."""

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from warploom.errors import ArgumentError, CapacityExceeded, PlanInvalid
 from warploom.scheduler import composed, sharing
 from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.composed import Machine, SharedBatch, make_composed_plan
+from warploom.scheduler.composed import SharedBatch, make_composed_plan
 from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
 from warploom.scheduler.layout import ROW_CODE, Records
 from warploom.scheduler.plan import AllVisible
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
+from warploom.scheduler.problem import Problem
 from warploom.scheduler.sharing import choose_parts
 from warploom.scheduler.verify_composed import verify_composed
 
@@ -111,9 +112,12 @@ def shared_for(data: st.DataObject, pages: Pages, requests: Records) -> SharedBa
     return SharedBatch(requests, pages.forest(), group, pages.page_size, levels)
 
 
-def machine_for(data: st.DataObject) -> Machine:
+def problem_for(data: st.DataObject, shared: SharedBatch) -> Problem:
     num_ctas = data.draw(st.integers(1, 40), label="CTAs")
-    return Machine(
+    return Problem(
+        shared.requests,
+        group_size=shared.group_size,
+        visibility=AllVisible(shared.requests),
         num_kv_heads=data.draw(st.sampled_from([1, 3]), label="heads"),
         rows=data.draw(st.sampled_from([12, 16, 64, 255, 256, 257, 384, ROW_CODE]), label="rows"),
         keys=data.draw(st.sampled_from([32, 64]), label="keys"),
@@ -130,7 +134,8 @@ def test_every_plan_is_exact_and_fits_its_bounds(
     q_lens = data.draw(st.lists(st.sampled_from([0, 1, 7, 20, 129, 600]), min_size=len(pages.lists),
                                 max_size=len(pages.lists)), label="q_lens")  # fmt: skip
     requests = requests_of(kit, pages, np.array(q_lens, np.int64))
-    machine, shared = machine_for(data), shared_for(data, pages, requests)
+    shared = shared_for(data, pages, requests)
+    problem = problem_for(data, shared)
     left = data.draw(st.sampled_from([2**40, 3000, 50]), label="left")
     masked = data.draw(st.booleans(), label="masked")
 
@@ -143,15 +148,15 @@ def test_every_plan_is_exact_and_fits_its_bounds(
         if eager:  # whatever may be a part is one
             patch.setattr(sharing, "PER_ITEM", 0)
             patch.setattr(sharing, "PER_ROW", 0)
-        plan = make_composed_plan(shared, machine, visibility_of, pages.indices)
+        plan = make_composed_plan(shared, problem, visibility_of, pages.indices)
     verify_composed(plan, requests, visibility_of(requests), pages.page_size)
     exact = replace(Bounds.of(requests, len(pages.indices)), max_levels=shared.levels)
     room = composed_capacity(
         exact,
-        rows=machine.rows,
-        num_kv_heads=machine.num_kv_heads,
+        rows=problem.rows,
+        num_kv_heads=problem.num_kv_heads,
         group_size=shared.group_size,
-        num_ctas=machine.num_ctas,
+        num_ctas=problem.num_ctas,
     )
     plan.check_fits(room)
     packed = plan.pack(room, np.full(room.total_ints, 7, np.int32))  # counters are cleared, too
@@ -197,13 +202,15 @@ def shared_batch(kit: Any, prefix: int, batch: int, suffix: int = 128) -> tuple[
     return pages, requests_of(kit, pages, [1] * batch)
 
 
-MACHINE = Machine(8, 64, 64, 132, 132)
+def problem_of(shared: SharedBatch) -> Problem:
+    mask = AllVisible(shared.requests)
+    return Problem(shared.requests, 8, shared.group_size, 64, 64, 132, 132, mask)
 
 
 def planned(kit: Any, prefix: int = 8192, batch: int = 64) -> tuple[ComposedPlan, Records]:
     pages, requests = shared_batch(kit, prefix, batch)
     shared = SharedBatch(requests, pages.forest(), 4, 16, levels=2)
-    plan = make_composed_plan(shared, MACHINE, AllVisible, pages.indices)
+    plan = make_composed_plan(shared, problem_of(shared), AllVisible, pages.indices)
     return plan, requests
 
 
@@ -226,7 +233,7 @@ def test_what_tiles_make_of_a_batch_is_worked_out_once(
     keys, walked, tiles = shared.reads(64)
     assert (keys, walked, tiles) == (8192 + 64 * 128, 4 * 8192 + 64 * 128, 4 + 64)
     monkeypatch.setattr(composed, "choose_parts", None)
-    plan = make_composed_plan(shared, MACHINE, AllVisible, pages.indices)
+    plan = make_composed_plan(shared, problem_of(shared), AllVisible, pages.indices)
     assert len(plan.segments) == 1 + 64
 
 
@@ -257,7 +264,7 @@ def test_levels_limit_the_parts_of_a_request(kit: Any) -> None:
     requests = requests_of(kit, pages, [1] * 8)
     for levels, parts in ((1, 0), (2, 1), (3, 2)):
         shared = SharedBatch(requests, pages.forest(), 4, 16, levels)
-        plan = make_composed_plan(shared, MACHINE, AllVisible, pages.indices)
+        plan = make_composed_plan(shared, problem_of(shared), AllVisible, pages.indices)
         assert len(plan.segments) - 8 == parts
         verify_composed(plan, requests, AllVisible(requests), 16)
 
@@ -313,8 +320,11 @@ def test_rows_have_the_codes_that_kernels_read() -> None:
     assert f"constexpr int kRowCode = {ROW_CODE};" in text.read_text()
 
 
-def test_a_row_without_a_code_is_refused_where_its_tile_is_made() -> None:
+def test_a_tile_with_rows_that_have_no_code_is_refused(kit: Any) -> None:
+    pages, requests = shared_batch(kit, 16, 2)
+    shared = SharedBatch(requests, pages.forest(), 4, 16, levels=2)
+    problem = replace(problem_of(shared), rows=ROW_CODE + 1)
     with pytest.raises(ArgumentError, match=f"rows: is {ROW_CODE + 1}; expected 1 to {ROW_CODE}"):
-        replace(MACHINE, rows=ROW_CODE + 1)
+        make_composed_plan(shared, problem, AllVisible, pages.indices)
     last = (composed.MAX_UNITS - 1) * ROW_CODE + ROW_CODE - 1
     assert last == np.iinfo(np.int32).max

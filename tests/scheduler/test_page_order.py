@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.problems import plan_of
 
 from warploom.scheduler.layout import SEGMENT
 from warploom.scheduler.page_order import page_order
-from warploom.scheduler.plan import AllVisible, Plan, make_plan
+from warploom.scheduler.plan import AllVisible, Plan
 from warploom.scheduler.roles import Role, RolePrices
 
 ROLES: dict[str, Any] = {"smaller": (Role("decode", 4, 32),), "prices": RolePrices((160, 30), 10)}
@@ -21,10 +22,10 @@ ROLES: dict[str, Any] = {"smaller": (Role("decode", 4, 32),), "prices": RolePric
 def queues(plan: Plan) -> list[list[Any]]:
     """What each CTA computes, in turn; CTAs that claim a shared list count as one each."""
     lists = [list(own) for own in np.split(plan.items, plan.cta_indptr[1:-1])]
-    if len(plan.roles) == 1:
+    if len(plan.problem.roles) == 1:
         return lists
-    own = [lists[plan.num_ctas + i] + lists[i] for i in range(plan.num_ctas)]
-    shared = [[None] * len(plan.items) + more for more in lists[2 * plan.num_ctas :]]
+    own = [lists[plan.problem.num_ctas + i] + lists[i] for i in range(plan.problem.num_ctas)]
+    shared = [[None] * len(plan.items) + more for more in lists[2 * plan.problem.num_ctas :]]
     return own + shared
 
 
@@ -66,7 +67,7 @@ def test_order_and_set(
     more: dict[str, Any], batch: tuple[Any, Any, int, list[int]], num_ctas: int, num_kv_heads: int
 ) -> None:
     segments, pages, size, rows = batch
-    plan = make_plan(
+    plan = plan_of(
         segments, num_kv_heads=num_kv_heads, group_size=2, rows=16, keys=64, num_ctas=num_ctas,
         visibility=AllVisible(segments), indices=pages, **more,
     )  # fmt: skip

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plan_text_roles
 from support.mixed_plans import PRICES, Mixed, busy, mixed
+from support.problems import of_problem, plan_of
 
 from warploom.errors import ArgumentError, PlanInvalid
 from warploom.scheduler import worklist
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity, workspace_size
 from warploom.scheduler.layout import HEADER, ROLE_HEADER, ROLE_ITEM, WORK_ITEM, c_structs
-from warploom.scheduler.plan import AllVisible, Plan, make_plan
+from warploom.scheduler.plan import AllVisible, Plan
 from warploom.scheduler.role_lists import SHARED
 from warploom.scheduler.roles import (
     SHARED_DECODES,
@@ -47,15 +48,15 @@ def sees(case: Mixed, segment: Any, rows: Any) -> Any:
 
 def assert_each_pair_once(case: Mixed, plan: Plan) -> None:
     for number, segment in enumerate(plan.segments):
-        fused = int(segment["num_q"]) * plan.group_size
-        for head in range(plan.num_kv_heads):
+        fused = int(segment["num_q"]) * plan.problem.group_size
+        for head in range(plan.problem.num_kv_heads):
             met = np.zeros((fused, int(segment["kv_count"])), int)
             written = np.zeros(fused, int)
             for item in plan.items[(plan.items["segment"] == number)]:
                 if item["kv_head"] != head:
                     continue
                 begin = int(item["row_begin"])
-                end = min(begin + plan.roles[item["role"]].rows, fused)
+                end = min(begin + plan.problem.roles[item["role"]].rows, fused)
                 met[begin:end, item["kv_begin"] : item["kv_end"]] += 1
                 written[begin:end] += 1
             visible = sees(case, segment, np.arange(fused))
@@ -68,12 +69,12 @@ def assert_each_pair_once(case: Mixed, plan: Plan) -> None:
 def test_each_visible_pair_is_met_once(kit: Any, data: st.DataObject) -> None:
     case = data.draw(mixed(kit))
     plan = case.plan()
-    assert plan.items.dtype == ROLE_ITEM.dtype and plan.stream_k
-    assert len(plan.cta_indptr) == 9 * plan.num_ctas + 1
+    assert plan.items.dtype == ROLE_ITEM.dtype
+    assert len(plan.cta_indptr) == 9 * plan.problem.num_ctas + 1
     verify(plan, case.visibility)
     assert_each_pair_once(case, plan)
-    fused = plan.segments["num_q"] * plan.group_size
-    held = [fused[plan.items["segment"]] <= role.rows for role in plan.roles]
+    fused = plan.segments["num_q"] * plan.problem.group_size
+    held = [fused[plan.items["segment"]] <= role.rows for role in plan.problem.roles]
     for number, own in enumerate(held[1:], 1):  # the fewest rows that hold all
         fits_less = held[number + 1] if number + 1 < len(held) else own & False
         assert np.array_equal(plan.role == number, own & ~fits_less)
@@ -165,7 +166,7 @@ def test_items_of_other_tiles_are_seen(kit: Any, change: dict[str, Any]) -> None
     """A plan that was made for one tile and says another."""
     case = busy(kit)
     with pytest.raises(PlanInvalid):
-        verify(replace(case.plan(), **change), case.visibility)
+        verify(of_problem(case.plan(), **change), case.visibility)
 
 
 @pytest.mark.parametrize("step", [-64, 64])
@@ -185,7 +186,7 @@ def test_ctas_have_one_role_and_equal_loads(kit: Any, limit: int | None) -> None
     assert (prefill.role.name, decode.role.name) == ("prefill", "decode")
     assert (prefill.segments, decode.segments) == (1, 31)
     assert prefill.items + decode.items == len(plan.items)
-    active, ctas = limit or 64, plan.num_ctas
+    active, ctas = limit or 64, plan.problem.num_ctas
     assert prefill.ctas + decode.ctas == plan.busy_ctas  # none has both
     assert 0 <= active - plan.busy_ctas < 2  # decodes of two heads have as many each
     has = np.diff(plan.cta_indptr) > 0
@@ -254,7 +255,7 @@ def test_the_predicted_time_is_that_of_the_loads(kit: Any) -> None:
     decodes = plan.loads[64:128].sum()
     expected = max(decodes / PRICES.saturating, plan.loads.sum() / 64)
     assert plan.predicted_seconds == pytest.approx(expected / 1e12, abs=1e-12)
-    assert busy(kit).plan(smaller=()).predicted_seconds is None
+    assert busy(kit).plan(smaller=(), prices=None).predicted_seconds is None
 
 
 def test_one_cta_has_both_roles_and_shares_nothing(kit: Any) -> None:
@@ -358,9 +359,11 @@ def test_slots_have_room_for_the_largest_tile(kit: Any) -> None:
 
 def test_no_segments(kit: Any) -> None:
     segments = kit.make_segments([], [])
-    plan = make_plan(segments, visibility=AllVisible(segments), prices=PRICES, **busy(kit).numbers)
+    plan = plan_of(segments, visibility=AllVisible(segments), prices=PRICES, **busy(kit).numbers)
     verify(plan, AllVisible(segments))
-    assert plan.items.dtype == ROLE_ITEM.dtype and len(roles_of(segments, 4, plan.roles)) == 0
+    assert (
+        plan.items.dtype == ROLE_ITEM.dtype and len(roles_of(segments, 4, plan.problem.roles)) == 0
+    )
 
 
 @pytest.mark.parametrize(

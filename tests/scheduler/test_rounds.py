@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.emulator import TEMPLATES
 from support.mixed_plans import DECODE, PRICES, busy
+from support.problems import plan_of
 
-from warploom.scheduler.plan import AllVisible, make_plan
+from warploom.scheduler.plan import AllVisible
 from warploom.scheduler.role_lists import SHARED, rounds_of
 from warploom.scheduler.roles import ROLE_OF_LISTS, ROUNDS, SHARED_DECODES, SHARED_PREFILLS
 from warploom.scheduler.verify import verify
@@ -43,10 +44,10 @@ def test_prefills_beyond_the_cache_are_whole_and_in_the_order_of_the_line(
     held = replace(case.prices, cached_keys=2 * 6100)
     plan, other = case.plan(prices=beyond), case.plan(prices=held)
     assert np.array_equal(other.items, case.plan().items)
-    (prefill, _), ctas = plan.work_of_roles(), plan.num_ctas
-    each, lists = rounds_of(-(-700 * 4 // 48) * 2, prefill.ctas, plan.active_ctas)
+    (prefill, _), ctas = plan.work_of_roles(), plan.problem.num_ctas
+    each, lists = rounds_of(-(-700 * 4 // 48) * 2, prefill.ctas, plan.problem.active_ctas)
     assert lists >= prefill.ctas and prefill.shared > lists - prefill.ctas
-    own = [*range(plan.active_ctas - prefill.ctas, plan.active_ctas)]
+    own = [*range(plan.problem.active_ctas - prefill.ctas, plan.problem.active_ctas)]
     shared = [SHARED_PREFILLS * ctas + s for s in range(lists - prefill.ctas)]
     items = [plan.items[slice(*plan.cta_indptr[n : n + 2])] for n in (*own, *shared)]
     assert {len(found) for found in items} == {each}
@@ -66,8 +67,8 @@ def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None) -> None:
     plan = case.plan(prices=replace(case.prices, shortest_cut=longest + 1))
     assert (cut.items["slot"][cut.role == 0] >= 0).any()
     prefill, _ = plan.work_of_roles()
-    first, shared = plan.active_ctas - prefill.ctas, SHARED_PREFILLS * plan.num_ctas
-    lists = [*range(first, plan.active_ctas), *range(shared, shared + prefill.shared)]
+    first, shared = plan.problem.active_ctas - prefill.ctas, SHARED_PREFILLS * plan.problem.num_ctas
+    lists = [*range(first, plan.problem.active_ctas), *range(shared, shared + prefill.shared)]
     found = [plan.items[slice(*plan.cta_indptr[n : n + 2])] for n in lists]
     items, whole = np.concatenate(found), -(-700 * 4 // 48) * 2
     assert len(items) == prefill.items == whole and (items["slot"] < 0).all()
@@ -83,7 +84,7 @@ def test_fewer_short_prefills_than_ctas_are_cut_where_one_is_late(
 ) -> None:
     """One tile of each head sees 31 key tiles, which 8 CTAs would share."""
     segments = kit.make_segments([48], [31 * 128])
-    plan = make_plan(
+    plan = plan_of(
         segments, visibility=AllVisible(segments), rows=48, keys=128, smaller=(DECODE,),
         group_size=1, num_kv_heads=heads, num_ctas=8, prices=PRICES,
     )  # fmt: skip

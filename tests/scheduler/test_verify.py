@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.problems import of_problem
 
 from warploom.errors import PlanInvalid
 from warploom.scheduler.plan import AllVisible, Plan
@@ -228,7 +229,7 @@ def test_a_plan_for_another_mask_is_refused(case: Any) -> None:
 def test_an_item_across_a_fixed_split_is_found(kit: Any) -> None:
     segments = kit.make_segments([1], [2048])
     case = kit.case(segments, AllVisible(segments), split_size=1024)
-    plan = replace(case.plan(split_size=None, num_ctas=1), split_size=1024)
+    plan = of_problem(case.plan(split_size=None, num_ctas=1), split_size=1024)
     with pytest.raises(PlanInvalid, match="crosses a fixed split"):
         verify(plan, case.visibility)
 
@@ -238,4 +239,4 @@ def test_too_many_slots_are_found(kit: Any) -> None:
     segments = kit.make_segments([1], [4096])
     case = kit.case(segments, AllVisible(segments), num_ctas=2, split_size=128)
     with pytest.raises(PlanInvalid, match="more than two partial slots per boundary"):
-        verify(replace(case.plan(), split_size=None), case.visibility)
+        verify(of_problem(case.plan(), split_size=None), case.visibility)

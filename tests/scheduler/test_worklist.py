@@ -66,7 +66,7 @@ def test_every_plan_verifies(kit: Any, data: st.DataObject) -> None:
     case = kit.draw_case(data)
     plan = case.plan()
     verify(plan, case.visibility)
-    assert plan.split_size or plan.num_slots <= max(0, 2 * plan.active_ctas - 2)
+    assert plan.problem.split_size or plan.num_slots <= max(0, 2 * plan.problem.active_ctas - 2)
 
 
 @settings(max_examples=150, deadline=None)
@@ -98,7 +98,7 @@ def test_cutting_is_a_gain(kit: Any, data: st.DataObject) -> None:
     is_partial = plan.items["slot"] >= 0
     pieces = np.diff(np.append(0, np.cumsum(is_partial))[plan.cta_indptr])
     largest = int((plan.loads + model.partial * pieces).max(initial=0))
-    mean = -(-int(plan.loads.sum()) // plan.active_ctas)
+    mean = -(-int(plan.loads.sum()) // plan.problem.active_ctas)
     assert largest <= uncut
     if not is_partial.any() and uncut > mean + mean // WORTH_CUTTING:
         event("not worth cutting")
@@ -130,7 +130,7 @@ def test_stream_k_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
     """No CTA has more than the mean, plus what its two ends moved and what its pieces add."""
     case = kit.draw_case(data, stream_k=True)
     plan, model = case.plan(), case.problem().cost_model
-    grid = Grid.of(plan.active_ctas, case.num_kv_heads)
+    grid = Grid.of(plan.problem.active_ctas, case.num_kv_heads)
     partial = plan.items["slot"] >= 0
     added = int(partial.sum() - len(plan.merges)) * model.fixed
     line = (int(plan.loads.sum()) - added) // grid.lines

@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from warploom.scheduler.plan import AllVisible, Plan, make_plan
+from support.problems import plan_of, problem_of
+from warploom.scheduler.plan import AllVisible, Plan
 from warploom.scheduler.problem import Problem
 from warploom.scheduler.roles import Role, RolePrices
 
@@ -35,18 +36,15 @@ class Mixed:
     prices: RolePrices = PRICES
 
     def plan(self, **changes: Any) -> Plan:
-        given = {"visibility": self.visibility, "sm_limit": self.sm_limit, "prices": self.prices}
-        given |= self.numbers
-        return make_plan(self.segments, **(given | changes))
+        return plan_of(self.segments, **(self._arguments | changes))
 
     def problem(self) -> Problem:
-        n = self.numbers
-        active = min(self.sm_limit or n["num_ctas"], n["num_ctas"])
-        return Problem(
-            self.segments, n["num_kv_heads"], n["group_size"], n["rows"], n["keys"],
-            n["num_ctas"], active, self.visibility, stream_k=True, smaller=n["smaller"],
-            prices=self.prices,
-        )  # fmt: skip
+        return problem_of(self.segments, **self._arguments)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        given = {"visibility": self.visibility, "sm_limit": self.sm_limit, "prices": self.prices}
+        return given | self.numbers
 
 
 def near(sizes: list[int], most: int) -> st.SearchStrategy[int]:

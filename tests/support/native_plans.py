@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import warploom as wl
+from support.problems import plan_of
 from warploom.codegen.source import TileConfig
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.formats import KVFormat
@@ -20,7 +21,7 @@ from warploom.runtime.planning.places import Lists, Site
 from warploom.runtime.planning.rules import SHARING_TILES, smaller_roles
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.plan import Plan, make_plan
+from warploom.scheduler.plan import Plan
 from warploom.scheduler.roles import RolePrices
 
 UNTOUCHED = -7
@@ -122,7 +123,7 @@ class Planners:
         batch = make_batch(self.format, *arguments)
         analysis = TileAnalysis(self.traced, self.inputs.scalars, self.inputs.known)
         visibility = make_visibility(self.traced, analysis, batch.arrays, self.heads)
-        plan = make_plan(
+        plan = plan_of(
             batch.segments, num_kv_heads=self.heads.num_kv, group_size=self.heads.group_size,
             rows=tile.rows, keys=tile.keys, num_ctas=site.room.num_ctas,
             visibility=visibility, capacity=site.room, sm_limit=site.active_ctas,
