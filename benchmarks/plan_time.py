@@ -23,9 +23,12 @@ import numpy.typing as npt
 import torch
 
 import warploom as wl
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import capacity
 from warploom.scheduler.layout import SEGMENT, Ints, Records
-from warploom.scheduler.plan import AllVisible, Bounds, Plan, capacity, make_plan
+from warploom.scheduler.plan import Plan, make_plan
 from warploom.scheduler.problem import Problem
+from warploom.scheduler.visibility import AllVisible
 
 Lengths = npt.NDArray[np.int64]
 
@@ -127,7 +130,7 @@ def measure(batch: Batch, num_ctas: int, repeat: int) -> Measurement:
     problem = Problem(segments, active_ctas=num_ctas, visibility=mask, **numbers)
 
     def plan() -> Plan:
-        return make_plan(problem, room)
+        return make_plan(problem)
 
     result = plan()
     buffer = result.pack(room)

@@ -185,7 +185,8 @@ def capacity(
     """
     tiles = num_kv_heads * max_query_tiles(bounds.max_q_rows, bounds.segments, rows, group_size)
     if split_size is None:
-        tile_cuts = _cuts_of_a_tile(bounds.max_kv_len, [(rows, keys), *_shapes(smaller)])
+        shapes = [(rows, keys), *((role.rows, role.keys) for role in smaller)]
+        tile_cuts = _cuts_of_a_tile(bounds.max_kv_len, shapes)
         cuts = min(most_cuts(num_ctas, 1 + len(smaller)), tiles * tile_cuts)
         merges = min(tiles, cuts)
         items, slots = tiles + cuts, merges + cuts
@@ -204,10 +205,6 @@ def capacity(
         reason = f"need {items} work items and {slots} partial slots, beyond what int32 counts"
         raise ArgumentError(name="bounds", reason=reason + "; declare smaller ones")
     return result
-
-
-def _shapes(roles: Sequence[Role]) -> list[tuple[int, int]]:
-    return [(role.rows, role.keys) for role in roles]
 
 
 def _cuts_of_a_tile(kv_len: int, shapes: Sequence[tuple[int, int]]) -> int:

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from warploom.errors import CapacityExceeded, WorkspaceTooSmall, WrongDType
 from warploom.scheduler import worklist
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
+from warploom.scheduler.capacity import Capacity
 from warploom.scheduler.layout import HEADER, OPENING, ROLE_HEADER, Ints, Records
 from warploom.scheduler.problem import Problem, WorkList
 from warploom.scheduler.roles import (
@@ -22,19 +21,6 @@ from warploom.scheduler.roles import (
     lists_of,
     roles_of,
 )
-from warploom.scheduler.visibility import AllVisible, Visibility
-
-__all__ = [
-    "AllVisible",
-    "Bounds",
-    "Capacity",
-    "Plan",
-    "Visibility",
-    "WorkspaceSize",
-    "capacity",
-    "make_plan",
-    "workspace_size",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,11 +217,7 @@ class Plan:
             raise CapacityExceeded(name="CTAs", got=self.problem.num_ctas, bound=capacity.num_ctas)
 
 
-def make_plan(
-    problem: Problem,
-    capacity: Capacity | None = None,
-    indices: npt.NDArray[np.int32] | None = None,
-) -> Plan:
+def make_plan(problem: Problem, indices: npt.NDArray[np.int32] | None = None) -> Plan:
     """Plans one batch: who computes what, and where partial results are merged.
 
     Deterministic: the same arguments give the same bits. Host only; nothing is written outside the
@@ -243,21 +225,13 @@ def make_plan(
 
     Args:
         problem: the batch and the machine.
-        capacity: what the plan must fit; None: no limit.
         indices: int32 block list, for indexed formats.
 
     Raises:
-        BoundsExceeded: the batch passes a declared bound (both numbers are named).
-        CapacityExceeded: the capacity was computed for other sizes, heads or CTAs.
         ArgumentError, BadLength, WrongDType: see `Problem.check`.
     """
     indices = np.zeros(0, np.int32) if indices is None else indices
     if indices.dtype != np.int32:
         raise WrongDType(name="indices", got=indices.dtype, expected="int32")
     problem.check()
-    if capacity is not None:
-        capacity.bounds.admit(problem.segments, len(indices))
-    plan = Plan.of(problem, worklist.build(problem), indices)
-    if capacity is not None:
-        plan.check_fits(capacity)
-    return plan
+    return Plan.of(problem, worklist.build(problem), indices)

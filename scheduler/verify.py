@@ -47,6 +47,7 @@ class _Work:
     Built before anything is known to be right, so it must not fail on nonsense.
     """
 
+    tiles: Ints  # of each segment and head
     tile: Ints
     role: Ints  # of all there are
     rows: Ints  # of its tile
@@ -57,7 +58,6 @@ class _Work:
     kv_end: Ints
     slot: Ints
     merge: Ints
-    tiles: Ints  # tiles of each segment and head
 
     @classmethod
     def of(cls, plan: Plan) -> _Work:
@@ -74,19 +74,9 @@ class _Work:
         own = tiles[known] if len(tiles) else known
         tile = first + field["kv_head"] * own + field["row_begin"] // rows
         order = np.lexsort((field["kv_end"], field["kv_begin"], tile))
-        return cls(
-            tile[order],
-            role[order],
-            rows[order],
-            keys[order],
-            field["segment"][order],
-            field["row_begin"][order],
-            field["kv_begin"][order],
-            field["kv_end"][order],
-            field["slot"][order],
-            field["merge"][order],
-            tiles,
-        )
+        names = "segment", "row_begin", "kv_begin", "kv_end", "slot", "merge"
+        of_items = tile, role, rows, keys, *(field[name] for name in names)
+        return cls(tiles, *(values[order] for values in of_items))
 
     @property
     def opens(self) -> Flags:

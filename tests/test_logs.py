@@ -145,9 +145,10 @@ def test_plans_are_counted_and_summed_up(
     line = caplog.records[-1].getMessage()
     assert line.startswith("planned Causal, Ragged(layout='NHD'): 2 requests, ")
     if backend is None:
-        tile = wrapper.planned.plan  # type: ignore[union-attr]
+        plan = wrapper.planned.plan  # type: ignore[union-attr]
+        tile = plan.problem
         assert f"tile {tile.rows} x {tile.keys} (" in line
-        assert f", {len(tile.items)} items, " in line and " bytes, by the host" in line
+        assert f", {len(plan.items)} items, " in line and " bytes, by the host" in line
     with pytest.raises(BadIndptr):
         wrapper.plan([0, 2], [0, 10, 40])
     assert wl.stats().plans == 1

@@ -152,9 +152,7 @@ class ComposedRules(Rules):
     def least_bounds(self, batch: Batch) -> Bounds:
         return replace(batch.least_bounds, max_levels=self._shared(batch).levels)
 
-    def make(
-        self, batch: Batch, kernel: Kernel, room: Capacity, inputs: Inputs
-    ) -> tuple[Plan, Visibility]:
+    def make(self, batch: Batch, kernel: Kernel, inputs: Inputs) -> tuple[Plan, Visibility]:
         analysis = TileAnalysis(self.spec.variant, inputs.scalars, inputs.known)
 
         def answers(segments: Records) -> Visibility:
@@ -163,7 +161,6 @@ class ComposedRules(Rules):
 
         problem = self.problem(batch.segments, kernel, answers(batch.segments))
         plan = make_composed_plan(self._shared(batch), problem, answers, batch.indices)
-        plan.check_fits(room)
         return plan, problem.visibility
 
     def check_of(self, batch: Batch) -> Check:

@@ -84,9 +84,6 @@ class DeviceStrategy:
         planner.launch(torch.cuda.current_stream(self._rules.device).cuda_stream)
         return self._places.planned(batch, place, inputs, "the device")
 
-    def verify(self, planned: Planned, inputs: Inputs) -> None:
-        self._places.verify(planned, inputs)
-
     def _planner(self, site: Site) -> DevicePlanner:
         rules, device = self._rules, self._rules.device
         key = (*grid_of(site, rules.heads.num_kv), site.scratch)

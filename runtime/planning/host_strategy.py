@@ -112,9 +112,6 @@ class HostStrategy:
         memory.upload.send(used)
         return places.planned(batch, place, inputs, "the host, natively")
 
-    def verify(self, planned: Planned, inputs: Inputs) -> None:
-        self._places.verify(planned, inputs)
-
 
 class HostPlanner:
     """The native planner of one mask and storage.

@@ -32,11 +32,12 @@ class NumpyStrategy:
         kernel = self._kernels.get(choice)
         pieces = rules.pieces(batch, kernel.tile)
         room, size = memory.fit(rules.least_bounds(batch), kernel, pieces)
-        both = rules.make(batch, kernel, room, inputs)
+        both = rules.make(batch, kernel, inputs)
         memory.send(both[0], room, size)
         return Planned(batch, choice, kernel, size, "NumPy", lambda: both, is_native=False)
 
-    def verify(self, planned: Planned, inputs: Inputs) -> None:
+    def verify(self, planned: Planned) -> None:
+        """Check the last plan; raises PlanInvalid."""
         room = self._memory.room
         assert room is not None  # there is a plan
         check = self._rules.check_of(planned.batch)

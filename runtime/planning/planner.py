@@ -66,11 +66,9 @@ class Planner:
         self.verifies = verify_plans()
         self._kernels, self._device = kernels, device
         self._memory = memory = PlanMemory(workspace, params, rules, device)
-        places = Places(rules, kernels, memory)
-        self._strategies = (
-            DeviceStrategy(places), HostStrategy(places), NumpyStrategy(rules, kernels, memory),
-        )  # fmt: skip
-        self._last: Strategy | None = None
+        self._places = places = Places(rules, kernels, memory)
+        self._numpy = NumpyStrategy(rules, kernels, memory)
+        self._strategies = DeviceStrategy(places), HostStrategy(places), self._numpy
 
     def read(self, given: Arguments) -> Batch:
         """Check the arguments of `plan` and bring them into the form that suits them best.
@@ -93,10 +91,10 @@ class Planner:
         self._memory.number += 1
         # once: arrays of lengths may be the caller's, and change
         choice = self.rules.choice(batch, inputs)
-        for strategy in self._strategies:
+        strategies: tuple[Strategy, ...] = self._strategies
+        for strategy in strategies:
             planned = strategy.plan(batch, choice, inputs)
             if planned is not None:
-                self._last = strategy
                 return planned
         raise RuntimeError("NumPy plans every batch")
 
@@ -110,9 +108,12 @@ class Planner:
         Raises:
             PlanInvalid: what is wrong with it.
         """
-        if not is_capturing(self._device):
-            assert self._last is not None
-            self._last.verify(planned, inputs)
+        if is_capturing(self._device):
+            return
+        if planned.is_native:
+            self._places.verify(planned, inputs)
+        else:
+            self._numpy.verify(planned)
 
     def prepare(self) -> None:
         """Build what planning needs, so that no plan has to."""

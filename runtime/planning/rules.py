@@ -238,7 +238,7 @@ class Rules:
         else:
             rows, segments = bounds.max_q_rows, bounds.segments
         fused = rows * self.heads.group_size
-        if fused < SHARING_TILES * tile.rows * segments:
+        if not _shares_keys(fused, tile, segments):
             return True
         if self.device.type != "cuda":
             return False
@@ -249,7 +249,7 @@ class Rules:
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
         rows = batch.sizes.segment_rows * self.heads.group_size
-        if rows < SHARING_TILES * tile.rows * batch.sizes.num_segments:
+        if not _shares_keys(rows, tile, batch.sizes.num_segments):
             return None
         return None if self.uses_stream_k(batch, tile) else self.cached_keys
 
@@ -278,10 +278,8 @@ class Rules:
         analysis = TileAnalysis(traced, scalars, known)
         return make_visibility(traced, analysis, arrays, self.heads, columns)
 
-    def make(
-        self, batch: Batch, kernel: Kernel, room: Capacity, inputs: Inputs
-    ) -> tuple[Plan, Visibility]:
-        """A plan that fits the room, and the mask's answers for it."""
+    def make(self, batch: Batch, kernel: Kernel, inputs: Inputs) -> tuple[Plan, Visibility]:
+        """A plan, and the mask's answers for it."""
         tile, visibility = kernel.tile, self.visibility(batch.arrays, inputs.scalars, inputs.known)
         problem = replace(
             self.problem(batch.segments, kernel, visibility),
@@ -289,7 +287,7 @@ class Rules:
             section_keys=self._section_keys(batch, tile),
             stream_k=self.uses_stream_k(batch, tile),
         )
-        return make_plan(problem, room, batch.indices), visibility
+        return make_plan(problem, batch.indices), visibility
 
     def problem(self, segments: Records, kernel: Kernel, visibility: Visibility) -> Problem:
         """What is planned for a kernel, but for how tiles are cut."""
@@ -322,7 +320,11 @@ def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) ->
         return False
     if bounds is None:
         return True
-    return bounds.max_q_rows * group_size >= SHARING_TILES * tile.rows * bounds.segments
+    return _shares_keys(bounds.max_q_rows * group_size, tile, bounds.segments)
+
+
+def _shares_keys(fused: int, tile: TileConfig, segments: int) -> bool:
+    return fused >= SHARING_TILES * tile.rows * segments
 
 
 def smaller_roles(tile: TileConfig) -> tuple[Role, ...]:

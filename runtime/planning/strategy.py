@@ -90,6 +90,3 @@ class Strategy(Protocol):
             CompileError and others of `Kernels.get`.
         """
         ...
-
-    def verify(self, planned: Planned, inputs: Inputs) -> None:
-        """Check the last plan, which it made; raises PlanInvalid."""

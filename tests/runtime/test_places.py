@@ -96,7 +96,8 @@ def test_loads_beyond_what_compiled_planners_count_are_planned_by_numpy(
     monkeypatch.setattr(places, "_MOST_LOAD", 100)
     other.plan(rows, lengths)
     assert other.planned is not None and other.planned.by == "NumPy"
-    assert not native.stream_k and np.array_equal(other.planned.plan.items, native.items)
+    assert not native.problem.stream_k
+    assert np.array_equal(other.planned.plan.items, native.items)
 
 
 def test_the_work_of_vast_bounds_is_no_load_that_planners_count() -> None:

@@ -15,10 +15,11 @@ from warploom.runtime.calls.stamped_items import stamped_items
 from warploom.runtime.formats import make_batch
 from warploom.scheduler.composed import SharedBatch, make_composed_plan
 from warploom.scheduler.layout import Records
-from warploom.scheduler.plan import AllVisible, Plan
+from warploom.scheduler.plan import Plan
 from warploom.scheduler.prefixes import find_prefixes
 from warploom.scheduler.problem import Problem
 from warploom.scheduler.roles import Role, RolePrices
+from warploom.scheduler.visibility import AllVisible
 
 PAGE = 4
 PRICES = RolePrices((160, 30), 10)

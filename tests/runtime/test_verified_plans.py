@@ -39,7 +39,7 @@ def plan(kv_format: Any, **options: Any) -> wl.AttentionWrapper:
 def drop_keys(made: Any) -> Any:
     """The plan with a key tile less in its longest item."""
     items = made.items.copy()
-    items["kv_end"][np.argmax(items["kv_end"] - items["kv_begin"])] -= made.keys
+    items["kv_end"][np.argmax(items["kv_end"] - items["kv_begin"])] -= made.problem.keys
     return replace(made, items=items)
 
 

@@ -14,8 +14,9 @@ from support.problems import plan_of, problem_of
 
 from warploom.scheduler import worklist
 from warploom.scheduler.layout import SEGMENT, Ints, Records
-from warploom.scheduler.plan import AllVisible, Plan, Visibility
+from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import Problem, WorkList
+from warploom.scheduler.visibility import AllVisible, Visibility
 
 
 def make_segments(q_lens: Any, kv_lens: Any) -> Records:

@@ -17,11 +17,11 @@ from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.composed import SharedBatch, make_composed_plan
 from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
 from warploom.scheduler.layout import ROW_CODE, Records
-from warploom.scheduler.plan import AllVisible
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
 from warploom.scheduler.problem import Problem
 from warploom.scheduler.sharing import choose_parts
 from warploom.scheduler.verify_composed import verify_composed
+from warploom.scheduler.visibility import AllVisible
 
 
 @dataclass

@@ -13,8 +13,9 @@ from support.problems import plan_of
 
 from warploom.scheduler.layout import SEGMENT
 from warploom.scheduler.page_order import page_order
-from warploom.scheduler.plan import AllVisible, Plan
+from warploom.scheduler.plan import Plan
 from warploom.scheduler.roles import Role, RolePrices
+from warploom.scheduler.visibility import AllVisible
 
 ROLES: dict[str, Any] = {"smaller": (Role("decode", 4, 32),), "prices": RolePrices((160, 30), 10)}
 

@@ -16,8 +16,10 @@ from warploom.errors import (
     WorkspaceTooSmall,
     WrongDType,
 )
-from warploom.scheduler.plan import AllVisible, Bounds, capacity
+from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.capacity import capacity
 from warploom.scheduler.verify import verify
+from warploom.scheduler.visibility import AllVisible
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from warploom.scheduler import worklist
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity, workspace_size
 from warploom.scheduler.layout import HEADER, ROLE_HEADER, ROLE_ITEM, WORK_ITEM, c_structs
-from warploom.scheduler.plan import AllVisible, Plan
+from warploom.scheduler.plan import Plan
 from warploom.scheduler.role_lists import SHARED
 from warploom.scheduler.roles import (
     SHARED_DECODES,
@@ -30,6 +30,7 @@ from warploom.scheduler.roles import (
 )
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.verify import verify
+from warploom.scheduler.visibility import AllVisible
 
 # What planners find.
 WORK = (

@@ -11,8 +11,9 @@ import pytest
 from support.problems import of_problem
 
 from warploom.errors import PlanInvalid
-from warploom.scheduler.plan import AllVisible, Plan
+from warploom.scheduler.plan import Plan
 from warploom.scheduler.verify import verify
+from warploom.scheduler.visibility import AllVisible
 
 
 @pytest.fixture(params=[None, 512])

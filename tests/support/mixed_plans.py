@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from support.problems import plan_of, problem_of
-from warploom.scheduler.plan import AllVisible, Plan
+from warploom.scheduler.plan import Plan
 from warploom.scheduler.problem import Problem
 from warploom.scheduler.roles import Role, RolePrices
+from warploom.scheduler.visibility import AllVisible
 
 DECODE = Role("decode", 12, 64)
 # Rows by keys of the larger tile, and the other roles: keys that are more, fewer or no multiple.

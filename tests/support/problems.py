@@ -22,7 +22,12 @@ def problem_of(
 def plan_of(
     segments: Records, *, capacity: Capacity | None = None, indices: Any = None, **numbers: Any
 ) -> Plan:
-    return make_plan(problem_of(segments, **numbers), capacity, indices)
+    """One that fits the capacity, if there is one."""
+    plan = make_plan(problem_of(segments, **numbers), indices)
+    if capacity is not None:
+        capacity.bounds.admit(segments, len(plan.indices))
+        plan.check_fits(capacity)
+    return plan
 
 
 def of_problem(plan: Plan, **changes: Any) -> Plan:
