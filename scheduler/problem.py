@@ -1,4 +1,4 @@
-"""What is to be planned, and what planning gives: the two ends of both planners."""
+"""What is to be planned, and what planning gives."""
 
 from __future__ import annotations
 

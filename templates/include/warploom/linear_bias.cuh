@@ -9,7 +9,7 @@
 
 namespace warploom {
 
-// What the logits of a tile still lack, the same for all that a thread has of a row: nothing, or
+// What the logits of a tile still lack, the same for all that a thread has of a row: nothing.
 template <class K, bool kAny = K::Variant::kHasLinearBias>
 struct Shifts {
   WL_FN float whole(int /*r*/, float logit) const { return logit; }
@@ -19,7 +19,7 @@ struct Shifts {
   }
 };
 
-// a number. An exponent is rounded down, and its reference up; see product_rounded_up().
+// Or a number. An exponent is rounded down, and its reference up; see product_rounded_up().
 template <class K>
 struct Shifts<K, true> {
   float of_row[ThreadRows<K>::kCount];

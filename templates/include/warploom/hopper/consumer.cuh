@@ -215,7 +215,9 @@ class Consumer {
           item, shared_.queries(query_ring_.stage), unknown_thread(threadIdx.x));
       publish_to_all();
     } else if constexpr (!Shared<K>::kLandsQueries) {
-      fence_async_proxy();  // rows came by cp.async
+      // Rows came by cp.async, whose threads have waited for them and told the barrier. What this
+      // thread has waited for, its fence orders before its products, whoever wrote it.
+      fence_async_proxy();
     }
   }
 
@@ -259,7 +261,6 @@ class Consumer {
   WL_FN void merge(const Item<K>& item) const {
     const int2 merge = __ldg(reinterpret_cast<const int2*>(item.p.merges) + item.facts().merge);
     if (is_last_arrival(item, merge.y)) merge_slots(item, merge.x, merge.y);
-    shared_.sync();  // the slab is everyone's while slots are merged
   }
 
   Shared<K> shared_;
