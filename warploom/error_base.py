@@ -7,10 +7,17 @@ print the line with a caret under the column.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from warploom.dsl.types.ir import Source
+
+
+# Errors made since `gathered` began, the first one first; None outside of it.
+_MADE: ContextVar[list[WarploomError] | None] = ContextVar("made", default=None)
 
 
 class WarploomError(Exception):
@@ -27,9 +34,37 @@ class WarploomError(Exception):
         self.facts = facts
         self.source = source
         super().__init__(self.message.format(**facts) + _place(source))
+        made = _MADE.get()
+        if made is not None and self._is_gathered():
+            made.append(self)
+
+    def _is_gathered(self) -> bool:
+        """False for AttributeErrors, which hasattr() and getattr() catch by design."""
+        return not isinstance(self, AttributeError)
 
     def __reduce__(self) -> tuple[object, ...]:  # picklable, so that worker processes can raise it
         return _rebuild, (type(self), self.source, self.facts)
+
+
+@contextmanager
+def gathered() -> Iterator[list[WarploomError]]:
+    """Gather the errors that are made meanwhile, whoever catches them.
+
+    A functor that catches a refusal would go on, and become a kernel of something else.
+    """
+    made: list[WarploomError] = []
+    token = _MADE.set(made)
+    try:
+        yield made
+    finally:
+        _MADE.reset(token)
+
+
+def take_back(source: Source | None) -> None:
+    """Forget the gathered errors of a place, where a library has caught them and found its way."""
+    made = _MADE.get()
+    if made:
+        made[:] = [error for error in made if error.source != source]
 
 
 def _rebuild(

@@ -79,6 +79,9 @@ class CannotTrace(VariantError):
 class NoNumber(CannotTrace, AttributeError):
     """Also an AttributeError: libraries ask for `.item` to tell whether a value is a number."""
 
+    def _is_gathered(self) -> bool:
+        return bool(self.facts.get("is_asked_for"))  # and not looked for by hasattr()
+
 
 class GlobalMutated(VariantError):
     message = (

@@ -114,6 +114,11 @@ def line_of(step: dis.Instruction) -> int | None:
     return step.starts_line
 
 
+def reads_attribute(place: Place) -> bool:
+    """Whether the instruction there is `x.name`; hasattr and getattr are calls."""
+    return dis.opname[place.code.co_code[place.instruction]] in ("LOAD_ATTR", "LOAD_METHOD")
+
+
 def _is_machinery(module: str) -> bool:
     if module.startswith(_SHIPPED):
         return False

@@ -14,13 +14,8 @@ from warploom.dsl.graphs import build
 from warploom.dsl.types.ir import Kind
 from warploom.dsl.types.number_types import LIMITS, kind_of, result_type, type_of_tensor, wrapped
 from warploom.dsl.values.conversions import type_of
-from warploom.dsl.values.symbols import (
-    FOUND_TENSOR,
-    NAMED,
-    foreign_dtype,
-    refuse_in_place,
-    remedy_for,
-)
+from warploom.dsl.values.refusals import NAMED, refuse_in_place, remedy_for
+from warploom.dsl.values.symbols import FOUND_TENSOR, foreign_dtype
 
 _NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
 

@@ -14,7 +14,7 @@ import numpy as np
 from warploom.dsl.graphs import build
 from warploom.dsl.types.ir import Kind, const
 from warploom.dsl.types.number_types import LIMITS, fits_scalar, kind_of, wrapped
-from warploom.dsl.values import functions, symbols
+from warploom.dsl.values import functions, refusals
 from warploom.dsl.values.functions import to_int, where
 from warploom.dsl.values.symbols import Symbol, Value, wrap
 
@@ -163,4 +163,4 @@ _NAMES: dict[Callable[..., Any], str] = {
     (lambda x: 0): "dim",
 }
 for _function, _names in _NAMES.items():
-    symbols.NAMED.update(dict.fromkeys(_names.split(), _function))
+    refusals.NAMED.update(dict.fromkeys(_names.split(), _function))

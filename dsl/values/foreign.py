@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from warploom.dsl.graphs import build
-from warploom.dsl.values import functions, symbols
+from warploom.dsl.values import functions, refusals
 from warploom.dsl.values.activations import ACTIVATIONS, is_float
 from warploom.dsl.values.conversions import type_of
 from warploom.dsl.values.functions import abs, ceil, floor, maximum, sigmoid, where
@@ -155,8 +155,8 @@ _FOREIGN: dict[Callable[..., Any], str] = {
 _SAME_NAME = "exp exp2 log log2 sqrt rsqrt tanh sin cos erf floor ceil minimum maximum"
 _SAME_NAME += " tan sinh cosh fmod isnan isinf logical_and logical_or logical_xor logical_not"
 for _function, _names in (_FOREIGN | ACTIVATIONS).items():
-    symbols.NAMED.update(dict.fromkeys(_names.split(), _function))
-symbols.NAMED.update({name: getattr(functions, name) for name in _SAME_NAME.split()})
+    refusals.NAMED.update(dict.fromkeys(_names.split(), _function))
+refusals.NAMED.update({name: getattr(functions, name) for name in _SAME_NAME.split()})
 
 _UNTRACED = {
     "equal": "Write a == b, which compares element by element.",
@@ -167,10 +167,18 @@ _UNTRACED = {
     "norm linalg_norm linalg_vector_norm normalize rms_norm layer_norm": (
         "Write x * rsqrt(mean(x * x) + epsilon), or the like."
     ),
-    "setitem fill_ copy_ index_put index_put_ scatter scatter_": symbols.UNCHANGING,
+    "setitem fill_ copy_ index_put index_put_ scatter scatter_": refusals.UNCHANGING,
     "clone detach contiguous": "Leave it out: values do not change.",
     "nan_to_num": "Write where(isnan(x), 0.0, x).",
-    "matmul rmatmul mm bmm mv dot einsum linear": symbols.NO_PRODUCTS,
+    "cumsum cumprod sort argsort topk argmax argmin softmax log_softmax logsumexp": (
+        "A functor sees one query and one key at a time: compute what runs over several before the "
+        "call, outside, and read it from a Tensor field."
+    ),
+    "interp searchsorted bucketize digitize": (
+        "Compute a table before the call, outside, and read it from a Tensor field, as in "
+        "self.table[to_int(x)]; a few pieces are where(x < a, ..., ...)."
+    ),
+    "matmul rmatmul mm bmm mv dot einsum linear": refusals.NO_PRODUCTS,
 }
 for _names, _remedy in _UNTRACED.items():
-    symbols.UNTRACED.update(dict.fromkeys(_names.split(), _remedy))
+    refusals.UNTRACED.update(dict.fromkeys(_names.split(), _remedy))

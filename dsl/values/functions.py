@@ -16,7 +16,7 @@ from warploom.dsl.graphs import build, lanes, rotations
 from warploom.dsl.graphs.extents import INT32
 from warploom.dsl.types.ir import Kind, Node
 from warploom.dsl.types.number_types import SMALL
-from warploom.dsl.values import symbols
+from warploom.dsl.values import refusals
 from warploom.dsl.values.symbols import Symbol, Value, as_node, wrap
 
 
@@ -260,4 +260,4 @@ for _function in (
     *(minimum, maximum, clamp, to_int, to_float, to_bool, rotate_half, rotate_pairs),
     *(sum, mean, max),
 ):
-    symbols.PUBLIC.append(_function.__name__)
+    refusals.PUBLIC.append(_function.__name__)

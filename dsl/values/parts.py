@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from warploom.dsl.graphs import build
-from warploom.dsl.values import symbols
-from warploom.dsl.values.symbols import NO_PRODUCTS
+from warploom.dsl.values.refusals import NO_PRODUCTS, UNCHANGING
 from warploom.errors import CannotTrace
 
 
@@ -28,6 +27,9 @@ class ReadInParts:
     def refused(self, what: str) -> CannotTrace:
         """The error for `what`, at the user's line."""
         return build.refuse(f"{self.described()}: {what}", self.remedy())
+
+    def __repr__(self) -> str:
+        return f"<{self.described()}>"
 
     def _taken_whole(self, *_: object, **__: object) -> NoReturn:
         raise self.refused("computing with the whole of it")
@@ -62,7 +64,7 @@ class ReadInParts:
         raise build.refuse(what, "A functor reads one element of a tensor.")  # it is in a list
 
     def _unchanging(self, *_: object) -> NoReturn:
-        raise build.refuse(f"{self.described()}: assigning to it", symbols.UNCHANGING)
+        raise build.refuse(f"{self.described()}: assigning to it", UNCHANGING)
 
     __setitem__ = __delitem__ = _unchanging
 

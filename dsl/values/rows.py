@@ -22,7 +22,8 @@ from warploom.dsl.types.number_types import SMALL
 from warploom.dsl.values.conversions import type_of
 from warploom.dsl.values.functions import to_bool, to_int
 from warploom.dsl.values.parts import ReadInParts
-from warploom.dsl.values.symbols import NAMED, Value, call_named
+from warploom.dsl.values.refusals import NAMED
+from warploom.dsl.values.symbols import Value, call_named
 
 LONGEST = 64  # elements; each is loaded by each thread that needs it
 _LONG = (

@@ -16,40 +16,32 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from warploom.dsl.graphs import build
+from warploom.dsl.graphs.shown import shown
 from warploom.dsl.types import location
 from warploom.dsl.types.ir import Kind, Node, Source
 from warploom.dsl.types.number_types import type_of_tensor
 from warploom.dsl.values.foreign_names import numpy_name, torch_name
-from warploom.errors import BranchOnSymbol, CannotTrace, NoNumber
+from warploom.dsl.values.refusals import (
+    AS_TENSOR,
+    CONCRETE,
+    NAMED,
+    NO_PRODUCTS,
+    OUTSIDE,
+    UNCHANGING,
+    concrete,
+    forget_lengths,
+    formatted,
+    known,
+    no_item,
+    refuse_in_place,
+    remedy_for,
+)
+from warploom.errors import BranchOnSymbol, CannotTrace
 
 Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the reading
 
-# Functions and methods that torch, NumPy and `symbol.name` may ask for; `foreign` fills it.
-NAMED: dict[str, Callable[..., Any]] = {}
-# What to write instead of others that are asked for; `foreign` fills it.
-UNTRACED: dict[str, str] = {}
-# Names for messages: what a functor may call.
-PUBLIC: list[str] = []
-
 # What to do with a torch tensor that is indexed by a symbol; `capture` sets it.
 FOUND_TENSOR: ContextVar[Callable[[Any], Any] | None] = ContextVar("found_tensor", default=None)
-
-_OUTSIDE = "Declare it as a field of the variant: Tensor(dtype, roles) or Scalar(dtype)."
-_AS_TENSOR = "Capture a tensor instead: torch.from_numpy(array), made outside of the function."
-_CONCRETE = (
-    "A value inside a functor is known only in the kernel. Use warploom's functions "
-    "(where, exp, floor, minimum, ...), and declare tables as Tensor fields."
-)
-
-
-UNCHANGING = (
-    "A functor changes nothing: return the new value, such as where(condition, a, b), or write the "
-    "tensor before the call, outside."
-)
-NO_PRODUCTS = (
-    "Functors have no products of matrices: multiply q, k or v by the matrix before the call. One "
-    "number of the product is sum(x * self.matrix[row, at.lane])."
-)
 
 
 class Symbol:
@@ -75,7 +67,7 @@ class Symbol:
         return location.source(self.place)
 
     def __repr__(self) -> str:
-        return f"<symbol {self.node!r}>"
+        return f"<{self.node.type} known only in the kernel: {shown(self.node)}>"
 
     # --- as torch sees it: a tensor of no dimensions
 
@@ -215,18 +207,20 @@ class Symbol:
         raise BranchOnSymbol(source=location.source(location.here()))
 
     def __hash__(self) -> int:
-        raise build.refuse("hashing a value of the kernel (a dict key or set member)", _CONCRETE)
+        raise build.refuse("hashing a value of the kernel (a dict key or set member)", CONCRETE)
 
     def _concrete(self, *args: object, **kwargs: object) -> NoReturn:
-        raise build.refuse("turning a value of the kernel into a Python number", _CONCRETE)
+        raise concrete()
 
     __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = _concrete
 
     def __format__(self, spec: str) -> str:
-        return self._concrete() if spec else repr(self)
+        if spec:
+            raise formatted()
+        return repr(self)
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        remedy = _OUTSIDE if FOUND_TENSOR.get() is None else _AS_TENSOR
+        remedy = OUTSIDE if FOUND_TENSOR.get() is None else AS_TENSOR
         raise build.refuse("a NumPy array indexed by, or built from, a value of the kernel", remedy)
 
     def _no_product(self, other: object) -> NoReturn:
@@ -281,11 +275,7 @@ class Symbol:
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "item":  # what numbers of other libraries are told by
-            raise NoNumber(
-                what="turning a value of the kernel into a Python number with .item()",
-                remedy="Leave it out: what is read from a tensor is used as it is.",
-                source=location.source(location.here()),
-            )
+            raise no_item()
         refuse_in_place(f".{name}()", name, {})
         if name in NAMED:
             return lambda *args, **named: call_named(f".{name}()", name, (self, *args), named)
@@ -340,9 +330,9 @@ def as_node(value: Value) -> Node:
         raise build.refuse(
             f"a plain {type(value).__module__}.{type(value).__name__} of shape "
             f"{tuple(value.shape)}",
-            f"{_OUTSIDE} A functor can make no tensors, and draw no random numbers.",
+            f"{OUTSIDE} A functor can make no tensors, and draw no random numbers.",
         )
-    raise build.refuse(f"a value of type {type(value).__name__}", _known())
+    raise build.refuse(f"a value of type {type(value).__name__}", known())
 
 
 def call_named(shown: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -356,21 +346,16 @@ def call_named(shown: str, name: str, args: Sequence[Any], kwargs: Mapping[str, 
     try:
         return function(*args, **{key: _native(value) for key, value in kwargs.items()})
     except TypeError as error:
-        raise build.refuse(f"{shown} with these arguments ({error})", _known()) from error
-
-
-def refuse_in_place(shown: str, name: str, kwargs: Mapping[str, Any]) -> None:
-    """Raise CannotTrace for what would change a value: torch's functions that end in _."""
-    if kwargs.get("inplace") or (name.endswith("_") and not name.startswith("_")):
-        raise build.refuse(f"{shown} in place", "Values do not change: write x = torch.relu(x).")
+        raise build.refuse(f"{shown} with these arguments ({error})", known()) from error
 
 
 def index_torch(tensor: Any, index: Any) -> Any:
     """`tensor[index]` where torch saw a symbol."""
     found = FOUND_TENSOR.get()
     if found is not None and not isinstance(tensor, Symbol):
+        forget_lengths()
         return found(tensor)[index]
-    raise build.refuse(f"indexing a plain torch tensor of shape {tuple(tensor.shape)}", _OUTSIDE)
+    raise build.refuse(f"indexing a plain torch tensor of shape {tuple(tensor.shape)}", OUTSIDE)
 
 
 def refuse_foreign(error: Exception) -> CannotTrace | None:
@@ -378,23 +363,14 @@ def refuse_foreign(error: Exception) -> CannotTrace | None:
 
     torch and NumPy raise from their own code, or from C and name the class that they were given.
     """
-    names = ("Symbol", "SymbolicTensor", "CapturedTensor", "Position", "<symbol")
+    names = ("Symbol", "SymbolicTensor", "CapturedTensor", "Position", "known only in the kernel")
     if not (location.is_of_library(error) or any(name in str(error) for name in names)):
         return None
     told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     place = location.source(location.raising(error))
     what = f"what raised {type(error).__name__} ({told[:200]})"
-    return CannotTrace(what=what, remedy=_known(), source=place)
+    return CannotTrace(what=what, remedy=known(), source=place)
 
 
 def _native(value: Any) -> Any:
     return wrap(as_node(value)) if hasattr(value, "item") else value
-
-
-def remedy_for(name: str) -> str:
-    """What to write in place of a function or method that does not trace."""
-    return UNTRACED.get(name) or _known()
-
-
-def _known() -> str:
-    return f"Functors may use operators, {', '.join(PUBLIC)}."

@@ -21,6 +21,7 @@ from warploom.dsl.variants.fields import Field, misuse
 from warploom.dsl.variants.outputs import Output
 from warploom.dsl.variants.readings import TraceReading
 from warploom.dsl.variants.variant import Variant
+from warploom.error_base import gathered
 from warploom.errors import EndlessFunctor, ImpureFunctor, WarploomError
 
 _LOGITS = node("logits", Kind.FLOAT)
@@ -113,8 +114,17 @@ def _run(variant: Variant) -> tuple[dict[str, Node], TraceReading]:
 def _called(shadow: Variant, hook: str) -> Value:
     functor: Callable[..., Value] = getattr(shadow, hook)
     given = () if hook == "logits_mask" else (Symbol(_identity(hook)),)
+    with gathered() as refusals:
+        made = _result(shadow, hook, functor, *given, symbolic(hook))
+    if refusals:  # the functor caught it, and went on without what was refused
+        raise refusals[0]
+    return made
+
+
+def _result(shadow: Variant, hook: str, functor: Callable[..., Value], *given: Value) -> Value:
+    """What a functor returns; errors of other libraries become refusals."""
     try:
-        return functor(*given, symbolic(hook))
+        return functor(*given)
     except RecursionError as error:
         place = location.source(location.recursing(error))
         raise EndlessFunctor(hook=hook, variant=shadow.name, source=place) from None
