@@ -271,7 +271,8 @@ class NoHostCompiler(WarploomError):
 
 class NoCudaCompiler(WarploomError):
     message = (
-        "{what} was not found. Install the CUDA packages with: pip install 'warploom[{extra}]'."
+        "{what} was not found. Install the CUDA packages with: pip install 'warploom[{extra}]', or "
+        "pip install '.[{extra}]' in a clone."
     )
 
 

@@ -211,7 +211,7 @@ def _attend(
             lse_base, tells)  # fmt: skip
     counted = None if kv_lens is None else checked_lens(kv_lens, sizes)
 
-    def make() -> AttentionWrapper:
+    def make() -> _Unbound:
         sizes.check(q, k, v, layout, kv_dtype)
         refuse_missing(traced, values)
         return _Unbound(
@@ -231,7 +231,7 @@ def _attend(
 
 
 def _run(
-    wrapper: AttentionWrapper,
+    wrapper: _Unbound,
     q: torch.Tensor,
     kv: tuple[torch.Tensor, torch.Tensor],
     return_lse: bool,
@@ -244,6 +244,7 @@ def _run(
     if learnt := custom_op.wanting(read):
         told = MaxScores() if asked is not None and asked.max_scores else None
         wants_lse = return_lse if asked is None else asked.lse
+        at_run = {name: wrapper.seen_input(name, value) for name, value in at_run.items()}
         result = custom_op.compiled_run(wrapper, q, kv, None, None, wants_lse, at_run, learnt, told)
         return result if asked is None else with_aux(result, told)
     if asked is not None:
@@ -270,6 +271,10 @@ class _Unbound(AttentionWrapper):
 
     def _check_lengths(self, known: Any, batch: Any) -> None:
         """Each call asks its own variant."""
+
+    def seen_input(self, name: str, value: Any) -> Any:
+        """A value of a field as torch's operators take it."""
+        return self._inputs.seen(name, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,11 +314,11 @@ class _Call:
 class _Entry:
     """A wrapper, what its plan was made for, and the tensors that captured launches read."""
 
-    wrapper: AttentionWrapper
+    wrapper: _Unbound
     planned: Hashable = None
     read: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
-    def keep(self, values: Mapping[str, Any]) -> AttentionWrapper:
+    def keep(self, values: Mapping[str, Any]) -> _Unbound:
         """The wrapper; the tensors live as long as the entry does."""
         self.read |= {id(x): x for x in values.values() if isinstance(x, torch.Tensor)}
         return self.wrapper
@@ -326,7 +331,7 @@ _captured: list[tuple[Hashable, _Entry, GraphHold]] = []
 _lock = forks.lock()
 
 
-def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrapper:
+def _planned(call: _Call, make: Callable[[], _Unbound]) -> _Unbound:
     """The cached wrapper of this kind, planned for these lengths; one per thread and stream."""
     if is_capturing(call.device):
         return _pinned(call)
@@ -353,7 +358,7 @@ def _planned(call: _Call, make: Callable[[], AttentionWrapper]) -> AttentionWrap
     return entry.wrapper
 
 
-def _pinned(call: _Call) -> AttentionWrapper:
+def _pinned(call: _Call) -> _Unbound:
     """A wrapper with this very plan, set aside for the graph that is being captured.
 
     It is one of this thread: another thread could be planning or running its own right now. Only

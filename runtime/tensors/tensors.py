@@ -42,7 +42,7 @@ def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
         raise ArgumentError(
             name=name,
             reason=f"a {type(value).__name__} is neither a torch tensor nor has __dlpack__; "
-            "give a tensor",
+            "give a tensor, such as torch.tensor([...])",
         )
     try:
         return torch.utils.dlpack.from_dlpack(value)

@@ -105,6 +105,7 @@ class Running(Planning):
         is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
         if wants and not is_traced:
             check_results(out, lse, tensors, self._geometry, batch, tops)
+            inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
         if wants or is_traced:  # the operator says that there is none, once a gradient is asked for
             return custom_op.compiled_run(
                 cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt, told
