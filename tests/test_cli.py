@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import warploom
-from warploom import cli, doctor, env
+from warploom import cli, doctor, env, tables
 from warploom.codegen.cache.facts import sealed, unsealed
 from warploom.codegen.cache.key import CacheKey
 from warploom.codegen.cache.store import Draft, Store
 from warploom.doctor import Finding, examine, working_back_ends
+from warploom.errors import NoCudaCompiler
 
 HEAVY = {"torch", "jinja2", "cuda", "cutlass_library", "rich"}
 
@@ -274,3 +275,34 @@ def test_doctor_shows_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     advice = "pip install 'warploom[cu13]'"
     monkeypatch.setattr(doctor, "examine", lambda: [Finding("NVRTC", False, advice, "cuda")])
     assert advice in run("doctor").output
+
+
+def test_summaries_of_commands_are_whole() -> None:
+    told = run("--help").output
+    assert "..." not in told.partition("Commands:")[2]
+    assert all(f"  {name} " in told for name in cli.main.commands)
+
+
+@pytest.mark.parametrize("query", ["env", "doctor"])
+def test_names_are_whole_in_a_narrow_terminal(
+    query: str, cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_PIPED_WIDTH", 80)
+    found = [Finding("host compiler", False, "a long text " * 20, "cpu")]
+    monkeypatch.setattr(doctor, "examine", lambda: found)
+    lines = run(query).output.splitlines()
+    names = [setting.name for setting in env.SETTINGS] if query == "env" else ["host compiler"]
+    assert max(map(len, lines)) <= 80
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in names)
+
+
+def test_doctor_gives_advice_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise NoCudaCompiler(what="CUTLASS", extra="cu13")
+
+    for part in ("_headers", "_nvrtc"):
+        monkeypatch.setattr(doctor, part, missing)
+    found = {finding.part: finding for finding in examine()}
+    assert "pip install '.[cu13]' in a clone" in found["CUDA headers"].detail
+    assert found["NVRTC"].detail == "not tried: it needs the CUDA headers, see there"
+    assert not found["NVRTC"].works

@@ -124,12 +124,12 @@ def cache_clear(yes: bool) -> None:
     click.echo(f"removed {count} items, {in_bytes(size)}")
 
 
-@main.command("env")
+@main.command("env", short_help="Show every environment variable that warploom reads.")
 def show_env() -> None:
     """Show every environment variable that warploom reads, and what is wrong with those given."""
     from rich.markup import escape
 
-    table = new_table("variable", "value", "without it", "meaning")
+    table = new_table("variable", "value", "without it", "meaning", whole=1)
     for setting in env.SETTINGS:
         value = env.given(setting.name)
         shown = "[dim]not set[/]" if value is None else f"[green]{escape(value)}[/]"
@@ -142,14 +142,14 @@ def show_env() -> None:
     show(table)
 
 
-@main.command()
+@main.command(short_help="Say what works on this machine, by trying it.")
 def doctor() -> None:
     """Say what works on this machine, by trying it; exit with 1 if no back end does."""
     from rich.markup import escape
 
     from warploom.doctor import examine, working_back_ends
 
-    table = new_table("part", "state", "what was found, or what to do")
+    table = new_table("part", "state", "what was found, or what to do", whole=2)
     findings = examine()
     for finding in findings:
         color = "green" if finding.state == "works" else "yellow"

@@ -20,7 +20,7 @@ _COLUMNS = ("variant", "kind", "dtype", "head_dim", "format", "tile")
 _COLORS = {"built": "green", "present": "dim", "failed": "red"}
 
 
-@click.command()
+@click.command(short_help="Build ahead all kernels that a deployment can ask for.")
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 @click.option(
     "--arch", "archs", multiple=True, required=True, metavar="ARCH",
@@ -50,7 +50,7 @@ def build(specs: tuple[str, ...], archs: tuple[str, ...], processors: tuple[str,
         raise SystemExit(1)
 
 
-@click.command()
+@click.command(short_help="Write the cache's kernels to one file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--arch", "archs", multiple=True, metavar="ARCH",
@@ -72,7 +72,7 @@ def export(file: Path, archs: tuple[str, ...]) -> None:
     click.echo(f"sha256 {made.sha256}")
 
 
-@click.command("import")
+@click.command("import", short_help="Bring the kernels of such a file into the cache.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--sha256", metavar="DIGEST", help="Take no other file than the one with it.")
 def import_(file: Path, sha256: str | None) -> None:

@@ -79,6 +79,10 @@ class DamagedArchive(ArchiveError):
     )
 
 
+class NoArchive(DamagedArchive):
+    message = "{path} does not exist. Give the path of a file that warploom export wrote."
+
+
 class UnsafeArchive(ArchiveError):
     message = (
         "{path} holds what no warploom export writes: {reason}. Nothing was imported. An archive is"

@@ -41,13 +41,14 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Tries the cache folder, both compilers and the GPU; takes a second or two."""
+    headers = _try("CUDA headers", _headers, "cuda")
     return [
         Finding("warploom", True, f"{__version__}, Python {platform.python_version()}"),
         _settings(),
         _try("cache folder", _cache),
         _host(),
-        _try("CUDA headers", _headers, "cuda"),
-        _try("NVRTC", _nvrtc, "cuda"),
+        headers,
+        _after(headers, _try("NVRTC", _nvrtc, "cuda")),
         _try("GPU", _gpu, "cuda"),
     ]
 
@@ -63,6 +64,13 @@ def _try(part: str, check: Callable[[], str], needed_by: str = "") -> Finding:
         return Finding(part, True, check(), needed_by)
     except (WarploomError, OSError, ImportError) as error:
         return Finding(part, False, str(error), needed_by)
+
+
+def _after(first: Finding, then: Finding) -> Finding:
+    """A part that needs another: where that one is missing, its advice is not given twice."""
+    if first.works or then.works or then.detail != first.detail:
+        return then
+    return replace(then, detail=f"not tried: it needs the {first.part}, see there")
 
 
 def _settings() -> Finding:

@@ -271,8 +271,8 @@ class NoHostCompiler(WarploomError):
 
 class NoCudaCompiler(WarploomError):
     message = (
-        "{what} was not found. Install the CUDA packages with: pip install 'warploom[{extra}]', or "
-        "pip install '.[{extra}]' in a clone."
+        "{what} was not found. Install the CUDA packages with: pip install '.[{extra}]' in a clone "
+        "of warploom, pip install 'warploom[{extra}]' elsewhere."
     )
 
 

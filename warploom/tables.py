@@ -34,13 +34,14 @@ def show(table: Table) -> None:
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def new_table(*columns: str) -> Table:
+def new_table(*columns: str, whole: int = 0) -> Table:
+    """A table without rows; the first `whole` columns are never broken, however narrow it is."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for i, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=i < whole)
     return table
 
 

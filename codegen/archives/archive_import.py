@@ -32,6 +32,7 @@ from warploom.deployment_errors import (
     CacheNotWritable,
     DamagedArchive,
     NewerArchive,
+    NoArchive,
     OtherHeaders,
     UnsafeArchive,
     WrongArchive,
@@ -72,13 +73,15 @@ def import_kernels(path: str | os.PathLike[str], *, sha256: str | None = None) -
         sha256: what its SHA-256 must be, in hexadecimal digits; None takes any.
 
     Raises:
-        DamagedArchive, UnsafeArchive, NewerArchive, OtherHeaders, ArchiveTooLarge, WrongArchive:
-            the archive, or a file in it, cannot be taken; nothing was imported.
+        NoArchive, DamagedArchive, UnsafeArchive, NewerArchive, OtherHeaders, ArchiveTooLarge,
+        WrongArchive: the archive, or a file in it, cannot be taken; nothing was imported.
         CacheNotWritable: the cache is read-only or full.
     """
     place = Path(path)
     try:
         stream = place.open("rb")
+    except FileNotFoundError as error:
+        raise NoArchive(path=place) from error
     except OSError as error:
         raise DamagedArchive(path=place, reason=f"it cannot be read ({error})") from error
     with stream:  # opened once, so that what is imported is what the digest is of

@@ -27,6 +27,7 @@ from warploom.deployment_errors import (
     CacheNotWritable,
     DamagedArchive,
     NewerArchive,
+    NoArchive,
     OtherHeaders,
     UnsafeArchive,
 )
@@ -43,7 +44,7 @@ def test_a_file_that_was_cut_off_is_refused(made: Path, elsewhere: Store, kept: 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, elsewhere: Store) -> None:
     for options in ({}, {"sha256": "0"}):
-        with pytest.raises(DamagedArchive, match=r"no\.zip.*No such file"):
+        with pytest.raises(NoArchive, match=r"no\.zip does not exist\. Give the path"):
             wl.import_kernels(tmp_path / "no.zip", **options)
 
 

@@ -101,6 +101,7 @@ def test_what_is_missing_is_named_with_a_remedy(
     with pytest.raises(NoCudaCompiler, match=named) as caught:
         find_toolchain()
     assert "pip install 'warploom[cu1" in str(caught.value)
+    assert "pip install '.[cu1" in str(caught.value)  # which needs no published package
 
 
 def test_cccl_apart_from_the_runtime_is_found_by_both_names(
