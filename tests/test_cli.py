@@ -293,7 +293,7 @@ def test_names_are_whole_in_a_narrow_terminal(
     lines = run(query).output.splitlines()
     names = [setting.name for setting in env.SETTINGS] if query == "env" else ["host compiler"]
     assert max(map(len, lines)) <= 80
-    assert all(any(line.startswith(f"{name} ") for line in lines) for name in names)
+    assert all(any(line.startswith(f" {name} ") for line in lines) for name in names)
 
 
 def test_doctor_gives_advice_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings tomli
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 import warploom
+from warploom import hints
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -103,9 +104,11 @@ def test_a_star_imports_every_name_that_python_has_not() -> None:
 
 
 def test_dir_lists_names_for_users_only() -> None:
-    names = run_python("import warploom; print(*dir(warploom))").split()
+    used = "warploom.Causal, warploom.stats(), warploom.errors"  # which imports others
+    names = run_python(f"import warploom; {used}; print(*dir(warploom))").split()
     shown = {name for name in names if not name.startswith("_")}
-    assert shown == set(warploom._HOME)
+    assert shown == {*warploom._HOME, *warploom._MODULES}
+    assert "__version__" in names
     assert len(names) == len(set(names))
 
 
@@ -186,3 +189,26 @@ def test_folders_import_downwards_only(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "--config", config, "--no-cache"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("BatchPrefillWithPagedKVCacheWrapper", r"warploom.AttentionWrapper\(.*Paged"),
+        ("BatchDecodeWithPagedKVCacheWrapper", r"warploom.AttentionWrapper\(.*Paged"),
+        ("append_paged_kv_cache", "warploom.append"),
+        ("single_prefill_with_kv_cache", "warploom.attention"),
+        ("flex_attention", "warploom.flex"),
+        ("create_block_mask", "warploom.flex"),
+        ("Casual", "Did you mean 'Causal'"),
+    ],
+)
+def test_names_of_other_libraries_are_answered(name: str, told: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute {name!r}\. ?.*{told}"):
+        getattr(warploom, name)
+
+
+def test_what_stands_for_other_names_is_there() -> None:
+    for text in hints._MODULES.values():
+        for name in re.findall(r"warploom\.(\w+)", text):
+            assert name in warploom._HOME

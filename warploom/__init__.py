@@ -265,6 +265,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    imported = ("TYPE_CHECKING", "annotations", "builtins", "import_module")
-    helpers = (*imported, "lazy", "look_up", "no_attribute")
-    return sorted([*(name for name in globals() if name not in helpers), *_HOME])
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*own, *_HOME, *_MODULES})  # and no modules that were imported by the way

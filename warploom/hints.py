@@ -88,6 +88,68 @@ _CALLED = {
 }
 
 
+_ATTEND = "Prefill and decode are one: warploom.AttentionWrapper(variant, kv_format=warploom."
+_FLEX_CALL = (
+    "It is warploom.attention(q, k, v, variant=warploom.flex(score_mod, mask_mod), layout='HND')."
+)
+_ONE_CALL = "It is warploom.attention(q, k, v, variant=...), of tensors with a batch axis."
+_NO_BLOCK_MASK = (
+    "Leave it out: the blocks that a mask shows are derived from warploom.flex(mask_mod=...)."
+)
+
+# names of modules of FlashInfer, torch and FlashAttention -> what stands for them here
+_MODULES = {
+    **dict.fromkeys(
+        (
+            "BatchPrefillWithPagedKVCacheWrapper",
+            "BatchDecodeWithPagedKVCacheWrapper",
+            "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+            "BatchAttention",
+            "PODWithPagedKVCacheWrapper",
+            "BatchPODWithPagedKVCacheWrapper",
+        ),
+        f"{_ATTEND}Paged(page_size), ...).",
+    ),
+    "BatchPrefillWithRaggedKVCacheWrapper": f"{_ATTEND}Ragged(), ...).",
+    "BlockSparseAttentionWrapper": "It is warploom.AttentionWrapper(variant, kv_format="
+    "warploom.BlockSparse(block=(R, C)), ...).",
+    "MultiLevelCascadeAttentionWrapper": "It is warploom.AttentionWrapper(variant, kv_format="
+    "warploom.Composed(page_size), ...), which finds levels in the page table.",
+    **dict.fromkeys(
+        ("append_paged_kv_cache", "append_paged_kv_cache_by_lens"),
+        "It is warploom.append, or warploom.Appender for every layer of a step.",
+    ),
+    **dict.fromkeys(
+        (
+            "single_prefill_with_kv_cache",
+            "single_decode_with_kv_cache",
+            "flash_attn_func",
+            "scaled_dot_product_attention",
+        ),
+        _ONE_CALL,
+    ),
+    **dict.fromkeys(
+        ("flash_attn_varlen_func", "flash_attn_with_kvcache"),
+        f"{_ATTEND}Ragged() or warploom.Paged(page_size), ...).",
+    ),
+    "flex_attention": _FLEX_CALL,
+    **dict.fromkeys(("create_block_mask", "create_mask", "BlockMask"), _NO_BLOCK_MASK),
+    "get_batch_indices_positions": f"Leave it out. {_ROWS}",
+    "get_seq_lens": f"Leave it out. {_TABLE}",
+    "merge_state_in_place": "It is warploom.merge_state, which returns a new state.",
+    **dict.fromkeys(
+        ("apply_rope", "apply_rope_inplace", "apply_llama31_rope"),
+        "Encodings are variants: warploom.Rope(...).",
+    ),
+    "packbits": "Masks of bits are made by warploom.pack_masks, for warploom.PackedMask.",
+}
+
+
+def elsewhere(name: str) -> str:
+    """A sentence about what stands for a name of another library; empty if nothing does."""
+    return f" {_MODULES[name]}" if name in _MODULES else ""
+
+
 def meant(call: str, name: str) -> str:
     """A sentence about what other libraries call an argument of this class; empty if it is none."""
     found = _CALLED.get(call, {}).get(name)
@@ -103,6 +165,10 @@ def hint(name: str, known: Sequence[str], arguments: Sequence[str] = ()) -> str:
         arguments: names of the call's own arguments.
     """
     near = get_close_matches(name, known, n=1)
+    fields = (own.get(name) for own in _CALLED.values()) if not near else ()
+    for field in fields:
+        if field in known:  # the variant is there already
+            return f" It is called {field}."
     if not near and name in _ELSEWHERE:
         return f" {_ELSEWHERE[name]}"
     near = near or get_close_matches(name, arguments, n=1)

@@ -42,9 +42,16 @@ def look_up(home: str, name: str) -> object:
 
 
 def no_attribute(module: str, name: str, homes: Mapping[str, str]) -> AttributeError:
-    """What a module raises for a name that it does not have; with one that is nearly the same."""
+    """What a module raises for a name that it does not have.
+
+    It says what stands for a name of another library, or which name is nearly the same.
+    """
     from difflib import get_close_matches
+
+    from warploom.hints import elsewhere
 
     near = get_close_matches(name, homes, n=1)
     hint = f". Did you mean {near[0]!r}?" if near else ""
+    if found := elsewhere(name):
+        hint = f".{found}"
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")

@@ -104,3 +104,14 @@ def test_names_of_flashinfers_wrappers_say_what_to_call() -> None:
         with pytest.raises(AttributeError, match=text):
             getattr(made, name)
     assert not hasattr(made, "forward")
+
+
+def test_a_field_of_a_shipped_variant_under_another_librarys_name() -> None:
+    made = wl.AttentionWrapper(
+        wl.SlidingWindow(3), kv_format=wl.Ragged(), dtype="float32", **WRAPPER
+    )
+    with pytest.raises(errors.UnknownInput, match=r"'window_left'\. It is called left"):
+        made.plan([0, 1], [0, 4], window_left=3)
+    plain = wl.AttentionWrapper(kv_format=wl.Ragged(), dtype="float32", **WRAPPER)
+    with pytest.raises(errors.UnknownInput, match="A window is a variant"):
+        plain.plan([0, 1], [0, 4], window_left=3)
