@@ -67,9 +67,10 @@ class Planning(Uncopied, Shown):
     ) -> None:
         """Distribute the work of a batch, on the host or on the device.
 
-        A batch that is refused leaves no plan, so that `run` cannot serve the batch before in its
-        place. Inputs that do not fit change nothing, memory stays where it is, and what a CUDA
-        graph holds may be replayed.
+        Whatever it raises, but InUse and WrongCall, there is no plan afterwards, so that `run`
+        cannot serve the batch before in place of this one: a misspelt or unfit input, too, asks for
+        another plan. Values of earlier plans stay, and those of the refused call are not kept.
+        Memory stays where it is, and what a CUDA graph holds may be replayed.
 
         Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
         bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
