@@ -57,22 +57,26 @@ def check(
     smallest batch. The allowed error is twice that of a careless computation in the same dtype.
 
     Args:
-        variant: the variant; fields that have no value get random ones of the right shape. The size
-            of a dimension of no role is that of the position which indexes it; where the index is
-            computed, no size is known and `inputs` must give the tensor.
+        variant: the variant; fields get random values of the shapes that their roles ask for, and
+            bound scalars keep theirs. The size of a dimension of no role is that of the position
+            which indexes it. Where the index is computed, no size is known: bind the tensor, whose
+            values are then repeated or cut to the heads and lengths of each batch, or let `inputs`
+            give it.
         formats: KV formats to draw from; one of each kind by default.
         dtypes: of q, k and v; float32 runs on the CPU only.
         head_dims: head dimensions to draw from.
         kv_dtypes: of k and v, where None is the dtype of q; by default every second kernel has an
             8-bit one. On CUDA these need head dimensions that are multiples of 16.
         devices: "cpu", "cuda"; all that this machine has by default.
-        inputs: `inputs(case, rng)` gives values of fields, where random ones would make no sense.
+        inputs: `inputs(case, rng)` gives values of fields by name, where random ones would make no
+            sense. `case` has num_q_heads, num_kv_heads, q_lens and kv_lens (a length for each
+            request) and setup, with head_dim, dtype and device; `rng` is NumPy's generator.
         max_examples: batches to try.
         seed: of the drawing; the same one draws the same batches.
 
     Raises:
         CheckFailed: with a report of the smallest failing batch.
-        MissingInput: a tensor's size is unknown; found before anything is compiled.
+        MissingInput: the size of an unbound tensor is unknown; found before anything is compiled.
         MissingPackage: hypothesis is not installed.
         ArgumentError: no examples, or `inputs` that is no function.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,10 @@ def random_inputs(
 ) -> dict[str, Any]:
     """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
 
-    Outputs are NaN everywhere. Bound scalars keep their value, and so do bound tensors with a
-    dimension of no role; those that a plain function captured are continued with their last entries
-    to the length of the batch. A dimension of no role that a position indexes as it is gets that
-    position's length.
+    Outputs are NaN everywhere. Bound scalars keep their value. Bound tensors with a dimension of no
+    role keep theirs, repeated or cut to the heads, lanes and lengths of the batch; those that a
+    plain function captured are continued with their last entries to its lengths. A dimension of no
+    role that a position indexes as it is gets that position's length.
 
     Raises:
         MissingInput: the size of an unbound tensor is unknown.
@@ -39,11 +40,12 @@ def random_inputs(
     direct = direct_indices(traced)
     values: dict[str, Any] = {}
     for tensor in traced.tensors:
-        if tensor.name in given or (
-            tensor.name in bound and None in tensor.roles and not tensor.captured
-        ):
+        if tensor.name in given:
             continue
         sizes = {**_sizes(case), **lanes.get(tensor.name, {})}
+        if tensor.name in bound and None in tensor.roles and not tensor.captured:
+            values[tensor.name] = _fitted(tensor, bound[tensor.name], sizes)
+            continue
         least = needed_sizes(direct[tensor.name], sizes)
         if tensor.captured:
             values[tensor.name] = extended(as_input(tensor, bound[tensor.name]), least)
@@ -58,6 +60,17 @@ def random_inputs(
         if scalar.name not in (*given, *bound) and scalar.default is None:
             values[scalar.name] = _draw(scalar.dtype, (), case, rng).item()
     return values
+
+
+def _fitted(field: TensorField, bound: Any, sizes: Mapping[str, int]) -> torch.Tensor:
+    """A bound tensor for a batch of other sizes: its entries, over and over along each role."""
+    tensor = as_input(field, bound)
+    for axis, role in enumerate(field.roles):
+        have = tensor.shape[axis]
+        if role is not None and have not in (0, sizes[role]):
+            index = torch.arange(sizes[role], device=tensor.device) % have
+            tensor = tensor.index_select(axis, index)
+    return tensor
 
 
 def _unknown_size(variant: Variant, field: TensorField, axis: int) -> MissingInput:

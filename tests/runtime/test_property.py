@@ -6,10 +6,12 @@ Kernels come from a fixed pool, compiled once and in parallel; everything else i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
+import torch
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.library.alibi import Alibi
@@ -183,6 +185,32 @@ def test_check_draws_tensors_whose_sizes_follow_from_their_indices() -> None:
         "offsets": (2, 5),
     }
     check(Direct(), formats=[Ragged()], dtypes=["float32"], devices=["cpu"], max_examples=10)
+
+
+class Biased(Variant):
+    """No role says how long the second axis of its table is."""
+
+    table = Tensor("float32", ("q_head", None))
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.table[at.q_head, (at.q_pos - at.kv_pos) % 9]
+
+
+def test_check_fits_bound_tensors_to_the_heads_of_a_batch() -> None:
+    setup = {"formats": [Ragged()], "dtypes": ["float32"], "devices": ["cpu"], "max_examples": 20}
+    table = torch.arange(36.0).reshape(4, 9)
+    for heads in (2, 4, 6):
+        case = Case(Setup(Ragged()), (2,), (7,), num_kv_heads=2, group_size=heads // 2)
+        drawn = random_inputs(Biased(table=table), case, np.random.default_rng(0), set())
+        torch.testing.assert_close(drawn["table"], table[torch.arange(heads) % 4])
+    check(Biased(table=table), **setup)  # type: ignore[arg-type]
+    with pytest.raises(MissingInput, match="or bind a tensor"):
+        check(Biased(), **setup)  # type: ignore[arg-type]
+
+    def given(case: Case, rng: np.random.Generator) -> dict[str, Any]:
+        return {"table": rng.random((case.num_q_heads, 9), np.float32)}
+
+    check(Biased(), inputs=given, **setup)  # type: ignore[arg-type]
 
 
 def test_check_draws_bools_for_scalars() -> None:
