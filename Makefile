@@ -36,11 +36,13 @@ ifdef RUN
 READY_DEMO := links
 READY_TEST := links
 CLANG_FORMAT := clang-format
+NEXT = To go on: export PYTHONPATH=$(CURDIR)/build/links PYTHONSAFEPATH=1, start $(RUN), and follow docs/quickstart.md
 RUNNER := PYTHONPATH=$(CURDIR)/build/links:$(CURDIR)/benchmarks:$(CURDIR)/examples PYTHONSAFEPATH=1 $(RUN)
 else
 READY_DEMO := $(VENV)/demo.stamp
 READY_TEST := $(VENV)/test.stamp
 CLANG_FORMAT := $(VENV)/bin/clang-format
+NEXT = To go on: source $(VENV)/bin/activate, and follow docs/quickstart.md. Start Python here or elsewhere, but not in $(dir $(CURDIR))
 RUNNER := $(abspath $(VENV))/bin/python
 endif
 
@@ -65,6 +67,7 @@ setup: $(VENV)/test.stamp links ## make the environment (.venv): tests, demo, CU
 
 demo: $(READY_DEMO) ## show the main path on real input; uses the GPU if there is one
 	$(RUNNER) examples/demo.py $(ARGS)
+	@echo "$(NEXT)"
 
 # what tests compile is kept in the checkout, not in the user's cache
 test test-fast test-engines test-gpu golden fuzz fuzz-memcheck: export WARPLOOM_CACHE_DIR ?= $(CURDIR)/build/cache

@@ -212,3 +212,32 @@ def test_what_stands_for_other_names_is_there() -> None:
     for text in hints._MODULES.values():
         for name in re.findall(r"warploom\.(\w+)", text):
             assert name in warploom._HOME
+
+
+def test_a_checkout_that_is_not_installed_says_what_to_do(tmp_path: Path) -> None:
+    """Python finds the face alone there, and none of the folders that belong to it."""
+    shutil.copytree(ROOT / "warploom", tmp_path / "warploom")
+    (tmp_path / "dsl").mkdir()
+    code = "import warploom as wl; wl.Causal()"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith(
+        f"ModuleNotFoundError: warploom was imported from its sources in {tmp_path}"
+    )
+    assert "pip install -e ." in last
+    assert len(done.stderr.splitlines()) < 9
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [([], "source .venv/bin/activate"), (["RUN=python"], "export PYTHONPATH=.*/build/links")],
+)
+def test_the_demo_ends_with_a_next_step(options: list[str], told: str) -> None:
+    done = subprocess.run(
+        ["make", "-n", "demo", *options], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert re.search(rf"{told}.*docs/quickstart\.md", done.stdout)

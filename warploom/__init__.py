@@ -6,7 +6,7 @@ import builtins
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from warploom.lazy import look_up, no_attribute
+from warploom.lazy import look_up, no_attribute, not_installed
 
 if TYPE_CHECKING:
     from warploom import deployment_errors as deployment_errors
@@ -257,10 +257,13 @@ if not TYPE_CHECKING:  # there the imports above say it
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return look_up(_HOME[name], name)
-    if name in _MODULES:
-        return import_module(f"warploom.{name}")
+    try:
+        if name in _HOME:
+            return look_up(_HOME[name], name)
+        if name in _MODULES:
+            return import_module(f"warploom.{name}")
+    except ModuleNotFoundError as error:
+        raise not_installed(error, __file__) from None
     raise no_attribute(__name__, name, _HOME)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 
 _explained: set[tuple[str, str]] = set()  # homes and names that were asked for
 
@@ -55,3 +56,21 @@ def no_attribute(module: str, name: str, homes: Mapping[str, str]) -> AttributeE
     if found := elsewhere(name):
         hint = f".{found}"
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
+def not_installed(error: ModuleNotFoundError, face: str) -> ModuleNotFoundError:
+    """What stands for the error where parts of warploom itself are missing, as in a bare checkout.
+
+    Args:
+        error: names what was not found.
+        face: file of the package, which lies alone in a checkout, beside `dsl` and the others.
+    """
+    folder = Path(face).resolve().parent
+    if not (error.name or "").startswith("warploom.") or not (folder.parent / "dsl").is_dir():
+        return error
+    return ModuleNotFoundError(
+        f"warploom was imported from its sources in {folder.parent}, where it is not installed "
+        "whole: Python looks into the current folder first. Install it (pip install . there, or "
+        "make demo) and start Python in another folder, or install it with pip install -e .",
+        name=error.name,
+    )
