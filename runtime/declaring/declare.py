@@ -41,14 +41,19 @@ def as_format(kv_format: Any) -> KVFormat:
 
 
 def check_bounds(bounds: Any, kv_format: Format[Any]) -> None:
-    """Refuse bounds that no batch of an indexed format could keep.
+    """Refuse bounds that no batch, or none of an indexed format, could keep.
 
     Raises:
-        ArgumentError: something else than `Bounds`, or no room for the list of blocks.
+        ArgumentError: something else than `Bounds`, or no room for requests, rows, or the list of
+            blocks.
     """
     if not isinstance(bounds, Bounds):
         reason = f"{bounds!r} is no Bounds; give warploom.Bounds(max_requests=..., ...)"
         raise ArgumentError(name="bounds", reason=reason)
+    for name in ("max_requests", "max_q_rows"):  # `Bounds.of` an empty batch has none of either
+        if getattr(bounds, name) == 0:
+            reason = "is 0, which admits no query; give what the largest batch will have"
+            raise ArgumentError(name=f"Bounds.{name}", reason=reason)
     most = None if bounds.max_blocks else kv_format.most_blocks(bounds)
     if most is not None and most[1]:
         reason = (

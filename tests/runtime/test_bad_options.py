@@ -22,6 +22,13 @@ def test_flags_of_wrappers_are_bools(name: str) -> None:
         wl.AttentionWrapper(**{**SHAPE, name: "no"})
 
 
+@pytest.mark.parametrize("name", ["max_requests", "max_q_rows"])
+def test_bounds_that_admit_no_query(name: str) -> None:
+    numbers = {"max_requests": 2, "max_q_rows": 4, "max_kv_len": 9, name: 0}
+    with pytest.raises(errors.ArgumentError, match=rf"Bounds\.{name}: is 0, which admits no query"):
+        wl.AttentionWrapper(**SHAPE, bounds=wl.Bounds(**numbers))
+
+
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_the_flag_of_runs_is_a_bool(backend: Any) -> None:
     wrapper = wl.AttentionWrapper(**SHAPE, backend=backend)
