@@ -26,6 +26,7 @@ NOT_SHOWN = (
     "role_sweep",
     "mixed_h100",
     "mixed_drawn_h100",
+    "mixed_drawn_again",
     "prefetch",
     "prefetch_h100",
     "prefetch_h100_nine",
