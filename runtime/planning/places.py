@@ -48,7 +48,8 @@ from warploom.scheduler.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.unpack import unpack, unpack_batch
 from warploom.scheduler.visibility import Visibility
 
-_KEPT = 16  # places
+_KEPT = 16  # choices that have places
+_SIZES = 4  # places of a choice: making one takes longer than a plan
 _MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
 _LIST_NUMBERS = SHARING_TILES, TOLERANCE, WORTH_CUTTING, WORTH_SAVING, TRIED
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
@@ -179,15 +180,18 @@ class Place:
     def suits(
         self, batch: Measured | OnDevice, choice: TileChoice, declared: Bounds | None
     ) -> bool:
-        """True if a batch belongs here: any with declared bounds, else if it fills half."""
+        """True if a batch belongs here: any with declared bounds, else if it fills a quarter.
+
+        Room is for powers of two, and lengths of a serving step go back and forth over some.
+        """
         if choice is not self.choice or declared is not None:
             return choice is self.choice
         room, sizes = self.site.room.bounds, batch.sizes
         return (
-            room.max_requests >> 1 < (sizes.num_requests or 1) <= room.max_requests
-            and room.max_q_rows >> 1 < (sizes.total_q_rows or 1) <= room.max_q_rows
-            and room.max_kv_len >> 1 < (sizes.max_kv_len or 1) <= room.max_kv_len
-            and room.max_blocks >> 1 < (sizes.num_blocks or 1) <= room.max_blocks
+            room.max_requests >> 2 < (sizes.num_requests or 1) <= room.max_requests
+            and room.max_q_rows >> 2 < (sizes.total_q_rows or 1) <= room.max_q_rows
+            and room.max_kv_len >> 2 < (sizes.max_kv_len or 1) <= room.max_kv_len
+            and room.max_blocks >> 2 < (sizes.num_blocks or 1) <= room.max_blocks
         )
 
 
@@ -203,7 +207,7 @@ class Places:
         self._kernels = kernels
         self._last: Place | None = None
         # steps with and without a prefill come in turn
-        self._of_choices: dict[tuple[int, bool], Place] = {}
+        self._of_choices: dict[tuple[int, bool], list[Place]] = {}
         self._only: Place | None = None  # of all plans, if bounds and tile are fixed
 
     def of(self, batch: Measured | OnDevice, choice: TileChoice) -> Place:
@@ -213,12 +217,15 @@ class Places:
         rules, declared = self.rules, self.rules.options.bounds
         stream_k = rules.uses_stream_k(batch, choice.tile)
         key = id(choice), stream_k  # places keep their choices
-        place = self._of_choices.get(key)
-        if place is None or not place.suits(batch, choice, declared):
+        found = self._of_choices.get(key, [])
+        for place in found:
+            if place.suits(batch, choice, declared):
+                break
+        else:
             place = self._made(batch, choice, stream_k)
             if len(self._of_choices) >= _KEPT:
                 self._of_choices.clear()
-            self._of_choices[key] = place
+            self._of_choices[key] = [place, *found[: _SIZES - 1]]
         self._last = place
         if declared is not None and rules.options.fixed_tile:
             self._only = place

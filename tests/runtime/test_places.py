@@ -66,6 +66,24 @@ def test_steps_in_turn_have_the_plans_of_steps_alone(made_sites: list[Site]) -> 
     assert len(made_sites) == 2
 
 
+def test_steps_of_several_sizes_make_no_places_anew(made_sites: list[Site]) -> None:
+    """Requests come and go, and the longest one is on either side of a power of two."""
+    sizes = [(6, 1020), (6, 1030), (2, 1030), (40, 100), (6, 1020)]
+    steps = [lists(*[(1, keys)] * requests) for requests, keys in sizes]
+    alone = []
+    for step in steps:
+        one = wrapper()
+        one.plan(*step)
+        alone.append(planned_bytes(one))
+    made_sites.clear()
+    both = wrapper()
+    for turn in range(3):
+        for step, expected in zip(steps, alone, strict=True):
+            both.plan(*step)
+            assert planned_bytes(both) == expected, turn
+    assert len(made_sites) <= 4
+
+
 def test_few_places_are_kept(made_sites: list[Site], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "_KEPT", 1)
     attention = wrapper()
