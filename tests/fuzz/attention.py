@@ -4,6 +4,9 @@ import torch
 
 from fuzz.reference import Noise, Recorded, f, moved, r
 
+# Of such logits kernels take differences before they multiply: like ones weigh the same.
+FAR = 2.0**21
+
 
 def stored(x, dtype):
     """A vector as a kernel may keep it between two products: in the type of its inputs."""
@@ -59,8 +62,9 @@ def attention_of(request, functors, softmax, sm_scale, inputs, dtype):
     tops = torch.cat([hidden, torch.full((*s.shape[:2], 1), -torch.inf).double()], -1).amax(-1)
     if softmax:
         if Noise.places is not None:  # kernels' exponents are of 2, and so are their logarithms
-            hidden = moved(hidden, Noise.places)
-        lse = r(torch.logsumexp(hidden, -1), approximate=True)
+            hidden = torch.where(hidden.abs() > FAR, hidden, moved(hidden, Noise.places))
+        lse = torch.logsumexp(hidden, -1)
+        lse = torch.where(tops.abs() > FAR, lse, r(lse, approximate=True))
         p = torch.where((lse > -torch.inf)[..., None], torch.exp(hidden - lse[..., None]), 0.0)
     else:
         p, lse = torch.where(seen, s, 0.0), torch.zeros(s.shape[:2], dtype=torch.float64)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fuzz.facts import draw_facts, later_format, later_tile
 from fuzz.flex_forms import PLACES, in_flex
-from fuzz.grammar import BOOL, FLOAT, INT, Field, Grammar, Node, number
+from fuzz.grammar import BOOL, FLOAT, INT, Field, Grammar, Node, at, number
 from fuzz.recorders import Output, Recorders
 from fuzz.shipped import KNOWN, SCALES, SHIPPED
 from fuzz.source import reference_text, torch_text, warploom_text
@@ -27,6 +27,7 @@ POSITIONS = {
 }
 VALUES = {"query_transform": "q", "key_transform": "k", "value_transform": "v",
           "logits_transform": "logits", "output_transform": "o", "logits_mask": None}  # fmt: skip
+LEAST = -(2 - 2**-23) * 2.0**127  # float32
 MOST_ELEMENTS = 1 << 24  # of an input or an output: one of three positions would have 10^10
 BENT = """bent = wl.custom_function(
     "bent",
@@ -169,6 +170,8 @@ def draw(seed: int, device: str = "cpu") -> Case:
         shipped.append((random.choice(list(SCALES)), True))
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
+    if hook in hooks and facts["softmax"]:
+        hooks[hook] = _later_fill(seed, hooks[hook], bool(shipped))
     case = Case(seed, hooks, tuple(fields), tuple(shipped), facts)
     small = [batch for batch in facts["batches"] if _largest(case, [batch]) <= MOST_ELEMENTS]
     while small and facts["bounds"] and _largest(case, small) > MOST_ELEMENTS:
@@ -239,6 +242,26 @@ def _logits(random: Random, grammar: Grammar, depth: int) -> Node:
         return Node(random.choice("+-*"), FLOAT, (logits, _bounded(random, grammar, depth)))
     pair = (grammar.fluent(BOOL, depth), logits, _bounded(random, grammar, depth))
     return Node("where", FLOAT, pair)
+
+
+def _later_fill(seed: int, logits: Node, is_changed: bool) -> Node:
+    """Logits of which whole rows may be filled with a large number, as for padding.
+
+    By numbers of its own, so that seeds stay what they were otherwise. What other variants multiply
+    must stay finite.
+    """
+    random = Random(f"fill of {seed}")
+    if random.random() >= 0.06:
+        return logits
+    fill = random.choice((-1e30, -3e37) if is_changed else (-1e30, -3e37, LEAST))
+    row, keys = at("q_idx"), at("kv_pos")
+    kept = random.choice(
+        (
+            Node("<", BOOL, (keys, Node("-", INT, (row, number(random.choice((1, 5, 40))))))),
+            Node("!=", BOOL, (Node("%", INT, (row, number(3))), number(1))),
+        )
+    )
+    return Node("where", FLOAT, (kept, logits, number(fill)))
 
 
 def _vector(random: Random, grammar: Grammar, value: str, depth: int) -> Node:
