@@ -163,7 +163,8 @@ def test_mistakes_are_answered_by_a_message() -> None:
         (("build", "deployed:number", "--arch", "cpu"), "names nothing to build: it is 7"),
         (("export", "k.zip", "--arch", "foo"), "no architecture 'foo'; known are sm_80"),
         (("export", "k.zip"), "Fill it with warploom build"),
-        (("import", "k.zip"), "k.zip is no intact archive of kernels: "),
+        (("import", "absent.zip"), "absent.zip does not exist. Give the path of a file that"),
+        (("import", "deployed.py"), "deployed.py is no intact archive of kernels: "),
     ):
         result = run(*arguments)
         assert result.exit_code != 0 and text in result.output, result.output
