@@ -57,6 +57,14 @@ CASES = {
         wl.Causal() & wl.SoftCap(5.0),
         Setup(wl.Ragged(), "float16", 64, 128, tile=EIGHT_ALONE, kv_dtype="float8_e5m2"),
     ),
+    "integers": (
+        wl.Causal() & wl.TokenKVScale(),
+        Setup(wl.Paged(16), "bfloat16", 64, 64, tile=PAIRED, kv_dtype="int8"),
+    ),
+    "8 rows, integers": (
+        wl.Causal(),
+        Setup(wl.Ragged(), "float16", 64, 64, tile=EIGHT, kv_dtype="int8"),
+    ),
     "8 rows, one warp": (SomeKeys(), Setup(wl.Paged(4), "float16", 96, 32, tile=EIGHT_SHORT)),
     "composed, tall": (wl.Causal(), Setup(wl.Composed(4), "float16", 32, 32, tile=TALL)),
 }
