@@ -2,8 +2,8 @@
 
 A softmax multiplies each logit with log2(e) in any case, and the products of queries and keys wait
 to be multiplied with `sm_scale`. What a transform multiplies all logits with can join the one
-factor or the other, so that an element is left with fewer products: of `logits + bias`, the bias
-is divided by the scale, mostly once for a row; of `cap * tanh(logits / cap)`, the outer product
+factor or the other, so that an element is left with fewer products: of `logits + slope * distance`,
+the slope is divided by the scale, once for a row; of `cap * tanh(logits / cap)`, the outer product
 goes to the softmax and the inner one to the scale.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from math import inf, prod
 
 from warploom.codegen.lowering.lower import SM_SCALE, reachable
 from warploom.codegen.lowering.split import STEPS, Level, inverse, levels
@@ -21,11 +23,13 @@ from warploom.dsl.types.ir import Kind, Node, const, node, substitute
 _ONE = const(1.0)
 _LOGITS = node("logits", Kind.FLOAT)
 _FIXED = (Level.TILE, Level.ROW)
+_INFINITE = (const(inf), const(-inf))
 # Of constants in a factor, and of their product, so that a float32 holds it and its inverse.
 _LEAST, _MOST = 1e-30, 1e30
-# Of a constant that is divided by a factor: fills such as the least float32 would become -inf.
-_MOST_DIVIDED = 1e18
-_LARGEST = (2 - 2**-23) * 2.0**127  # float32
+# Of a term that is divided by a factor, without `sm_scale`, and of a slope that is: a float32 holds
+# the quotient and its product with a distance. Fills such as the least float32 would become -inf.
+_MOST_DIVIDED, _STEEPEST = 1e18, 1e20
+_MOST_FACTORS = 8  # of a term that is divided
 
 _SIZES: Mapping[str, Callable[..., float]] = {
     "mul": operator.mul,
@@ -67,12 +71,14 @@ class _Rewrite:
 
     def __init__(self, parts: Sequence[Node]) -> None:
         self._levels = levels(parts)
+        self._bounds: dict[Node, float] = {}  # of the size of constants, whole numbers, their sums
         self._extents = Extents()
         self._of_launch: set[Node] = set()  # reads scalars alone
         self._positive = {SM_SCALE: 1.0}  # times what numbers of a launch make of it
         self.inside: dict[Node, Factored] = {}
         self.outside: dict[Node, Factored] = {}
         for part in parts:
+            self._bound(part)
             if part is _LOGITS:
                 self.inside[part] = self.outside[part] = (SM_SCALE, part)
             elif self.inside.keys().isdisjoint(part.args):
@@ -137,74 +143,75 @@ class _Rewrite:
             terms = part.args[len(condition) :]
             factors = {self.outside[term][0] for term in terms if term in self.outside}
             others = [term for term in terms if term not in self.outside]
-            may_divide = self.inside.keys().isdisjoint(condition) and all(
-                map(self._divides, others)
-            )
-            if len(factors) == 1 and factors != {_ONE} and may_divide:
+            if len(factors) == 1 and factors != {_ONE} and self.inside.keys().isdisjoint(condition):
                 (factor,) = factors
-                rests = tuple(self._divided(term, factor) for term in terms)
-                return factor, _with_args(part, condition + rests)
+                if all(self._divides(term, factor) for term in others):
+                    rests = tuple(self._divided(term, factor) for term in terms)
+                    return factor, _with_args(part, condition + rests)
         return _ONE, self.whole(part)
 
-    def _path(self, term: Node) -> tuple[list[tuple[Node, int]], Node]:
-        """Products, and which operand leads on, down to what is divided where that costs least."""
-        path = []
-        while term.op in ("neg", "mul"):
-            known = [self._levels[arg].value for arg in term.args]
-            path.append((term, known.index(min(known))))
-            term = term.args[path[-1][1]]
-        return path, term
+    def _bound(self, part: Node) -> None:
+        """Notes what a part is sure not to be beyond, if it is a number or one of positions."""
+        known = [self._bounds.get(arg) for arg in part.args]
+        if part.op == "const" and isinstance(part.attr, int | float):
+            self._bounds[part] = abs(part.attr)
+        elif part.op in ("add", "sub", "neg") and None not in known:
+            self._bounds[part] = sum(filter(None, known))
+        elif part.kind is Kind.INT or part.op == "to_float":
+            self._bounds[part] = 2.0**32
+        elif part.op == "mul" and None not in known:
+            self._bounds[part] = prod(filter(None, known))
 
-    def _divides(self, term: Node) -> bool:
+    def _divides(self, term: Node, factor: Node) -> bool:
         """Whether dividing a term saves something, and cannot make another value of it.
 
         An element multiplies and adds in one instruction: with a term that is no product, nothing
-        is saved. A slope belongs to a row, and is divided there.
+        is saved. A slope of distances belongs to a row, and is divided there.
         """
-        path, divided = self._path(term)
-        if _is_small(divided) or _is_infinite(divided):
+        if term in _INFINITE:
             return True
-        saves = bool(path) and self._levels[divided] is not Level.ELEMENT
-        return saves and divided.op != "const"
+        if term in self._bounds:
+            return self._bounds[term] <= _MOST_DIVIDED * self._positive.get(factor, 1.0)
+        slopes, distances = self._product(term)
+        of_distances = prod(self._bounds.get(distance, inf) for distance in distances)
+        return bool(slopes) and bool(distances) and of_distances <= _MOST_DIVIDED
 
     def _divided(self, term: Node, factor: Node) -> Node:
         """A term without the factor of all terms."""
         if term in self.outside:
             return self.outside[term][1]
-        path, divided = self._path(term)
-        made = divided
-        if not _is_infinite(divided):
-            made = _finite(_as_float(divided), inverse(factor))
-        for outer, place in reversed(path):
-            made = _with_args(outer, (*outer.args[:place], made, *outer.args[place + 1 :]))
-        return made
+        if term in _INFINITE:
+            return term
+        slopes, distances = self._product(term)
+        if not slopes or not distances:
+            return node("mul", Kind.FLOAT, (_as_float(term), inverse(factor)), source=term.source)
+        slope = reduce(_product, slopes, _ONE)
+        made = node("mul", Kind.FLOAT, (slope, inverse(factor)), source=term.source)
+        made = made if term in self._bounds else _not_steeper(slope, made)
+        return reduce(_product, distances, made)
+
+    def _product(self, term: Node) -> tuple[list[Node], list[Node]]:
+        """Factors of a term that are the same along a row, and others; none if there are many."""
+        slopes, others, waiting = list[Node](), list[Node](), [term]
+        while waiting and len(waiting) + len(slopes) + len(others) <= _MOST_FACTORS:
+            current = waiting.pop()
+            if self._levels[current] in _FIXED:
+                slopes.append(current)
+            elif current.op == "neg":
+                slopes.append(const(-1.0))
+                waiting.append(current.args[0])
+            elif current.op == "mul":
+                waiting.extend(reversed(current.args))
+            else:
+                others.append(current)
+        return ([], []) if waiting else (slopes, others)
 
 
-def _is_small(current: Node) -> bool:
-    """Whether a part is sure to be far from what overflows: a whole number, or a fair constant."""
-    if current.op == "const":
-        return isinstance(current.attr, int | float) and abs(current.attr) <= _MOST_DIVIDED
-    if current.op in ("add", "sub", "neg"):
-        return all(map(_is_small, current.args))
-    return current.kind is Kind.INT or current.op == "to_float"
-
-
-def _is_infinite(current: Node) -> bool:
-    return current.op == "const" and current.attr in (float("inf"), float("-inf"))
-
-
-def _finite(value: Node, factor: Node) -> Node:
-    """Their product, but what is finite stays so: a row of such terms is no empty one."""
-    made = node("mul", Kind.FLOAT, (value, factor), source=value.source)
-    if _is_small(value):
-        return made
-    largest = fold.select(_less(value, 0.0), const(-_LARGEST), const(_LARGEST))
-    kept = fold.select(_less(_size(value), float("inf")), largest, value)
-    return fold.select(_less(_size(made), float("inf")), made, kept)
-
-
-def _size(value: Node) -> Node:
-    return node("abs", Kind.FLOAT, (value,))
+def _not_steeper(slope: Node, divided: Node) -> Node:
+    """A slope that was divided; what is finite stays so, or rows of such terms would be empty."""
+    low, high = const(-_STEEPEST), const(_STEEPEST)
+    kept = node("min", Kind.FLOAT, (node("max", Kind.FLOAT, (divided, low)), high))
+    return fold.select(_less(node("abs", Kind.FLOAT, (slope,)), inf), kept, slope)
 
 
 def _less(value: Node, than: float) -> Node:

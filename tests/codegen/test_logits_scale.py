@@ -134,7 +134,40 @@ def test_what_is_finite_stays_so_when_it_is_divided(weight: float) -> None:
     assert outside is SM_SCALE
     positions = {"kv_pos": np.ones(1), "sm_scale": np.asarray(2.0**-3)}
     made = evaluate((rest,), positions, {"weight": weight}, {}, logits=np.zeros(1))
-    np.testing.assert_array_equal(made[0], [-LARGEST if weight == -1e308 else weight * 8])
+    steepest = 1e20 if np.isfinite(weight) else np.inf
+    np.testing.assert_array_equal(made[0], [np.clip(weight * 8, -steepest, steepest)])
+
+
+@pytest.mark.parametrize("bias", ["kv_pos", "q_pos"])
+def test_terms_without_logits_are_looked_at_once(bias: str) -> None:
+    doubled = summed = floats_of(bias)
+    squared = f("exp", summed)
+    for n in range(40):  # 2 ** 40 paths, and a number of 25 bits more
+        doubled = f("add", doubled, doubled if n < 25 else const(0.0))
+        squared = f("mul", squared, squared)
+    for _ in range(3000):
+        summed = f("add", summed, floats_of(bias))
+    for root, outside in ((doubled, SM_SCALE), (summed, SM_SCALE), (squared, const(1.0))):
+        assert with_scale_outside(f("add", LOGITS, root), True)[0] is outside
+
+
+def test_what_a_small_factor_makes_too_large_is_not_divided() -> None:
+    causal = node("le", Kind.BOOL, (var("kv_pos"), var("q_pos")))
+    small = f("mul", LOGITS, const(1e-25))
+    outside, _ = with_scale_outside(f("select", causal, small, const(-1e18)), True)
+    assert outside is const(1.0)
+
+
+def test_weights_of_what_is_no_distance_are_not_divided() -> None:
+    """Two such terms of a row could be clamped to one value, which no row of the user's is."""
+    field = node("scalar", Kind.FLOAT, attr="weight")
+    causal = node("le", Kind.BOOL, (var("kv_pos"), var("q_pos")))
+    for other in (
+        f("select", causal, const(2.0), const(0.0)),
+        f("load", var("kv_pos"), attr="bias"),
+    ):
+        root = f("add", LOGITS, f("mul", field, other))
+        assert with_scale_outside(root, True)[0] is const(1.0)
 
 
 def test_shared_parts_and_long_sums_are_rewritten_once() -> None:

@@ -109,9 +109,7 @@ struct Variant : IdentityVariant<Params> {
     const float v0 = float(row.q_head);
     const float v1 = -4.0f * (2.0f * (v0 - ts.t0) + 1.0f);
     const float v2 = precise::exp2((v0 < ts.t0 ? -8.0f * float(row.q_head + 1) : v1) * ts.t1);
-    const float v3 = v2 * ts.t2;
-    const float v4 = abs(v2) < kInfinity ? (v2 < 0.0f ? -3.4028235e+38f : 3.4028235e+38f) : v2;
-    return {abs(v3) < kInfinity ? v3 : v4};
+    return {abs(v2) < kInfinity ? min(max(v2 * ts.t2, -1e+20f), 1e+20f) : v2};
   }
   WL_FN static float logits_factor(const Params& p) {
     return positive_scale(p);

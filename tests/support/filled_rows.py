@@ -54,7 +54,7 @@ class RowWeight(wl.Variant):
     weight = wl.Tensor("float32", ("q_head",))
 
     def logits_transform(self, logits: Any, at: Any) -> Any:
-        return logits + self.weight[at.q_head] * wl.where(at.kv_pos >= 0, 1.0, 0.0)
+        return logits + self.weight[at.q_head] * wl.where(at.kv_pos >= 0, 0.5, 0.0)
 
 
 def filled_variants(fill: float) -> dict[str, wl.Variant]:
@@ -80,7 +80,4 @@ def check_filled_rows(variant: wl.Variant, dtype: torch.dtype, **options: Any) -
     out, lse = wrapper.run(q, (k, v), return_lse=True)
     wanted, wanted_lse = wl.reference_attention(variant, *(x.float().cpu() for x in (q, k, v)))
     np.testing.assert_allclose(out.float().cpu(), wanted, atol=2e-2)
-    if isinstance(variant, RowWeight):  # divided by the scale, where finite numbers stay so
-        assert lse.isfinite().all()
-    else:
-        np.testing.assert_allclose(lse.cpu(), wanted_lse, rtol=1e-5, atol=2e-2)
+    np.testing.assert_allclose(lse.cpu(), wanted_lse, rtol=1e-5, atol=2e-2)
