@@ -101,6 +101,7 @@ def make_composed_plan(
     Raises:
         ArgumentError: the batch has more units than a row's code can name, or a tile more rows.
     """
+    problem.check()
     rows, num_ctas = problem.rows, problem.num_ctas
     if not 1 <= rows <= ROW_CODE:
         raise ArgumentError(name="rows", reason=f"is {rows}; expected 1 to {ROW_CODE}")

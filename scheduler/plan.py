@@ -39,7 +39,8 @@ class Plan:
         indices: int32, the block list of indexed formats; empty for others.
         loads: int64 (lists,) modelled cost of each list, in the units of `cost.CostModel`, or if
             there are two roles, of their prices.
-        problem: what was planned. A partial slot has room for its `rows`.
+        problem: what was planned; of composed plans, whose segments are parts, the requests. A
+            partial slot has room for its `rows`.
     """
 
     header: Records
@@ -124,7 +125,7 @@ class Plan:
     @property
     def predicted_seconds(self) -> float | None:
         """How long the prices say that two roles take; None for one role."""
-        if self.problem.prices is None:
+        if self.problem.prices is None or not self.problem.smaller:
             return None
         of_lists = np.repeat(ROLE_OF_LISTS, self.problem.num_ctas)
         loads = [int(self.loads[of_lists == role].sum()) for role in range(len(self.problem.roles))]

@@ -77,6 +77,10 @@ class Problem:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(name=name, reason=f"is {value}; expected at least 1")
+        if self.piece_keys < 0:
+            raise ArgumentError(
+                name="piece_keys", reason=f"is {self.piece_keys}; expected 0 or more"
+            )
         if self.active_ctas > self.num_ctas:
             reason = f"is {self.active_ctas}; expected at most num_ctas, {self.num_ctas}"
             raise ArgumentError(name="active_ctas", reason=reason)

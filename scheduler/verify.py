@@ -65,8 +65,8 @@ class _Work:
         field = {name: plan.items[name].astype(np.int64) for name in plan.items.dtype.names or ()}
         fused = plan.segments["num_q"].astype(np.int64) * problem.group_size
         sizes = np.array([(role.rows, role.keys) for role in problem.roles], np.int64)
-        own = roles_of(plan.segments, problem.group_size, problem.roles)
-        tiles = -(-fused // sizes[own, 0])
+        of_segments = roles_of(plan.segments, problem.group_size, problem.roles)
+        tiles = -(-fused // sizes[of_segments, 0])
         role = np.clip(plan.role, 0, len(sizes) - 1)
         rows, keys = sizes[role].T
         known = np.clip(field["segment"], 0, max(len(tiles) - 1, 0))

@@ -56,6 +56,9 @@ def gathered() -> Iterator[list[WarploomError]]:
     token = _MADE.set(made)
     try:
         yield made
+    except BaseException:
+        made.clear()  # frames of the traceback hold it: an error that is in it would hold itself
+        raise
     finally:
         _MADE.reset(token)
 
@@ -63,7 +66,7 @@ def gathered() -> Iterator[list[WarploomError]]:
 def take_back(source: Source | None) -> None:
     """Forget the gathered errors of a place, where a library has caught them and found its way."""
     made = _MADE.get()
-    if made:
+    if made and source is not None:
         made[:] = [error for error in made if error.source != source]
 
 

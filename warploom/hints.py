@@ -98,7 +98,7 @@ _NO_BLOCK_MASK = (
 )
 
 # names of modules of FlashInfer, torch and FlashAttention -> what stands for them here
-_MODULES = {
+_FOREIGN = {
     **dict.fromkeys(
         (
             "BatchPrefillWithPagedKVCacheWrapper",
@@ -147,7 +147,7 @@ _MODULES = {
 
 def elsewhere(name: str) -> str:
     """A sentence about what stands for a name of another library; empty if nothing does."""
-    return f" {_MODULES[name]}" if name in _MODULES else ""
+    return f" {_FOREIGN[name]}" if name in _FOREIGN else ""
 
 
 def meant(call: str, name: str) -> str:

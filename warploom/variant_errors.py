@@ -64,6 +64,9 @@ class UndeclaredField(VariantError, AttributeError):
         "number, or Tensor('float32', roles) for a tensor, and give its value with the others."
     )
 
+    def _is_gathered(self) -> bool:
+        return bool(self.facts.get("is_asked_for"))  # and not looked for by hasattr()
+
 
 class PositionOfSelf(UndeclaredField):
     message = (

@@ -117,7 +117,12 @@ def _called(shadow: Variant, hook: str) -> Value:
     with gathered() as refusals:
         made = _result(shadow, hook, functor, *given, symbolic(hook))
     if refusals:  # the functor caught it, and went on without what was refused
-        raise refusals[0]
+        first = refusals[0]
+        refusals.clear()
+        try:
+            raise first
+        finally:
+            del first  # else its traceback and it would hold each other
     return made
 
 

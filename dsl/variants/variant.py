@@ -87,9 +87,14 @@ class Variant:
 
         def __getattr__(self, name: str) -> object:
             if READING in self.__dict__ and not name.startswith("_"):  # a functor runs
-                place = location.source(location.here())
+                place = location.here()
                 error = PositionOfSelf if name in Position.__annotations__ else UndeclaredField
-                raise error(variant=type(self).__name__, name=name, source=place)
+                raise error(
+                    variant=type(self).__name__,
+                    name=name,
+                    is_asked_for=place is not None and location.reads_attribute(place),
+                    source=location.source(place),
+                )
             return self.__getattribute__(name)
 
     # --- hooks

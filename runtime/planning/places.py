@@ -223,7 +223,7 @@ class Places:
                 break
         else:
             place = self._made(batch, choice, stream_k)
-            if len(self._of_choices) >= _KEPT:
+            if not found and len(self._of_choices) >= _KEPT:
                 self._of_choices.clear()
             self._of_choices[key] = [place, *found[: _SIZES - 1]]
         self._last = place

@@ -137,7 +137,7 @@ def described(plan: Plan, by: str) -> str:
         f"planned by {by} for {problem.num_kv_heads} key/value heads in groups of "
         f"{problem.group_size}, "
         f"tiles of {tiles}, {problem.active_ctas} of {problem.num_ctas} CTAs, "
-        f"split_size={problem.split_size}, stream_k={problem.stream_k}; "
+        f"split_size={problem.split_size}, stream_k={problem.stream_k or bool(problem.smaller)}; "
         f"segments: {'; '.join(lengths)}"
     )
 

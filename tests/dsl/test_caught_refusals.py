@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,7 @@ import warploom as wl
 from warploom.dsl.types.spec import HOOKS
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import BranchOnSymbol, CannotTrace, NoNumber
+from warploom.errors import BranchOnSymbol, CannotTrace, NoNumber, UndeclaredField
 
 TABLE = torch.ones(4)
 
@@ -127,6 +130,33 @@ def test_a_field_that_is_looked_for() -> None:
         return logits * getattr(self, "rate", 2.0) if not hasattr(logits, "item") else logits
 
     assert trace(variant_of("logits_transform", functor)).hooks
+
+
+def test_a_field_that_is_misspelt() -> None:
+    def functor(self: Variant, logits: Any, at: Any) -> Any:
+        return catching(lambda x, _: x * self.raet)(self, logits, at)
+
+    with pytest.raises(UndeclaredField, match="raet"):
+        trace(variant_of("logits_transform", functor))
+
+
+@pytest.mark.parametrize("catches", [True, False])
+def test_a_refusal_holds_nothing_once_it_was_handled(catches: bool) -> None:
+    class Held:
+        pass
+
+    def attempt() -> weakref.ref[Held]:
+        held = Held()
+        functor = catching(branching) if catches else lambda self, x, at: branching(x, at)
+        with contextlib.suppress(BranchOnSymbol):
+            trace(variant_of("logits_transform", functor))
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert attempt()() is None
+    finally:
+        gc.enable()
 
 
 def test_torch_asks_an_index_for_its_length() -> None:

@@ -256,7 +256,7 @@ def test_the_predicted_time_is_that_of_the_loads(kit: Any) -> None:
     decodes = plan.loads[64:128].sum()
     expected = max(decodes / PRICES.saturating, plan.loads.sum() / 64)
     assert plan.predicted_seconds == pytest.approx(expected / 1e12, abs=1e-12)
-    assert busy(kit).plan(smaller=(), prices=None).predicted_seconds is None
+    assert busy(kit).plan(smaller=()).predicted_seconds is None
 
 
 def test_one_cta_has_both_roles_and_shares_nothing(kit: Any) -> None:
