@@ -63,9 +63,11 @@ def attention_of(request, functors, softmax, sm_scale, inputs, dtype):
     if softmax:
         if Noise.places is not None:  # kernels' exponents are of 2, and so are their logarithms
             hidden = torch.where(hidden.abs() > FAR, hidden, moved(hidden, Noise.places))
-        lse = torch.logsumexp(hidden, -1)
-        lse = torch.where(tops.abs() > FAR, lse, r(lse, approximate=True))
+        lse, is_far = torch.logsumexp(hidden, -1), (tops.abs() > FAR) & tops.isfinite()
+        lse = torch.where(is_far, lse, r(lse, approximate=True))
         p = torch.where((lse > -torch.inf)[..., None], torch.exp(hidden - lse[..., None]), 0.0)
+        if is_far.any():  # such a sum has no room for how many like it there are
+            p = torch.where(is_far[..., None], torch.softmax(hidden, -1), p)
     else:
         p, lse = torch.where(seen, s, 0.0), torch.zeros(s.shape[:2], dtype=torch.float64)
     if Noise.places is not None and dtype != torch.float32:
