@@ -210,7 +210,7 @@ def test_names_of_other_libraries_are_answered(name: str, told: str) -> None:
 
 
 def test_what_stands_for_other_names_is_there() -> None:
-    for text in hints._MODULES.values():
+    for text in hints._FOREIGN.values():
         for name in re.findall(r"warploom\.(\w+)", text):
             assert name in warploom._HOME
 
