@@ -102,6 +102,7 @@ def make_composed_plan(
         ArgumentError: the batch has more units than a row's code can name, or a tile more rows.
     """
     problem.check()
+    assert problem.group_size == batch.group_size  # units of both are the same fused rows
     rows, num_ctas = problem.rows, problem.num_ctas
     if not 1 <= rows <= ROW_CODE:
         raise ArgumentError(name="rows", reason=f"is {rows}; expected 1 to {ROW_CODE}")

@@ -187,7 +187,8 @@ class _Rewrite:
             return node("mul", Kind.FLOAT, (_as_float(term), inverse(factor)), source=term.source)
         slope = reduce(_product, slopes, _ONE)
         made = node("mul", Kind.FLOAT, (slope, inverse(factor)), source=term.source)
-        made = made if term in self._bounds else _not_steeper(slope, made)
+        if term not in self._bounds:
+            made = _not_steeper([one for one in slopes if one not in self._bounds], slope, made)
         return reduce(_product, distances, made)
 
     def _product(self, term: Node) -> tuple[list[Node], list[Node]]:
@@ -207,11 +208,16 @@ class _Rewrite:
         return ([], []) if waiting else (slopes, others)
 
 
-def _not_steeper(slope: Node, divided: Node) -> Node:
-    """A slope that was divided; what is finite stays so, or rows of such terms would be empty."""
+def _not_steeper(inputs: Sequence[Node], slope: Node, divided: Node) -> Node:
+    """A slope that was divided; of finite inputs it is finite, or rows of such terms were empty.
+
+    Their product may be none where that with a distance of 0 is.
+    """
     low, high = const(-_STEEPEST), const(_STEEPEST)
     kept = node("min", Kind.FLOAT, (node("max", Kind.FLOAT, (divided, low)), high))
-    return fold.select(_less(node("abs", Kind.FLOAT, (slope,)), inf), kept, slope)
+    for part in inputs:
+        kept = fold.select(_less(node("abs", Kind.FLOAT, (part,)), inf), kept, slope)
+    return kept
 
 
 def _less(value: Node, than: float) -> Node:

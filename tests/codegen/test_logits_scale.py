@@ -138,6 +138,17 @@ def test_what_is_finite_stays_so_when_it_is_divided(weight: float) -> None:
     np.testing.assert_array_equal(made[0], [np.clip(weight * 8, -steepest, steepest)])
 
 
+def test_slopes_whose_product_overflows_leave_a_distance_of_0_at_0() -> None:
+    field = node("scalar", Kind.FLOAT, attr="weight")
+    root = f("add", LOGITS, f("mul", field, f("mul", field, floats_of("kv_pos"))))
+    outside, rest = with_scale_outside(root, True)
+    assert outside is SM_SCALE
+    positions = {"kv_pos": np.zeros(1), "sm_scale": np.asarray(2.0**-3)}
+    with np.errstate(over="ignore"):
+        made = evaluate((rest,), positions, {"weight": 1e200}, {}, logits=np.ones(1))
+    assert made[0] == 1.0
+
+
 @pytest.mark.parametrize("bias", ["kv_pos", "q_pos"])
 def test_terms_without_logits_are_looked_at_once(bias: str) -> None:
     doubled = summed = floats_of(bias)

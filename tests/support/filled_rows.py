@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import warploom as wl
+from support.filled import Filled
 
 ROWS = 70
 # Beside them a float64 loses the products, too.
@@ -34,13 +35,6 @@ class ChosenFill(wl.Variant):
         return wl.where(at.kv_pos <= at.q_pos - ROWS // 2, logits, self.fill)
 
 
-class ColumnBias(wl.Variant):
-    bias = wl.Tensor("float32", ("kv_pos",))
-
-    def logits_transform(self, logits: Any, at: Any) -> Any:
-        return logits + self.bias[at.kv_pos]
-
-
 class TableBias(wl.Variant):
     table = wl.Tensor("float32", ("q_pos", "kv_pos"))
 
@@ -62,10 +56,10 @@ def filled_variants(fill: float) -> dict[str, wl.Variant]:
     return {
         "a constant": with_constant(fill),
         "a scalar": ChosenFill(fill=fill),
-        "a bias of columns": ColumnBias(bias=torch.full((ROWS,), fill)),
+        "a bias of columns": Filled(bias=torch.full((ROWS,), fill)),
         "a bias of elements": TableBias(table=torch.full((ROWS, ROWS), fill)),
         "a weight of rows": RowWeight(weight=torch.full((2,), fill)),
-        "infinity": ColumnBias(bias=torch.full((ROWS,), -torch.inf)),
+        "infinity": Filled(bias=torch.full((ROWS,), -torch.inf)),
     }
 
 
