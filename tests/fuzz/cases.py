@@ -171,7 +171,8 @@ def draw(seed: int, device: str = "cpu") -> Case:
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
     if hook in hooks and facts["softmax"]:
-        hooks[hook] = _later_fill(seed, hooks[hook], bool(shipped))
+        is_scaled = bool(shipped) or facts["lse_base"] == "2"
+        hooks[hook] = _later_fill(seed, hooks[hook], is_scaled)
     case = Case(seed, hooks, tuple(fields), tuple(shipped), facts)
     small = [batch for batch in facts["batches"] if _largest(case, [batch]) <= MOST_ELEMENTS]
     while small and facts["bounds"] and _largest(case, small) > MOST_ELEMENTS:
@@ -244,16 +245,16 @@ def _logits(random: Random, grammar: Grammar, depth: int) -> Node:
     return Node("where", FLOAT, pair)
 
 
-def _later_fill(seed: int, logits: Node, is_changed: bool) -> Node:
+def _later_fill(seed: int, logits: Node, is_scaled: bool) -> Node:
     """Logits of which whole rows may be filled with a large number, as for padding.
 
-    By numbers of its own, so that seeds stay what they were otherwise. What other variants multiply
-    must stay finite.
+    By numbers of its own, so that seeds stay what they were otherwise. What is scaled afterwards,
+    by another variant or for logarithms to base 2, must stay finite.
     """
     random = Random(f"fill of {seed}")
     if random.random() >= 0.06:
         return logits
-    fill = random.choice((-1e30, -3e37) if is_changed else (-1e30, -3e37, LEAST))
+    fill = random.choice((-1e30, -3e37) if is_scaled else (-1e30, -3e37, LEAST))
     row, keys = at("q_idx"), at("kv_pos")
     kept = random.choice(
         (
