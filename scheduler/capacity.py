@@ -21,7 +21,7 @@ from warploom.scheduler.layout import (
     WORK_ITEM,
     Record,
 )
-from warploom.scheduler.roles import MOST_CTAS, Role, lists_of, most_cuts
+from warploom.scheduler.roles import Role, check_ctas, lists_of, most_cuts
 
 
 @dataclass(frozen=True)
@@ -197,9 +197,7 @@ def capacity(
         most = most if pieces is None else most.within(pieces)
         items, merges, slots = most.items, most.merges, most.slots
     sections = items, bounds.segments, merges, slots, bounds.max_blocks
-    if smaller and num_ctas > MOST_CTAS:
-        reason = f"is {num_ctas}; plans of two roles have at most {MOST_CTAS}"
-        raise ArgumentError(name="num_ctas", reason=reason)
+    check_ctas(num_ctas, 1 + len(smaller))
     result = Capacity(bounds, num_ctas, *sections, slot_rows=rows, num_roles=1 + len(smaller))
     if max(result.total_ints, slots * rows) > INT32_MAX:
         reason = f"need {items} work items and {slots} partial slots, beyond what int32 counts"

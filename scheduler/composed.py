@@ -4,12 +4,15 @@ What differs from an ordinary plan: rows of a tile may belong to several request
 them row by row (`packed_rows`); and a unit's partial results come from several parts, each of which
 may be cut, so its rows list them (`row_merges`). Many rows become complete at once, when the last
 piece of a prefix is done; therefore they are merged by all CTAs together, when all items are.
-Assigning and levelling are the same.
+Assigning and levelling are the same; plans of two roles share tiles out as others do
+(`role_lists`). A tile has the role with the fewest rows that holds it: prefixes that many requests
+read are prefills, what a decode has for its own is a decode.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +31,14 @@ from warploom.scheduler.composed_tiles import (
     pack,
 )
 from warploom.scheduler.cost import CostModel
-from warploom.scheduler.layout import HEADER, MERGE, ROW_CODE, ROW_MERGE, WORK_ITEM, Ints, Records
+from warploom.scheduler.layout import MERGE, ROW_CODE, ROW_MERGE, WORK_ITEM, Ints, Records
+from warploom.scheduler.plan import header_of
 from warploom.scheduler.prefixes import PrefixForest
-from warploom.scheduler.problem import Problem
+from warploom.scheduler.problem import Problem, WorkList
+from warploom.scheduler.role_lists import share_out
+from warploom.scheduler.roles import Role, role_of_rows
 from warploom.scheduler.sharing import Choice, choose_parts
+from warploom.scheduler.tiles import Tiles
 from warploom.scheduler.worklist import longest_first
 
 MAX_UNITS = 2**31 // ROW_CODE  # so that the last row's code fits int32
@@ -84,6 +91,41 @@ class SharedBatch:
         return int(keys[tiles > 0].sum()), int(keys @ tiles), int(tiles.sum())
 
 
+@dataclass(frozen=True)
+class _Packed:
+    """Who is packed together, with what that was made of."""
+
+    units: Units
+    parts: Parts
+    choices: tuple[Choice, ...]
+    pairs: Pairs
+    tiles: PackedTiles
+
+    @classmethod
+    def of(cls, batch: SharedBatch, roles: Sequence[Role], visibility_of: VisibilityOf) -> _Packed:
+        units, parts, choices = batch.cut(roles[0].rows)
+        if len(units.request) > MAX_UNITS:
+            raise ArgumentError(name="qo_indptr", reason=f"gives more than {MAX_UNITS} query tiles")
+        pairs = make_pairs(units, parts, batch.group_size, visibility_of)
+        return cls(units, parts, choices, pairs, pack(units, parts, pairs, roles))
+
+
+def tiles_of_roles(
+    batch: SharedBatch, roles: Sequence[Role], visibility_of: VisibilityOf
+) -> list[int]:
+    """Key tiles that each role walks for one key/value head; those of prefixes once for all.
+
+    Args:
+        batch: what may be planned.
+        roles: the one with the most rows first.
+        visibility_of: the mask's answers for given segments.
+    """
+    tiles = _Packed.of(batch, roles, visibility_of).tiles
+    role = role_of_rows(tiles.rows, roles)
+    span = -((tiles.kv_begin - tiles.kv_end) // np.array([one.keys for one in roles])[role])
+    return [int(span[role == number].sum()) for number in range(len(roles))]
+
+
 def make_composed_plan(
     batch: SharedBatch,
     problem: Problem,
@@ -103,48 +145,65 @@ def make_composed_plan(
     """
     problem.check()
     assert problem.group_size == batch.group_size  # units of both are the same fused rows
-    rows, num_ctas = problem.rows, problem.num_ctas
+    rows = problem.rows
     if not 1 <= rows <= ROW_CODE:
         raise ArgumentError(name="rows", reason=f"is {rows}; expected 1 to {ROW_CODE}")
-    units, parts, choices = batch.cut(rows)
-    if len(units.request) > MAX_UNITS:
-        raise ArgumentError(name="qo_indptr", reason=f"gives more than {MAX_UNITS} query tiles")
-    pairs = make_pairs(units, parts, batch.group_size, visibility_of)
-    tiles = pack(units, parts, pairs, rows, problem.keys)
-    items, cta, cost, tile = _deal(tiles, parts.num_shared, problem)
-    row_merges, contributions, slots = _merge_rows(items, tile, tiles, units, pairs, parts, problem)
-    indptr = np.zeros(num_ctas + 1, np.int32)
-    np.cumsum(np.bincount(cta, minlength=num_ctas), out=indptr[1:])
+    packed = _Packed.of(batch, problem.roles, visibility_of)
+    units, parts = packed.units, packed.parts
+    if problem.smaller:
+        work, tile = _share_out(packed.tiles, problem)
+    else:
+        work, tile = _deal(packed.tiles, parts.num_shared, problem)
+    items = work.items
+    row_merges, contributions, slots = _merge_rows(items, tile, packed, problem.num_kv_heads)
     counts = len(items), len(parts.records), len(row_merges), slots, 0
     return ComposedPlan(
-        header=np.array([counts], HEADER.dtype),
-        cta_indptr=indptr,
-        items=items[np.lexsort((-cost, items["segment"] >= parts.num_shared, cta))],
+        header=header_of(counts, problem, work),
+        cta_indptr=work.cta_indptr,
+        items=items,
         segments=parts.records,
         merges=np.zeros(0, MERGE.dtype),
         indices=indices,
-        loads=np.bincount(cta, cost, num_ctas).astype(np.int64),
+        loads=work.loads,
         problem=problem,
         units=units.records,
         unit_rows=units.rows,
-        packed_rows=_packed_rows(tiles, pairs, units),
+        packed_rows=_packed_rows(packed.pairs, units),
         row_merges=row_merges,
         contributions=contributions,
-        choices=choices,
+        choices=packed.choices,
     )
 
 
-def _packed_rows(tiles: PackedTiles, pairs: Pairs, units: Units) -> npt.NDArray[np.int32]:
+def _packed_rows(pairs: Pairs, units: Units) -> npt.NDArray[np.int32]:
     """Code of each row of each tile; tiles are runs of pairs, so pairs in order give them all."""
     rows = units.rows[pairs.unit]
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
     return (np.repeat(pairs.unit, rows) * ROW_CODE + within).astype(np.int32)
 
 
-def _deal(
-    tiles: PackedTiles, num_shared: int, problem: Problem
-) -> tuple[Records, Ints, Ints, Ints]:
-    """Work items with their CTA, cost and tile; what lies above the mean load is cut off and moved.
+def _share_out(tiles: PackedTiles, problem: Problem) -> tuple[WorkList, Ints]:
+    """Lists of two roles, and the tile of each item."""
+    first_row = np.cumsum(tiles.rows) - tiles.rows
+    role = role_of_rows(tiles.rows, problem.roles)
+
+    def of(number: int) -> Tiles:
+        mine, keys = np.flatnonzero(role == number), problem.roles[number].keys
+        found, row = tiles.take(mine), first_row[mine]
+        visible = -((found.kv_begin - found.kv_end) // keys)
+        rows = row, row + found.rows
+        return Tiles(found.part, *rows, found.kv_begin, found.kv_end, visible)
+
+    work = share_out(of(0), of(1), problem)
+    items = work.items.view(WORK_ITEM.dtype)
+    tile = np.searchsorted(first_row, items["row_begin"])
+    items["rows"] = tiles.rows[tile]  # in the place of the role, which follows from them
+    items["merge"] = -1
+    return replace(work, items=items), tile
+
+
+def _deal(tiles: PackedTiles, num_shared: int, problem: Problem) -> tuple[WorkList, Ints]:
+    """Lists, and the tile of each item; what lies above the mean load is cut off and moved.
 
     Own parts are assigned first, so that the prefixes, assigned on top and cut, fill up what is
     left.
@@ -162,17 +221,18 @@ def _deal(
     cost = cost[tile]
     cta, last, moves = deal_and_level(cost, span[tile], mean, problem.active_ctas, model)
     items = _whole_items(tiles, tile, head)
-    if moves is None:
-        return items, cta, cost, tile
-    owner = last[moves.owner]
-    pieces = _cut(items, owner, moves, problem.keys)
-    cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
-    return (
-        np.concatenate((items, pieces)),
-        np.concatenate((cta, moves.cta)),
-        np.concatenate((cost, model.of_chunks(moves.end - moves.begin))),
-        np.concatenate((tile, tile[owner])),
-    )
+    if moves is not None:
+        owner = last[moves.owner]
+        pieces = _cut(items, owner, moves, problem.keys)
+        cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
+        items, cta = np.concatenate((items, pieces)), np.concatenate((cta, moves.cta))
+        cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
+        tile = np.concatenate((tile, tile[owner]))
+    order = np.lexsort((-cost, items["segment"] >= num_shared, cta))
+    indptr = np.zeros(problem.num_ctas + 1, np.int32)
+    np.cumsum(np.bincount(cta, minlength=problem.num_ctas), out=indptr[1:])
+    loads = np.bincount(cta, cost, problem.num_ctas).astype(np.int64)
+    return WorkList(indptr, items[order], np.zeros(0, MERGE.dtype), loads), tile[order]
 
 
 def _whole_items(tiles: PackedTiles, tile: Ints, head: Ints) -> Records:
@@ -203,13 +263,7 @@ def _cut(items: Records, owner: Ints, moves: Moves, keys: int) -> Records:
 
 
 def _merge_rows(
-    items: Records,
-    tile: Ints,
-    tiles: PackedTiles,
-    units: Units,
-    pairs: Pairs,
-    parts: Parts,
-    problem: Problem,
+    items: Records, tile: Ints, packed: _Packed, heads: int
 ) -> tuple[Records, npt.NDArray[np.int32], int]:
     """Gives partial rows to items whose units have several, and lists them for the rows of units.
 
@@ -218,7 +272,7 @@ def _merge_rows(
     Returns:
         ROW_MERGE records, contributions, and partial rows in use.
     """
-    heads = problem.num_kv_heads
+    tiles, pairs, units, parts = packed.tiles, packed.pairs, packed.units, packed.parts
     count = (tiles.end_pair - tiles.first_pair)[tile]
     item = np.repeat(np.arange(len(items)), count)
     pair = tiles.first_pair[tile[item]] + np.arange(len(item)) - (np.cumsum(count) - count)[item]

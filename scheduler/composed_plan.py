@@ -14,6 +14,7 @@ from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, max_query_tiles
 from warploom.scheduler.layout import ROW_MERGE, UNIT, Ints, Records
 from warploom.scheduler.plan import Plan
+from warploom.scheduler.roles import check_ctas, most_cuts, role_of_rows
 from warploom.scheduler.sharing import Choice
 
 MERGE_COUNTERS = 4  # CTAs that are done, rows that are taken, CTAs that have left, and 0
@@ -40,6 +41,11 @@ class ComposedPlan(Plan):
     row_merges: Records
     contributions: npt.NDArray[np.int32]
     choices: tuple[Choice, ...]
+
+    @property
+    def role(self) -> Ints:
+        """(items,) the role of each, which follows from its rows."""
+        return role_of_rows(self.items["rows"].astype(np.int64), self.problem.roles)
 
     def sections(self) -> dict[str, npt.NDArray[np.int32]]:
         """Section name -> its int32 contents, in the order of the buffer."""
@@ -106,11 +112,13 @@ def composed_capacity(
     num_kv_heads: int,
     group_size: int,
     num_ctas: int,
+    num_roles: int = 1,
 ) -> ComposedCapacity:
     """Section lengths that no composed plan within the bounds exceeds.
 
-    A unit is in one tile for each part that it reads, at most `bounds.max_levels`. Levelling cuts
-    at most `num_ctas - 1` pieces off, each with the rows of one tile. A prefix that is a part has
+    A unit is in one tile for each part that it reads, at most `bounds.max_levels`. Levelling, or
+    the Stream-K partition of two roles, cuts at most `most_cuts` pieces off, each with the rows of
+    one tile. A prefix that is a part has
     two requests or more, and on one level no request has two prefixes. With one level, the items
     that pieces were cut off are the only others with partial rows.
 
@@ -119,17 +127,20 @@ def composed_capacity(
         rows: of a tile.
         num_kv_heads, group_size: key/value heads, and query heads of each.
         num_ctas: CTAs of the grid.
+        num_roles: of the plans.
 
     Raises:
-        ArgumentError: the bounds need more records than int32 can count.
+        ArgumentError: the bounds need more records than int32 can count, or two roles have more
+            CTAs than one counter holds.
     """
     levels, requests = bounds.max_levels, bounds.max_requests
     queries, pieces = max(rows // group_size, 1), -(-group_size // rows)
     units = pieces * max_query_tiles(bounds.max_q_rows, requests, queries, 1)
-    cuts = num_ctas - 1 if units and bounds.max_kv_len else 0
+    cuts = most_cuts(num_ctas, num_roles) if units and bounds.max_kv_len else 0
     smallest = group_size if pieces == 1 else (group_size % rows or rows)
     fused = bounds.max_q_rows * group_size
     whole = num_kv_heads * fused * levels  # partial rows of what was not cut off
+    check_ctas(num_ctas, num_roles)
     result = ComposedCapacity(
         bounds=bounds,
         num_ctas=num_ctas,
@@ -139,6 +150,7 @@ def composed_capacity(
         max_slots=(min(whole, cuts * rows) if levels == 1 else whole) + cuts * rows,
         max_indices=bounds.max_blocks,
         slot_rows=1,
+        num_roles=num_roles,
         max_units=units,
         max_packed_rows=fused * levels,
         max_row_merges=num_kv_heads * fused,

@@ -7,7 +7,7 @@ the same part; so rows of many requests meet the keys of a prefix at once (Flash
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from warploom.scheduler.layout import UNIT, Ints, Records
 from warploom.scheduler.prefixes import PrefixForest
+from warploom.scheduler.roles import Role, role_of_rows
 from warploom.scheduler.visibility import Visibility
 
 VisibilityOf = Callable[[Records], Visibility]  # the mask's answers for given segments
@@ -174,7 +175,7 @@ class PackedTiles:
         part: whose keys the tile reads.
         first_pair, end_pair: its units, in `Pairs`.
         rows: fused rows.
-        kv_begin: first key of the part's list, a multiple of the key tile.
+        kv_begin: first key of the part's list, a multiple of the key tile of the rows' role.
         kv_end: one past the last key; equal to kv_begin if nothing is visible.
     """
 
@@ -189,11 +190,15 @@ class PackedTiles:
         return PackedTiles(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
 
-def pack(units: Units, parts: Parts, pairs: Pairs, rows: int, keys: int) -> PackedTiles:
+def pack(units: Units, parts: Parts, pairs: Pairs, roles: Sequence[Role]) -> PackedTiles:
     """Packs the units that read a part into tiles, in order, each as full as it gets.
 
     Units of one request stay apart from its neighbours' in own parts, where nobody shares keys.
+
+    Args:
+        roles: the one with the most rows, which are those of a full tile, first.
     """
+    rows = roles[0].rows
     rows_of = units.rows[pairs.unit]
     place = np.cumsum(rows_of) - rows_of
     opens = np.ones(len(pairs.unit), bool)
@@ -208,8 +213,8 @@ def pack(units: Units, parts: Parts, pairs: Pairs, rows: int, keys: int) -> Pack
         return PackedTiles(*np.zeros((6, 0), np.int64))
     begin = np.minimum.reduceat(pairs.begin, first)
     end = np.maximum.reduceat(pairs.end, first)
-    begin -= begin % keys
     filled = np.add.reduceat(rows_of, first)
+    begin -= begin % np.array([role.keys for role in roles])[role_of_rows(filled, roles)]
     return PackedTiles(
         pairs.part[first], first, np.append(first[1:], len(pairs.unit)), filled, begin, end
     )

@@ -147,8 +147,6 @@ ROW_MERGE = Record(
 # Machine and the kernels (C++: kRowCode) hold that.
 ROW_CODE = 512
 
-RECORDS = (HEADER, SEGMENT, WORK_ITEM, MERGE)
-
 # What a CTA reads first of a list: its first item and that item's segment, side by side, so that
 # one load need not wait for another (decision 0028). C++: opening.hpp.
 OPENING = np.dtype([("item", WORK_ITEM.dtype), ("segment", SEGMENT.dtype)])
@@ -159,10 +157,10 @@ def c_structs(composed: bool = False, roles: bool = False) -> str:
 
     Args:
         composed: the structs of composed plans, which have units and row merges.
-        roles: those of plans of two roles, whose items say theirs and whose headers count shared
-            lists.
+        roles: those of plans of two roles, whose headers count shared lists and whose items say
+            their role, or if they are composed, their rows, from which it follows.
     """
-    records = (*RECORDS, UNIT, ROW_MERGE) if composed else RECORDS
-    if roles:
-        records = (ROLE_HEADER, SEGMENT, ROLE_ITEM, MERGE)
+    header = ROLE_HEADER if roles else HEADER
+    item = ROLE_ITEM if roles and not composed else WORK_ITEM
+    records = (header, SEGMENT, item, MERGE, *((UNIT, ROW_MERGE) if composed else ()))
     return "\n\n".join(record.c_struct() for record in records)

@@ -19,7 +19,6 @@ from warploom.scheduler.roles import (
     SHARED_PREFILLS,
     RoleWork,
     lists_of,
-    roles_of,
 )
 
 
@@ -56,15 +55,9 @@ class Plan:
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
         """Joins what was asked and what a planner found."""
         counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots, 0
-        if problem.smaller:
-            shared = work.num_decodes, work.num_shared_decodes
-            of_roles = work.num_shared, problem.active_ctas, *shared, 0, 0, 0
-            header = np.array([counts + of_roles], ROLE_HEADER.dtype)
-        else:
-            header = np.array([counts], HEADER.dtype)
         return cls(
-            header, work.cta_indptr, work.items, np.ascontiguousarray(problem.segments),
-            work.merges, indices, work.loads, problem,
+            header_of(counts, problem, work), work.cta_indptr, work.items,
+            np.ascontiguousarray(problem.segments), work.merges, indices, work.loads, problem,
         )  # fmt: skip
 
     @property
@@ -134,12 +127,10 @@ class Plan:
     def work_of_roles(self) -> tuple[RoleWork, ...]:
         """What each role has to do; one without work is told, too."""
         has = self._owned(np.diff(self.cta_indptr)) > 0
-        of = roles_of(self.segments, self.problem.group_size, self.problem.roles)
-        busy = of[self.segments["num_q"] > 0]
         return tuple(
             RoleWork(
                 role=role,
-                segments=int((busy == number).sum()),
+                segments=len(np.unique(self.items["segment"][self.role == number])),
                 items=int((self.role == number).sum()),
                 ctas=int(has[number].sum()),
                 shared=self.num_shared_decodes if number else self.num_shared,
@@ -216,6 +207,15 @@ class Plan:
             raise CapacityExceeded(name="roles", got=got, bound=bound)
         if self.problem.num_ctas != capacity.num_ctas:
             raise CapacityExceeded(name="CTAs", got=self.problem.num_ctas, bound=capacity.num_ctas)
+
+
+def header_of(counts: tuple[int, ...], problem: Problem, work: WorkList) -> Records:
+    """What a plan begins with: HEADER, or ROLE_HEADER if there are two roles; shape (1,)."""
+    if not problem.smaller:
+        return np.array([counts], HEADER.dtype)
+    shared = work.num_decodes, work.num_shared_decodes
+    of_roles = work.num_shared, problem.active_ctas, *shared, 0, 0, 0
+    return np.array([counts + of_roles], ROLE_HEADER.dtype)
 
 
 def make_plan(problem: Problem, indices: npt.NDArray[np.int32] | None = None) -> Plan:

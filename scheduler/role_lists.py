@@ -45,9 +45,14 @@ DECODES_SHARED = 8  # 1 of so many decodes is for any CTA that decodes
 
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text_roles.py` is the same, item by item."""
+    prefill, decode = problem.by_role()
+    return share_out(query_tiles(prefill), query_tiles(decode), problem)
+
+
+def share_out(of_prefill: Tiles, of_decode: Tiles, problem: Problem) -> WorkList:
+    """Lists of the work on the tiles of both roles, which all key/value heads have."""
     assert problem.prices is not None  # checked with the roles
     prefill, decode = problem.by_role()
-    of_prefill, of_decode = query_tiles(prefill), query_tiles(decode)
     work = [_length(of_prefill, prefill), _length(of_decode, decode)]
     prefill_ctas, decode_ctas = problem.prices.ctas(work, problem.active_ctas)
     ctas = problem.num_ctas

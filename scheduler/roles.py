@@ -185,6 +185,13 @@ def check_roles(roles: Sequence[Role], prices: RolePrices | None) -> None:
         raise ArgumentError(name="prices", reason=reason)
 
 
+def check_ctas(num_ctas: int, num_roles: int) -> None:
+    """Raises ArgumentError for more CTAs of two roles than one counter holds."""
+    if num_roles > 1 and num_ctas > MOST_CTAS:
+        reason = f"is {num_ctas}; plans of two roles have at most {MOST_CTAS}"
+        raise ArgumentError(name="num_ctas", reason=reason)
+
+
 def roles_of(segments: Records, group_size: int, roles: Sequence[Role]) -> Ints:
     """The index of each segment's role.
 
@@ -196,10 +203,22 @@ def roles_of(segments: Records, group_size: int, roles: Sequence[Role]) -> Ints:
     Returns:
         (n,) indices into `roles`.
     """
-    fused = segments["num_q"].astype(np.int64) * group_size
-    found = np.zeros(len(segments), np.int64)
+    return role_of_rows(segments["num_q"].astype(np.int64) * group_size, roles)
+
+
+def role_of_rows(rows: Ints, roles: Sequence[Role]) -> Ints:
+    """The index of the role with the fewest rows whose tile holds so many, or of the largest.
+
+    Args:
+        rows: (n,) fused rows.
+        roles: the one with the most rows first.
+
+    Returns:
+        (n,) indices into `roles`.
+    """
+    found = np.zeros(len(rows), np.int64)
     for number, role in enumerate(roles[1:], 1):
-        found[fused <= role.rows] = number
+        found[rows <= role.rows] = number
     return found
 
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from warploom.errors import PlanInvalid
 from warploom.scheduler.layout import Ints
 from warploom.scheduler.plan import Plan
-from warploom.scheduler.roles import (
-    ROLE_OF_LISTS,
-    SHARED_DECODES,
-    SHARED_PREFILLS,
-    most_cuts,
-    roles_of,
-)
+from warploom.scheduler.roles import most_cuts, roles_of
+from warploom.scheduler.verify_lists import Checks, Flags, check_lists
 from warploom.scheduler.visibility import Visibility, visible_tiles
-
-Flags = npt.NDArray[np.bool_]
 
 
 def verify(plan: Plan, visibility: Visibility) -> None:
@@ -99,10 +90,7 @@ class _Work:
         return np.equal(self.kv_begin, self.kv_end)
 
 
-_Checks = Iterator[tuple[Flags | bool | np.bool_, str]]
-
-
-def _invariants(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
+def _invariants(plan: Plan, work: _Work, visibility: Visibility) -> Checks:
     yield from _counts(plan)
     yield from _ranges(plan, work)
     yield from _disjoint(plan, work)
@@ -110,43 +98,18 @@ def _invariants(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
     yield from _partials(plan, work)
 
 
-def _counts(plan: Plan) -> _Checks:
-    problem = plan.problem
-    header, indptr = plan.header[0], plan.cta_indptr
+def _counts(plan: Plan) -> Checks:
+    header = plan.header[0]
     yield len(plan.header) == 1, "there is not exactly one header"
     yield header["num_items"] == len(plan.items), "the header miscounts the items"
     yield header["num_segments"] == len(plan.segments), "the header miscounts the segments"
     yield header["num_merges"] == len(plan.merges), "the header miscounts the merges"
     used = plan.merges["num_slots"].sum(dtype=np.int64)
     yield header["num_slots"] == used, "the header miscounts the slots"
-    yield len(indptr) == plan.num_lists + 1, "cta_indptr has not an entry for each list, and one"
-    yield indptr[0] == 0, "cta_indptr does not begin at 0"
-    yield np.diff(indptr) >= 0, "cta_indptr decreases"
-    yield indptr[-1] == len(plan.items), "cta_indptr does not end at the item count"
-    owner = np.arange(len(problem.roles) * problem.num_ctas) % problem.num_ctas
-    is_empty = np.diff(indptr) == 0
-    idle = is_empty[: len(owner)] | (owner < problem.active_ctas)
-    yield idle, "a CTA above the SM limit has work"
-    yield len(plan.loads) == plan.num_lists, "loads do not count the lists"
-    if problem.smaller:
-        yield header["num_active"] == problem.active_ctas, "the header miscounts active CTAs"
-        ctas, decoding = problem.num_ctas, header["num_decodes"]
-        counts = np.array([plan.num_shared, plan.num_shared_decodes])
-        claimed = np.split(is_empty, [SHARED_PREFILLS * ctas, SHARED_DECODES * ctas])[1:]
-        most = np.array([len(claimed[0]), 2 * decoding])
-        yield (counts >= 0) & (counts <= most), "the header counts shared lists beyond all"
-        for lists, count in zip(claimed, counts, strict=True):
-            unclaimed = lists[count:]
-            yield unclaimed, "a shared list that no CTA claims has work"
-        decodes = np.flatnonzero(~is_empty[problem.num_ctas : 2 * problem.num_ctas])
-        behind = decodes >= decoding
-        yield ~behind, "a CTA behind those that the header says decode does"
-        yield decoding <= problem.active_ctas, "more CTAs decode than may have work"
-        for counter in ("claimed", "claimed_decodes", "drawn"):
-            yield header[counter] == 0, "a counter of the header is not zero"
+    yield from check_lists(plan)
 
 
-def _ranges(plan: Plan, work: _Work) -> _Checks:
+def _ranges(plan: Plan, work: _Work) -> Checks:
     problem = plan.problem
     items, segments = plan.items, plan.segments
     if problem.smaller:
@@ -158,10 +121,6 @@ def _ranges(plan: Plan, work: _Work) -> _Checks:
     yield (items["kv_head"] >= 0) & (items["kv_head"] < heads), "an item has no head"
     wanted = roles_of(segments, problem.group_size, problem.roles)[items["segment"]]
     yield plan.role == wanted, "an item's rows are those of another role"
-    if problem.smaller:
-        number = np.searchsorted(plan.cta_indptr, np.arange(len(items)), side="right") - 1
-        listed = np.array(ROLE_OF_LISTS)[number // problem.num_ctas]
-        yield plan.role == listed, "an item lies in a list of another role"
     rows, keys = np.array([(role.rows, role.keys) for role in problem.roles])[plan.role].T
     yield items["row_begin"] % rows == 0, "an item's rows do not begin at a tile"
     last = segments["num_q"][items["segment"]].astype(np.int64) * problem.group_size
@@ -177,7 +136,7 @@ def _ranges(plan: Plan, work: _Work) -> _Checks:
         yield whole | (items["kv_begin"] == items["kv_end"]), "an item crosses a fixed split"
 
 
-def _disjoint(plan: Plan, work: _Work) -> _Checks:
+def _disjoint(plan: Plan, work: _Work) -> Checks:
     tiles = int(work.tiles.sum()) * plan.problem.num_kv_heads
     present = np.bincount(work.tile, minlength=tiles)
     yield present > 0, "a query tile has no item: its rows are never written"
@@ -188,7 +147,7 @@ def _disjoint(plan: Plan, work: _Work) -> _Checks:
     yield ~work.empty | alone, "an item without keys is not its tile's only one"
 
 
-def _complete(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
+def _complete(plan: Plan, work: _Work, visibility: Visibility) -> Checks:
     last_row = plan.segments["num_q"][work.segment].astype(np.int64) * plan.problem.group_size
     row_end = np.minimum(work.row_begin + work.rows, last_row)
     low, high = visibility.kv_bounds(work.segment, work.row_begin, row_end)
@@ -211,7 +170,7 @@ def _complete(plan: Plan, work: _Work, visibility: Visibility) -> _Checks:
     yield unseen(gap_begin, high), "visible keys after a tile's last item belong to no item"
 
 
-def _partials(plan: Plan, work: _Work) -> _Checks:
+def _partials(plan: Plan, work: _Work) -> Checks:
     problem = plan.problem
     opens = work.opens
     run = np.cumsum(opens) - 1

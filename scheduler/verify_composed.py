@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import numpy.typing as npt
 
 from warploom.errors import PlanInvalid
 from warploom.scheduler.composed_plan import ComposedPlan
 from warploom.scheduler.layout import ROW_CODE, Ints, Records
+from warploom.scheduler.verify_lists import Checks, check_lists
 from warploom.scheduler.visibility import Visibility
-
-Flags = npt.NDArray[np.bool_]
 
 
 def verify_composed(
@@ -34,12 +30,9 @@ def verify_composed(
             raise PlanInvalid(reason=reason)
 
 
-_Checks = Iterator[tuple[Flags | bool | np.bool_, str]]
-
-
 def _invariants(
     plan: ComposedPlan, requests: Records, visibility: Visibility, page_size: int
-) -> _Checks:
+) -> Checks:
     yield from _counts(plan)
     yield from _units(plan, requests)
     codes = plan.packed_rows.astype(np.int64)
@@ -49,23 +42,21 @@ def _invariants(
     yield from _joins(plan, item, unit, place)
 
 
-def _counts(plan: ComposedPlan) -> _Checks:
+def _counts(plan: ComposedPlan) -> Checks:
     problem = plan.problem
-    header, indptr, items = plan.header[0], plan.cta_indptr, plan.items
+    header, items = plan.header[0], plan.items
     yield header["num_items"] == len(items), "the header miscounts the items"
     yield header["num_segments"] == len(plan.segments), "the header miscounts the parts"
     yield header["num_merges"] == len(plan.row_merges), "the header miscounts the row merges"
-    yield len(indptr) == problem.num_ctas + 1 and indptr[0] == 0, "cta_indptr is malformed"
-    yield np.diff(indptr) >= 0, "cta_indptr decreases"
-    yield indptr[problem.active_ctas] == len(items), "a CTA above the SM limit has work"
-    yield indptr[-1] == len(items), "cta_indptr does not end at the item count"
+    yield from check_lists(plan)
     heads = problem.num_kv_heads
     yield len(plan.merges) == 0, "a composed plan has merges"
+    yield items["merge"] == -1, "an item of a composed plan has a merge"
     yield (items["kv_head"] >= 0) & (items["kv_head"] < heads), "an item has no head"
     yield (items["segment"] >= 0) & (items["segment"] < len(plan.segments)), "an item has no part"
 
 
-def _units(plan: ComposedPlan, requests: Records) -> _Checks:
+def _units(plan: ComposedPlan, requests: Records) -> Checks:
     """Units are the requests' fused rows, each once."""
     problem = plan.problem
     units, heads = plan.units, plan.units["num_heads"].astype(np.int64)
@@ -89,7 +80,7 @@ def _units(plan: ComposedPlan, requests: Records) -> _Checks:
     yield np.array_equal(found, np.sort(wanted)), "units do not hold each fused row once"
 
 
-def _tiles(plan: ComposedPlan, unit: Ints, within: Ints) -> _Checks:
+def _tiles(plan: ComposedPlan, unit: Ints, within: Ints) -> Checks:
     """Tiles hold whole units and begin where a unit does."""
     first, rows = (plan.items[name].astype(np.int64) for name in ("row_begin", "rows"))
     yield (rows >= 1) & (rows <= plan.problem.rows), "an item has no rows, or more than a tile"
@@ -120,14 +111,15 @@ def _keys(
     page_size: int,
     item: Ints,
     unit: Ints,
-) -> _Checks:
+) -> Checks:
     """The keys that items of a unit and head walk are its request's, disjoint, and all it sees."""
     problem = plan.problem
     items = plan.items[item]
     part = plan.segments[items["segment"]]
     begin, end = (items[name].astype(np.int64) for name in ("kv_begin", "kv_end"))
     yield (begin >= 0) & (begin <= end) & (end <= part["kv_count"]), "keys outside of a part"
-    yield begin % problem.keys == 0, "an item's keys do not begin at a tile"
+    keys = np.array([role.keys for role in problem.roles])[plan.role[item]]
+    yield begin % keys == 0, "an item's keys do not begin at a tile"
     yield part["kv_pos"] % page_size == 0, "a part does not begin at a page"
     of = requests[plan.units["batch"][unit]]
     code = items["segment"].astype(np.int64) * len(requests) + plan.units["batch"][unit]
@@ -163,7 +155,7 @@ def _unseen(
     unit: Ints,
     begin: Ints,
     end: Ints,
-) -> _Checks:
+) -> Checks:
     """No row of a unit sees a key in [begin, end)."""
     problem = plan.problem
     batch = plan.units["batch"][unit].astype(np.int64)
@@ -181,7 +173,7 @@ def _unseen(
     )
 
 
-def _joins(plan: ComposedPlan, item: Ints, unit: Ints, place: Ints) -> _Checks:
+def _joins(plan: ComposedPlan, item: Ints, unit: Ints, place: Ints) -> Checks:
     """Contributions are the partial results of a unit and head, in ascending order of keys."""
     problem = plan.problem
     items = plan.items[item]

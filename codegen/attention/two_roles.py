@@ -31,8 +31,6 @@ class TwoRoles(CudaTemplate):
         decode = tile.decode
         if decode is None:
             return None
-        if spec.kv_format.composed:
-            return "composed tiles hold rows of several requests, and have no roles"
         if max(spec.head_dim_qk, spec.head_dim_v) > _LANES:
             return f"heads of more than {_LANES} lanes leave decodes too few registers"
         if not self.decodes.has(decode):

@@ -15,21 +15,23 @@ from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.ir import walk
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.errors import ArgumentError
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, Batch, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
-from warploom.runtime.planning.rules import Options, Rules, as_fixed
+from warploom.runtime.planning.rules import Options, Rules, as_fixed, smaller_roles
 from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity
-from warploom.scheduler.composed import SharedBatch, make_composed_plan
+from warploom.scheduler.composed import SharedBatch, make_composed_plan, tiles_of_roles
 from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
+from warploom.scheduler.composed_tiles import VisibilityOf
 from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.layout import ROW_CODE, Records
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
+from warploom.scheduler.roles import FIRST, Role
 from warploom.scheduler.verify_composed import verify_composed
 from warploom.scheduler.visibility import Visibility
 
@@ -78,8 +80,8 @@ class ComposedRules(Rules):
         """The tile of all plans, or None if each batch chooses.
 
         Raises:
-            ArgumentError: bits that do not depend on neighbours were asked for, or a tile of two
-                roles or of more rows than have a code.
+            ArgumentError: bits that do not depend on neighbours were asked for, or a tile of more
+                rows than have a code.
         """
         options = self.options
         if options.batch_invariant:
@@ -94,9 +96,6 @@ class ComposedRules(Rules):
 
     def _given(self, tile: TileConfig) -> TileChoice:
         """The caller's tile, if composed plans can have it."""
-        if tile.of_roles:
-            reason = "has two roles; tiles of a composed plan hold rows of prefills and decodes"
-            raise ArgumentError(name="tile", reason=reason)
         if tile.rows > ROW_CODE:
             reason = f"has {tile.rows} rows; composed plans take {ROW_CODE} at most"
             raise ArgumentError(name="tile", reason=reason)
@@ -120,7 +119,8 @@ class ComposedRules(Rules):
         return self._kernels.choose(max(rows, self._fewest_rows))
 
     def _candidates(self) -> list[TileChoice]:
-        return self._kernels.composed_candidates(self._fewest_rows)
+        mixed = [] if self.mixes is None else self.mixes.choices
+        return [*self._kernels.composed_candidates(self._fewest_rows), *mixed]
 
     @property
     def _fewest_rows(self) -> float:
@@ -147,18 +147,29 @@ class ComposedRules(Rules):
             num_kv_heads=self.heads.num_kv,
             group_size=self.heads.group_size,
             num_ctas=num_ctas,
+            num_roles=1 + len(smaller_roles(tile)),
         )
 
     def least_bounds(self, batch: Batch) -> Bounds:
         return replace(batch.least_bounds, max_levels=self._shared(batch).levels)
 
-    def make(self, batch: Batch, kernel: Kernel, inputs: Inputs) -> tuple[Plan, Visibility]:
+    def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
+        roles = Role(FIRST, sizes.rows, sizes.keys), Role("", sizes.few_rows, sizes.decode_keys)
+        answers = self._answers(batch, inputs)
+        return RoleTiles(*tiles_of_roles(self._shared(batch), roles, answers))
+
+    def _answers(self, batch: Batch, inputs: Inputs) -> VisibilityOf:
+        """The mask's answers for given segments."""
         analysis = TileAnalysis(self.spec.variant, inputs.scalars, inputs.known)
 
         def answers(segments: Records) -> Visibility:
             arrays = batch.arrays._replace(segments=segments)
             return make_visibility(self.spec.variant, analysis, arrays, self.heads)
 
+        return answers
+
+    def make(self, batch: Batch, kernel: Kernel, inputs: Inputs) -> tuple[Plan, Visibility]:
+        answers = self._answers(batch, inputs)
         problem = self.problem(batch.segments, kernel, answers(batch.segments))
         plan = make_composed_plan(self._shared(batch), problem, answers, batch.indices)
         return plan, problem.visibility

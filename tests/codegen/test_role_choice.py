@@ -23,7 +23,10 @@ from warploom.scheduler.layout import c_structs
 
 CAUSAL = wl.Causal()
 SM90 = arch_named("sm_90a")
-FORMATS = [wl.Paged(16), wl.Paged(1), wl.Ragged(), wl.BlockSparse((16, 8)), wl.Rolling(512, 4)]
+FORMATS = [
+    *(wl.Paged(16), wl.Paged(1), wl.Ragged(), wl.BlockSparse((16, 8)), wl.Rolling(512, 4)),
+    *(wl.Composed(16), wl.Composed(1)),
+]
 
 
 def spec(
@@ -43,10 +46,9 @@ def spec(
         spec(lanes=64),
         spec(lanes=256),
         spec(wl.Causal() & wl.Rope()),
-        spec(kv_format=wl.Composed(16)),
         spec(stored="float8_e4m3fn"),
     ],
-    ids=["64 lanes", "256 lanes", "rope", "composed", "fp8"],
+    ids=["64 lanes", "256 lanes", "rope", "fp8"],
 )
 def test_what_has_one_tile(refused: AttentionSpec) -> None:
     assert role_choices(refused, SM90, 4) == ()
@@ -104,15 +106,21 @@ def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat, group: int) -> N
         (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Ragged(), 4),
         (wl.FlashSigmoid(bias=-2.0), wl.Paged(1), 8),
         (wl.Causal() & QueryRope(), wl.Paged(16), 4),
+        (wl.Causal(), wl.Composed(16), 4),
+        (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Composed(1), 4),
     ],
-    ids=["causal", "causal, 16 rows", "cap and bias", "sigmoid", "rotated queries"],
+    ids=[
+        *("causal", "causal, 16 rows", "cap and bias", "sigmoid", "rotated queries"),
+        *("shared keys", "shared keys, cap and bias"),
+    ],
 )
 def test_kernels_compile_for_what_a_cta_is_launched_with(
     variant: Variant, kv_format: KVFormat, group: int
 ) -> None:
     of = spec(variant, kv_format)
     choice = role_choices(of, SM90, group)[0]
-    source = HOPPER.kernel(of, choice.tile).render("cuda", c_structs(roles=True))
+    structs = c_structs(kv_format.composed, roles=True)
+    source = HOPPER.kernel(of, choice.tile).render("cuda", structs)
     used = read_resources(run_nvrtc(source.text, SM90, source.name).cubin)
     assert used.registers * HOPPER.launch(of, choice.tile, SM90).threads <= 65_536
     assert used.local_bytes == 0 or "query_transform" not in of.variant.hooks

@@ -11,6 +11,7 @@ import torch
 from support.composed_variants import EveryHook, NormOfRequest
 
 import warploom as wl
+from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler import sharing
@@ -26,6 +27,8 @@ def on_gpu(page: int, dtype: str, dim: int, layout: Any = "NHD") -> Setup:
 
 
 STREAMED = wl.TileConfig(16, 32, 2, 2)
+PORTABLE = wl.TileConfig(64, 64, 4, 2, decode=wl.TileConfig(16, 64, 2, 2))
+HOPPER = wl.TileConfig(128, 128, 8, 2, "hopper", 2, decode=wl.TileConfig(8, 192, 6, 2))
 POOL = [
     (wl.Variant(), on_gpu(16, "bfloat16", 128)),
     (wl.Causal() & wl.SoftCap(5.0), on_gpu(1, "float16", 80)),
@@ -48,7 +51,8 @@ def pool() -> Any:
             variant, kv_format=setup.kv_format, num_q_heads=1, head_dim=setup.head_dim,
             dtype=setup.dtype, device="cuda",
         )  # fmt: skip
-        tiles = dict.fromkeys([*wrapper.tiles(), STREAMED])
+        roles = [PORTABLE] if setup.head_dim <= 128 else []
+        tiles = dict.fromkeys([*wrapper.tiles(), STREAMED, *roles])
         jobs += [(variant, replace(setup, tile=tile)) for tile in tiles]
     return warm_up(jobs)
 
@@ -137,19 +141,45 @@ def test_long_prefixes_agree_with_the_single_format(cuda: Any, batch: int, rows:
             assert torch.equal(composed.run(q, kv), out)  # whoever comes last
 
 
-def test_one_graph_serves_changing_trees(cuda: Any) -> None:
+def test_a_chunk_beside_decodes_of_one_prefix_takes_two_roles(cuda: Any) -> None:
+    """Where overlapping pays; decodes alone, whose prefix is a prefill, have one tile."""
+    if "hopper" not in cuda_facts(cuda.index).arch.templates:
+        pytest.skip("two roles are chosen on sm_90a")
+    table = shared_prefix(1024, [2048] * 33)
+    pages = int(table["kv_indices"].max()) + 1
+    kv = torch.randn(pages, 2, 16, 8, 128, device=cuda, dtype=torch.bfloat16)
+    for rows, has_roles in ((512, True), (1, False)):
+        qo = np.cumsum([0, rows, *[1] * 32])
+        q = torch.randn(int(qo[-1]), 32, 128, device=cuda, dtype=torch.bfloat16)
+        composed, out, lse = attend(wl.Composed(16), wl.Causal(), qo, table, q, kv)
+        _, expected, sums = attend(wl.Paged(16), wl.Causal(), qo, table, q, kv)
+        assert bool(composed.choice.tile.of_roles) == has_roles
+        close(out, expected)
+        torch.testing.assert_close(lse, sums, atol=2e-3, rtol=1e-4)
+        composed.planned.verify()
+        for _ in range(5):
+            assert torch.equal(composed.run(q, kv), out)  # whoever claims and comes last
+
+
+@pytest.mark.parametrize("tile", [None, HOPPER, PORTABLE], ids=["one tile", "hopper", "portable"])
+def test_one_graph_serves_changing_trees(cuda: Any, tile: Any) -> None:
+    if tile is HOPPER and "hopper" not in cuda_facts(cuda.index).arch.templates:
+        pytest.skip("this tile needs sm_90a")
     rng = np.random.default_rng(0)
-    bounds = wl.Bounds(24, 24, 5000, 24 * 313, max_levels=3)
+    rows = 24 if tile is None else 324
+    bounds = wl.Bounds(24, rows, 5000, 24 * 313, max_levels=3)
     wrapper = wl.AttentionWrapper(
-        wl.Causal(), kv_format=wl.Composed(16), device=cuda, bounds=bounds, cuda_graph=True, **SHAPE
-    )
+        wl.Causal(), kv_format=wl.Composed(16), device=cuda, bounds=bounds, cuda_graph=True,
+        tile=tile, **SHAPE,
+    )  # fmt: skip
     kv = torch.randn(8000, 2, 16, 8, 128, device=cuda, dtype=torch.bfloat16)
-    q = torch.randn(24, 32, 128, device=cuda, dtype=torch.bfloat16)
+    q = torch.randn(rows, 32, 128, device=cuda, dtype=torch.bfloat16)
     out = torch.empty_like(q)
 
     def draw(prefix: int) -> tuple[Any, dict[str, Any]]:
         suffixes = rng.integers(0, 900, 24).tolist()
-        return np.arange(25), shared_prefix(prefix, suffixes)
+        longest = rng.integers(0, min(prefix + suffixes[0], rows - 23) + 1)  # a chunk, or a decode
+        return np.cumsum([0, longest, *[1] * 23]), shared_prefix(prefix, suffixes)
 
     qo, table = draw(3200)
     wrapper.plan(qo, **table)
@@ -162,5 +192,5 @@ def test_one_graph_serves_changing_trees(cuda: Any) -> None:
         qo, table = draw(prefix)
         wrapper.plan(qo, **table)
         graph.replay()
-        _, expected, _ = attend(wl.Paged(16), wl.Causal(), qo, table, q, kv)
-        close(out, expected)
+        _, expected, _ = attend(wl.Paged(16), wl.Causal(), qo, table, q[: qo[-1]], kv)
+        close(out[: qo[-1]], expected)

@@ -21,6 +21,8 @@ from warploom.scheduler.verify_composed import verify_composed
 from warploom.testing import run_property, warm_up
 
 SMALL, WIDE = wl.TileConfig(12, 64, 1, 1), wl.TileConfig(48, 128, 1, 1)
+ROLES = wl.TileConfig(48, 128, 1, 1, decode=wl.TileConfig(12, 64, 1, 1))
+FLAT = wl.TileConfig(12, 64, 1, 1, decode=wl.TileConfig(1, 64, 1, 1))
 
 
 class KeysOfARequest(wl.Variant):
@@ -47,6 +49,11 @@ POOL = [
     (EveryHook(), on_cpu(2, "float32", 32, 64, WIDE)),
     (NormOfRequest(), on_cpu(4, "float32", 32, 32, SMALL)),
     (KeysOfARequest(), on_cpu(4, "float32", 16, 16, SMALL)),
+    (wl.Causal() & wl.SoftCap(5.0), on_cpu(1, "float16", 80, 80, ROLES)),
+    (wl.SlidingWindow(9, 2, 3), on_cpu(4, "bfloat16", 64, 64, FLAT)),
+    (wl.FlashSigmoid(bias=-2.0), on_cpu(7, "float32", 40, 40, FLAT)),
+    (EveryHook(), on_cpu(2, "float32", 32, 64, ROLES)),
+    (NormOfRequest(), on_cpu(4, "float32", 32, 32, FLAT)),
     (
         wl.HeadKVScale() & wl.Causal(),
         Setup(wl.Composed(4), "bfloat16", 64, 64, tile=SMALL, kv_dtype="float8_e4m3fn"),

@@ -42,6 +42,12 @@ JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Causal() & QueryRope(), wl.Paged(16), "bfloat16", TURNED),
     (wl.Causal() & wl.Rope(), wl.Ragged(), "float16", TALL),
     (wl.Causal() & wl.QKNorm(), wl.Paged(3), "bfloat16", SMALL),
+    # prefixes that requests share are prefills, and what decodes have for their own are decodes
+    (wl.Causal() & wl.SoftCap(5.0), wl.Composed(16), "bfloat16", TURNED),
+    (wl.Causal() & wl.Alibi(), wl.Composed(8), "float16", TALL),
+    (wl.FlashSigmoid(bias=-2.0), wl.Composed(3), "bfloat16", SMALL),
+    (wl.Causal() & wl.SoftCap(5.0), wl.Composed(1), "float16", WIDE),
+    (wl.Causal() & QueryRope(), wl.Composed(16), "bfloat16", SHORT),
 ]
 MIXES = [
     ([70, 1, 0, 33, 1, 2], [130, 257, 40, 33, 500, 64]),

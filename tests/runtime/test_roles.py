@@ -288,7 +288,6 @@ def test_other_templates_for_gpus_have_one_role(template: Any) -> None:
         (TileConfig(96, 64, 1, 1, decode=BOTH), {}, "has one itself"),
         (TileConfig(48, 64, 1, 1, decode=12), {}, "decode=12; expected a TileConfig"),  # type: ignore[arg-type]
         (BOTH, {"batch_invariant": True}, "batch_invariant=True excludes"),
-        (BOTH, {"kv_format": wl.Composed(16)}, "composed plan"),
     ],
 )
 def test_refusals(tile: TileConfig, options: dict[str, Any], reason: str) -> None:

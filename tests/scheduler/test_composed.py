@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from warploom.errors import ArgumentError, CapacityExceeded, PlanInvalid
 from warploom.scheduler import composed, sharing
 from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.composed import SharedBatch, make_composed_plan
+from warploom.scheduler.composed import SharedBatch, make_composed_plan, tiles_of_roles
 from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
 from warploom.scheduler.layout import ROW_CODE, Records
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
 from warploom.scheduler.problem import Problem
+from warploom.scheduler.roles import Role, RolePrices
 from warploom.scheduler.sharing import choose_parts
 from warploom.scheduler.verify_composed import verify_composed
 from warploom.scheduler.visibility import AllVisible
@@ -114,6 +115,12 @@ def shared_for(data: st.DataObject, pages: Pages, requests: Records) -> SharedBa
 
 def problem_for(data: st.DataObject, shared: SharedBatch) -> Problem:
     num_ctas = data.draw(st.integers(1, 40), label="CTAs")
+    few = st.sampled_from([(), (1, 32), (4, 96), (8, 32), (8, 352), (11, 64)])
+    decodes = data.draw(few, label="tile of decodes")
+    roles: dict[str, Any] = {}
+    if decodes:
+        prices = RolePrices((3, 2), saturating=data.draw(st.integers(1, 40), label="saturating"))
+        roles = {"smaller": (Role("decode", *decodes),), "prices": prices}
     return Problem(
         shared.requests,
         group_size=shared.group_size,
@@ -123,6 +130,7 @@ def problem_for(data: st.DataObject, shared: SharedBatch) -> Problem:
         keys=data.draw(st.sampled_from([32, 64]), label="keys"),
         num_ctas=num_ctas,
         active_ctas=data.draw(st.integers(1, num_ctas), label="active"),
+        **roles,
     )
 
 
@@ -150,6 +158,11 @@ def test_every_plan_is_exact_and_fits_its_bounds(
             patch.setattr(sharing, "PER_ROW", 0)
         plan = make_composed_plan(shared, problem, visibility_of, pages.indices)
     verify_composed(plan, requests, visibility_of(requests), pages.page_size)
+    counted = tiles_of_roles(shared, problem.roles, visibility_of)
+    for number, role in enumerate(problem.roles):
+        mine = plan.items[plan.role == number]
+        walked = int((-((mine["kv_begin"] - mine["kv_end"]) // role.keys)).sum())
+        assert walked == counted[number] * problem.num_kv_heads  # choices are by what is planned
     exact = replace(Bounds.of(requests, len(pages.indices)), max_levels=shared.levels)
     room = composed_capacity(
         exact,
@@ -157,6 +170,7 @@ def test_every_plan_is_exact_and_fits_its_bounds(
         num_kv_heads=problem.num_kv_heads,
         group_size=shared.group_size,
         num_ctas=problem.num_ctas,
+        num_roles=len(problem.roles),
     )
     plan.check_fits(room)
     packed = plan.pack(room, np.full(room.total_ints, 7, np.int32))  # counters are cleared, too
@@ -223,6 +237,23 @@ def test_a_long_prefix_of_many_requests_is_read_by_full_tiles(kit: Any) -> None:
     assert "in place of 64 save" in str(plan.choices[0])
     # all of the load is partitioned by Stream-K
     assert plan.loads.max() <= 1.1 * plan.loads.mean()
+
+
+def test_prefixes_are_prefills_and_what_decodes_have_alone_are_decodes(kit: Any) -> None:
+    """A chunk of 300 rows and 33 decodes over a prefix of 8192 keys, in tiles of 64 and 8 rows."""
+    pages = tree(16, [8192 + 640, *[8192 + 128] * 33], [(0, 512)] * 34)
+    requests = requests_of(kit, pages, [300, *[1] * 33])
+    shared = SharedBatch(requests, pages.forest(), 4, 16, levels=2)
+    decode, prices = (Role("decode", 8, 32),), RolePrices((3, 2), saturating=60)
+    problem = replace(problem_of(shared), smaller=decode, prices=prices)
+    plan = make_composed_plan(shared, problem, AllVisible, pages.indices)
+    verify_composed(plan, requests, AllVisible(requests), 16)
+    # 1,200 rows of the chunk and 132 of decodes in tiles of 64 read the prefix; 19 their own keys
+    assert tiles_of_roles(shared, problem.roles, AllVisible) == [21 * 128 + 19 * 10, 33 * 4]
+    prefill, own = plan.work_of_roles()
+    assert (prefill.role.name, prefill.segments) == ("prefill", 2)
+    assert (own.role.name, own.segments, own.items) == ("decode", 33, 33 * 8)
+    assert plan.balance < 1.2
 
 
 def test_what_tiles_make_of_a_batch_is_worked_out_once(

@@ -1,4 +1,4 @@
-// Kernels of several roles: each item is computed with the tile of the role that it names.
+// Kernels of several roles: each item is computed with the tile of its role.
 #pragma once
 
 #include <warploom/role_lists.hpp>
@@ -13,20 +13,33 @@ struct Roles : First {
 };
 
 // A thread mostly keeps to one role, and never touches the memory of others then.
-template <class... Ks>
-struct Worker<Roles<Ks...>> : Worker<Ks>... {
-  using K = Roles<Ks...>;
+template <class First, class... Others>
+struct Worker<Roles<First, Others...>> : Worker<First>, Worker<Others>... {
+  using K = Roles<First, Others...>;
 
+  // That of the fewest rows which holds all of the item's, where it does not say its role.
+  static int role_of(const typename K::WorkItem& item) {
+    if constexpr (K::Config::kComposed) {
+      return (0 + ... + (item.rows <= Others::Config::kRows ? 1 : 0));
+    } else {
+      return item.role;
+    }
+  }
   static int rows(const typename K::Params& p, const typename K::WorkItem& item,
                   const typename K::Segment& segment) {
-    int role = 0, rows = 0;
-    ((role++ == item.role ? void(rows = Worker<Ks>::rows(p, item, segment)) : void()), ...);
+    const int own = role_of(item);
+    int role = 0, rows = Worker<First>::rows(p, item, segment);
+    ((++role == own ? void(rows = Worker<Others>::rows(p, item, segment)) : void()), ...);
     return rows;
   }
   void run(const typename K::Params& p, int index) {
-    const int own = load_record<typename K::WorkItem>(p.items, index).role;
+    const int own = role_of(load_record<typename K::WorkItem>(p.items, index));
+    if (own == 0) return Worker<First>::run(p, index);
     int role = 0;
-    ((role++ == own ? Worker<Ks>::run(p, index) : void()), ...);
+    ((++role == own ? Worker<Others>::run(p, index) : void()), ...);
+  }
+  void merge_rows(const typename K::Params& p, std::atomic<int>& next) {
+    Worker<First>::merge_rows(p, next);
   }
 };
 

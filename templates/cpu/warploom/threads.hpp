@@ -94,6 +94,9 @@ struct Worker {
     const Item<K> item(p, index);
     Attention<K>(item, scratch).run();
   }
+  void merge_rows(const typename K::Params& p, std::atomic<int>& next) {
+    run_row_merges<K>(p, next, scratch.states);
+  }
 };
 
 enum Status : int { kDone = 0, kOutOfMemory = 1 };
@@ -141,7 +144,7 @@ int run_kernel(const typename K::Params& p, int num_ctas, int num_threads) noexc
     }
     if constexpr (K::Config::kComposed) {
       while (done.load() < num_items) std::this_thread::yield();
-      run_row_merges<K>(p, merged, worker->scratch.states);
+      worker->merge_rows(p, merged);
     }
     delete worker;
   };

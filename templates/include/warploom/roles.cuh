@@ -39,6 +39,24 @@ WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
   }
 }
 
+// The prefills of a CTA: its own list, then shared ones until none is left.
+template <class Prefill>
+WL_FN void run_tall_lists(const typename Prefill::Params& p, char* shared_memory,
+                          volatile Drawn& drawn) {
+  run_tall_list<Prefill>(p, shared_memory, blockIdx.x);
+  volatile auto& header = header_of<Prefill>(p);
+  if (header.num_shared == 0 || blockIdx.x >= header.num_active) return;
+#pragma unroll 1
+  while (true) {
+    if (threadIdx.x == 0) drawn.lists[0] = claim_prefills(header);
+    __syncthreads();
+    const unsigned number = drawn.lists[0];
+    if (number >= header.num_shared) return;
+    __syncthreads();  // all have read it
+    run_tall_list<Prefill>(p, shared_memory, kSharedPrefills * gridDim.x + number);
+  }
+}
+
 template <class Prefill, class Decode>
 WL_FN void run_portable_roles(const typename Prefill::Params& p) {
   extern __shared__ __align__(1024) char shared_memory[];
@@ -52,17 +70,9 @@ WL_FN void run_portable_roles(const typename Prefill::Params& p) {
     stream_lists<Decode>(p, shared_memory, drawn, [] { return blockIdx.x; });
   }
   __syncthreads();
-  run_tall_list<Prefill>(p, shared_memory, blockIdx.x);
-  volatile auto& header = header_of<Prefill>(p);
-  if (header.num_shared == 0 || blockIdx.x >= header.num_active) return;
-#pragma unroll 1
-  while (true) {
-    if (threadIdx.x == 0) drawn.lists[0] = claim_prefills(header);
-    __syncthreads();
-    const unsigned number = drawn.lists[0];
-    if (number >= header.num_shared) return;
-    __syncthreads();  // all have read it
-    run_tall_list<Prefill>(p, shared_memory, kSharedPrefills * gridDim.x + number);
+  run_tall_lists<Prefill>(p, shared_memory, drawn);
+  if constexpr (Prefill::Config::kComposed) {
+    merge_composed_rows(Item<Prefill>{p, {shared_memory, 0}});
   }
 }
 
