@@ -29,10 +29,10 @@ from warploom.scheduler.composed_tiles import (
 )
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import HEADER, MERGE, ROW_CODE, ROW_MERGE, WORK_ITEM, Ints, Records
+from warploom.scheduler.ordering import longest_first
 from warploom.scheduler.prefixes import PrefixForest
 from warploom.scheduler.problem import Problem
 from warploom.scheduler.sharing import Choice, choose_parts
-from warploom.scheduler.worklist import longest_first
 
 MAX_UNITS = 2**31 // ROW_CODE  # so that the last row's code fits int32
 
