@@ -141,7 +141,8 @@ def test_invariant_roles_give_a_request_the_same_bits_among_any_neighbours(
     }  # fmt: skip
     alone, free = (wl.AttentionWrapper(wl.Causal(), **options) for _ in range(2))
     limited = wl.AttentionWrapper(wl.Causal(), **options, sm_limit=7)
-    oracle = wl.AttentionWrapper(wl.Causal(), **options | {"tile": replace(tile, decode=None)})
+    options["tile"] = replace(tile, decode=None)
+    oracle = wl.AttentionWrapper(wl.Causal(), **options)
     q_lens, kv_lens = [700, *[1] * 24, 300], [9000, *range(500, 12_500, 500), 6000]
     batch = arrays(q_lens, kv_lens, "cpu")
     rows, pages = np.cumsum([0, *q_lens]), batch["kv_indptr"].tolist()
