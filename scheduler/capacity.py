@@ -21,7 +21,7 @@ from warploom.scheduler.layout import (
     WORK_ITEM,
     Record,
 )
-from warploom.scheduler.roles import Role, check_ctas, lists_of, most_cuts
+from warploom.scheduler.roles import Role, check_ctas, lists_of, most_cuts, split_of
 
 
 @dataclass(frozen=True)
@@ -166,15 +166,17 @@ def capacity(
 
     They are attained: items, segments and indices by some batch and mask for every bound; merges
     and slots where a tile can be long enough (and, without `split_size`, for one key/value head and
-    up to 64 CTAs; else they may be a few slots above what can occur). See `balance.level` for the
-    proof of 2 * num_ctas - 2 slots.
+    up to 64 CTAs; else they may be a few slots above what can occur). Two roles with `split_size`
+    attain theirs if all tiles can be those of the smaller size. See `balance.level` for the proof
+    of 2 * num_ctas - 2 slots.
 
     Args:
         bounds: the largest batch.
         rows, keys: tile sizes; of the role with the most rows, if there are several.
         num_kv_heads, group_size: key/value heads, and query heads of each.
         num_ctas: CTAs of the grid.
-        split_size: keys at whose multiples tiles are cut; None: cut to balance the load.
+        split_size: keys at whose multiples tiles are cut, rounded up to the key tile of their
+            role; None: cut to balance the load.
         pieces: what that makes of a batch at hand, if this and no other must fit.
         smaller: the other role. It adds no query tiles (see `roles`), and slots have room for the
             rows of any; but there are more lists with work, and cuts between them (`most_cuts`).
@@ -191,7 +193,9 @@ def capacity(
         merges = min(tiles, cuts)
         items, slots = tiles + cuts, merges + cuts
     else:
-        chunks = max(1, -(-bounds.max_kv_len // split_size))
+        # A tile has as many chunks as if its role had the smaller key tile, or fewer.
+        shortest = min(split_of(split_size, each) for each in (keys, *(r.keys for r in smaller)))
+        chunks = max(1, -(-bounds.max_kv_len // shortest))
         merges = tiles if chunks > 1 else 0
         most = Pieces(tiles * chunks, merges, merges * chunks)
         most = most if pieces is None else most.within(pieces)

@@ -32,6 +32,7 @@ from warploom.scheduler.composed_tiles import (
 )
 from warploom.scheduler.cost import CostModel
 from warploom.scheduler.layout import MERGE, ROW_CODE, ROW_MERGE, WORK_ITEM, Ints, Records
+from warploom.scheduler.ordering import longest_first
 from warploom.scheduler.plan import header_of
 from warploom.scheduler.prefixes import PrefixForest
 from warploom.scheduler.problem import Problem, WorkList
@@ -39,7 +40,6 @@ from warploom.scheduler.role_lists import share_out
 from warploom.scheduler.roles import Role, role_of_rows
 from warploom.scheduler.sharing import Choice, choose_parts
 from warploom.scheduler.tiles import Tiles
-from warploom.scheduler.worklist import longest_first
 
 MAX_UNITS = 2**31 // ROW_CODE  # so that the last row's code fits int32
 

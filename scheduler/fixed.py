@@ -1,18 +1,23 @@
 """Splits that do not depend on the batch: every tile is cut at multiples of one size.
 
 A request's partial results, and the order in which they are merged, are then the same alone and
-among any neighbours, on any number of CTAs.
+among any neighbours, on any number of CTAs. Chunks are never cut again, so they are assigned the
+longest first. Of two roles each has a size of its own (`split_of`); see `role_chunks`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from warploom.scheduler.balance import assign
 from warploom.scheduler.layout import MERGE, Ints, Records
-from warploom.scheduler.problem import Problem
-from warploom.scheduler.tiles import Tiles, span
+from warploom.scheduler.ordering import assigning_order
+from warploom.scheduler.problem import Problem, WorkList, by_cta
+from warploom.scheduler.roles import Role, roles_of, split_of
+from warploom.scheduler.tiles import Tiles, query_tiles, span
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,16 @@ class Pieces:
 
     @classmethod
     def of(
-        cls, segments: Records, rows: int, group_size: int, num_kv_heads: int, size: int
+        cls,
+        segments: Records,
+        roles: Sequence[Role],
+        group_size: int,
+        num_kv_heads: int,
+        split_size: int,
     ) -> Pieces:
-        """Of SEGMENT records, whose tiles of `rows` fused rows are cut every `size` keys."""
+        """Of SEGMENT records, whose tiles are those of these roles."""
+        shapes = np.array([(role.rows, split_of(split_size, role.keys)) for role in roles])
+        rows, size = shapes[roles_of(segments, group_size, roles)].T
         tiles = -(-segments["num_q"].astype(np.int64) * group_size // rows) * num_kv_heads
         chunks = np.maximum(-(-segments["kv_count"].astype(np.int64) // size), 1)
         cut = chunks > 1
@@ -47,6 +59,56 @@ class Pieces:
         """The smaller of each number."""
         pairs = ((self.items, other.items), (self.merges, other.merges), (self.slots, other.slots))
         return Pieces(*(min(pair) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """All tiles of a problem of one tile, cut.
+
+    Attributes:
+        problem: what was cut.
+        tiles: the chunks of one head, in order; other heads have the same.
+        tile: (n,) the tile of each.
+        cost: (n,) what each costs.
+    """
+
+    problem: Problem
+    tiles: Tiles
+    tile: Ints
+    cost: Ints
+
+    @classmethod
+    def of(cls, problem: Problem) -> Chunks:
+        """All of a problem that has a split size."""
+        assert problem.split_size is not None
+        size = split_of(problem.split_size, problem.keys)
+        chunks, tile = fixed_chunks(query_tiles(problem), problem, size)
+        return cls(problem, chunks, tile, problem.cost_model.of_chunks(chunks.visible))
+
+    @property
+    def count(self) -> int:
+        """Chunks of all heads."""
+        return len(self.cost) * self.problem.num_kv_heads
+
+    @property
+    def total(self) -> int:
+        """What they cost."""
+        return int(self.cost.sum()) * self.problem.num_kv_heads
+
+    def items(self, ctas: int) -> tuple[Records, Records, Ints]:
+        """Those of all heads in the order in which `ctas` CTAs take them, merges, and costs."""
+        problem, mean = self.problem, -(-self.total // ctas)
+        chunk, head = assigning_order(problem, self.cost, self.tiles.segment, mean)
+        items = self.tiles.items(chunk, head)
+        merges = number_slots(items, self.tile, chunk, head, problem.num_kv_heads)
+        return items, merges, self.cost[chunk]
+
+
+def build(problem: Problem) -> WorkList:
+    """Plans one batch for one tile. `tests/support/plan_text.py` is the same, item by item."""
+    items, merges, cost = Chunks.of(problem).items(problem.active_ctas)
+    cta, _ = assign(cost, problem.active_ctas)
+    return by_cta(items, merges, cta, cost, problem.num_ctas)
 
 
 def fixed_chunks(tiles: Tiles, problem: Problem, size: int) -> tuple[Tiles, Ints]:

@@ -34,14 +34,16 @@ class Problem:
         num_ctas: CTAs of the grid.
         active_ctas: how many of them may get work; the first ones (FlashInfer, appendix E).
         visibility: the mask's answers for the segments.
-        split_size: cut every tile's keys at multiples of this, a multiple of `keys`. The bits of a
-            request then never depend on the batch or the CTAs. None: cut to balance the load.
+        split_size: cut every tile's keys at multiples of this, rounded up to the key tile of its
+            role (`roles.split_of`). The bits of a request then never depend on the batch or the
+            CTAs. None: cut to balance the load.
         section_keys: keys of one head that the device's cache holds; tiles that share keys are then
             run at the same time, see `sections`. None: the order of costs alone.
         stream_k: cut the line of all items at multiples of the mean load (`scheduler.stream_k`)
             instead of assigning the longest first; neither split nor sections then.
         smaller: another role, for segments whose rows its tile holds; see `scheduler.roles`. Such
-            plans are partitioned by Stream-K (`scheduler.role_lists`), whatever `stream_k` says.
+            plans are partitioned by Stream-K (`scheduler.role_lists`), whatever `stream_k` says,
+            or cut at fixed multiples (`scheduler.role_chunks`). There are no sections then.
         prices: what work of each role costs; needed where there are two.
         only: (n,) the segments to plan, in order; None: all.
         piece_keys: keys that a CTA could compute with while it opens a piece of a tile, writes its
@@ -73,7 +75,7 @@ class Problem:
             WrongDType: segments are not SEGMENT records.
         """
         names = "num_kv_heads", "group_size", "rows", "keys", "num_ctas", "active_ctas"
-        for name in (*names, "section_keys"):
+        for name in (*names, "section_keys", "split_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(name=name, reason=f"is {value}; expected at least 1")
@@ -84,15 +86,11 @@ class Problem:
         if self.active_ctas > self.num_ctas:
             reason = f"is {self.active_ctas}; expected at most num_ctas, {self.num_ctas}"
             raise ArgumentError(name="active_ctas", reason=reason)
-        size, keys = self.split_size, self.keys
-        if size is not None and (size < keys or size % keys):
-            reason = f"is {size}; expected a positive multiple of the key tile, {keys}"
-            raise ArgumentError(name="split_size", reason=reason)
         check_roles(self.roles, self.prices)
-        is_cut_otherwise = size is not None or self.section_keys is not None
-        if (self.stream_k or self.smaller) and is_cut_otherwise:
-            name = "smaller" if self.smaller else "stream_k"
-            raise ArgumentError(name=name, reason="excludes split_size and section_keys")
+        if self.smaller and self.section_keys is not None:
+            raise ArgumentError(name="smaller", reason="excludes section_keys")
+        if self.stream_k and not (self.split_size is None and self.section_keys is None):
+            raise ArgumentError(name="stream_k", reason="excludes split_size and section_keys")
         if self.segments.dtype != SEGMENT.dtype:
             expected = "layout.SEGMENT.dtype"
             raise WrongDType(name="segments", got=self.segments.dtype, expected=expected)
@@ -111,7 +109,7 @@ class Problem:
         return (Role(FIRST, self.rows, self.keys), *self.smaller)
 
     def by_role(self) -> tuple[Problem, ...]:
-        """The part of each role: a problem of one tile."""
+        """The part of each role: a problem of one tile, whose costs are what prices are for."""
         found = roles_of(self.segments, self.group_size, self.roles)
         return tuple(
             replace(

@@ -55,23 +55,49 @@ def share_out(of_prefill: Tiles, of_decode: Tiles, problem: Problem) -> WorkList
     prefill, decode = problem.by_role()
     work = [_length(of_prefill, prefill), _length(of_decode, decode)]
     prefill_ctas, decode_ctas = problem.prices.ctas(work, problem.active_ctas)
-    ctas = problem.num_ctas
     own, num_shared = _prefills(of_prefill, prefill, prefill_ctas)
-    first, behind = problem.active_ctas - prefill_ctas, SHARED_PREFILLS * ctas - prefill_ctas
-    lists = np.where(own.part < prefill_ctas, first, behind) + own.part
     grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
     has_both = len(own.items) > 0 and decode_ctas > 1
     others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
     decoding = grid.lines * grid.columns if len(others.items) else 0
-    behind = SHARED_DECODES * ctas - decoding
-    decode_lists = np.where(others.part < decoding, ctas, behind) + others.part
-    items, merges = _joined(own, others)
-    cost = [
-        part.cost * unit for part, unit in zip((own, others), problem.prices.units, strict=True)
-    ]
-    number = np.concatenate((lists, decode_lists))
-    found = by_cta(items, merges, number, np.concatenate(cost), lists_of(ctas, 2))
-    return replace(found, num_shared=num_shared, num_decodes=decoding, num_shared_decodes=shared)
+    prefills, decodes = Share(own, prefill_ctas, num_shared), Share(others, decoding, shared)
+    return in_lists(problem, prefills, decodes)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is done of one role.
+
+    Attributes:
+        pieces: parts from 0 on are those of CTAs, from `ctas` on those of shared lists.
+        ctas: that may have a list for their own.
+        shared: lists that CTAs claim.
+    """
+
+    pieces: Pieces
+    ctas: int
+    shared: int
+
+
+def in_lists(problem: Problem, prefills: Share, decodes: Share) -> WorkList:
+    """Joins both: decodes have the first CTAs, prefills the last ones that may get work."""
+    assert problem.prices is not None
+    ctas, both = problem.num_ctas, (prefills, decodes)
+    first = problem.active_ctas - prefills.ctas, ctas
+    behind = SHARED_PREFILLS * ctas - prefills.ctas, SHARED_DECODES * ctas - decodes.ctas
+    number, cost = [], []
+    for role, share in enumerate(both):
+        part = share.pieces.part
+        number.append(np.where(part < share.ctas, first[role], behind[role]) + part)
+        cost.append(share.pieces.cost * problem.prices.units[role])
+    items, merges = _joined(prefills.pieces, decodes.pieces)
+    found = by_cta(
+        items, merges, np.concatenate(number), np.concatenate(cost), lists_of(ctas, len(both))
+    )
+    return replace(
+        found, num_shared=prefills.shared, num_decodes=decodes.ctas,
+        num_shared_decodes=decodes.shared,
+    )  # fmt: skip
 
 
 def _length(tiles: Tiles, problem: Problem) -> int:

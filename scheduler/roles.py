@@ -222,6 +222,11 @@ def role_of_rows(rows: Ints, roles: Sequence[Role]) -> Ints:
     return found
 
 
+def split_of(size: int, keys: int) -> int:
+    """The keys at whose multiples a role is cut: `size`, rounded up to its tiles of `keys`."""
+    return -(-size // keys) * keys
+
+
 def lists_of(num_ctas: int, num_roles: int) -> int:
     """Lists of items that a plan has: one for each CTA, or by ROLE_OF_LISTS.
 

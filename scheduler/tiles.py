@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from warploom.scheduler.layout import Ints, Records
+from warploom.scheduler.layout import WORK_ITEM, Ints, Records
 from warploom.scheduler.problem import Problem
 from warploom.scheduler.visibility import Visibility
 
@@ -33,6 +33,16 @@ class Tiles:
 
     def take(self, index: Ints) -> Tiles:
         return Tiles(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+    def items(self, index: Ints, head: Ints) -> Records:
+        """WORK_ITEM records, without slots, of these tiles and these heads, shape (n,) each."""
+        items = np.zeros(len(self.segment), WORK_ITEM.dtype)
+        for field in ("segment", "row_begin", "kv_begin", "kv_end"):
+            items[field] = getattr(self, field)
+        items["slot"] = items["merge"] = -1
+        items = items.take(index)
+        items["kv_head"] = head
+        return items
 
 
 def query_tiles(problem: Problem) -> Tiles:

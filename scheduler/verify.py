@@ -95,6 +95,7 @@ def _invariants(plan: Plan, work: _Work, visibility: Visibility) -> Checks:
     yield from _ranges(plan, work)
     yield from _disjoint(plan, work)
     yield from _complete(plan, work, visibility)
+    yield from _splits(plan, work)
     yield from _partials(plan, work)
 
 
@@ -130,10 +131,6 @@ def _ranges(plan: Plan, work: _Work) -> Checks:
     yield inside, "an item's keys lie outside its segment's list"
     yield items["kv_begin"] <= items["kv_end"], "an item's keys end before they begin"
     yield items["kv_begin"] % keys == 0, "an item's keys do not begin at a tile"
-    if problem.split_size is not None:
-        size = problem.split_size
-        whole = (items["kv_end"] - 1) // size == items["kv_begin"] // size
-        yield whole | (items["kv_begin"] == items["kv_end"]), "an item crosses a fixed split"
 
 
 def _disjoint(plan: Plan, work: _Work) -> Checks:
@@ -168,6 +165,17 @@ def _complete(plan: Plan, work: _Work, visibility: Visibility) -> Checks:
     yield unseen(gap_begin, gap_end), "visible keys before an item belong to no item"
     gap_begin = np.where(work.closes & ~work.empty, work.kv_end, high)
     yield unseen(gap_begin, high), "visible keys after a tile's last item belong to no item"
+
+
+def _splits(plan: Plan, work: _Work) -> Checks:
+    """Bits depend on a request alone if its tiles are cut at the multiples of a size, and there."""
+    if plan.problem.split_size is None:
+        return
+    size = -(-plan.problem.split_size // work.keys) * work.keys  # by the role of each
+    chunk = work.kv_begin // size
+    yield ((work.kv_end - 1) // size == chunk) | work.empty, "an item crosses a fixed split"
+    new = np.append(True, np.diff(chunk) != 0)[: len(chunk)]
+    yield work.opens | new, "a tile is cut beside fixed splits"
 
 
 def _partials(plan: Plan, work: _Work) -> Checks:

@@ -317,7 +317,7 @@ def test_kernels_for_devices_compile(all_cases: bool) -> None:
             continue
         of = harness.declared_spec(spec, variant)
         try:
-            build(render_cuda(of, tile, c_structs()), arch)
+            build(render_cuda(of, tile, c_structs(roles=bool(tile.of_roles))), arch)
         except NoCudaCompiler as error:
             pytest.skip(str(error))
         except UnsupportedSpec:

@@ -55,7 +55,7 @@ def checked_options(
     if sm_limit is not None:
         checked_count("sm_limit", sm_limit)
     if tile is not None:
-        _check_tile(tile, batch_invariant)
+        _check_tile(tile)
     if cuda_graph and bounds is None:
         raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
     obstacle = obstacle_to_pretransform(spec, backend, cuda_graph, batch_invariant)
@@ -68,13 +68,13 @@ def checked_options(
     return options, transform
 
 
-def _check_tile(tile: Any, batch_invariant: bool) -> None:
+def _check_tile(tile: Any) -> None:
     """Refuse what is no tile on any back end; raises ArgumentError."""
     if not isinstance(tile, TileConfig):
         raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
     _check_sizes(tile)
     if tile.decode is not None:
-        _check_roles(tile, tile.decode, batch_invariant)
+        _check_roles(tile, tile.decode)
         _check_sizes(tile.decode)
 
 
@@ -83,7 +83,7 @@ def _check_sizes(tile: TileConfig) -> None:
         checked_count(f"tile.{name}", getattr(tile, name))
 
 
-def _check_roles(tile: TileConfig, decode: Any, batch_invariant: bool) -> None:
+def _check_roles(tile: TileConfig, decode: Any) -> None:
     """Refuse a tile for decodes that no launch can have beside the other; raises ArgumentError."""
     if not isinstance(decode, TileConfig):
         reason = f"has decode={decode!r}; expected a TileConfig or None"
@@ -91,8 +91,6 @@ def _check_roles(tile: TileConfig, decode: Any, batch_invariant: bool) -> None:
         reason = "has a `decode` that has one itself; there are two roles"
     elif not 1 <= decode.rows < tile.rows:
         reason = f"has {decode.rows} rows for decodes; expected 1 to {tile.rows - 1}"
-    elif batch_invariant:
-        reason = "has two roles, which batch_invariant=True excludes: one split size has one tile"
     else:
         return
     raise ArgumentError(name="tile", reason=reason)

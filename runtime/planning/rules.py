@@ -31,7 +31,7 @@ from warploom.scheduler.fixed import Pieces
 from warploom.scheduler.layout import Records
 from warploom.scheduler.plan import Plan, make_plan
 from warploom.scheduler.problem import Problem
-from warploom.scheduler.roles import Role, RolePrices
+from warploom.scheduler.roles import FIRST, Role, RolePrices
 from warploom.scheduler.verify import verify
 from warploom.scheduler.visibility import Visibility
 
@@ -190,7 +190,7 @@ class Rules:
             num_kv_heads=self.heads.num_kv,
             group_size=self.heads.group_size,
             num_ctas=num_ctas,
-            split_size=self._split_size(tile),
+            split_size=self._split_size,
             pieces=pieces,
             smaller=smaller_roles(tile),
         )
@@ -201,15 +201,15 @@ class Rules:
 
     def pieces(self, batch: Batch, tile: TileConfig) -> Pieces | None:
         """What a batch is cut into, if it is cut at multiples of one size."""
-        size, heads = self._split_size(tile), self.heads
+        size, heads = self._split_size, self.heads
         if size is None:
             return None
-        return Pieces.of(batch.segments, tile.rows, heads.group_size, heads.num_kv, size)
+        return Pieces.of(batch.segments, roles_of_tile(tile), heads.group_size, heads.num_kv, size)
 
-    def _split_size(self, tile: TileConfig) -> int | None:
-        if not self.options.batch_invariant:
-            return None
-        return -(-INVARIANT_SPLIT // tile.keys) * tile.keys
+    @property
+    def _split_size(self) -> int | None:
+        """Keys at whose multiples each role cuts, rounded up to its key tile."""
+        return INVARIANT_SPLIT if self.options.batch_invariant else None
 
     # Plans
 
@@ -220,7 +220,7 @@ class Rules:
     def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
         """True if segments have few tiles, or the GPU: by the declared bounds, or by the batch.
 
-        Of two roles each is partitioned so.
+        Of two roles each is partitioned so, if bits may depend on the batch.
 
         The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
@@ -248,6 +248,8 @@ class Rules:
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
+        if tile.of_roles:
+            return None
         rows = batch.sizes.segment_rows * self.heads.group_size
         if not _shares_keys(rows, tile, batch.sizes.num_segments):
             return None
@@ -283,7 +285,7 @@ class Rules:
         tile, visibility = kernel.tile, self.visibility(batch.arrays, inputs.scalars, inputs.known)
         problem = replace(
             self.problem(batch.segments, kernel, visibility),
-            split_size=self._split_size(tile),
+            split_size=self._split_size,
             section_keys=self._section_keys(batch, tile),
             stream_k=self.uses_stream_k(batch, tile),
         )
@@ -304,9 +306,8 @@ class Rules:
             return None
         on_gpu = self.device.type == "cuda"
         found = role_cost(self.spec, tile) if on_gpu else role_cost_on_cpu(tile)
-        roles = [Role(name, own.rows, own.keys) for name, own in tile.of_roles.items()]
         tiles = found.prefill, found.decode
-        return RolePrices.of_tiles(roles, tiles, found.saturating, self.cached_keys)
+        return RolePrices.of_tiles(roles_of_tile(tile), tiles, found.saturating, self.cached_keys)
 
     def check_of(self, batch: Batch) -> Check:
         """How a plan of a batch is checked."""
@@ -327,10 +328,15 @@ def _shares_keys(fused: int, tile: TileConfig, segments: int) -> bool:
     return fused >= SHARING_TILES * tile.rows * segments
 
 
+def roles_of_tile(tile: TileConfig) -> tuple[Role, ...]:
+    """All roles of a tile, the one with the most rows first."""
+    found = tile.of_roles or {FIRST: tile}
+    return tuple(Role(name, own.rows, own.keys) for name, own in found.items())
+
+
 def smaller_roles(tile: TileConfig) -> tuple[Role, ...]:
     """Roles of a tile beside the one with the most rows."""
-    _, *others = tile.of_roles.items() or [("", tile)]
-    return tuple(Role(name, own.rows, own.keys) for name, own in others)
+    return roles_of_tile(tile)[1:]
 
 
 def as_fixed(choice: TileChoice) -> TileChoice:

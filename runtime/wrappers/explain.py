@@ -238,7 +238,8 @@ def _part(planned: Planned) -> str:
 
 def _assigned(plan: Plan) -> str:
     if plan.problem.smaller:
-        return "by a Stream-K partition: several roles"
+        way = "by a Stream-K partition" if plan.problem.split_size is None else "longest first"
+        return f"{way}: several roles"
     return "by a Stream-K partition: few query tiles" if plan.problem.stream_k else "longest first"
 
 

@@ -128,8 +128,8 @@ class AttentionWrapper(Prefetching):
             sm_limit: CTAs that may get work, of `planned.kernel.num_ctas`; None is all. An SM may
                 hold several.
             batch_invariant: fix the tile and the split size, so that the bits of a request do not
-                depend on its neighbours.
-            tile: use this tile instead of choosing one; on the CPU it may have another for decodes.
+                depend on its neighbours. Of a tile with another for decodes each has its own size.
+            tile: use this tile instead of choosing one; it may have another for decodes.
             key_transform: where keys are transformed: "fused" in attention, for each query tile
                 again; "before" in a kernel of its own, into memory that each run takes and gives
                 back; "auto": before where many query tiles meet each key, if that can be had.

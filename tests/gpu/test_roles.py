@@ -130,6 +130,40 @@ def test_a_mix_takes_two_roles_and_others_one(cuda: Any) -> None:
         assert wrapper.planned.by == "the host, natively"
 
 
+@pytest.mark.parametrize("tile", [TILE, CHOSEN, TALLER, PORTABLE], ids=str)
+def test_invariant_roles_give_a_request_the_same_bits_among_any_neighbours(
+    cuda: Any, tile: TileConfig
+) -> None:
+    """Chunks of either role, of which some are claimed: alone, among others, on fewer CTAs."""
+    options: dict[str, Any] = {
+        **SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda, "cuda_graph": False, "tile": tile,
+        "batch_invariant": True,
+    }  # fmt: skip
+    alone, free = (wl.AttentionWrapper(wl.Causal(), **options) for _ in range(2))
+    limited = wl.AttentionWrapper(wl.Causal(), **options, sm_limit=7)
+    options["tile"] = replace(tile, decode=None)
+    oracle = wl.AttentionWrapper(wl.Causal(), **options)
+    q_lens, kv_lens = [700, *[1] * 24, 300], [9000, *range(500, 12_500, 500), 6000]
+    batch = arrays(q_lens, kv_lens, "cpu")
+    rows, pages = np.cumsum([0, *q_lens]), batch["kv_indptr"].tolist()
+    q = torch.randn(int(rows[-1]), 8, 128, device=cuda, dtype=torch.bfloat16)
+    cache = torch.randn(pages[-1], 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16)
+    results = []
+    for wrapper in (free, limited, oracle):
+        wrapper.plan(**batch)
+        results.append(wrapper.run(q, cache).clone())
+    assert free.planned is not None and free.planned.plan.num_shared > 0
+    assert set(free.planned.plan.role) == {0, 1} and free.planned.plan.num_slots > 0
+    assert torch.equal(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2], atol=2e-2, rtol=2e-2)
+    for number in (0, 1, 10, 24, 25):
+        own = slice(rows[number], rows[number + 1])
+        one = arrays(q_lens[number : number + 1], kv_lens[number : number + 1], "cpu")
+        one["kv_indices"] = batch["kv_indices"][pages[number] : pages[number + 1]]
+        alone.plan(**one)
+        assert torch.equal(alone.run(q[own], cache), results[0][own]), number
+
+
 @pytest.mark.parametrize("planner", ["cpu", "cuda"])
 def test_one_graph_serves_any_mix(cuda: Any, planner: str) -> None:
     """Counters are left at zero, whoever plans; the plan before the last replay is the one run."""

@@ -17,6 +17,7 @@ import warploom as wl
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.variants.variant import Variant
+from warploom.runtime.planning import rules
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler.roles import RolePrices
@@ -121,6 +122,33 @@ def test_any_mix_is_right_in_any_order(
     q_lens, kv_lens = (list(x) for x in zip(*requests, strict=True))
     for job in (0, 1):
         check(emulator, job, (q_lens, kv_lens), order, sm_limit)
+
+
+@pytest.mark.parametrize("tile", [SMALL, WIDE, TURNED], ids=["hopper", "portable", "turned"])
+def test_bits_do_not_depend_on_neighbours_if_so_wanted(
+    emulator: Emulator, tile: TileConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed chunks of either role, of which some are claimed: alone, among others, by few CTAs."""
+    monkeypatch.setattr(rules, "INVARIANT_SPLIT", 160)
+    shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 128, "dtype": "float16"}
+    options = {"kv_format": wl.Ragged(), "device": "cpu", "tile": tile, "batch_invariant": True}
+    q_lens, kv_lens = [70, *[1] * 5], [400, 500, 300, 190, 390, 20]
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(75, 4, 128).half(), torch.randn(2, sum(kv_lens), 2, 128).half()
+    rows, keys, values = (torch.split(*x) for x in ((q, q_lens), (k, kv_lens), (v, kv_lens)))
+    alone = wl.AttentionWrapper(wl.Causal(), **shape, **options)
+    expected = []
+    for number, (own, count) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        alone.plan([0, own], [0, count])
+        expected.append(alone.run(rows[number], (keys[number], values[number])).clone())
+    for order, limit in ((0, None), (8, None), (3, 1), (5, 2)):
+        emulator.order = order
+        among = wl.AttentionWrapper(wl.Causal(), **shape, **options, sm_limit=limit)
+        among.plan(np.cumsum([0, *q_lens]), np.cumsum([0, *kv_lens]))
+        assert among.planned is not None
+        assert among.planned.plan.num_slots > 0
+        assert (among.planned.plan.num_shared > 0) == (limit != 1)
+        assert torch.equal(among.run(q, (k, v)), torch.cat(expected))
 
 
 def test_a_plan_runs_again_as_it_ran_first(emulator: Emulator) -> None:

@@ -225,6 +225,17 @@ def test_all_batches_within_bounds_run_in_the_workspace_that_they_ask_for() -> N
         assert (memory[size:] == 171).all()
 
 
+def test_fixed_splits_are_told() -> None:
+    wrapper = hybrid(BOTH, batch_invariant=True)
+    wrapper.plan(**lengths())
+    assert wrapper.planned is not None and wrapper.planned.by == "NumPy"
+    facts = wrapper.explain().facts
+    assert facts["assigned"] == "longest first: several roles"
+    # 2 heads of 7 tiles of 48 rows, and of decodes of 5, 1, 1 and 3 chunks of 2,048 keys
+    assert "14 work items" in str(facts["role prefill"])
+    assert "20 work items" in str(facts["role decode"])
+
+
 def test_explain_has_a_line_for_each_role() -> None:
     wrapper = hybrid(BOTH)
     wrapper.plan(**lengths())
@@ -287,7 +298,6 @@ def test_other_templates_for_gpus_have_one_role(template: Any) -> None:
         (TileConfig(48, 64, 1, 1, decode=TileConfig(0, 64)), {}, "0 rows for decodes"),
         (TileConfig(96, 64, 1, 1, decode=BOTH), {}, "has one itself"),
         (TileConfig(48, 64, 1, 1, decode=12), {}, "decode=12; expected a TileConfig"),  # type: ignore[arg-type]
-        (BOTH, {"batch_invariant": True}, "batch_invariant=True excludes"),
     ],
 )
 def test_refusals(tile: TileConfig, options: dict[str, Any], reason: str) -> None:

@@ -208,6 +208,7 @@ def draw_case(
         return Case(segments, mask, heads, group, rows, keys, num_ctas, limit, stream_k=True)
     if fixed or (fixed is None and data.draw(st.booleans(), label="fixed split")):
         split = keys * (most_keys // keys // 32 + data.draw(st.integers(1, 99), label="split"))
+        split -= data.draw(st.integers(0, keys - 1), label="rounded up")
     mask = draw_visibility(data, segments, group, rows, keys)
     section = data.draw(st.one_of(st.none(), st.integers(1, 4 * most_keys)), label="section")
     piece = data.draw(st.sampled_from([0, 100, 384]), label="keys of a piece")

@@ -165,7 +165,7 @@ def test_pack_refuses_before_it_writes(decode: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("sm_limit", 0), ("num_ctas", 0), ("rows", 0), ("split_size", 100), ("split_size", 0)],
+    [("sm_limit", 0), ("num_ctas", 0), ("rows", 0), ("split_size", 0), ("section_keys", 0)],
 )
 def test_senseless_numbers_are_refused(decode: Any, name: str, value: int) -> None:
     wanted = {"sm_limit": "active_ctas"}.get(name, name)

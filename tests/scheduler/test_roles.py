@@ -377,8 +377,8 @@ def test_no_segments(kit: Any) -> None:
         ({"prices": None}, "two roles need some"),
         ({"prices": RolePrices((1, 0), 1)}, "two roles need some of at least 1"),
         ({"prices": RolePrices((1, 1), 1, 0)}, "two roles need some of at least 1"),
-        ({"split_size": 256}, "excludes split_size"),
-        ({"section_keys": 256}, "excludes split_size and section_keys"),
+        ({"split_size": 0}, "split_size: is 0; expected at least 1"),
+        ({"section_keys": 256}, "excludes section_keys"),
     ],
 )
 def test_refusals(kit: Any, changes: dict[str, Any], reason: str) -> None:

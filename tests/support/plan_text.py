@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def build(problem: Problem) -> WorkList:
     """Plans one batch.
 
     1. Cut the fused rows of every segment in tiles and ask the mask for each tile's keys.
-    2. With a fixed split size, cut the keys at its multiples.
+    2. With a fixed split size, cut the keys at its multiples, rounded up to key tiles.
     3. Assign the items, section by section, the longest first, each to the CTA with the least load.
     4. Without a fixed size: cut what lies above the mean load off each CTA's last item and give it
        to CTAs below.
@@ -107,9 +108,9 @@ def _visible(problem: Problem, item: Item, begin: int, end: int) -> int:
 
 def _fixed_chunks(problem: Problem, tile: Item) -> list[Item]:
     """Cuts a tile at the multiples of the split size; drops chunks in which nothing is visible."""
-    size = problem.split_size
-    if size is None or tile.visible == 0:
+    if problem.split_size is None or tile.visible == 0:
         return [tile]
+    size = ceil(problem.split_size / problem.keys) * problem.keys
     chunks = []
     for start in range(tile.kv_begin // size * size, tile.kv_end, size):
         begin, end = max(start, tile.kv_begin), min(start + size, tile.kv_end)
