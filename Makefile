@@ -106,6 +106,7 @@ bench: $(READY_DEMO) ## prefill, decode, mixed batches and append beside their p
 	$(RUNNER) benchmarks/llama_step.py $(ARGS)
 	$(RUNNER) benchmarks/append.py $(ARGS)
 	$(RUNNER) benchmarks/shared_prefix.py $(ARGS)
+	$(RUNNER) benchmarks/shared_mixed.py $(ARGS)
 	$(RUNNER) benchmarks/run_overhead.py $(ARGS)
 	$(RUNNER) benchmarks/virtual_cache.py $(ARGS)
 	$(RUNNER) benchmarks/graph_pool.py $(ARGS)

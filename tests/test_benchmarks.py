@@ -262,6 +262,16 @@ def test_a_sweep_of_composed_plans_checks_every_tile(harness: ModuleType, tmp_pa
     assert all(row.value and row.unit == "us" and row.error < 1e-2 for row in (single, *tiles))
 
 
+def test_a_chunk_beside_decodes_over_a_prefix_is_right_in_all_ways(
+    harness: ModuleType, tmp_path: Path
+) -> None:
+    shared = __import__("shared_mixed")
+    shared.main(["--device", "cpu", "--quick", "--out", str(tmp_path)])
+    _, rows = harness.load_rows(tmp_path / "shared_mixed.jsonl")
+    assert [row.impl for row in rows[2:]] == ["one plan", "one tile", "single format"]
+    assert all(row.value and row.error < shared.TOLERANCE for row in rows[2:])
+
+
 def test_rates_of_composed_plans_are_those_that_the_record_gives(
     harness: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
