@@ -156,7 +156,9 @@ def test_a_chunk_beside_decodes_of_one_prefix_takes_two_roles(cuda: Any) -> None
         assert bool(composed.choice.tile.of_roles) == has_roles
         close(out, expected)
         torch.testing.assert_close(lse, sums, atol=2e-3, rtol=1e-4)
-        composed.planned.verify()
+        verify_composed(
+            composed.planned.plan, composed.planned.batch.segments, composed.planned.visibility, 16
+        )
         for _ in range(5):
             assert torch.equal(composed.run(q, kv), out)  # whoever claims and comes last
 
@@ -176,12 +178,12 @@ def test_one_graph_serves_changing_trees(cuda: Any, tile: Any) -> None:
     q = torch.randn(rows, 32, 128, device=cuda, dtype=torch.bfloat16)
     out = torch.empty_like(q)
 
-    def draw(prefix: int) -> tuple[Any, dict[str, Any]]:
+    def draw(prefix: int, is_full: bool = False) -> tuple[Any, dict[str, Any]]:
         suffixes = rng.integers(0, 900, 24).tolist()
-        longest = rng.integers(0, min(prefix + suffixes[0], rows - 23) + 1)  # a chunk, or a decode
-        return np.cumsum([0, longest, *[1] * 23]), shared_prefix(prefix, suffixes)
+        chunk = rows - 23 if is_full else rng.integers(0, min(prefix + suffixes[0], rows - 23) + 1)
+        return np.cumsum([0, chunk, *[1] * 23]), shared_prefix(prefix, suffixes)
 
-    qo, table = draw(3200)
+    qo, table = draw(3200, is_full=True)
     wrapper.plan(qo, **table)
     wrapper.run(q, kv, out=out)
     torch.cuda.synchronize()
