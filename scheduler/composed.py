@@ -73,8 +73,10 @@ class SharedBatch:
             units = cut_units(self.requests, self.group_size, rows)
             count = np.bincount(units.request, minlength=len(self.requests))
             fused = self.requests["num_q"].astype(np.int64) * self.group_size
-            kept, choices = choose_parts(self.forest, count, fused, rows, self.levels)
-            parts = Parts.of(self.requests, self.forest, kept, self.page_size)
+            # Requests of which no two fit a tile would read as often together, and merge each row.
+            forest = self.forest.without(2 * fused > rows)
+            kept, choices = choose_parts(forest, count, fused, rows, self.levels)
+            parts = Parts.of(self.requests, forest, kept, self.page_size)
             self._cut[rows] = units, parts, choices
         return self._cut[rows]
 

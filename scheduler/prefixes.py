@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,10 @@ class PrefixForest:
         for node, parent in enumerate(self.parent):
             depth[node] = depth[parent] + 1
         return int(depth.max())
+
+    def without(self, requests: npt.NDArray[np.bool_]) -> PrefixForest:
+        """The same runs, which these requests do not share."""
+        return replace(self, leaf=np.where(requests, -1, self.leaf))
 
     def sum_over_requests(self, values: Ints) -> Ints:
         """(nodes,) sum of a value of each request, over the requests that share the run."""

@@ -25,7 +25,7 @@ class Choice:
 
     Attributes:
         keys: that are read with it: its own, and those before that are no part.
-        requests: that share it.
+        requests: that share it, without those whose rows fill more than half a tile.
         kept: it is a part; else its keys are read with those that follow.
         tiles: query tiles that read it as a part.
         others: tiles that would read it otherwise.
@@ -45,6 +45,8 @@ class Choice:
         return (self.others - self.tiles) * self.keys
 
     def __str__(self) -> str:
+        if self.requests < 2:
+            return f"{self.keys} keys: read by each request, since those with them fill tiles alone"
         verdict = "a part of its own" if self.kept else "read with what follows"
         return (
             f"{self.keys} keys of {self.requests} requests: {verdict} ({self.tiles} query "

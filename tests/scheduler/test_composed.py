@@ -248,12 +248,28 @@ def test_prefixes_are_prefills_and_what_decodes_have_alone_are_decodes(kit: Any)
     problem = replace(problem_of(shared), smaller=decode, prices=prices)
     plan = make_composed_plan(shared, problem, AllVisible, pages.indices)
     verify_composed(plan, requests, AllVisible(requests), 16)
-    # 1,200 rows of the chunk and 132 of decodes in tiles of 64 read the prefix; 19 their own keys
-    assert tiles_of_roles(shared, problem.roles, AllVisible) == [21 * 128 + 19 * 10, 33 * 4]
+    # The chunk's 19 tiles are full and read all of its keys; decodes read the prefix in two tiles
+    # of 64 rows and one of 4, which is a decode's.
+    assert tiles_of_roles(shared, problem.roles, AllVisible) == [19 * 138 + 2 * 128, 33 * 4 + 256]
     prefill, own = plan.work_of_roles()
     assert (prefill.role.name, prefill.segments) == ("prefill", 2)
-    assert (own.role.name, own.segments, own.items) == ("decode", 33, 33 * 8)
+    assert (own.role.name, own.segments) == ("decode", 34)
     assert plan.balance < 1.2
+    of_prefix = plan.items[plan.items["segment"] == 0]
+    begin = of_prefix[(of_prefix["kv_head"] == 0) & (of_prefix["kv_begin"] == 0)]
+    assert sorted(begin["rows"].tolist()) == [4, 64, 64]  # no row of the chunk
+
+
+def test_rows_that_fill_tiles_alone_merge_nothing(kit: Any) -> None:
+    pages, _ = shared_batch(kit, 8192, 8)
+    requests = requests_of(kit, pages, [100] * 8)
+    shared = SharedBatch(requests, pages.forest(), 4, 16, levels=2)
+    plan = make_composed_plan(shared, problem_of(shared), AllVisible, pages.indices)
+    verify_composed(plan, requests, AllVisible(requests), 16)
+    assert [str(choice) for choice in plan.choices] == [
+        "8192 keys: read by each request, since those with them fill tiles alone"
+    ]
+    assert len(plan.segments) == 8
 
 
 def test_what_tiles_make_of_a_batch_is_worked_out_once(
