@@ -88,7 +88,10 @@ def test_what_leaves_decodes_too_few_registers_is_refused_by_name() -> None:
 def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat, group: int) -> None:
     choices = role_choices(spec(kv_format=kv_format), SM90, group)
     decodes = [choice.tile.decode for choice in choices]
-    assert [decode and decode.rows for decode in decodes] == ([8, 16] if group <= 8 else [16])
+    heights = [8, 16] if group <= 8 else [16]
+    if kv_format.composed:  # tiles of 16 rows were slower there than one for all
+        heights = heights[:1] if group <= 8 else []
+    assert [decode and decode.rows for decode in decodes] == heights
     for choice, decode in zip(choices, decodes, strict=True):
         assert decode is not None and decode.keys == 32 * decode.warps and decode.warps >= 4
         shape = HOPPER.launch(spec(kv_format=kv_format), choice.tile, SM90)
