@@ -84,7 +84,7 @@ def later_format(seed: int, kv_format: list[Any]) -> list[Any]:
 def later_tile(seed: int, facts: dict[str, Any]) -> list[Any] | None:
     """The tile, or two for two roles; from numbers of its own, too."""
     random = Random(f"newer tile {seed}")
-    if facts["format"][0] in ("dense", "composed") or random.random() < 0.75:
+    if facts["format"][0] == "dense" or random.random() < 0.75:
         found: list[Any] | None = facts["tile"]
         return found
     return ["roles", random.randrange(24)]
