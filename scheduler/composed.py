@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +74,9 @@ class SharedBatch:
             units = cut_units(self.requests, self.group_size, rows)
             count = np.bincount(units.request, minlength=len(self.requests))
             fused = self.requests["num_q"].astype(np.int64) * self.group_size
-            # Requests of which no two fit a tile would read as often together, and merge each row.
-            forest = self.forest.without(2 * fused > rows)
+            # Who fits no tile beside the smallest would read about as often with others as alone,
+            # and merge each row.
+            forest = self.forest.without(fused + fused[fused > 0].min(initial=rows) > rows)
             kept, choices = choose_parts(forest, count, fused, rows, self.levels)
             parts = Parts.of(self.requests, forest, kept, self.page_size)
             self._cut[rows] = units, parts, choices
@@ -90,7 +92,15 @@ class SharedBatch:
         count = np.bincount(units.request, minlength=len(self.requests))
         keys = parts.records["kv_count"].astype(np.int64)
         tiles = np.append(np.array([one.tiles for one in choices if one.kept], np.int64), count)
-        return int(keys[tiles > 0].sum()), int(keys @ tiles), int(tiles.sum())
+        read = min(int(keys[tiles > 0].sum()), self._distinct_keys)
+        return read, int(keys @ tiles), int(tiles.sum())
+
+    @cached_property
+    def _distinct_keys(self) -> int:
+        """Keys of all requests, shared ones once: memory brings no more, whoever asks for them."""
+        sharers = self.forest.sum_over_requests(np.ones(len(self.requests), np.int64))
+        again = (sharers - 1) * self.forest.length
+        return int(self.requests["kv_len"].sum(dtype=np.int64) - again.sum())
 
 
 @dataclass(frozen=True)

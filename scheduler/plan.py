@@ -30,9 +30,9 @@ class Plan:
         header: HEADER record, shape (1,); ROLE_HEADER if there are two roles.
         cta_indptr: int32 (lists + 1,); list i has items cta_indptr[i] .. cta_indptr[i + 1] - 1.
             CTA i runs list i; those of two roles have more, see `role_lists`.
-        items: WORK_ITEM records; ROLE_ITEM if there are two roles. A list's partial items come
-            first, so that merging hides behind the rest; both kinds are in the order in which they
-            were assigned.
+        items: WORK_ITEM records; ROLE_ITEM if there are two roles, but in composed plans. There a
+            list's items are in any order; else its partial ones come first, so that merging hides
+            behind the rest, and both kinds are in the order in which they were assigned.
         segments: SEGMENT records.
         merges: MERGE records, one for each tile that was split.
         indices: int32, the block list of indexed formats; empty for others.

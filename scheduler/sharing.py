@@ -25,7 +25,7 @@ class Choice:
 
     Attributes:
         keys: that are read with it: its own, and those before that are no part.
-        requests: that share it, without those whose rows fill more than half a tile.
+        requests: that share it, without those that fit no tile beside the smallest.
         kept: it is a part; else its keys are read with those that follow.
         tiles: query tiles that read it as a part.
         others: tiles that would read it otherwise.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from warploom.dsl.variants.variant import Variant
 from warploom.runtime.planning import rules
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
+from warploom.scheduler import composed, sharing
 from warploom.scheduler.roles import RolePrices
 
 SMALL = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(16, 64, 2, 2))
@@ -99,6 +101,30 @@ def test_whole_prefills_are_claimed_one_after_another(
     monkeypatch.setattr(RolePrices, "cut_tiles", lambda self, keys: -(-self.shortest_cut // keys))
     for order, lengths in enumerate([*MIXES[:3], ([300, 1, 1, 200], [300, 500, 64, 900])]):
         check(emulator, job, lengths, order + 7 * job)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("job", [i for i, job in enumerate(JOBS) if job[1].composed])
+def test_prefixes_are_read_by_tiles_of_either_role(
+    emulator: Emulator, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever may be a part is one; those of many rows are prefills, those of few are decodes."""
+    monkeypatch.setattr(sharing, "PER_ITEM", 0)
+    monkeypatch.setattr(sharing, "PER_ROW", 0)
+    seen: set[int] = set()
+    made = composed.ComposedPlan
+
+    def noted(**sections: Any) -> Any:
+        plan = made(**sections)
+        of_prefixes = plan.items["segment"] < len(plan.segments) - len(plan.problem.segments)
+        seen.update(plan.role[of_prefixes].tolist())
+        return plan
+
+    monkeypatch.setattr(composed, "ComposedPlan", noted)
+    for order, count in enumerate((40, 2)):
+        lengths = [70, *[1] * count], [600, *(300 + 5 * i for i in range(count))]
+        check(emulator, job, lengths, order + 7 * job)
+    assert seen == {0, 1}
 
 
 REQUESTS = st.lists(

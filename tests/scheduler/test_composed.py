@@ -260,6 +260,23 @@ def test_prefixes_are_prefills_and_what_decodes_have_alone_are_decodes(kit: Any)
     assert sorted(begin["rows"].tolist()) == [4, 64, 64]  # no row of the chunk
 
 
+def test_large_requests_share_tiles_with_small_ones_that_fit(kit: Any) -> None:
+    """Neighbours of 36 rows and of 4: with 7 of these a tile of 64 is full."""
+    pages, _ = shared_batch(kit, 8192, 64)
+    requests = requests_of(kit, pages, [9, *[1] * 7] * 8)
+    shared = SharedBatch(requests, pages.forest(), 4, 16, levels=2)
+    keys, walked, tiles = shared.reads(64)
+    assert (keys, walked) == (8192 + 64 * 128, 8 * 8192 + 64 * 128)
+    assert tiles == 8 + 64
+
+
+def test_keys_count_once_however_many_fill_tiles_alone(kit: Any) -> None:
+    pages, _ = shared_batch(kit, 8192, 4)
+    requests = requests_of(kit, pages, [100] * 4)
+    shared = SharedBatch(requests, pages.forest(), 4, 16, levels=2)
+    assert shared.reads(64) == (8192 + 4 * 128, 4 * 7 * (8192 + 128), 4 * 7)
+
+
 def test_rows_that_fill_tiles_alone_merge_nothing(kit: Any) -> None:
     pages, _ = shared_batch(kit, 8192, 8)
     requests = requests_of(kit, pages, [100] * 8)
