@@ -133,7 +133,7 @@ def test_a_field_that_is_looked_for() -> None:
 
 
 def test_a_field_that_is_misspelt() -> None:
-    def functor(self: Variant, logits: Any, at: Any) -> Any:
+    def functor(self: Any, logits: Any, at: Any) -> Any:
         return catching(lambda x, _: x * self.raet)(self, logits, at)
 
     with pytest.raises(UndeclaredField, match="raet"):
