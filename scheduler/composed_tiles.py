@@ -80,6 +80,14 @@ class Parts:
     before: Ints
     num_shared: int
 
+    @property
+    def levels(self) -> int:
+        """Most parts that a request reads."""
+        depth = np.zeros(len(self.before) + 1, np.int64)  # the last one is that of no part
+        for part in range(self.num_shared):  # those before stand before
+            depth[part] = depth[self.before[part]] + 1
+        return 1 + int(depth[self.before[self.num_shared :]].max(initial=0))
+
     @classmethod
     def of(
         cls, requests: Records, forest: PrefixForest, kept: npt.NDArray[np.bool_], page_size: int

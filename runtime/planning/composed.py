@@ -150,8 +150,9 @@ class ComposedRules(Rules):
             num_roles=1 + len(smaller_roles(tile)),
         )
 
-    def least_bounds(self, batch: Batch) -> Bounds:
-        return replace(batch.least_bounds, max_levels=self._shared(batch).levels)
+    def least_bounds(self, batch: Batch, tile: TileConfig) -> Bounds:
+        _, parts, _ = self._shared(batch).cut(tile.rows)
+        return replace(batch.least_bounds, max_levels=parts.levels)
 
     def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
         roles = Role(FIRST, sizes.rows, sizes.keys), Role("", sizes.few_rows, sizes.decode_keys)

@@ -31,7 +31,7 @@ class NumpyStrategy:
         rules, memory = self._rules, self._memory
         kernel = self._kernels.get(choice)
         pieces = rules.pieces(batch, kernel.tile)
-        room, size = memory.fit(rules.least_bounds(batch), kernel, pieces)
+        room, size = memory.fit(rules.least_bounds(batch, kernel.tile), kernel, pieces)
         both = rules.make(batch, kernel, inputs)
         memory.send(both[0], room, size)
         return Planned(batch, choice, kernel, size, "NumPy", lambda: both, is_native=False)

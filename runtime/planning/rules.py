@@ -195,8 +195,8 @@ class Rules:
             smaller=smaller_roles(tile),
         )
 
-    def least_bounds(self, batch: Batch) -> Bounds:
-        """The smallest bounds that admit a batch."""
+    def least_bounds(self, batch: Batch, tile: TileConfig) -> Bounds:
+        """The smallest bounds that admit a batch with a tile."""
         return batch.least_bounds
 
     def pieces(self, batch: Batch, tile: TileConfig) -> Pieces | None:

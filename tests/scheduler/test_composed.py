@@ -163,7 +163,9 @@ def test_every_plan_is_exact_and_fits_its_bounds(
         mine = plan.items[plan.role == number]
         walked = int((-((mine["kv_begin"] - mine["kv_end"]) // role.keys)).sum())
         assert walked == counted[number] * problem.num_kv_heads  # choices are by what is planned
-    exact = replace(Bounds.of(requests, len(pages.indices)), max_levels=shared.levels)
+    parts = shared.cut(problem.rows)[1]
+    assert parts.levels <= shared.levels
+    exact = replace(Bounds.of(requests, len(pages.indices)), max_levels=parts.levels)
     room = composed_capacity(
         exact,
         rows=problem.rows,
@@ -287,6 +289,7 @@ def test_rows_that_fill_tiles_alone_merge_nothing(kit: Any) -> None:
         "8192 keys: read by each request, since those with them fill tiles alone"
     ]
     assert len(plan.segments) == 8
+    assert shared.cut(64)[1].levels == 1  # so that partial rows have no room for a second
 
 
 def test_what_tiles_make_of_a_batch_is_worked_out_once(
