@@ -34,7 +34,7 @@ from harness import (
     matmul_ceiling,
     time_one,
 )
-from shared_prefix import DIM, PAGE, TOLERANCE, declared
+from shared_prefix import DIM, PAGE, Shared, check_rows, declared, page_table
 
 import warploom as wl
 
@@ -45,41 +45,26 @@ MIXES = ((1024, 32), (1024, 64), (2048, 64), (512, 128))  # rows of the chunk, d
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Queries [rows, q heads, dim], the chunk's first; a cache [pages, 2, page, kv heads, dim]."""
+class Mixed(Shared):
+    """Queries are [rows, q heads, dim], the chunk's first."""
 
-    q: torch.Tensor
-    cache: torch.Tensor
-    table: dict[str, Any]
     chunk: int
-
-    @property
-    def kv(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.cache[:, 0], self.cache[:, 1]
 
     @property
     def qo_indptr(self) -> np.ndarray[Any, Any]:
         return np.append(0, np.arange(self.chunk, len(self.q) + 1))
 
 
-def page_table(requests: int, prefix: int, own: int) -> dict[str, Any]:
-    """Of requests that share their first keys, and have as many others each."""
-    shared, pages = prefix // PAGE, own // PAGE
-    parts = [wl.Part(range(requests), range(shared))]
-    fresh = [shared + i * pages for i in range(requests + 1)]
-    parts += [wl.Part([i], range(fresh[i], fresh[i + 1])) for i in range(requests)]
-    return wl.compose(parts, page_size=PAGE)
-
-
-def make_inputs(case: Case, device: torch.device) -> Shared:
+def make_inputs(case: Case, device: torch.device) -> Mixed:
     p = case.params
     requests = p["decodes"] + 1
     pages = (p["prefix"] + requests * p["own"]) // PAGE
     q, cache = (p["chunk"] + p["decodes"], p["q_heads"]), (pages, 2, PAGE, p["kv_heads"])
-    return Shared(
+    return Mixed(
         q=torch.randn(*q, DIM, device=device, dtype=torch.bfloat16),
         cache=torch.randn(*cache, DIM, device=device, dtype=torch.bfloat16),
         table=page_table(requests, p["prefix"], p["own"]),
+        prefix=p["prefix"],
         chunk=p["chunk"],
     )
 
@@ -97,7 +82,7 @@ def one_tile() -> Iterator[None]:
             os.environ[SWITCH] = before
 
 
-def run(kv_format: wl.Paged, inputs: Sequence[Shared]) -> list[Thunk]:
+def run(kv_format: wl.Paged, inputs: Sequence[Mixed]) -> list[Thunk]:
     first = inputs[0]
     heads = first.q.shape[1], first.cache.shape[3]
     attention = declared(kv_format, *heads, DIM, first.q.device)
@@ -105,7 +90,7 @@ def run(kv_format: wl.Paged, inputs: Sequence[Shared]) -> list[Thunk]:
     return [partial(attention.run, case.q, case.kv) for case in inputs]
 
 
-def run_one_tile(kv_format: wl.Paged, inputs: Sequence[Shared]) -> list[Thunk]:
+def run_one_tile(kv_format: wl.Paged, inputs: Sequence[Mixed]) -> list[Thunk]:
     with one_tile():
         return run(kv_format, inputs)
 
@@ -117,30 +102,12 @@ IMPLEMENTATIONS = (
 )
 
 
-def check_against_float64(inputs: Shared) -> Check:
+def check_against_float64(inputs: Mixed) -> Check:
     """Compares sampled rows of the chunk, and those of the first and last decode."""
-    rows, q_heads, dim = inputs.q.shape
-    group = q_heads // inputs.cache.shape[3]
-    sampled = np.linspace(0, inputs.chunk - 1, SAMPLED_ROWS).astype(int).tolist()
-    sampled += [inputs.chunk, rows - 1]
-    indptr, indices = inputs.table["kv_indptr"], inputs.table["kv_indices"]
-
-    def truth(row: int) -> torch.Tensor:
-        request = max(0, row - inputs.chunk + 1)
-        pages = torch.from_numpy(indices[indptr[request] : indptr[request + 1]]).long()
-        hidden = max(0, inputs.chunk - 1 - row)  # keys behind the row
-        kv = inputs.cache[pages.to(inputs.cache.device)].double()
-        k, v = (kv[:, i].flatten(0, 1).repeat_interleave(group, 1) for i in range(2))
-        k, v = k[: len(k) - hidden], v[: len(v) - hidden]
-        logits = torch.einsum("hd,nhd->hn", inputs.q[row].double(), k) * dim**-0.5
-        return torch.einsum("hn,nhd->hd", logits.softmax(-1), v)
-
-    expected = torch.stack([truth(row) for row in sampled])
-
-    def relative_error(output: torch.Tensor) -> float:
-        return float((output[sampled].double() - expected).norm() / expected.norm())
-
-    return Check(relative_error, TOLERANCE)
+    rows, chunk = len(inputs.q), inputs.chunk
+    of_chunk = np.linspace(0, chunk - 1, SAMPLED_ROWS).astype(int).tolist()
+    sampled = [(row, 0, chunk - 1 - row) for row in of_chunk]
+    return check_rows(inputs, [*sampled, (chunk, 1, 0), (rows - 1, rows - chunk, 0)])
 
 
 def case_of(chunk: int, decodes: int, prefix: int, heads: tuple[int, int], own: int = OWN) -> Case:

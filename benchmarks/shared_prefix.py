@@ -53,8 +53,9 @@ class Shared:
         return self.cache[:, 0], self.cache[:, 1]
 
 
-def page_table(batch: int, prefix: int) -> dict[str, Any]:
-    pages, own = prefix // PAGE, SUFFIX // PAGE
+def page_table(batch: int, prefix: int, suffix: int = SUFFIX) -> dict[str, Any]:
+    """Of requests that share their first keys, and have as many others each."""
+    pages, own = prefix // PAGE, suffix // PAGE
     parts = [wl.Part(range(batch), range(pages))]
     parts += [wl.Part([i], range(pages + i * own, pages + (i + 1) * own)) for i in range(batch)]
     return wl.compose(parts, page_size=PAGE)
@@ -116,24 +117,30 @@ IMPLEMENTATIONS = (
 
 def check_against_float64(inputs: Shared) -> Check:
     """Compares all heads of the first, middle and last request."""
-    batch, q_heads, dim = inputs.q.shape
-    group = q_heads // inputs.cache.shape[3]
-    requests = sorted({0, batch // 2, batch - 1})
-    indptr, indices = inputs.table["kv_indptr"], inputs.table["kv_indices"]
+    batch = len(inputs.q)
+    return check_rows(inputs, [(i, i, 0) for i in sorted({0, batch // 2, batch - 1})])
 
-    def truth(request: int) -> torch.Tensor:
-        pages = torch.from_numpy(indices[indptr[request] : indptr[request + 1]]).long()
-        kv = inputs.cache[pages.to(inputs.cache.device)].double()
-        k, v = (kv[:, i].flatten(0, 1).repeat_interleave(group, 1) for i in range(2))
-        logits = torch.einsum("hd,nhd->hn", inputs.q[request].double(), k) * dim**-0.5
-        return torch.einsum("hn,nhd->hd", logits.softmax(-1), v)
 
-    expected = torch.stack([truth(request) for request in requests])
+def check_rows(inputs: Shared, sampled: Sequence[tuple[int, int, int]]) -> Check:
+    """Compares all heads of some rows: each is a row, its request, and keys behind it."""
+    expected = torch.stack([_truth(inputs, *one) for one in sampled])
+    rows = [row for row, _, _ in sampled]
 
     def relative_error(output: torch.Tensor) -> float:
-        return float((output[requests].double() - expected).norm() / expected.norm())
+        return float((output[rows].double() - expected).norm() / expected.norm())
 
     return Check(relative_error, TOLERANCE)
+
+
+def _truth(inputs: Shared, row: int, request: int, hidden: int) -> torch.Tensor:
+    group, dim = inputs.q.shape[1] // inputs.cache.shape[3], inputs.q.shape[2]
+    indptr, indices = inputs.table["kv_indptr"], inputs.table["kv_indices"]
+    pages = torch.from_numpy(indices[indptr[request] : indptr[request + 1]]).long()
+    kv = inputs.cache[pages.to(inputs.cache.device)].double()
+    k, v = (kv[:, i].flatten(0, 1).repeat_interleave(group, 1) for i in range(2))
+    k, v = k[: len(k) - hidden], v[: len(v) - hidden]
+    logits = torch.einsum("hd,nhd->hn", inputs.q[row].double(), k) * dim**-0.5
+    return torch.einsum("hn,nhd->hd", logits.softmax(-1), v)
 
 
 def case_of(batch: int, heads: tuple[int, int], prefix: int) -> Case:
