@@ -151,6 +151,30 @@ def of_lengths(q: list[int], keys: int = 40_000) -> Batch:
     return make_batch(wl.Ragged(), ends, np.append(0, np.cumsum(lengths)).astype(np.int32))
 
 
+def test_a_chunk_beside_decodes_of_one_prefix_gets_two_roles_where_they_pay(
+    planner: Callable[..., tuple[Planner, Kernels]],
+) -> None:
+    """What decodes share is read once, by tiles of prefills; alone it makes no batch mixed."""
+
+    def batch(q: list[int], prefix: int, own: int, kv_format: Any = wl.Composed(16)) -> Batch:
+        count, shared, pages = len(q), prefix // 16, own // 16
+        parts = [wl.Part(range(count), range(shared))]
+        fresh = range(shared, shared + pages * (count + 1), pages)
+        parts += [wl.Part([i], range(fresh[i], fresh[i + 1])) for i in range(count)]
+        table = wl.compose(parts, num_requests=count, page_size=16)
+        return make_batch(kv_format, np.append(0, np.cumsum(q)), **table)
+
+    made = planner(declared(kv_format=wl.Composed(16)), ARCHS["sm_90a"], 132)[0]
+    many = [1] * 40
+    assert choice(made, batch([900, *many], 4096, 4096)).tile.of_roles
+    assert not choice(made, batch([1, *many], 4096, 4096)).tile.of_roles
+    # 40 reads of 64k keys pay, one does not
+    long = [900, *many], 65_536, 16
+    assert not choice(made, batch(*long)).tile.of_roles
+    single = planner(declared(kv_format=wl.Paged(16)), ARCHS["sm_90a"], 132)[0]
+    assert choice(single, batch(*long, kv_format=wl.Paged(16))).tile.of_roles
+
+
 def test_mixed_batches_get_two_roles_where_they_pay(
     planner: Callable[..., tuple[Planner, Kernels]],
     host: HostTarget,
