@@ -156,7 +156,9 @@ def test_a_chunk_beside_decodes_of_one_prefix_gets_two_roles_where_they_pay(
 ) -> None:
     """What decodes share is read once, by tiles of prefills; alone it makes no batch mixed."""
 
-    def batch(q: list[int], prefix: int, own: int, kv_format: Any = wl.Composed(16)) -> Batch:
+    composed, paged = wl.Composed(16), wl.Paged(16)
+
+    def batch(q: list[int], prefix: int, own: int, kv_format: wl.Paged = composed) -> Batch:
         count, shared, pages = len(q), prefix // 16, own // 16
         parts = [wl.Part(range(count), range(shared))]
         fresh = range(shared, shared + pages * (count + 1), pages)
@@ -164,15 +166,15 @@ def test_a_chunk_beside_decodes_of_one_prefix_gets_two_roles_where_they_pay(
         table = wl.compose(parts, num_requests=count, page_size=16)
         return make_batch(kv_format, np.append(0, np.cumsum(q)), **table)
 
-    made = planner(declared(kv_format=wl.Composed(16)), ARCHS["sm_90a"], 132)[0]
+    made = planner(declared(kv_format=composed), ARCHS["sm_90a"], 132)[0]
     many = [1] * 40
     assert choice(made, batch([900, *many], 4096, 4096)).tile.of_roles
     assert not choice(made, batch([1, *many], 4096, 4096)).tile.of_roles
     # 40 reads of 64k keys pay, one does not
     long = [900, *many], 65_536, 16
     assert not choice(made, batch(*long)).tile.of_roles
-    single = planner(declared(kv_format=wl.Paged(16)), ARCHS["sm_90a"], 132)[0]
-    assert choice(single, batch(*long, kv_format=wl.Paged(16))).tile.of_roles
+    single = planner(declared(kv_format=paged), ARCHS["sm_90a"], 132)[0]
+    assert choice(single, batch(*long, kv_format=paged)).tile.of_roles
 
 
 def test_mixed_batches_get_two_roles_where_they_pay(
