@@ -11,7 +11,7 @@ from typing import ClassVar
 from warploom.errors import ArgumentError
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.cost import CostModel
-from warploom.scheduler.fixed import Pieces
+from warploom.scheduler.fixed import ChunkCounts
 from warploom.scheduler.layout import (
     HEADER,
     MERGE,
@@ -159,7 +159,7 @@ def capacity(
     group_size: int,
     num_ctas: int,
     split_size: int | None = None,
-    pieces: Pieces | None = None,
+    chunks: ChunkCounts | None = None,
     smaller: tuple[Role, ...] = (),
 ) -> Capacity:
     """Section lengths that no batch within the bounds exceeds, under any mask and any SM limit.
@@ -177,7 +177,7 @@ def capacity(
         num_ctas: CTAs of the grid.
         split_size: keys at whose multiples tiles are cut, rounded up to the key tile of their
             role; None: cut to balance the load.
-        pieces: what that makes of a batch at hand, if this and no other must fit.
+        chunks: what that makes of a batch at hand, if this and no other must fit.
         smaller: the other role. It adds no query tiles (see `roles`), and slots have room for the
             rows of any; but there are more lists with work, and cuts between them (`most_cuts`).
 
@@ -195,10 +195,10 @@ def capacity(
     else:
         # A tile has as many chunks as if its role had the smaller key tile, or fewer.
         shortest = min(split_of(split_size, each) for each in (keys, *(r.keys for r in smaller)))
-        chunks = max(1, -(-bounds.max_kv_len // shortest))
-        merges = tiles if chunks > 1 else 0
-        most = Pieces(tiles * chunks, merges, merges * chunks)
-        most = most if pieces is None else most.within(pieces)
+        each = max(1, -(-bounds.max_kv_len // shortest))
+        merges = tiles if each > 1 else 0
+        most = ChunkCounts(tiles * each, merges, merges * each)
+        most = most if chunks is None else most.within(chunks)
         items, merges, slots = most.items, most.merges, most.slots
     sections = items, bounds.segments, merges, slots, bounds.max_blocks
     check_ctas(num_ctas, 1 + len(smaller))

@@ -21,7 +21,7 @@ from warploom.scheduler.tiles import Tiles, query_tiles, span
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ChunkCounts:
     """What cutting at multiples of one size makes of a batch, at most: all chunks of all tiles.
 
     Bounds know the longest request and the most rows, and have to take these for one request's;
@@ -45,7 +45,7 @@ class Pieces:
         group_size: int,
         num_kv_heads: int,
         split_size: int,
-    ) -> Pieces:
+    ) -> ChunkCounts:
         """Of SEGMENT records, whose tiles are those of these roles."""
         shapes = np.array([(role.rows, split_of(split_size, role.keys)) for role in roles])
         rows, size = shapes[roles_of(segments, group_size, roles)].T
@@ -55,10 +55,10 @@ class Pieces:
         slots = int((tiles * chunks)[cut].sum())
         return cls(slots + int(tiles[~cut].sum()), int(tiles[cut].sum()), slots)
 
-    def within(self, other: Pieces) -> Pieces:
+    def within(self, other: ChunkCounts) -> ChunkCounts:
         """The smaller of each number."""
         pairs = ((self.items, other.items), (self.merges, other.merges), (self.slots, other.slots))
-        return Pieces(*(min(pair) for pair in pairs))
+        return ChunkCounts(*(min(pair) for pair in pairs))
 
 
 @dataclass(frozen=True)

@@ -109,14 +109,14 @@ def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
-    own, parts = _parts(line, tiles, problem, ctas)
-    found = parts.cut(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
+    own, cuts = _cuts(line, tiles, problem, ctas)
+    found = cuts.cut(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
     part = np.where(found.part < own, found.part, found.part - own + ctas)
-    return Pieces(found.items, found.merges, part, found.cost), parts.number - own
+    return Pieces(found.items, found.merges, part, found.cost), cuts.number - own
 
 
 @dataclass(frozen=True)
-class Parts:
+class Cuts:
     """How a line is cut.
 
     Long parts are claimed before short ones, so that few lists are opened and the last are short.
@@ -133,7 +133,7 @@ class Parts:
     shorts: int = 0
 
     @classmethod
-    def equal(cls, count: int, end: int, longs: int, shorts: int = 0) -> Parts:
+    def equal(cls, count: int, end: int, longs: int, shorts: int = 0) -> Cuts:
         return cls(np.arange(count) * end // count, end, longs, shorts)
 
     @property
@@ -150,28 +150,28 @@ class Parts:
         return cut(boundaries_at(at, snap, line), line, grid, tiles, problem)
 
 
-def _parts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Parts]:
-    """Parts of the line of prefills that CTAs have, and all.
+def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Cuts]:
+    """How many parts of the line of prefills CTAs have, and where all are cut.
 
-    None is shorter than `CostModel.least_part`, but a single one and lists of whole prefills.
+    No part is shorter than `CostModel.least_part`, but a single one and lists of whole prefills.
     """
     assert problem.prices is not None  # checked with the roles
     least, total, active = line.model.least_part, line.total, problem.active_ctas
     if active > 1 and line.visible.max() < _least_cut(line, problem, ctas):
         each, lists = whole_lists(len(line.tile), ctas)
-        return min(ctas, lists), Parts(line.begin[np.arange(lists) * each], total, 0)
+        return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], total, 0)
     if active > 1 and _reads_beyond_cache(tiles, problem):
         each, lists = rounds_of(len(line.tile), ctas, active)
         if lists:
             end = int(line.begin[each * lists])
             tail = min(ctas, (total - end) // (3 * least))
             if tail:
-                return ctas, Parts(line.begin[np.arange(lists) * each], end, tail, tail)
+                return ctas, Cuts(line.begin[np.arange(lists) * each], end, tail, tail)
     rest = total // SHARED
     shared = min(ctas, rest // least) if active > 1 else 0
     end = total - rest if shared else total
     own = max(1, min(ctas, end // least))
-    return own, Parts.equal(own, end, shared)
+    return own, Cuts.equal(own, end, shared)
 
 
 def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
@@ -234,8 +234,8 @@ def _decodes(
         line = Line.of(tiles, grid.heads, problem.cost_model)
         columns, rest = grid.columns, line.total // DECODES_SHARED
         if rest // (3 * columns) >= prices.least_claim(line.model, problem.keys):
-            parts = Parts.equal(columns, line.total - rest, columns, columns)
-            return parts.cut(line, grid, tiles, problem), 2 * columns * grid.lines
+            cuts = Cuts.equal(columns, line.total - rest, columns, columns)
+            return cuts.cut(line, grid, tiles, problem), 2 * columns * grid.lines
     return partition(tiles, problem, grid.lines * grid.columns), 0
 
 

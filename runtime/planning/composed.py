@@ -27,7 +27,7 @@ from warploom.scheduler.capacity import Capacity
 from warploom.scheduler.composed import SharedBatch, make_composed_plan, tiles_of_roles
 from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
 from warploom.scheduler.composed_tiles import VisibilityOf
-from warploom.scheduler.fixed import Pieces
+from warploom.scheduler.fixed import ChunkCounts
 from warploom.scheduler.layout import ROW_CODE, Records
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.prefixes import PrefixForest, find_prefixes
@@ -139,7 +139,7 @@ class ComposedRules(Rules):
         return self._last[1]
 
     def _room(
-        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, chunks: ChunkCounts | None
     ) -> Capacity:
         return composed_capacity(
             bounds,

@@ -15,7 +15,7 @@ from warploom.runtime.launching.kernels import Kernel
 from warploom.runtime.planning.rules import Rules, grown
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize
-from warploom.scheduler.fixed import Pieces
+from warploom.scheduler.fixed import ChunkCounts
 from warploom.scheduler.plan import Plan
 
 
@@ -39,7 +39,7 @@ class PlanMemory:
         self._addressed: torch.Tensor | None = None  # what the kernel's parameters point to
 
     def fit(
-        self, exact: Bounds, kernel: Kernel, pieces: Pieces | None = None
+        self, exact: Bounds, kernel: Kernel, chunks: ChunkCounts | None = None
     ) -> tuple[Capacity, WorkspaceSize]:
         """Sizes for the declared bounds, or else for the batch's own and some larger ones.
 
@@ -51,10 +51,10 @@ class PlanMemory:
         if bounds is not None:
             return sizes(bounds, tile, ctas)
         try:
-            room, size = sizes(grown(exact), tile, ctas, pieces and grown(pieces))
+            room, size = sizes(grown(exact), tile, ctas, chunks and grown(chunks))
             self.workspace.check(size)
         except WorkspaceTooSmall:  # the caller's memory; it may still hold this very batch
-            room, size = sizes(exact, tile, ctas, pieces)
+            room, size = sizes(exact, tile, ctas, chunks)
             self.workspace.check(size)
         return room, size
 

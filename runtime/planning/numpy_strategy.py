@@ -30,8 +30,8 @@ class NumpyStrategy:
     def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
         rules, memory = self._rules, self._memory
         kernel = self._kernels.get(choice)
-        pieces = rules.pieces(batch, kernel.tile)
-        room, size = memory.fit(rules.least_bounds(batch, kernel.tile), kernel, pieces)
+        chunks = rules.chunks(batch, kernel.tile)
+        room, size = memory.fit(rules.least_bounds(batch, kernel.tile), kernel, chunks)
         both = rules.make(batch, kernel, inputs)
         memory.send(both[0], room, size)
         return Planned(batch, choice, kernel, size, "NumPy", lambda: both, is_native=False)

@@ -27,7 +27,7 @@ from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import INT32_MAX, Bounds
 from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
 from warploom.scheduler.cost import PIECE
-from warploom.scheduler.fixed import Pieces
+from warploom.scheduler.fixed import ChunkCounts
 from warploom.scheduler.layout import Records
 from warploom.scheduler.plan import Plan, make_plan
 from warploom.scheduler.problem import Problem
@@ -41,7 +41,7 @@ INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few r
 # Tiles per segment from which on they are assigned in the order of their keys. All of them read the
 # same keys, and fewer leave the cache too little to share for that to decide the order.
 SHARING_TILES = 4
-Grown = TypeVar("Grown", Bounds, Pieces)
+Grown = TypeVar("Grown", Bounds, ChunkCounts)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Rules:
     Attributes:
         spec, heads, options, device: the wrapper's. A declaration has no device.
         sizes: layout and workspace of plans of any batch within given bounds, for a tile and a
-            number of CTAs, cut into given pieces.
+            number of CTAs, cut into given chunks.
     """
 
     def __init__(
@@ -174,14 +174,14 @@ class Rules:
     # Sizes
 
     def _sizes(
-        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None = None
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, chunks: ChunkCounts | None = None
     ) -> tuple[Capacity, WorkspaceSize]:
-        room = self._room(bounds, tile, num_ctas, pieces)
+        room = self._room(bounds, tile, num_ctas, chunks)
         stamp_bytes = STAMP.itemsize if self.spec.stamps else 0
         return room, workspace_size(room, self.spec.head_dim_v, stamp_bytes)
 
     def _room(
-        self, bounds: Bounds, tile: TileConfig, num_ctas: int, pieces: Pieces | None
+        self, bounds: Bounds, tile: TileConfig, num_ctas: int, chunks: ChunkCounts | None
     ) -> Capacity:
         return capacity(
             bounds,
@@ -191,7 +191,7 @@ class Rules:
             group_size=self.heads.group_size,
             num_ctas=num_ctas,
             split_size=self._split_size,
-            pieces=pieces,
+            chunks=chunks,
             smaller=smaller_roles(tile),
         )
 
@@ -199,12 +199,13 @@ class Rules:
         """The smallest bounds that admit a batch with a tile."""
         return batch.least_bounds
 
-    def pieces(self, batch: Batch, tile: TileConfig) -> Pieces | None:
+    def chunks(self, batch: Batch, tile: TileConfig) -> ChunkCounts | None:
         """What a batch is cut into, if it is cut at multiples of one size."""
         size, heads = self._split_size, self.heads
         if size is None:
             return None
-        return Pieces.of(batch.segments, roles_of_tile(tile), heads.group_size, heads.num_kv, size)
+        roles = roles_of_tile(tile)
+        return ChunkCounts.of(batch.segments, roles, heads.group_size, heads.num_kv, size)
 
     @property
     def _split_size(self) -> int | None:

@@ -16,7 +16,7 @@ from support.problems import of_problem, plan_of
 from warploom.errors import PlanInvalid
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
-from warploom.scheduler.fixed import Pieces
+from warploom.scheduler.fixed import ChunkCounts
 from warploom.scheduler.plan import Plan
 from warploom.scheduler.roles import Role, RolePrices
 from warploom.scheduler.unpack import unpack
@@ -100,12 +100,12 @@ def test_every_batch_fits_its_bounds_and_its_own_pieces(
         least.max_q_rows + data.draw(spare),
         least.max_kv_len + data.draw(spare),
     )
-    of_batch = Pieces.of(
+    of_batch = ChunkCounts.of(
         case.segments, plan.problem.roles, case.numbers["group_size"],
         case.numbers["num_kv_heads"], split,
     )  # fmt: skip
     for own in (None, of_batch):
-        room = capacity(bounds, **case.numbers, split_size=split, pieces=own)
+        room = capacity(bounds, **case.numbers, split_size=split, chunks=own)
         again = unpack(plan.pack(room), room, plan.problem, plan.indices)
         for name in ("header", "cta_indptr", "items", "merges", "loads"):
             assert np.array_equal(getattr(again, name), getattr(plan, name)), name
