@@ -133,9 +133,7 @@ def tiles_of_roles(
         visibility_of: the mask's answers for given segments.
     """
     tiles = _Packed.of(batch, roles, visibility_of).tiles
-    role = role_of_rows(tiles.rows, roles)
-    span = -((tiles.kv_begin - tiles.kv_end) // np.array([one.keys for one in roles])[role])
-    return [int(span[role == number].sum()) for number in range(len(roles))]
+    return [int(one.visible.sum()) for one in _by_role(tiles, roles)]
 
 
 def make_composed_plan(
@@ -194,21 +192,31 @@ def _packed_rows(pairs: Pairs, units: Units) -> npt.NDArray[np.int32]:
     return (np.repeat(pairs.unit, rows) * ROW_CODE + within).astype(np.int32)
 
 
+def _first_row(tiles: PackedTiles) -> Ints:
+    """(n,) first entry in `packed_rows` of each tile: no two have the same."""
+    first: Ints = np.cumsum(tiles.rows) - tiles.rows
+    return first
+
+
+def _by_role(tiles: PackedTiles, roles: Sequence[Role]) -> list[Tiles]:
+    """Those of each role as tiles of any plan, whose key tiles all count as visible."""
+    first_row, role = _first_row(tiles), role_of_rows(tiles.rows, roles)
+    found = []
+    for number, one in enumerate(roles):
+        mine = np.flatnonzero(role == number)
+        own, row = tiles.take(mine), first_row[mine]
+        visible = -((own.kv_begin - own.kv_end) // one.keys)
+        rows = row, row + own.rows
+        found.append(Tiles(own.part, *rows, own.kv_begin, own.kv_end, visible))
+    return found
+
+
 def _share_out(tiles: PackedTiles, problem: Problem) -> tuple[WorkList, Ints]:
     """Lists of two roles, and the tile of each item."""
-    first_row = np.cumsum(tiles.rows) - tiles.rows
-    role = role_of_rows(tiles.rows, problem.roles)
-
-    def of(number: int) -> Tiles:
-        mine, keys = np.flatnonzero(role == number), problem.roles[number].keys
-        found, row = tiles.take(mine), first_row[mine]
-        visible = -((found.kv_begin - found.kv_end) // keys)
-        rows = row, row + found.rows
-        return Tiles(found.part, *rows, found.kv_begin, found.kv_end, visible)
-
-    work = share_out(of(0), of(1), problem)
+    of_prefill, of_decode = _by_role(tiles, problem.roles)
+    work = share_out(of_prefill, of_decode, problem)
     items = work.items.view(WORK_ITEM.dtype)
-    tile = np.searchsorted(first_row, items["row_begin"])
+    tile = np.searchsorted(_first_row(tiles), items["row_begin"])
     items["rows"] = tiles.rows[tile]  # in the place of the role, which follows from them
     items["merge"] = -1
     return replace(work, items=items), tile
@@ -250,10 +258,9 @@ def _deal(tiles: PackedTiles, num_shared: int, problem: Problem) -> tuple[WorkLi
 def _whole_items(tiles: PackedTiles, tile: Ints, head: Ints) -> Records:
     """An item for each of these tiles and key/value heads."""
     items = np.zeros(len(tile), WORK_ITEM.dtype)
-    first_row = np.cumsum(tiles.rows) - tiles.rows
     for name, values in (
         ("segment", tiles.part),
-        ("row_begin", first_row),
+        ("row_begin", _first_row(tiles)),
         ("kv_begin", tiles.kv_begin),
         ("kv_end", tiles.kv_end),
         ("rows", tiles.rows),
