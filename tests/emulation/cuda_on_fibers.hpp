@@ -56,7 +56,7 @@ static bool do_at_begin(void (*action)()) {
 struct Barrier {
   unsigned arrived, passed;
 };
-static std::vector<Barrier> barriers;  // one for each warp, one for some threads, one for all
+static std::vector<Barrier> barriers;  // one for each warp
 static Barrier named[16];
 
 static void yield() {
@@ -174,7 +174,7 @@ static bool run(unsigned blocks, unsigned threads, unsigned order, Body body) {
     values.assign(threads, 0);
     awaited.assign(threads, nullptr);
     pending.assign(threads, {});
-    barriers.assign(threads / 32 + 2, {});
+    barriers.assign(threads / 32, {});
     std::fill(std::begin(named), std::end(named), Barrier{});
     finished.assign(threads, 0);
     for (const auto begin : at_begin) begin();
@@ -220,7 +220,7 @@ static T reduce(T value, Join join) {
 
 }  // namespace fibers
 
-static void __syncthreads() { fibers::wait(fibers::barriers.back(), blockDim.x); }
+static void __syncthreads() { fibers::wait(fibers::named[0], blockDim.x); }
 static int __syncthreads_or(int value) {
   fibers::values[fibers::running] = value;
   __syncthreads();

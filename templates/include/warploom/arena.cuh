@@ -14,6 +14,8 @@ struct SoftmaxState {
   float largest, sum;
 };
 
+constexpr int kComputingBarrier = 1;  // all threads of a tile but the prefetch warp
+
 template <class K>
 class KeyPipeline;
 
@@ -93,11 +95,11 @@ struct Arena {
   int index;   // of the item
 
   // Waits for all threads of the tile: those that compute, and the prefetch warp.
-  WL_FN static void sync_all() { __syncthreads(); }
+  WL_FN static void sync_all() { named_meet(0, S::kThreads + kWarpSize); }
   // Waits for all threads that compute.
   WL_FN static void sync() {
     if constexpr (S::kSplitKeys) {
-      sync_some<S::kThreads>();
+      named_sync(kComputingBarrier, S::kThreads);
     } else {
       __syncthreads();
     }

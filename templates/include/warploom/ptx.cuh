@@ -90,14 +90,14 @@ WL_FN unsigned sm_number() {
   return number;
 }
 
-// Waits for kThreads threads of the CTA, always the same ones.
-template <int kThreads>
-WL_FN void sync_some() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
-}
-// The same at a hardware barrier of that number; 0 is __syncthreads.
+// Waits for that many threads of the CTA, always the same ones, at a hardware barrier of that
+// number; 0 is __syncthreads. All of them wait at the same place in the code.
 WL_FN void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// The same for warps that wait at two places.
+WL_FN void named_meet(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Adds 1 and returns what was there. What threads of this CTA wrote before a barrier in front can

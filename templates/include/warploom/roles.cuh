@@ -16,7 +16,7 @@ constexpr int kRoleBarrier = 11;  // all threads of a decode tile
 template <class K>
 struct DecodeArena : Arena<K> {
   static constexpr bool kReadsOnce = true;
-  WL_FN static void sync_all() { named_sync(kRoleBarrier, K::kTileThreads); }
+  WL_FN static void sync_all() { named_meet(kRoleBarrier, K::kTileThreads); }
 };
 
 // The decodes of CTA number cta(), by the threads of the tile: its own list, and, if it is one of

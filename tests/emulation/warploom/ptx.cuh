@@ -45,12 +45,8 @@ inline long long global_nanoseconds() {
 
 inline unsigned sm_number() { return blockIdx.x / 2; }  // two CTAs fit
 
-template <int kThreads>
-void sync_some() {
-  fibers::wait(fibers::barriers[fibers::barriers.size() - 2], kThreads);
-}
-
 inline void named_sync(int id, int threads) { fibers::wait(fibers::named[id], threads); }
+inline void named_meet(int id, int threads) { named_sync(id, threads); }
 
 inline unsigned count_release_acquire(unsigned* counter) { return (*counter)++; }
 
