@@ -16,7 +16,7 @@ from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.batch import Arrays, Batch, RoleSizes, RoleTiles
+from warploom.runtime.formats.batch import Arrays, Batch, OnDevice, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
@@ -123,13 +123,14 @@ class Rules:
 
     def choice(self, batch: Batch, inputs: Inputs) -> TileChoice:
         """The tile of all plans, or that for a batch with the values that the mask reads."""
-        if self.mixes is None or not self.mixes.may_be(batch.sizes):
+        is_unread = isinstance(batch, OnDevice)
+        if self.mixes is None or is_unread or not self.mixes.may_be(batch.sizes):
             return self.one_tile(batch)
         count = partial(self._role_tiles, batch, inputs)
         return self.mixes.choice(self._free_ctas, count) or self.one_tile(batch)
 
     def one_tile(self, batch: Batch) -> TileChoice:
-        """The tile of a batch that gets one, as all do with declared bounds."""
+        """The tile of a batch that gets one, as all do whose lengths lie on the device."""
         return self.fixed or self._choose(batch)
 
     def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
@@ -143,9 +144,12 @@ class Rules:
     def mixes(self) -> Mixes | None:
         """Which batches get two roles; None if one tile serves decodes beside prefills, too.
 
-        Not with bounds: wrappers would build one more kernel, for mixes that may not come.
+        Bounds of no more rows than requests are those of decodes, which need no such kernel.
         """
-        if not self.options.may_mix or self.options.bounds is not None or self.fixed is not None:
+        options, bounds = self.options, self.options.bounds
+        if not options.may_mix or self.fixed is not None:
+            return None
+        if bounds is not None and bounds.max_q_rows <= bounds.segments:
             return None
         choices = self._kernels.of_roles(self.heads.group_size)
         return Mixes(self.spec, self.heads, choices) if choices else None

@@ -121,9 +121,11 @@ def arrays(q_lens: Any, kv_lens: Any, device: Any) -> dict[str, Any]:
     return {k: torch.tensor(v, dtype=torch.int32, device=device) for k, v in found.items()}
 
 
-def test_a_mix_takes_two_roles_and_others_one(cuda: Any) -> None:
-    wrapper = wl.AttentionWrapper(wl.Causal(), kv_format=wl.Paged(PAGE), device=cuda, **SHAPE)
-    for q_lens, kv_lens in (*BATCHES, LONG):
+@pytest.mark.parametrize("bounds", [None, wl.Bounds(128, 4096, 40_000, 200_000)])
+def test_a_mix_takes_two_roles_and_others_one(cuda: Any, bounds: wl.Bounds | None) -> None:
+    options: dict[str, Any] = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
+    wrapper = wl.AttentionWrapper(wl.Causal(), bounds=bounds, **options)
+    for q_lens, kv_lens in (*BATCHES, LONG, *BATCHES[:1]):
         wrapper.plan(**arrays(q_lens, kv_lens, "cpu"))
         assert wrapper.planned is not None and wrapper.choice is not None
         assert bool(wrapper.choice.tile.of_roles) == ((q_lens, kv_lens) == LONG)

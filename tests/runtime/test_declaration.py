@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -202,8 +202,14 @@ def test_mixed_batches_get_two_roles_where_they_pay(
     off = planner(plain, hopper, 132)[0]
     assert not choice(off, of_lengths([900, *many])).tile.of_roles
     monkeypatch.delenv("WARPLOOM_MIXED_ROLES")
-    with_bounds = declared(kv_format=wl.Ragged(), bounds=BOUNDS)
-    for declaration, arch in ((with_bounds, hopper), (plain, older)):
+    mixed = wl.Bounds(max_requests=41, max_q_rows=940, max_kv_len=40_000)
+    with_bounds = planner(declared(kv_format=wl.Ragged(), bounds=mixed), hopper, 132)[0]
+    assert choice(with_bounds, of_lengths([900, *many])).tile.of_roles
+    assert not choice(with_bounds, of_lengths(many)).tile.of_roles
+    assert not choice(with_bounds, OnDevice.of((None,) * 4, 41, 940, mixed)).tile.of_roles
+    in_graphs = declared(kv_format=wl.Ragged(), bounds=mixed, cuda_graph=True)
+    of_decodes = declared(kv_format=wl.Ragged(), bounds=replace(mixed, max_q_rows=41))
+    for declaration, arch in ((in_graphs, hopper), (of_decodes, hopper), (plain, older)):
         other = planner(declaration, arch, 132)[0]
         assert not choice(other, of_lengths([900, *many])).tile.of_roles
     jobs = list(plain.jobs(hopper, [host]))
