@@ -2,6 +2,8 @@
 // scheduler/balance.py.
 #pragma once
 
+#include <warploom/planner/memory.hpp>
+
 namespace warploom {
 
 // Cut from the end of an owner's last item, for another CTA; in its visible key tiles.
@@ -20,16 +22,13 @@ template <class Params>
 class Levelling {
  public:
   WL_FN Levelling(const Params& p, char* memory) : p_(p) {
-    const auto take = [&memory](auto& array, int count) {
-      array = reinterpret_cast<decltype(+array)>(memory);
-      memory += count * sizeof(*array);
-    };
-    take(most_, p.num_ctas);
-    take(loads_, p.num_ctas);
-    take(tiles_, p.num_ctas);
-    take(ctas_, p.num_ctas);
-    take(gives_, p.num_ctas);
-    take(pieces_, 2 * p.num_ctas);
+    Memory free(memory);
+    free.take(most_, p.num_ctas);
+    free.take(loads_, p.num_ctas);
+    free.take(tiles_, p.num_ctas);
+    free.take(ctas_, p.num_ctas);
+    free.take(gives_, p.num_ctas);
+    free.take(pieces_, 2 * p.num_ctas);
   }
 
   // Visible key tiles of the last item of a CTA; to be set before `find`.

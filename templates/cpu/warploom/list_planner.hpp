@@ -27,7 +27,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
   struct Item {
     int tile, head, cta;
   };
-  struct Memory {
+  struct Arrays {
     wide* sort;    // [2 * items]
     Item* items;   // [items] in the order in which they are assigned
     wide* before;  // [requests] keys of segments before
@@ -36,19 +36,16 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
     int* count;    // [ctas + 1] lists begin there
     char* level;
 
-    WL_FN Memory(const Params& p, char* memory) {
-      const auto take = [&memory](auto& array, long long count) {
-        array = reinterpret_cast<decltype(+array)>(memory);
-        memory += count * sizeof(*array);
-      };
+    WL_FN Arrays(const Params& p, char* memory) {
+      Memory free(memory);
       const long long most = (long long)(p.max_tiles) * p.num_kv_heads;
-      take(sort, 2 * most);
-      take(before, p.max_requests);
-      take(queue, p.num_ctas + 1);
-      take(items, most);
-      take(last, p.num_ctas);
-      take(count, p.num_ctas + 1);
-      level = memory + (reinterpret_cast<unsigned long long>(memory) & 4);
+      free.take(sort, 2 * most);
+      free.take(before, p.max_requests);
+      free.take(queue, p.num_ctas + 1);
+      free.take(items, most);
+      free.take(last, p.num_ctas);
+      free.take(count, p.num_ctas + 1);
+      level = free.end();
     }
   };
 
@@ -255,7 +252,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
   }
 
   Part<K, Team, Params> part_;
-  Memory s_;
+  Arrays s_;
   Levelling<Params> level_;
   int items_ = 0;
 };

@@ -1,6 +1,8 @@
 // Where the planner keeps what it has worked out; codegen/planner_source.py knows the size.
 #pragma once
 
+#include <warploom/planner/memory.hpp>
+
 namespace warploom {
 
 // A boundary between two CTAs of a line: an item, and its visible key tiles that come before.
@@ -28,21 +30,18 @@ struct Scratch {
 
   template <class Shape>
   WL_FN Scratch(const Shape& p, char* memory) {
-    const auto take = [&memory](auto& array, long long count) {
-      array = reinterpret_cast<decltype(+array)>(memory);
-      memory += count * sizeof(*array);
-    };
-    take(begin, p.max_tiles + 1);
-    take(sort, 2 * min(p.max_tiles, p.max_requests));
-    take(marks, room_for_marks(p));
-    take(counts, p.columns + 1);
-    take(keys, p.max_tiles);
-    take(visible, p.max_tiles);
-    take(segment, p.max_tiles);
-    take(order, p.max_tiles);
-    take(first_tile, p.max_requests + 1);
-    take(cut_key, p.columns + 1);
-    end = memory + (reinterpret_cast<unsigned long long>(memory) & 4);
+    Memory free(memory);
+    free.take(begin, p.max_tiles + 1);
+    free.take(sort, 2 * min(p.max_tiles, p.max_requests));
+    free.take(marks, room_for_marks(p));
+    free.take(counts, p.columns + 1);
+    free.take(keys, p.max_tiles);
+    free.take(visible, p.max_tiles);
+    free.take(segment, p.max_tiles);
+    free.take(order, p.max_tiles);
+    free.take(first_tile, p.max_requests + 1);
+    free.take(cut_key, p.columns + 1);
+    end = free.end();
   }
 };
 
