@@ -235,8 +235,8 @@ class OnDevice(Batch):
     ) -> OnDevice:
         """The lengths as `plan` was given them, which nobody can read before they are planned."""
         mean = max(1.0, bounds.max_q_rows / max(1, bounds.segments))
-        sizes = Sizes(  # segments are those of the bounds, so that all batches choose the same tile
-            requests, bounds.segments, q_rows, mean, q_rows,
+        sizes = Sizes(  # of segments as the bounds have, so that all batches are planned alike
+            requests, bounds.segments, bounds.max_q_rows, mean, q_rows,
             bounds.max_q_rows, bounds.max_kv_len, 0,
         )  # fmt: skip
         return cls(_unread, q_rows, 0, sizes, tensors=tensors, bounds=bounds)

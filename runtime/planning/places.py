@@ -208,12 +208,9 @@ class Places:
         self._last: Place | None = None
         # steps with and without a prefill come in turn
         self._of_choices: dict[tuple[int, bool], list[Place]] = {}
-        self._only: Place | None = None  # of all plans, if bounds and tile are fixed
 
     def of(self, batch: Measured | OnDevice, choice: TileChoice) -> Place:
         """Where the plan of a batch for a tile goes."""
-        if self._only is not None:
-            return self._only
         rules, declared = self.rules, self.rules.options.bounds
         stream_k = rules.uses_stream_k(batch, choice.tile)
         key = id(choice), stream_k  # places keep their choices
@@ -227,8 +224,6 @@ class Places:
                 self._of_choices.clear()
             self._of_choices[key] = [place, *found[: _SIZES - 1]]
         self._last = place
-        if declared is not None and rules.options.fixed_tile:
-            self._only = place
         return place
 
     def _made(self, batch: Measured | OnDevice, choice: TileChoice, stream_k: bool) -> Place:
@@ -257,7 +252,7 @@ class Places:
         Raises:
             PlanInvalid: what is wrong with it.
         """
-        place = self._only or self._last
+        place = self._last
         assert place is not None  # there is a plan
         packed = self.memory.packed(place.site.room)
         check_header(packed, place.site.room, planned.by)

@@ -223,7 +223,7 @@ class Rules:
         return min(self.options.sm_limit or kernel.num_ctas, kernel.num_ctas)
 
     def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
-        """True if segments have few tiles, or the GPU: by the declared bounds, or by the batch.
+        """True if segments have few tiles, or the GPU.
 
         Of two roles each is partitioned so, if bits may depend on the batch.
 
@@ -233,23 +233,19 @@ class Rules:
         the Stream-K partition cuts equal tiles of the same keys at the same places, so that the
         cache has them for all.
         """
-        options, bounds = self.options, self.options.bounds
-        if options.batch_invariant:
+        if self.options.batch_invariant:
             return False
         if tile.decode is not None:
             return True
-        if bounds is None:
-            rows, segments = batch.sizes.segment_rows, batch.sizes.num_segments
-        else:
-            rows, segments = bounds.max_q_rows, bounds.segments
-        fused = rows * self.heads.group_size
+        segments = batch.sizes.num_segments
+        fused = batch.sizes.segment_rows * self.heads.group_size
         if not _shares_keys(fused, tile, segments):
             return True
         if self.device.type != "cuda":
             return False
         sms = cuda_facts(self.device.index).num_sms
         tiles = (fused // tile.rows + segments) * self.heads.num_kv
-        return 2 * tiles <= min(options.sm_limit or sms, sms)
+        return 2 * tiles <= min(self.options.sm_limit or sms, sms)
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
@@ -320,13 +316,13 @@ class Rules:
 
 
 def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) -> bool:
-    """Whether plans for a tile may assign tiles longest first, by the declared bounds if any."""
+    """Whether some batch, within the declared bounds if any, has its tiles assigned longest first."""
     bounds = options.bounds
     if options.batch_invariant or tile.decode is not None:
         return False
     if bounds is None:
         return True
-    return _shares_keys(bounds.max_q_rows * group_size, tile, bounds.segments)
+    return _shares_keys(bounds.max_q_rows * group_size, tile, 1)  # of a single segment
 
 
 def _shares_keys(fused: int, tile: TileConfig, segments: int) -> bool:

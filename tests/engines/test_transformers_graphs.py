@@ -34,6 +34,7 @@ from warploom.engines import transformers as continuous
 from warploom.engines.layers import AttentionLayer
 from warploom.engines.transformers import wrappers
 from warploom.engines.transformers.steps import Indptr, Step, bounds_by_rows, bounds_by_table
+from warploom.runtime.formats.batch import OnDevice
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.planning.rules import Options, Rules
 from warploom.runtime.planning.visibility import Heads
@@ -262,7 +263,8 @@ def test_bounds_leave_plans_to_the_device(group_size: int, stored: Any, arch: Ar
         kernels, heads = KernelChoice(spec, arch, num_sms=132), Heads(group_size, 1)
         rules = Rules(spec, kernels, heads, options, torch.device("meta"))
         assert rules.fixed is not None
-        assert rules.uses_stream_k(None, rules.fixed.tile)  # type: ignore[arg-type]  # by bounds
+        batch = OnDevice.of((None,) * 4, requests, rows, bounds)
+        assert rules.uses_stream_k(batch, rules.fixed.tile)
 
 
 @pytest.mark.parametrize("old", [0, 24])

@@ -14,6 +14,7 @@ from warploom.dsl.types.formats import Ragged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
+from warploom.runtime.formats.batch import OnDevice
 from warploom.runtime.planning import rules
 from warploom.runtime.planning.rules import Options, Rules
 from warploom.runtime.planning.visibility import Heads
@@ -23,7 +24,12 @@ TILE = TileConfig(128, 128, 8, 2)
 
 
 def uses_stream_k(
-    rows: int, segments: int, heads: tuple[int, int], device: str = "cuda:0", **options: Any
+    rows: int,
+    segments: int,
+    heads: tuple[int, int],
+    device: str = "cuda:0",
+    on_device: bool = False,
+    **options: Any,
 ) -> bool:
     chosen = Options(**{**dict.fromkeys(Options.__dataclass_fields__), **options})  # type: ignore[arg-type]
     spec = AttentionSpec(trace(Variant()), 128, 128, dtype("bfloat16"), Ragged())
@@ -31,6 +37,8 @@ def uses_stream_k(
     of = Rules(spec, nothing, Heads(*heads), chosen, torch.device(device))
     sizes = SimpleNamespace(segment_rows=rows, num_segments=segments)
     batch: Any = SimpleNamespace(sizes=sizes)
+    if on_device and chosen.bounds is not None:
+        batch = OnDevice.of((None,) * 4, segments, rows, chosen.bounds)
     return of.uses_stream_k(batch, TILE)
 
 
@@ -53,7 +61,10 @@ def test_tiles_that_leave_half_of_the_sms_without_one() -> None:
     assert not uses_stream_k(128, 1, (32, 8), device="cpu")
 
 
-def test_declared_bounds_decide_for_all_batches() -> None:
-    bounds = Bounds(max_requests=1, max_q_rows=4096, max_kv_len=8192, max_blocks=8192)
-    assert not uses_stream_k(128, 1, (32, 8), bounds=bounds)
-    assert uses_stream_k(4096, 1, (32, 8), bounds=Bounds(1, 128, 8192, 8192))
+def test_bounds_decide_for_batches_whose_lengths_lie_on_the_device() -> None:
+    """These are planned alike; of others each is planned as if there were no bounds."""
+    long = Bounds(max_requests=1, max_q_rows=4096, max_kv_len=8192, max_blocks=8192)
+    for bounds, is_few in ((long, False), (Bounds(1, 128, 8192, 8192), True)):
+        for rows, here in ((128, True), (4096, False)):
+            assert uses_stream_k(rows, 1, (32, 8), bounds=bounds) == here
+            assert uses_stream_k(rows, 1, (32, 8), on_device=True, bounds=bounds) == is_few
