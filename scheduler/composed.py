@@ -230,6 +230,7 @@ def _deal(tiles: PackedTiles, num_shared: int, problem: Problem) -> tuple[WorkLi
 
     Every key tile between a tile's bounds counts as visible.
     """
+    # Without `piece_keys`: paying for pieces made small batches up to 1.28 times as slow (H200).
     model = CostModel.of(problem.rows, problem.keys)
     span = -((tiles.kv_begin - tiles.kv_end) // problem.keys)
     cost = model.of_chunks(span)
