@@ -31,7 +31,7 @@ class Bounds:
             more prefixes follow each other, fewer of them become parts.
 
     Raises:
-        ArgumentError: a number that is negative or too large.
+        ArgumentError: a number that is too small or too large.
     """
 
     max_requests: int
@@ -46,9 +46,10 @@ class Bounds:
             value = getattr(self, field.name)
             if value is None and field.name == "max_segments":
                 continue
+            least = 1 if field.name == "max_levels" else 0  # a request's own part is one
             most = MAX_LENGTH if field.name in _LENGTHS else INT32_MAX
-            if not isinstance(value, (int, np.integer)) or not 0 <= value <= most:
-                reason = f"is {value!r}; expected an integer from 0 to {most}"
+            if not isinstance(value, (int, np.integer)) or not least <= value <= most:
+                reason = f"is {value!r}; expected an integer from {least} to {most}"
                 raise ArgumentError(name=f"Bounds.{field.name}", reason=reason)
 
     @property

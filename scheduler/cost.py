@@ -66,6 +66,10 @@ class CostModel:
         """Least mean load of a Stream-K partition: each end of a part may move by half a grain."""
         return 2 * self.per_tile * self.grain
 
+    def of_longest(self, max_kv_len: int, keys: int) -> int:
+        """The most that an item can cost, whose request has so many keys, in tiles of `keys`."""
+        return self.fixed + self.per_tile * -(-max_kv_len // keys)
+
     def of_chunks(self, visible: Ints) -> Ints:
         """Costs of chunks with these numbers of visible key tiles."""
         return self.fixed + self.per_tile * visible

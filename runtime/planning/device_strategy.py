@@ -76,6 +76,9 @@ class DeviceStrategy:
             return None
         place = self._places.of(batch, choice)
         assert place.lists is None  # `read` has asked
+        if not place.site.is_counted:
+            reason = "allow more work than the device's planner counts; declare smaller ones"
+            raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")
         workspace = self._places.memory.workspace
         workspace.fit(place.size)
         planner = self._planner(place.site)

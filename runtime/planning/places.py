@@ -51,6 +51,7 @@ from warploom.scheduler.visibility import Visibility
 _KEPT = 16  # choices that have places
 _SIZES = 4  # places of a choice: making one takes longer than a plan
 _MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
+_MOST_PRICE = 2**62  # what planners of two roles count with
 _LIST_NUMBERS = SHARING_TILES, TOLERANCE, WORTH_CUTTING, WORTH_SAVING, TRIED
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
@@ -106,6 +107,7 @@ class Site:
         Tiles of two roles have prices. Without `lists` lines of items are cut by Stream-K.
         """
         requests, storage = room.bounds.max_requests, format_of(kv_format).native_storage
+        max_kv_len = room.bounds.max_kv_len
         assert storage is not None  # others measure no batch, and no device plans them
         grid = Grid.of(active_ctas, heads.num_kv)
         cost = CostModel.for_stream_k(tile.rows, tile.keys)
@@ -119,7 +121,7 @@ class Site:
             cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
         )  # fmt: skip
         if lists is not None:
-            longest = cost.fixed + cost.per_tile * -(-room.bounds.max_kv_len // tile.keys)
+            longest = cost.of_longest(max_kv_len, tile.keys)
             is_counted = room.num_ctas <= MOST_CTAS and tiles * heads.num_kv * longest < _MOST_LOAD
             scratch = list_scratch_bytes(tiles, requests, grid.columns, heads.num_kv, room.num_ctas)
             numbers += (active_ctas, lists.cached_keys or 0, *_LIST_NUMBERS)
@@ -129,7 +131,15 @@ class Site:
             return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
         more = _role_numbers(tile, active_ctas, prices)
         scratch = role_scratch_bytes(tiles, requests, active_ctas, COLUMNS)
-        return cls(room, active_ctas, (*numbers, *more), tiles, 2 * active_ctas, scratch)
+        longest = sum(
+            unit * CostModel.for_stream_k(role.rows, role.keys).of_longest(max_kv_len, role.keys)
+            for role, unit in zip((tile, tile.decode), prices.units, strict=True)
+        )
+        # Prices of all items are multiplied by numbers of CTAs.
+        is_counted = tiles * heads.num_kv * longest * active_ctas < _MOST_PRICE
+        return cls(
+            room, active_ctas, (*numbers, *more), tiles, 2 * active_ctas, scratch, is_counted
+        )
 
     @cached_property
     def _at(self) -> dict[int, tuple[int, ...]]:

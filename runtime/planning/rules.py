@@ -316,7 +316,7 @@ class Rules:
 
 
 def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) -> bool:
-    """Whether some batch, within the declared bounds if any, has its tiles assigned longest first."""
+    """Whether a batch, within the bounds if any, may have its tiles assigned longest first."""
     bounds = options.bounds
     if options.batch_invariant or tile.decode is not None:
         return False

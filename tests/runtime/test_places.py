@@ -12,9 +12,11 @@ import warploom as wl
 from warploom.errors import NotPlanned
 from warploom.runtime.planning import places
 from warploom.runtime.planning.places import Lists, Site
+from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 from warploom.scheduler.capacity import capacity
+from warploom.scheduler.roles import RolePrices
 
 
 def lists(*requests: tuple[int, int]) -> list[torch.Tensor]:
@@ -124,4 +126,17 @@ def test_the_work_of_vast_bounds_is_no_load_that_planners_count() -> None:
     for keys, is_counted in ((2**20, True), (2**28, False)):
         room = capacity(Bounds(4, 2**22, keys), **sizes)
         site = Site.of(wl.Ragged(), heads, tile, room, 132, None, Lists(384, None))
+        assert site.is_counted == is_counted
+
+
+def test_the_prices_of_vast_bounds_are_none_that_planners_of_roles_count() -> None:
+    """Of 2^20 rows and 2^24 keys a planner that counts in 64 bits gave all but four CTAs to decodes."""
+    tile = wl.TileConfig(128, 128, decode=wl.TileConfig(8, 192))
+    prices = RolePrices((1_800_000, 68_267), 70)
+    for rows, keys, is_counted in ((2**14, 2**17, True), (2**18, 2**20, True), (2**20, 2**24, False)):
+        room = capacity(
+            Bounds(65, rows, keys), rows=128, keys=128, num_kv_heads=8, group_size=8, num_ctas=132,
+            smaller=smaller_roles(tile),
+        )  # fmt: skip
+        site = Site.of(wl.Ragged(), Heads(64, 8), tile, room, 132, prices)
         assert site.is_counted == is_counted

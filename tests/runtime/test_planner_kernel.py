@@ -147,6 +147,24 @@ def test_kernels_refuse_what_passes_the_bounds(emulated: Emulated) -> None:
     assert not found[indptr : indptr + emulated.site.room.num_lists + 1].any()
 
 
+@pytest.mark.parametrize("threads", [32, 64])  # fewer than requests, and more
+def test_kernels_name_the_mistake_that_others_follow_from(emulated: Emulated, threads: int) -> None:
+    """Ends that decrease make a request too long, which is what bounds would speak of."""
+    good = paged(np.ones(40, int), np.full(40, PAGE), np.random.default_rng(0))
+    for status, changes in (
+        (1, {("qo", 0): 2}), (2, {("qo", 1): 10_000}), (3, {("kv", 0): 2}),
+        (4, {("kv", 1): 50_000}), (7, {("last", 5): 17}), (4, {("last", 5): 17, ("kv", 30): 50_000}),
+    ):  # fmt: skip
+        arguments = [array.copy() for array in good]
+        batch = emulated.native.measure(Arguments(*arguments), None)
+        assert batch is not None
+        for (name, at), value in changes.items():
+            arguments[("qo", "kv", "indices", "last").index(name)][at] = value
+        found = np.full(emulated.site.room.total_ints, -7, np.int32)
+        emulated.plan(batch.lengths, found.ctypes.data, (2, threads, 0))
+        assert found[4] == status, changes
+
+
 def test_kernels_refuse_lists_without_requests_that_begin_elsewhere(emulated: Emulated) -> None:
     empty, last = np.zeros(0, np.int32), np.zeros(0, np.int32)
     for starts, status in (((0, 0), 0), ((3, 0), 1), ((0, 5), 3), ((3, 5), 1)):

@@ -37,12 +37,13 @@ class Part {
     bool several = false;
     if (kChecks && p_.num_requests == 0) wrong = int(batch_.check_empty());
     team_.each(mine, [&](int r) {
-      if (kChecks && wrong == 0) wrong = int(batch_.check(r));
+      const int own_wrong = kChecks ? int(batch_.check(r)) : 0;
+      if (own_wrong != 0 && (wrong == 0 || own_wrong < wrong)) wrong = own_wrong;
       const int own = wrong == 0 ? tiles_of(z_, batch_.fused_rows(r)) : 0;
       tiles += own;
       several |= own > 1;
     });
-    if (team_.any(wrong != 0)) return worst(wrong);
+    if (team_.any(wrong != 0)) return first_wrong(wrong);
     has_several_ = team_.any(several);
     wide total = 0;
     int first = int(team_.before(tiles, total));
@@ -147,9 +148,10 @@ class Part {
   }
 
  private:
-  WL_FN PlanStatus worst(int wrong) const {
-    int found = int(PlanStatus::kMaxBlocks);
-    while (!team_.any(wrong == found)) --found;
+  // Of what is wrong, what is named first: the others may follow from it.
+  WL_FN PlanStatus first_wrong(int wrong) const {
+    int found = 1;
+    while (!team_.any(wrong == found)) ++found;
     return PlanStatus(found);
   }
 
