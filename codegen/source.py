@@ -24,7 +24,7 @@ class TileConfig:
             copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
         decode: tile of requests whose fused rows it holds all, in the same launch; of fewer rows.
-            None: all requests have the one tile. On the CPU, and with a Hopper tile.
+            None: all requests have the one tile. On the CPU, and in tiles of 64 rows and more.
     """
 
     rows: int

@@ -156,6 +156,8 @@ def _answer(
     elif hints:
         given = next(iter(hints))
         few = f" It takes {', '.join(known)}." if 0 < len(known) <= _FEW else ""
+        if "inputs" in known:
+            few += f" The value of a field is given as inputs={{{given!r}: ...}}."
         return f"it takes no {given!r}", hints[given] or few
     return refusal, f" Write {short}({_needed(named)})."
 

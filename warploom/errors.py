@@ -174,14 +174,14 @@ class PlanMismatch(ArgumentError):
 class FrozenByGraph(PlanMismatch):
     message = (
         "{name} is {got}, but the first plan() was called with {expected}, which captured launches "
-        "keep under cuda_graph=True. Write new values into the first tensor, or make another "
-        "wrapper."
+        "keep under cuda_graph=True. {remedy}, or make another wrapper."
     )
 
 
 class BoundsExceeded(ArgumentError):
     message = (
-        "{name} is {got}, above the declared bound {bound}. Declare Bounds({name}={got}) or larger."
+        "{name} would be {got} with this batch, above the declared bound {bound}. Declare "
+        "Bounds({name}={got}) or larger."
     )
 
 

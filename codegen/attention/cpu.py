@@ -37,6 +37,10 @@ class Cpu(Template):
                 return f"each thread packs a tile, and {own.rows} x {own.keys} is too much of it"
         return None
 
+    def called(self, tile: TileConfig) -> str:
+        """One thread computes it, whatever its warps."""
+        return f"a tile of {tile.rows} rows and {tile.keys} keys"
+
     def choose(self, spec: AttentionSpec, mean_fused_rows: float) -> TileChoice:
         """Chooses rows and keys per tile.
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from warploom.codegen.attention.hopper_registers import WARPGROUP_ROWS, Registers, split
+from warploom.codegen.attention.portable import stages_obstacle
 from warploom.codegen.attention.shared_memory import (
     TILE_ALIGN,
     Region,
@@ -37,6 +38,18 @@ _ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 
 
+def _size_obstacle(tile: TileConfig) -> str | None:
+    """Why no kernel can have a tile of these sizes, or None."""
+    groups, rest = divmod(tile.rows, WARPGROUP_ROWS)
+    if rest or not 1 <= groups <= 3:
+        return f"one to three groups have {WARPGROUP_ROWS} rows each, and it has {tile.rows}"
+    if tile.warps != 4 * groups:
+        return f"a group of {WARPGROUP_ROWS} rows is four warps, and it has {tile.warps}"
+    if tile.keys % 32:
+        return f"keys are a multiple of 32, and it has {tile.keys}"
+    return stages_obstacle(tile)
+
+
 class Hopper(TwoRoles):
     """A producer group copies, one to three groups of 64 rows compute (decision 0011).
 
@@ -47,7 +60,7 @@ class Hopper(TwoRoles):
     """
 
     name = "hopper"
-    remedy = f"Use a tile of {2 * WARPGROUP_ROWS} rows, or a portable one."
+    remedy = "Use a tile such as TileConfig(128, 128, 8, template='hopper'), or a portable one."
     decodes = StreamedInBoxes()
 
     def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:
@@ -57,6 +70,8 @@ class Hopper(TwoRoles):
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if spec.is_narrow:
             return _NO_NARROW_KEYS
+        if why := _size_obstacle(tile):
+            return why
         if self.transforms == "group" and not _has_transformer(spec):
             return "no group of its own could transform what these heads stage"
         if self.transforms == "group" and tile.decode is not None:

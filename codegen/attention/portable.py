@@ -18,7 +18,7 @@ from warploom.codegen.attention.shared_memory import (
     padded_dims,
 )
 from warploom.codegen.attention.template import CudaTemplate, Work
-from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.compilers.arch import REGISTERS_PER_SM, Arch
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.functors import scale_factors
 from warploom.codegen.sizes import round_up
@@ -56,7 +56,7 @@ class Portable(CudaTemplate):
         threads, shared = self.threads(tile), self.shared_bytes(spec, tile)
         ctas = min(
             arch.shared_per_sm // (shared + _RESERVED_BYTES),
-            arch.registers_per_sm // (self.registers(spec, arch.capability) * threads),
+            REGISTERS_PER_SM // (self.registers(spec, arch.capability) * threads),
             arch.threads_per_sm // threads,
         )
         return LaunchShape(threads, shared, ctas, arch.overlaps and self.overlaps)
@@ -90,6 +90,13 @@ class Staged(Portable):
         if self.streams:
             return SharedMemory(*walked, *output, items)
         return SharedMemory(Overlay(walked, output), items)
+
+
+def stages_obstacle(tile: TileConfig) -> str | None:
+    """Why keys cannot be staged so, or None."""
+    if tile.stages < 2:
+        return "one tile of keys is copied while another is used, and it has one stage"
+    return None
 
 
 def mask_reads_inputs(spec: AttentionSpec) -> bool:

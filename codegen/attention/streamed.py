@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.codegen.attention.portable import MOST_REGISTERS, STREAMED_ROWS, TURNED_ROWS, Staged
+from warploom.codegen.attention.portable import (
+    MOST_REGISTERS,
+    STREAMED_ROWS,
+    TURNED_ROWS,
+    Staged,
+    stages_obstacle,
+)
 from warploom.codegen.attention.template import Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
@@ -17,9 +23,15 @@ class Streamed(Staged):
     """Decoding and appending: one warp more opens items."""
 
     streams = True
+    remedy = "Use a tile such as TileConfig(16, 128, warps=4)."
 
     def has(self, tile: TileConfig) -> bool:
         return super().has(tile) and tile.rows in (TURNED_ROWS, STREAMED_ROWS)
+
+    def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
+        if tile.keys not in (16 * tile.warps, 32 * tile.warps):
+            return f"each warp has 16 or 32 keys, and {tile.warps} are to share {tile.keys}"
+        return stages_obstacle(tile)
 
     def threads(self, tile: TileConfig) -> int:
         """Those that compute, and one warp more."""

@@ -9,6 +9,7 @@ from warploom.codegen.attention.portable import (
     STREAMED_ROWS,
     Staged,
     mask_reads_inputs,
+    stages_obstacle,
 )
 from warploom.codegen.attention.template import SMALL_HEADS, Work
 from warploom.codegen.attention.two_roles import TwoRoles
@@ -20,10 +21,14 @@ from warploom.dsl.types.spec import AttentionSpec
 class Tall(TwoRoles, Staged):
     """64 or 128 rows: each warp has its own, and all see the same keys."""
 
-    remedy = "Use another tile, or one without `decode`."
+    remedy = "Use a tile such as TileConfig(64, 64, warps=4) or TileConfig(128, 64, warps=4)."
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
-        return self.role_obstacle(spec, tile)
+        if tile.rows not in (16 * tile.warps, 32 * tile.warps):
+            return f"each warp has 16 or 32 rows, and {tile.warps} are to share {tile.rows}"
+        if tile.keys % 16 or tile.keys > 32 * tile.warps:
+            return f"keys are a multiple of 16, at most one for each of {32 * tile.warps} threads"
+        return stages_obstacle(tile) or self.role_obstacle(spec, tile)
 
     def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         return self.threads(tile)

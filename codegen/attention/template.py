@@ -77,14 +77,16 @@ class Template(ABC):
         if tile.of_roles and not self.takes_roles:
             raise UnsupportedSpec(
                 what=f"the tile {tile.label}",
-                reason=f"a launch of the {self.name} template has one tile for all requests",
-                remedy="Give a tile without `decode`, or one of the Hopper template.",
+                reason=f"tiles of {tile.rows} rows are the one tile for all requests",
+                remedy="Give it without `decode`, or as the `decode` of a tile of 64 rows and more.",
             )
         obstacle = self.obstacle(spec, tile)
         if obstacle:
-            raise UnsupportedSpec(
-                what=f"the tile {tile.label}", reason=obstacle, remedy=self.remedy
-            )
+            raise UnsupportedSpec(what=self.called(tile), reason=obstacle, remedy=self.remedy)
+
+    def called(self, tile: TileConfig) -> str:
+        """A tile in an error."""
+        return f"the tile {tile.label}"
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
         """Arguments of `__launch_bounds__`: threads, and the CTAs that an SM must hold."""

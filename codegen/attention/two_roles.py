@@ -11,6 +11,7 @@ from warploom.codegen.render import Config
 from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
+from warploom.errors import UnsupportedSpec
 
 _LANES = 128  # of heads, at most: wider ones leave decodes too few registers
 _DRAWN_BYTES = 16  # numbers that a CTA drew (Drawn in lists.cuh)
@@ -39,6 +40,12 @@ class TwoRoles(CudaTemplate):
         if self.decodes.threads(decode) > threads:
             return f"its CTAs have {threads} threads, fewer than {decode.label} takes"
         return self.decodes.obstacle(spec, decode)
+
+    def check(self, spec: AttentionSpec, tile: TileConfig) -> None:
+        if why := self.role_obstacle(spec, tile):
+            remedy = "Give another `decode`, or a tile without one."
+            raise UnsupportedSpec(what=self.called(tile), reason=why, remedy=remedy)
+        super().check(spec, tile)
 
     def of_role(self, tile: TileConfig) -> Template:
         """Tiles of few rows are streamed."""

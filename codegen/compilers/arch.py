@@ -10,7 +10,7 @@ from warploom.errors import UnknownArchitecture
 _KIB = 1024
 
 
-REGISTERS_PER_SM = 65536  # on all architectures so far
+REGISTERS_PER_SM = 65536  # of 32 bits, on all architectures so far
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,6 @@ class Arch:
         shared_per_sm: bytes of shared memory of an SM, of which each CTA costs 1 KiB extra.
         threads_per_sm: threads an SM can hold.
         templates: templates that compile for it.
-        registers_per_sm: 32-bit registers of an SM.
-        registers_per_thread: most registers one thread may have.
     """
 
     name: str
@@ -34,8 +32,6 @@ class Arch:
     shared_per_sm: int
     threads_per_sm: int
     templates: tuple[Literal["portable", "hopper"], ...] = ("portable",)
-    registers_per_sm: int = REGISTERS_PER_SM
-    registers_per_thread: int = 255
 
     @property
     def flag(self) -> str:

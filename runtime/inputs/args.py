@@ -101,7 +101,8 @@ def checked_kv(kv: Any, kv_format: KVFormat, shared: bool = False) -> KV:
     cache = as_torch(kv, "kv", shared)
     refuse_freed(cache, "kv", byte_span(cache))
     if not format_of(kv_format).joins_kv:
-        raise ArgumentError(name="kv", reason="expected the pair (k, v)")
+        reason = f"is one tensor of shape {tuple(cache.shape)}; expected the pair (k, v)"
+        raise ArgumentError(name="kv", reason=reason)
     if cache.dim() != 5 or cache.shape[1] != 2:
         raise WrongShape(
             name="kv", got=tuple(cache.shape), expected="[pages, 2, ...], or the pair (k, v)"

@@ -304,7 +304,8 @@ class Inputs:
     def _thawed(self, name: str, value: Number) -> Number:
         before = self.scalars.get(name)
         if self._frozen and self._settled and name in self.mask_scalars and value != before:
-            raise FrozenByGraph(name=name, got=value, expected=before)
+            remedy = "Declare it as a Tensor, whose values may change in place"
+            raise FrozenByGraph(name=name, got=value, expected=before, remedy=remedy)
         return value
 
     def _offered(self, field: TensorField, value: Any) -> OfferedTensor:
@@ -316,7 +317,8 @@ class Inputs:
         if self._frozen and self._settled and name in self.tensors:
             got, before = _address(placed), _address(self.tensors[name])
             if got != before:
-                raise FrozenByGraph(name=name, got=got, expected=before)
+                remedy = "Write new values into the first tensor"
+                raise FrozenByGraph(name=name, got=got, expected=before, remedy=remedy)
         held = None
         if tensor.device.type == "cpu" and name in self.mask_tensors:
             held = extended(tensor, tuple(placed.shape)).clone()

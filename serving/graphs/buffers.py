@@ -74,8 +74,11 @@ class Inputs:
         """
         known = ", ".join(self._declared)
         if not isinstance(given, Mapping) or set(given) != set(self._declared):
-            names = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
-            raise WrongInputs(reason=f"are {names or 'none'}", known=known)
+            names = "a " + type(given).__name__
+            if isinstance(given, Mapping):
+                names = ", ".join(map(str, given)) or "none"
+            example = f"run({{{next(iter(self._declared))!r}: ...}})"
+            raise WrongInputs(reason=f"are {names}; expected such as {example}", known=known)
         counts = set()
         for name, one in self._declared.items():
             tensor = given[name]

@@ -122,8 +122,8 @@ def _bound(given: object, place: int, inputs: Sequence[str]) -> Bound:
     others = [one.name for one in needed if one.name not in wanted]
     if place == 0 and others:
         reason = (
-            f"the first piece needs {', '.join(others)}, which no input of the pool is named; "
-            f"there are {', '.join(inputs)}"
+            f"the first piece has parameters {', '.join(others)}, and inputs= names only "
+            f"{', '.join(inputs)}; rename one"
         )
         raise WrongCall(function=name, reason=reason)
     places = tuple(one.name for one in parameters if one.kind in by_place)

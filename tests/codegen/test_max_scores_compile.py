@@ -6,7 +6,7 @@ import pytest
 
 import warploom as wl
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
-from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.arch import REGISTERS_PER_SM, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.source import TileConfig
@@ -51,7 +51,7 @@ def test_nothing_spills(name: str) -> None:
         # Groups of warps trade registers, which ptxas leaves alone where it does not know them.
         assert "setmaxnreg ignored" not in compiled.log
         shape = cuda_launch(spec, tile, arch)
-        assert used.registers * shape.threads * shape.ctas_per_sm <= arch.registers_per_sm
+        assert used.registers * shape.threads * shape.ctas_per_sm <= REGISTERS_PER_SM
         registers.append(used.registers)
     without, with_maxima = (-(-count // 8) for count in registers)  # given out eight at a time
     assert with_maxima <= without

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import cycle
 
 import pytest
+from support.emulator import TEMPLATES
 
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.nvrtc import run_nvrtc
-from warploom.codegen.planner_source import PlannerSpec
+from warploom.codegen.planner_source import OPTIONS, PlannerSpec
 from warploom.dsl.variants.trace import trace
 from warploom.scheduler.layout import c_structs
 
@@ -22,6 +23,11 @@ def test_variants_without_a_mask_share_one_planner() -> None:
     assert plain.text == capped.text
     masked = PlannerSpec(trace(wl.Causal())).render("cpp", c_structs())
     assert masked.code != plain.code
+
+
+def test_headers_have_room_for_as_many_options() -> None:
+    text = (TEMPLATES / "common/warploom/planner/shape.hpp").read_text(encoding="utf-8")
+    assert f"constexpr int kOptions = {OPTIONS};" in text
 
 
 def test_only_inputs_of_the_mask_are_parameters() -> None:

@@ -10,7 +10,7 @@ import pytest
 import warploom as wl
 from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import SINGLE_ROW, cuda_launch, render_cuda
-from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.arch import REGISTERS_PER_SM, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.source import TileConfig
@@ -82,7 +82,7 @@ def test_one_row(name: str) -> None:
     compiled = run_nvrtc(source.text, arch, source.name)
     used = read_resources(compiled.cubin)
     assert max(used.local_bytes, compiled.spill_bytes) == 0
-    assert used.registers * shape.threads * shape.ctas_per_sm <= arch.registers_per_sm
+    assert used.registers * shape.threads * shape.ctas_per_sm <= REGISTERS_PER_SM
 
 
 @pytest.mark.parametrize("variant", [wl.Rope(), wl.QKNorm(), Shifted()], ids=repr)

@@ -11,7 +11,7 @@ from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.attention.choice import choose_tile
-from warploom.codegen.attention.templates import render_cuda
+from warploom.codegen.attention.templates import render_cuda, template_of
 from warploom.codegen.build import build
 from warploom.codegen.compilers.arch import ARCHS, Arch
 from warploom.codegen.compilers.headers import CudaToolchain
@@ -24,7 +24,7 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import CompileError
+from warploom.errors import CompileError, UnsupportedSpec
 from warploom.scheduler.layout import c_structs
 
 pytestmark = pytest.mark.nvrtc
@@ -204,3 +204,31 @@ def test_hopper_uses_its_own_instructions() -> None:
     for instruction in ("HGMMA", "UTMALDG", "USETMAXREG", "SYNCS"):
         assert instruction in sass
     assert "HMMA.16816" not in sass
+
+
+@pytest.mark.parametrize(
+    ("tile", "reason"),
+    [
+        (TileConfig(48, 64, 4), "16 or 32 rows, and 4 are to share 48"),
+        (TileConfig(128, 64, 2), "16 or 32 rows, and 2 are to share 128"),
+        (TileConfig(64, 72, 4), "keys are a multiple of 16"),
+        (TileConfig(64, 128, 2), "at most one for each of 64 threads"),
+        (TileConfig(64, 64, 4, 1), "one stage"),
+        (TileConfig(16, 100, 4), "16 or 32 keys, and 4 are to share 100"),
+        (TileConfig(16, 64, 2, 1), "one stage"),
+        (TileConfig(96, 128, 6, 2, "hopper"), "64 rows each, and it has 96"),
+        (TileConfig(256, 64, 16, 2, "hopper"), "64 rows each, and it has 256"),
+        (TileConfig(128, 64, 4, 2, "hopper"), "is four warps, and it has 4"),
+        (TileConfig(128, 80, 8, 2, "hopper"), "a multiple of 32, and it has 80"),
+        (TileConfig(128, 64, 8, 1, "hopper"), "one stage"),
+        (TileConfig(128, 64, 4, decode=TileConfig(16, 64, 3)), "16 or 32 keys"),
+        (TileConfig(128, 64, 8, 2, "hopper", decode=TileConfig(16, 64, 2, 1)), "one stage"),
+    ],
+    ids=lambda value: value.label if isinstance(value, TileConfig) else "",
+)
+def test_tiles_that_no_kernel_can_have_are_refused_by_name(tile: TileConfig, reason: str) -> None:
+    spec = AttentionSpec(trace(wl.Causal()), 64, 64, float16, wl.Ragged())
+    with pytest.raises(UnsupportedSpec, match=reason) as found:
+        template_of(tile).render(spec, tile, c_structs(roles=tile.decode is not None))
+    of_decode = tile.decode is not None
+    assert ("another `decode`" in str(found.value)) == of_decode

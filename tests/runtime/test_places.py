@@ -130,10 +130,11 @@ def test_the_work_of_vast_bounds_is_no_load_that_planners_count() -> None:
 
 
 def test_the_prices_of_vast_bounds_are_none_that_planners_of_roles_count() -> None:
-    """Of 2^20 rows and 2^24 keys a planner that counts in 64 bits gave all but four CTAs to decodes."""
+    """Of 2^20 rows and 2^24 keys planners that count in 64 bits gave decodes all CTAs but four."""
     tile = wl.TileConfig(128, 128, decode=wl.TileConfig(8, 192))
     prices = RolePrices((1_800_000, 68_267), 70)
-    for rows, keys, is_counted in ((2**14, 2**17, True), (2**18, 2**20, True), (2**20, 2**24, False)):
+    cases = (2**14, 2**17, True), (2**18, 2**20, True), (2**20, 2**24, False)
+    for rows, keys, is_counted in cases:
         room = capacity(
             Bounds(65, rows, keys), rows=128, keys=128, num_kv_heads=8, group_size=8, num_ctas=132,
             smaller=smaller_roles(tile),

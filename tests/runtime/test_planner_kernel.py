@@ -153,7 +153,8 @@ def test_kernels_name_the_mistake_that_others_follow_from(emulated: Emulated, th
     good = paged(np.ones(40, int), np.full(40, PAGE), np.random.default_rng(0))
     for status, changes in (
         (1, {("qo", 0): 2}), (2, {("qo", 1): 10_000}), (3, {("kv", 0): 2}),
-        (4, {("kv", 1): 50_000}), (7, {("last", 5): 17}), (4, {("last", 5): 17, ("kv", 30): 50_000}),
+        (4, {("kv", 1): 50_000}), (7, {("last", 5): 17}),
+        (4, {("last", 5): 17, ("kv", 30): 50_000}),
     ):  # fmt: skip
         arguments = [array.copy() for array in good]
         batch = emulated.native.measure(Arguments(*arguments), None)

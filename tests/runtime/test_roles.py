@@ -287,7 +287,7 @@ def test_numpy_plans_what_the_host_plans(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_other_templates_for_gpus_have_one_role(template: Any) -> None:
     traced = traced_once(wl.Causal())[1]
     spec = make_spec(traced, 64, 64, "float16", wl.Ragged(), torch.device("cuda"))
-    with pytest.raises(UnsupportedSpec, match="one tile for all requests"):
+    with pytest.raises(UnsupportedSpec, match="the one tile for all requests"):
         template.render(spec, TileConfig(64, 64, decode=TileConfig(16, 64)), c_structs())
 
 

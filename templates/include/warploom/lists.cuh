@@ -36,6 +36,7 @@ struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared))> {
 struct Drawn {
   unsigned cta, lists[2];
 };
+static_assert(sizeof(Drawn) <= 16, "codegen/attention/two_roles.py has room for them");
 
 // Draws the number of a list, at least `lists` if there is none left. Each of so many CTAs draws
 // one such number: who draws the last of them leaves the counter at zero for the next launch.

@@ -15,8 +15,6 @@ class GatherProducer {
   using Variant = typename K::Variant;
   using CopyKeys = RowCopy<C::kKeys, C::kHeadDimQk, S::kDimQk, S::kBlock, kProducerThreads>;
   using CopyValues = RowCopy<C::kKeys, C::kHeadDimV, S::kDimV, S::kBlock, kProducerThreads>;
-  static_assert(CopyKeys::kRounds * CopyKeys::kWarpRows <= kWarpSize,
-                "one lane looks up each row that a warp copies");
 
  public:
   WL_FN void copy(const Item<K>& item, unsigned thread) {

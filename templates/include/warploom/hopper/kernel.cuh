@@ -16,8 +16,8 @@ template <class K, class BeforeWork>
 WL_FN void run_groups(const typename K::Params& p, Shared<K> shared, const BeforeWork& await) {
   using C = typename K::Config;
   constexpr int kConsumers = C::kRows / 64;
-  static_assert(C::kWarps == 4 * kConsumers && kConsumers + C::kTransformer <= 3,
-                "an SM has 65,536 registers");
+  static_assert(C::kWarps == 4 * kConsumers, "four warps compute 64 rows");
+  static_assert(kConsumers + C::kTransformer <= 3, "an SM has 65,536 registers");
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   await();
