@@ -78,7 +78,7 @@ class Template(ABC):
             raise UnsupportedSpec(
                 what=f"the tile {tile.label}",
                 reason=f"tiles of {tile.rows} rows are the one tile for all requests",
-                remedy="Give it without `decode`, or as the `decode` of a tile of 64 rows and more.",
+                remedy="Give it without `decode`, or as the `decode` of a tile of 64 rows or more.",
             )
         obstacle = self.obstacle(spec, tile)
         if obstacle:

@@ -30,7 +30,8 @@ struct RowCopy {
   // Where the rows a warp copies are looked up by its lanes: the row of this thread, may be past
   // the tile, and the lane of this thread's row in a round.
   WL_FN static int looked_up_row(unsigned thread) {
-    static_assert(kRounds * kWarpRows <= kWarpSize, "one lane looks up each row that a warp copies");
+    static_assert(kRounds * kWarpRows <= kWarpSize,
+                  "one lane looks up each row that a warp copies");
     const unsigned lane = thread % kWarpSize;
     return lane / kWarpRows * kRoundRows + thread / kWarpSize * kWarpRows + lane % kWarpRows;
   }

@@ -202,9 +202,9 @@ struct Item {
     const Range q_head = first.q_pos == last.q_pos ? Range{first.q_head, last.q_head + 1} : heads;
     Range places{work.kv_begin, work.kv_end};
     if constexpr (K::Variant::kHasLogitsMask && !C::kColumnPositions) {
-      // Whole tiles before the first visible key are left out, so that tiles lie as planned. The
-      // mask may hide the rest of the last one, up to keys that no row of the request sees: those
-      // may hold anything, as if they did not exist. Other lanes ask for these at the same time.
+      // The begin is rounded down to a key tile, so that tiles lie as planned. With tensor copies
+      // the end is rounded up, and the mask hides the surplus; but never to keys that no row of the
+      // request sees, whose memory may hold anything. Lane 1 asks for that limit.
       const Range all{segment.kv_len - segment.q_len, segment.kv_len};
       const bool asks_for_all = kMaskHidesRest && lane > 0;
       const Range seen = K::Variant::kv_bounds(

@@ -65,9 +65,9 @@ WL_FN void merge_composed_row(const Item<K>& item, const typename K::RowMerge& r
   RowStore<K>::write_final(item, row, exists, slab, merged.state);
 }
 
-// Lets row merges, and the first of what they merge, come to L2 while CTAs wait: a line from each
-// of them in turn. The rows of a unit share contributions, so that some lines may lie behind the
-// last one, which costs nothing.
+// Prefetches the records of row merges, and as many contributions, to L2 while CTAs wait: thread t
+// of CTA b takes line t * CTAs + b. There may be fewer contributions, for the rows of a unit share
+// them; a line behind their end costs nothing.
 template <class K>
 WL_FN void prefetch_row_merges(const typename K::Params& p, int total) {
   constexpr int kLine = 32;  // integers

@@ -66,7 +66,7 @@ class Consumer {
     Softmax<K> softmax(softmax_factor<K>(p));
     attend(item, rows, softmax, output);
     OutputWriter<K>::write(item, softmax, output);
-    if (item.facts().merge >= 0) merge(item);
+    merge_if_last(item);
     // For the compiler: without it, more of what items share stays in registers over all of them,
     // and norms of 192 lanes and more spill.
     sync_warpgroup();
@@ -256,11 +256,6 @@ class Consumer {
     } else {
       fence_async_proxy();
     }
-  }
-
-  WL_FN void merge(const Item<K>& item) const {
-    const int2 merge = __ldg(reinterpret_cast<const int2*>(item.p.merges) + item.facts().merge);
-    if (is_last_arrival(item, merge.y)) merge_slots(item, merge.x, merge.y);
   }
 
   Shared<K> shared_;

@@ -55,7 +55,7 @@ struct Shared {
 
   static constexpr int kSlabStride = S::kDimV + 8;
   static constexpr int kSlabRows = S::kThreads / S::kRowThreads;
-  // To zero what a tensor copy brings of values costs more than to let the mask hide their keys.
+  // To make surplus values of a tensor copy zeros costs more than to let the mask hide their keys.
   static constexpr bool kMaskHidesRest = true;
   // While a group waits for numbers of its elements, another multiplies.
   static constexpr bool kBranchesAtLoads = true;
