@@ -113,6 +113,19 @@ class Moves:
         """(pieces,) true for the first piece of an owner."""
         return np.append(True, self.owner[1:] != self.owner[:-1])
 
+    def join(self, cta: Ints, cost: Ints, item: Ints, model: CostModel) -> tuple[Ints, Ints]:
+        """CTA and cost of items, of which owners are shorter, and then of the pieces.
+
+        Args:
+            cta, cost: (n,) of the items before.
+            item: (pieces,) which of them each piece is cut from.
+            model: costs.
+        """
+        cost, opens = cost.copy(), self.opens
+        cost[item[opens]] = model.of_chunks(self.begin[opens])
+        pieces = model.of_chunks(self.end - self.begin)
+        return np.append(cta, self.cta), np.append(cost, pieces)
+
 
 def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | None:
     """Cuts what lies above the mean load off the last items and assigns it to CTAs below.

@@ -36,7 +36,7 @@ from warploom.scheduler.layout import MERGE, ROW_CODE, ROW_MERGE, WORK_ITEM, Int
 from warploom.scheduler.ordering import longest_first
 from warploom.scheduler.plan import header_of
 from warploom.scheduler.prefixes import PrefixForest
-from warploom.scheduler.problem import Problem, WorkList
+from warploom.scheduler.problem import Problem, WorkList, lists_of
 from warploom.scheduler.role_lists import share_out
 from warploom.scheduler.roles import Role, role_of_rows
 from warploom.scheduler.sharing import Choice, choose_parts
@@ -245,14 +245,10 @@ def _deal(tiles: PackedTiles, num_shared: int, problem: Problem) -> tuple[WorkLi
     if moves is not None:
         owner = last[moves.owner]
         pieces = _cut(items, owner, moves, problem.keys)
-        cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
-        items, cta = np.concatenate((items, pieces)), np.concatenate((cta, moves.cta))
-        cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
-        tile = np.concatenate((tile, tile[owner]))
+        items, tile = np.concatenate((items, pieces)), np.append(tile, tile[owner])
+        cta, cost = moves.join(cta, cost, owner, model)
     order = np.lexsort((-cost, items["segment"] >= num_shared, cta))
-    indptr = np.zeros(problem.num_ctas + 1, np.int32)
-    np.cumsum(np.bincount(cta, minlength=problem.num_ctas), out=indptr[1:])
-    loads = np.bincount(cta, cost, problem.num_ctas).astype(np.int64)
+    indptr, loads = lists_of(cta, cost, problem.num_ctas)
     return WorkList(indptr, items[order], np.zeros(0, MERGE.dtype), loads), tile[order]
 
 

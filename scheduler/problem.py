@@ -184,8 +184,19 @@ def by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int
     key = 2 * cta + (items["slot"] < 0)
     if num_ctas < 2**15:
         key = key.astype(np.uint16)
+    indptr, loads = lists_of(cta, cost, num_ctas)
+    items = items.take(np.argsort(key, kind="stable"))
+    return WorkList(indptr, items, merges, loads)
+
+
+def lists_of(cta: Ints, cost: Ints, num_ctas: int) -> tuple[npt.NDArray[np.int32], Ints]:
+    """Where each CTA's list begins and ends, int32 (num_ctas + 1,), and its cost, (num_ctas,).
+
+    Args:
+        cta, cost: (n,) see `by_cta`.
+        num_ctas: CTAs of the grid, or lists of the plan.
+    """
     indptr = np.zeros(num_ctas + 1, np.int32)
     np.cumsum(np.bincount(cta, minlength=num_ctas), out=indptr[1:])
     loads = np.bincount(cta, weights=cost, minlength=num_ctas).astype(np.int64)
-    items = items.take(np.argsort(key, kind="stable"))
-    return WorkList(indptr, items, merges, loads)
+    return indptr, loads

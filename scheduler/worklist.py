@@ -32,9 +32,8 @@ def build(problem: Problem) -> WorkList:
     if moves is not None:
         owner = last[moves.owner]
         pieces, merges = _cut(items, owner, tiles.take(tile[owner]), moves, problem)
-        cost[owner[moves.opens]] = model.of_chunks(moves.begin[moves.opens])
-        cost = np.concatenate((cost, model.of_chunks(moves.end - moves.begin)))
-        items, cta = np.concatenate((items, pieces)), np.concatenate((cta, moves.cta))
+        items = np.concatenate((items, pieces))
+        cta, cost = moves.join(cta, cost, owner, model)
     return by_cta(items, merges, cta, cost, problem.num_ctas)
 
 
