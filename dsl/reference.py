@@ -331,7 +331,8 @@ def _softmax(
     shifted = np.exp(weighed - np.where(np.isinf(top), 0.0, top))
     total = np.sum(shifted, axis=1, keepdims=True)
     empty = total == 0
-    o = (store(shifted) @ v) / np.where(empty, 1.0, total)
+    with np.errstate(invalid="ignore"):  # infinite weights of zeros are NaN, as on a device
+        o = (store(shifted) @ v) / np.where(empty, 1.0, total)
     lse = np.where(empty, -np.inf, top + np.log(np.where(empty, 1.0, total)))
     return o, lse, top
 
