@@ -42,7 +42,7 @@ else
 READY_DEMO := $(VENV)/demo.stamp
 READY_TEST := $(VENV)/test.stamp
 CLANG_FORMAT := $(VENV)/bin/clang-format
-NEXT = To go on: source $(VENV)/bin/activate, and follow docs/quickstart.md. $(if $(filter warploom,$(notdir $(CURDIR))),Start Python here or elsewhere, but not in $(dir $(CURDIR)))
+NEXT = To go on: source $(VENV)/bin/activate, and follow docs/quickstart.md. $(if $(filter warploom,$(notdir $(CURDIR))),Start Python anywhere but in $(dir $(CURDIR)))
 RUNNER := $(abspath $(VENV))/bin/python
 endif
 
