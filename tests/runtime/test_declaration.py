@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.gpu_planners import MakePlanner, choice, declared, planners
 
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS, Arch
 from warploom.codegen.compilers.hostcc import HostTarget
-from warploom.codegen.source import KernelSource, TileChoice
+from warploom.codegen.source import KernelSource
 from warploom.errors import ArgumentError, BadHeadDim, UnsupportedSpec
 from warploom.runtime.calls.attention import _Unbound
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
-from warploom.runtime.launching import kernels as kernels_module
 from warploom.runtime.launching.kernels import Kernels
-from warploom.runtime.planning import rules as rules_module
 from warploom.runtime.planning.planner import Planner
-from warploom.scheduler.roles import SHORTEST_CUT
 
 WHERE = {"self", "device", "backend", "workspace"}
 SMS = (1, 14, 58, 78, 108, 114, 132, 148, 160, 188, 256)
 CAUSAL = wl.Causal()
 BOUNDS = wl.Bounds(max_requests=32, max_q_rows=512, max_kv_len=4096, max_blocks=32 * 256)
-
-
-def declared(variant: wl.Variant = CAUSAL, **given: Any) -> wl.AttentionDeclaration:
-    sizes = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
-    return wl.AttentionDeclaration(variant, **{**sizes, **given})
 
 
 DECLARATIONS = [
@@ -91,22 +81,8 @@ def random_batch(kv_format: Any, rng: np.random.Generator) -> Batch:
 
 
 @pytest.fixture
-def planner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Planner, Kernels]]:
-    """Makes the planner and the kernels that a wrapper on a GPU would have."""
-
-    def make(declaration: wl.AttentionDeclaration, arch: Arch, sms: int) -> tuple[Planner, Kernels]:
-        facts = SimpleNamespace(arch=arch, num_sms=sms, l2_bytes=50 << 20)
-        for module in (kernels_module, rules_module):
-            monkeypatch.setattr(module, "cuda_facts", lambda _: facts)
-        device, nothing = torch.device("cuda", 0), SimpleNamespace(is_given=False)
-        spec, heads, options, parts = declaration._checked(arch)
-        kernels = Kernels(parts[0], device, *parts[1:])
-        made = Planner(
-            spec, heads, kernels, nothing, nothing, options, device  # type: ignore[arg-type]
-        )  # fmt: skip
-        return made, kernels
-
-    return make
+def planner(monkeypatch: pytest.MonkeyPatch) -> MakePlanner:
+    return planners(monkeypatch)
 
 
 def codes(jobs: Any, target: Any) -> set[str]:
@@ -117,7 +93,7 @@ def codes(jobs: Any, target: Any) -> set[str]:
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=range(len(DECLARATIONS)))
 def test_every_source_of_every_batch_on_every_gpu_is_named(
-    planner: Callable[..., tuple[Planner, Kernels]],
+    planner: MakePlanner,
     declaration: wl.AttentionDeclaration,
     arch: Arch,
 ) -> None:
@@ -137,88 +113,6 @@ def test_every_source_of_every_batch_on_every_gpu_is_named(
     served = type(kv_format) in (wl.Paged, wl.Ragged) and not declaration.batch_invariant
     assert len(planners) == (declaration.bounds is not None and served)
     assert named == met | planners  # nothing is built for nobody
-
-
-def choice(made: Planner, batch: Batch, variant: wl.Variant = CAUSAL) -> TileChoice:
-    """The tile of a batch, with the values that a variant was made with."""
-    values: Any = SimpleNamespace(scalars=variant.inputs(), known={})
-    return made.rules.choice(batch, values)
-
-
-def of_lengths(q: list[int], keys: int = 40_000) -> Batch:
-    ends = np.append(0, np.cumsum(q)).astype(np.int32)
-    lengths = [keys if n else 0 for n in q]
-    return make_batch(wl.Ragged(), ends, np.append(0, np.cumsum(lengths)).astype(np.int32))
-
-
-def test_a_chunk_beside_decodes_of_one_prefix_gets_two_roles_where_they_pay(
-    planner: Callable[..., tuple[Planner, Kernels]],
-) -> None:
-    """What decodes share is read once, by tiles of prefills; alone it makes no batch mixed."""
-
-    composed, paged = wl.Composed(16), wl.Paged(16)
-
-    def batch(q: list[int], prefix: int, own: int, kv_format: wl.Paged = composed) -> Batch:
-        count, shared, pages = len(q), prefix // 16, own // 16
-        parts = [wl.Part(range(count), range(shared))]
-        fresh = range(shared, shared + pages * (count + 1), pages)
-        parts += [wl.Part([i], range(fresh[i], fresh[i + 1])) for i in range(count)]
-        table = wl.compose(parts, num_requests=count, page_size=16)
-        return make_batch(kv_format, np.append(0, np.cumsum(q)), **table)
-
-    made = planner(declared(kv_format=composed), ARCHS["sm_90a"], 132)[0]
-    many = [1] * 40
-    assert choice(made, batch([900, *many], 4096, 4096)).tile.of_roles
-    assert not choice(made, batch([1, *many], 4096, 4096)).tile.of_roles
-    # 40 reads of 64k keys pay, one does not
-    long = [900, *many], 65_536, 16
-    assert not choice(made, batch(*long)).tile.of_roles
-    single = planner(declared(kv_format=paged), ARCHS["sm_90a"], 132)[0]
-    assert choice(single, batch(*long, kv_format=paged)).tile.of_roles
-
-
-def test_mixed_batches_get_two_roles_where_they_pay(
-    planner: Callable[..., tuple[Planner, Kernels]],
-    host: HostTarget,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hopper, older = ARCHS["sm_90a"], ARCHS["sm_80"]
-    many = [1] * 40
-    plain = declared(kv_format=wl.Ragged())
-    made = planner(plain, hopper, 132)[0]
-    assert choice(made, of_lengths([900, *many, 0])).tile.of_roles
-    assert choice(made, of_lengths([*many, 900, 4])).tile.of_roles  # of 16 fused rows at most
-    for others in (many, [900, 900], [900], [], [900, 0, 5], [16, *many]):
-        assert not choice(made, of_lengths(others)).tile.of_roles, others
-    assert choice(made, of_lengths([900, *many], 900)).tile.of_roles
-    assert not choice(made, of_lengths([900, *many], 20)).tile.of_roles
-    assert not choice(made, of_lengths([4000, 4000, 1])).tile.of_roles  # hardly anything decodes
-    for window, pays in ((100, False), (4095, True)):  # keys that nobody sees cost nothing
-        variant = wl.Causal() & wl.SlidingWindow(window)
-        windowed = planner(declared(variant, kv_format=wl.Ragged()), hopper, 132)[0]
-        found = choice(windowed, of_lengths([900, *many]), variant)
-        assert bool(found.tile.of_roles) == pays
-    monkeypatch.setenv("WARPLOOM_MIXED_ROLES", "0")
-    off = planner(plain, hopper, 132)[0]
-    assert not choice(off, of_lengths([900, *many])).tile.of_roles
-    monkeypatch.delenv("WARPLOOM_MIXED_ROLES")
-    mixed = wl.Bounds(max_requests=41, max_q_rows=940, max_kv_len=40_000)
-    with_bounds = planner(declared(kv_format=wl.Ragged(), bounds=mixed), hopper, 132)[0]
-    assert choice(with_bounds, of_lengths([900, *many])).tile.of_roles
-    assert not choice(with_bounds, of_lengths(many)).tile.of_roles
-    assert not choice(with_bounds, OnDevice.of((None,) * 4, 41, 940, mixed)).tile.of_roles
-    in_graphs = declared(kv_format=wl.Ragged(), bounds=mixed, cuda_graph=True)
-    of_decodes = declared(kv_format=wl.Ragged(), bounds=replace(mixed, max_q_rows=41))
-    for declaration, arch in ((in_graphs, hopper), (of_decodes, hopper), (plain, older)):
-        other = planner(declaration, arch, 132)[0]
-        assert not choice(other, of_lengths([900, *many])).tile.of_roles
-    jobs = list(plain.jobs(hopper, [host]))
-    assert {source.code for source, _ in jobs} >= {
-        source.code
-        for batch in (of_lengths([900, *many]), of_lengths([1, 1]))
-        for source in planner(plain, hopper, 132)[1].sources(choice(made, batch))
-    }
-    assert sum("warploom_planner" in source.code for source, of in jobs if of is host) == 3
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=range(len(DECLARATIONS)))
@@ -331,76 +225,3 @@ def test_mistakes_are_told_before_anything_is_built(
 ) -> None:
     with pytest.raises(error, match=match):
         list(declared(**given).jobs(ARCHS["sm_90a"], []))
-
-
-@pytest.mark.parametrize(
-    ("table", "batches", "most", "least", "gain"),
-    [("role_sweep", range(20), 1.1, 0.99, 1.09), ("mixed_drawn", range(40, 100), 1.05, 0.97, 1.2)],
-    ids=["H100", "held out, H200"],
-)
-def test_mixed_batches_of_recorded_sweeps_get_the_faster_way(
-    planner: Callable[..., tuple[Planner, Kernels]],
-    monkeypatch: pytest.MonkeyPatch,
-    table: str,
-    batches: range,
-    most: float,
-    least: float,
-    gain: float,
-) -> None:
-    """Even batches and drawn ones, each with two roles and one tile. The rule's numbers were fitted
-    to batches 0 to 39 of the second. The first is from before short prefills were left whole
-    (decision 0057), so that it counts where prefills are cut as they were."""
-    benchmarks = Path(__file__).resolve().parents[2] / "benchmarks"
-    monkeypatch.syspath_prepend(str(benchmarks))
-    mixed = __import__("mixed_batches")
-    _, *rows = map(json.loads, (benchmarks / f"results/{table}.jsonl").read_text().splitlines())
-    times = {(row["case"], row["impl"]): row["value"] for row in rows}
-    losses, gains = [], []
-    for batch in (*mixed.table_batches(), *map(mixed.drawn_batch, batches)):
-        keys = min(batch.context, mixed.KINDS[batch.kind].window or batch.context)
-        is_whole = table == "role_sweep" and keys < SHORTEST_CUT
-        if is_whole or (batch.name, "two roles") not in times:
-            continue
-        q_heads, kv_heads = batch.heads
-        variant = mixed.KINDS[batch.kind].variant()
-        ends = (np.append(0, np.cumsum(x)) for x in (batch.shape.q_lens, batch.shape.kv_lens))
-        of = declared(variant, kv_format=wl.Ragged(), num_q_heads=q_heads, num_kv_heads=kv_heads)
-        made = planner(of, ARCHS["sm_90a"], 132)[0]
-        lengths = make_batch(wl.Ragged(), *(x.astype(np.int32) for x in ends))
-        chosen = choice(made, lengths, variant)
-        two, one = times[batch.name, "two roles"], times[batch.name, "one tile"]
-        took = two if chosen.tile.of_roles else one
-        losses.append(took / min(two, one))
-        gains.append(one / took)
-    assert len(losses) == {"role_sweep": 24, "mixed_drawn": 60}[table]
-    assert max(losses) < most and np.exp(np.log(losses).mean()) < 1.01
-    assert min(gains) > least and np.exp(np.log(gains).mean()) > gain
-
-
-def test_pages_count_by_the_keys_that_they_hold(
-    planner: Callable[..., tuple[Planner, Kernels]],
-) -> None:
-    """One page of a virtual cache is as long as any request may get."""
-    made = planner(declared(kv_format=wl.Paged(65536)), ARCHS["sm_90a"], 132)[0]
-    q = np.append(0, np.cumsum([900, *[1] * 40])).astype(np.int32)
-    pages = np.arange(42, dtype=np.int32)
-
-    def roles(keys: int) -> bool:
-        last = np.full(41, keys, np.int32)
-        batch = make_batch(wl.Paged(65536), q, pages, pages[:-1], last)
-        return bool(choice(made, batch).tile.of_roles)
-
-    assert roles(1000) and not roles(20)
-
-
-def test_block_rows_are_no_decodes(planner: Callable[..., tuple[Planner, Kernels]]) -> None:
-    """They share keys, which two roles would read once for each."""
-    blocks = wl.BlockSparse((1, 64))
-    made = planner(declared(kv_format=blocks), ARCHS["sm_90a"], 132)[0]
-    rows, keys = 1024, 65536
-    indptr = np.arange(rows + 1) * (keys // 64)
-    batch = make_batch(
-        blocks, np.array([0, rows]), indptr, np.tile(np.arange(keys // 64), rows),
-        kv_lens=np.array([keys]),
-    )  # fmt: skip
-    assert not choice(made, batch).tile.of_roles
