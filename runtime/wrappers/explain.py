@@ -247,9 +247,10 @@ def _roles(plan: Plan, part: str, on_gpu: bool) -> dict[str, object]:
     """What each role does, if there are two, and how long a GPU should take for both."""
     if not plan.problem.smaller:
         return {}
+    keys = "part" if isinstance(plan, ComposedPlan) else "segment"
     facts: dict[str, object] = {
         f"role {work.role.name}": f"tiles of {work.role.rows} rows x {work.role.keys} keys, "
-        f"{_counted(work.segments, 'segment')}, {_counted(work.items, 'work item')} on "
+        f"{_counted(work.segments, keys)}, {_counted(work.items, 'work item')} on "
         f"{_counted(work.ctas, part)}"
         + (f" and in {_counted(work.shared, 'list')} for whoever is done" if work.shared else "")
         for work in plan.work_of_roles()
