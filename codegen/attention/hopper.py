@@ -38,18 +38,6 @@ _ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 
 
-def _size_obstacle(tile: TileConfig) -> str | None:
-    """Why no kernel can have a tile of these sizes, or None."""
-    groups, rest = divmod(tile.rows, WARPGROUP_ROWS)
-    if rest or not 1 <= groups <= 3:
-        return f"one to three groups have {WARPGROUP_ROWS} rows each, and it has {tile.rows}"
-    if tile.warps != 4 * groups:
-        return f"a group of {WARPGROUP_ROWS} rows is four warps, and it has {tile.warps}"
-    if tile.keys % 32:
-        return f"keys are a multiple of 32, and it has {tile.keys}"
-    return stages_obstacle(tile)
-
-
 class Hopper(TwoRoles):
     """A producer group copies, one to three groups of 64 rows compute (decision 0011).
 
@@ -236,6 +224,18 @@ def _swizzled_lanes(spec: AttentionSpec) -> int:
 
 
 _NO_NARROW_KEYS = "the Hopper template takes no 8-bit keys"
+
+
+def _size_obstacle(tile: TileConfig) -> str | None:
+    """Why no kernel can have a tile of these sizes, or None."""
+    groups, rest = divmod(tile.rows, WARPGROUP_ROWS)
+    if rest or not 1 <= groups <= 3:
+        return f"one to three groups have {WARPGROUP_ROWS} rows each, and it has {tile.rows}"
+    if tile.warps != 4 * groups:
+        return f"a group of {WARPGROUP_ROWS} rows is four warps, and it has {tile.warps}"
+    if tile.keys % 32:
+        return f"keys are a multiple of 32, and it has {tile.keys}"
+    return stages_obstacle(tile)
 
 
 def _has_transformer(spec: AttentionSpec) -> bool:

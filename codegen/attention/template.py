@@ -76,7 +76,7 @@ class Template(ABC):
         """Raise UnsupportedSpec if there is an obstacle."""
         if tile.of_roles and not self.takes_roles:
             raise UnsupportedSpec(
-                what=f"the tile {tile.label}",
+                what=self.called(tile),
                 reason=f"tiles of {tile.rows} rows are the one tile for all requests",
                 remedy="Give it without `decode`, or as the `decode` of a tile of 64 rows or more.",
             )

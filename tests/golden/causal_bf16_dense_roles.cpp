@@ -150,9 +150,9 @@ struct KernelOf {
   using Merge = warploom::Merge;
   using Params = warploom::Params;
   using Segment = warploom::Segment;
-  using PlanHeader = warploom::PlanHeader;
   using Variant = warploom::Variant;
   using WorkItem = warploom::WorkItem;
+  using PlanHeader = warploom::PlanHeader;
 };
 
 using Kernel = Roles<KernelOf<PrefillConfig>, KernelOf<DecodeConfig>>;

@@ -204,10 +204,10 @@ struct Config {
 };
 
 struct Kernel {
-  using Params = warploom::Params;
-  using Variant = warploom::Variant;
   using Config = warploom::Config;
+  using Params = warploom::Params;
   using Segment = warploom::Segment;
+  using Variant = warploom::Variant;
   using WorkItem = warploom::WorkItem;
   template <class K>
   using Arena = warploom::hopper::Shared<K>;

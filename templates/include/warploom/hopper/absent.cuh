@@ -1,7 +1,8 @@
 // Values of keys that do not exist, as tensor copies leave them.
 #pragma once
 
-#include <warploom/hopper/shared.cuh>
+#include <warploom/tile.cuh>
+#include <warploom/walk.cuh>
 
 namespace warploom::hopper {
 
@@ -12,11 +13,12 @@ WL_FN bool leaves_garbage(const Columns<K>& columns, const Visit& visit) {
   return C::kBulk && !visit.is_full() && (C::kColumnPositions || columns.count < C::kKeys);
 }
 
-// Makes such values zeros, by 128 threads.
-template <class K>
-WL_FN void clear_absent(const Columns<K>& columns, typename K::Config::Element* values) {
-  constexpr int kVectors = Sizes<K>::kDimV / kVector;
-  for (int i = threadIdx.x % 128; i < K::Config::kKeys * kVectors; i += 128) {
+// Makes such values of a staged tile zeros, by kThreads threads side by side.
+template <int kThreads, class K, class Half>
+WL_FN void clear_absent(const Columns<K>& columns, Half* values) {
+  using S = Sizes<K>;
+  constexpr int kVectors = S::kDimV / kVector;
+  for (int i = threadIdx.x % kThreads; i < S::kStagingKeys * kVectors; i += kThreads) {
     const int key = i / kVectors, lane = i % kVectors * kVector;
     if (columns.exists(key)) continue;
     *reinterpret_cast<uint4*>(values + ValueTile<K>::offset(key, lane)) = make_uint4(0, 0, 0, 0);

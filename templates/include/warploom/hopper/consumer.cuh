@@ -91,12 +91,8 @@ class Consumer {
     end_pingpong();
     Mma::template wait<0>();
     finish_scores(item, rows, bias, visit, slot, scores, softmax);
-    if constexpr (Variant::kSoftmax) {
-      // O is empty: there is nothing to scale
-      softmax.template follow<kLazyMargin>(scores, rescale);
-      exponentiate(softmax, scores);
-    }
-    Mma::pack(scores, probabilities);
+    follow(softmax, scores, rescale);  // O is empty: there is nothing to scale
+    weigh(softmax, scores, probabilities);
     while (!visit.is_last()) {
       const Ring<C::kStages> values = ring_;
       ring_.advance();
@@ -109,29 +105,20 @@ class Consumer {
       end_pingpong();
       Mma::template wait<1>();
       finish_scores(item, rows, bias, next, next_one, scores, softmax);
-      bool moved = false;
-      if constexpr (Variant::kSoftmax)
-        moved = softmax.template follow<kLazyMargin>(scores, rescale);
+      const bool moved = follow(softmax, scores, rescale);
       // The product with the values before is done by now, or almost: waiting here frees its left
       // operand, so that exponentials are rounded into it as they come. (The compiler hoists the
       // wait within its block, which the rare branch in follow() begins.)
-      Mma::template wait<0>();
-      fence(output);
-      barrier_tell(&barriers_.v_empty[values.stage]);
-      if constexpr (Variant::kSoftmax) {
-        if (moved) Softmax<K>::scale_rows(output, rescale);
-        exponentiate(softmax, scores);
-      }
-      Mma::pack(scores, probabilities);
+      finish_output(values, output);
+      if (moved) Softmax<K>::scale_rows(output, rescale);
+      weigh(softmax, scores, probabilities);
       visit = next;
       slot = next_one;
     }
     barrier_tell(&barriers_.q_empty[query_ring_.stage]);
     wait_values(item, columns(item, visit, slot), visit, ring_);
     mma_.start_output(probabilities, ring_.stage, visit.is_first(), output);
-    Mma::template wait<0>();
-    fence(output);
-    barrier_tell(&barriers_.v_empty[ring_.stage]);
+    finish_output(ring_, output);
     ring_.advance();
     slot_ = next_slot<K>(slot);
     if constexpr (Variant::kSoftmax) softmax.finish();
@@ -163,21 +150,32 @@ class Consumer {
     }
   }
 
-  WL_FN static void exponentiate(Softmax<K>& softmax, typename Mma::Scores& scores) {
-    softmax.center(scores);
-#pragma unroll
-    for (int i = 0; i < C::kKeys / 2; ++i) {
-      float& score = (&scores[0][0][0])[i];
-      score = softmax.probability(i / 2 % 2, score);
-    }
+  // Whether what was summed before these scores is to be scaled, and by what.
+  WL_FN static bool follow(Softmax<K>& softmax, const typename Mma::Scores& scores,
+                           float (&rescale)[Softmax<K>::kRows]) {
+    if constexpr (Variant::kSoftmax) return softmax.template follow<kLazyMargin>(scores, rescale);
+    return false;
   }
 
-  template <class Accumulators>
-  WL_FN static void fence(Accumulators& accumulators) {
+  // From scores to the left operand of the product with values.
+  WL_FN static void weigh(Softmax<K>& softmax, typename Mma::Scores& scores,
+                          typename Mma::Probabilities& probabilities) {
+    if constexpr (Variant::kSoftmax) {
+      softmax.center(scores);
 #pragma unroll
-    for (int i = 0; i < int(sizeof(accumulators) / sizeof(float)); ++i) {
-      cute::warpgroup_fence_operand((&accumulators[0][0][0])[i]);
+      for (int i = 0; i < C::kKeys / 2; ++i) {
+        float& score = (&scores[0][0][0])[i];
+        score = softmax.probability(i / 2 % 2, score);
+      }
     }
+    Mma::pack(scores, probabilities);
+  }
+
+  // Waits for the product that was started last; nobody needs its values any more.
+  WL_FN void finish_output(const Ring<C::kStages>& values, typename Mma::Output& output) const {
+    Mma::template wait<0>();
+    Mma::fence(output[0]);
+    barrier_tell(&barriers_.v_empty[values.stage]);
   }
 
   WL_FN Columns<K> columns(const Item<K>& item, const Visit& visit, int slot) const {
@@ -244,7 +242,7 @@ class Consumer {
     const bool may_lack_some = C::kColumnPositions || visit.is_last();
     const bool clears = may_lack_some && leaves_garbage(columns, visit);
     // All warpgroups write the same zeros, so that none waits for another.
-    if (clears) clear_absent(columns, staged);
+    if (clears) clear_absent<128>(columns, staged);
     if constexpr (kTransformsValues) {
       if (clears) shared_.sync();  // rows that do not exist are read, too, by other threads
       transform<ValueHook<K>, ValueTile<K>>(item, staged, columns);

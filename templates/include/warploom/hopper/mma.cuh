@@ -79,7 +79,6 @@ class WarpgroupMma {
     }
   }
 
- private:
   // Keeps the compiler from moving registers into or out of running products.
   template <class Register, int kN>
   WL_FN static void fence(Register (&registers)[kN][4]) {
@@ -90,6 +89,7 @@ class WarpgroupMma {
     }
   }
 
+ private:
   Shared<K> shared_;
   int warpgroup_;
 };

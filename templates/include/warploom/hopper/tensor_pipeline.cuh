@@ -3,6 +3,7 @@
 // shared memory.
 #pragma once
 
+#include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/ptx.cuh>
 #include <warploom/pipeline.cuh>
 
@@ -86,13 +87,7 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
   // A box brings whatever its block holds behind the last key, and 0 * NaN is not 0.
   WL_FN void clear_absent(const Columns<K>& columns) const {
     if (!columns.may_lack_some()) return;
-    constexpr int kVectors = S::kDimV / kVector;
-    for (int i = lane(); i < S::kStagingKeys * kVectors; i += kWarpSize) {
-      const int key = i / kVectors, column = i % kVectors * kVector;
-      if (columns.exists(key)) continue;
-      auto to = this->values() + ValueTile<K>::offset(key, column);
-      *reinterpret_cast<uint4*>(to) = uint4{};
-    }
+    hopper::clear_absent<kWarpSize>(columns, this->values());
     fence_async_proxy();  // these writes come before the next tensor copy to the stage
     __syncwarp();
   }

@@ -84,7 +84,7 @@ class Transformer {
     barrier_wait(&barriers_.v_landed[ring_.stage], ring_.phase);
     typename C::Element* staged = shared_.values(ring_.stage);
     if (leaves_garbage(columns, visit)) {
-      clear_absent(columns, staged);
+      clear_absent<kThreads>(columns, staged);
       sync();  // rows that do not exist are read, too, by other threads
     }
     transform<ValueHook<K>, ValueTile<K>>(item, of_values, staged, columns);
