@@ -8,7 +8,7 @@ work that padding makes does. The model has four rates for each tile, fitted to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -88,18 +88,19 @@ def predicted_composed_us(
 
 
 def cheapest_composed_tile(
-    spec: AttentionSpec, arch: Arch, reading_with: Callable[[int], Reading]
-) -> TileChoice | None:
-    """The tile that the model predicts to be fastest, or None where there is no model.
+    spec: AttentionSpec,
+    arch: Arch,
+    pool: Sequence[TileConfig],
+    reading_with: Callable[[int], Reading],
+) -> TileChoice:
+    """The tile that the model predicts to be fastest.
 
     Args:
         spec: what to compute.
         arch: where.
+        pool: the `composed_tiles` of both, of which there are some.
         reading_with: what an SM reads with tiles of so many rows.
     """
-    pool = composed_tiles(spec, arch)
-    if not pool:
-        return None
     reading = {tile: reading_with(tile.rows) for tile in pool}
     costs = {tile: predicted_composed_us(spec, arch, tile, reading[tile]) for tile in pool}
     ranked = sorted(pool, key=lambda tile: costs[tile])  # the first of equals

@@ -143,8 +143,12 @@ class KernelChoice:
 
     def composed_candidates(self, fewest_rows: float) -> list[TileChoice]:
         """Every choice for a composed plan: the model's, or if there is none, by rows."""
-        pool = composed_tiles(self._spec, self.target) if isinstance(self.target, Arch) else []
-        return [TileChoice(tile) for tile in pool] or self.candidates(fewest_rows)
+        return [TileChoice(tile) for tile in self._composed] or self.candidates(fewest_rows)
+
+    @cached_property
+    def _composed(self) -> list[TileConfig]:
+        """Tiles of the model of shared prefixes: finding them takes as long as a plan."""
+        return composed_tiles(self._spec, self.target) if isinstance(self.target, Arch) else []
 
     def cheapest_composed(
         self, reads_with: Callable[[int], tuple[int, int, int]]
@@ -154,11 +158,12 @@ class KernelChoice:
         Args:
             reads_with: keys that are read, keys that are walked, and tiles, for so many rows.
         """
-        if not isinstance(self.target, Arch):
+        if not isinstance(self.target, Arch) or not self._composed:
             return None
         return cheapest_composed_tile(
             self._spec,
             self.target,
+            self._composed,
             lambda rows: Reading(*(x / self.num_sms for x in reads_with(rows))),
         )
 
