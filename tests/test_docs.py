@@ -52,6 +52,17 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     exec(compile(script.read_text(), str(script), "exec"), {"__name__": "__doc__"})
 
 
+def test_files_that_contributing_names_are_there() -> None:
+    named = re.findall(r"`([\w/]+\.(?:py|hpp|cuh))`", (ROOT / "CONTRIBUTING.md").read_text())
+    tops = ["warploom", "dsl", "codegen", "scheduler", "runtime", "templates", "serving", "engines"]
+    tops += ["tests", "docs"]
+    found = [path for top in tops for path in (ROOT / top).rglob("*.*")]
+    paths = [f"/{path.relative_to(ROOT).as_posix()}".replace("/warploom/", "/") for path in found]
+    paths += [f"/warploom{path}" for path in paths]  # of the folder that is named so
+    assert len(named) > 50
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []

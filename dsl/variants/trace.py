@@ -145,4 +145,4 @@ def _result(shadow: Variant, hook: str, functor: Callable[..., Value], *given: V
 def _identity(hook: str) -> Node:
     if hook in VECTOR_HOOKS:
         return _ELEMENT
-    return _LOGITS if hook == "logits_transform" else const(True)
+    return {"logits_transform": _LOGITS, "logits_mask": const(True)}[hook]
