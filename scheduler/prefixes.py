@@ -95,10 +95,11 @@ def _by_page(
         return
     page = indices[starts[has] + depth]
     order = np.argsort(page, kind="stable")
-    opens = np.flatnonzero(np.append(True, np.diff(page[order]) != 0))
-    for group in np.split(has[order], opens[1:]):
-        if len(group) > 1:
-            yield group
+    ends = np.append(np.flatnonzero(np.diff(page[order])) + 1, len(has))
+    begins = np.append(0, ends[:-1])
+    several = np.flatnonzero(ends - begins > 1)
+    for begin, end in zip(begins[several].tolist(), ends[several].tolist(), strict=True):
+        yield has[order[begin:end]]
 
 
 def _common(starts: Ints, indices: npt.NDArray[np.int32], depth: int, limit: int) -> int:
