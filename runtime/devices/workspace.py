@@ -18,6 +18,10 @@ _FOR_A_BATCH = {
     "remedy": "Give at least that. Declare Bounds, the largest batch, and workspace_size() says "
     "beforehand what is enough for all.",
 }
+_ON_A_CPU = {
+    "remedy": "Allocate workspace_size(bounds) bytes, asked with as many threads "
+    "(torch.get_num_threads()) as there are now."
+}
 
 
 class Workspace:
@@ -48,7 +52,7 @@ class Workspace:
         """
         self._device = device
         self.streams = Streams(device) if device.type == "cuda" else None
-        self._why = {} if has_bounds else _FOR_A_BATCH
+        self._why = _FOR_A_BATCH if not has_bounds else {} if self.streams else _ON_A_CPU
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._size: WorkspaceSize | None = None
         self._is_cleared = False  # the counters are zero, whether a graph is replayed or not

@@ -326,7 +326,8 @@ def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) ->
 
 
 def _shares_keys(fused: int, tile: TileConfig, segments: int) -> bool:
-    return fused >= SHARING_TILES * tile.rows * segments
+    """Whether segments have several tiles on average; none do where there is no segment."""
+    return 0 < SHARING_TILES * tile.rows * segments <= fused
 
 
 def roles_of_tile(tile: TileConfig) -> tuple[Role, ...]:

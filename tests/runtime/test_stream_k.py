@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype
@@ -16,7 +18,7 @@ from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.formats.batch import OnDevice
 from warploom.runtime.planning import rules
-from warploom.runtime.planning.rules import Options, Rules
+from warploom.runtime.planning.rules import Options, Rules, may_be_longest_first
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.bounds import Bounds
 
@@ -68,3 +70,15 @@ def test_bounds_decide_for_batches_whose_lengths_lie_on_the_device() -> None:
         for rows, here in ((128, True), (4096, False)):
             assert uses_stream_k(rows, 1, (32, 8), bounds=bounds) == here
             assert uses_stream_k(rows, 1, (32, 8), on_device=True, bounds=bounds) == is_few
+
+
+@given(st.integers(0, 40), st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([1, 4, 8]))
+@example(0, 0, 1, 1)  # nothing is longest first
+def test_who_may_be_planned_longest_first_is_known_ahead(
+    segments: int, rows: int, unused: int, group: int
+) -> None:
+    """What is built ahead, and what `warm_up` builds, asks the bounds alone."""
+    bounds = Bounds(max(1, segments), rows + unused, 8192, 8192)
+    if not uses_stream_k(rows, segments, (8 * group, 8), device="cpu", bounds=bounds):
+        options = Options(**{**dict.fromkeys(Options.__dataclass_fields__), "bounds": bounds})  # type: ignore[arg-type]
+        assert may_be_longest_first(TILE, options, group)
