@@ -16,8 +16,9 @@ CTAs then work at tiles of the same heads at the same time, and memory is asked 
 With an equal part of the line for each CTA all heads are read at once, at different places.
 
 Short prefills are never cut (`RolePrices.shortest_cut`): lists are of whole ones then, mostly of
-one, in the order of the line. Who prefills claims the next, as do decoding CTAs that are done. But
-where they are few, one may take longer than an equal part by more than what cutting costs.
+one, each tile for all heads before the next, so that the last to be claimed are the shortest. Who
+prefills claims the next, as do decoding CTAs that are done. But where they are few, one may take
+longer than an equal part by more than what cutting costs.
 """
 
 from __future__ import annotations
@@ -109,7 +110,11 @@ def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
-    own, cuts = _cuts(line, tiles, problem, ctas)
+    if problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas):
+        line = Line.of(tiles, problem.num_kv_heads, problem.cost_model, by_tile=True)
+        own, cuts = _whole(line, ctas)
+    else:
+        own, cuts = _cuts(line, tiles, problem, ctas)
     found = cuts.cut(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
     part = np.where(found.part < own, found.part, found.part - own + ctas)
     return Pieces(found.items, found.merges, part, found.cost), cuts.number - own
@@ -150,6 +155,12 @@ class Cuts:
         return cut(boundaries_at(at, snap, line), line, grid, tiles, problem)
 
 
+def _whole(line: Line, ctas: int) -> tuple[int, Cuts]:
+    """How many lists of whole prefills CTAs have, and where all begin."""
+    each, lists = whole_lists(len(line.tile), ctas)
+    return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], line.total, 0)
+
+
 def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Cuts]:
     """How many parts of the line of prefills CTAs have, and where all are cut.
 
@@ -157,9 +168,6 @@ def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, C
     """
     assert problem.prices is not None  # checked with the roles
     least, total, active = line.model.least_part, line.total, problem.active_ctas
-    if active > 1 and line.visible.max() < _least_cut(line, problem, ctas):
-        each, lists = whole_lists(len(line.tile), ctas)
-        return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], total, 0)
     if active > 1 and _reads_beyond_cache(tiles, problem):
         each, lists = rounds_of(len(line.tile), ctas, active)
         if lists:

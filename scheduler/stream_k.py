@@ -51,7 +51,7 @@ class Line:
     """Items of one line; shape (n,) each.
 
     Attributes:
-        tile: tile of each item.
+        tile, head: of each item.
         begin: where the item begins on the line, in units of cost.
         cost: its length.
         visible: its visible key tiles.
@@ -60,6 +60,7 @@ class Line:
     """
 
     tile: Ints
+    head: Ints
     begin: Ints
     cost: Ints
     visible: Ints
@@ -67,12 +68,18 @@ class Line:
     model: CostModel
 
     @classmethod
-    def of(cls, tiles: Tiles, heads: int, model: CostModel) -> Line:
-        tile = np.tile(_order(tiles), heads)
+    def of(cls, tiles: Tiles, heads: int, model: CostModel, by_tile: bool = False) -> Line:
+        """All tiles of a head before those of the next; or by tile, all heads of one before."""
+        order = _order(tiles)
+        count = len(order) * heads
+        if by_tile:
+            tile, head = np.repeat(order, heads), np.arange(count) % heads
+        else:
+            tile, head = np.tile(order, heads), np.arange(count) // len(order)
         visible = tiles.visible[tile]
         cost = model.of_chunks(visible)
         end = np.cumsum(cost)
-        return cls(tile, end - cost, cost, visible, int(cost.sum()), model)
+        return cls(tile, head, end - cost, cost, visible, int(cost.sum()), model)
 
 
 def _order(tiles: Tiles) -> Ints:
@@ -215,7 +222,7 @@ def cut(bounds: Boundaries, line: Line, grid: Grid, tiles: Tiles, problem: Probl
     records = np.zeros(len(item), WORK_ITEM.dtype)
     for field in ("segment", "row_begin", "kv_begin", "kv_end"):
         records[field] = getattr(tiles, field)[line.tile[item]]
-    records["kv_head"] = item // len(tiles.segment)
+    records["kv_head"] = line.head[item]
     _cut_keys(records, tiles.take(line.tile[item]), first, problem)
     merges = _number(records, (first > 0) | ~closes, first == 0)
     column = np.searchsorted(code[:-1], begin, side="right") - 1

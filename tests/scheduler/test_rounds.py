@@ -73,7 +73,7 @@ def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None) -> None:
     items, whole = np.concatenate(found), -(-700 * 4 // 48) * 2
     assert len(items) == prefill.items == whole and (items["slot"] < 0).all()
     assert {len(own) for own in found[:-1]} == {-(-whole // (6 * prefill.ctas))}
-    line = items["kv_head"] * 10**6 - items["row_begin"]  # the last rows are first
+    line = items["kv_head"] - items["row_begin"].astype(int) * 10**3  # the last rows are first
     assert (np.diff(line) > 0).all()
     verify(plan, case.visibility)
 

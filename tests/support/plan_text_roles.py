@@ -28,9 +28,10 @@ def build(problem: Problem) -> WorkList:
        too, and some are to share, cut most of each line into a part for each of these, and the
        rest into shared parts.
     3. Lay prefills of all heads on one line. If all are short, and none is much longer than an
-       equal part, cut it into lists of whole ones, of which each of the CTAs that remain has one
-       and the others are shared. Else do so with most of it; or, if there are too few, cut it into
-       a part for each of these CTAs. Cut the rest into shared parts.
+       equal part, put each tile of all heads before the next, and cut the line into lists of whole
+       ones, of which each of the CTAs that remain has one and the others are shared. Else do so
+       with most of the line, head by head; or, if there are too few, cut it into a part for each of
+       these CTAs. Cut the rest into shared parts.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
     """
     prefill, decode = problem.by_role()
@@ -78,11 +79,14 @@ def _share_out(problem: Problem, prefill: Problem, decode: Problem) -> tuple[int
 def _prefills(problem: Problem, ctas: int) -> tuple[list[Line], list[Line], list[tuple[int, int]]]:
     """Parts of CTAs, shared parts, and merges."""
     heads = [
-        [i for i in query_tiles(problem) if i.kv_head == h] for h in range(problem.num_kv_heads)
+        ordered([i for i in query_tiles(problem) if i.kv_head == h])
+        for h in range(problem.num_kv_heads)
     ]
-    line = [item for items in heads for item in ordered(items)]
+    line = [item for items in heads for item in items]
     if not line:
         return [[] for _ in range(ctas)], [], []
+    if _are_short(problem, line, ctas):
+        line = [item for alike in zip(*heads, strict=True) for item in alike]
     own, first, end, behind = _parts(problem, line, ctas)
     snap, rest = end // (len(first) * SNAP), length(problem, line) - end
     places = [*first, *(end + at for at in _ends(rest, behind))]
@@ -91,13 +95,19 @@ def _prefills(problem: Problem, ctas: int) -> tuple[list[Line], list[Line], list
     return _filled(work[:own], [[]] * ctas), work[own:], merges
 
 
+def _are_short(problem: Problem, line: Line, ctas: int) -> bool:
+    """Whether prefills are lists of whole ones."""
+    assert problem.prices is not None
+    longest, short = max(i.visible for i in line), ceil(problem.prices.shortest_cut / problem.keys)
+    late = longest - length(problem, line) // (ctas * problem.cost_model.per_tile)
+    return problem.active_ctas > 1 and longest < short and late < ceil(short / 2)
+
+
 def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int, list[int]]:
     """Parts that CTAs have, where the first parts begin and end, and shares of those behind."""
     assert problem.prices is not None
     total, least, active = length(problem, line), problem.cost_model.least_part, problem.active_ctas
-    longest, short = max(i.visible for i in line), ceil(problem.prices.shortest_cut / problem.keys)
-    late = longest - total // (ctas * problem.cost_model.per_tile)
-    if active > 1 and longest < short and late < ceil(short / 2):
+    if _are_short(problem, line, ctas):
         each = ceil(len(line) / (COLUMNS[0] * ctas))
         begins = [length(problem, line[:i]) for i in range(0, len(line), each)]
         return min(ctas, len(begins)), begins, total, []

@@ -50,7 +50,7 @@ class Line {
   WL_FN void take_heads() { length_ = head_length_ * p_.heads_per_line; }
 
   // Leaves the boundaries of parts for so many CTAs in `best()`, and behind them those of shared
-  // ones: lists of whole items if all have fewer key tiles than `least_cut`; rounds of these where
+  // ones: lists of whole items, by tile, if all have fewer key tiles than `least_cut`; rounds of these where
   // the cache does not hold so many keys as they read; else equal parts, of which none is shorter
   // than `least`. `p.columns` must have been room for all.
   WL_FN SharedParts share(int ctas, int active, int one_of, int shortest_cut, int cached_keys) {
@@ -58,6 +58,7 @@ class Line {
       const int each = (items() - 1) / ((kMostRounds + 2) * ctas) + 1;
       const int lists = (items() - 1) / each + 1, own = min(ctas, lists);
       mark_parts(lists, each, length_, 0, 0);
+      is_by_tile_ = true;
       return {own, lists - own};
     }
     const wide least = 2 * p_.per_tile * p_.grain;
@@ -104,6 +105,10 @@ class Line {
     }
     best_ = s_.marks + best * (p_.columns + 1);
   }
+
+  // Each tile lies there for all heads before the next does, so that the last items are the shortest;
+  // otherwise all tiles of a head do. Nothing is cut then.
+  WL_FN bool is_by_tile() const { return is_by_tile_; }
 
   // Boundaries 0 .. p.columns; those behind the last CTA with work are the end of the line.
   WL_FN const Mark* best() const { return best_; }
@@ -234,6 +239,7 @@ class Line {
   Team& team_;
   Scratch& s_;
   int tiles_, columns_ = 0, fitting_ = 0;
+  bool is_by_tile_ = false;
   wide head_length_ = 0, length_ = 0;
   mutable Steps<int> head_of_item_;
   mutable Steps<wide> head_at_{0};  // of the line

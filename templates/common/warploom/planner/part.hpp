@@ -52,7 +52,6 @@ class Part {
       first += tiles_of(z_, batch_.fused_rows(r));
     });
     tiles_ = int(total);
-    head_of_item_ = Steps<int>(tiles_);
     if (team_.is_first()) s_.first_tile[p_.num_requests] = tiles_;
     team_.sync();
     return PlanStatus::kGood;
@@ -113,6 +112,8 @@ class Part {
   WL_FN void cut(const Line<Shape, Team>& line) {
     items_ = line.items();
     marks_ = line.best();
+    is_by_tile_ = line.is_by_tile();
+    run_of_item_ = Steps<int>(run());
     count_cuts();
   }
 
@@ -202,8 +203,22 @@ class Part {
             first.visible > 0, last.visible > 0 && last.item > first.item};
   }
 
-  WL_FN int tile_at(int item) const { return s_.order[item - head_of_item_.of(item) * tiles_]; }
-  WL_FN WorkItem item_of(int item) const { return work(tile_at(item), head_of_item_.of(item)); }
+  // An item's place: of a tile in the order of a head, and which head. Runs of items on the line are
+  // the tiles of a head, or the heads of a tile.
+  struct Spot {
+    int place, head;
+  };
+  WL_FN int run() const { return is_by_tile_ ? z_.heads_per_line : tiles_; }
+  WL_FN Spot spot(int run, int within) const {
+    return is_by_tile_ ? Spot{run, within} : Spot{within, run};
+  }
+  WL_FN Spot spot(int item) const {
+    const int number = run_of_item_.of(item);
+    return spot(number, item - number * run());
+  }
+  WL_FN WorkItem work(Spot at) const { return work(s_.order[at.place], at.head); }
+  WL_FN int tile_at(int item) const { return s_.order[spot(item).place]; }
+  WL_FN WorkItem item_of(int item) const { return work(spot(item)); }
   // The head is written last, so that `work` stays in registers from head to head.
   WL_FN WorkItem& write(int index, const WorkItem& work, int kv_head) {
     WorkItem& item = reinterpret_cast<WorkItem*>(p_.items)[index];
@@ -227,10 +242,10 @@ class Part {
     const Column here = column(i);
     const int first = marks_[i].item + here.lead, whole = marks_[i + 1].item - first;
     WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + here.items - whole;
-    int head = head_of_item_.of(first), place = first - head * tiles_;
+    int number = run_of_item_.of(first), within = first - number * run();
     for (int n = 0; n < whole; ++n) {
-      items[n] = work(s_.order[place], head);
-      if (++place == tiles_) place = 0, ++head;
+      items[n] = work(spot(number, within));
+      if (++within == run()) within = 0, ++number;
     }
     for (int line = 1; line < z_.lines; ++line) {
       team_.copy_items(items, items + line * here.items, whole, line);
@@ -314,7 +329,8 @@ class Part {
   Batch<Params> batch_;
   int tiles_ = 0, items_ = 0;
   bool has_several_ = false;
-  mutable Steps<int> head_of_item_{0};
+  bool is_by_tile_ = false;
+  mutable Steps<int> run_of_item_{0};
   const Mark* marks_ = nullptr;
   CutCount total_ = {0, 0};
 };
