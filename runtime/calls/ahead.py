@@ -106,6 +106,10 @@ def build_ahead(
     progress: bool | None = None,
 ) -> BuildReport:
     """The same, but failures are in the report alone."""
+    for argument, given in (("archs", archs), ("processors", processors)):
+        if isinstance(given, str):
+            reason = f"is {given!r}; expected several names, such as [{given!r}]"
+            raise ArgumentError(name=argument, reason=reason)
     hosts = [host_target_for(name) for name in processors]
     targets = [target for name in archs for target in _targets(name, hosts)]
     if not targets:

@@ -64,7 +64,8 @@ def checked_options(
         key_transform, tile is not None, obstacle, for_fused, pretransform_rows(spec)
     )
     may_mix = workspace is None and mixed_roles()  # two roles want more memory than one tile
-    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile, may_mix)
+    is_native = planned_format.native_storage is not None
+    options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile, may_mix, is_native)
     return options, transform
 
 

@@ -57,9 +57,9 @@ class Inputs:
     plan reads them again.
 
     Frozen inputs are those of a wrapper for CUDA graphs: captured launches read tensors by address,
-    size and stride, so all three stay from the first plan on. Tensors from the host are then copied
-    into memory that the bounds reserve, with their last entries repeated up to its size: loads
-    clamp their indices, so this changes no value.
+    size and stride, so all three stay from the first plan on. Tensors that are copied go to memory
+    that the bounds reserve, with their last entries repeated up to its size: loads clamp their
+    indices, so this changes no value. Others are read in place, and no plan takes another.
 
     Attributes:
         names: of all inputs.
@@ -343,7 +343,7 @@ class Inputs:
         device = self._geometry.device
         shared = device.type == "cpu" and field.name not in self.mask_tensors
         is_used = tensor.device.type != "cpu" or field.name in self.outputs
-        if tensor.numel() and (is_used or (shared and not self._frozen)):
+        if tensor.numel() and (is_used or shared):
             return tensor
         own = self._own.get(field.name)
         shape = tuple(max(size, 1) for size in tensor.shape)
@@ -371,7 +371,7 @@ class Inputs:
                 name=field.name,
                 got=str(tensor.dtype),
                 expected=str(expected),
-                remedy=type_remedy(field, self._name),
+                remedy=type_remedy(field, self._name, tensor.dtype),
             )
         if tensor.device != device:
             raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))

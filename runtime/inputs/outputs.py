@@ -44,12 +44,14 @@ def given_to_run(field: TensorField, value: Any) -> torch.Tensor:
     return tensor
 
 
-def type_remedy(field: TensorField, variant: str) -> str:
+def type_remedy(field: TensorField, variant: str, got: torch.dtype) -> str:
     """What to do about a tensor of another dtype than the field's."""
     is_output, expected = isinstance(field, OutputField), f"torch.{field.dtype.name}"
     change = (
         f"Allocate it with dtype={expected}" if is_output else f"Convert it with .to({expected})"
     )
+    if got is torch.bool and field.dtype.name == "uint8":  # a byte may hold eight bools
+        return f"Pack a mask with wl.pack_masks. Where each entry is a number: {change}."
     return f"{change}, or declare the field of {variant} with its dtype."
 
 

@@ -41,9 +41,9 @@ class HostStrategy:
 
     def __init__(self, places: Places) -> None:
         rules = places.rules
-        stored, options = format_of(rules.spec.kv_format), rules.options
+        options = rules.options
         self._places = places
-        self._may_be = stored.native_storage is not None and options.may_plan_natively
+        self._may_be = options.may_plan_natively
         self._first = options.has_roles, False
         self._planners: dict[tuple[bool, bool], HostPlanner | None] = {}
         self._last: HostPlanner | None = None  # measures, too: the next batch mostly is alike

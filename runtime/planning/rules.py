@@ -55,6 +55,7 @@ class Options:
         sm_limit: CTAs that may get work, or None for all.
         tile: the caller's choice of a tile.
         may_mix: batches may get two roles by themselves.
+        is_native: planners are compiled for the format that plans have, which know its lists.
     """
 
     bounds: Bounds | None
@@ -63,11 +64,12 @@ class Options:
     sm_limit: int | None
     tile: TileConfig | None
     may_mix: bool = False
+    is_native: bool = True
 
     @property
     def may_plan_natively(self) -> bool:
         """Whether there are native planners: they know no fixed splits."""
-        return not self.batch_invariant
+        return self.is_native and not self.batch_invariant
 
     @property
     def has_roles(self) -> bool:

@@ -132,12 +132,10 @@ class AttentionDeclaration(Declaration):
         declared = options.bounds is not None
         for has_roles in sorted({bool(one.tile.of_roles) for one in choices}):
             planner, structs = PlannerSpec(spec.variant, has_roles), c_structs(roles=has_roles)
-            if stored.native_storage is not None:
-                yield from ((planner.render("cpp", structs), host) for host in hosts)
+            yield from ((planner.render("cpp", structs), host) for host in hosts)
             if isinstance(target, Arch) and declared and stored.plans_on_device:
                 yield planner.render("cuda", structs), target
-        of_lists = any(may_be_longest_first(one.tile, options, heads.group_size) for one in choices)
-        if of_lists and stored.native_storage is not None:
+        if any(may_be_longest_first(one.tile, options, heads.group_size) for one in choices):
             planner = PlannerSpec(spec.variant, longest_first=True)
             yield from ((planner.render("cpp", c_structs()), host) for host in hosts)
 

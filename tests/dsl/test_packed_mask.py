@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.errors import ArgumentError
+from warploom.errors import ArgumentError, WrongDType
 
 
 def test_a_single_mask_is_no_list_of_masks() -> None:
@@ -46,6 +46,13 @@ def test_masks_may_be_of_0_and_1() -> None:
 def test_what_is_no_list_of_masks_is_told_so(masks) -> None:
     with pytest.raises(ArgumentError, match=rf"masks: is {masks}; expected a list of masks, one"):
         wl.pack_masks(masks)
+
+
+def test_masks_that_were_not_packed_are_told_to_be() -> None:
+    shape: dict[str, Any] = {"num_q_heads": 1, "head_dim": 16, "dtype": "float32"}
+    unpacked = wl.PackedMask(torch.ones(40).bool(), torch.tensor([0, 40]).int())
+    with pytest.raises(WrongDType, match=r"Pack a mask with wl\.pack_masks"):
+        wl.AttentionWrapper(unpacked, **shape)
 
 
 def test_masks_without_a_pair_can_be_planned() -> None:

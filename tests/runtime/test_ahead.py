@@ -243,6 +243,10 @@ def test_wrong_arguments_are_told(host: HostTarget) -> None:
         wl.build_kernels(small(), archs=["sm_90"])
     with pytest.raises(ArgumentError, match="archs: names no back end"):
         wl.build_kernels(small(), archs=[])
+    with pytest.raises(ArgumentError, match=r"archs: is 'cpu'; expected .* such as \['cpu'\]"):
+        wl.build_kernels(small(), archs="cpu")
+    with pytest.raises(ArgumentError, match=r"processors: is 'native'; expected several names"):
+        wl.build_kernels(small(), archs=["cpu"], processors="native")
     with pytest.raises(ArgumentError, match=r"declarations: hold .*expected AttentionDeclaration"):
         wl.build_kernels([wl.Causal()], archs=["cpu"])  # type: ignore[list-item]
     with pytest.raises(UnsupportedSpec, match="float32 on CUDA"):

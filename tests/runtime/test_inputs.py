@@ -54,6 +54,16 @@ class Biased(Variant):
         return logits + self.bias[at.q_row, at.kv_pos] + self.table[at.kv_pos + 1]
 
 
+class Hidden(Variant):
+    """The mask reads its tensors, which are copied wherever they lie on the host."""
+
+    bias = Tensor("float32", ("q_row", "kv_pos"))
+    table = Tensor("float32", (None,))
+
+    def logits_mask(self, at: Position) -> Value:
+        return self.bias[at.q_row, at.kv_pos] + self.table[at.kv_pos + 1] > -1.0
+
+
 def graphed(variant: Any, **options: Any) -> AttentionWrapper:
     return AttentionWrapper(variant, **{**SHAPE, "bounds": BOUNDS, "cuda_graph": True, **options})
 
@@ -71,7 +81,7 @@ def test_host_values_never_overwrite_the_callers_tensor() -> None:
 
 
 def test_frozen_inputs_keep_their_memory_and_mean_what_they_would() -> None:
-    wrapper, plain = graphed(Biased()), AttentionWrapper(Biased(), **SHAPE)
+    wrapper, plain = graphed(Hidden()), AttentionWrapper(Hidden(), **SHAPE)
     places = []
     for rows, keys, entries in ((4, 20, 9), (12, 64, 9), (2, 5, 3)):
         q, k, v = torch.randn(rows, 2, 32), torch.randn(keys, 2, 32), torch.randn(keys, 2, 32)
@@ -90,8 +100,22 @@ def test_a_tensor_padded_to_the_bounds_must_still_serve_the_batch() -> None:
         graphed(PrefixLM()).plan([0, 1, 2], [0, 9, 18], prefix_len=[3])
 
 
+def test_frozen_inputs_on_the_device_are_read_in_place() -> None:
+    given = {"bias": torch.zeros(4, 20), "table": torch.zeros(21)}
+    wrapper, plain = graphed(Biased(**given)), AttentionWrapper(Biased(**given), **SHAPE)
+    q, (k, v) = torch.randn(4, 2, 32), torch.randn(2, 20, 2, 32)
+    for value in (0.0, 1.0, 2.0):
+        given["bias"][:, 3] = value
+        for each in (wrapper, plain):
+            if value != 2.0:  # runs without a new plan see it, too
+                each.plan([0, 4], [0, 20])
+        torch.testing.assert_close(wrapper.run(q, (k, v)), plain.run(q, (k, v)))
+    with pytest.raises(FrozenByGraph, match="Write new values into the first tensor"):
+        wrapper.plan([0, 4], [0, 20], bias=given["bias"].clone())
+
+
 def test_frozen_inputs_refuse_to_move() -> None:
-    wrapper = graphed(Biased())
+    wrapper = graphed(Hidden())
     wrapper.plan([0, 4], [0, 20], bias=torch.zeros(4, 20), table=torch.zeros(9))
     with pytest.raises(FrozenByGraph, match=r"table is .*captured launches keep"):
         wrapper.plan([0, 4], [0, 20], table=torch.zeros(10))

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 import warploom as wl
 from warploom import errors
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.types.rounding import assert_close
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.selected import Selected
+from warploom.runtime.planning import host_strategy
 
 HEADS, KV_HEADS, DIM, PAGES = 4, 2, 64, 60
 
@@ -225,3 +227,16 @@ def test_a_view_with_entries_too_far_apart_is_refused(strides: tuple[int, ...], 
         return
     with pytest.raises(errors.WrongStride, match="kv_indices"):
         make_batch(paged, rows, rows, view, ones)
+
+
+def test_warm_selections_build_no_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy plans them, and declarations name no other kernel than that of attention."""
+    made: list[Any] = []
+    monkeypatch.setattr(host_strategy, "HostPlanner", lambda *spec: made.append(spec))
+    declaration = wl.PageSelectionDeclaration(
+        wl.Causal(), kv_format=wl.Paged(16), num_q_heads=4, head_dim=64, dtype="float32"
+    )
+    host = host_target()
+    assert {source.labels[0] for source, _ in declaration.jobs(host, [host])} == {("kind", "cpu")}
+    declaration.on("cpu").warm_up(progress=False)
+    assert not made
