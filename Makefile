@@ -27,7 +27,7 @@ comma   := ,
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 FOLDERS := dsl templates codegen scheduler runtime serving engines
 LINKS   := build/links/warploom
-HEADERS := $(wildcard templates/*/warploom/*.cuh templates/*/warploom/*.hpp templates/*/warploom/*/*.cuh)
+HEADERS := $(wildcard templates/*/warploom/*.cuh templates/*/warploom/*.hpp templates/*/warploom/*/*.cuh templates/*/warploom/*/*.hpp)
 
 # with a GPU, the demo compiles for it
 DEMO_EXTRAS := $(if $(shell command -v nvidia-smi),cu13$(comma))demo

@@ -16,9 +16,10 @@ CTAs then work at tiles of the same heads at the same time, and memory is asked 
 With an equal part of the line for each CTA all heads are read at once, at different places.
 
 Short prefills are never cut (`RolePrices.shortest_cut`): lists are of whole ones then, mostly of
-one, each tile for all heads before the next, so that the last to be claimed are the shortest. Who
-prefills claims the next, as do decoding CTAs that are done. But where they are few, one may take
-longer than an equal part by more than what cutting costs.
+one. Where the cache holds their keys, each tile of all heads comes before the next, so that the
+last ones of a request, of all heads, are its shortest. Who prefills claims the next list, as do
+decoding CTAs that are done. But where they are few, one may take longer than an equal part by more
+than what cutting costs.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
         return Pieces.none(), 0
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
     if problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas):
-        line = Line.of(tiles, problem.num_kv_heads, problem.cost_model, by_tile=True)
+        if not _reads_beyond_cache(tiles, problem):
+            line = Line.of(tiles, problem.num_kv_heads, problem.cost_model, by_tile=True)
         own, cuts = _whole(line, ctas)
     else:
         own, cuts = _cuts(line, tiles, problem, ctas)

@@ -31,7 +31,7 @@ class Grid:
 
     Attributes:
         lines: equal lines; one for each key/value head, or a single one for all.
-        heads: key/value heads of a line, one after the other.
+        heads: key/value heads of a line.
         columns: CTAs of each line.
     """
 

@@ -19,8 +19,8 @@ _FOR_A_BATCH = {
     "beforehand what is enough for all.",
 }
 _ON_A_CPU = {
-    "remedy": "Allocate workspace_size(bounds) bytes, asked with as many threads "
-    "(torch.get_num_threads()) as there are now."
+    "remedy": "Allocate workspace_size(bounds) bytes, asked with as many threads as there are now "
+    "(torch.get_num_threads(), or WARPLOOM_THREADS)."
 }
 
 

@@ -59,10 +59,12 @@ def test_prefills_beyond_the_cache_are_whole_and_in_the_order_of_the_line(
     verify(plan, case.visibility)
 
 
+@pytest.mark.parametrize("cached", [None, 2 * 47 * 128, 2 * 47 * 128 - 1])
 @pytest.mark.parametrize("limit", [None, 40, 12])
-def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None) -> None:
-    """Query tiles of the chunk see 47 key tiles of 128 at most."""
+def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None, cached: int | None) -> None:
+    """Query tiles of the chunk see 47 key tiles of 128 at most, as the first one does."""
     case, longest = busy(kit, limit), 47 * 128
+    case = replace(case, prices=replace(case.prices, cached_keys=cached))
     cut = case.plan(prices=replace(case.prices, shortest_cut=longest))
     plan = case.plan(prices=replace(case.prices, shortest_cut=longest + 1))
     assert (cut.items["slot"][cut.role == 0] >= 0).any()
@@ -73,8 +75,9 @@ def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None) -> None:
     items, whole = np.concatenate(found), -(-700 * 4 // 48) * 2
     assert len(items) == prefill.items == whole and (items["slot"] < 0).all()
     assert {len(own) for own in found[:-1]} == {-(-whole // (6 * prefill.ctas))}
-    line = items["kv_head"] - items["row_begin"].astype(int) * 10**3  # the last rows are first
-    assert (np.diff(line) > 0).all()
+    by_tile, by_head = (1, 10**3) if cached in (None, 2 * longest) else (10**6, 1)
+    line = items["kv_head"] * by_tile - items["row_begin"].astype(int) * by_head
+    assert (np.diff(line) > 0).all()  # the last rows are first
     verify(plan, case.visibility)
 
 

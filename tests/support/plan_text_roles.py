@@ -28,10 +28,10 @@ def build(problem: Problem) -> WorkList:
        too, and some are to share, cut most of each line into a part for each of these, and the
        rest into shared parts.
     3. Lay prefills of all heads on one line. If all are short, and none is much longer than an
-       equal part, put each tile of all heads before the next, and cut the line into lists of whole
-       ones, of which each of the CTAs that remain has one and the others are shared. Else do so
-       with most of the line, head by head; or, if there are too few, cut it into a part for each of
-       these CTAs. Cut the rest into shared parts.
+       equal part, cut it into lists of whole ones, of which each of the CTAs that remain has one
+       and the others are shared; each tile of all heads is put before the next if the cache holds
+       all keys. Else do so with most of the line; or, if there are too few, cut it into a part for
+       each of these CTAs. Cut the rest into shared parts.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
     """
     prefill, decode = problem.by_role()
@@ -85,7 +85,10 @@ def _prefills(problem: Problem, ctas: int) -> tuple[list[Line], list[Line], list
     line = [item for items in heads for item in items]
     if not line:
         return [[] for _ in range(ctas)], [], []
-    if _are_short(problem, line, ctas):
+    assert problem.prices is not None
+    cached = problem.prices.cached_keys
+    fits = cached is None or _keys(problem, line) <= cached
+    if _are_short(problem, line, ctas) and fits:
         line = [item for alike in zip(*heads, strict=True) for item in alike]
     own, first, end, behind = _parts(problem, line, ctas)
     snap, rest = end // (len(first) * SNAP), length(problem, line) - end

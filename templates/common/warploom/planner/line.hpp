@@ -50,7 +50,7 @@ class Line {
   WL_FN void take_heads() { length_ = head_length_ * p_.heads_per_line; }
 
   // Leaves the boundaries of parts for so many CTAs in `best()`, and behind them those of shared
-  // ones: lists of whole items, by tile, if all have fewer key tiles than `least_cut`; rounds of these where
+  // ones: lists of whole items if all have fewer key tiles than `least_cut`; rounds of these where
   // the cache does not hold so many keys as they read; else equal parts, of which none is shorter
   // than `least`. `p.columns` must have been room for all.
   WL_FN SharedParts share(int ctas, int active, int one_of, int shortest_cut, int cached_keys) {
@@ -58,11 +58,11 @@ class Line {
       const int each = (items() - 1) / ((kMostRounds + 2) * ctas) + 1;
       const int lists = (items() - 1) / each + 1, own = min(ctas, lists);
       mark_parts(lists, each, length_, 0, 0);
-      is_by_tile_ = true;
+      is_by_tile_ = fit_cache(cached_keys);
       return {own, lists - own};
     }
     const wide least = 2 * p_.per_tile * p_.grain;
-    if (active > 1 && cached_keys > 0 && keys() > cached_keys) {
+    if (active > 1 && !fit_cache(cached_keys)) {
       if (const Rounds rounds = rounds_of(ctas, active, one_of); rounds.lists > 0) {
         const wide end = place({rounds.each * rounds.lists, 0});
         const int tail = int(min(wide(ctas), quotient(length_ - end, 3 * least)));
@@ -106,8 +106,8 @@ class Line {
     best_ = s_.marks + best * (p_.columns + 1);
   }
 
-  // Each tile lies there for all heads before the next does, so that the last items are the shortest;
-  // otherwise all tiles of a head do. Nothing is cut then.
+  // Each tile lies there for all heads before the next does, and nothing is cut; otherwise all
+  // tiles of a head lie before those of the next.
   WL_FN bool is_by_tile() const { return is_by_tile_; }
 
   // Boundaries 0 .. p.columns; those behind the last CTA with work are the end of the line.
@@ -125,7 +125,8 @@ class Line {
     return team_.any(found);
   }
 
-  // Keys that the items of all heads read, those of a segment once.
+  // Whether the cache holds the keys that the items of all heads read, those of a segment once.
+  WL_FN bool fit_cache(int cached_keys) const { return cached_keys == 0 || keys() <= cached_keys; }
   WL_FN wide keys() const {
     wide found = 0, total = 0;
     team_.each(team_.range(tiles_), [&](int t) {

@@ -203,14 +203,14 @@ class Part {
             first.visible > 0, last.visible > 0 && last.item > first.item};
   }
 
-  // An item's place: of a tile in the order of a head, and which head. Runs of items on the line are
-  // the tiles of a head, or the heads of a tile.
+  // An item's place: of a tile in the order of a head, and which head. Runs of items on the line
+  // are the tiles of a head, or the heads of a tile.
   struct Spot {
     int place, head;
   };
   WL_FN int run() const { return is_by_tile_ ? z_.heads_per_line : tiles_; }
-  WL_FN Spot spot(int run, int within) const {
-    return is_by_tile_ ? Spot{run, within} : Spot{within, run};
+  WL_FN Spot spot(int number, int within) const {
+    return is_by_tile_ ? Spot{number, within} : Spot{within, number};
   }
   WL_FN Spot spot(int item) const {
     const int number = run_of_item_.of(item);

@@ -45,8 +45,8 @@ struct Scratch {
   }
 };
 
-// Quotients by one size. Dividing is slow, and who asks for values in order mostly stays in the step
-// found last.
+// Quotients by one size. Dividing is slow, and who asks for values in order mostly stays in the
+// step found last.
 template <class Number>
 class Steps {
  public:
