@@ -1,4 +1,4 @@
-"""Extra inputs: whose memory they live in, what CUDA graphs freeze, and which sizes must match."""
+"""Extra inputs: whose memory they live in, and which sizes must match."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.document_mask import DocumentMask
 from warploom.dsl.library.packed_mask import PackedMask, TreeMask, pack_masks
-from warploom.dsl.library.prefix_lm import PrefixLM
 from warploom.dsl.library.qk_norm import QKNorm
-from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.types.formats import BlockSparse, Composed, Paged, Ragged
 from warploom.dsl.values.position import Position
@@ -27,7 +25,6 @@ from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import (
     ArgumentError,
-    FrozenByGraph,
     MissingInput,
     NotPlanned,
     PlanMismatch,
@@ -54,16 +51,6 @@ class Biased(Variant):
         return logits + self.bias[at.q_row, at.kv_pos] + self.table[at.kv_pos + 1]
 
 
-class Hidden(Variant):
-    """The mask reads its tensors, which are copied wherever they lie on the host."""
-
-    bias = Tensor("float32", ("q_row", "kv_pos"))
-    table = Tensor("float32", (None,))
-
-    def logits_mask(self, at: Position) -> Value:
-        return self.bias[at.q_row, at.kv_pos] + self.table[at.kv_pos + 1] > -1.0
-
-
 def graphed(variant: Any, **options: Any) -> AttentionWrapper:
     return AttentionWrapper(variant, **{**SHAPE, "bounds": BOUNDS, "cuda_graph": True, **options})
 
@@ -80,49 +67,6 @@ def test_host_values_never_overwrite_the_callers_tensor() -> None:
     assert inputs.tensors["table"] is own  # a captured graph sees the new values
 
 
-def test_frozen_inputs_keep_their_memory_and_mean_what_they_would() -> None:
-    wrapper, plain = graphed(Hidden()), AttentionWrapper(Hidden(), **SHAPE)
-    places = []
-    for rows, keys, entries in ((4, 20, 9), (12, 64, 9), (2, 5, 3)):
-        q, k, v = torch.randn(rows, 2, 32), torch.randn(keys, 2, 32), torch.randn(keys, 2, 32)
-        given: dict[str, Any] = {"bias": torch.randn(rows, keys), "table": torch.randn(entries)}
-        for each in (wrapper, plain):
-            each.plan([0, rows], [0, keys], **given)
-        torch.testing.assert_close(wrapper.run(q, (k, v)), plain.run(q, (k, v)))
-        tensors = wrapper._inputs.tensors
-        places.append([(x.data_ptr(), x.shape, x.stride()) for x in tensors.values()])
-    assert places[0] == places[1] == places[2]
-    assert wrapper._inputs.tensors["bias"].shape == (12, 64)
-
-
-def test_a_tensor_padded_to_the_bounds_must_still_serve_the_batch() -> None:
-    with pytest.raises(WrongShape, match="batch>=2"):
-        graphed(PrefixLM()).plan([0, 1, 2], [0, 9, 18], prefix_len=[3])
-
-
-def test_frozen_inputs_on_the_device_are_read_in_place() -> None:
-    given = {"bias": torch.zeros(4, 20), "table": torch.zeros(21)}
-    wrapper, plain = graphed(Biased(**given)), AttentionWrapper(Biased(**given), **SHAPE)
-    q, (k, v) = torch.randn(4, 2, 32), torch.randn(2, 20, 2, 32)
-    for value in (0.0, 1.0, 2.0):
-        given["bias"][:, 3] = value
-        for each in (wrapper, plain):
-            if value != 2.0:  # runs without a new plan see it, too
-                each.plan([0, 4], [0, 20])
-        torch.testing.assert_close(wrapper.run(q, (k, v)), plain.run(q, (k, v)))
-    with pytest.raises(FrozenByGraph, match="Write new values into the first tensor"):
-        wrapper.plan([0, 4], [0, 20], bias=given["bias"].clone())
-
-
-def test_frozen_inputs_refuse_to_move() -> None:
-    wrapper = graphed(Hidden())
-    wrapper.plan([0, 4], [0, 20], bias=torch.zeros(4, 20), table=torch.zeros(9))
-    with pytest.raises(FrozenByGraph, match=r"table is .*captured launches keep"):
-        wrapper.plan([0, 4], [0, 20], table=torch.zeros(10))
-    assert wrapper.planned is None
-    wrapper.plan([0, 4], [0, 20], table=torch.zeros(2))
-
-
 def test_a_plan_undoes_what_runs_gave_and_keeps_what_it_is_given() -> None:
     wrapper = AttentionWrapper(SoftCap(5.0), **SHAPE)
     q, k, v = 10 * torch.randn(3, 2, 32), torch.randn(11, 2, 32), torch.randn(11, 2, 32)
@@ -133,14 +77,6 @@ def test_a_plan_undoes_what_runs_gave_and_keeps_what_it_is_given() -> None:
         given: dict[str, Any] = {} if cap is None else {"cap": cap}
         wrapper.plan([0, 3], [0, 11], **given)
         assert torch.equal(wrapper.run(q, (k, v)), expected)
-
-
-def test_frozen_scalars_of_the_mask_stay() -> None:
-    wrapper = graphed(SlidingWindow(4))
-    wrapper.plan([0, 4], [0, 20], left=5)
-    wrapper.plan([0, 4], [0, 21], left=5)
-    with pytest.raises(FrozenByGraph, match="left is 6"):
-        wrapper.plan([0, 4], [0, 20], left=6)
 
 
 @pytest.mark.parametrize("lanes", [8, 24, 40])
