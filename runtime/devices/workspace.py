@@ -52,7 +52,8 @@ class Workspace:
         """
         self._device = device
         self.streams = Streams(device) if device.type == "cuda" else None
-        self._why = _FOR_A_BATCH if not has_bounds else {} if self.streams else _ON_A_CPU
+        for_bounds = {} if self.streams else _ON_A_CPU
+        self._why = for_bounds if has_bounds else _FOR_A_BATCH
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._size: WorkspaceSize | None = None
         self._is_cleared = False  # the counters are zero, whether a graph is replayed or not

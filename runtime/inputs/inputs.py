@@ -35,6 +35,7 @@ from warploom.runtime.inputs.values import (
     as_seen_input,
     checked_scalar,
     extended,
+    lies_in,
     refuse_large_on_device,
     with_an_element,
 )
@@ -313,7 +314,7 @@ class Inputs:
         tensor = as_given(field, value)
         is_copied = tensor.device.type == "cpu" and name not in self.outputs
         self._check_type(field, tensor, tensor.device if is_copied else None)
-        placed = self._place(field, tensor)
+        placed = self._place(field, tensor, self._frozen and not lies_in(value, tensor))
         if self._frozen and self._settled and name in self.tensors:
             got, before = _address(placed), _address(self.tensors[name])
             if got != before:
@@ -338,10 +339,10 @@ class Inputs:
         self.tensors[name] = new.placed
         self._shapes[name] = tuple(new.tensor.shape)
 
-    def _place(self, field: TensorField, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, or memory for a copy that belongs to these inputs."""
+    def _place(self, field: TensorField, tensor: torch.Tensor, moves: bool) -> torch.Tensor:
+        """The tensor itself, or memory of these inputs for a copy, also where `moves`: it is new."""
         device = self._geometry.device
-        shared = device.type == "cpu" and field.name not in self.mask_tensors
+        shared = device.type == "cpu" and field.name not in self.mask_tensors and not moves
         is_used = tensor.device.type != "cpu" or field.name in self.outputs
         if tensor.numel() and (is_used or shared):
             return tensor

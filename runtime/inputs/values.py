@@ -145,6 +145,13 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
     return tensor.to(expected) if floats else tensor
 
 
+def lies_in(value: Any, tensor: torch.Tensor) -> bool:
+    """True if what `as_input` made of a value is the value's own memory."""
+    if isinstance(value, (list, tuple, int, float)):
+        return False
+    return as_torch(value, "").data_ptr() == tensor.data_ptr()
+
+
 def as_seen_input(field: ScalarField | TensorField, value: Any) -> Number | torch.Tensor:
     """What an operator is given for a field: a number, or a tensor, which may stand for another."""
     if isinstance(field, ScalarField):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -68,6 +69,18 @@ def test_frozen_inputs_on_the_device_are_read_in_place() -> None:
         torch.testing.assert_close(wrapper.run(q, (k, v)), plain.run(q, (k, v)))
     with pytest.raises(FrozenByGraph, match="Write new values into the first tensor"):
         wrapper.plan([0, 4], [0, 20], bias=given["bias"].clone())
+
+
+@pytest.mark.parametrize("given", [np.float64, list, torch.DoubleTensor], ids=str)
+def test_what_is_converted_may_be_given_again(given: Any) -> None:
+    bias = torch.zeros(4, 20)
+    wrapper, plain = graphed(Biased(bias=bias)), wl.AttentionWrapper(Biased(bias=bias), **SHAPE)
+    q, (k, v) = torch.randn(4, 2, 32), torch.randn(2, 20, 2, 32)
+    for size in (21, 3, 9):
+        table = given(torch.randn(size).tolist())
+        for each in (wrapper, plain):
+            each.plan([0, 4], [0, 20], table=table)
+        torch.testing.assert_close(wrapper.run(q, (k, v)), plain.run(q, (k, v)))
 
 
 def test_frozen_inputs_refuse_to_move() -> None:
