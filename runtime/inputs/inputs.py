@@ -340,7 +340,7 @@ class Inputs:
         self._shapes[name] = tuple(new.tensor.shape)
 
     def _place(self, field: TensorField, tensor: torch.Tensor, moves: bool) -> torch.Tensor:
-        """The tensor itself, or own memory for a copy, also of one that `moves`: it is made anew."""
+        """The tensor itself, or memory of these inputs for a copy; so if it `moves`, made anew."""
         device = self._geometry.device
         shared = device.type == "cpu" and field.name not in self.mask_tensors and not moves
         is_used = tensor.device.type != "cpu" or field.name in self.outputs
