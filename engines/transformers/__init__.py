@@ -29,6 +29,8 @@ def register(name: str = NAME, *, variant: Choice | None = None) -> None:
     for a package of this name otherwise. Another flash implementation makes it forget all names of
     warploom, with each forward; call this again before a model gets one of them.
 
+    It also makes runs on a GPU begin when their inputs are empty (`engines.transformers.resets`).
+
     Args:
         name: another name to register under; it must contain "flash".
         variant: chooses what layers compute, in place of the model. It is given an
@@ -67,6 +69,7 @@ def register(name: str = NAME, *, variant: Choice | None = None) -> None:
 
     from warploom.engines.transformers.continuous import attention_forward
     from warploom.engines.transformers.masks import make_mask_or_none
+    from warploom.engines.transformers.resets import wait_for_resets
     from warploom.engines.transformers.variants import OwnVariants
 
     attend = attention_forward
@@ -74,6 +77,7 @@ def register(name: str = NAME, *, variant: Choice | None = None) -> None:
         attend = partial(attention_forward, own_variants=OwnVariants(variant))
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, make_mask_or_none)
+    wait_for_resets()
     loaded: Any = modeling_flash_attention_utils
     _REGISTERED.add(name)
     loaded._loaded_implementation = _AnyRegistered(name)
