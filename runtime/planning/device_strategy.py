@@ -36,14 +36,14 @@ class DeviceStrategy:
         is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
         self._may_be = is_cuda and options.bounds is not None and options.may_plan_natively
         # All of them stay: a CUDA graph may replay any.
-        self._planners: dict[tuple[int, int, int], DevicePlanner] = {}
+        self._planners: dict[tuple[int, int, int, bool], DevicePlanner] = {}
 
     def prepare(self) -> None:
         if self._may_be:
-            has_roles = self._rules.options.has_roles
-            spec = PlannerSpec(self._rules.spec.variant, has_roles)
-            source = spec.render("cuda", c_structs(roles=has_roles))
-            build(source, cuda_facts(self._rules.device.index).arch)
+            for has_roles in {bool(choice.tile.of_roles) for choice in self._rules.choices()}:
+                spec = PlannerSpec(self._rules.spec.variant, has_roles)
+                source = spec.render("cuda", c_structs(roles=has_roles))
+                build(source, cuda_facts(self._rules.device.index).arch)
 
     def read(self, given: Arguments) -> OnDevice | None:
         """The batch, if the device can plan it; raises BoundsExceeded for too many requests."""
@@ -57,7 +57,7 @@ class DeviceStrategy:
         requests = len(given.qo_indptr) - 1
         rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
         batch = OnDevice.of(tensors, requests, rows, bounds)
-        choice = rules.one_tile(batch)
+        choice = rules.of_unread(batch)
         if choice.pretransformed_keys or not rules.uses_stream_k(batch, choice.tile):
             return None
         if requests > min(bounds.max_requests, bounds.segments):
@@ -81,15 +81,15 @@ class DeviceStrategy:
             raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")
         workspace = self._places.memory.workspace
         workspace.fit(place.size)
-        planner = self._planner(place.site)
+        planner = self._planner(place.site, place.has_roles)
         planner.write(batch, inputs, place.site, workspace.address("plan"))
         planner.params.set("votes", workspace.address("votes"))
         planner.launch(torch.cuda.current_stream(self._rules.device).cuda_stream)
         return self._places.planned(batch, place, inputs, "the device")
 
-    def _planner(self, site: Site) -> DevicePlanner:
+    def _planner(self, site: Site, has_roles: bool) -> DevicePlanner:
         rules, device = self._rules, self._rules.device
-        key = (*grid_of(site, rules.heads.num_kv), site.scratch)
+        key = (*grid_of(site, rules.heads.num_kv), site.scratch, has_roles)
         if key not in self._planners:
             arch = cuda_facts(device.index).arch
             if site.scratch > arch.shared_per_cta - PlannerSpec.RESERVED:
@@ -99,8 +99,7 @@ class DeviceStrategy:
                     "smaller ones, or give the lengths on the host"
                 )
                 raise ArgumentError(name="bounds", reason=reason)
-            threads, teams, scratch = key
-            has_roles = rules.options.has_roles
+            threads, teams, scratch, _ = key
             spec = PlannerSpec(rules.spec.variant, has_roles, threads, scratch)
             self._planners[key] = DevicePlanner(spec, device, teams)
         return self._planners[key]

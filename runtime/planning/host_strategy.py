@@ -44,14 +44,15 @@ class HostStrategy:
         options = rules.options
         self._places = places
         self._may_be = options.may_plan_natively
-        self._first = options.has_roles, False
         self._planners: dict[tuple[bool, bool], HostPlanner | None] = {}
         self._last: HostPlanner | None = None  # measures, too: the next batch mostly is alike
 
     def _found(self) -> HostPlanner | None:
         """A planner, made when first needed; None where there is no compiler."""
         if self._last is None and self._may_be:
-            self._last = self._of(*self._first)
+            fixed = self._places.rules.fixed
+            has_roles = fixed is not None and bool(fixed.tile.of_roles)
+            self._last = self._of(has_roles, longest_first=False)
             self._may_be = self._last is not None
         return self._last
 

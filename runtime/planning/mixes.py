@@ -11,6 +11,11 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
 from warploom.runtime.planning.visibility import Heads
 
+PREFILL_ROWS = 256  # of a request: fewer may be drafts that are to be verified
+_FEW_ROWS = 64  # of the mean request: with more most rows are those of prefills
+# Planners of a device work in its shared memory, 180 KB of it for so many of these.
+_MOST_REQUESTS, _MOST_FUSED = 1024, 2048 * 128
+
 
 class Mixes:
     """Mixed batches of one wrapper, whose others get one tile.
@@ -50,6 +55,24 @@ class Mixes:
             if pays(cost, prefills, decodes, ctas):
                 return choice
         return None
+
+
+def may_hold_prefills(requests: int, rows: int, group_size: int) -> bool:
+    """Whether batches are to have two roles of whose requests nobody says how many rows each has.
+
+    It is where a prefill may come beside many requests of few rows: a tile for the mean request
+    reads the keys of a prefill often, and one for prefills computes rows that decodes do not have.
+
+    Args:
+        requests, rows: that a batch has, at most.
+        group_size: query heads of a key/value head.
+    """
+    return (
+        1 < requests <= _MOST_REQUESTS
+        and rows - requests >= PREFILL_ROWS
+        and rows <= _FEW_ROWS * requests
+        and rows * group_size <= _MOST_FUSED
+    )
 
 
 def _sizes(tile: TileConfig) -> RoleSizes:

@@ -21,7 +21,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
 from warploom.runtime.launching.pretransformed_keys import may_pretransform
-from warploom.runtime.planning.mixes import Mixes
+from warploom.runtime.planning.mixes import Mixes, may_hold_prefills
 from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.bounds import INT32_MAX, Bounds
@@ -71,11 +71,6 @@ class Options:
         """Whether there are native planners: they know no fixed splits."""
         return self.is_native and not self.batch_invariant
 
-    @property
-    def has_roles(self) -> bool:
-        """Whether plans have two roles."""
-        return self.tile is not None and bool(self.tile.of_roles)
-
 
 class Rules:
     """Rules for the plans of one wrapper, or of one declaration, which asks for tiles alone.
@@ -117,23 +112,46 @@ class Rules:
             return None
         rows, items, keys = INVARIANT_ROWS, None, None
         if bounds is not None:
+            if self._mixed_within(bounds):
+                return as_fixed(self._kernels.of_roles(self.heads.group_size)[0])
             mean = bounds.max_q_rows / max(1, bounds.segments)
             rows = max(1.0, mean) * self.heads.group_size  # who has rows has one at least
             items = bounds.segments * self.heads.num_kv
             keys = bounds.max_kv_len
         return as_fixed(self._kernels.choose(rows, items, keys))
 
+    def _mixed_within(self, bounds: Bounds) -> bool:
+        """Whether the kernel of all batches within bounds has two roles."""
+        options, group_size = self.options, self.heads.group_size
+        return (
+            options.may_mix
+            and not options.batch_invariant
+            and bounds.max_segments is None
+            and may_hold_prefills(bounds.max_requests, bounds.max_q_rows, group_size)
+            and bool(self._kernels.of_roles(group_size))
+        )
+
     def choice(self, batch: Batch, inputs: Inputs) -> TileChoice:
         """The tile of all plans, or that for a batch with the values that the mask reads."""
-        is_unread = isinstance(batch, OnDevice)
-        if self.mixes is None or is_unread or not self.mixes.may_be(batch.sizes):
+        if isinstance(batch, OnDevice):
+            return self.of_unread(batch)
+        if self.mixes is None or not self.mixes.may_be(batch.sizes):
             return self.one_tile(batch)
         count = partial(self._role_tiles, batch, inputs)
         return self.mixes.choice(self._free_ctas, count) or self.one_tile(batch)
 
     def one_tile(self, batch: Batch) -> TileChoice:
-        """The tile of a batch that gets one, as all do whose lengths lie on the device."""
+        """The tile of all plans, or that of a batch without roles."""
         return self.fixed or self._choose(batch)
+
+    def of_unread(self, batch: OnDevice) -> TileChoice:
+        """The tile of a batch whose lengths lie on the device: by its requests and its rows."""
+        sizes, group_size = batch.sizes, self.heads.group_size
+        if self.mixes is not None and may_hold_prefills(
+            sizes.num_requests, sizes.total_q_rows, group_size
+        ):
+            return self.mixes.choices[0]
+        return self.one_tile(batch)
 
     def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
         counted = batch.counted(sizes, inputs)

@@ -259,7 +259,7 @@ def test_bounds_leave_plans_to_the_device(group_size: int, stored: Any, arch: Ar
     for head_dim, requests, rows in product((64, 128), (1, 7, 64, 1024), (16, 64, 2048, 16384)):
         bounds = bounds_by_rows(min(requests, rows), rows, 1 << 20, group_size, page)
         spec = AttentionSpec(trace(wl.Causal()), head_dim, head_dim, dtype("bfloat16"), stored)
-        options = Options(bounds, True, False, None, None)
+        options = Options(bounds, True, False, None, None, may_mix=True)
         kernels, heads = KernelChoice(spec, arch, num_sms=132), Heads(group_size, 1)
         rules = Rules(spec, kernels, heads, options, torch.device("meta"))
         assert rules.fixed is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from support.gpu_planners import MakePlanner, choice, declared, of_lengths, plan
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.hostcc import HostTarget
+from warploom.codegen.planner_source import PlannerSpec, role_scratch_bytes
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
-from warploom.scheduler.roles import SHORTEST_CUT
+from warploom.runtime.planning.mixes import may_hold_prefills
+from warploom.scheduler.roles import COLUMNS, SHORTEST_CUT
 
 
 @pytest.fixture
@@ -78,10 +81,8 @@ def test_mixed_batches_get_two_roles_where_they_pay(
     with_bounds = planner(declared(kv_format=wl.Ragged(), bounds=mixed), hopper, 132)[0]
     assert choice(with_bounds, of_lengths([900, *many])).tile.of_roles
     assert not choice(with_bounds, of_lengths(many)).tile.of_roles
-    assert not choice(with_bounds, OnDevice.of((None,) * 4, 41, 940, mixed)).tile.of_roles
-    in_graphs = declared(kv_format=wl.Ragged(), bounds=mixed, cuda_graph=True)
     of_decodes = declared(kv_format=wl.Ragged(), bounds=replace(mixed, max_q_rows=41))
-    for declaration, arch in ((in_graphs, hopper), (of_decodes, hopper), (plain, older)):
+    for declaration, arch in ((of_decodes, hopper), (plain, older)):
         other = planner(declaration, arch, 132)[0]
         assert not choice(other, of_lengths([900, *many])).tile.of_roles
     jobs = list(plain.jobs(hopper, [host]))
@@ -91,6 +92,60 @@ def test_mixed_batches_get_two_roles_where_they_pay(
         for source in planner(plain, hopper, 132)[1].sources(choice(made, batch))
     }
     assert sum("warploom_planner" in source.code for source, of in jobs if of is host) == 3
+
+
+@pytest.mark.parametrize(
+    ("requests", "rows", "has_both"),
+    [
+        (41, 940, True),
+        (160, 4224, True),  # a chunk of 4k, and decodes
+        (1024, 2048, True),
+        (41, 41, False),  # decodes alone
+        (64, 64 * 4, False),  # drafts
+        (32, 8192, False),  # mostly prompts
+        (1, 4096, False),
+        (1025, 2048, False),  # more requests than a device plans for
+    ],
+)
+def test_one_kernel_has_two_roles_where_prefills_may_come_beside_decodes(
+    planner: MakePlanner, requests: int, rows: int, has_both: bool
+) -> None:
+    """Where the kernel is the same for all batches, or nobody reads what a batch is."""
+    bounds = wl.Bounds(requests, rows, 8192)
+    for cuda_graph in (True, False):
+        declaration = declared(kv_format=wl.Ragged(), bounds=bounds, cuda_graph=cuda_graph)
+        made = planner(declaration, ARCHS["sm_90a"], 132)[0]
+        unread = OnDevice.of((None,) * 4, requests, rows, bounds)
+        assert bool(choice(made, unread).tile.of_roles) == has_both
+        few = choice(made, OnDevice.of((None,) * 4, requests, requests, bounds)).tile
+        assert bool(few.of_roles) == (has_both and cuda_graph)
+        batch = of_lengths([1] * requests)
+        assert bool(choice(made, batch).tile.of_roles) == (has_both and cuda_graph)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_invariant": True},
+        {"kv_format": wl.BlockSparse((16, 16)), "bounds": wl.Bounds(160, 4224, 8192, 1024, 160)},
+        {"head_dim": 64},
+    ],
+)
+def test_kernels_without_roles_stay_so(planner: MakePlanner, changes: dict[str, Any]) -> None:
+    options = {"kv_format": wl.Ragged(), "bounds": wl.Bounds(160, 4224, 8192), **changes}
+    made = planner(declared(cuda_graph=True, **options), ARCHS["sm_90a"], 132)[0]
+    assert made.rules.fixed is not None
+    assert not made.rules.fixed.tile.of_roles
+
+
+@pytest.mark.parametrize("group_size", [1, 4, 8, 32])
+def test_devices_plan_the_largest_such_batch(group_size: int) -> None:
+    requests, sms = 1024, max(132, 148)
+    rows = min(64 * requests, 2048 * 128 // group_size)
+    assert may_hold_prefills(requests, rows, group_size)
+    assert not may_hold_prefills(requests + 1, rows, group_size)
+    scratch = role_scratch_bytes(rows * group_size // 128 + requests, requests, sms, COLUMNS)
+    assert scratch <= ARCHS["sm_90a"].shared_per_cta - PlannerSpec.RESERVED
 
 
 @pytest.mark.parametrize(
