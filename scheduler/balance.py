@@ -163,6 +163,8 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
     # result costs is no gain.
     most = np.maximum(visible[ctas] // model.grain - 1, 0)
     most[most * grain <= model.partial] = 0
+    # With less than that no CTA is left: a lower limit cuts, and the largest load stays.
+    kept = np.where(most > 0, loads + model.partial - most * grain, loads)
 
     def given_and_room(limit: Ints) -> tuple[Ints, Ints]:
         """(limits, num_ctas) grains that each CTA gives, and that it has room for."""
@@ -176,21 +178,22 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
         enough: npt.NDArray[np.bool_] = needed <= room.sum(axis=1)
         return enough
 
-    limit = lowest_fitting(limits_worth_cutting(mean, int(loads[-1])), fits)
+    limit = lowest_fitting(limits_worth_cutting(mean, int(kept.max()), int(loads[-1])), fits)
     if limit is None:
         return None
     given, room = (grains[0] for grains in given_and_room(np.array([limit])))
     return _lay_out(given, opening, room, visible[ctas], ctas, model.grain)
 
 
-def limits_worth_cutting(mean: int, largest: int) -> range:
+def limits_worth_cutting(mean: int, kept: int, largest: int) -> range:
     """Loads that CTAs may be limited to: from the mean to what is worth cutting.
 
     Args:
         mean: mean load.
+        kept: the most that a CTA keeps, whatever it gives.
         largest: of a CTA.
     """
-    return range(mean + mean // TOLERANCE, largest - largest // WORTH_SAVING + 1)
+    return range(max(mean + mean // TOLERANCE, kept), largest - largest // WORTH_SAVING + 1)
 
 
 def lowest_fitting(limits: range, fits: Callable[[Ints], npt.NDArray[np.bool_]]) -> int | None:

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from warploom.scheduler.balance import assign, level
 from warploom.scheduler.cost import CostModel
+from warploom.scheduler.problem import WORTH_SAVING
 
 
 def deal_with_heap(costs: list[int], num_ctas: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -54,6 +55,7 @@ def test_deal_equals_a_priority_queue(
     shape=st.sampled_from([(16, 32), (16, 64), (64, 128), (128, 64), (32, 64), (1, 32)]),
     piece=st.sampled_from([0, 100, 384]),
 )
+@example(visible=[50, 49, 11], num_ctas=2, shape=(16, 32), piece=100)  # 11 tiles give too few
 def test_level_keeps_its_bounds(
     visible: list[int], num_ctas: int, shape: tuple[int, int], piece: int
 ) -> None:
@@ -78,6 +80,15 @@ def test_level_keeps_its_bounds(
         assert moves.begin[mine[0]] >= model.grain
         assert all(moves.end[a] == moves.begin[b] for a, b in pairwise(mine))
         assert moves.end[mine[-1]] == last[owner]
+    # what partial results cost counts: to whom they go, and whose last tile they were cut from
+    after = np.zeros(num_ctas, np.int64)
+    after[queue % num_ctas] = queue // num_ctas
+    gone = moves.end - moves.begin
+    np.subtract.at(after, moves.owner, model.per_tile * gone)
+    np.add.at(after, moves.cta, model.of_chunks(gone) + model.partial)
+    after[owners] += model.partial
+    largest = int(queue[-1] // num_ctas)
+    assert after.max() <= largest - largest // WORTH_SAVING
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(1, 64), (16, 64), (64, 32), (128, 128), (128, 64)])

@@ -165,11 +165,17 @@ def _limit(
     """Grains that each CTA gives, and has room for, at the lowest limit where the rooms suffice."""
     model = problem.cost_model
     grain = model.per_tile * model.grain
-    for limit in limits_worth_cutting(mean, queue[-1][0]):
+    gifts = []
+    for _, cta in queue:
+        most = work[cta][-1].visible // model.grain - 1 if work[cta] else 0
+        gifts.append(most if most * grain > model.partial else 0)
+    kept = max(
+        load + model.partial - most * grain if most > 0 else load
+        for (load, _), most in zip(queue, gifts, strict=True)
+    )
+    for limit in limits_worth_cutting(mean, kept, queue[-1][0]):
         given, room = [], []
-        for load, cta in queue:
-            most = work[cta][-1].visible // model.grain - 1 if work[cta] else 0
-            most = most if most * grain > model.partial else 0
+        for (load, _), most in zip(queue, gifts, strict=True):
             given.append(max(0, min(-((limit - model.partial - load) // grain), most)))
             if load <= limit:
                 given[-1] = 0

@@ -48,13 +48,16 @@ class Levelling {
     grain_ = wide(p_.per_tile) * p_.grain;
     piece_ = wide(p_.fixed) + p_.partial;
     opening_ = (piece_ + grain_ - 1) / grain_;
+    // With less than `kept` no CTA is left: a lower limit cuts, and the largest load stays.
+    wide kept = mean + mean / p_.tolerance;
     for (int i = 0; i < ctas; ++i) {
       const wide most = max(tiles_[ctas_[i]] / p_.grain - 1, 0);
       most_[i] = most * grain_ <= p_.partial ? 0 : most;
+      kept = max(kept, most_[i] > 0 ? loads_[i] + p_.partial - most_[i] * grain_ : loads_[i]);
     }
     wide limit = 0;
     const wide end = largest - largest / p_.worth_saving + 1;
-    if (lowest_fitting(mean + mean / p_.tolerance, end, limit)) lay_out(limit);
+    if (lowest_fitting(kept, end, limit)) lay_out(limit);
   }
 
   WL_FN int pieces() const { return count_; }
