@@ -21,7 +21,7 @@ from warploom.scheduler.layout import (
     WORK_ITEM,
     Record,
 )
-from warploom.scheduler.roles import Role, check_ctas, lists_of, most_cuts, split_of
+from warploom.scheduler.roles import Role, check_ctas, most_cuts, num_lists, split_of
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Capacity:
 
     @property
     def num_lists(self) -> int:
-        """Lists of items; see `lists_of`."""
-        return lists_of(self.num_ctas, self.num_roles)
+        """Lists of items; see `num_lists`."""
+        return num_lists(self.num_ctas, self.num_roles)
 
     @cached_property
     def sizes(self) -> dict[str, int]:

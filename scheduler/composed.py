@@ -36,7 +36,7 @@ from warploom.scheduler.layout import MERGE, ROW_CODE, ROW_MERGE, WORK_ITEM, Int
 from warploom.scheduler.ordering import longest_first
 from warploom.scheduler.plan import header_of
 from warploom.scheduler.prefixes import PrefixForest
-from warploom.scheduler.problem import Problem, WorkList, lists_of
+from warploom.scheduler.problem import Problem, WorkList, ranges_and_loads
 from warploom.scheduler.role_lists import share_out
 from warploom.scheduler.roles import Role, role_of_rows
 from warploom.scheduler.sharing import Choice, choose_parts
@@ -248,7 +248,7 @@ def _deal(tiles: PackedTiles, num_shared: int, problem: Problem) -> tuple[WorkLi
         items, tile = np.concatenate((items, pieces)), np.append(tile, tile[owner])
         cta, cost = moves.join(cta, cost, owner, model)
     order = np.lexsort((-cost, items["segment"] >= num_shared, cta))
-    indptr, loads = lists_of(cta, cost, problem.num_ctas)
+    indptr, loads = ranges_and_loads(cta, cost, problem.num_ctas)
     return WorkList(indptr, items[order], np.zeros(0, MERGE.dtype), loads), tile[order]
 
 

@@ -18,7 +18,7 @@ from warploom.scheduler.roles import (
     SHARED_DECODES,
     SHARED_PREFILLS,
     RoleWork,
-    lists_of,
+    num_lists,
 )
 
 
@@ -85,7 +85,7 @@ class Plan:
     @property
     def num_lists(self) -> int:
         """All lists, those without items, too."""
-        return lists_of(self.problem.num_ctas, len(self.problem.roles))
+        return num_lists(self.problem.num_ctas, len(self.problem.roles))
 
     def _owned(self, lists: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """(roles, num_ctas) of values of lists: those that CTAs have for their own."""

@@ -184,12 +184,12 @@ def by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int
     key = 2 * cta + (items["slot"] < 0)
     if num_ctas < 2**15:
         key = key.astype(np.uint16)
-    indptr, loads = lists_of(cta, cost, num_ctas)
+    indptr, loads = ranges_and_loads(cta, cost, num_ctas)
     items = items.take(np.argsort(key, kind="stable"))
     return WorkList(indptr, items, merges, loads)
 
 
-def lists_of(cta: Ints, cost: Ints, num_ctas: int) -> tuple[npt.NDArray[np.int32], Ints]:
+def ranges_and_loads(cta: Ints, cost: Ints, num_ctas: int) -> tuple[npt.NDArray[np.int32], Ints]:
     """Where each CTA's list begins and ends, int32 (num_ctas + 1,), and its cost, (num_ctas,).
 
     Args:

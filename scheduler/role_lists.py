@@ -36,7 +36,7 @@ from warploom.scheduler.roles import (
     SHARED_DECODES,
     SHARED_PREFILLS,
     RolePrices,
-    lists_of,
+    num_lists,
 )
 from warploom.scheduler.stream_k import SNAP, Grid, Line, Pieces, boundaries_at, cut, partition
 from warploom.scheduler.tiles import Tiles, query_tiles
@@ -94,7 +94,7 @@ def in_lists(problem: Problem, prefills: Share, decodes: Share) -> WorkList:
         cost.append(share.pieces.cost * problem.prices.units[role])
     items, merges = _joined(prefills.pieces, decodes.pieces)
     found = by_cta(
-        items, merges, np.concatenate(number), np.concatenate(cost), lists_of(ctas, len(both))
+        items, merges, np.concatenate(number), np.concatenate(cost), num_lists(ctas, len(both))
     )
     return replace(
         found, num_shared=prefills.shared, num_decodes=decodes.ctas,

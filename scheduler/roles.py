@@ -227,7 +227,7 @@ def split_of(size: int, keys: int) -> int:
     return -(-size // keys) * keys
 
 
-def lists_of(num_ctas: int, num_roles: int) -> int:
+def num_lists(num_ctas: int, num_roles: int) -> int:
     """Lists of items that a plan has: one for each CTA, or by ROLE_OF_LISTS.
 
     C++: templates/common/warploom/role_lists.hpp.

@@ -76,8 +76,8 @@ def key_bounds(
     begin, end = visibility.kv_bounds(*where)
     begin = np.maximum(begin, 0)
     end = np.minimum(end, segments["kv_count"][where[0]])
-    begin = np.where(end > begin, begin - begin % keys, 0)
-    return begin, np.maximum(end, begin)
+    seen = end > begin
+    return np.where(seen, begin - begin % keys, 0), np.where(seen, end, 0)
 
 
 def span(tiles: Tiles, keys: int) -> Ints:

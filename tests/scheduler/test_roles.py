@@ -25,7 +25,7 @@ from warploom.scheduler.roles import (
     SHARED_PREFILLS,
     Role,
     RolePrices,
-    lists_of,
+    num_lists,
     roles_of,
 )
 from warploom.scheduler.unpack import unpack, unpack_batch
@@ -283,7 +283,7 @@ def test_one_role_alone_has_all_ctas(kit: Any, role: int) -> None:
 def test_openings_are_those_of_lists(kit: Any) -> None:
     plan = busy(kit).plan()
     openings = plan.openings()
-    assert len(openings) == lists_of(64, 2) == 576
+    assert len(openings) == num_lists(64, 2) == 576
     for number in np.flatnonzero(np.diff(plan.cta_indptr)):
         item = plan.items[plan.cta_indptr[number]]
         assert openings["item"][number].tolist() == item.tolist()
