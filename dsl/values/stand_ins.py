@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _torch() -> Any:
@@ -86,6 +87,32 @@ def is_watched() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
     )
+
+
+def uncompiled(reason: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorate a function that torch.compile goes around, with all that it calls.
+
+    Args:
+        reason: what it fails with under fullgraph=True, where nothing can be gone around.
+    """
+
+    def decorated(call: Callable[_P, _R]) -> Callable[_P, _R]:
+        disabled: list[Callable[_P, _R]] = []
+
+        @wraps(call)
+        def around(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if not disabled:  # importing it takes a second, which few need
+                dynamo = sys.modules.get("torch._dynamo")
+                if dynamo is None:
+                    return call(*args, **kwargs)
+                disabled.append(dynamo.disable(call))
+            return disabled[0](*args, **kwargs)
+
+        marks: Any = around
+        marks._torchdynamo_disable, marks._torchdynamo_disable_msg = True, reason
+        return around
+
+    return decorated
 
 
 def unseen(call: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -11,7 +11,7 @@ from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants import check
 from warploom.dsl.variants.fields import READING, Field, Reading
 from warploom.dsl.variants.variant import Variant, as_link
-from warploom.errors import ChainClash
+from warploom.errors import ArgumentError, ChainClash
 
 
 class ChainedVariant(Variant):
@@ -21,6 +21,13 @@ class ChainedVariant(Variant):
         self.links = links
         if softmax is not None:
             self.softmax = softmax
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.fields():
+            owner = next(link for link in self.links if name in link.fields()).name
+            reason = f"is no value of the chain, which has none; set it on the {owner} before"
+            raise ArgumentError(name=name, reason=f"{reason}, or give {name}=... to plan or run")
+        super().__setattr__(name, value)
 
     def _chain(self, hook: str, value: Value, at: Position) -> Value:
         for link in self.links:

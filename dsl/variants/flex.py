@@ -10,7 +10,7 @@ from warploom.dsl.types import location
 from warploom.dsl.types.doubles import check_doubles
 from warploom.dsl.values.arrays import for_torch
 from warploom.dsl.values.position import Position
-from warploom.dsl.values.stand_ins import unseen
+from warploom.dsl.values.stand_ins import uncompiled, unseen
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.block_lists import BlockLists
 from warploom.dsl.variants.capture import Captures, indexing, is_tensor, rebuild
@@ -107,6 +107,7 @@ class Flex(Variant):
         return isinstance(other, Flex) and self._captures.shares(name, other._captures)
 
 
+@uncompiled("a variant is made outside of the compiled function: call wl.flex(...) before it, once")
 @unseen
 def flex(
     score_mod: Callable[..., Any] | None = None,
@@ -186,14 +187,6 @@ def flex(
     made = Flex(score_mod, mask_mod, q_idx, lists, is_read)
     check_doubles(trace(made), made.doubles())
     return made
-
-
-# torch.compile neither traces it nor needs torch here to be told so; with fullgraph=True it fails
-# with this reason.
-flex._torchdynamo_disable = True  # type: ignore[attr-defined]
-flex._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-    "a variant is made outside of the compiled function: call wl.flex(...) before it, once"
-)
 
 
 def _check_callable(kind: str, given: Any) -> None:

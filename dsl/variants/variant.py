@@ -12,6 +12,7 @@ import warploom.dsl.values.foreign  # noqa: F401  (torch and NumPy find function
 from warploom.dsl.types import location
 from warploom.dsl.types.spec import HOOKS
 from warploom.dsl.values.position import Position
+from warploom.dsl.values.stand_ins import uncompiled
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants import fields as fields_module
 from warploom.dsl.variants.fields import READING, RESERVED, VALUES, Field, Reading, Scalar, Tensor
@@ -237,15 +238,10 @@ class Variant:
 ALIVE[id(Variant)] = Variant
 
 
+# An object that a graph makes would lack its values.
+@uncompiled("a variant is made outside of the compiled function: make it before, once")
 def _remember(made: Variant) -> None:
     ALIVE[id(made)] = made
-
-
-# Such an object would lack its values: torch.compile goes around it, or fails with this reason.
-_remember._torchdynamo_disable = True  # type: ignore[attr-defined]
-_remember._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-    "a variant is made outside of the compiled function: make it before, once"
-)
 
 
 def _check_body(cls: type[Variant]) -> None:

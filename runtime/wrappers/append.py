@@ -19,7 +19,7 @@ from warploom.codegen.compilers.hostcc import host_target
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import Layout, Paged
 from warploom.dsl.types.spec import TracedVariant
-from warploom.dsl.values.stand_ins import unseen
+from warploom.dsl.values.stand_ins import uncompiled, unseen
 from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.errors import WrongCall, WrongShape
 from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
@@ -41,6 +41,8 @@ from warploom.runtime.tensors.tensors import as_torch, byte_span
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.guard import Guard
 from warploom.scheduler.layout import SEGMENT
+
+_OUTSIDE = "it writes to the cache; call it outside of the compiled function, before it"
 
 
 class Appender(Uncopied):
@@ -129,6 +131,7 @@ class Appender(Uncopied):
         transforms = transforms_of(made)
         return transforms, _bound(made, transforms)
 
+    @uncompiled(_OUTSIDE)
     @unrecorded("append")
     @unseen
     def __call__(
@@ -236,6 +239,7 @@ class Appender(Uncopied):
             self._launch(stream)
 
 
+@uncompiled(_OUTSIDE)
 @unrecorded("append")
 @unseen
 def append(

@@ -12,7 +12,7 @@ from warploom.calls import explained
 from warploom.codegen.source import TileChoice
 from warploom.counters import count
 from warploom.dsl.types.formats import KVFormat
-from warploom.dsl.values.stand_ins import unseen
+from warploom.dsl.values.stand_ins import uncompiled, unseen
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned, NotTraced
 from warploom.logs import log
@@ -52,6 +52,7 @@ class Planning(Uncopied, Shown):
     _planner: Planner
     _launcher: Launcher | None  # none for the reference
 
+    @uncompiled("a batch is planned outside of the compiled function, which runs it")
     @explained
     @unseen
     def plan(

@@ -12,6 +12,7 @@ import torch
 
 from warploom.calls import explained
 from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.values.stand_ins import uncompiled
 from warploom.errors import (
     ArgumentError,
     IndexOutOfRange,
@@ -59,6 +60,7 @@ class PageSelectionWrapper(AttentionWrapper):
         """Raises ArgumentError for a format that is not paged."""
         return Selected.of(kv_format)
 
+    @uncompiled("a batch is planned outside of the compiled function, which runs it")
     @explained
     def plan(
         self,

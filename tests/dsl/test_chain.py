@@ -133,3 +133,13 @@ def test_classes_chain_and_other_things_do_not() -> None:
 def test_and_as_a_word_is_refused() -> None:
     with pytest.raises(ArgumentError, match="chain them: `a & b`"):
         _ = wl.Causal() and wl.SoftCap(30.0)
+
+
+def test_values_are_set_on_links_and_not_on_their_chain() -> None:
+    cap = wl.SoftCap(5.0)
+    chained = wl.Causal() & cap
+    with pytest.raises(ArgumentError, match=r"cap: .* set it on the SoftCap before"):
+        chained.cap = 2.0  # type: ignore[attr-defined]
+    cap.cap = 2.0
+    assert chained.inputs() == {"cap": 2.0}
+    chained.note = "mine"  # type: ignore[attr-defined]

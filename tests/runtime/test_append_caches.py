@@ -106,3 +106,14 @@ def test_caches_that_need_gradients_are_refused_at_every_call() -> None:
     wl.append(new, new, (plain.clone(), plain), *table)
     with pytest.raises(errors.ArgumentError, match="k cache: requires a gradient"):
         wl.append(new, new, (needy, plain), *table)
+
+
+@pytest.mark.parametrize("scales", [wl.KVScale(0.5, 2.0), wl.HeadKVScale, wl.TokenKVScale])
+def test_scales_of_what_is_read_are_no_way_to_write(scales: Any) -> None:
+    """They would be left out, or multiply where an append has to divide."""
+    new, cache = torch.ones(2, 1, 16), torch.zeros(1, 2, 4, 1, 16)
+    for variant in (scales, wl.Causal() & scales):
+        with pytest.raises(errors.ArgumentError, match="KVScale multiplies what is read"):
+            wl.append(new, new, cache, [0, 2], [0, 1], [0], [2], variant=variant)
+        with pytest.raises(errors.ArgumentError, match="divide by the scales"):
+            wl.Appender(variant, kv_format=wl.Paged(4), num_kv_heads=1, head_dim=16, device="cpu")
