@@ -36,6 +36,10 @@ _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _ON_LOGITS = ("logits_transform", "logits_mask")
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
+# By groups: a thread of one copies each key, a tensor copy has 256 at most, and a thread of three
+# groups has no registers for the products of more.
+_MOST_KEYS = 128, 256, 224
+_LOOKED_UP = 128  # keys that four warps copy, a lane for each that a warp looks up
 
 
 class Hopper(TwoRoles):
@@ -60,6 +64,8 @@ class Hopper(TwoRoles):
             return _NO_NARROW_KEYS
         if why := _size_obstacle(tile):
             return why
+        if tile.keys > _LOOKED_UP and not self.copies_in_bulk(spec.kv_format, tile):
+            return f"a warp looks up {_LOOKED_UP} keys of such blocks, and it has {tile.keys}"
         if self.transforms == "group" and not _has_transformer(spec):
             return "no group of its own could transform what these heads stage"
         if self.transforms == "group" and tile.decode is not None:
@@ -235,6 +241,11 @@ def _size_obstacle(tile: TileConfig) -> str | None:
         return f"a group of {WARPGROUP_ROWS} rows is four warps, and it has {tile.warps}"
     if tile.keys % 32:
         return f"keys are a multiple of 32, and it has {tile.keys}"
+    most = _MOST_KEYS[groups - 1]
+    if tile.keys > most:
+        return f"{tile.warps} warps have {most} keys at most, and it has {tile.keys}"
+    if tile.query_stages < 1:
+        return "queries lie in one place at least, and it has none"
     return stages_obstacle(tile)
 
 

@@ -32,7 +32,9 @@ class SingleRow(Portable):
         return super().has(tile) and tile.rows == 1
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig | None = None) -> str | None:
-        """The same for all its tiles."""
+        """Why there is no tile of one row, or not this one."""
+        if tile is not None and tile.keys not in (16 * tile.warps, 32 * tile.warps):
+            return f"each warp has 16 or 32 keys, and {tile.warps} are to share {tile.keys}"
         hooks = spec.variant.hooks
         if spec.kv_format.composed:
             return "rows of several requests share a tile of composed plans"

@@ -26,6 +26,8 @@ class Tall(TwoRoles, Staged):
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if tile.rows not in (16 * tile.warps, 32 * tile.warps):
             return f"each warp has 16 or 32 rows, and {tile.warps} are to share {tile.rows}"
+        if tile.warps & (tile.warps - 1):  # they copy keys in rounds
+            return f"warps are a power of two, and it has {tile.warps}"
         if tile.keys % 16 or tile.keys > 32 * tile.warps:
             return f"keys are a multiple of 16, at most one for each of {32 * tile.warps} threads"
         return stages_obstacle(tile) or self.role_obstacle(spec, tile)

@@ -308,6 +308,12 @@ class AttentionKernel(KernelSpec):
                 reason=f"it takes {takes:.4g} KiB of shared memory, of {has:.4g}",
                 remedy="Give one of fewer keys or stages.",
             )
+        if shape.ctas_per_sm < 1:
+            raise UnsupportedSpec(
+                what=f"the tile {self.tile.label} on {arch.name}",
+                reason=f"its {shape.threads} threads take more registers than an SM has",
+                remedy="Give one of fewer warps.",
+            )
         return shape
 
 

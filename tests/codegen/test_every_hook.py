@@ -51,7 +51,7 @@ def test_ranks_compute_it_before_or_after_they_merge(hook: str) -> None:
 @pytest.mark.parametrize(
     "tile",
     [
-        None, TileConfig(1, 32, 4), TileConfig(16, 64, 2), TileConfig(64, 64),
+        None, TileConfig(1, 64, 4), TileConfig(16, 64, 2), TileConfig(64, 64),
         TileConfig(128, 128, 8, 2, "hopper"),
     ],
     ids=["cpu", "one row", "16 rows", "portable", "hopper"],
