@@ -2,6 +2,7 @@
 // codegen/attention/portable.py.
 #pragma once
 
+#include <warploom/named_barriers.cuh>
 #include <warploom/ptx.cuh>
 #include <warploom/tile.cuh>
 
@@ -13,8 +14,6 @@ namespace warploom {
 struct SoftmaxState {
   float largest, sum;
 };
-
-constexpr int kComputingBarrier = 1;  // all threads of a tile but the prefetch warp
 
 template <class K>
 class KeyPipeline;

@@ -8,8 +8,6 @@
 
 namespace warploom {
 
-constexpr int kRoleBarrier = 11;  // all threads of a decode tile
-
 // The arena of a decode tile whose threads are not all threads of the CTA. Beside it others compute
 // with keys that should stay in L2, while what decodes read passes through: requests that share
 // keys are told so by their format.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/hopper/ptx.cuh>
+#include <warploom/named_barriers.cuh>
 #include <warploom/ptx.cuh>
 #include <warploom/warp.cuh>
 
@@ -27,17 +28,6 @@ WL_FN void barrier_tell(Barrier* barrier) {
   if (cta_thread() % kWarpSize == 0) barrier_arrive(barrier);
 }
 #endif
-
-// Hardware barriers by number; 0 is __syncthreads.
-constexpr int kConsumersBarrier = 1;   // all consumer threads
-constexpr int kPingpongBarrier = 2;    // + group: that group may issue its products
-constexpr int kWarpgroupBarrier = 5;   // + group: the 128 threads of a group
-constexpr int kOpenersBarrier = 8;     // those of the producer group that open items
-constexpr int kTransformBarrier = 9;   // the group that transforms staged tiles
-constexpr int kListBarrier = 10;       // the producer group, between two lists of items
-constexpr int kListDrawnBarrier = 12;  // + place: producers have drawn a list
-constexpr int kListReadBarrier = 14;   // + place: consumers know which
-// 11: all threads of a decode tile (roles.cuh)
 
 // Position in a ring of kStages buffers; the phase flips each time round.
 template <int kStages>
