@@ -162,6 +162,7 @@ class PlannerSpec(KernelSpec):
         return {
             "reads_kv_head": reads_kv_head,
             "planner": self._header,
+            "reserved": self.RESERVED,
             "planner_class": "".join(word.capitalize() for word in words),
         }
 

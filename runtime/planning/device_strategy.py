@@ -23,6 +23,8 @@ from warploom.scheduler.layout import c_structs
 
 _MOST_THREADS = 1024
 _MOST_TEAMS = 32  # all of them find the cuts, and share the writing
+# each thread may object once, and 16 bits of a number count them (`vote` of team.cuh)
+assert _MOST_TEAMS * _MOST_THREADS < 2**16
 _ITEMS, _BLOCKS = 32, 2048  # of a team, with which it is as fast as with fewer
 
 

@@ -51,7 +51,7 @@ from warploom.scheduler.visibility import Visibility
 _KEPT = 16  # choices that have places
 _SIZES = 4  # places of a choice: making one takes longer than a plan
 _MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
-_MOST_PRICE = 2**62  # what planners of two roles count with
+_MOST_PRICE = 2**62  # what other planners count with
 _LIST_NUMBERS = SHARING_TILES, TOLERANCE, WORTH_CUTTING, WORTH_SAVING, TRIED
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
@@ -89,7 +89,7 @@ class Site:
     max_tiles: int
     columns: int
     scratch: int
-    is_counted: bool = True
+    is_counted: bool
 
     @classmethod
     def of(
@@ -127,8 +127,11 @@ class Site:
             numbers += (active_ctas, lists.cached_keys or 0, *_LIST_NUMBERS)
             return cls(room, active_ctas, numbers, tiles, grid.columns, scratch, is_counted)
         if prices is None or tile.decode is None:
+            # the length of all lines is multiplied by numbers of CTAs
+            longest = cost.of_longest(max_kv_len, tile.keys)
+            is_counted = tiles * heads.num_kv * longest * active_ctas < _MOST_PRICE
             scratch = scratch_bytes(tiles, requests, grid.columns)
-            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch)
+            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch, is_counted)
         more = _role_numbers(tile, active_ctas, prices)
         scratch = role_scratch_bytes(tiles, requests, active_ctas, COLUMNS)
         longest = sum(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.errors import NotPlanned
+from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime.planning import places
 from warploom.runtime.planning.places import Lists, Site
 from warploom.runtime.planning.rules import smaller_roles
@@ -127,6 +127,15 @@ def test_the_work_of_vast_bounds_is_no_load_that_planners_count() -> None:
         room = capacity(Bounds(4, 2**22, keys), **sizes)
         site = Site.of(wl.Ragged(), heads, tile, room, 132, None, Lists(384, None))
         assert site.is_counted == is_counted
+
+
+def test_the_lines_of_all_bounds_that_have_a_plan_are_counted() -> None:
+    """Items have numbers of 31 bits, which leave costs enough of the 62."""
+    sizes: Any = {"rows": 16, "keys": 64, "num_kv_heads": 32, "group_size": 4, "num_ctas": 132}
+    room = capacity(Bounds(1024, 2**24, 2**28), **sizes)
+    assert Site.of(wl.Ragged(), Heads(128, 32), wl.TileConfig(16, 64), room, 132).is_counted
+    with pytest.raises(ArgumentError, match="beyond what int32 counts"):
+        capacity(Bounds(1024, 2**25, 2**28), **sizes)
 
 
 def test_the_prices_of_vast_bounds_are_none_that_planners_of_roles_count() -> None:

@@ -202,12 +202,6 @@ def test_kernels_refuse_negative_pages(
         assert found[1] == (0 if is_refused else 3)
 
 
-def test_reserved_memory_is_that_of_the_team() -> None:
-    text = (TEMPLATES / "include" / "warploom" / "team.cuh").read_text()
-    assert "kBytes = (2 * 32 + 2) * sizeof(wide)" in text
-    assert PlannerSpec.RESERVED == (2 * 32 + 2) * 8
-
-
 def paged(q_lens: Any, kv_lens: Any, rng: Any) -> tuple[Any, ...]:
     pages = -(-kv_lens // PAGE)
     parts = (
