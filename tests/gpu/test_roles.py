@@ -166,13 +166,14 @@ def test_invariant_roles_give_a_request_the_same_bits_among_any_neighbours(
         assert torch.equal(alone.run(q[own], cache), results[0][own]), number
 
 
+@pytest.mark.parametrize("tile", [TILE, None], ids=["given", "chosen"])
 @pytest.mark.parametrize("planner", ["cpu", "cuda"])
-def test_one_graph_serves_any_mix(cuda: Any, planner: str) -> None:
+def test_one_graph_serves_any_mix(cuda: Any, planner: str, tile: TileConfig | None) -> None:
     """Counters are left at zero, whoever plans; the plan before the last replay is the one run."""
     bounds = wl.Bounds(32, 400, 4096, 2048)
     variant, device = wl.Causal(), cuda
     shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": device}
-    wrapper = wl.AttentionWrapper(variant, bounds=bounds, cuda_graph=True, tile=TILE, **shape)
+    wrapper = wl.AttentionWrapper(variant, bounds=bounds, cuda_graph=True, tile=tile, **shape)
     other = wl.AttentionWrapper(variant, tile=replace(TILE, decode=None), **shape)
     cache = torch.randn(2048, 2, PAGE, 2, 128, device=device, dtype=torch.bfloat16)
     q = torch.randn(400, 8, 128, device=device, dtype=torch.bfloat16)
@@ -183,6 +184,7 @@ def test_one_graph_serves_any_mix(cuda: Any, planner: str) -> None:
 
     more = {"q_rows": 400} if planner == "cuda" else {}
     plan(*BATCHES[0])
+    assert wrapper.tile is not None and wrapper.tile.of_roles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         wrapper.run(q, cache, out=out)
@@ -197,3 +199,24 @@ def test_one_graph_serves_any_mix(cuda: Any, planner: str) -> None:
         other.plan(**arrays(q_lens, kv_lens, "cpu"))
         expected = other.run(q[:count], cache)
         torch.testing.assert_close(out[:count], expected, atol=2e-2, rtol=2e-2)
+
+
+def test_a_device_plans_two_roles_where_prefills_may_come(cuda: Any) -> None:
+    """Without a graph too; a batch of as many rows as requests has one tile."""
+    options: dict[str, Any] = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
+    wrapper = wl.AttentionWrapper(wl.Causal(), bounds=wl.Bounds(64, 2048, 9000, 30_000), **options)
+    other = wl.AttentionWrapper(wl.Causal(), tile=replace(TILE, decode=None), **options)
+    for q_lens in ([*[1] * 40, 700], [1] * 41, [300, *[1] * 39, 0]):
+        kv_lens = [9000 if n > 1 else 200 * i for i, n in enumerate(q_lens, 1)]
+        lists, rows = arrays(q_lens, kv_lens, cuda), sum(q_lens)
+        q = torch.randn(rows, 8, 128, device=cuda, dtype=torch.bfloat16)
+        cache = torch.randn(
+            len(lists["kv_indices"]), 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16
+        )
+        wrapper.plan(**lists, q_rows=rows)
+        assert wrapper.planned is not None and wrapper.planned.by == "the device"
+        assert wrapper.tile is not None
+        assert bool(wrapper.tile.of_roles) == (rows > 41)
+        other.plan(**arrays(q_lens, kv_lens, "cpu"))
+        torch.testing.assert_close(wrapper.run(q, cache), other.run(q, cache), atol=2e-2, rtol=2e-2)
+        wrapper.check_plan()
