@@ -61,7 +61,7 @@ class Level:
         """
         groups = indptr(self.request_indptr, "request_indptr")
         begin = indptr(self.kv_indptr, "kv_indptr", entries=len(groups))
-        pages = block_list(self.kv_indices, int(begin[-1]))
+        pages = block_list(self.kv_indices, int(begin[-1]), "a Level counts pages")
         last = [None] * (len(groups) - 1)
         if self.last_page_len is not None:
             given = host_int32(self.last_page_len, "last_page_len")

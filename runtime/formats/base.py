@@ -134,7 +134,10 @@ class Format(ABC, Generic[Declared]):
                 reason = f"the {self.name} format does not take it; {self.instead(name)}"
                 raise ArgumentError(name=name, reason=reason)
             if value is None and name in self.takes:
-                order = f": ({rows_name}, kv_indptr, kv_indices, last_page_len)"
+                order = (
+                    f": ({rows_name}, kv_indptr, kv_indices, last_page_len); "
+                    f"a decode's {rows_name} is range(requests + 1)"
+                )
                 hint = order if name == "last_page_len" else ""
                 raise ArgumentError(name=name, reason=f"the {self.name} format needs it{hint}")
 

@@ -40,9 +40,8 @@ class BlockSparse(Format[Declared]):
         )
         lengths = _checked_lengths(given.kv_lens, len(q_lens))
         request = np.repeat(np.arange(len(q_lens)), block_rows)
-        indices = _sorted_columns(
-            block_list(given.kv_indices, int(kv[-1])), kv, -(-lengths[request] // columns)
-        )
+        listed = block_list(given.kv_indices, int(kv[-1]), "BlockSparse counts blocks")
+        indices = _sorted_columns(listed, kv, -(-lengths[request] // columns))
         first = np.cumsum(block_rows) - block_rows  # first block row of each request
         row_in_request = (np.arange(len(request)) - first[request]) * rows
         segments = np.zeros(len(request), SEGMENT.dtype)

@@ -37,14 +37,21 @@ def indptr(value: Any, name: str, entries: int | None = None, counted: str = "re
     return array
 
 
-def block_list(value: Any, needed: int) -> Int32s:
-    """The entries of `kv_indices` that a plan reads."""
+def block_list(value: Any, needed: int, counts: str) -> Int32s:
+    """The entries of `kv_indices` that a plan reads.
+
+    Args:
+        value: what was given.
+        needed: entries of it, kv_indptr[-1].
+        counts: whose kv_indptr counts what, for messages: "a Paged cache counts pages".
+    """
     indices = host_int32(value, "kv_indices")
     if len(indices) < needed:
         raise WrongShape(
             name="kv_indices",
             got=tuple(indices.shape),
-            expected=f"at least {needed} entries, which is kv_indptr[-1]",
+            expected=f"at least {needed} entries, which is kv_indptr[-1]; kv_indptr of {counts}, "
+            "not tokens",
         )
     return np.array(indices[:needed])  # a copy: the caller may write to its own before a run
 

@@ -46,7 +46,7 @@ class Pages(Format[AnyPaged]):
 
     def lower(self, qo: Int32s, given: Arguments) -> Batch:
         kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
-        indices = _page_list(given.kv_indices, int(kv[-1]))
+        indices = _page_list(given.kv_indices, int(kv[-1]), self.name)
         lengths = self._lengths(np.diff(kv), given.last_page_len)
         segments = segments_of(qo, lengths)
         segments["index_begin"] = kv[:-1]
@@ -60,7 +60,8 @@ class Pages(Format[AnyPaged]):
             one_per_request(last_page_len, "last_page_len", len(pages)),
         )
         wrong = (pages > 0) & ((last < 1) | (last > size))
-        refuse_lengths(wrong, last, "last_page_len", f"1 to {size}")
+        formula = f"(keys - 1) % {size} + 1; 0 is for requests without pages"
+        refuse_lengths(wrong, last, "last_page_len", f"1 to {size}, which is {formula}")
         full = (pages.astype(np.int64) - 1) * size
         return as_int32(np.where(pages > 0, full + last, 0), "kv_len")
 
@@ -126,8 +127,8 @@ def _place_of_largest(batch: Batch) -> int | str:
         return "..."
 
 
-def _page_list(kv_indices: Any, needed: int) -> Int32s:
-    indices = block_list(kv_indices, needed)
+def _page_list(kv_indices: Any, needed: int, name: str) -> Int32s:
+    indices = block_list(kv_indices, needed, f"a {name} cache counts pages")
     negative = np.flatnonzero(indices < 0)
     if negative.size:
         at = int(negative[0])

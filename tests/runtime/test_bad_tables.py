@@ -96,3 +96,44 @@ def test_plain_attention_lists_what_it_takes() -> None:
     text = r"'kernel_options'\. Leave it out: tiles are chosen"
     with pytest.raises(errors.UnknownInput, match=text):
         wl.attention(q, q, q, kernel_options={})  # type: ignore[arg-type]
+
+
+TABLE: dict[str, Any] = {
+    "qo_indptr": [0, 1, 2],
+    "kv_indptr": [0, 3, 5],
+    "kv_indices": [7, 2, 4, 0, 9],
+    "last_page_len": [8, 4],
+}
+PAGES = wl.Paged(16)
+ORDER = r"needs it: \(qo_indptr, kv_indptr, kv_indices, last_page_len\); a decode's "
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize(
+    ("kv_format", "given", "text"),
+    [
+        (PAGES, {"kv_indptr": [0, 40, 60]}, "of a Paged cache counts pages, not tokens"),
+        (wl.Composed(16), {"kv_indptr": [0, 40, 60]}, "of a Composed cache counts pages, not"),
+        (PAGES, {"last_page_len": [0, 4]}, r"is 0; expected 1 to 16, which is \(keys - 1\) % 16"),
+        (PAGES, {"last_page_len": [40, 4]}, r"\(keys - 1\) % 16 \+ 1; 0 is for requests without"),
+        (PAGES, {"last_page_len": None}, f"{ORDER}qo_indptr is range"),
+    ],
+)
+def test_tables_that_count_otherwise(kv_format: Any, given: Any, text: str, backend: Any) -> None:
+    attention = wl.AttentionWrapper(
+        num_q_heads=2, head_dim=16, dtype="float32", kv_format=kv_format, device="cpu",
+        backend=backend,
+    )  # fmt: skip
+    with pytest.raises(errors.ArgumentError, match=text):
+        attention.plan(**{**TABLE, **given})
+
+
+def test_other_lists_count_blocks_and_pages() -> None:
+    rows = wl.AttentionWrapper(
+        kv_format=wl.BlockSparse((2, 4)), num_q_heads=2, head_dim=16, dtype="float32", device="cpu",
+        backend="reference",
+    )  # fmt: skip
+    with pytest.raises(errors.WrongShape, match="of BlockSparse counts blocks, not tokens"):
+        rows.plan([0, 2], [0, 8], [0, 1], kv_lens=[8])
+    with pytest.raises(errors.WrongShape, match="of a Level counts pages, not tokens"):
+        wl.compose([wl.Level([0, 1], [0, 8], [0, 1])], page_size=4)
