@@ -22,6 +22,16 @@ _OUT = (
 _KEYS = "It is an option of the wrapper: AttentionWrapper(..., key_transform=...)."
 _LENS = "Lengths are kv_lens in attention(), kv_indptr (paged: and last_page_len) in plan()."
 
+_ROTATED = "Encodings are variants: warploom.Rope(...) and warploom.Alibi(slopes)."
+_NO_WORKSPACE = "Leave it out: wrappers allocate what they need, or take workspace=... of yours."
+_NO_BUFFERS = (
+    "Leave it out: with cuda_graph=True and bounds=warploom.Bounds(...) a wrapper has such memory."
+)
+_NO_JIT = "A variant is a class with functors in Python: warploom.Variant."
+_NO_LENGTH = (
+    "Leave it out: lengths follow from the index arrays, and max_kv_len of warploom.Bounds is the "
+    "most that they may be."
+)
 _SCALES = "Scales of 8-bit keys and values are a variant: warploom.KVScale(k, v)."
 _ROWS = "Rows of request i are indptr[i] to indptr[i + 1], the last tokens of its pages."
 
@@ -63,7 +73,9 @@ _ELSEWHERE = {
     "dropout_p": "Leave it out: warploom serves inference, which drops nothing.",
     "k_scale": _SCALES,
     "v_scale": _SCALES,
-    "pos_encoding_mode": "Encodings are variants: warploom.Rope(...) and warploom.Alibi(slopes).",
+    "q_scale": "Queries of 8 bits are not taken; a factor of q.k is sm_scale of the wrapper.",
+    "sinks": "Sinks are a variant: warploom.AttentionSink(sink), whose field is sink.",
+    **dict.fromkeys(("pos_encoding_mode", "rope_scale", "rope_theta"), _ROTATED),
     "out": _OUT,
     "lse": _OUT,
     "max_scores": _OUT,
@@ -73,11 +85,47 @@ _ELSEWHERE = {
     "page_size": _PAGE,
     "q_data_type": "The type of q is called dtype.",
     "kv_data_type": "The type of k and v is called kv_dtype.",
+    "o_data_type": "The output has the type of q, which is called dtype.",
+    "use_tensor_cores": "Leave it out: tiles, on tensor cores or not, are chosen for the batch.",
+    "enable_pdl": "Leave it out: launches overlap where the GPU can do it.",
+    "non_blocking": "Leave it out: plan waits for nothing but index arrays that lie on a GPU.",
+    "fixed_split_size": "The same bits in any batch are had by AttentionWrapper(..., "
+    "batch_invariant=True).",
+    **dict.fromkeys(("max_sequence_kv", "max_token_per_sequence"), _NO_LENGTH),
+    **dict.fromkeys(("jit_args", "jit_kwargs"), _NO_JIT),
+    **dict.fromkeys(
+        ("workspace_buffer", "float_workspace_buffer", "int_workspace_buffer"), _NO_WORKSPACE
+    ),
+    **dict.fromkeys(
+        (
+            "qo_indptr_buf",
+            "paged_kv_indptr_buf",
+            "paged_kv_indices_buf",
+            "paged_kv_last_page_len_buf",
+            "paged_kv_indptr_buffer",
+            "paged_kv_indices_buffer",
+            "paged_kv_last_page_len_buffer",
+            "custom_mask_buf",
+            "mask_indptr_buf",
+        ),
+        _NO_BUFFERS,
+    ),
 }
 
 
-# what an argument of one class is called elsewhere -> here
+_UNLIKE = ("q_scale",)  # of those, what resembles an input and is another thing
+_HEAD_DIMS = {"head_dim_qk": "head_dim", "head_dim_vo": "head_dim_v"}
+
+# what an argument of one class or function is called elsewhere -> here
 _CALLED = {
+    **dict.fromkeys(("AttentionWrapper", "PageSelectionWrapper", "Appender"), _HEAD_DIMS),
+    "AttentionSink": {"sinks": "sink"},
+    "Bounds": dict.fromkeys(
+        ("max_batch", "max_batch_size", "batch_size", "max_seqs", "max_num_seqs"), "max_requests"
+    )
+    | dict.fromkeys(("max_tokens", "max_num_tokens", "max_num_batched_tokens"), "max_q_rows")
+    | dict.fromkeys(("max_seq_len", "max_seqlen", "max_model_len"), "max_kv_len")
+    | dict.fromkeys(("max_pages", "max_num_pages", "num_pages"), "max_blocks"),
     "SlidingWindow": dict.fromkeys(("window", "window_size", "window_left", "size"), "left")
     | {"window_right": "right", "num_sinks": "sinks"},
     "Rope": dict.fromkeys(("base", "rope_theta"), "theta")
@@ -85,6 +133,12 @@ _CALLED = {
     "Paged": {"block_size": "page_size"},
     "Composed": {"block_size": "page_size"},
     "SoftCap": dict.fromkeys(("softcap", "logits_soft_cap", "soft_cap"), "cap"),
+}
+
+# fields that the constructor of a shipped variant takes by another name
+_CONSTRUCTED = {
+    **dict.fromkeys(("KVScale", "HeadKVScale", "TokenKVScale"), {"k_scale": "k", "v_scale": "v"}),
+    "QKNorm": {"norm_eps": "eps"},
 }
 
 
@@ -111,6 +165,10 @@ _FOREIGN = {
         f"{_ATTEND}Paged(page_size), ...).",
     ),
     "BatchPrefillWithRaggedKVCacheWrapper": f"{_ATTEND}Ragged(), ...).",
+    "BatchMLAPagedAttentionWrapper": "MLA is not there yet.",
+    "VariableBlockSparseAttentionWrapper": "The nearest is kv_format=warploom.BlockSparse("
+    "block=(R, C)), whose blocks have one size; what varies within a block a "
+    "logits_mask says.",
     "BlockSparseAttentionWrapper": "It is warploom.AttentionWrapper(variant, kv_format="
     "warploom.BlockSparse(block=(R, C)), ...).",
     "MultiLevelCascadeAttentionWrapper": "It is warploom.AttentionWrapper(variant, kv_format="
@@ -141,7 +199,16 @@ _FOREIGN = {
         ("apply_rope", "apply_rope_inplace", "apply_llama31_rope"),
         "Encodings are variants: warploom.Rope(...).",
     ),
-    "packbits": "Masks of bits are made by warploom.pack_masks, for warploom.PackedMask.",
+    **dict.fromkeys(
+        ("packbits", "segment_packbits"),
+        "Masks of bits are made by warploom.pack_masks, for warploom.PackedMask.",
+    ),
+    "and_masks": "Variants are chained by &; masks of warploom.flex are joined by & in one "
+    "mask_mod.",
+    "or_masks": "Conditions are joined by | in one mask_mod of warploom.flex, or one logits_mask.",
+    "noop_mask": "Leave it out: without a mask all keys are visible.",
+    "softmax": "Kernels normalise by themselves; a variant with softmax = False does without.",
+    "explain": "It is a method of wrappers: attention.explain().",
 }
 
 
@@ -152,6 +219,8 @@ def elsewhere(name: str) -> str:
 
 def meant(call: str, name: str) -> str:
     """A sentence about what other libraries call an argument of this class; empty if it is none."""
+    if found := _CONSTRUCTED.get(call, {}).get(name):
+        return f" It is called {found} here ({name} in plan and run)."
     found = _CALLED.get(call, {}).get(name)
     return f" It is called {found}." if found else ""
 
@@ -164,7 +233,7 @@ def hint(name: str, known: Sequence[str], arguments: Sequence[str] = ()) -> str:
         known: names of the variant's inputs; the nearest comes first.
         arguments: names of the call's own arguments.
     """
-    near = get_close_matches(name, known, n=1)
+    near = [] if name in _UNLIKE else get_close_matches(name, known, n=1)
     fields = (own.get(name) for own in _CALLED.values()) if not near else ()
     for field in fields:
         if field in known:  # the variant is there already

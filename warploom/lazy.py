@@ -51,7 +51,8 @@ def no_attribute(module: str, name: str, homes: Mapping[str, str]) -> AttributeE
 
     from warploom.hints import elsewhere
 
-    near = get_close_matches(name, homes, n=1)
+    same = [known for known in homes if known.lower() == name.lower()]  # as RoPE for Rope
+    near = same or get_close_matches(name, homes, n=1)
     hint = f". Did you mean {near[0]!r}?" if near else ""
     if found := elsewhere(name):
         hint = f".{found}"

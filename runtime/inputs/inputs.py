@@ -25,7 +25,7 @@ from warploom.errors import (
 from warploom.runtime.devices.params import Members, write_array
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
-from warploom.runtime.inputs.missing import missing_input, read_values
+from warploom.runtime.inputs.missing import missing_input, read_values, unknown_input
 from warploom.runtime.inputs.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.inputs.outputs import as_given, check_rows_apart, given_to_run, type_remedy
 from warploom.runtime.inputs.roles import check_captured, lane_sizes, reserved_sizes, role_sizes
@@ -40,13 +40,6 @@ from warploom.runtime.inputs.values import (
     with_an_element,
 )
 from warploom.scheduler.bounds import Bounds
-
-# Of plan() and run(), which a user may have meant by an unknown name.
-_ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens", "out", "lse",
-              "return_lse")  # fmt: skip
-# Of the wrapper, given to the wrong call.
-_OPTIONS = ("sm_scale", "lse_base", "sm_limit", "backend", "bounds", "tile", "batch_invariant",
-            "key_transform")  # fmt: skip
 
 
 class Inputs:
@@ -135,12 +128,7 @@ class Inputs:
         return read_values(self._traced, given, self._unknown)
 
     def _unknown(self, name: str) -> UnknownInput:
-        fields = [*self.names, *self._traced.unread]
-        if name not in _OPTIONS:
-            return UnknownInput.of(self._name, name, fields, _ARGUMENTS)
-        hint = f" It is an option of the wrapper: AttentionWrapper(..., {name}=...)."
-        known = ", ".join(fields) or "nothing"
-        return UnknownInput(variant=self._name, name=name, hint=hint, known=known)
+        return unknown_input(self._name, name, [*self.names, *self._traced.unread])
 
     def bind(self, given: Mapping[str, Any]) -> None:
         """Keep values for the runs to come; raises as `offer`."""

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from warploom.dsl.types.roles import roles_text
 from warploom.dsl.types.spec import TracedVariant
 from warploom.errors import MissingInput, UnknownInput
+
+# Of plan() and run(), which a user may have meant by an unknown name.
+_ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens", "out", "lse",
+              "return_lse")  # fmt: skip
+# Of the wrapper, given to the wrong call; some by FlashInfer's names.
+_OPTIONS = {
+    name: name
+    for name in ("num_q_heads", "num_kv_heads", "head_dim", "head_dim_v", "dtype", "kv_dtype",
+                 "kv_format", "device", "sm_scale", "lse_base", "sm_limit", "backend", "bounds",
+                 "workspace", "cuda_graph", "tile", "batch_invariant", "key_transform")
+} | {
+    "num_qo_heads": "num_q_heads",
+    "head_dim_qk": "head_dim",
+    "head_dim_vo": "head_dim_v",
+    "use_cuda_graph": "cuda_graph",
+}  # fmt: skip
+
+
+def unknown_input(variant: str, name: str, fields: Sequence[str]) -> UnknownInput:
+    """The error for a value of no field, given to `plan` or `run`."""
+    option = _OPTIONS.get(name)
+    if option is None:
+        return UnknownInput.of(variant, name, fields, _ARGUMENTS)
+    hint = f" It is an option of the wrapper: AttentionWrapper(..., {option}=...)."
+    known = ", ".join(fields) or "nothing, since it has no fields"
+    return UnknownInput(variant=variant, name=name, hint=hint, known=known)
 
 
 def missing_input(

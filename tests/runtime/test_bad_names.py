@@ -1,0 +1,122 @@
+"""Names that FlashInfer, FlexAttention and engines have, and warploom has not, are answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import warploom as wl
+from warploom import errors
+
+SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 16, "dtype": "float32"}
+ROWS = torch.zeros(3, 4, 16)
+KEYS = torch.zeros(5, 2, 16)
+MAKE: Any = wl.AttentionWrapper
+
+
+def planned(variant: Any = None) -> Any:
+    attention = wl.AttentionWrapper(variant, **SHAPE, device="cpu", backend="reference")
+    attention.plan([0, 3], [0, 5])
+    return attention
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("explain", r"method of wrappers: attention.explain\(\)"),
+        ("softmax", "a variant with softmax = False does without"),
+        ("and_masks", "chained by &"),
+        ("or_masks", r"joined by \| in one mask_mod"),
+        ("noop_mask", "without a mask all keys are visible"),
+        ("BatchMLAPagedAttentionWrapper", "MLA is not there yet"),
+        ("VariableBlockSparseAttentionWrapper", r"warploom.BlockSparse\(block=\(R, C\)\)"),
+        ("segment_packbits", "warploom.pack_masks"),
+        ("RoPE", "Did you mean 'Rope'"),
+        ("alibi", "Did you mean 'Alibi'"),
+    ],
+)
+def test_names_of_the_package(name: str, text: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'.*{text}"):
+        getattr(wl, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("head_dim_qk", "It is called head_dim"),
+        ("head_dim_vo", "It is called head_dim_v"),
+        ("o_data_type", "The output has the type of q, which is called dtype"),
+        ("use_tensor_cores", "tiles, on tensor cores or not, are chosen"),
+        ("float_workspace_buffer", "take workspace=... of yours"),
+        ("jit_args", "warploom.Variant"),
+        ("paged_kv_indptr_buffer", r"cuda_graph=True and bounds=warploom.Bounds\(...\)"),
+        ("qo_indptr_buf", r"bounds=warploom.Bounds\(...\)"),
+        ("rope_scale", r"warploom.Rope\(...\)"),
+    ],
+)
+def test_names_of_constructors(name: str, text: str) -> None:
+    with pytest.raises(errors.WrongCall, match=f"it takes no '{name}'. .*{text}"):
+        MAKE(**{**SHAPE, name: 16})
+
+
+@pytest.mark.parametrize(
+    ("names", "bound"),
+    [
+        (("max_batch", "max_batch_size", "max_seqs"), "max_requests"),
+        (("max_tokens", "max_num_batched_tokens"), "max_q_rows"),
+        (("max_seq_len", "max_model_len"), "max_kv_len"),
+        (("max_pages",), "max_blocks"),
+    ],
+)
+def test_names_of_bounds(names: tuple[str, ...], bound: str) -> None:
+    make: Any = wl.Bounds
+    for name in names:
+        with pytest.raises(errors.WrongCall, match=f"no '{name}'. It is called {bound}.$"):
+            make(**{name: 3})
+
+
+@pytest.mark.parametrize("kind", [wl.KVScale, wl.HeadKVScale, wl.TokenKVScale])
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_scales_have_other_names_where_they_are_made(kind: Any, name: str) -> None:
+    field = f"{name}_scale"
+    text = rf"no '{field}'. It is called {name} here \({field} in plan and run\).$"
+    with pytest.raises(errors.WrongCall, match=text):
+        kind(**{field: 0.5})
+
+
+def test_sinks_of_a_sink() -> None:
+    make: Any = wl.AttentionSink
+    with pytest.raises(errors.WrongCall, match="no 'sinks'. It is called sink.$"):
+        make(sinks=torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("num_qo_heads", r"option of the wrapper: AttentionWrapper\(..., num_q_heads=...\)"),
+        ("head_dim_vo", r"AttentionWrapper\(..., head_dim_v=...\)"),
+        ("num_kv_heads", r"AttentionWrapper\(..., num_kv_heads=...\)"),
+        ("non_blocking", "plan waits for nothing but index arrays that lie on a GPU"),
+        ("max_sequence_kv", "lengths follow from the index arrays"),
+        ("fixed_split_size", "batch_invariant=True"),
+    ],
+)
+def test_names_of_plans(name: str, text: str) -> None:
+    with pytest.raises(errors.UnknownInput, match=f"no input '{name}'. .*{text}"):
+        planned().plan([0, 3], [0, 5], **{name: 16})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sinks", r"warploom.AttentionSink\(sink\), whose field is sink"),
+        ("q_scale", "Queries of 8 bits are not taken"),
+        ("enable_pdl", "launches overlap where the GPU can do it"),
+    ],
+)
+def test_names_of_runs(name: str, text: str) -> None:
+    for variant in (None, wl.KVScale(1.0, 1.0)):  # whose k_scale is no q_scale
+        with pytest.raises(errors.UnknownInput, match=f"no input '{name}'. .*{text}"):
+            planned(variant).run(ROWS, (KEYS, KEYS), **{name: 0.5})
