@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from warploom.error_base import WarploomError as WarploomError
-from warploom.hints import hint
+from warploom.hints import for_several, hint
 from warploom.variant_errors import BranchOnSymbol as BranchOnSymbol
 from warploom.variant_errors import CannotTrace as CannotTrace
 from warploom.variant_errors import ChainClash as ChainClash
@@ -88,8 +88,8 @@ class WrongShape(ArgumentError):
     @classmethod
     def of_scalar(cls, name: str, got: tuple[int, ...], dtype: str) -> WrongShape:
         """For several numbers where one is declared."""
-        several = f"for several, declare the field as Tensor({dtype!r}, roles)"
-        return cls(name=name, got=got, expected=f"one number, as a Scalar has; {several}")
+        expected = f"one number, as a Scalar has; {for_several(name, dtype)}"
+        return cls(name=name, got=got, expected=expected)
 
 
 class WrongStride(ArgumentError):

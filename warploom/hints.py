@@ -225,6 +225,13 @@ def meant(call: str, name: str) -> str:
     return f" It is called {found}." if found else ""
 
 
+def for_several(name: str, dtype: str) -> str:
+    """What to do with several numbers where a field is declared as one, without a full stop."""
+    if name in ("k_scale", "v_scale"):
+        return "for several, use wl.HeadKVScale or wl.TokenKVScale"
+    return f"for several, declare the field as Tensor({dtype!r}, roles)"
+
+
 def hint(name: str, known: Sequence[str], arguments: Sequence[str] = ()) -> str:
     """A sentence about an unknown name, with a space before it; empty if there is nothing to say.
 

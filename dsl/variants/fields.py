@@ -19,6 +19,7 @@ from warploom.dsl.types.ir import Kind
 from warploom.dsl.types.spec import HOOKS, OutputField, ScalarField, TensorField
 from warploom.dsl.values.symbols import Value
 from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, WrongDeclaration
+from warploom.hints import for_several
 
 ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "q_idx", "lane")
 # Dimensions that exactly cover one position. Only that position may index them, so that loads need
@@ -206,8 +207,8 @@ def as_scalar(
     item, shape = getattr(value, "item", None), tuple(getattr(value, "shape", ()))
     if math.prod(shape) != 1:
         reason = f"got {type(value).__name__} of shape {shape}; expected a number"
-        remedy = f"For several, declare the field as Tensor({kind.name!r}, roles)."
-        raise misuse(owner, name, reason, remedy)
+        several = for_several(name, kind.name)
+        raise misuse(owner, name, reason, f"{several[0].upper()}{several[1:]}.")
     number = value if item is None else item()
     if not isinstance(number, (bool, int, float)):
         reason = f"got {type(value).__name__}; expected a number"

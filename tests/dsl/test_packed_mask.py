@@ -51,7 +51,7 @@ def test_what_is_no_list_of_masks_is_told_so(masks) -> None:
 def test_masks_that_were_not_packed_are_told_to_be() -> None:
     shape: dict[str, Any] = {"num_q_heads": 1, "head_dim": 16, "dtype": "float32"}
     unpacked = wl.PackedMask(torch.ones(40).bool(), torch.tensor([0, 40]).int())
-    with pytest.raises(WrongDType, match=r"Pack a mask with wl\.pack_masks"):
+    with pytest.raises(WrongDType, match=r"Pack a mask with wl\.pack_masks\.$"):
         wl.AttentionWrapper(unpacked, **shape)
 
 
