@@ -33,6 +33,10 @@ _NO_LENGTH = (
     "most that they may be."
 )
 _SCALES = "Scales of 8-bit keys and values are a variant: warploom.KVScale(k, v)."
+_DIVIDED = (
+    "What is stored is divided by its scale in key_transform and value_transform of a variant of "
+    "your own."
+)
 _ROWS = "Rows of request i are indptr[i] to indptr[i + 1], the last tokens of its pages."
 
 # names in the calls of torch, FlashAttention and FlashInfer -> what stands for them here
@@ -113,12 +117,15 @@ _ELSEWHERE = {
 }
 
 
+# the same names, given to a call to which they mean something else
+_OF_CALL = {"append": dict.fromkeys(("k_scale", "v_scale"), _DIVIDED)}
 _UNLIKE = ("q_scale",)  # of those, what resembles an input and is another thing
 _HEAD_DIMS = {"head_dim_qk": "head_dim", "head_dim_vo": "head_dim_v"}
 
 # what an argument of one class or function is called elsewhere -> here
 _CALLED = {
     **dict.fromkeys(("AttentionWrapper", "PageSelectionWrapper", "Appender"), _HEAD_DIMS),
+    "append": {"kv_layout": "layout"},
     "AttentionSink": {"sinks": "sink"},
     "Bounds": dict.fromkeys(
         ("max_batch", "max_batch_size", "batch_size", "max_seqs", "max_num_seqs"), "max_requests"
@@ -232,20 +239,24 @@ def for_several(name: str, dtype: str) -> str:
     return f"for several, declare the field as Tensor({dtype!r}, roles)"
 
 
-def hint(name: str, known: Sequence[str], arguments: Sequence[str] = ()) -> str:
+def hint(
+    name: str, known: Sequence[str], arguments: Sequence[str] = (), call: str = ""
+) -> str:
     """A sentence about an unknown name, with a space before it; empty if there is nothing to say.
 
     Args:
         name: what was given.
         known: names of the variant's inputs; the nearest comes first.
         arguments: names of the call's own arguments.
+        call: its name, if a name of another library may mean something else to it.
     """
     near = [] if name in _UNLIKE else get_close_matches(name, known, n=1)
     fields = (own.get(name) for own in _CALLED.values()) if not near else ()
     for field in fields:
         if field in known:  # the variant is there already
             return f" It is called {field}."
-    if not near and name in _ELSEWHERE:
-        return f" {_ELSEWHERE[name]}"
+    stands = {**_ELSEWHERE, **_OF_CALL.get(call, {})}.get(name)
+    if not near and stands:
+        return f" {stands}"
     near = near or get_close_matches(name, arguments, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -22,7 +22,13 @@ from warploom.errors import (
 )
 from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.runtime.formats import make_batch
-from warploom.runtime.inputs.args import Geometry, byte_range, check_writable, overlap
+from warploom.runtime.inputs.args import (
+    Geometry,
+    byte_range,
+    check_writable,
+    other_layout,
+    overlap,
+)
 from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.strides import obstacle, reachable
 from warploom.runtime.tensors.tensors import as_torch, byte_span
@@ -58,7 +64,7 @@ def check_tensors(
         ("k cache", k_cache, cache_axes, spec.cache_dtype, spec.head_dim_qk),
         ("v cache", v_cache, cache_axes, spec.cache_dtype, spec.head_dim_v),
     ):
-        _check_one(tensor, name, axes, sizes | {"dim": dim}, element, geometry.device)
+        _check_one(tensor, name, axes, sizes | {"dim": dim}, element, geometry)
         if axes is cache_axes:
             check_writable(tensor, name)
         by_axis = dict(zip(axes, tensor.stride(), strict=True))
@@ -159,22 +165,43 @@ def _check_one(
     axes: tuple[str, ...],
     sizes: Mapping[str, int],
     element: DType,
-    device: torch.device,
+    geometry: Geometry,
 ) -> None:
-    if tensor.device != device:
-        raise WrongDevice(name=name, got=str(tensor.device), expected=str(device))
+    if tensor.device != geometry.device:
+        raise WrongDevice(name=name, got=str(tensor.device), expected=str(geometry.device))
     expected = getattr(torch, element.name)
     if tensor.dtype != expected:
         raise WrongDType(name=name, got=str(tensor.dtype), expected=str(expected))
     shown = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
-    wrong = tensor.dim() != len(axes) or any(
-        size != sizes.get(axis, size) for axis, size in zip(axes, tensor.shape, strict=False)
-    )
-    if wrong:
-        raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{shown}]")
+    if not _fits(tensor, axes, sizes):
+        swapped = tuple({"token": "head", "head": "token"}.get(axis, axis) for axis in axes)
+        is_other = axes is not _ROW_AXES and _fits(tensor, swapped, sizes)
+        hint = other_layout(geometry) if is_other else ""
+        raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{shown}]{hint}")
     refuse_freed(tensor, name, byte_span(tensor))
     if axes is not _ROW_AXES and (found := obstacle(tensor, _vector_bytes(tensor))):
         raise WrongStride(name=name, got=tensor.stride(), expected=found.reason)
+
+
+def _fits(tensor: torch.Tensor, axes: tuple[str, ...], sizes: Mapping[str, int]) -> bool:
+    """Whether the tensor has these axes, with the sizes that are known."""
+    return tensor.dim() == len(axes) and all(
+        size == sizes.get(axis, size) for axis, size in zip(axes, tensor.shape, strict=True)
+    )
+
+
+def check_heads(k: torch.Tensor, k_cache: torch.Tensor, layout: str) -> None:
+    """Refuse a cache [block, ...] whose heads are those of k only in the other layout.
+
+    Raises:
+        WrongShape: with the layout that would fit it.
+    """
+    is_nhd, heads = layout == "NHD", k.shape[1]
+    if k_cache.shape[2 if is_nhd else 1] == heads or k_cache.shape[1 if is_nhd else 2] != heads:
+        return
+    axes, other = (f"token, head={heads}", "HND") if is_nhd else (f"head={heads}, token", "NHD")
+    expected = f"[block, {axes}, dim], as k has; layout={other!r} would fit it"
+    raise WrongShape(name="k cache", got=tuple(k_cache.shape), expected=expected)
 
 
 def index_arrays(

@@ -122,7 +122,7 @@ def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
     if tuple(q.shape) != expected:
         text = _described(expected, geometry.q_axes)
         if geometry.batched and q.dim() == 4 and tuple(q.transpose(1, 2).shape) == expected:
-            text += _other_layout(geometry)
+            text += other_layout(geometry)
         elif not geometry.batched and tuple(q.shape[1:]) == expected[1:]:
             text += f"; {expected[0]} is {_rows_from(batch)}"
         raise WrongShape(name="q", got=tuple(q.shape), expected=text)
@@ -167,7 +167,7 @@ def _checked_key_value(
         shown = {"block": geometry.format.block_name[0]}
         wanted = [shown.get(axis, axis) + sizes[axis] for axis in axes]
         swapped = tuple({"token": "head", "head": "token"}.get(axis, axis) for axis in axes)
-        hint = _other_layout(geometry) if _fits(tensor, swapped, exact, least) else ""
+        hint = other_layout(geometry) if _fits(tensor, swapped, exact, least) else ""
         raise WrongShape(
             name=name, got=tuple(tensor.shape), expected=f"[{', '.join(wanted)}]{hint}"
         )
@@ -186,7 +186,7 @@ def _fits(
     return all(n == exact[axis] if axis in exact else n >= least[axis] for axis, n in sizes)
 
 
-def _other_layout(geometry: Geometry) -> str:
+def other_layout(geometry: Geometry) -> str:
     """A hint for shapes that have heads where tokens are expected."""
     return f"; layout={'HND' if geometry.kv_format.layout == 'NHD' else 'NHD'!r} would fit it"
 

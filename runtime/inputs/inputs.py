@@ -66,7 +66,7 @@ class Inputs:
     """
 
     def __init__(
-        self, traced: TracedVariant, geometry: Geometry, frozen: Bounds | None = None
+        self, traced: TracedVariant, geometry: Geometry, frozen: Bounds | None = None, call: str = ""
     ) -> None:
         """Begin with the defaults.
 
@@ -75,13 +75,14 @@ class Inputs:
             geometry: heads and device that tensors must agree with.
             frozen: bounds of all batches, if nothing may change between plans that a captured CUDA
                 graph reads.
+            call: what is given the inputs, for messages; `plan` and `run` by default.
 
         Raises:
             ArgumentError: the variant rotates more lanes than the geometry has.
         """
         rotations.check(traced, geometry.head_dim_qk, geometry.head_dim_v)
         self._traced = traced
-        self._name = traced.name
+        self._name, self._call = traced.name, call
         self._scalar_fields = {field.name: field for field in traced.scalars}
         self._tensor_fields = {field.name: field for field in traced.tensors}
         self.names = [*self._scalar_fields, *self._tensor_fields]
@@ -128,7 +129,8 @@ class Inputs:
         return read_values(self._traced, given, self._unknown)
 
     def _unknown(self, name: str) -> UnknownInput:
-        return unknown_input(self._name, name, [*self.names, *self._traced.unread])
+        fields = [*self.names, *self._traced.unread]
+        return unknown_input(self._name, name, fields, self._call)
 
     def bind(self, given: Mapping[str, Any]) -> None:
         """Keep values for the runs to come; raises as `offer`."""

@@ -8,6 +8,7 @@ from typing import Any
 from warploom.dsl.types.roles import roles_text
 from warploom.dsl.types.spec import TracedVariant
 from warploom.errors import MissingInput, UnknownInput
+from warploom.hints import hint
 
 # Of plan() and run(), which a user may have meant by an unknown name.
 _ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens", "out", "lse",
@@ -26,14 +27,20 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-def unknown_input(variant: str, name: str, fields: Sequence[str]) -> UnknownInput:
-    """The error for a value of no field, given to `plan` or `run`."""
+def unknown_input(
+    variant: str, name: str, fields: Sequence[str], call: str = ""
+) -> UnknownInput:
+    """The error for a value of no field, given to `plan`, `run` or another call with a name."""
+    known = ", ".join(fields) or "nothing, since it has no fields"
+    if call:
+        whole = f"{call} without a variant" if variant == "Variant" else variant
+        found = hint(name, fields, _ARGUMENTS[1:4], call)
+        return UnknownInput(variant=whole, name=name, hint=found, known=known)
     option = _OPTIONS.get(name)
     if option is None:
         return UnknownInput.of(variant, name, fields, _ARGUMENTS)
-    hint = f" It is an option of the wrapper: AttentionWrapper(..., {option}=...)."
-    known = ", ".join(fields) or "nothing, since it has no fields"
-    return UnknownInput(variant=variant, name=name, hint=hint, known=known)
+    belongs = f" It is an option of the wrapper: AttentionWrapper(..., {option}=...)."
+    return UnknownInput(variant=variant, name=name, hint=belongs, known=known)
 
 
 def missing_input(

@@ -22,6 +22,7 @@ from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.values.stand_ins import uncompiled, unseen
 from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.errors import WrongCall, WrongShape
+from warploom.hints import meant
 from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
 from warploom.runtime.devices.device import cuda_facts, resolve_device
 from warploom.runtime.devices.loaded import load
@@ -29,6 +30,7 @@ from warploom.runtime.devices.params import Block
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.inputs.append_args import (
     check_caches_apart,
+    check_heads,
     check_sources_apart,
     check_tensors,
     index_arrays,
@@ -101,7 +103,7 @@ class Appender(Uncopied):
             getattr(torch, self.spec.dtype.name), getattr(torch, self.spec.cache_dtype.name),
             self.device,
         )  # fmt: skip
-        self._inputs = Inputs(transforms, self._geometry)
+        self._inputs = Inputs(transforms, self._geometry, call="append")
         self._inputs.bind(bound)
         packer = Packer(self.spec.fields)
         self._block = Block(packer, packer.size)
@@ -281,6 +283,8 @@ def append(
             raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"{axes} dimensions")
     page_size = k_cache.shape[1 if layout == "NHD" else 2]
     heads = k_cache.shape[2 if layout == "NHD" else 1]
+    if k.shape[1] == v.shape[1] != heads:
+        check_heads(k, k_cache, layout)
     element = v.dtype if v.dtype == k_cache.dtype else k.dtype  # so that the odd one is blamed
     appender = _appender(
         threading.get_ident(), transforms, page_size, layout, heads, k.shape[2], v.shape[2],
@@ -292,13 +296,15 @@ def append(
 
 # what an `Appender` is declared with
 _READ_OFF = frozenset(
-    ("kv_format", "page_size", "num_kv_heads", "num_q_heads", "head_dim", "head_dim_v", "dtype",
-     "kv_dtype", "device")
+    ("kv_format", "kv_layout", "page_size", "num_kv_heads", "num_q_heads", "head_dim", "head_dim_v",
+     "dtype", "kv_dtype", "device")
 )  # fmt: skip
 
 
 def refuse_declared(name: str, given: dict[str, Any]) -> None:
-    """The answer to a declaration in the place of a call."""
+    """The answer to a declaration in the place of a call, or to a name that it has elsewhere."""
+    if called := meant("append", name):
+        raise WrongCall(function="append", reason=f"it takes no {name!r}", hint=called)
     if "kv_format" in given:
         check_format(given["kv_format"])
     reason = f"it takes no {name!r}: page size, heads, types and device are those of the tensors"

@@ -120,3 +120,36 @@ def test_names_of_runs(name: str, text: str) -> None:
     for variant in (None, wl.KVScale(1.0, 1.0)):  # whose k_scale is no q_scale
         with pytest.raises(errors.UnknownInput, match=f"no input '{name}'. .*{text}"):
             planned(variant).run(ROWS, (KEYS, KEYS), **{name: 0.5})
+
+
+PAGES = {"kv_indptr": [0, 1], "kv_indices": [0], "last_page_len": [3]}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"kv_layout": "HND"}, errors.WrongCall, "takes no 'kv_layout'. It is called layout.$"),
+        (
+            {"k_scale": 0.5},
+            errors.UnknownInput,
+            "^append without a variant has no input 'k_scale'. What is stored is divided by .* "
+            "key_transform and value_transform of a variant of your own",
+        ),
+    ],
+)
+def test_names_of_appends(given: Any, error: type[Exception], text: str) -> None:
+    cache = torch.zeros(2, 2, 4, 2, 16)
+    with pytest.raises(error, match=text):
+        wl.append(KEYS[:3], KEYS[:3], cache, [0, 3], **PAGES, **given)
+
+
+@pytest.mark.parametrize(("layout", "other"), [("NHD", "HND"), ("HND", "NHD")])
+def test_caches_of_the_other_layout_are_recognised(layout: Any, other: str) -> None:
+    cache = torch.zeros(2, 2, *((2, 4) if layout == "NHD" else (4, 2)), 16)
+    appender = wl.Appender(
+        kv_format=wl.Paged(4, layout=layout), num_kv_heads=2, head_dim=16, dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    for call in appender, lambda *given, **table: wl.append(*given, **table, layout=layout):
+        with pytest.raises(errors.WrongShape, match=f"k cache .*; layout='{other}' would fit it"):
+            call(KEYS[:3], KEYS[:3], cache, [0, 3], **PAGES)
