@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from warploom.dsl.types.ir import Kind
@@ -51,6 +52,18 @@ BY_NAME = {t.name: t for t in (float32, float16, bfloat16, int64, int32, int16, 
 ATTENTION_DTYPES = (float16, bfloat16, float32)
 NARROW_DTYPES = (float8_e4m3fn, float8_e5m2, kv_int8)
 
+# what types are called elsewhere -> here
+_MEANT = {
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bf16", "bfloat"), "bfloat16"),
+    **dict.fromkeys(("fp32", "f32", "float", "single"), "float32"),
+    **dict.fromkeys(
+        ("fp8", "float8", "e4m3", "e4m3fn", "fp8_e4m3", "fp8_e4m3fn", "float8_e4m3"),
+        "float8_e4m3fn",
+    ),
+    **dict.fromkeys(("e5m2", "fp8_e5m2"), "float8_e5m2"),
+}
+
 
 def dtype(name: str | DType) -> DType:
     """Look a type up; torch's and NumPy's dtype objects are accepted by their printed name.
@@ -70,6 +83,12 @@ def kv_dtype(name: str | DType) -> DType:
     if isinstance(name, DType):
         return name
     return {t.name: t for t in (*ATTENTION_DTYPES, *NARROW_DTYPES)}[_plain(name)]
+
+
+def meant(name: object, allowed: Iterable[DType]) -> str:
+    """The name of the type that a name of elsewhere stands for; empty if none that is allowed."""
+    found = _MEANT.get(_plain(name).lower(), "")
+    return found if any(found == one.name for one in allowed) else ""
 
 
 def _plain(name: object) -> str:

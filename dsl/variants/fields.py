@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias
 
 from warploom.calls import answered
 from warploom.dsl.types import location
-from warploom.dsl.types.dtypes import BY_NAME, DType, dtype
+from warploom.dsl.types.dtypes import BY_NAME, DType, dtype, meant
 from warploom.dsl.types.ir import Kind
 from warploom.dsl.types.spec import HOOKS, OutputField, ScalarField, TensorField
 from warploom.dsl.values.symbols import Value
@@ -238,7 +238,9 @@ def _dtype(owner: str, given: Any) -> DType:
         return dtype(given)
     except KeyError:
         reason = f"{given!r} is none of {', '.join(BY_NAME)}"
-        raise wrong_declaration(owner, "dtype", reason) from None
+        near = meant(given, BY_NAME.values())
+        remedy = f"Did you mean {near!r}?" if near else ""
+        raise wrong_declaration(owner, "dtype", reason, remedy) from None
 
 
 def _roles(

@@ -6,7 +6,7 @@ import torch
 
 from warploom.codegen.append import AppendSpec, key_value_hooks
 from warploom.dsl.library.kv_scale import HeadKVScale, KVScale, TokenKVScale
-from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType
+from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, meant
 from warploom.dsl.types.dtypes import kv_dtype as kept_dtype
 from warploom.dsl.types.formats import KVFormat, Paged
 from warploom.dsl.types.spec import TracedVariant
@@ -84,5 +84,7 @@ def _element(
         found = None
     if found not in allowed:
         names = ", ".join(one.name for one in allowed)
-        raise ArgumentError(name=name, reason=f"is {given}; expected one of {names}")
+        near = meant(given, allowed)
+        hint = f", which may mean {near!r}" if near else ""
+        raise ArgumentError(name=name, reason=f"is {given}{hint}; expected one of {names}")
     return found

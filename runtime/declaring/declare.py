@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from warploom import env
-from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype
+from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, dtype, meant
 from warploom.dsl.types.dtypes import kv_dtype as stored_dtype
 from warploom.dsl.types.formats import KVFormat, Ragged
 from warploom.dsl.types.limits import MAX_HEADS
@@ -178,14 +178,18 @@ def _stored(given: str | DType | torch.dtype, computed: DType) -> DType | None:
     except KeyError:
         found = None
     if found not in (computed, *NARROW_DTYPES):
-        is_bytes = str(given).rpartition(".")[2] == "uint8"
+        remedy = "Convert the cache, or the queries."
+        if str(given).rpartition(".")[2] == "uint8":
+            remedy = (
+                "If the cache holds 8-bit floats as bytes, declare them and pass the cache as "
+                f".view(torch.{NARROW_DTYPES[0].name})."
+            )
+        elif near := meant(given, (computed, *NARROW_DTYPES)):
+            remedy = f"Did you mean {near!r}?"
         raise UnsupportedSpec(
             what=f"kv_dtype {given} with dtype {computed.name}",
             reason=f"keys and values are stored in one of {names}",
-            remedy="If the cache holds 8-bit floats as bytes, declare them and pass the cache "
-            f"as .view(torch.{NARROW_DTYPES[0].name})."
-            if is_bytes
-            else "Convert the cache, or the queries.",
+            remedy=remedy,
         )
     return None if found == computed else found
 
@@ -197,8 +201,10 @@ def _element(given: str | DType | torch.dtype, device: torch.device) -> DType:
     except KeyError:
         found = None
     if found not in ATTENTION_DTYPES:
+        near = meant(given, ATTENTION_DTYPES)
+        remedy = f"Did you mean {near!r}?" if near else "Convert to one."
         raise UnsupportedSpec(
-            what=f"dtype {given}", reason=f"attention computes in {names}", remedy="Convert to one."
+            what=f"dtype {given}", reason=f"attention computes in {names}", remedy=remedy
         )
     if device.type == "cuda" and found.name == "float32":
         raise UnsupportedSpec(

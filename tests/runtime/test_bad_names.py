@@ -153,3 +153,28 @@ def test_caches_of_the_other_layout_are_recognised(layout: Any, other: str) -> N
     for call in appender, lambda *given, **table: wl.append(*given, **table, layout=layout):
         with pytest.raises(errors.WrongShape, match=f"k cache .*; layout='{other}' would fit it"):
             call(KEYS[:3], KEYS[:3], cache, [0, 3], **PAGES)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"dtype": "fp16"}, "float16"),
+        ({"dtype": "half"}, "float16"),
+        ({"dtype": "bf16"}, "bfloat16"),
+        ({"kv_dtype": "fp8"}, "float8_e4m3fn"),
+        ({"kv_dtype": "float8_e4m3"}, "float8_e4m3fn"),
+        ({"kv_dtype": "fp8_e5m2"}, "float8_e5m2"),
+    ],
+)
+def test_names_of_types(given: Any, meant: str) -> None:
+    with pytest.raises(errors.UnsupportedSpec, match=rf"Did you mean '{meant}'\?$"):
+        MAKE(**{**SHAPE, **given}, device="cpu")
+    with pytest.raises(errors.ArgumentError, match=f"which may mean '{meant}'; expected one of"):
+        wl.Appender(kv_format=wl.Paged(4), num_kv_heads=2, head_dim=16, device="cpu", **given)
+
+
+def test_names_of_types_of_fields() -> None:
+    with pytest.raises(errors.WrongDeclaration, match=r"'half' is none .* mean 'float16'\?"):
+        wl.Scalar("half")
+    with pytest.raises(errors.WrongDeclaration, match=r"'fp8' is none of [^.]*, bool\.\n"):
+        wl.Scalar("fp8")  # no field has it
