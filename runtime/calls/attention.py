@@ -226,7 +226,7 @@ def _attend(
         return _nothing(q, sizes, return_lse, asked)
     call = _Call(kind, q.device, sizes, counted, values)
     wrapper = _planned(call, make)
-    check_lengths(given, traced, wrapper.mask_tensors, as_given, sizes, counted)
+    check_lengths(given, traced, wrapper.mask_tensors, as_given, sizes, counted, layout)
     return _run(wrapper, q, (k, v), return_lse, asked, values, as_given)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from warploom.dsl.types.spec import OutputField, ScalarField, TensorField, TracedVariant
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import UnknownInput, WrongShape
+from warploom.errors import ArgumentError, UnknownInput, WrongShape
 from warploom.runtime.calls.sizes import Sizes
 from warploom.runtime.formats.lists import refuse_lengths
 from warploom.runtime.inputs.aux_outputs import AuxOutput, Requested
@@ -102,8 +102,13 @@ def check_lengths(
     values: Mapping[str, Any],
     sizes: Sizes,
     lens: np.ndarray[Any, Any] | None,
+    layout: str,
 ) -> None:
-    """Let the variant refuse tensors of the mask that are too small, where the host knows them."""
+    """Let the variant refuse tensors of the mask that are too small, where the host knows them.
+
+    Raises:
+        ArgumentError: by the variant, or of a layout that takes heads for tokens.
+    """
     if not given.checks_lengths:
         return
     known: dict[str, np.ndarray[Any, Any]] = {}
@@ -113,8 +118,26 @@ def check_lengths(
             if tensor.device.type == "cpu":  # NumPy does not have all types of floats
                 tensor = tensor.float() if tensor.is_floating_point() else tensor
                 known[field.name] = tensor.numpy()
-    kv_lens = np.full(sizes.batch, sizes.keys, np.int32) if lens is None else lens
-    given.check_lengths(known, np.full(sizes.batch, sizes.rows, np.int32), kv_lens)
+
+    def check(rows: int, keys: int) -> None:
+        kv_lens = np.full(sizes.batch, keys, np.int32) if lens is None else lens
+        given.check_lengths(known, np.full(sizes.batch, rows, np.int32), kv_lens)
+
+    try:
+        check(sizes.rows, sizes.keys)
+    except ArgumentError as error:
+        if sizes.q_heads <= sizes.rows:  # as it should be
+            raise
+        try:
+            check(sizes.q_heads, sizes.kv_heads)
+        except ArgumentError:
+            raise error from None
+        other = "HND" if layout == "NHD" else "NHD"
+        reason = (
+            f"is {layout!r}, in which q and k have {sizes.rows} rows and {sizes.keys} keys; with "
+            f"layout={other!r} they have {sizes.q_heads} and {sizes.kv_heads}, as the mask"
+        )
+        raise ArgumentError(name="layout", reason=reason) from error
 
 
 def checked_lens(kv_lens: Any, sizes: Sizes) -> np.ndarray[Any, Any]:

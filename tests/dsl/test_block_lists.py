@@ -271,3 +271,15 @@ def test_a_wrapper_refuses_other_lengths_without_lists_too() -> None:
     wrapper.plan([0, ROWS], [0, KEYS])
     with pytest.raises(ArgumentError, match="40 rows and 290 keys"):
         wrapper.plan([0, 40], [0, KEYS])
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_heads_taken_for_tokens_are_told_the_layout(layout: Any) -> None:
+    mask = create_block_mask(shifted, None, None, ROWS, ROWS, device="cpu", BLOCK_SIZE=32)
+    other = {"HND": "NHD", "NHD": "HND"}[layout]
+    q, k, v = (x[:, :, :ROWS] for x in tensors())
+    if other == "NHD":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    text = f"layout: is '{layout}', .* {Q_HEADS} rows .*'{other}' they have {ROWS} and {ROWS}, as"
+    with pytest.raises(ArgumentError, match=text):
+        wl.attention(q, k, v, variant=wl.flex(block_mask=mask), layout=layout, backend="reference")
