@@ -119,7 +119,16 @@ class BadLength(ArgumentError):
 
 
 class MissingInput(ArgumentError):
-    message = "{variant} reads {name!r}, which was not given. Pass {name}=... ({expected})."
+    message = "{variant} reads {name!r}, which was not given. Pass {way} ({expected})."
+
+    def __init__(self, *, name: str, way: str | None = None, **facts: Any) -> None:
+        super().__init__(name=name, way=way or f"{name}=...", **facts)
+
+    @classmethod
+    def among_inputs(cls, variant: str, name: str, expected: str) -> MissingInput:
+        """For calls whose argument `inputs` has all values."""
+        way = f"inputs={{{name!r}: ...}}"
+        return cls(variant=variant, name=name, way=way, expected=expected)
 
 
 class UnknownInput(ArgumentError):

@@ -146,7 +146,7 @@ class NumpyReading:
         if field.name not in self._tensors:
             value = self._values.get(field.name)
             if value is None:
-                raise self._missing(field.name, f"{field.dtype.name} tensor {field.roles}")
+                raise self._missing(field.name, f"{field.dtype.name} tensor {roles_text(field, {})}")
             values = self._read(value, field)
             if values.ndim != len(field.roles):
                 wanted = roles_text(field, self.sizes)
@@ -158,7 +158,7 @@ class NumpyReading:
     def output(self, field: OutputField) -> ArrayRecorder:
         target = self._values.get(field.name)
         if target is None:
-            raise self._missing(field.name, f"a {field.dtype.name} tensor {field.roles} to write")
+            raise self._missing(field.name, f"a {field.dtype.name} tensor {roles_text(field, {})} to write")
         got = str(getattr(target, "dtype", type(target).__name__)).rpartition(".")[2]
         if got != field.dtype.name:
             remedy = f"Allocate it with dtype {field.dtype.name}, or declare the Output with {got}."
@@ -190,7 +190,7 @@ class NumpyReading:
         return self._array_class._keep(value)  # type: ignore[no-any-return]
 
     def _missing(self, name: str, expected: str) -> MissingInput:
-        return MissingInput(variant=self.variant, name=name, expected=expected)
+        return MissingInput.among_inputs(self.variant, name, expected)
 
 
 def _indexed(field: TensorField) -> str:

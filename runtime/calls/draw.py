@@ -13,7 +13,7 @@ from warploom.dsl.reference import visible
 from warploom.dsl.values.arrays import to_numpy
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.errors import ArgumentError
+from warploom.errors import ArgumentError, MissingInput
 from warploom.runtime.calls.pictures import picture_path
 from warploom.runtime.declaring.declare import checked_count, checked_number
 
@@ -64,7 +64,12 @@ def tile_classes(
     traced = trace(variant)
     scalars = {f.name: values.get(f.name, f.default) for f in traced.scalars}
     tensors = {f.name: values[f.name] for f in traced.tensors if f.name in values}
-    analysis = TileAnalysis(traced, {k: np.asarray(v).item() for k, v in scalars.items()}, tensors)
+    numbers = {name: np.asarray(value).item() for name, value in scalars.items()}
+    try:
+        analysis = TileAnalysis(traced, numbers, tensors)
+    except MissingInput as error:
+        facts = error.facts
+        raise MissingInput(**{**facts, "way": f"inputs={{{facts['name']!r}: ...}}"}) from None
     rows, keys = tile
     first_row, first_key = np.meshgrid(
         np.arange(0, q_len, rows), np.arange(0, kv_len, keys), indexing="ij"

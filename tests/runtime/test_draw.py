@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.document_mask import DocumentMask
+from warploom.dsl.library.packed_mask import PackedMask
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.reference import visible
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
-from warploom.dsl.variants.fields import Tensor
+from warploom.dsl.variants.fields import Scalar, Tensor
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import ArgumentError
+from warploom.errors import ArgumentError, MissingInput
 from warploom.runtime.calls.draw import _paint, draw_mask, tile_classes
 
 
@@ -27,6 +29,13 @@ class RequestWindow(Variant):
 
     def logits_mask(self, at: Position) -> Value:
         return (at.kv_pos <= at.q_pos) & (at.kv_pos >= at.q_pos - self.reach[at.batch])
+
+
+class Near(Variant):
+    reach = Scalar("int32")
+
+    def logits_mask(self, at: Position) -> Value:
+        return at.kv_pos >= at.q_pos - self.reach
 
 
 @pytest.mark.parametrize(("q_len", "kv_len", "tile"), [(96, 200, (16, 32)), (50, 33, (8, 8))])
@@ -84,3 +93,16 @@ def test_what_cannot_be_drawn(tmp_path: Path, given: dict[str, Any], text: str) 
     with pytest.raises(ArgumentError, match=text):
         draw_mask(Causal(), **{"path": tmp_path / "mask.png", "q_len": 8, **given})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variant", "text"),
+    [
+        (PackedMask(), r"inputs=\{'packed_mask': ...\} \(uint8 tensor \[any\]\)"),
+        (DocumentMask(), r"inputs=\{'document_ids': ...\} \(int32 tensor \[batch, kv_pos\]\)"),
+        (Near(), r"inputs=\{'reach': ...\} \(a number, int32\)"),
+    ],
+)
+def test_values_of_fields_are_told_their_place(tmp_path: Path, variant: Variant, text: str) -> None:
+    with pytest.raises(MissingInput, match=f"which was not given. Pass {text}"):
+        draw_mask(variant, tmp_path / "mask.png", q_len=10)
