@@ -43,6 +43,10 @@ class Planned:
     read: Callable[[], tuple[Plan, Visibility]]
     is_native: bool
 
+    def __repr__(self) -> str:  # that of all parts has the kernel's source
+        ctas = self.kernel.num_ctas
+        return f"{type(self).__name__}(tile={self.choice.tile}, num_ctas={ctas}, by={self.by!r})"
+
     @cached_property
     def _both(self) -> tuple[Plan, Visibility]:
         return self.read()

@@ -55,3 +55,11 @@ def test_the_words_of_a_plan_are_explained_below_the_table() -> None:
     legend = [line.rstrip() for line in str(wrapper.explain()).rpartition("┘")[2].splitlines()]
     explained = [line.partition(":")[0] for line in legend if line]
     assert explained == ["fused rows", "work item", "share", "mask"]
+
+
+def test_a_plan_is_shown_on_one_line() -> None:
+    attention = AttentionWrapper(num_q_heads=2, head_dim=16, dtype="float32", device="cpu")
+    attention.plan([0, 2], [0, 5])
+    shown = repr(attention.planned)
+    assert shown.startswith("Planned(tile=TileConfig(rows=") and "num_ctas=" in shown
+    assert len(shown) < 200 and "\n" not in shown
