@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from warploom import errors, variant_errors
+from warploom import errors, graph_errors, variant_errors
 
 
 def test_errors_of_variants_are_found_beside_the_others() -> None:
@@ -34,3 +34,9 @@ def test_wrong_arguments_are_python_s_own_kinds_of_error() -> None:
     assert issubclass(errors.WrongShape, ValueError)
     assert issubclass(errors.WrongCall, TypeError) and issubclass(errors.WrongCall, ValueError)
     assert not issubclass(errors.CompileError, ValueError)
+
+
+def test_reasons_of_others_end_as_our_sentences_do() -> None:
+    error = graph_errors.CaptureFailed(what="step", reason="RuntimeError: it waits.")
+    for each in error, pickle.loads(pickle.dumps(error)):
+        assert "could not be captured: RuntimeError: it waits. Nothing in a step" in str(each)

@@ -24,6 +24,9 @@ class CaptureFailed(GraphError):
         "or let on_failure='eager' do that for such batches."
     )
 
+    def __init__(self, *, reason: str, **facts: Any) -> None:
+        super().__init__(reason=reason.rstrip("."), **facts)  # that of others may be a sentence
+
 
 class DataDependent(CaptureFailed):
     """What the step computes next, or its shape, follows from values on the device."""
