@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from warploom.errors import WrongDevice, WrongDType, WrongShape
+from warploom.errors import ArgumentError, WrongDevice, WrongDType, WrongShape
 from warploom.runtime.declaring.declare import checked_lse_scale
 from warploom.runtime.tensors.tensors import as_torch
 
@@ -73,6 +73,10 @@ def merge_states(v: Any, s: Any, *, lse_base: str = "e") -> tuple[torch.Tensor, 
         WrongShape, WrongDType, WrongDevice: tensors that do not belong together.
         ArgumentError: no such base.
     """
+    for name, states in (("v", v), ("s", s)):
+        if isinstance(states, (list, tuple)) and any(torch.is_tensor(one) for one in states):
+            reason = f"is a {type(states).__name__} of tensors; states are an axis of one tensor"
+            raise ArgumentError(name=name, reason=f"{reason}: give torch.stack({name}, 1)")
     v, s = _tensors(v=v, s=s)
     if v.dim() < 3:
         expected = "[rows, num_states, heads, dim]"

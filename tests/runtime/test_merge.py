@@ -290,3 +290,12 @@ def test_axes_of_merge_states_and_the_base_are_checked() -> None:
 def test_arrays_of_other_libraries_are_taken() -> None:
     found, _ = wl.merge_state(V.numpy(), S.numpy(), V.numpy(), S.numpy())
     torch.testing.assert_close(found, V)
+
+
+def test_lists_of_states_are_told_to_be_stacked() -> None:
+    v, s = [torch.zeros(3, 2, 8)] * 2, [torch.zeros(3, 2)] * 2
+    with pytest.raises(errors.ArgumentError, match=r"v: is a list of .*: give torch.stack\(v, 1\)"):
+        wl.merge_states(v, s)
+    with pytest.raises(errors.ArgumentError, match=r"s: is a list of .*: give torch.stack\(s, 1\)"):
+        wl.merge_states(torch.stack(v, 1), s)
+    assert wl.merge_states(torch.stack(v, 1), torch.stack(s, 1))[0].shape == (3, 2, 8)
