@@ -12,6 +12,7 @@ from warploom.errors import ArgumentError, WarploomError, WrongDType, WrongShape
 from warploom.runtime.tensors.plain import refuse_freed, refuse_stand_in
 
 _INT32 = np.iinfo(np.int32)
+_EMPTY = (np.float32, np.float64)  # torch's and NumPy's type of [], which has no integers
 
 
 def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
@@ -38,6 +39,8 @@ def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
         if shared:
             raise ArgumentError(name=name, reason="runs backwards; torch has no negative strides")
         value = value.copy()  # torch ends the process when it imports one
+    if value is None:
+        raise ArgumentError(name=name, reason="is None; expected a tensor")
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(
             name=name,
@@ -121,7 +124,7 @@ def host_int32(value: Any, name: str) -> np.ndarray:
 
     Args:
         value: list, NumPy array, torch tensor or DLPack producer with an integer type; int64 is
-            accepted if every value fits.
+            accepted if every value fits, and floats if there are none.
         name: the argument's name, for messages.
 
     Raises:
@@ -130,8 +133,8 @@ def host_int32(value: Any, name: str) -> np.ndarray:
         ArgumentError: a value does not fit into int32.
     """
     array = host_array(value, name)
-    if array.size == 0 and not isinstance(value, (np.ndarray, torch.Tensor)):
-        array = array.astype(np.int32)  # an empty list has no integer type of its own
+    if array.size == 0 and array.dtype in _EMPTY:
+        array = array.astype(np.int32)
     if array.dtype.kind not in "iu":
         raise WrongDType(
             name=name,

@@ -137,3 +137,22 @@ def test_other_lists_count_blocks_and_pages() -> None:
         rows.plan([0, 2], [0, 8], [0, 1], kv_lens=[8])
     with pytest.raises(errors.WrongShape, match="of a Level counts pages, not tokens"):
         wl.compose([wl.Level([0, 1], [0, 8], [0, 1])], page_size=4)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("empty", [[], torch.tensor([]), np.array([]), np.array([], np.float32)])
+def test_no_indices_need_no_type(empty: Any, backend: Any) -> None:
+    attention = wl.AttentionWrapper(
+        num_q_heads=2, head_dim=16, dtype="float32", kv_format=PAGES, device="cpu", backend=backend
+    )
+    attention.plan([0, 2], [0, 0], empty, [0])
+    out = attention.run(torch.ones(2, 2, 16), torch.zeros(1, 2, 16, 2, 16))
+    assert not out.any()
+    with pytest.raises(errors.WrongDType, match="kv_indices has dtype float"):
+        attention.plan([0, 2], [0, 1], [0.0], [3])
+
+
+def test_none_is_no_tensor() -> None:
+    q, none = torch.zeros(1, 2, 2, 16), None
+    with pytest.raises(errors.ArgumentError, match="^k: is None; expected a tensor.$"):
+        wl.attention(q, none, q)
