@@ -118,7 +118,15 @@ _ELSEWHERE = {
 
 
 # the same names, given to a call to which they mean something else
-_OF_CALL = {"append": dict.fromkeys(("k_scale", "v_scale"), _DIVIDED)}
+_OF_CALL = {
+    "append": dict.fromkeys(("k_scale", "v_scale"), _DIVIDED),
+    "run": dict.fromkeys(
+        ("k", "v", "key", "value", "keys", "values", "k_cache", "v_cache", "key_cache",
+         "value_cache"),
+        "Keys and values are one argument: run(q, (k, v)).",
+    )
+    | {"query": "It is called q."},
+}  # fmt: skip
 _UNLIKE = ("q_scale",)  # of those, what resembles an input and is another thing
 _HEAD_DIMS = {"head_dim_qk": "head_dim", "head_dim_vo": "head_dim_v"}
 

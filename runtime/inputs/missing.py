@@ -7,7 +7,7 @@ from typing import Any
 
 from warploom.dsl.types.roles import roles_text
 from warploom.dsl.types.spec import TracedVariant
-from warploom.errors import MissingInput, UnknownInput
+from warploom.errors import MissingInput, UnknownInput, WrongCall
 from warploom.hints import hint
 
 # Of plan() and run(), which a user may have meant by an unknown name.
@@ -31,16 +31,37 @@ def unknown_input(
     variant: str, name: str, fields: Sequence[str], call: str = ""
 ) -> UnknownInput:
     """The error for a value of no field, given to `plan`, `run` or another call with a name."""
-    known = ", ".join(fields) or "nothing, since it has no fields"
     if call:
-        whole = f"{call} without a variant" if variant == "Variant" else variant
         found = hint(name, fields, _ARGUMENTS[1:4], call)
-        return UnknownInput(variant=whole, name=name, hint=found, known=known)
-    option = _OPTIONS.get(name)
-    if option is None:
-        return UnknownInput.of(variant, name, fields, _ARGUMENTS)
-    belongs = f" It is an option of the wrapper: AttentionWrapper(..., {option}=...)."
-    return UnknownInput(variant=variant, name=name, hint=belongs, known=known)
+    elif option := _OPTIONS.get(name):
+        found = f" It is an option of the wrapper: AttentionWrapper(..., {option}=...)."
+    else:
+        found = hint(name, fields, _ARGUMENTS, "run")
+    whole = f"{call or 'attention'} without a variant" if variant == "Variant" else variant
+    known = ", ".join(fields) or "nothing, since it has no fields"
+    return UnknownInput(variant=whole, name=name, hint=found, known=known)
+
+
+def refuse_absent(owner: str, q: Any, kv: Any, given: Mapping[str, Any], known: set[str]) -> None:
+    """Raise WrongCall for a run without q or kv, whose defaults are `...`.
+
+    Args:
+        owner: class of the wrapper.
+        q, kv: of the run.
+        given: its values of fields, among which a misnamed argument is.
+        known: names of the fields.
+    """
+    absent = [repr(name) for name, value in (("q", q), ("kv", kv)) if value is ...]
+    if not absent:
+        return
+    many = "required arguments" if len(absent) > 1 else "a required argument"
+    reason, way = f"missing {many}: {', '.join(absent)}", " Write run(q, kv)."
+    for name in given:
+        if name not in known:
+            reason = f"{name!r} is no argument of it; {reason}"
+            way = hint(name, (), ("q", "kv", *_ARGUMENTS), "run") or way
+            break
+    raise WrongCall(function=f"{owner}.run", reason=reason, hint=way)
 
 
 def missing_input(

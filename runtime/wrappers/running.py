@@ -30,6 +30,7 @@ from warploom.runtime.inputs.aux_outputs import (
     checked_request,
     with_aux,
 )
+from warploom.runtime.inputs.missing import refuse_absent
 from warploom.runtime.inputs.outputs import check_run_apart
 from warploom.runtime.launching.launch import Run
 from warploom.runtime.operators import custom_op
@@ -59,6 +60,7 @@ class Running(Planning):
         return_aux: Requested | None, inputs: dict[str, Any],
     ) -> Result | tuple[torch.Tensor, AuxOutput]:  # fmt: skip
         """A run with a request or a place for the largest scores, or one that is compiled."""
+        self._refuse_absent(q, kv, inputs)
         asked = AuxRequest(return_lse)
         if return_aux is not None:
             asked = checked_request(return_aux, return_lse)
@@ -86,6 +88,7 @@ class Running(Planning):
         told: MaxScores | None = None,
     ) -> Result:  # fmt: skip
         """Check all, and go through the operator where torch must know of the call."""
+        self._refuse_absent(q, kv, inputs)
         inputs = self._inputs.read(inputs)
         return_lse = checked_flag("return_lse", return_lse)
         batch = self._batch
@@ -118,6 +121,13 @@ class Running(Planning):
                 return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, told)
         finally:
             held.leave()
+
+    def _refuse_absent(self, q: Any, kv: Any, inputs: Mapping[str, Any]) -> None:
+        """Raise WrongCall where an argument of `run` is not given."""
+        if q is ... or kv is ...:
+            traced = self.spec.variant
+            known = {*traced.input_names, *traced.unread}
+            refuse_absent(type(self).__name__, q, kv, inputs, known)
 
     def _check_run(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any]) -> None:
         """Raise what `run` would, and launch nothing; for who must know before others are told."""

@@ -114,7 +114,7 @@ class PageSelectionWrapper(AttentionWrapper):
         assert isinstance(batch, SelectedBatch)  # from `_lowered`
         self._use(batch.selection)
 
-    def run(self, q: Any, kv: Any, **rest: Any) -> Any:
+    def run(self, q: Any = ..., kv: Any = ..., **rest: Any) -> Any:
         """Attention over the selected pages; see `AttentionWrapper.run`.
 
         Args:

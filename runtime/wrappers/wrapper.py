@@ -269,8 +269,8 @@ class AttentionWrapper(Prefetching):
 
     def run(
         self,
-        q: Any,
-        kv: Any,
+        q: Any = ...,
+        kv: Any = ...,
         *more: object,
         out: Any = None,
         lse: Any = None,
@@ -303,6 +303,7 @@ class AttentionWrapper(Prefetching):
             the plan, which `check_plan` tells.
 
         Raises:
+            WrongCall: q or kv is not given.
             NotPlanned: there is no plan, or the last one was refused.
             WrongDType, WrongDevice, WrongShape, IndexOutOfRange: a wrong tensor.
             WrongStride: elements of `out` or `lse` overlap.

@@ -178,3 +178,39 @@ def test_names_of_types_of_fields() -> None:
         wl.Scalar("half")
     with pytest.raises(errors.WrongDeclaration, match=r"'fp8' is none of [^.]*, bool\.\n"):
         wl.Scalar("fp8")  # no field has it
+
+
+PAIR = r"'(k|key_cache)' is no argument .* 'kv'. Keys and values are one argument: run\(q, \(k, v\)\)"
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "missing required arguments: 'q', 'kv'. Write run"),
+        ({"q": ROWS}, r"missing a required argument: 'kv'. Write run\(q, kv\)"),
+        ({"q": ROWS, "paged_kv_cache": KEYS}, "'paged_kv_cache' is no .* It is called kv"),
+        ({"q": ROWS, "k": KEYS, "v": KEYS}, PAIR),
+        ({"q": ROWS, "cap": 3.0, "key_cache": KEYS}, PAIR),
+        ({"query": ROWS, "kv": (KEYS, KEYS)}, "'query' is no .* It is called q"),
+        ({"q": ROWS, "return_lse": True, "max_scores": ROWS}, "missing a required .* 'kv'"),
+    ],
+)
+def test_runs_without_an_argument(given: Any, text: str, backend: Any) -> None:
+    attention = wl.AttentionWrapper(wl.SoftCap(9.0), **SHAPE, device="cpu", backend=backend)
+    run: Any = attention.run
+    reason = rf"^AttentionWrapper.run\(\): .*{text}"
+    with pytest.raises(errors.WrongCall, match=reason):
+        run(**given)
+    attention.plan([0, 3], [0, 5])
+    for _ in range(2):  # also where tensors like these are known
+        with pytest.raises(errors.WrongCall, match=reason):
+            run(**given)
+        run(ROWS, (KEYS, KEYS))
+    with pytest.raises(TypeError):
+        run(**given)
+
+
+def test_keys_and_values_are_one_argument() -> None:
+    with pytest.raises(errors.UnknownInput, match=r"no input 'v'. Keys and values are one arg"):
+        planned().run(ROWS, KEYS, v=KEYS)
