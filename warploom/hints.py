@@ -150,9 +150,12 @@ _CALLED = {
     "SoftCap": dict.fromkeys(("softcap", "logits_soft_cap", "soft_cap"), "cap"),
 }
 
+_SHORT = {"k_scale": "k", "v_scale": "v"}
 # fields that the constructor of a shipped variant takes by another name
 _CONSTRUCTED = {
-    **dict.fromkeys(("KVScale", "HeadKVScale", "TokenKVScale"), {"k_scale": "k", "v_scale": "v"}),
+    "KVScale": _SHORT,
+    "HeadKVScale": _SHORT,
+    "TokenKVScale": _SHORT,
     "QKNorm": {"norm_eps": "eps"},
 }
 
@@ -247,9 +250,7 @@ def for_several(name: str, dtype: str) -> str:
     return f"for several, declare the field as Tensor({dtype!r}, roles)"
 
 
-def hint(
-    name: str, known: Sequence[str], arguments: Sequence[str] = (), call: str = ""
-) -> str:
+def hint(name: str, known: Sequence[str], arguments: Sequence[str] = (), call: str = "") -> str:
     """A sentence about an unknown name, with a space before it; empty if there is nothing to say.
 
     Args:

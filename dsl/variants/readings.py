@@ -146,7 +146,8 @@ class NumpyReading:
         if field.name not in self._tensors:
             value = self._values.get(field.name)
             if value is None:
-                raise self._missing(field.name, f"{field.dtype.name} tensor {roles_text(field, {})}")
+                shape = roles_text(field, {})
+                raise self._missing(field.name, f"{field.dtype.name} tensor {shape}")
             values = self._read(value, field)
             if values.ndim != len(field.roles):
                 wanted = roles_text(field, self.sizes)
@@ -158,7 +159,8 @@ class NumpyReading:
     def output(self, field: OutputField) -> ArrayRecorder:
         target = self._values.get(field.name)
         if target is None:
-            raise self._missing(field.name, f"a {field.dtype.name} tensor {roles_text(field, {})} to write")
+            shape = roles_text(field, {})
+            raise self._missing(field.name, f"a {field.dtype.name} tensor {shape} to write")
         got = str(getattr(target, "dtype", type(target).__name__)).rpartition(".")[2]
         if got != field.dtype.name:
             remedy = f"Allocate it with dtype {field.dtype.name}, or declare the Output with {got}."

@@ -66,7 +66,11 @@ class Inputs:
     """
 
     def __init__(
-        self, traced: TracedVariant, geometry: Geometry, frozen: Bounds | None = None, call: str = ""
+        self,
+        traced: TracedVariant,
+        geometry: Geometry,
+        frozen: Bounds | None = None,
+        call: str = "",
     ) -> None:
         """Begin with the defaults.
 

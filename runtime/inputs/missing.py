@@ -27,9 +27,7 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-def unknown_input(
-    variant: str, name: str, fields: Sequence[str], call: str = ""
-) -> UnknownInput:
+def unknown_input(variant: str, name: str, fields: Sequence[str], call: str = "") -> UnknownInput:
     """The error for a value of no field, given to `plan`, `run` or another call with a name."""
     if call:
         found = hint(name, fields, _ARGUMENTS[1:4], call)

@@ -150,5 +150,5 @@ def test_one_scale_is_not_one_for_each_head() -> None:
         wl.KVScale(k=several)
     wrapper = wl.AttentionWrapper(wl.KVScale(1.0, 1.0), **SHAPE, backend="reference")
     wrapper.plan([0, 3], [0, 3])
-    with pytest.raises(errors.WrongShape, match="one number, .* use wl.HeadKVScale"):
+    with pytest.raises(errors.WrongShape, match=r"one number, .* use wl.HeadKVScale"):
         wrapper.run(Q[0], (Q[0], Q[0]), v_scale=several)

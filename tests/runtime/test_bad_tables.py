@@ -154,5 +154,5 @@ def test_no_indices_need_no_type(empty: Any, backend: Any) -> None:
 
 def test_none_is_no_tensor() -> None:
     q, none = torch.zeros(1, 2, 2, 16), None
-    with pytest.raises(errors.ArgumentError, match="^k: is None; expected a tensor.$"):
+    with pytest.raises(errors.ArgumentError, match=r"^k: is None; expected a tensor.$"):
         wl.attention(q, none, q)
