@@ -71,7 +71,7 @@ def merge_states(v: Any, s: Any, *, lse_base: str = "e") -> tuple[torch.Tensor, 
 
     Raises:
         WrongShape, WrongDType, WrongDevice: tensors that do not belong together.
-        ArgumentError: no such base.
+        ArgumentError: no such base, or states in a list.
     """
     for name, states in (("v", v), ("s", s)):
         if isinstance(states, (list, tuple)) and any(torch.is_tensor(one) for one in states):
