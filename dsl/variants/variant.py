@@ -291,6 +291,8 @@ def as_link(variant: Any) -> Variant:
     shown, hint = repr(variant), ""
     if callable(variant):
         hint = "; wrap FlexAttention's callables in warploom.flex(...)"
+    elif isinstance(variant, (list, tuple)):
+        hint = "; chain several with &, as in a & b"
     elif isinstance(variant, str):
         hint = "; give an instance, such as variant=warploom.Causal()"
     elif hasattr(variant, "mask_mod"):  # its repr is a page long

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -125,6 +127,9 @@ def test_classes_chain_and_other_things_do_not() -> None:
         _ = wl.Causal() & (lambda b, h, q, k: q >= k)
     with pytest.raises(ArgumentError, match="None is no Variant"):  # a link that was forgotten
         _ = wl.Causal() & None
+    several: Any = [wl.Causal(), wl.SoftCap(9.0)]
+    with pytest.raises(ArgumentError, match="is no Variant; chain several with &"):
+        wl.AttentionWrapper(several, num_q_heads=1, head_dim=64, device="cpu")
     for join in (lambda: wl.Causal() & wl.SoftCap, lambda: wl.SoftCap & wl.Causal()):
         with pytest.raises(ArgumentError, match=r"is a class, and .*'cap'; .* SoftCap\(cap\)"):
             join()

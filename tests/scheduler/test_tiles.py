@@ -25,8 +25,8 @@ def test_bounds_begin_at_a_key_tile_and_are_empty_where_nothing_is_seen(
     mask: Any = SimpleNamespace(kv_bounds=lambda *_: (asked[:, 0], asked[:, 1]))
     segments = np.zeros(1, SEGMENT.dtype)
     segments["kv_count"] = count
-    where = tuple(np.zeros((3, len(asked)), np.int64))
-    begin, end = key_bounds(mask, segments, where, keys)
+    nothing = np.zeros(len(asked), np.int64)
+    begin, end = key_bounds(mask, segments, (nothing, nothing, nothing), keys)
     for (low, high), *found in zip(answers, begin.tolist(), end.tolist(), strict=True):
         low, high = max(low, 0), min(high, count)
         assert found == ([low // keys * keys, high] if low < high else [0, 0])
