@@ -17,7 +17,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
 
  public:
   WL_FN ListPlanner(const Params& p, Team& team, char* memory)
-      : Base(p, team), part_(p, p, team, memory), s_(p, part_.scratch_end()), level_(p, s_.level) {}
+      : Base(p, team), plan_(p, p, team, memory), s_(p, plan_.scratch_end()), level_(p, s_.level) {}
 
  private:
   using Base::p_, Base::team_;
@@ -49,28 +49,28 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
     }
   };
 
-  WL_FN PlanStatus count_tiles() { return part_.template count_tiles<false>(); }
+  WL_FN PlanStatus count_tiles() { return plan_.template count_tiles<false>(); }
 
   WL_FN void assign() {
-    if (part_.tiles() == 0) return;
-    part_.ask_mask();
-    items_ = part_.tiles() * p_.num_kv_heads;
+    if (plan_.tiles() == 0) return;
+    plan_.ask_mask();
+    items_ = plan_.tiles() * p_.num_kv_heads;
     wide total = 0;
-    for (int t = 0; t < part_.tiles(); ++t) total += cost(t);
+    for (int t = 0; t < plan_.tiles(); ++t) total += cost(t);
     const wide mean = (total * p_.num_kv_heads + p_.active_ctas - 1) / p_.active_ctas;
     order(mean);
     deal();
     for (int cta = 0; cta < p_.active_ctas; ++cta) {
-      level_.tiles(cta) = part_.visible(s_.items[s_.last[cta]].tile);
+      level_.tiles(cta) = plan_.visible(s_.items[s_.last[cta]].tile);
     }
     level_.find(s_.queue, mean);
   }
 
-  WL_FN wide cost(int tile) const { return p_.fixed + wide(p_.per_tile) * part_.visible(tile); }
+  WL_FN wide cost(int tile) const { return p_.fixed + wide(p_.per_tile) * plan_.visible(tile); }
 
   // The longest first, up to the tolerance; of these by segment, head, and rows. Then by section.
   WL_FN void order(wide mean) {
-    const int tiles = part_.tiles();
+    const int tiles = plan_.tiles();
     const wide grade = max(wide(1), mean / p_.tolerance);
     wide most = 0;
     for (int t = 0; t < tiles; ++t) most = max(most, cost(t) / grade);
@@ -80,7 +80,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
     for (int begin = 0, end; begin < tiles; begin = end) {
       const auto is_like = [&](wide other) {
         return other >> 32 == falling[begin] >> 32 &&
-               part_.segment(int(other)) == part_.segment(int(falling[begin]));
+               plan_.segment(int(other)) == plan_.segment(int(falling[begin]));
       };
       for (end = begin + 1; end < tiles && is_like(falling[end]);) ++end;
       for (int head = 0; head < p_.num_kv_heads; ++head) {
@@ -108,7 +108,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
     if (number == 1) return;
     for (int i = 0; i < items_; ++i) {
       const Item item = s_.items[i];
-      const int r = part_.segment(item.tile);
+      const int r = plan_.segment(item.tile);
       const wide place = s_.before[r] * p_.num_kv_heads + item.head * batch.kv_len(r);
       s_.sort[i] = quotient(place * number, total) << 32 | i;
     }
@@ -168,8 +168,8 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
   }
 
   WL_FN void sign(PlanStatus status) {
-    PartTotals totals = {0, 0, 0};
-    if (status == PlanStatus::kGood && part_.tiles() > 0) {
+    PlanTotals totals = {0, 0, 0};
+    if (status == PlanStatus::kGood && plan_.tiles() > 0) {
       totals = {items_ + level_.pieces(), level_.owners(), level_.pieces() + level_.owners()};
     }
     *reinterpret_cast<typename K::PlanHeader*>(p_.header) = this->header(status, totals);
@@ -184,12 +184,12 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
 
   // Partial items come first in each list: that whose end was cut off, then pieces; then others.
   WL_FN void write_items() {
-    if (part_.tiles() == 0) return;
+    if (plan_.tiles() == 0) return;
     write_owners();
     write_pieces();
     for (int i = 0; i < items_; ++i) {
       const Item& item = s_.items[i];
-      if (!is_cut(i)) write(item.cta, part_.work(item.tile, item.head));
+      if (!is_cut(i)) write(item.cta, plan_.work(item.tile, item.head));
     }
     for (int cta = 0; cta < p_.active_ctas; ++cta) {
       const int first = p_.cta_indptr[cta];
@@ -208,7 +208,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
       ++merge;
       const auto& piece = level_.piece(i);
       const Item& item = s_.items[s_.last[piece.owner]];
-      WorkItem work = part_.work(item.tile, item.head);
+      WorkItem work = plan_.work(item.tile, item.head);
       work.kv_end = key_after(i);
       work.merge = merge;
       work.slot = i + merge;
@@ -223,9 +223,9 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
       merge += level_.opens(i);
       const int slot = i + merge + 1;  // one before the first piece is the owner's
       const Item& item = s_.items[s_.last[piece.owner]];
-      WorkItem work = part_.work(item.tile, item.head);
+      WorkItem work = plan_.work(item.tile, item.head);
       work.kv_begin = key_after(i);
-      if (piece.end < part_.visible(item.tile)) work.kv_end = key_after(i + 1);
+      if (piece.end < plan_.visible(item.tile)) work.kv_end = key_after(i + 1);
       work.slot = slot;
       work.merge = merge;
       write(piece.cta, work);
@@ -240,7 +240,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
   // The key at which a piece begins.
   WL_FN int key_after(int i) const {
     const auto& piece = level_.piece(i);
-    return part_.key_after(s_.items[s_.last[piece.owner]].tile, piece.begin);
+    return plan_.key_after(s_.items[s_.last[piece.owner]].tile, piece.begin);
   }
 
   WL_FN WorkItem* items() const { return reinterpret_cast<WorkItem*>(p_.items); }
@@ -251,7 +251,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
     opening.segment = Batch<Params>{p_}.template segment<typename K::Segment>(work.segment);
   }
 
-  Part<K, Team, Params> part_;
+  RolePlan<K, Team, Params> plan_;
   Arrays s_;
   Levelling<Params> level_;
   int items_ = 0;

@@ -64,7 +64,7 @@ class Line {
     const wide least = 2 * p_.per_tile * p_.grain;
     if (active > 1 && !fit_cache(cached_keys)) {
       if (const Rounds rounds = rounds_of(ctas, active, one_of); rounds.lists > 0) {
-        const wide end = place({rounds.each * rounds.lists, 0});
+        const wide end = position({rounds.each * rounds.lists, 0});
         const int tail = int(min(wide(ctas), quotient(length_ - end, 3 * least)));
         if (tail > 0) {
           mark_parts(rounds.lists, rounds.each, end, tail, tail);
@@ -176,7 +176,7 @@ class Line {
     return each <= p_.few ? items() / each : columns;
   }
 
-  WL_FN wide place(Mark mark) const {
+  WL_FN wide position(Mark mark) const {
     if (mark.item == items()) return length_;
     const int head = head_of_item_.of(mark.item);
     const wide begin = head * head_length_ + s_.begin[mark.item - head * tiles_];
@@ -232,7 +232,7 @@ class Line {
     if (first.item == items()) return 0;
     const bool is_cut = first.visible > 0, ends_cut = last.visible > 0;
     const bool is_same = is_cut && first.item == last.item;
-    return place(last) - place(first) + is_cut * p_.fixed +
+    return position(last) - position(first) + is_cut * p_.fixed +
            (int(is_cut) + ends_cut - is_same) * p_.partial;
   }
 

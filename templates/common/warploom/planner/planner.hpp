@@ -4,7 +4,7 @@
 // plan.
 #pragma once
 
-#include <warploom/planner/part.hpp>
+#include <warploom/planner/role_plan.hpp>
 
 namespace warploom {
 
@@ -37,7 +37,7 @@ class PlannerBase {
   WL_FN PlannerBase(const Params& p, Team& team) : p_(p), team_(team) {}
 
   // Writes a header but for what only plans of some kinds have.
-  WL_FN typename K::PlanHeader header(PlanStatus status, const PartTotals& totals) const {
+  WL_FN typename K::PlanHeader header(PlanStatus status, const PlanTotals& totals) const {
     typename K::PlanHeader header = {};
     header.num_items = totals.items;
     header.num_segments = status == PlanStatus::kGood ? p_.num_requests : 0;
@@ -80,38 +80,38 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
 
  public:
   WL_FN Planner(const Params& p, Team& team, char* memory)
-      : Base(p, team), part_(p, p, team, memory) {}
+      : Base(p, team), plan_(p, p, team, memory) {}
 
  private:
   using Base::p_, Base::team_;
 
-  WL_FN PlanStatus count_tiles() { return part_.template count_tiles<!Team::kIsHost>(); }
+  WL_FN PlanStatus count_tiles() { return plan_.template count_tiles<!Team::kIsHost>(); }
 
   // Works out the line and its cuts: every team does, for none waits for the others.
   WL_FN void assign() {
-    if (part_.tiles() == 0) return;
-    auto line = part_.lay();
+    if (plan_.tiles() == 0) return;
+    auto line = plan_.lay();
     line.choose();
-    part_.cut(line);
+    plan_.adopt(line);
   }
 
   // Writes what a kernel reads first, and without which it does nothing.
   WL_FN void sign(PlanStatus status) {
-    PartTotals totals = {0, 0, 0};
-    if (status == PlanStatus::kGood) totals = part_.totals();
+    PlanTotals totals = {0, 0, 0};
+    if (status == PlanStatus::kGood) totals = plan_.totals();
     if (team_.is_first()) {
       *reinterpret_cast<typename K::PlanHeader*>(p_.header) = this->header(status, totals);
     }
     const int idle = totals.items > 0 ? p_.columns * p_.lines : 0;  // the first without work
-    if (idle > 0) part_.write_indptr();
+    if (idle > 0) plan_.write_indptr();
     this->fill_indptr(idle, p_.num_ctas + 1, totals.items);
   }
 
   WL_FN void write_items() {
-    if (part_.tiles() > 0) part_.write_items();
+    if (plan_.tiles() > 0) plan_.write_items();
   }
 
-  Part<K, Team, Params> part_;
+  RolePlan<K, Team, Params> plan_;
 };
 
 }  // namespace warploom

@@ -1,4 +1,4 @@
-// Plans a batch of two roles: scheduler/role_lists.py, with a part for each role.
+// Plans a batch of two roles: scheduler/role_lists.py, with a plan for each role.
 #pragma once
 
 #include <warploom/planner/planner.hpp>
@@ -21,7 +21,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
         decode_shape_(shape_of_decodes(p)),
         prefill_(p, prefill_shape_, team, memory),
         decode_(p, decode_shape_, team, prefill_.scratch_end()) {}
-  RolePlanner(const RolePlanner&) = delete;  // its parts point to its shapes
+  RolePlanner(const RolePlanner&) = delete;  // its plans point to its shapes
 
  private:
   using Base::p_, Base::team_;
@@ -73,7 +73,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
       prefill_shape_.columns = parts_.own + parts_.shared;
       prefill_shape_.list = p_.active_ctas - ctas;
       prefill_shape_.own = parts_.own;
-      prefill_.cut(prefills);
+      prefill_.adopt(prefills);
     }
     if (decode_.tiles() > 0) {
       const int decoding = ctas < p_.active_ctas ? p_.active_ctas - ctas : 1;
@@ -84,9 +84,9 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
       }
       if (decode_parts_.shared == 0) decodes.choose();
       decode_shape_.columns = decode_parts_.own + decode_parts_.shared;
-      decode_.cut(decodes);
+      decode_.adopt(decodes);
     }
-    place();
+    assign_offsets();
   }
 
   // CTAs that prefill, of all that are active; see `RolePrices.ctas`. A single one has both roles.
@@ -114,8 +114,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
 
   // Items of prefills that CTAs have, then decodes that they have, then shared prefills, then
   // shared decodes; slots of decodes come last.
-  WL_FN void place() {
-    const PartTotals prefills = prefill_.totals(), decodes = decode_.totals();
+  WL_FN void assign_offsets() {
+    const PlanTotals prefills = prefill_.totals(), decodes = decode_.totals();
     own_items_ = prefill_.tiles() > 0 ? prefill_.items_before(parts_.own) : 0;
     if (decodes.items > 0) {
       own_decodes_ = decode_shape_.lines * decode_.items_before(decode_parts_.own);
@@ -131,10 +131,10 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
   // Writes what a kernel reads first, and without which it does nothing.
   WL_FN void sign(PlanStatus status) {
     const bool is_good = status == PlanStatus::kGood;
-    PartTotals totals = {0, 0, 0};
+    PlanTotals totals = {0, 0, 0};
     SharedParts decodes = {0, 0};  // lists
     if (is_good) {
-      const PartTotals prefill = prefill_.totals(), decode = decode_.totals();
+      const PlanTotals prefill = prefill_.totals(), decode = decode_.totals();
       totals = {prefill.items + decode.items, prefill.merges + decode.merges,
                 prefill.slots + decode.slots};
       const int lines = decode.items > 0 ? decode_shape_.lines : 0;
@@ -166,7 +166,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
   }
 
   RoleShape prefill_shape_, decode_shape_;
-  Part<K, Team, RoleShape> prefill_, decode_;
+  RolePlan<K, Team, RoleShape> prefill_, decode_;
   SharedParts parts_ = {0, 0}, decode_parts_ = {0, 0};  // columns; of prefills, and of decodes
   int own_items_ = 0, own_decodes_ = 0, shared_decodes_ = 0;
 };

@@ -1,4 +1,4 @@
-// What a part of a plan is cut into, and where it lies in the plan.
+// What the plan of a role is cut into, and where it lies in the whole plan.
 #pragma once
 
 namespace warploom {
@@ -36,12 +36,12 @@ WL_FN int tiles_of(const RoleShape& z, int fused) {
   return fused >= z.fewest && fused <= z.most ? quotient(fused - 1, z.rows) + 1 : 0;
 }
 
-// The list of a CTA of the part.
+// The list of a CTA of the role.
 template <class Shape>
-WL_FN int list_of(const Shape&, int cta) {
+WL_FN int list_index(const Shape&, int cta) {
   return cta;
 }
-WL_FN int list_of(const RoleShape& z, int cta) {
+WL_FN int list_index(const RoleShape& z, int cta) {
   const int own = z.own * z.lines;
   return cta < own ? z.list + cta : z.shared_list + cta - own;
 }

@@ -1,5 +1,5 @@
-// A part of a plan: the items of one tile, for the CTAs or lists that its shape names. Works out
-// where lines are cut, then writes items and their merges. A plan of one role has one part.
+// The plan of one role: the items of one tile, for the CTAs or lists that its shape names. Works
+// out where lines are cut, then writes items and their merges. A plan of two roles has two such.
 #pragma once
 
 #include <warploom/opening.hpp>
@@ -13,20 +13,20 @@
 
 namespace warploom {
 
-// Of a part.
-struct PartTotals {
+// Of the plan of a role, or of both.
+struct PlanTotals {
   int items, merges, slots;
 };
 
 template <class K, class Team, class Shape>
-class Part {
+class RolePlan {
   using Params = typename K::Params;
   using Segment = typename K::Segment;
   using WorkItem = typename K::WorkItem;
   using Merge = typename K::Merge;
 
  public:
-  WL_FN Part(const Params& p, const Shape& shape, Team& team, char* memory)
+  WL_FN RolePlan(const Params& p, const Shape& shape, Team& team, char* memory)
       : p_(p), z_(shape), team_(team), s_(shape, memory), batch_{p} {}
 
   // Counts query tiles; of a batch with something wrong in it, if that is not known yet, nothing.
@@ -109,7 +109,7 @@ class Part {
   }
 
   // Takes boundaries that have been found.
-  WL_FN void cut(const Line<Shape, Team>& line) {
+  WL_FN void adopt(const Line<Shape, Team>& line) {
     items_ = line.items();
     marks_ = line.best();
     is_by_tile_ = line.is_by_tile();
@@ -117,7 +117,7 @@ class Part {
     count_cuts();
   }
 
-  WL_FN PartTotals totals() const {
+  WL_FN PlanTotals totals() const {
     return {z_.lines * (items_ + total_.cuts), z_.lines * total_.opens,
             z_.lines * (total_.cuts + total_.opens)};
   }
@@ -129,7 +129,7 @@ class Part {
     team_.each(team_.range(z_.columns), [&](int i) {
       const Column here = column(i);
       team_.each({0, z_.lines}, [&](int line) {
-        p_.cta_indptr[list_of(z_, i * z_.lines + line)] = here.begin + line * here.items;
+        p_.cta_indptr[list_index(z_, i * z_.lines + line)] = here.begin + line * here.items;
       });
     });
   }
@@ -175,7 +175,7 @@ class Part {
       before += cut_at(i);
       s_.counts[i] = {int(before), int(before >> 32)};
       if (marks_[i].visible > 0) {
-        s_.cut_key[i] = key_after(tile_at(marks_[i].item), marks_[i].visible);
+        s_.cut_key[i] = key_after(tile_head(marks_[i].item).tile, marks_[i].visible);
       }
     });
     total_ = {int(total), int(total >> 32)};
@@ -203,22 +203,21 @@ class Part {
             first.visible > 0, last.visible > 0 && last.item > first.item};
   }
 
-  // An item's place: of a tile in the order of a head, and which head. Runs of items on the line
-  // are the tiles of a head, or the heads of a tile.
-  struct Spot {
-    int place, head;
+  // The tile and the head of an item. Runs of items on the line are the tiles of a head, or the
+  // heads of a tile; an item is at `within` in run `number`.
+  struct TileHead {
+    int tile, head;
   };
   WL_FN int run() const { return is_by_tile_ ? z_.heads_per_line : tiles_; }
-  WL_FN Spot spot(int number, int within) const {
-    return is_by_tile_ ? Spot{number, within} : Spot{within, number};
+  WL_FN TileHead tile_head(int number, int within) const {
+    return {s_.order[is_by_tile_ ? number : within], is_by_tile_ ? within : number};
   }
-  WL_FN Spot spot(int item) const {
+  WL_FN TileHead tile_head(int item) const {
     const int number = run_of_item_.of(item);
-    return spot(number, item - number * run());
+    return tile_head(number, item - number * run());
   }
-  WL_FN WorkItem work(Spot at) const { return work(s_.order[at.place], at.head); }
-  WL_FN int tile_at(int item) const { return s_.order[spot(item).place]; }
-  WL_FN WorkItem item_of(int item) const { return work(spot(item)); }
+  WL_FN WorkItem work(TileHead of) const { return work(of.tile, of.head); }
+  WL_FN WorkItem item_of(int item) const { return work(tile_head(item)); }
   // The head is written last, so that `work` stays in registers from head to head.
   WL_FN WorkItem& write(int index, const WorkItem& work, int kv_head) {
     WorkItem& item = reinterpret_cast<WorkItem*>(p_.items)[index];
@@ -230,7 +229,7 @@ class Part {
   // The first item of the CTA at this line of column i, of which `work` is that of the first line.
   WL_FN void write_opening(int i, int line, const WorkItem& work) {
     Opening<K>& opening =
-        reinterpret_cast<Opening<K>*>(p_.openings)[list_of(z_, i * z_.lines + line)];
+        reinterpret_cast<Opening<K>*>(p_.openings)[list_index(z_, i * z_.lines + line)];
     opening.item = work;
     opening.item.kv_head = work.kv_head + line;
     opening.segment = batch_.template segment<Segment>(work.segment);
@@ -244,7 +243,7 @@ class Part {
     WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + here.items - whole;
     int number = run_of_item_.of(first), within = first - number * run();
     for (int n = 0; n < whole; ++n) {
-      items[n] = work(spot(number, within));
+      items[n] = work(tile_head(number, within));
       if (++within == run()) within = 0, ++number;
     }
     for (int line = 1; line < z_.lines; ++line) {
