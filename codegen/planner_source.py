@@ -160,6 +160,7 @@ class PlannerSpec(KernelSpec):
         reads_kv_head = str("kv_head" in _read(self.variant, "var")).lower()
         words = self._header.rpartition("/")[2].split("_")
         return {
+            "has_roles": str(self.has_roles).lower(),
             "reads_kv_head": reads_kv_head,
             "planner": self._header,
             "reserved": self.RESERVED,

@@ -187,7 +187,7 @@ def test_scratch_memory_ends_where_the_header_says() -> None:
     end = """
     extern "C" __attribute__((visibility("default"))) long long scratch_end(
         const warploom::Params* p) {
-      const warploom::Scratch scratch(*p, nullptr);
+      const warploom::Scratch scratch(warploom::shape_of_all(*p), nullptr);
       return reinterpret_cast<long long>(scratch.cut_key + p->columns + 1);
     }
     """

@@ -17,7 +17,10 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
 
  public:
   WL_FN ListPlanner(const Params& p, Team& team, char* memory)
-      : Base(p, team), plan_(p, p, team, memory), s_(p, plan_.scratch_end()), level_(p, s_.level) {}
+      : Base(p, team),
+        plan_(p, shape_of_all(p), team, memory),
+        s_(p, plan_.scratch_end()),
+        level_(p, s_.level) {}
 
  private:
   using Base::p_, Base::team_;
@@ -251,7 +254,7 @@ class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
     opening.segment = Batch<Params>{p_}.template segment<typename K::Segment>(work.segment);
   }
 
-  RolePlan<K, Team, Params> plan_;
+  RolePlan<K, Team> plan_;
   Arrays s_;
   Levelling<Params> level_;
   int items_ = 0;

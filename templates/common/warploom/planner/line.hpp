@@ -6,18 +6,20 @@
 
 namespace warploom {
 
-// Parts of a line that CTAs have for their own, and those that CTAs claim.
-struct SharedParts {
-  int own, shared;
-};
-
-template <class Shape, class Team>
+template <class Team>
 class Line {
  public:
-  WL_FN Line(const Shape& p, Team& team, Scratch& scratch, int tiles)
-      : p_(p), team_(team), s_(scratch), tiles_(tiles), head_of_item_(tiles) {}
+  WL_FN Line(const RoleShape& z, Team& team, Scratch& scratch, int tiles, int heads)
+      : z_(z),
+        team_(team),
+        s_(scratch),
+        tiles_(tiles),
+        heads_(heads),
+        head_of_item_(tiles),
+        best_(scratch.marks) {}
 
-  WL_FN int items() const { return tiles_ * p_.heads_per_line; }
+  WL_FN int items() const { return tiles_ * heads_; }
+  WL_FN int heads() const { return heads_; }
 
   // Lays the tiles on the line: the longest, the shortest, the second longest, ..., unless
   // segments have several.
@@ -41,82 +43,83 @@ class Line {
     });
     head_length_ = total;
     head_at_ = Steps<wide>(total);
-    take_heads();
     team_.sync();
   }
 
-  WL_FN wide length() const { return length_; }
-  // What follows from how many heads lie on it.
-  WL_FN void take_heads() { length_ = head_length_ * p_.heads_per_line; }
+  WL_FN wide length() const { return head_length_ * heads_; }
+  // Lays so many heads on it instead.
+  WL_FN void take_heads(int heads) { heads_ = heads; }
 
-  // Leaves the boundaries of parts for so many CTAs in `best()`, and behind them those of shared
-  // ones: lists of whole items if all have fewer key tiles than `least_cut`; rounds of these where
-  // the cache does not hold so many keys as they read; else equal parts, of which none is shorter
-  // than `least`. `p.columns` must have been room for all.
-  WL_FN SharedParts share(int ctas, int active, int one_of, int shortest_cut, int cached_keys) {
+  // Finds the boundaries of parts for so many CTAs, and behind them those of shared ones: lists of
+  // whole items if all have fewer key tiles than `least_cut`; rounds of these where the cache does
+  // not hold so many keys as they read; else equal parts, of which none is shorter than `least`.
+  WL_FN void share(int ctas, int active, int one_of, int shortest_cut, int cached_keys) {
     if (active > 1 && !has_long(least_cut(ctas, shortest_cut))) {
       const int each = (items() - 1) / ((kMostRounds + 2) * ctas) + 1;
       const int lists = (items() - 1) / each + 1, own = min(ctas, lists);
-      mark_parts(lists, each, length_, 0, 0);
       is_by_tile_ = fit_cache(cached_keys);
-      return {own, lists - own};
+      parts_ = {own, lists - own};
+      return mark_parts(lists, each, length(), 0, 0);
     }
-    const wide least = 2 * p_.per_tile * p_.grain;
+    const wide least = 2 * z_.per_tile * z_.grain;
     if (active > 1 && !fit_cache(cached_keys)) {
       if (const Rounds rounds = rounds_of(ctas, active, one_of); rounds.lists > 0) {
         const wide end = position({rounds.each * rounds.lists, 0});
-        const int tail = int(min(wide(ctas), quotient(length_ - end, 3 * least)));
+        const int tail = int(min(wide(ctas), quotient(length() - end, 3 * least)));
         if (tail > 0) {
-          mark_parts(rounds.lists, rounds.each, end, tail, tail);
-          return {ctas, rounds.lists - ctas + 2 * tail};
+          parts_ = {ctas, rounds.lists - ctas + 2 * tail};
+          return mark_parts(rounds.lists, rounds.each, end, tail, tail);
         }
       }
     }
-    const wide rest = quotient(length_, wide(one_of));
+    const wide rest = quotient(length(), wide(one_of));
     const int shared = active > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
-    const wide end = shared > 0 ? length_ - rest : length_;
+    const wide end = shared > 0 ? length() - rest : length();
     const int own = max(1, int(min(wide(ctas), quotient(end, least))));
+    parts_ = {own, shared};
     mark_parts(own, 0, end, shared, 0);
-    return {own, shared};
   }
 
   // The same of a line of decodes: a part for each column, as many shared ones, and as many half as
-  // long. Leaves nothing and shares nothing where these were below `least`.
-  WL_FN SharedParts share_decodes(int one_of, wide least) {
-    const int own = p_.columns;
-    const wide rest = quotient(length_, wide(one_of)), end = length_ - rest;
-    if (quotient(rest, 3 * wide(own)) < least) return {own, 0};
+  // long. False, and nothing is found, where these were below `least`.
+  WL_FN bool share_decodes(int own, int one_of, wide least) {
+    const wide rest = quotient(length(), wide(one_of)), end = length() - rest;
+    if (quotient(rest, 3 * wide(own)) < least) return false;
+    parts_ = {own, 2 * own};
     mark_parts(own, 0, end, own, own);
-    return {own, 2 * own};
+    return true;
   }
 
-  // Leaves the boundaries with the least longest CTA in `best()`.
-  WL_FN void choose() {
-    columns_ = max(1, int(min(wide(p_.columns), length_ / (2 * p_.per_tile * p_.grain))));
-    fitting_ = fitting_columns(columns_);
-    mark();
+  // Finds the boundaries of so many columns with the least longest CTA.
+  WL_FN void choose(int columns) {
+    parts_ = {columns, 0};
+    working_ = max(1, int(min(wide(columns), length() / (2 * z_.per_tile * z_.grain))));
+    fitting_ = fitting_columns(working_);
+    mark(columns);
     team_.sync();
-    const wide* const longest = team_.max_of_each(kOptions, p_.columns, [this](int option, int i) {
-      return load(s_.marks + option * (p_.columns + 1) + i);
+    const wide* const longest = team_.max_of_each(kOptions, columns, [&](int option, int i) {
+      return load(s_.marks + option * (columns + 1) + i);
     });
     int best = 0;
     for (int option = 1; option < kOptions; ++option) {
       if (longest[option] < longest[best]) best = option;
     }
-    best_ = s_.marks + best * (p_.columns + 1);
+    best_ = s_.marks + best * (columns + 1);
   }
 
   // Each tile lies there for all heads before the next does, and nothing is cut; otherwise all
   // tiles of a head lie before those of the next.
   WL_FN bool is_by_tile() const { return is_by_tile_; }
 
-  // Boundaries 0 .. p.columns; those behind the last CTA with work are the end of the line.
+  // How many parts the boundaries that were found have between them.
+  WL_FN SharedParts parts() const { return parts_; }
+  // Boundaries from 0 on; those behind the last CTA with work are the end of the line.
   WL_FN const Mark* best() const { return best_; }
 
  private:
   // Key tiles of the shortest item that is cut: no whole one is much longer than an equal part.
   WL_FN int least_cut(int ctas, int shortest_cut) const {
-    const wide part = quotient(length_, wide(p_.per_tile) * ctas);
+    const wide part = quotient(length(), wide(z_.per_tile) * ctas);
     return int(min(wide(shortest_cut), part + shortest_cut - shortest_cut / 2));
   }
   WL_FN bool has_long(int visible) const {
@@ -133,7 +136,7 @@ class Line {
       if (t == 0 || s_.segment[t] != s_.segment[t - 1]) found += s_.visible[t];
     });
     team_.before(found, total);
-    return total * p_.keys * p_.heads_per_line;
+    return total * z_.keys * heads_;
   }
 
   // Lists of whole items, if there are enough for each CTA to have one; see `rounds_of` in Python.
@@ -153,7 +156,7 @@ class Line {
   // length.
   WL_FN void mark_parts(int parts, int each, wide end, int longs, int shorts) {
     const int all = parts + longs + shorts;
-    const wide rest = length_ - end, snap = quotient(end, wide(parts) * p_.snap);
+    const wide rest = length() - end, snap = quotient(end, wide(parts) * z_.snap);
     int near = -1;
     team_.each(team_.range(all + 1), [&](int i) {
       if (i == all) return void(s_.marks[i] = {items(), 0});
@@ -164,39 +167,38 @@ class Line {
                                  : end + quotient(halves * rest, wide(2 * longs + shorts));
       s_.marks[i] = boundary(at, snap, near);
     });
-    best_ = s_.marks;
     team_.sync();
   }
 
-  WL_FN wide cost_of(int visible) const { return p_.fixed + wide(p_.per_tile) * visible; }
+  WL_FN wide cost_of(int visible) const { return z_.fixed + wide(z_.per_tile) * visible; }
 
   WL_FN int fitting_columns(int columns) const {
     if (items() <= columns) return columns / items() * items();
     const int each = (items() - 1) / columns + 1;
-    return each <= p_.few ? items() / each : columns;
+    return each <= z_.few ? items() / each : columns;
   }
 
   WL_FN wide position(Mark mark) const {
-    if (mark.item == items()) return length_;
+    if (mark.item == items()) return length();
     const int head = head_of_item_.of(mark.item);
     const wide begin = head * head_length_ + s_.begin[mark.item - head * tiles_];
     return begin + (mark.visible > 0 ? cost_of(mark.visible) : 0);
   }
 
   // All boundaries of all options: whole items or cuts, by all CTAs or by those that fit.
-  WL_FN void mark() {
+  WL_FN void mark(int columns) {
     int near = -1;  // place on the line of one head; boundaries of an option ascend
     int last_option = -1;
     wide snap = 0;
-    team_.each(team_.range(kOptions * (p_.columns + 1)), [&](int at) {
-      const int option = at / (p_.columns + 1), i = at % (p_.columns + 1);
-      const int columns = option % 2 == 0 ? fitting_ : columns_;
+    team_.each(team_.range(kOptions * (columns + 1)), [&](int at) {
+      const int option = at / (columns + 1), i = at % (columns + 1);
+      const int working = option % 2 == 0 ? fitting_ : working_;
       if (option != last_option) {
         last_option = option;
-        snap = option >= 2 ? length_ / (wide(columns) * p_.snap) : length_;
+        snap = option >= 2 ? length() / (wide(working) * z_.snap) : length();
         near = -1;
       }
-      s_.marks[at] = i < columns ? boundary(quotient(i * length_, wide(columns)), snap, near)
+      s_.marks[at] = i < working ? boundary(quotient(i * length(), wide(working)), snap, near)
                                  : Mark{items(), 0};
     });
   }
@@ -215,12 +217,12 @@ class Line {
   // Moves a boundary to the nearest end of its item, if that is within `snap`, and else to a whole
   // key tile. No piece becomes shorter than a grain.
   WL_FN Mark move(int item, int visible, wide into, wide snap) const {
-    const int grain = p_.grain;
+    const int grain = z_.grain;
     const wide cost = cost_of(visible);
     const Mark nearest{item + (2 * into >= cost), 0};
     if (min(into, cost - into) <= snap || visible < 2 * grain) return nearest;
     const int done =
-        int(quotient(2 * max(into - p_.fixed, wide(0)) + p_.per_tile, wide(2 * p_.per_tile)));
+        int(quotient(2 * max(into - z_.fixed, wide(0)) + z_.per_tile, wide(2 * z_.per_tile)));
     if (2 * done < grain) return {item, 0};
     if (2 * (visible - done) < grain) return {item + 1, 0};
     return {item, min(max(done, grain), visible - grain)};
@@ -232,19 +234,21 @@ class Line {
     if (first.item == items()) return 0;
     const bool is_cut = first.visible > 0, ends_cut = last.visible > 0;
     const bool is_same = is_cut && first.item == last.item;
-    return position(last) - position(first) + is_cut * p_.fixed +
-           (int(is_cut) + ends_cut - is_same) * p_.partial;
+    return position(last) - position(first) + is_cut * z_.fixed +
+           (int(is_cut) + ends_cut - is_same) * z_.partial;
   }
 
-  const Shape& p_;
+  const RoleShape& z_;
   Team& team_;
   Scratch& s_;
-  int tiles_, columns_ = 0, fitting_ = 0;
+  int tiles_, heads_;
+  int working_ = 0, fitting_ = 0;  // columns that get work at most
+  SharedParts parts_ = {0, 0};
   bool is_by_tile_ = false;
-  wide head_length_ = 0, length_ = 0;
+  wide head_length_ = 0;
   mutable Steps<int> head_of_item_;
   mutable Steps<wide> head_at_{0};  // of the line
-  const Mark* best_ = nullptr;
+  const Mark* best_;
 };
 
 }  // namespace warploom

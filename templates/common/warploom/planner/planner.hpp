@@ -80,7 +80,7 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
 
  public:
   WL_FN Planner(const Params& p, Team& team, char* memory)
-      : Base(p, team), plan_(p, p, team, memory) {}
+      : Base(p, team), plan_(p, shape_of_all(p), team, memory) {}
 
  private:
   using Base::p_, Base::team_;
@@ -90,9 +90,10 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
   // Works out the line and its cuts: every team does, for none waits for the others.
   WL_FN void assign() {
     if (plan_.tiles() == 0) return;
-    auto line = plan_.lay();
-    line.choose();
-    plan_.adopt(line);
+    plan_.ask_mask();
+    auto line = plan_.lay(p_.heads_per_line);
+    line.choose(p_.columns);
+    plan_.adopt(line, p_.lines);
   }
 
   // Writes what a kernel reads first, and without which it does nothing.
@@ -102,7 +103,7 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
     if (team_.is_first()) {
       *reinterpret_cast<typename K::PlanHeader*>(p_.header) = this->header(status, totals);
     }
-    const int idle = totals.items > 0 ? p_.columns * p_.lines : 0;  // the first without work
+    const int idle = totals.items > 0 ? plan_.lists().own : 0;  // the first without work
     if (idle > 0) plan_.write_indptr();
     this->fill_indptr(idle, p_.num_ctas + 1, totals.items);
   }
@@ -111,7 +112,7 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
     if (plan_.tiles() > 0) plan_.write_items();
   }
 
-  RolePlan<K, Team, Params> plan_;
+  RolePlan<K, Team> plan_;
 };
 
 }  // namespace warploom

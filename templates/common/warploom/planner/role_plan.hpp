@@ -18,7 +18,7 @@ struct PlanTotals {
   int items, merges, slots;
 };
 
-template <class K, class Team, class Shape>
+template <class K, class Team>
 class RolePlan {
   using Params = typename K::Params;
   using Segment = typename K::Segment;
@@ -26,8 +26,8 @@ class RolePlan {
   using Merge = typename K::Merge;
 
  public:
-  WL_FN RolePlan(const Params& p, const Shape& shape, Team& team, char* memory)
-      : p_(p), z_(shape), team_(team), s_(shape, memory), batch_{p} {}
+  WL_FN RolePlan(const Params& p, const RoleShape& shape, Team& team, char* memory)
+      : p_(p), z_(shape), team_(team), s_(shape, memory), batch_{p}, marks_(s_.marks) {}
 
   // Counts query tiles; of a batch with something wrong in it, if that is not known yet, nothing.
   template <bool kChecks>
@@ -39,7 +39,7 @@ class RolePlan {
     team_.each(mine, [&](int r) {
       const int own_wrong = kChecks ? int(batch_.check(r)) : 0;
       if (own_wrong != 0 && (wrong == 0 || own_wrong < wrong)) wrong = own_wrong;
-      const int own = wrong == 0 ? tiles_of(z_, batch_.fused_rows(r)) : 0;
+      const int own = wrong == 0 ? z_.tiles_of(batch_.fused_rows(r)) : 0;
       tiles += own;
       several |= own > 1;
     });
@@ -49,7 +49,7 @@ class RolePlan {
     int first = int(team_.before(tiles, total));
     team_.each(mine, [&](int r) {
       s_.first_tile[r] = first;
-      first += tiles_of(z_, batch_.fused_rows(r));
+      first += z_.tiles_of(batch_.fused_rows(r));
     });
     tiles_ = int(total);
     if (team_.is_first()) s_.first_tile[p_.num_requests] = tiles_;
@@ -78,7 +78,11 @@ class RolePlan {
     work.kv_begin = s_.keys[t].begin;
     work.kv_end = s_.keys[t].end;
     work.slot = work.merge = -1;
-    set_role(z_, work);
+    if constexpr (K::kHasRoles) {
+      work.role = z_.role;
+    } else {
+      work.rows = 0;
+    }
     return work;
   }
 
@@ -100,17 +104,19 @@ class RolePlan {
     team_.sync();
   }
 
-  // Asks the mask, and lays the tiles on the line.
-  WL_FN Line<Shape, Team> lay() {
-    ask_mask();
-    Line<Shape, Team> line(z_, team_, s_, tiles_);
+  // Lays the tiles on a line, for so many heads, once the mask was asked.
+  WL_FN Line<Team> lay(int heads) {
+    heads_ = heads;
+    Line<Team> line(z_, team_, s_, tiles_, heads);
     line.lay(has_several_);
     return line;
   }
 
-  // Takes boundaries that have been found.
-  WL_FN void adopt(const Line<Shape, Team>& line) {
-    items_ = line.items();
+  // Takes boundaries that have been found, for so many lines.
+  WL_FN void adopt(const Line<Team>& line, int lines) {
+    lines_ = lines;
+    parts_ = line.parts();
+    heads_ = line.heads();
     marks_ = line.best();
     is_by_tile_ = line.is_by_tile();
     run_of_item_ = Steps<int>(run());
@@ -118,32 +124,37 @@ class RolePlan {
   }
 
   WL_FN PlanTotals totals() const {
-    return {z_.lines * (items_ + total_.cuts), z_.lines * total_.opens,
-            z_.lines * (total_.cuts + total_.opens)};
+    const CutCount line = cuts_of_line();
+    return {lines_ * (items() + line.cuts), lines_ * line.opens, lines_ * (line.cuts + line.opens)};
   }
-  // Items before column i, of lines that have no others.
-  WL_FN int items_before(int i) const { return marks_[i].item + s_.counts[i].cuts; }
+  // How many lists there are, and how many items CTAs have for their own: none as long as no
+  // boundaries were taken.
+  WL_FN SharedParts lists() const { return {lines_ * parts_.own, lines_ * parts_.shared}; }
+  WL_FN int own_items() const { return parts_.own > 0 ? lines_ * items_before(parts_.own) : 0; }
 
   // Writes where the lists of all columns begin.
-  WL_FN void write_indptr() const {
-    team_.each(team_.range(z_.columns), [&](int i) {
+  WL_FN void write_indptr(const Offsets& offsets = {}) {
+    offsets_ = offsets;
+    team_.each(team_.range(columns()), [&](int i) {
       const Column here = column(i);
-      team_.each({0, z_.lines}, [&](int line) {
-        p_.cta_indptr[list_index(z_, i * z_.lines + line)] = here.begin + line * here.items;
+      team_.each({0, lines_}, [&](int line) {
+        p_.cta_indptr[list_index(i, line)] = here.begin + line * here.items;
       });
     });
   }
 
   // A host writes column by column; a device writes pieces and whole items side by side, by
   // different warps.
-  WL_FN void write_items() {
+  WL_FN void write_items(const Offsets& offsets = {}) {
+    offsets_ = offsets;
+    run_of_item_ = Steps<int>(run());  // kept from before, it would take registers
     if constexpr (Team::kIsHost) {
-      team_.each({0, z_.columns}, [&](int i) {
-        write_pieces(i, {0, z_.lines});
+      team_.each({0, columns()}, [&](int i) {
+        write_pieces(i, {0, lines_});
         write_column(i);
       });
     } else {
-      team_.each_line(z_.columns, z_.lines, [&](int i, Range lines) { write_pieces(i, lines); });
+      team_.each_line(columns(), lines_, [&](int i, Range lines) { write_pieces(i, lines); });
       write_side_by_side();
     }
   }
@@ -167,19 +178,25 @@ class RolePlan {
 
   // Numbers the cuts along the line, and finds the key of each.
   WL_FN void count_cuts() {
-    const Range mine = team_.range(z_.columns + 1);
+    const Range mine = team_.range(columns() + 1);
     wide found = 0, total = 0;
     team_.each(mine, [&](int i) { found += cut_at(i); });
     wide before = team_.before(found, total);
     team_.each(mine, [&](int i) {
       before += cut_at(i);
       s_.counts[i] = {int(before), int(before >> 32)};
-      if (marks_[i].visible > 0) {
-        s_.cut_key[i] = key_after(tile_head(marks_[i].item).tile, marks_[i].visible);
-      }
     });
-    total_ = {int(total), int(total >> 32)};
+    // apart, for the mask takes all registers of a device
+    team_.each(mine, [&](int i) {
+      if (marks_[i].visible == 0) return;
+      s_.cut_key[i] = key_after(tile_head(marks_[i].item).tile, marks_[i].visible);
+    });
     team_.sync();
+  }
+
+  // Read again where they are asked for: a device has no registers for them.
+  WL_FN CutCount cuts_of_line() const {
+    return parts_.own > 0 ? s_.counts[columns()] : CutCount{0, 0};
   }
 
   // 1 for a boundary that cuts an item where none before it does, and 2^32 if none before it cuts
@@ -192,15 +209,25 @@ class RolePlan {
     return before.visible != mark.visible;
   }
 
+  WL_FN int columns() const { return parts_.own + parts_.shared; }
+  // The list of the CTA at this line of column i.
+  WL_FN int list_index(int i, int line) const {
+    const int cta = i * lines_ + line, own = lines_ * parts_.own;
+    return cta < own ? z_.own_lists + offsets_.cta + cta : z_.shared_lists + cta - own;
+  }
+  // Items before column i on one line.
+  WL_FN int items_before(int i) const { return marks_[i].item + s_.counts[i].cuts; }
+
   // The CTAs of one column: how many items they have, of these partial ones at their begin and end.
   struct Column {
     int begin, items, lead, trail;
   };
   WL_FN Column column(int i) const {
     const Mark first = marks_[i], last = marks_[i + 1];
-    const int begin = first.item + s_.counts[i].cuts;
-    return {item_base(z_, i) + z_.lines * begin, last.item + s_.counts[i + 1].cuts - begin,
-            first.visible > 0, last.visible > 0 && last.item > first.item};
+    const int begin = items_before(i);
+    const int offset = i < parts_.own ? offsets_.item : offsets_.shared_item;
+    return {offset + lines_ * begin, items_before(i + 1) - begin, first.visible > 0,
+            last.visible > 0 && last.item > first.item};
   }
 
   // The tile and the head of an item. Runs of items on the line are the tiles of a head, or the
@@ -208,7 +235,8 @@ class RolePlan {
   struct TileHead {
     int tile, head;
   };
-  WL_FN int run() const { return is_by_tile_ ? z_.heads_per_line : tiles_; }
+  WL_FN int run() const { return is_by_tile_ ? heads_ : tiles_; }
+  WL_FN int items() const { return tiles_ * heads_; }  // of a line
   WL_FN TileHead tile_head(int number, int within) const {
     return {s_.order[is_by_tile_ ? number : within], is_by_tile_ ? within : number};
   }
@@ -228,8 +256,7 @@ class RolePlan {
 
   // The first item of the CTA at this line of column i, of which `work` is that of the first line.
   WL_FN void write_opening(int i, int line, const WorkItem& work) {
-    Opening<K>& opening =
-        reinterpret_cast<Opening<K>*>(p_.openings)[list_index(z_, i * z_.lines + line)];
+    Opening<K>& opening = reinterpret_cast<Opening<K>*>(p_.openings)[list_index(i, line)];
     opening.item = work;
     opening.item.kv_head = work.kv_head + line;
     opening.segment = batch_.template segment<Segment>(work.segment);
@@ -246,11 +273,11 @@ class RolePlan {
       items[n] = work(tile_head(number, within));
       if (++within == run()) within = 0, ++number;
     }
-    for (int line = 1; line < z_.lines; ++line) {
+    for (int line = 1; line < lines_; ++line) {
       team_.copy_items(items, items + line * here.items, whole, line);
     }
     if (whole == 0 || whole < here.items) return;  // a piece comes first
-    for (int line = 0; line < z_.lines; ++line) write_opening(i, line, items[0]);
+    for (int line = 0; line < lines_; ++line) write_opening(i, line, items[0]);
   }
 
   // All whole items.
@@ -258,8 +285,8 @@ class RolePlan {
     const auto first_whole = [this](int i) { return marks_[i].item + (marks_[i].visible > 0); };
     int i = -1;  // column of the item; items ascend
     const auto write_whole = [&](int item, Range lines) {
-      if (i < 0) i = last_not_above(z_.columns, item, first_whole);
-      while (i + 1 < z_.columns && first_whole(i + 1) <= item) ++i;
+      if (i < 0) i = last_not_above(columns(), item, first_whole);
+      while (i + 1 < columns() && first_whole(i + 1) <= item) ++i;
       if (marks_[i + 1].item <= item) return;  // it is cut
       const Column here = column(i);
       const WorkItem work = item_of(item);
@@ -269,7 +296,7 @@ class RolePlan {
         if (before == 0) write_opening(i, line, work);
       }
     };
-    team_.each_line(items_, z_.lines, write_whole, z_.columns);
+    team_.each_line(items(), lines_, write_whole, columns());
   }
 
   // The partial items of column i, which come first in each CTA, and the merge that one opens.
@@ -292,12 +319,13 @@ class RolePlan {
     if (leads) work.kv_begin = s_.cut_key[i];
     if (marks_[i + 1].item == item_index) work.kv_end = s_.cut_key[i + 1];
     const CutCount count = s_.counts[leads ? i : i + 1];
-    const int slot = slot_base(z_) + count.cuts + count.opens - (leads ? 1 : 2);
-    const int merge = merge_base(z_) + count.opens - 1;
+    const int slot = offsets_.slot + count.cuts + count.opens - (leads ? 1 : 2);
+    const int merge = offsets_.merge + count.opens - 1;
     const int kv_head = work.kv_head;
+    const CutCount all = cuts_of_line();
     team_.each(lines, [&](int line) {
-      work.slot = slot + line * (total_.cuts + total_.opens);
-      work.merge = merge + line * total_.opens;
+      work.slot = slot + line * (all.cuts + all.opens);
+      work.merge = merge + line * all.opens;
       write(here.begin + line * here.items + piece, work, kv_head + line);
       if (piece == 0) write_opening(i, line, work);
     });
@@ -307,31 +335,33 @@ class RolePlan {
   WL_FN void write_merge(int i, Range lines) {
     const CutCount count = s_.counts[i];
     const auto item = [this, i](int further) { return marks_[i + further].item; };
-    const int most = z_.columns + 1 - i;
+    const int most = columns() + 1 - i;
     int reach = 1;  // few boundaries cut one item
     while (reach < most && item(reach) <= marks_[i].item) reach *= 2;
     const int last = i + last_not_above(min(reach, most), marks_[i].item, item);
     const int num_slots = s_.counts[last].cuts - count.cuts + 2;
+    const int first_slot = offsets_.slot + count.cuts + count.opens - 2;
+    Merge* const merges = reinterpret_cast<Merge*>(p_.merges) + offsets_.merge + count.opens - 1;
+    const CutCount all = cuts_of_line();
     team_.each(lines, [&](int line) {
-      Merge& merge = reinterpret_cast<Merge*>(
-          p_.merges)[merge_base(z_) + line * total_.opens + count.opens - 1];
-      merge.first_slot =
-          slot_base(z_) + count.cuts + count.opens - 2 + line * (total_.cuts + total_.opens);
-      merge.num_slots = num_slots;
+      merges[line * all.opens].first_slot = first_slot + line * (all.cuts + all.opens);
+      merges[line * all.opens].num_slots = num_slots;
     });
   }
 
   const Params& p_;
-  const Shape& z_;
+  const RoleShape z_;
   Team& team_;
   Scratch s_;
   Batch<Params> batch_;
-  int tiles_ = 0, items_ = 0;
+  int tiles_ = 0;
+  int lines_ = 1, heads_ = 0;   // heads of a line
+  SharedParts parts_ = {0, 0};  // columns
+  Offsets offsets_;
   bool has_several_ = false;
   bool is_by_tile_ = false;
   mutable Steps<int> run_of_item_{0};
-  const Mark* marks_ = nullptr;
-  CutCount total_ = {0, 0};
+  const Mark* marks_;
 };
 
 }  // namespace warploom

@@ -18,7 +18,7 @@ struct CutCount {
 struct Scratch {
   wide* begin;       // [tiles + 1] where the items of a line begin
   wide* sort;        // [2 * tiles that are sorted]
-  Mark* marks;       // [room_for_marks]; of options, [kOptions][columns + 1]
+  Mark* marks;       // [max_marks]; of options, [kOptions][columns + 1]
   CutCount* counts;  // [columns + 1]
   Range* keys;       // [tiles] visible keys
   int* visible;      // [tiles] visible key tiles
@@ -28,19 +28,18 @@ struct Scratch {
   int* cut_key;      // [columns + 1] key at which a boundary cuts its item
   char* end;         // where another may begin
 
-  template <class Shape>
-  WL_FN Scratch(const Shape& p, char* memory) {
+  WL_FN Scratch(const RoleShape& z, char* memory) {
     Memory free(memory);
-    free.take(begin, p.max_tiles + 1);
-    free.take(sort, 2 * min(p.max_tiles, p.max_requests));
-    free.take(marks, room_for_marks(p));
-    free.take(counts, p.columns + 1);
-    free.take(keys, p.max_tiles);
-    free.take(visible, p.max_tiles);
-    free.take(segment, p.max_tiles);
-    free.take(order, p.max_tiles);
-    free.take(first_tile, p.max_requests + 1);
-    free.take(cut_key, p.columns + 1);
+    free.take(begin, z.max_tiles + 1);
+    free.take(sort, 2 * min(z.max_tiles, z.max_requests));
+    free.take(marks, z.max_marks);
+    free.take(counts, z.max_columns + 1);
+    free.take(keys, z.max_tiles);
+    free.take(visible, z.max_tiles);
+    free.take(segment, z.max_tiles);
+    free.take(order, z.max_tiles);
+    free.take(first_tile, z.max_requests + 1);
+    free.take(cut_key, z.max_columns + 1);
     end = free.end();
   }
 };

@@ -5,73 +5,49 @@ namespace warploom {
 
 constexpr int kOptions = 4;  // for the boundaries of a line
 
-// Of one of two roles. The parameters of a planner of one role have what comes first by the same
-// names, and lie where the plan begins.
+// What is known before there is a batch.
 struct RoleShape {
   int rows, keys;                          // of a tile
   int fixed, per_tile, grain, partial;     // costs; see scheduler/cost.py
   int few, snap, max_tiles, max_requests;  // as in the parameters
-  int lines, heads_per_line, columns;      // room for so many columns, before there are some
-  int marks;                               // and for boundaries
+  int max_columns, max_marks;              // room for columns of a line, and for boundaries
   int role;
-  int fewest, most;            // fused rows of the segments that take it
-  int list, own, shared_list;  // list of the first CTA; columns from `own` on have others
-  int item, shared_item;       // what is added to their items
-  int slot, merge;             // and to numbers of slots and merges
+  int fewest, most;             // fused rows of the segments that take it
+  int own_lists, shared_lists;  // begin there: one for each CTA, and those that CTAs claim
+
+  // Query tiles of a segment with so many fused rows.
+  WL_FN int tiles_of(int fused) const {
+    return fused >= fewest && fused <= most ? quotient(fused - 1, rows) + 1 : 0;
+  }
 };
 
-// Room for boundaries. Parts that are shared have no options.
-template <class Shape>
-WL_FN int room_for_marks(const Shape& z) {
-  return kOptions * (z.columns + 1);
-}
-WL_FN int room_for_marks(const RoleShape& z) { return z.marks; }
-
-// Query tiles of a segment with so many fused rows.
-template <class Shape>
-WL_FN int tiles_of(const Shape& z, int fused) {
-  return fused > 0 ? quotient(fused - 1, z.rows) + 1 : 0;
-}
-WL_FN int tiles_of(const RoleShape& z, int fused) {
-  return fused >= z.fewest && fused <= z.most ? quotient(fused - 1, z.rows) + 1 : 0;
+// Of the only role of a plan, which all segments take.
+template <class Params>
+WL_FN RoleShape shape_of_all(const Params& p) {
+  RoleShape z = {};
+  z.rows = p.rows, z.keys = p.keys;
+  z.fixed = p.fixed, z.per_tile = p.per_tile, z.grain = p.grain, z.partial = p.partial;
+  z.few = p.few, z.snap = p.snap, z.max_tiles = p.max_tiles, z.max_requests = p.max_requests;
+  z.max_columns = p.columns;
+  z.max_marks = kOptions * (p.columns + 1);
+  z.fewest = 1, z.most = 0x7fffffff;
+  return z;
 }
 
-// The list of a CTA of the role.
-template <class Shape>
-WL_FN int list_index(const Shape&, int cta) {
-  return cta;
-}
-WL_FN int list_index(const RoleShape& z, int cta) {
-  const int own = z.own * z.lines;
-  return cta < own ? z.list + cta : z.shared_list + cta - own;
-}
+// Equal lines of items, and the heads and columns of each: `Grid` of scheduler/stream_k.py.
+struct Grid {
+  int lines, heads, columns;
+};
 
-// What is added to items of a column, and to numbers of slots and merges.
-template <class Shape>
-WL_FN int item_base(const Shape&, int) {
-  return 0;
-}
-WL_FN int item_base(const RoleShape& z, int column) {
-  return column < z.own ? z.item : z.shared_item;
-}
-template <class Shape>
-WL_FN int slot_base(const Shape&) {
-  return 0;
-}
-WL_FN int slot_base(const RoleShape& z) { return z.slot; }
-template <class Shape>
-WL_FN int merge_base(const Shape&) {
-  return 0;
-}
-WL_FN int merge_base(const RoleShape& z) { return z.merge; }
+// What CTAs have for their own, and what they claim: columns of a line, or lists of a role.
+struct SharedParts {
+  int own, shared;
+};
 
-template <class Shape, class WorkItem>
-WL_FN void set_role(const Shape&, WorkItem& work) {
-  work.rows = 0;
-}
-template <class WorkItem>
-WL_FN void set_role(const RoleShape& z, WorkItem& work) {
-  work.role = z.role;
-}
+// What is added to the numbers of a role's CTAs, items, slots and merges; items of lists that CTAs
+// claim lie apart. A plan that has no other role begins with all of them.
+struct Offsets {
+  int cta = 0, item = 0, shared_item = 0, slot = 0, merge = 0;
+};
 
 }  // namespace warploom
