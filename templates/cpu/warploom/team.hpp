@@ -9,7 +9,8 @@
 namespace warploom {
 
 struct Solo {
-  static constexpr bool kIsHost = true;  // measure() has checked the batch
+  static constexpr bool kIsHost = true;   // measure() has checked the batch
+  static constexpr int kMostGroups = 32;  // of `max_of_each`
 
   WL_FN Range range(int count) const { return {0, count}; }  // the part of this thread
   template <class Step>
@@ -89,7 +90,7 @@ struct Solo {
   }
 
  private:
-  wide most_[32];
+  wide most_[kMostGroups];
 };
 
 }  // namespace warploom

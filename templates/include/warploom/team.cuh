@@ -9,6 +9,7 @@ namespace warploom {
 class PlannerTeam {
  public:
   static constexpr bool kIsHost = false;
+  static constexpr int kMostGroups = 32;  // of `max_of_each`: what a set of sums has room for
   static constexpr int kBytes = (2 * 32 + 2) * sizeof(wide);  // of shared memory
 
   // `votes` is one number for all teams: zero between launches.

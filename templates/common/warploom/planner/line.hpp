@@ -97,6 +97,7 @@ class Line {
     fitting_ = fitting_columns(working_);
     mark(columns);
     team_.sync();
+    static_assert(kOptions <= Team::kMostGroups, "room for the longest CTA of each option");
     const wide* const longest = team_.max_of_each(kOptions, columns, [&](int option, int i) {
       return load(s_.marks + option * (columns + 1) + i);
     });
