@@ -6,11 +6,13 @@
 
 namespace warploom {
 
-template <class Team>
+template <class Params, class Team>
 class Line {
  public:
-  WL_FN Line(const RoleShape& z, Team& team, Scratch& scratch, int tiles, int heads)
-      : z_(z),
+  WL_FN Line(const Params& p, const RoleShape& z, Team& team, Scratch& scratch, int tiles,
+             int heads)
+      : p_(p),
+        z_(z),
         team_(team),
         s_(scratch),
         tiles_(tiles),
@@ -51,49 +53,35 @@ class Line {
   WL_FN void take_heads(int heads) { heads_ = heads; }
 
   // Finds the boundaries of parts for so many CTAs, and behind them those of shared ones: lists of
-  // whole items if all have fewer key tiles than `least_cut`; rounds of these where the cache does
-  // not hold so many keys as they read; else equal parts, of which none is shorter than `least`.
-  WL_FN void share(int ctas, int active, int one_of, int shortest_cut, int cached_keys) {
-    if (active > 1 && !has_long(least_cut(ctas, shortest_cut))) {
-      const int each = (items() - 1) / ((kMostRounds + 2) * ctas) + 1;
-      const int lists = (items() - 1) / each + 1, own = min(ctas, lists);
-      is_by_tile_ = fit_cache(cached_keys);
-      parts_ = {own, lists - own};
-      return mark_parts(lists, each, length(), 0, 0);
+  // whole items if none is worth cutting; rounds of these where the cache does not hold so many
+  // keys as they read; else equal parts.
+  WL_FN void share(int ctas) {
+    const bool has_others = p_.active_ctas > 1;
+    const bool is_whole = has_others && !has_long(least_cut(ctas));
+    const bool fits = !has_others || fit_cache();
+    Cuts cuts = {};
+    if (is_whole) {
+      is_by_tile_ = fits;
+      cuts = share_whole(ctas);
+    } else if (!fits) {
+      cuts = share_rounds(ctas);
     }
-    const wide least = 2 * z_.per_tile * z_.grain;
-    if (active > 1 && !fit_cache(cached_keys)) {
-      if (const Rounds rounds = rounds_of(ctas, active, one_of); rounds.lists > 0) {
-        const wide end = position({rounds.each * rounds.lists, 0});
-        const int tail = int(min(wide(ctas), quotient(length() - end, 3 * least)));
-        if (tail > 0) {
-          parts_ = {ctas, rounds.lists - ctas + 2 * tail};
-          return mark_parts(rounds.lists, rounds.each, end, tail, tail);
-        }
-      }
-    }
-    const wide rest = quotient(length(), wide(one_of));
-    const int shared = active > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
-    const wide end = shared > 0 ? length() - rest : length();
-    const int own = max(1, int(min(wide(ctas), quotient(end, least))));
-    parts_ = {own, shared};
-    mark_parts(own, 0, end, shared, 0);
+    mark_parts(cuts.parts > 0 ? cuts : share_equal(ctas));
   }
 
   // The same of a line of decodes: a part for each column, as many shared ones, and as many half as
-  // long. False, and nothing is found, where these were below `least`.
-  WL_FN bool share_decodes(int own, int one_of, wide least) {
-    const wide rest = quotient(length(), wide(one_of)), end = length() - rest;
-    if (quotient(rest, 3 * wide(own)) < least) return false;
-    parts_ = {own, 2 * own};
-    mark_parts(own, 0, end, own, own);
+  // long. False, and nothing is found, where these were not worth claiming.
+  WL_FN bool share_decodes(int columns) {
+    const wide rest = quotient(length(), wide(p_.decodes_shared));
+    if (quotient(rest, 3 * wide(columns)) < p_.decode_claim) return false;
+    mark_parts({columns, columns, 0, length() - rest, columns, columns});
     return true;
   }
 
   // Finds the boundaries of so many columns with the least longest CTA.
   WL_FN void choose(int columns) {
     parts_ = {columns, 0};
-    working_ = max(1, int(min(wide(columns), length() / (2 * z_.per_tile * z_.grain))));
+    working_ = max(1, int(min(wide(columns), length() / least_part())));
     fitting_ = fitting_columns(working_);
     mark(columns);
     team_.sync();
@@ -119,9 +107,9 @@ class Line {
 
  private:
   // Key tiles of the shortest item that is cut: no whole one is much longer than an equal part.
-  WL_FN int least_cut(int ctas, int shortest_cut) const {
-    const wide part = quotient(length(), wide(z_.per_tile) * ctas);
-    return int(min(wide(shortest_cut), part + shortest_cut - shortest_cut / 2));
+  WL_FN int least_cut(int ctas) const {
+    const wide part = quotient(length(), wide(z_.per_tile) * ctas), least = p_.shortest_cut;
+    return int(min(least, part + least - least / 2));
   }
   WL_FN bool has_long(int visible) const {
     bool found = false;
@@ -130,7 +118,7 @@ class Line {
   }
 
   // Whether the cache holds the keys that the items of all heads read, those of a segment once.
-  WL_FN bool fit_cache(int cached_keys) const { return cached_keys == 0 || keys() <= cached_keys; }
+  WL_FN bool fit_cache() const { return p_.cached_keys == 0 || keys() <= p_.cached_keys; }
   WL_FN wide keys() const {
     wide found = 0, total = 0;
     team_.each(team_.range(tiles_), [&](int t) {
@@ -140,32 +128,69 @@ class Line {
     return total * z_.keys * heads_;
   }
 
+  // How a line is cut: `Cuts` of scheduler/role_lists.py.
+  struct Cuts {
+    int own;          // parts that CTAs have for their own
+    int parts, each;  // up to `end`: of so many whole items each, or if that is 0, of equal length
+    wide end;         // of these
+    int longs, shorts;  // parts behind; of half the length, as many as of these or none
+  };
+
+  // Lists of whole items.
+  WL_FN Cuts share_whole(int ctas) const {
+    const int each = (items() - 1) / ((kMostRounds + 2) * ctas) + 1;
+    const int lists = (items() - 1) / each + 1;
+    return {min(ctas, lists), lists, each, length(), 0, 0};
+  }
+
+  // Rounds of lists of whole items, and what they leave in long and short parts; nothing if these
+  // were too short, or if there are too few items.
+  WL_FN Cuts share_rounds(int ctas) const {
+    const Rounds rounds = rounds_of(ctas);
+    if (rounds.lists == 0) return {};
+    const wide end = position({rounds.each * rounds.lists, 0});
+    const int tail = int(min(wide(ctas), quotient(length() - end, 3 * least_part())));
+    if (tail == 0) return {};
+    return {ctas, rounds.lists, rounds.each, end, tail, tail};
+  }
+
+  // Equal parts of most of the line, and of the rest.
+  WL_FN Cuts share_equal(int ctas) const {
+    const wide rest = quotient(length(), wide(p_.shared)), least = least_part();
+    const int shared = p_.active_ctas > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
+    const wide end = shared > 0 ? length() - rest : length();
+    const int own = max(1, int(min(wide(ctas), quotient(end, least))));
+    return {own, own, 0, end, shared, 0};
+  }
+
+  // Of equal parts none is shorter, but a single one.
+  WL_FN wide least_part() const { return 2 * z_.per_tile * z_.grain; }
+
   // Lists of whole items, if there are enough for each CTA to have one; see `rounds_of` in Python.
   struct Rounds {
     int each, lists;  // items of a list
   };
-  WL_FN Rounds rounds_of(int ctas, int active, int one_of) const {
-    const int most = items() - max((items() - 1) / one_of + 1, (active + 1) / 2);
+  WL_FN Rounds rounds_of(int ctas) const {
+    const int most = items() - max((items() - 1) / p_.shared + 1, (p_.active_ctas + 1) / 2);
     if (most < ctas) return {0, 0};
     const int each = (most - 1) / (kMostRounds * ctas) + 1, lists = most / each;
     const wide in_rounds = (wide(lists - 1) / ctas + 1) * ctas * each;
     return {each, in_rounds <= items() ? lists : lists / ctas * ctas};
   }
 
-  // The boundaries of so many parts up to `end`, of so many whole items `each` or, if that is 0, of
-  // equal length; then of so many long ones, and of as many short ones, or none, of half their
-  // length.
-  WL_FN void mark_parts(int parts, int each, wide end, int longs, int shorts) {
-    const int all = parts + longs + shorts;
-    const wide rest = length() - end, snap = quotient(end, wide(parts) * z_.snap);
+  WL_FN void mark_parts(const Cuts& cuts) {
+    const int behind = cuts.longs + cuts.shorts, all = cuts.parts + behind;
+    const wide rest = length() - cuts.end;
+    const wide snap = quotient(cuts.end, wide(cuts.parts) * z_.snap);
+    parts_ = {cuts.own, all - cuts.own};
     int near = -1;
     team_.each(team_.range(all + 1), [&](int i) {
       if (i == all) return void(s_.marks[i] = {items(), 0});
-      const int behind = i - parts;
-      if (behind < 0 && each > 0) return void(s_.marks[i] = {i * each, 0});
-      const wide halves = min(2 * behind, longs + behind);
-      const wide at = behind < 0 ? quotient(i * end, wide(parts))
-                                 : end + quotient(halves * rest, wide(2 * longs + shorts));
+      const int further = i - cuts.parts;
+      if (further < 0 && cuts.each > 0) return void(s_.marks[i] = {i * cuts.each, 0});
+      const wide halves = min(2 * further, cuts.longs + further);
+      const wide at = further < 0 ? quotient(i * cuts.end, wide(cuts.parts))
+                                  : cuts.end + quotient(halves * rest, wide(cuts.longs + behind));
       s_.marks[i] = boundary(at, snap, near);
     });
     team_.sync();
@@ -239,6 +264,7 @@ class Line {
            (int(is_cut) + ends_cut - is_same) * z_.partial;
   }
 
+  const Params& p_;
   const RoleShape& z_;
   Team& team_;
   Scratch& s_;

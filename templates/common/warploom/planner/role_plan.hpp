@@ -105,15 +105,15 @@ class RolePlan {
   }
 
   // Lays the tiles on a line, for so many heads, once the mask was asked.
-  WL_FN Line<Team> lay(int heads) {
-    heads_ = heads;
-    Line<Team> line(z_, team_, s_, tiles_, heads);
+  WL_FN Line<Params, Team> lay(int heads) {
+    heads_ = heads;  // of prefills for good: where no branch decides, a device needs no register
+    Line<Params, Team> line(p_, z_, team_, s_, tiles_, heads);
     line.lay(has_several_);
     return line;
   }
 
   // Takes boundaries that have been found, for so many lines.
-  WL_FN void adopt(const Line<Team>& line, int lines) {
+  WL_FN void adopt(const Line<Params, Team>& line, int lines) {
     lines_ = lines;
     parts_ = line.parts();
     heads_ = line.heads();
@@ -186,7 +186,7 @@ class RolePlan {
       before += cut_at(i);
       s_.counts[i] = {int(before), int(before >> 32)};
     });
-    // apart, for the mask takes all registers of a device
+    // apart, for the mask takes all registers that a device has
     team_.each(mine, [&](int i) {
       if (marks_[i].visible == 0) return;
       s_.cut_key[i] = key_after(tile_head(marks_[i].item).tile, marks_[i].visible);

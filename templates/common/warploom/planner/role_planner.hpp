@@ -60,15 +60,14 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     first_prefill_ = p_.active_ctas - ctas;
     const bool has_prefills = prefill_.tiles() > 0;
     if (has_prefills) {
-      prefills.share(ctas, p_.active_ctas, p_.shared, p_.shortest_cut, p_.cached_keys);
+      prefills.share(ctas);
       prefill_.adopt(prefills, 1);
     }
     if (decode_.tiles() > 0) {
       const Grid grid = grid_of(max(1, first_prefill_));
       decodes.take_heads(grid.heads);
       const bool is_shared =
-          has_prefills && first_prefill_ > 1 &&
-          decodes.share_decodes(grid.columns, p_.decodes_shared, p_.decode_claim);
+          has_prefills && first_prefill_ > 1 && decodes.share_decodes(grid.columns);
       if (!is_shared) decodes.choose(grid.columns);
       decode_.adopt(decodes, grid.lines);
     }
