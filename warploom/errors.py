@@ -1,8 +1,8 @@
-"""Every error warploom raises, one class per mistake.
+"""The errors of attention, one class per mistake.
 
 `warploom.error_base` has what they have in common. Errors of declaring a variant are defined in
-`warploom.variant_errors`, and are found here, too; those of kernels that were built elsewhere, or
-ahead, are in `warploom.deployment_errors` alone.
+`warploom.variant_errors`, and are found here, too; families of what not all users have (deployment,
+engines, graphs, memory, prefetches, recommendation, simulation) are in `warploom.*_errors` alone.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import Tensor
 from warploom.dsl.variants.variant import Variant
+from warploom.errors import ArgumentError
 
 
 class Alibi(Variant):
@@ -25,7 +26,8 @@ class Alibi(Variant):
         self._given = slopes is not None
         if isinstance(slopes, str):
             if slopes != "input":
-                raise ValueError(f"slopes={slopes!r}; expected None, an array or 'input'")
+                reason = f"is {slopes!r}; expected None, an array or 'input'"
+                raise ArgumentError(name="slopes", reason=reason)
         elif slopes is not None:
             self.slopes = slopes
 

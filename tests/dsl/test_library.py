@@ -93,7 +93,7 @@ def test_alibi() -> None:
     check(wl.Alibi("input"), expected, inputs={"slopes": np.array(slopes)})
     with pytest.raises(MissingInput, match="slopes"):
         check(wl.Alibi("input"), expected)
-    with pytest.raises(ValueError, match="'inputs'"):
+    with pytest.raises(ArgumentError, match="'inputs'"):
         wl.Alibi("inputs")
 
 
