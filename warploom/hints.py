@@ -245,9 +245,9 @@ def meant(call: str, name: str) -> str:
 
 def for_several(name: str, dtype: str) -> str:
     """What to do with several numbers where a field is declared as one, without a full stop."""
-    if name in ("k_scale", "v_scale"):
-        return "for several, use wl.HeadKVScale or wl.TokenKVScale"
-    return f"for several, declare the field as Tensor({dtype!r}, roles)"
+    declared = f"for several, declare the field as Tensor({dtype!r}, roles)"
+    as_here = ", as wl.HeadKVScale and wl.TokenKVScale do" if name in ("k_scale", "v_scale") else ""
+    return declared + as_here
 
 
 def hint(name: str, known: Sequence[str], arguments: Sequence[str] = (), call: str = "") -> str:

@@ -16,7 +16,6 @@ from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _torch() -> Any:
@@ -102,10 +101,11 @@ def uncompiled(reason: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         @wraps(call)
         def around(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if not disabled:  # importing it takes a second, which few need
-                dynamo = sys.modules.get("torch._dynamo")
-                if dynamo is None:
+                # another thread may be importing it
+                disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+                if disable is None:
                     return call(*args, **kwargs)
-                disabled.append(dynamo.disable(call))
+                disabled.append(disable(call))
             return disabled[0](*args, **kwargs)
 
         marks: Any = around

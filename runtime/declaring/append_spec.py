@@ -48,7 +48,7 @@ def append_spec(
     return AppendSpec(transforms, head_dim, head_dim_v, given, kept, kv_format.page_size)
 
 
-_SCALES = {KVScale, HeadKVScale, TokenKVScale}
+_SCALES = KVScale, HeadKVScale, TokenKVScale
 
 
 def check_format(kv_format: object) -> None:
@@ -66,7 +66,7 @@ def transforms_of(variant: Variant) -> TracedVariant:
         ArgumentError: it is about reading scaled numbers, and would store them as they are.
     """
     for link in variant.links if isinstance(variant, ChainedVariant) else (variant,):
-        if type(link) in _SCALES:
+        if isinstance(link, _SCALES) and type(link).key_transform is Variant.key_transform:
             reason = (
                 f"{link.name} multiplies what is read, and an append has to divide: give a variant "
                 "whose key_transform and value_transform divide by the scales"

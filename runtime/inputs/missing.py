@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from warploom.dsl.types.roles import roles_text
@@ -31,7 +32,7 @@ def unknown_input(variant: str, name: str, fields: Sequence[str], call: str = ""
     """The error for a value of no field, given to `plan`, `run` or another call with a name."""
     if call:
         found = hint(name, fields, _ARGUMENTS[1:4], call)
-    elif option := _OPTIONS.get(name):
+    elif not get_close_matches(name, fields, n=1) and (option := _OPTIONS.get(name)):
         found = f" It is an option of the wrapper: AttentionWrapper(..., {option}=...)."
     else:
         found = hint(name, fields, _ARGUMENTS, "run")

@@ -51,7 +51,7 @@ def type_remedy(field: TensorField, variant: str, got: torch.dtype) -> str:
         f"Allocate it with dtype={expected}" if is_output else f"Convert it with .to({expected})"
     )
     is_mask = got is torch.bool and field.dtype.name == "uint8"  # a byte may hold eight bools
-    if is_mask and field.name == "packed_mask":  # of shipped variants: entries are eight bits
+    if is_mask and field.roles == (None,) and not is_output:  # as shipped: eight bits each
         return "Pack a mask with wl.pack_masks."
     if is_mask and not is_output:
         return f"Pack a mask with wl.pack_masks. Where each entry is a number: {change}."

@@ -42,10 +42,10 @@ class DeviceStrategy:
 
     def prepare(self) -> None:
         if self._may_be:
-            for has_roles in {bool(choice.tile.of_roles) for choice in self._rules.choices()}:
-                spec = PlannerSpec(self._rules.spec.variant, has_roles)
-                source = spec.render("cuda", c_structs(roles=has_roles))
-                build(source, cuda_facts(self._rules.device.index).arch)
+            has_roles = self._rules.always_has_roles
+            spec = PlannerSpec(self._rules.spec.variant, has_roles)
+            source = spec.render("cuda", c_structs(roles=has_roles))
+            build(source, cuda_facts(self._rules.device.index).arch)
 
     def read(self, given: Arguments) -> OnDevice | None:
         """The batch, if the device can plan it; raises BoundsExceeded for too many requests."""
@@ -59,7 +59,7 @@ class DeviceStrategy:
         requests = len(given.qo_indptr) - 1
         rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
         batch = OnDevice.of(tensors, requests, rows, bounds)
-        choice = rules.of_unread(batch)
+        choice = rules.one_tile(batch)
         if choice.pretransformed_keys or not rules.uses_stream_k(batch, choice.tile):
             return None
         if requests > min(bounds.max_requests, bounds.segments):

@@ -50,9 +50,7 @@ class HostStrategy:
     def _found(self) -> HostPlanner | None:
         """A planner, made when first needed; None where there is no compiler."""
         if self._last is None and self._may_be:
-            fixed = self._places.rules.fixed
-            has_roles = fixed is not None and bool(fixed.tile.of_roles)
-            self._last = self._of(has_roles, longest_first=False)
+            self._last = self._of(self._places.rules.always_has_roles, longest_first=False)
             self._may_be = self._last is not None
         return self._last
 

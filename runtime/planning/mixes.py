@@ -12,7 +12,8 @@ from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
 from warploom.runtime.planning.visibility import Heads
 
 PREFILL_ROWS = 256  # of a request: fewer may be drafts that are to be verified
-_FEW_ROWS = 64  # of the mean request: with more most rows are those of prefills
+# Of the mean request: with fewer all may be drafts, and with more most rows are those of prefills.
+_FEWEST_ROWS, _FEW_ROWS = 8, 64
 # Planners of a device work in its shared memory, 180 KB of it for so many of these.
 _MOST_REQUESTS, _MOST_FUSED = 1024, 2048 * 128
 
@@ -58,19 +59,19 @@ class Mixes:
 
 
 def may_hold_prefills(requests: int, rows: int, group_size: int) -> bool:
-    """Whether batches are to have two roles of whose requests nobody says how many rows each has.
+    """Whether one kernel for all batches is to have two roles.
 
     It is where a prefill may come beside many requests of few rows: a tile for the mean request
     reads the keys of a prefill often, and one for prefills computes rows that decodes do not have.
 
     Args:
-        requests, rows: that a batch has, at most.
+        requests, rows: of the largest batch.
         group_size: query heads of a key/value head.
     """
     return (
         1 < requests <= _MOST_REQUESTS
         and rows - requests >= PREFILL_ROWS
-        and rows <= _FEW_ROWS * requests
+        and _FEWEST_ROWS * requests <= rows <= _FEW_ROWS * requests
         and rows * group_size <= _MOST_FUSED
     )
 

@@ -112,46 +112,44 @@ class Rules:
             return None
         rows, items, keys = INVARIANT_ROWS, None, None
         if bounds is not None:
-            if self._mixed_within(bounds):
-                return as_fixed(self._kernels.of_roles(self.heads.group_size)[0])
+            mixed = self._mixed_within(bounds)
+            if mixed is not None:
+                return as_fixed(mixed)
             mean = bounds.max_q_rows / max(1, bounds.segments)
             rows = max(1.0, mean) * self.heads.group_size  # who has rows has one at least
             items = bounds.segments * self.heads.num_kv
             keys = bounds.max_kv_len
         return as_fixed(self._kernels.choose(rows, items, keys))
 
-    def _mixed_within(self, bounds: Bounds) -> bool:
-        """Whether the kernel of all batches within bounds has two roles."""
+    def _mixed_within(self, bounds: Bounds) -> TileChoice | None:
+        """The kernel of all batches within bounds, if it is one of two roles."""
         options, group_size = self.options, self.heads.group_size
-        return (
-            options.may_mix
-            and not options.batch_invariant
-            and bounds.max_segments is None
-            and may_hold_prefills(bounds.max_requests, bounds.max_q_rows, group_size)
-            and bool(self._kernels.of_roles(group_size))
-        )
+        if not options.may_mix or not options.may_plan_natively or bounds.max_segments is not None:
+            return None
+        if not may_hold_prefills(bounds.max_requests, bounds.max_q_rows, group_size):
+            return None
+        for choice in self._kernels.of_roles(group_size):
+            if smaller_roles(choice.tile)[0].rows >= group_size:  # else no request would decode
+                return choice
+        return None
+
+    @property
+    def always_has_roles(self) -> bool:
+        """Whether all plans have two roles."""
+        return self.fixed is not None and bool(self.fixed.tile.of_roles)
 
     def choice(self, batch: Batch, inputs: Inputs) -> TileChoice:
         """The tile of all plans, or that for a batch with the values that the mask reads."""
-        if isinstance(batch, OnDevice):
-            return self.of_unread(batch)
-        if self.mixes is None or not self.mixes.may_be(batch.sizes):
+        is_unread = isinstance(batch, OnDevice)
+        if self.mixes is None or is_unread or not self.mixes.may_be(batch.sizes):
             return self.one_tile(batch)
         count = partial(self._role_tiles, batch, inputs)
         return self.mixes.choice(self._free_ctas, count) or self.one_tile(batch)
 
     def one_tile(self, batch: Batch) -> TileChoice:
-        """The tile of all plans, or that of a batch without roles."""
+        """The tile of all plans, or that of a batch without roles, as those are that nobody reads:
+        room for two roles would depend on the batch."""
         return self.fixed or self._choose(batch)
-
-    def of_unread(self, batch: OnDevice) -> TileChoice:
-        """The tile of a batch whose lengths lie on the device: by its requests and its rows."""
-        sizes, group_size = batch.sizes, self.heads.group_size
-        if self.mixes is not None and may_hold_prefills(
-            sizes.num_requests, sizes.total_q_rows, group_size
-        ):
-            return self.mixes.choices[0]
-        return self.one_tile(batch)
 
     def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
         counted = batch.counted(sizes, inputs)

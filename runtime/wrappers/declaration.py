@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
@@ -225,7 +226,8 @@ def _choices(
         yield from rules.choices()
         return
     found = dict[TileChoice, None]()
-    for num_sms in _SM_COUNTS:
+    in_given_memory = replace(options, may_mix=False)  # of a caller's, which may hold one tile only
+    for num_sms, either in product(_SM_COUNTS, (options, in_given_memory)):
         there = KernelChoice(parts[0], kernels.target, *parts[1:], num_sms)
-        found |= dict.fromkeys(rules_of(parts[0], there, heads, options, nowhere).choices())
+        found |= dict.fromkeys(rules_of(parts[0], there, heads, either, nowhere).choices())
     yield from found

@@ -199,24 +199,3 @@ def test_one_graph_serves_any_mix(cuda: Any, planner: str, tile: TileConfig | No
         other.plan(**arrays(q_lens, kv_lens, "cpu"))
         expected = other.run(q[:count], cache)
         torch.testing.assert_close(out[:count], expected, atol=2e-2, rtol=2e-2)
-
-
-def test_a_device_plans_two_roles_where_prefills_may_come(cuda: Any) -> None:
-    """Without a graph too; a batch of as many rows as requests has one tile."""
-    options: dict[str, Any] = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
-    wrapper = wl.AttentionWrapper(wl.Causal(), bounds=wl.Bounds(64, 2048, 9000, 30_000), **options)
-    other = wl.AttentionWrapper(wl.Causal(), tile=replace(TILE, decode=None), **options)
-    for q_lens in ([*[1] * 40, 700], [1] * 41, [300, *[1] * 39, 0]):
-        kv_lens = [9000 if n > 1 else 200 * i for i, n in enumerate(q_lens, 1)]
-        lists, rows = arrays(q_lens, kv_lens, cuda), sum(q_lens)
-        q = torch.randn(rows, 8, 128, device=cuda, dtype=torch.bfloat16)
-        cache = torch.randn(
-            len(lists["kv_indices"]), 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16
-        )
-        wrapper.plan(**lists, q_rows=rows)
-        assert wrapper.planned is not None and wrapper.planned.by == "the device"
-        assert wrapper.tile is not None
-        assert bool(wrapper.tile.of_roles) == (rows > 41)
-        other.plan(**arrays(q_lens, kv_lens, "cpu"))
-        torch.testing.assert_close(wrapper.run(q, cache), other.run(q, cache), atol=2e-2, rtol=2e-2)
-        wrapper.check_plan()

@@ -117,3 +117,13 @@ def test_scales_of_what_is_read_are_no_way_to_write(scales: Any) -> None:
             wl.append(new, new, cache, [0, 2], [0, 1], [0], [2], variant=variant)
         with pytest.raises(errors.ArgumentError, match="divide by the scales"):
             wl.Appender(variant, kv_format=wl.Paged(4), num_kv_heads=1, head_dim=16, device="cpu")
+
+
+def test_scales_that_divide_when_written_are_a_way() -> None:
+    class Divided(wl.KVScale):
+        def key_transform(self, k: Any, at: Any) -> Any:
+            return k / self.k_scale
+
+    new, cache = torch.ones(2, 1, 16), torch.zeros(1, 2, 4, 1, 16)
+    wl.append(new, new, cache, [0, 2], [0, 1], [0], [2], variant=Divided(0.5, 2.0))
+    assert torch.equal(cache[0, :, :2, 0, 0], torch.tensor([[2.0, 2.0], [1.0, 1.0]]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.gpu_planners import MakePlanner, choice, declared, of_lengths, planners
 
 import warploom as wl
@@ -18,7 +19,10 @@ from warploom.codegen.planner_source import PlannerSpec, role_scratch_bytes
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.planning.mixes import may_hold_prefills
+from warploom.runtime.planning.rules import Rules
 from warploom.scheduler.roles import COLUMNS, SHORTEST_CUT
+
+DEVICE = torch.device("cuda", 0)
 
 
 @pytest.fixture
@@ -99,7 +103,8 @@ def test_mixed_batches_get_two_roles_where_they_pay(
     [
         (41, 940, True),
         (160, 4224, True),  # a chunk of 4k, and decodes
-        (1024, 2048, True),
+        (256, 2048, True),
+        (1024, 2048, False),  # drafts, as far as anybody knows
         (41, 41, False),  # decodes alone
         (64, 64 * 4, False),  # drafts
         (32, 8192, False),  # mostly prompts
@@ -110,17 +115,16 @@ def test_mixed_batches_get_two_roles_where_they_pay(
 def test_one_kernel_has_two_roles_where_prefills_may_come_beside_decodes(
     planner: MakePlanner, requests: int, rows: int, has_both: bool
 ) -> None:
-    """Where the kernel is the same for all batches, or nobody reads what a batch is."""
+    """All batches have that kernel; without a graph room for it would depend on the batch."""
     bounds = wl.Bounds(requests, rows, 8192)
     for cuda_graph in (True, False):
         declaration = declared(kv_format=wl.Ragged(), bounds=bounds, cuda_graph=cuda_graph)
         made = planner(declaration, ARCHS["sm_90a"], 132)[0]
-        unread = OnDevice.of((None,) * 4, requests, rows, bounds)
-        assert bool(choice(made, unread).tile.of_roles) == has_both
-        few = choice(made, OnDevice.of((None,) * 4, requests, requests, bounds)).tile
-        assert bool(few.of_roles) == (has_both and cuda_graph)
-        batch = of_lengths([1] * requests)
-        assert bool(choice(made, batch).tile.of_roles) == (has_both and cuda_graph)
+        both = has_both and cuda_graph
+        for of in (rows, requests):
+            unread = OnDevice.of((None,) * 4, requests, of, bounds)
+            assert bool(choice(made, unread).tile.of_roles) == both
+        assert bool(choice(made, of_lengths([1] * requests)).tile.of_roles) == both
 
 
 @pytest.mark.parametrize(
@@ -129,6 +133,7 @@ def test_one_kernel_has_two_roles_where_prefills_may_come_beside_decodes(
         {"batch_invariant": True},
         {"kv_format": wl.BlockSparse((16, 16)), "bounds": wl.Bounds(160, 4224, 8192, 1024, 160)},
         {"head_dim": 64},
+        {"num_q_heads": 17, "num_kv_heads": 1},  # no tile of decodes has rows for a group
     ],
 )
 def test_kernels_without_roles_stay_so(planner: MakePlanner, changes: dict[str, Any]) -> None:
@@ -136,6 +141,27 @@ def test_kernels_without_roles_stay_so(planner: MakePlanner, changes: dict[str, 
     made = planner(declared(cuda_graph=True, **options), ARCHS["sm_90a"], 132)[0]
     assert made.rules.fixed is not None
     assert not made.rules.fixed.tile.of_roles
+
+
+def test_kernels_built_ahead_serve_memory_of_the_callers_too(
+    planner: MakePlanner, host: HostTarget
+) -> None:
+    """In which wrappers have one tile, for two roles want more of it."""
+    declaration = declared(
+        kv_format=wl.Paged(16), bounds=wl.Bounds(256, 2048, 8192, 131_072), cuda_graph=True
+    )
+    made = planner(declaration, ARCHS["sm_90a"], 132)[0]
+    given = replace(made.rules.options, may_mix=False)
+    built = {source.code for source, _ in declaration.jobs(ARCHS["sm_90a"], [host])}
+    kinds = set()
+    for options in (made.rules.options, given):
+        rules = Rules(made.rules.spec, made.rules._kernels, made.rules.heads, options, DEVICE)
+        assert rules.fixed is not None
+        kinds.add(bool(rules.fixed.tile.of_roles))
+        assert {source.code for source in made.rules._kernels.sources(rules.fixed)} <= built
+    assert kinds == {True, False}
+    assert sum("role_planner" in code for code in built) == 2  # of the host and the device
+    assert sum("RolePlanner" not in code and "warploom_planner" in code for code in built) >= 2
 
 
 @pytest.mark.parametrize("group_size", [1, 4, 8, 32])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 import warploom as wl
+from warploom.dsl.values.stand_ins import uncompiled
 
 TABLE = [0, 1, 3], [0, 1, 2], [2, 3], [4, 5]
 NEW = torch.arange(3 * 2 * 16.0).reshape(3, 2, 16)
@@ -71,3 +74,16 @@ def test_a_compiled_step_plans_at_each_call() -> None:
     torch.compiler.reset()
     with pytest.raises(Exception, match="planned outside of the compiled function"):
         torch.compile(step, backend="eager", fullgraph=True)(NEW)
+
+
+def test_others_may_be_importing_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until they are done, the module lacks its functions."""
+
+    @uncompiled("it is a test")
+    def call(x: int) -> int:
+        return x + 1
+
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    assert call(1) == 2
+    monkeypatch.undo()
+    assert call(2) == 3
