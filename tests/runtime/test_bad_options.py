@@ -145,10 +145,10 @@ def test_one_float_mask_is_no_list() -> None:
 
 def test_one_scale_is_not_one_for_each_head() -> None:
     several: Any = torch.ones(2)
-    text = r"of shape \(2,\); .* For several, use wl.HeadKVScale or wl.TokenKVScale\."
+    text = r"of shape \(2,\); .* as wl.HeadKVScale and wl.TokenKVScale do\."
     with pytest.raises(errors.FieldMisuse, match=text):
         wl.KVScale(k=several)
     wrapper = wl.AttentionWrapper(wl.KVScale(1.0, 1.0), **SHAPE, backend="reference")
     wrapper.plan([0, 3], [0, 3])
-    with pytest.raises(errors.WrongShape, match=r"one number, .* use wl.HeadKVScale"):
+    with pytest.raises(errors.WrongShape, match=r"one number, .* as wl.HeadKVScale"):
         wrapper.run(Q[0], (Q[0], Q[0]), v_scale=several)
