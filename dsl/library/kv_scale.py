@@ -16,7 +16,21 @@ from warploom.dsl.variants.fields import Scalar, Tensor
 from warploom.dsl.variants.variant import Variant
 
 
-class KVScale(Variant):
+class _ReadScaled(Variant):
+    """Variants that multiply what is read."""
+
+    @property
+    def obstacle_to_appending(self) -> str | None:
+        """Scales would be left out, or multiply; who adds a transform knows what it does."""
+        if type(self).key_transform is not Variant.key_transform:
+            return None
+        return (
+            f"{self.name} multiplies what is read, and an append has to divide: give a variant "
+            "whose key_transform and value_transform divide by the scales"
+        )
+
+
+class KVScale(_ReadScaled):
     """Keys are `k_scale` and values `v_scale` times what is stored.
 
     Put it first, so that other transforms see scaled logits: `KVScale(...) & SoftCap(50.0)`.
@@ -45,7 +59,7 @@ class KVScale(Variant):
         return o * self.v_scale
 
 
-class HeadKVScale(Variant):
+class HeadKVScale(_ReadScaled):
     """The same with a scale for each key/value head.
 
     Args:
@@ -69,7 +83,7 @@ class HeadKVScale(Variant):
         return o * self.v_scale[at.kv_head]
 
 
-class TokenKVScale(Variant):
+class TokenKVScale(_ReadScaled):
     """The same with a scale for each token and key/value head.
 
     Args:

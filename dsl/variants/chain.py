@@ -82,6 +82,10 @@ class ChainedVariant(Variant):
     def checks_lengths(self) -> bool:
         return any(link.checks_lengths for link in self.links)
 
+    @property
+    def obstacle_to_appending(self) -> str | None:
+        return next(filter(None, (link.obstacle_to_appending for link in self.links)), None)
+
     def under(self, reading: Reading) -> ChainedVariant:
         made = copy.copy(self)
         made.__dict__["links"] = tuple(link.under(reading) for link in self.links)

@@ -189,6 +189,11 @@ class Variant:
             "softmax" in vars(cls) for cls in type(self).__mro__ if cls not in (Variant, object)
         )
 
+    @property
+    def obstacle_to_appending(self) -> str | None:
+        """Why no append can apply its key and value transforms, or None."""
+        return None
+
     def under(self, reading: Reading) -> Self:
         """A copy whose fields are read through `reading`, and which cannot be changed."""
         made = copy.copy(self)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 
 from warploom.codegen.append import AppendSpec, key_value_hooks
-from warploom.dsl.library.kv_scale import HeadKVScale, KVScale, TokenKVScale
 from warploom.dsl.types.dtypes import ATTENTION_DTYPES, NARROW_DTYPES, DType, meant
 from warploom.dsl.types.dtypes import kv_dtype as kept_dtype
 from warploom.dsl.types.formats import KVFormat, Paged
 from warploom.dsl.types.spec import TracedVariant
-from warploom.dsl.variants.chain import ChainedVariant
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, BadHeadDim
 from warploom.runtime.declaring.declare import checked_count, group_size
@@ -48,9 +46,6 @@ def append_spec(
     return AppendSpec(transforms, head_dim, head_dim_v, given, kept, kv_format.page_size)
 
 
-_SCALES = KVScale, HeadKVScale, TokenKVScale
-
-
 def check_format(kv_format: object) -> None:
     """Raise ArgumentError for a cache that appends do not serve."""
     known = isinstance(kv_format, KVFormat)
@@ -63,15 +58,10 @@ def transforms_of(variant: Variant) -> TracedVariant:
     """The hooks of a variant that appends apply.
 
     Raises:
-        ArgumentError: it is about reading scaled numbers, and would store them as they are.
+        ArgumentError: the variant's `obstacle_to_appending`.
     """
-    for link in variant.links if isinstance(variant, ChainedVariant) else (variant,):
-        if isinstance(link, _SCALES) and type(link).key_transform is Variant.key_transform:
-            reason = (
-                f"{link.name} multiplies what is read, and an append has to divide: give a variant "
-                "whose key_transform and value_transform divide by the scales"
-            )
-            raise ArgumentError(name="variant", reason=reason)
+    if obstacle := variant.obstacle_to_appending:
+        raise ArgumentError(name="variant", reason=obstacle)
     return key_value_hooks(traced_once(variant)[1])
 
 

@@ -38,7 +38,7 @@ class DeviceStrategy:
         is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
         self._may_be = is_cuda and options.bounds is not None and options.may_plan_natively
         # All of them stay: a CUDA graph may replay any.
-        self._planners: dict[tuple[int, int, int, bool], DevicePlanner] = {}
+        self._planners: dict[tuple[int, int, int], DevicePlanner] = {}
 
     def prepare(self) -> None:
         if self._may_be:
@@ -83,15 +83,15 @@ class DeviceStrategy:
             raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")
         workspace = self._places.memory.workspace
         workspace.fit(place.size)
-        planner = self._planner(place.site, place.has_roles)
+        planner = self._planner(place.site)
         planner.write(batch, inputs, place.site, workspace.address("plan"))
         planner.params.set("votes", workspace.address("votes"))
         planner.launch(torch.cuda.current_stream(self._rules.device).cuda_stream)
         return self._places.planned(batch, place, inputs, "the device")
 
-    def _planner(self, site: Site, has_roles: bool) -> DevicePlanner:
+    def _planner(self, site: Site) -> DevicePlanner:
         rules, device = self._rules, self._rules.device
-        key = (*grid_of(site, rules.heads.num_kv), site.scratch, has_roles)
+        key = (*grid_of(site, rules.heads.num_kv), site.scratch)
         if key not in self._planners:
             arch = cuda_facts(device.index).arch
             if site.scratch > arch.shared_per_cta - PlannerSpec.RESERVED:
@@ -101,7 +101,8 @@ class DeviceStrategy:
                     "smaller ones, or give the lengths on the host"
                 )
                 raise ArgumentError(name="bounds", reason=reason)
-            threads, teams, scratch, _ = key
+            threads, teams, scratch = key
+            has_roles = rules.always_has_roles
             spec = PlannerSpec(rules.spec.variant, has_roles, threads, scratch)
             self._planners[key] = DevicePlanner(spec, device, teams)
         return self._planners[key]

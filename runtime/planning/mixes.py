@@ -11,7 +11,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
 from warploom.runtime.planning.visibility import Heads
 
-PREFILL_ROWS = 256  # of a request: fewer may be drafts that are to be verified
+_PREFILL_ROWS = 256  # of a request: fewer may be drafts that are to be verified
 # Of the mean request: with fewer all may be drafts, and with more most rows are those of prefills.
 _FEWEST_ROWS, _FEW_ROWS = 8, 64
 # Planners of a device work in its shared memory, 180 KB of it for so many of these.
@@ -70,7 +70,7 @@ def may_hold_prefills(requests: int, rows: int, group_size: int) -> bool:
     """
     return (
         1 < requests <= _MOST_REQUESTS
-        and rows - requests >= PREFILL_ROWS
+        and rows - requests >= _PREFILL_ROWS
         and _FEWEST_ROWS * requests <= rows <= _FEW_ROWS * requests
         and rows * group_size <= _MOST_FUSED
     )

@@ -76,9 +76,9 @@ class PlannerOfDevice:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     found = Device()
 
-    def planner_of(strategy: DeviceStrategy, site: Site, has_roles: bool) -> PlannerOfDevice:
+    def planner_of(strategy: DeviceStrategy, site: Site) -> PlannerOfDevice:
         spec, heads = strategy._rules.spec, strategy._rules.heads
-        return PlannerOfDevice(found, HostPlanner(spec.variant, spec.kv_format, heads, has_roles))
+        return PlannerOfDevice(found, HostPlanner(spec.variant, spec.kv_format, heads))
 
     def lengths(given: Arguments, *_: Any) -> tuple[Any, ...]:
         return given.qo_indptr, given.kv_indptr, given.last_page_len, given.kv_indices
